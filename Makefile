@@ -1,0 +1,62 @@
+# Everything a person repeats. `make` alone lists it.
+
+PYTHON ?= $(shell for p in python3.12 python3.11 python3; do command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+# uv does not read pip's own setting: wheels that this machine keeps are found all the same.
+export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+export UV_LINK_MODE ?= copy
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install quickstart test test-unit test-dist test-ray test-long test-gpu bench check format lock docs clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+install: $(STAMP) ## make the environment in .venv; quick when nothing changed
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "make: needs Python 3.11 or 3.12; name one with make PYTHON=/path/to/python"; exit 2; }
+	@echo "installing into $(VENV): some seconds to some minutes; torch alone is 0.2 GB (CPU) to 5 GB (CUDA)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --group dev --editable .
+	@touch $@
+
+quickstart: install ## corpus, training on embedded Ray, export, report: the main job
+	@$(BIN)/orchestrator data corpus corpus
+	@$(BIN)/orchestrator run examples/quickstart.yaml
+
+test: install ## the default suite: unit, dist and ray
+	$(BIN)/pytest -m "not slow and not gpu and not bench"
+
+test-unit: install ## no process is started
+	$(BIN)/pytest tests/unit -m "not slow and not gpu"
+
+test-dist: install ## processes on gloo, an MLflow server, an S3 server
+	$(BIN)/pytest tests/dist -m "not slow and not gpu"
+
+test-ray: install ## real Ray nodes on this machine
+	$(BIN)/pytest tests/ray -m "not slow and not gpu"
+
+test-long: install ## what takes minutes
+	$(BIN)/pytest -m "slow and not gpu" --timeout 3600
+
+test-gpu: install ## what needs a GPU
+	$(BIN)/pytest -m gpu --timeout 1800
+
+check: install ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: install ## let ruff write
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lock: install ## write constraints.txt from this environment
+	$(BIN)/uv pip freeze --exclude-editable --python $(BIN)/python | sed -e 's/+cpu$$//' -e '/^uv==/d' -e '/^nvidia-/d' -e '/^triton==/d' > constraints.txt
+
+clean: ## remove the environment and caches; runs stay
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

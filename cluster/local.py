@@ -1,0 +1,63 @@
+"""Ray where the run is: a cluster of its own inside this process, or one that is there already."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+NAMESPACE = "orchestrator"
+OBJECT_STORE_BYTES = 300 * 2**20
+"""Shards go through files, so a small object store serves."""
+LOOPBACK = "127.0.0.2"
+"""Ray replaces 127.0.0.1 by the machine's outward address; any other loopback address it keeps."""
+
+
+class NoCluster(ConnectionError):
+    """There is no Ray cluster at the address, or it refuses this token."""
+
+
+@contextlib.contextmanager
+def ray_at(address: str | None, cpus: float = 0, gpus: float = 0) -> Iterator[None]:
+    """Be connected to the cluster at `address`, or to one that starts here on loopback and ends with this process.
+
+    An embedded cluster has at least `cpus` and `gpus` to schedule on and accepts only holders of its token.
+    Raises NoCluster.
+    """
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": NAMESPACE}
+    if address is None:
+        _require_token()
+        quiet |= {
+            "num_cpus": max(int(cpus + 0.999), os.cpu_count() or 1),
+            "include_dashboard": False,
+            "object_store_memory": OBJECT_STORE_BYTES,
+            "_node_ip_address": LOOPBACK,
+            **({"num_gpus": int(gpus)} if gpus else {}),
+        }
+    import ray
+
+    try:
+        ray.init(address=address or "local", **quiet)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise NoCluster(f"no Ray cluster answers at {address}: {reason}") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _require_token() -> None:
+    """Turn on token authentication by Ray's own variables, with a fresh token unless the user has one.
+
+    Ray reads the mode once, when it is imported. Raises NoCluster if that has happened without it.
+    """
+    if "ray" in sys.modules and os.environ.get("RAY_AUTH_MODE") != "token":
+        raise NoCluster("Ray was imported without token authentication; set RAY_AUTH_MODE=token first")
+    os.environ["RAY_AUTH_MODE"] = "token"
+    if not any(os.environ.get(key) for key in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")):
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)

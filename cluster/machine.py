@@ -1,0 +1,34 @@
+"""What one worker of a cluster offers, as far as Ray knows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster.gang import Bundle
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Bytes of memory for one worker, and the name of its accelerator, empty on CPU."""
+
+    memory: float
+    accelerator: str = ""
+
+
+def smallest_offer(bundle: Bundle) -> Offer | None:
+    """What a worker has on the alive node that gives it least; None if no node can hold one.
+
+    Host memory is shared by the workers that fit on a node. A GPU's own memory is not known to Ray; the planner
+    knows it by the accelerator's name.
+    """
+    import ray
+
+    offers = []
+    for node in ray.nodes():
+        total = node["Resources"]
+        fits = [total.get("CPU", 0.0) / bundle.cpu] + ([total.get("GPU", 0.0) / bundle.gpu] if bundle.gpu else [])
+        workers = int(min(fits) + 1e-6)
+        if node["Alive"] and workers:
+            kinds = [key.split(":", 1)[1] for key in total if key.startswith("accelerator_type:")]
+            offers.append(Offer(total.get("memory", 0.0) / workers, kinds[0] if kinds and bundle.gpu else ""))
+    return min(offers, key=lambda offer: offer.memory, default=None)

@@ -1,0 +1,107 @@
+"""From the job file's words to parts: data, workload, batches, and the sizes that planning needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from orchestrator.errors import InputError
+from orchestrator.layout import ModelShape
+from orchestrator.plan import model_shape
+from orchestrator.rundir import RunDir
+from orchestrator.spec import JobSpec, TrainBpe
+from workloads.errors import WorkloadError
+
+if TYPE_CHECKING:
+    from orchestrator.data.batches import Batches
+    from orchestrator.data.tokens import Tokens
+    from workloads.workload import Workload
+
+
+def data_cache(spec: JobSpec, run: RunDir) -> str:
+    """Where token shards are kept: named by the job, else beside the runs, so that all of them share it."""
+    return spec.data.cache or f"{run.uri.rsplit('/', 1)[0]}/_data"
+
+
+def prepare(spec: JobSpec, run: RunDir, tell: Callable[[str, int, int], None]) -> str:
+    """The URI of the job's token shards, made now unless they are there. Raises InputError."""
+    from orchestrator.data.prepare import prepare as prepare_data
+    from workloads.objectives import special_tokens
+
+    return prepare_data(spec.data, special_tokens(spec.workload.objective), data_cache(spec, run), tell)
+
+
+def workload_of(spec: JobSpec, tokens: Tokens) -> Workload:
+    """The workload over the vocabulary of prepared data. Raises InputError."""
+    from workloads.load import load
+
+    try:
+        return load(
+            spec.workload.model,
+            spec.workload.objective,
+            tokens.vocabulary(),
+            changes=spec.workload.changes,
+            options=spec.workload.options,
+            sequence_length=spec.data.sequence_length,
+            seed=spec.seed,
+        )
+    except WorkloadError as error:
+        raise InputError(str(error), "workload") from None
+
+
+def batches_of(spec: JobSpec, tokens: Tokens, workload: Workload) -> Batches:
+    """The batches of the job over prepared data. Raises InputError if it holds not one sample."""
+    from orchestrator.data.batches import Batches, order_of
+
+    length = spec.data.sequence_length
+    weights = [source.weight for source in spec.data.sources]
+    order = order_of(tokens, workload.objective, length, spec.seed, weights)
+    return Batches(tokens, order, workload.objective, length)
+
+
+def shape_of(spec: JobSpec, vocabulary: int) -> ModelShape:
+    """The model's sizes for a vocabulary of that many tokens. Raises InputError."""
+    from workloads.describe import describe
+
+    try:
+        config = describe(spec.workload.model, spec.workload.changes, vocabulary)
+    except WorkloadError as error:
+        raise InputError(str(error), "workload") from None
+    return model_shape(config, config.parameters(), spec.data.sequence_length)
+
+
+def check_objective(spec: JobSpec) -> None:
+    """Refuse an unknown objective, or one that the model's architecture cannot train. Raises InputError."""
+    from workloads import objectives
+    from workloads.describe import describe
+
+    name = spec.workload.objective
+    try:
+        fits = objectives.architectures(name)
+        config = describe(spec.workload.model, spec.workload.changes, None)
+    except WorkloadError as error:
+        raise InputError(str(error), "workload") from None
+    if config.architecture not in fits:
+        known = [n for n in objectives.NAMES if config.architecture in objectives.architectures(n)]
+        what = f"{name} does not train {spec.workload.model}, which is a {config.architecture}"
+        raise InputError(what, "workload.objective", f"choose from {', '.join(known)}")
+
+
+def vocabulary_size(spec: JobSpec) -> int:
+    """Entries of the job's tokenizer, known before any data is prepared. Raises InputError."""
+    if isinstance(spec.data.tokenizer, TrainBpe):
+        return spec.data.tokenizer.train_bpe
+    from orchestrator.data import tokenizer
+    from workloads.objectives import special_tokens
+
+    text, _ = tokenizer.load(spec.data.tokenizer, special_tokens(spec.workload.objective))
+    return tokenizer.size_of(tokenizer.encoder(text))
+
+
+def check_data(spec: JobSpec, data: str) -> ModelShape:
+    """The model's sizes over prepared data. Raises InputError if the data holds not one sample."""
+    from orchestrator.data.tokens import Tokens
+
+    tokens = Tokens.open(data)
+    batches_of(spec, tokens, workload_of(spec, tokens))
+    return shape_of(spec, tokens.manifest.vocabulary)

@@ -1,0 +1,1 @@
+"""Commits: layout-free, published last, verified, resharded on load, saved beside training."""

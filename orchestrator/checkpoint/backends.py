@@ -1,0 +1,52 @@
+"""What commits need of where they are stored. Paths are relative to a root.
+
+What differs between a POSIX directory and an object store is what makes a file durable and what makes a
+publication atomic: fsync and link there, a conditional put here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+Buffers = Sequence[bytes | memoryview]
+
+
+class Backend(Protocol):
+    """What a commit needs of a file system. Every call may raise OSError or the store's own errors."""
+
+    def list(self, folder: str = "") -> dict[str, int]:
+        """All files below a folder, with their sizes in bytes."""
+
+    def read(self, path: str) -> bytes:
+        """A whole file."""
+
+    def read_into(self, path: str, offset: int, target: memoryview) -> int:
+        """Fill `target` from a byte offset; returns how many bytes there were."""
+
+    def write(self, path: str, buffers: Buffers) -> None:
+        """Write a file; when this returns it survives a power cut."""
+
+    def publish(self, path: str, data: bytes) -> None:
+        """Write a file at once or not at all; raises FileExistsError where one stands."""
+
+    def replace(self, path: str, data: bytes) -> None:
+        """Write a file at once or not at all, over what stands there; a power cut may undo it."""
+
+    def remove(self, path: str, settle: bool = False) -> None:
+        """Remove a file; none there is no error. With `settle`, no power cut brings it back after this."""
+
+    def remove_folder(self, folder: str) -> None:
+        """Remove a folder if it is empty."""
+
+
+def open_backend(uri: str) -> Backend:
+    """The backend of an fsspec URI; credentials and endpoints come from the environment, as fsspec has it."""
+    if "://" not in uri or uri.startswith(("file://", "local://")):
+        from orchestrator.checkpoint.posix import PosixBackend
+
+        return PosixBackend(os.path.abspath(uri.split("://", 1)[-1]))
+    from orchestrator.checkpoint.objects import ObjectBackend
+
+    return ObjectBackend(uri)

@@ -1,0 +1,127 @@
+"""One writer's part in each commit: write its shard, tell the publisher and, as writer 0, publish.
+
+Torch-free. Writers meet in the commit's own folder: each leaves a note with the records of its files. That
+needs no process group, works on any store, and a note of another attempt has another name.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.checkpoint.manifest import folder
+from orchestrator.checkpoint.shard import RawPiece
+from orchestrator.checkpoint.store import Store
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a save.
+
+    Attributes:
+        step: optimiser steps done.
+        state: "published" (writer 0), "written" (the other writers) or "failed".
+        seconds: from the moment the bytes were held in host memory.
+        bytes: what this writer wrote.
+        reason: one line if it failed, or if removing old commits did.
+    """
+
+    step: int
+    state: str
+    seconds: float
+    bytes: int
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Arguments of `Store.prune`, which runs after each commit; `keep` None keeps all."""
+
+    keep: int | None = None
+    every: int | None = None
+    best: tuple[str, str] | None = None
+
+
+class Committer:
+    """Writer `writer` of `writers`; `patience` bounds the seconds that writer 0 waits for the others."""
+
+    def __init__(
+        self,
+        store: Store,
+        writer: int,
+        writers: int,
+        retention: Retention | None = None,
+        patience: float = 120.0,
+    ) -> None:
+        self.store, self.writer, self.writers = store, writer, writers
+        self.retention, self.patience = retention or Retention(), patience
+
+    def commit(self, step: int, pieces: list[RawPiece], meta: dict[str, Any]) -> Outcome:
+        """Write, then tell or publish. Does not raise: a failed save is withdrawn and reported."""
+        began = time.monotonic()
+        size = sum(len(piece.data) for piece in pieces)
+        state, reason = ("written" if self.writer else "published"), ""
+        try:
+            records = self.store.write_raw(step, self.writer, pieces)
+            if self.writer:
+                self._tell(step, {"records": records})
+            else:
+                self.store.publish(step, records + self._gather(step), meta)
+                reason = self._prune()
+        except Exception as error:
+            state, reason = "failed", one_line(error)
+            self._withdraw(step, reason)
+        return Outcome(step, state, time.monotonic() - began, size, reason)
+
+    def _note(self, step: int, writer: int) -> str:
+        return f"{folder(step)}/records-{writer:05d}-{self.store.attempt}.json"
+
+    def _tell(self, step: int, note: dict[str, Any]) -> None:
+        data = json.dumps(note, separators=(",", ":")).encode()
+        self.store.retry(self.store.backend.replace, self._note(step, self.writer), data)
+
+    def _gather(self, step: int) -> list[dict[str, Any]]:
+        """The records of all other writers, waited for."""
+        missing = {self._note(step, writer): writer for writer in range(1, self.writers)}
+        records: list[dict[str, Any]] = []
+        end, pause = time.monotonic() + self.patience, 0.005
+        while missing:
+            for path in missing.keys() & self.store.retry(self.store.backend.list, folder(step)).keys():
+                note = json.loads(self.store.retry(self.store.backend.read, path))
+                writer = missing.pop(path)
+                if "failed" in note:
+                    raise RuntimeError(f"writer {writer}: {note['failed']}")
+                records += note["records"]
+            if missing and time.monotonic() > end:
+                raise TimeoutError(f"writers {sorted(missing.values())} wrote nothing in {self.patience:g} s")
+            if missing:
+                time.sleep(pause)
+                pause = min(pause * 1.5, 1.0)
+        return records
+
+    def _prune(self) -> str:
+        """Old commits are removed only now; that this fails does not undo the commit."""
+        if self.retention.keep is None:
+            return ""
+        try:
+            self.store.prune(self.retention.keep, self.retention.every, self.retention.best)
+        except Exception as error:
+            return f"old commits were not removed: {one_line(error)}"
+        return ""
+
+    def _withdraw(self, step: int, reason: str) -> None:
+        """Best effort: on the storage that has just failed, this may fail too; `prune` comes by later."""
+        try:
+            if self.writer:
+                self._tell(step, {"failed": reason})
+            else:
+                self.store.discard(step)
+        except Exception:
+            return
+
+
+def one_line(error: BaseException) -> str:
+    """An error as people are told of it."""
+    return " ".join(f"{type(error).__name__}: {error}".split())

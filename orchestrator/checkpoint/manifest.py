@@ -1,0 +1,261 @@
+"""The manifest of a commit: what is in it, where every byte lies, and what its checksum is. Torch-free JSON.
+
+The file ends with its own checksum, taken over the bytes before it, so that one flipped bit anywhere shows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from orchestrator.checkpoint.shard import ITEM_BYTES, digest
+from orchestrator.errors import InputError
+
+SCHEMA = 1
+FILE_NAME = re.compile(r"shard-[0-9]{5,}-[0-9a-z]+-[0-9a-f]+\.safetensors")
+MANIFEST = "manifest.json"
+FOLDER = re.compile(r"step-([0-9]{8,})")
+TAIL = re.compile(rb',"checksum":"([0-9a-f]{32})"\}\n')
+TAIL_BYTES = len(b',"checksum":""}\n') + 32
+
+
+def folder(step: int) -> str:
+    """The folder of a step's commit."""
+    return f"step-{step:08d}"
+
+
+def published(paths: Iterable[str]) -> list[int]:
+    """Steps that have a manifest among `paths`."""
+    folders = (path[: -len(MANIFEST) - 1] for path in paths if path.endswith("/" + MANIFEST))
+    return [int(found[1]) for name in folders if (found := FOLDER.fullmatch(name))]
+
+
+class CorruptCommit(Exception):
+    """What is stored is not what was committed: the line says which part of which commit."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Part of a tensor: its file and byte `offset`, its place in the tensor, a checksum for each block."""
+
+    file: str
+    offset: int
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    blocks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """A global tensor: its shape, its dtype in safetensors' names, and the chunks that tile it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    chunks: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A shard file: its size, and the size and checksum of its header (chunks cover the rest)."""
+
+    size: int
+    header_bytes: int
+    header: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One commit.
+
+    Attributes:
+        step: optimiser steps done.
+        position: samples consumed, counted over the whole run.
+        receipt: rolling hash over the ids of all samples used.
+        meta: layout, engine, seed, fingerprint of the job, and whatever else JSON can carry.
+        block_bytes: size of the blocks that have a checksum each.
+    """
+
+    step: int
+    position: int
+    receipt: str
+    created: str
+    meta: dict[str, Any]
+    block_bytes: int
+    files: dict[str, FileEntry]
+    tensors: dict[str, TensorEntry]
+    schema: int = field(default=SCHEMA)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all shard files."""
+        return sum(entry.size for entry in self.files.values())
+
+    def missing(self, sizes: Mapping[str, int]) -> list[str]:
+        """Files that are absent or of the wrong size, a line each, given the sizes of what is stored."""
+        lines = []
+        for name, entry in self.files.items():
+            size = sizes.get(f"{folder(self.step)}/{name}")
+            if size is None:
+                lines.append(f"step {self.step}: {name} is missing")
+            elif size != entry.size:
+                lines.append(f"step {self.step}: {name} has {size} bytes and should have {entry.size}")
+        return lines
+
+    def to_bytes(self) -> bytes:
+        """The content of manifest.json."""
+        body = json.dumps(asdict(self), separators=(",", ":"), sort_keys=True).encode()
+        return body[:-1] + b',"checksum":"' + digest(body).encode() + b'"}\n'
+
+    def require(self, shapes: Mapping[str, tuple[int, ...]], prefix: str = "model.") -> None:
+        """Refuse another model's commit.
+
+        Args:
+            shapes: the tensors wanted, with their global shapes.
+            prefix: only tensors whose name begins so are compared.
+
+        Raises:
+            InputError: names up to three tensors that are missing, superfluous, or of another shape.
+        """
+        wanted = {name: tuple(shape) for name, shape in shapes.items() if name.startswith(prefix)}
+        held = {name: entry.shape for name, entry in self.tensors.items() if name.startswith(prefix)}
+        differ = [
+            f"{name} is {list(held[name]) if name in held else 'missing'} and should be "
+            f"{list(wanted[name]) if name in wanted else 'absent'}"
+            for name in sorted(wanted.keys() | held.keys())
+            if wanted.get(name) != held.get(name)
+        ]
+        if differ:
+            more = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
+            raise InputError(
+                f"the commit is of another model: {', '.join(differ[:3])}{more}",
+                f"step {self.step}",
+                "use the model it was saved from, or another run name",
+            )
+
+
+def parse(raw: bytes, where: str) -> Manifest:
+    """Read manifest.json.
+
+    Raises:
+        CorruptCommit: the bytes are not those that were written.
+        InputError: they are, but this version cannot or must not read them.
+    """
+    tail = TAIL.fullmatch(raw[-TAIL_BYTES:])
+    body = raw[:-TAIL_BYTES] + b"}"
+    if tail is None or digest(body).encode() != tail[1]:
+        raise CorruptCommit(f"{where}: the manifest is damaged or cut short")
+    try:
+        data = json.loads(body)
+        if data["schema"] > SCHEMA:
+            raise InputError(
+                f"schema {data['schema']} is newer than {SCHEMA}",
+                where,
+                "upgrade the orchestrator to read it",
+            )
+        manifest = _build(data)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(
+            f"not a manifest of this format ({type(error).__name__}: {error})", where, "use one"
+        ) from None
+    check(manifest, where)
+    return manifest
+
+
+def _build(data: dict[str, Any]) -> Manifest:
+    def ints(values: list[int]) -> tuple[int, ...]:
+        if not all(type(value) is int and value >= 0 for value in values):
+            raise ValueError(f"{values} are not sizes")
+        return tuple(values)
+
+    def chunk(entry: dict[str, Any]) -> Chunk:
+        (offset,) = ints([entry["offset"]])
+        return Chunk(
+            str(entry["file"]),
+            offset,
+            ints(entry["start"]),
+            ints(entry["shape"]),
+            tuple(map(str, entry["blocks"])),
+        )
+
+    def file(entry: dict[str, Any]) -> FileEntry:
+        size, header_bytes = ints([entry["size"], entry["header_bytes"]])
+        return FileEntry(size, header_bytes, str(entry["header"]))
+
+    tensors = {
+        name: TensorEntry(ints(entry["shape"]), entry["dtype"], tuple(map(chunk, entry["chunks"])))
+        for name, entry in data["tensors"].items()
+    }
+    step, position, block_bytes = ints([data["step"], data["position"], data["block_bytes"]])
+    return Manifest(
+        step,
+        position,
+        str(data["receipt"]),
+        str(data["created"]),
+        dict(data["meta"]),
+        block_bytes,
+        {name: file(entry) for name, entry in data["files"].items()},
+        tensors,
+        data["schema"],
+    )
+
+
+def check(manifest: Manifest, where: str) -> None:
+    """Refuse a manifest that contradicts itself or reaches outside its folder.
+
+    Raises:
+        InputError: one line.
+    """
+
+    def refuse(what: str) -> InputError:
+        return InputError(what, where, "do not use this commit")
+
+    if manifest.block_bytes < 16 or manifest.block_bytes % 16:
+        raise refuse(f"blocks of {manifest.block_bytes} bytes are not a multiple of 16")
+    for name, file in manifest.files.items():
+        if not FILE_NAME.fullmatch(name):
+            raise refuse(f"{name!r} is not a shard of this folder")
+        if file.header_bytes > file.size:
+            raise refuse(f"{name}: the header is larger than the file")
+    for name, tensor in manifest.tensors.items():
+        if tensor.dtype not in ITEM_BYTES:
+            raise refuse(f"{name}: unknown dtype {tensor.dtype!r}")
+        for chunk in tensor.chunks:
+            if chunk.file not in manifest.files:
+                raise refuse(f"{name}: {chunk.file!r} is not a shard of this commit")
+            size = math.prod(chunk.shape) * ITEM_BYTES[tensor.dtype]
+            if chunk.offset + size > manifest.files[chunk.file].size:
+                raise refuse(f"{name}: its {size} bytes at {chunk.offset} are more than {chunk.file} holds")
+            if len(chunk.blocks) != -(-size // manifest.block_bytes):
+                raise refuse(f"{name}: {len(chunk.blocks)} checksums for {size} bytes")
+        problem = untiled(tensor.shape, [(chunk.start, chunk.shape) for chunk in tensor.chunks])
+        if problem:
+            raise refuse(f"{name}: {problem}")
+
+
+def untiled(shape: tuple[int, ...], boxes: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> str:
+    """Why boxes (start, extent) do not tile `shape` exactly; empty if they do.
+
+    Boxes inside the shape that do not overlap and whose volumes add up leave no hole. A sweep over the first
+    dimension keeps the search for overlaps far from all pairs.
+    """
+    for start, extent in boxes:
+        if not len(start) == len(extent) == len(shape):
+            return f"a chunk of {list(extent)} at {list(start)} in a tensor of {list(shape)}"
+        if any(at + size > whole for at, size, whole in zip(start, extent, shape, strict=True)):
+            return f"a chunk of {list(extent)} at {list(start)} reaches outside {list(shape)}"
+    volume = sum(math.prod(extent) for _, extent in boxes)
+    open_boxes: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    for start, extent in sorted(box for box in boxes if math.prod(box[1])):
+        open_boxes = [box for box in open_boxes if not shape or box[0][0] + box[1][0] > start[0]]
+        for other, size in open_boxes:
+            spans = zip(start, extent, other, size, strict=True)
+            if all(a < b + lb and b < a + la for a, la, b, lb in spans):
+                return f"chunks at {list(other)} and {list(start)} overlap"
+        open_boxes.append((start, extent))
+    if volume != math.prod(shape) or not boxes:
+        return f"chunks hold {volume} of {math.prod(shape)} elements"
+    return ""

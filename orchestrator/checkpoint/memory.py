@@ -1,0 +1,73 @@
+"""Shared host memory that a trainer fills and the process that writes commits reads."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from orchestrator.checkpoint.pieces import Piece
+
+ALIGN = 64
+
+
+class SharedBuffer:
+    """One generation of a snapshot, in an anonymous file that grows to the largest one and is reused.
+
+    Not named shared memory: that is limited to 64 MB in many containers, and outlives a killed process.
+    """
+
+    def __init__(self) -> None:
+        if hasattr(os, "memfd_create"):
+            self.fd = os.memfd_create("checkpoint")
+        else:
+            with tempfile.TemporaryFile() as file:
+                self.fd = os.dup(file.fileno())
+        self._map: mmap.mmap | None = None
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+        self._pinned = False
+
+    def fill(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """Copy the pieces in; returns what the other process needs to find them."""
+        entries: list[tuple[Any, ...]] = []
+        size = 0
+        for piece in pieces:
+            raw = piece.described(memoryview(b""))
+            count = piece.data.numel() * piece.data.element_size()
+            entries.append((raw.name, raw.dtype, raw.shape, raw.start, raw.extent, size, count))
+            size += -(-count // ALIGN) * ALIGN
+        on_device = any(piece.data.is_cuda for piece in pieces)
+        self._grow(max(size, ALIGN), on_device)
+        for piece, (*_, at, count) in zip(pieces, entries, strict=True):
+            target = self._bytes[at : at + count].view(piece.data.dtype).view(piece.data.shape)
+            target.copy_(piece.data.detach(), non_blocking=True)
+        if on_device:
+            torch.cuda.synchronize()
+        return {"bytes": max(size, ALIGN), "pieces": entries}
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._unpin()
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+        self._map = None
+        os.close(self.fd)
+
+    def _grow(self, size: int, pin: bool) -> None:
+        if size > len(self._bytes):
+            self._unpin()
+            os.ftruncate(self.fd, size)
+            self._map = mmap.mmap(self.fd, size)
+            self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        if pin and not self._pinned:
+            # copies from the device are then several times faster; without it they are merely slow
+            code = torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), len(self._bytes), 0)
+            self._pinned = int(code) == 0
+
+    def _unpin(self) -> None:
+        if self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())
+            self._pinned = False

@@ -1,0 +1,99 @@
+"""Commits in an object store, through fsspec: s3://, memory://, gs:// and others."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import fsspec
+
+from orchestrator.checkpoint.backends import Buffers
+
+# larger files are uploaded in parts of this size, while they are read from memory
+PART_BYTES = 32 << 20
+
+
+class ObjectBackend:
+    """Any other fsspec file system: an object appears whole when its put is done, and is then durable."""
+
+    def __init__(self, uri: str) -> None:
+        protocol = uri.split("://", 1)[0]
+        options: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": protocol == "s3"}
+        if protocol == "s3":
+            options["config_kwargs"] = {
+                "connect_timeout": 10,
+                "read_timeout": 30,
+                "retries": {"total_max_attempts": 1},
+            }
+        self.fs: Any = fsspec.filesystem(protocol, **options)
+        if protocol == "s3":
+            self.fs.retries = 1  # the caller retries
+        self.root = self.fs._strip_protocol(uri).rstrip("/")
+
+    def _path(self, path: str) -> str:
+        return f"{self.root}/{path}" if path else self.root
+
+    def list(self, folder: str = "") -> dict[str, int]:
+        try:
+            found = self.fs.find(self._path(folder), detail=True)
+        except FileNotFoundError:
+            return {}
+        skip = len(self.root) + 1
+        return {path[skip:]: int(info["size"]) for path, info in found.items() if info["type"] == "file"}
+
+    def read(self, path: str) -> bytes:
+        return bytes(self.fs.cat_file(self._path(path)))
+
+    def read_into(self, path: str, offset: int, target: memoryview) -> int:
+        data = self.fs.cat_file(self._path(path), start=offset, end=offset + len(target))
+        target[: len(data)] = data
+        return len(data)
+
+    def write(self, path: str, buffers: Buffers) -> None:
+        if sum(map(len, buffers)) <= PART_BYTES:
+            self.fs.pipe_file(self._path(path), b"".join(buffers))
+            return
+        file = self.fs.open(self._path(path), "wb", block_size=PART_BYTES)
+        try:
+            for buffer in buffers:
+                for at in range(0, len(buffer), PART_BYTES):
+                    file.write(buffer[at : at + PART_BYTES])
+        except BaseException:
+            # closing would make an object of the part that was sent
+            file.discard()
+            file.closed = True
+            raise
+        file.close()
+
+    def publish(self, path: str, data: bytes) -> None:
+        try:
+            self.fs.pipe_file(self._path(path), data, mode="create")
+        except FileExistsError:
+            raise
+        except OSError as error:
+            # s3fs says EINVAL for 412, "precondition failed"
+            if error.errno != errno.EINVAL or not self._stands(path):
+                raise
+            raise FileExistsError(errno.EEXIST, "the object exists", path) from error
+
+    def replace(self, path: str, data: bytes) -> None:
+        self.fs.pipe_file(self._path(path), data)
+
+    def remove(self, path: str, settle: bool = False) -> None:
+        try:
+            self.fs.rm_file(self._path(path))
+        except FileNotFoundError:
+            return
+
+    def remove_folder(self, folder: str) -> None:
+        """Object stores have no folders; file systems behind fsspec that have some lose it."""
+        try:
+            self.fs.rmdir(self._path(folder))
+        except (OSError, NotImplementedError):
+            return
+
+    def _stands(self, path: str) -> bool:
+        try:
+            return bool(self.fs.info(self._path(path))["type"] == "file")
+        except FileNotFoundError:
+            return False

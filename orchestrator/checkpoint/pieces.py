@@ -1,0 +1,58 @@
+"""What a rank hands to a commit: named pieces of global tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from orchestrator.checkpoint.shard import RawPiece
+from orchestrator.errors import InputError
+
+DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
+    "C64": torch.complex64, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of a global tensor.
+
+    Attributes:
+        name: "model.<name>" or "optim.<name>.<slot>".
+        shape: the shape of the global tensor.
+        start: where this piece begins in it, one offset a dimension.
+        data: the piece itself, on any device, of any dtype the safetensors format has.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    start: tuple[int, ...]
+    data: torch.Tensor
+
+    def raw(self) -> RawPiece:
+        """The piece as bytes. A contiguous CPU tensor is not copied: leave it alone until it is written."""
+        flat = self.data.detach().cpu().contiguous().reshape(-1)
+        return self.described(flat.view(torch.uint8).numpy().data)
+
+    def described(self, data: memoryview) -> RawPiece:
+        """The piece with its bytes held elsewhere.
+
+        Raises:
+            InputError: the safetensors format has no such dtype.
+        """
+        if self.data.dtype not in NAMES:
+            raise InputError(
+                f"{self.data.dtype} cannot be stored", self.name, f"use one of {', '.join(DTYPES)}"
+            )
+        extent = tuple(self.data.shape)
+        return RawPiece(self.name, NAMES[self.data.dtype], tuple(self.shape), tuple(self.start), extent, data)
+
+
+def whole(name: str, tensor: torch.Tensor) -> Piece:
+    """A piece that is the whole tensor."""
+    return Piece(name, tuple(tensor.shape), (0,) * tensor.dim(), tensor)

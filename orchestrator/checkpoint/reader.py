@@ -1,0 +1,129 @@
+"""Read any slice of any tensor of a commit, touching only the blocks it lies in, each checked before use."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from orchestrator.checkpoint.backends import Backend
+from orchestrator.checkpoint.manifest import Chunk, CorruptCommit, Manifest
+from orchestrator.checkpoint.pieces import DTYPES
+from orchestrator.checkpoint.retry import Retry
+from orchestrator.checkpoint.shard import ITEM_BYTES, digest
+from orchestrator.errors import InputError
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # start, extent
+
+
+class Reader:
+    """Slices of the tensors of one commit."""
+
+    def __init__(self, backend: Backend, retry: Retry, folder: str, manifest: Manifest) -> None:
+        self._backend, self._retry, self._folder = backend, retry, folder
+        self.manifest = manifest
+        self.bytes_read = 0
+
+    def read(
+        self, name: str, start: tuple[int, ...] | None = None, shape: tuple[int, ...] | None = None
+    ) -> torch.Tensor:
+        """A slice of a tensor (all of it by default), on the CPU, of the stored dtype.
+
+        Raises:
+            InputError: no such tensor, or the slice reaches outside it.
+            CorruptCommit: a checksum is wrong twice, or bytes are missing.
+        """
+        entry = self.manifest.tensors.get(name)
+        if entry is None:
+            raise InputError(
+                f"no tensor {name!r}", f"step {self.manifest.step}", "load it into the model it is of"
+            )
+        begin = (0,) * len(entry.shape) if start is None else tuple(start)
+        extent = (
+            tuple(n - at for n, at in zip(entry.shape, begin, strict=True)) if shape is None else tuple(shape)
+        )
+        if not len(begin) == len(extent) == len(entry.shape) or any(
+            at < 0 or n < 0 or at + n > whole for at, n, whole in zip(begin, extent, entry.shape, strict=True)
+        ):
+            raise InputError(
+                f"{list(extent)} at {list(begin)} is no slice of {name} {list(entry.shape)}",
+                f"step {self.manifest.step}",
+                "load it into the model it is of",
+            )
+        out = torch.empty(extent, dtype=DTYPES[entry.dtype])
+        for chunk in entry.chunks:
+            part = _overlap((begin, extent), (chunk.start, chunk.shape))
+            if part is not None:
+                place = tuple(slice(at - b, at - b + n) for at, n, b in zip(*part, begin, strict=True))
+                out[place] = self._part(name, chunk, part, entry.dtype)
+        return out
+
+    def _part(self, name: str, chunk: Chunk, part: Box, dtype: str) -> torch.Tensor:
+        """The intersection `part` (global start, extent), read from one chunk."""
+        item, block = ITEM_BYTES[dtype], self.manifest.block_bytes
+        local = tuple(at - b for at, b in zip(part[0], chunk.start, strict=True))
+        strides = [math.prod(chunk.shape[d + 1 :]) for d in range(len(chunk.shape))]
+        first = sum(at * stride for at, stride in zip(local, strides, strict=True))
+        last = first + sum((n - 1) * stride for n, stride in zip(part[1], strides, strict=True))
+        size = math.prod(chunk.shape) * item
+        base = first * item // block * block
+        buffer = torch.empty(min((last * item // block + 1) * block, size) - base, dtype=torch.uint8)
+        view = buffer.numpy().data
+        for low, high in _block_ranges(part[1], strides, first, item, block):
+            self._fill(name, chunk, view[low * block - base : high * block - base], low)
+        typed = buffer.view(DTYPES[dtype])
+        return typed.as_strided(part[1], strides, first - base // item)
+
+    def _fill(self, name: str, chunk: Chunk, target: memoryview, block: int) -> None:
+        """Read whole blocks from number `block` on and check them; a wrong one is read once more."""
+        for last in (False, True):
+            problem = self._read_blocks(chunk, target, block)
+            if not problem:
+                return
+            if last:
+                raise CorruptCommit(f"step {self.manifest.step}: {chunk.file}: {name}: {problem}")
+
+    def _read_blocks(self, chunk: Chunk, target: memoryview, block: int) -> str:
+        size = self.manifest.block_bytes
+        path = f"{self._folder}/{chunk.file}"
+        try:
+            count = self._retry(self._backend.read_into, path, chunk.offset + block * size, target)
+        except FileNotFoundError:
+            return "the file is missing"
+        self.bytes_read += count
+        if count < len(target):
+            return "the file is cut short"
+        for number, at in enumerate(range(0, len(target), size), block):
+            if digest(target[at : at + size]) != chunk.blocks[number]:
+                return f"block {number} at byte {chunk.offset + number * size} is damaged"
+        return ""
+
+
+def _overlap(one: Box, other: Box) -> Box | None:
+    """The intersection of two boxes; None if it has no element."""
+    start = tuple(max(a, b) for a, b in zip(one[0], other[0], strict=True))
+    stop = [min(a + n, b + m) for a, n, b, m in zip(*one, *other, strict=True)]
+    extent = tuple(end - at for at, end in zip(start, stop, strict=True))
+    return (start, extent) if all(n > 0 for n in extent) else None
+
+
+def _block_ranges(
+    extent: tuple[int, ...], strides: list[int], first: int, item: int, block: int
+) -> Iterator[tuple[int, int]]:
+    """Half-open ranges of blocks that hold a strided slice of a row-major chunk, merged where they touch."""
+    depth = len(extent)
+    while depth and (depth == len(extent) or extent[depth] * strides[depth] == strides[depth - 1]):
+        depth -= 1
+    run = math.prod(extent[depth:]) * item
+    starts = [first]
+    for n, stride in zip(extent[:depth], strides[:depth], strict=True):
+        starts = [at + i * stride for at in starts for i in range(n)]
+    low = high = first * item // block
+    for at in starts:
+        begin, end = at * item // block, (at * item + run - 1) // block + 1
+        if begin > high:
+            yield low, high
+            low = begin
+        high = max(high, end)
+    yield low, high

@@ -1,0 +1,173 @@
+"""Asynchronous saves: the training step pays for a copy to shared host memory, another process does the rest.
+
+The memory is reused and has two generations: while one is being written, the next save fills the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import Any
+
+from orchestrator.checkpoint.committer import Outcome, Retention
+from orchestrator.checkpoint.memory import SharedBuffer
+from orchestrator.checkpoint.pieces import Piece
+from orchestrator.checkpoint.store import Store
+
+
+class Saver:
+    """Writer `writer` of `writers`, each in its own process, saving the same steps to the same store.
+
+    Only writer 0 publishes: the chunks of all writers together must tile every tensor. The stores of all
+    writers must have the same `attempt`. Storage that fails never raises here: `poll` says what became of
+    each save.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        writer: int = 0,
+        writers: int = 1,
+        *,
+        retention: Retention | None = None,
+        patience: float = 120.0,
+        max_wait: float = 60.0,
+    ) -> None:
+        """
+        Args:
+            store: where to; only its settings are used, the writing process opens its own.
+            writer: this process's number, from 0.
+            writers: how many processes save.
+            retention: what writer 0 keeps after each commit.
+            patience: seconds that writer 0 waits for the shards of the others.
+            max_wait: seconds that a save waits for memory still being written; then it is given up.
+        """
+        self._settings: dict[str, Any] = {
+            "store": store.settings(),
+            "writer": writer,
+            "writers": writers,
+            "retention": asdict(retention or Retention()),
+            "patience": patience,
+        }
+        self._max_wait = max_wait
+        self._buffers = (SharedBuffer(), SharedBuffer())
+        self._busy: dict[int, int] = {}  # generation -> the step being written from it
+        self._turn = 0
+        self._outcomes: list[Outcome] = []
+        self._sidecar = _Sidecar(self._settings, self._buffers)
+
+    def save(self, step: int, pieces: Iterable[Piece], meta: dict[str, Any]) -> float:
+        """Copy the pieces and return; they may change at once.
+
+        Args:
+            step: optimiser steps done; higher than in the last call.
+            pieces: what this rank writes of which tensors; on any device.
+            meta: as in `Store.publish`; only writer 0's is used.
+
+        Returns:
+            Seconds spent waiting for an earlier save. If `max_wait` was not enough the save is given up,
+            which `poll` reports.
+        """
+        generation = self._turn
+        waited = self._wait(lambda: generation not in self._busy, self._max_wait)
+        if generation in self._busy:
+            reason = f"step {self._busy[generation]} was still being written after {waited:.1f} s"
+            self._outcomes.append(Outcome(step, "failed", waited, 0, reason))
+            return waited
+        self._turn = 1 - generation
+        order = self._buffers[generation].fill(list(pieces))
+        if self._sidecar.ended:
+            self._sidecar = _Sidecar(self._settings, self._buffers)
+        self._busy[generation] = step
+        self._sidecar.send(order | {"step": step, "generation": generation, "meta": meta})
+        return waited
+
+    def poll(self) -> list[Outcome]:
+        """What became of the saves that ended since the last call."""
+        self._receive(0.0)
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
+
+    def close(self, timeout: float = 120.0) -> list[Outcome]:
+        """Wait for the saves under way, end the writing process, and return what `poll` would."""
+        self._sidecar.send(None)
+        self._wait(lambda: not self._busy, timeout)
+        self._sidecar.end()
+        outcomes = self.poll()
+        for buffer in self._buffers:
+            buffer.close()
+        return outcomes
+
+    def _wait(self, done: Callable[[], bool], timeout: float) -> float:
+        began = time.monotonic()
+        while not done() and (left := began + timeout - time.monotonic()) > 0:
+            self._receive(left)
+        return time.monotonic() - began
+
+    def _receive(self, timeout: float) -> None:
+        for outcome in self._sidecar.receive(timeout):
+            self._outcomes.append(outcome)
+            self._busy = {turn: step for turn, step in self._busy.items() if step != outcome.step}
+        if self._sidecar.ended:
+            reason = f"the writing process ended with code {self._sidecar.process.poll()}"
+            self._outcomes += [
+                Outcome(step, "failed", 0.0, 0, reason) for step in sorted(self._busy.values())
+            ]
+            self._busy = {}
+
+
+class _Sidecar:
+    """The writing process and the two pipes to it."""
+
+    def __init__(self, settings: dict[str, Any], buffers: Iterable[SharedBuffer]) -> None:
+        memory = [buffer.fd for buffer in buffers]
+        argument = json.dumps(settings | {"memory": memory, "parent": os.getpid()})
+        # it is started anew, not forked: threads and accelerator contexts do not survive a fork
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "orchestrator.checkpoint.sidecar", argument],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=memory,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            bufsize=0,
+        )
+        self.ended = False
+        self._partial = b""
+
+    def send(self, order: dict[str, Any] | None) -> None:
+        assert self.process.stdin is not None
+        # that the process is gone shows when it is listened to
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(order, separators=(",", ":")).encode() + b"\n")
+
+    def receive(self, timeout: float) -> list[Outcome]:
+        """Answers that are there within `timeout` seconds; returns at the first ones."""
+        assert self.process.stdout is not None
+        pipe = self.process.stdout.fileno()
+        data = b""
+        while not self.ended and select.select([pipe], [], [], 0.0 if data else timeout)[0]:
+            part = os.read(pipe, 1 << 16)
+            data += part
+            if not part:
+                self.ended = True
+                self.process.wait()
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        return [Outcome(**json.loads(line)) for line in lines]
+
+    def end(self) -> None:
+        """Wait a little for an orderly end, then kill."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            self.process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()

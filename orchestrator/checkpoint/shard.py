@@ -1,0 +1,108 @@
+"""The bytes of one shard file: a safetensors file, written as a stream, with a checksum for every block.
+
+Torch-free, so that the process that writes beside training starts fast. The header is built here because the
+safetensors library writes whole files from `bytes` only: it can neither stream from shared memory, nor write
+to an object store, nor say what the checksum of a range is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import xxhash
+
+# bytes an element takes, by the dtype names of the safetensors format
+ITEM_BYTES = {
+    "F64": 8, "I64": 8, "U64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4,
+    "F16": 2, "BF16": 2, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RawPiece:
+    """A piece of a tensor as bytes: `shape` is global, `start` and `extent` say which part `data` holds."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: tuple[int, ...]
+    extent: tuple[int, ...]
+    data: memoryview
+
+
+def digest(data: bytes | memoryview) -> str:
+    """xxh3_128 in 32 hexadecimal digits."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def block_digests(data: memoryview, block_bytes: int) -> list[str]:
+    """A checksum for each block of `block_bytes` (the last may be shorter): a part can be verified alone."""
+    return [digest(data[at : at + block_bytes]) for at in range(0, len(data), block_bytes)]
+
+
+def split(pieces: Iterable[RawPiece], limit: int) -> Iterator[list[RawPiece]]:
+    """Group pieces into files of at most `limit` bytes (a larger piece stands alone): the unit of a retry."""
+    group: list[RawPiece] = []
+    size = 0
+    for piece in pieces:
+        if group and size + len(piece.data) > limit:
+            yield group
+            group, size = [], 0
+        group.append(piece)
+        size += len(piece.data)
+    if group:
+        yield group
+
+
+def layout(
+    file: str, pieces: list[RawPiece], block_bytes: int
+) -> tuple[list[bytes | memoryview], dict[str, Any]]:
+    """The buffers of one safetensors file in order, and its record for the manifest.
+
+    Larger elements come first, so that every tensor is aligned to its element without holes.
+    """
+    ordered = sorted(pieces, key=lambda piece: -ITEM_BYTES[piece.dtype])
+    index: dict[str, Any] = {}
+    at = 0
+    for piece in ordered:
+        key = piece.name + "@" + ",".join(map(str, piece.start))
+        if key in index:
+            raise ValueError(f"{piece.name}: two pieces start at {list(piece.start)}")
+        if math.prod(piece.extent) * ITEM_BYTES[piece.dtype] != len(piece.data):
+            raise ValueError(
+                f"{piece.name}: {len(piece.data)} bytes are not {piece.dtype} of {list(piece.extent)}"
+            )
+        index[key] = {
+            "dtype": piece.dtype,
+            "shape": list(piece.extent),
+            "data_offsets": [at, at + len(piece.data)],
+        }
+        at += len(piece.data)
+    text = json.dumps(index, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    header = len(text).to_bytes(8, "little") + text
+    chunks = [
+        {
+            "name": piece.name,
+            "dtype": piece.dtype,
+            "shape": list(piece.shape),
+            "start": list(piece.start),
+            "extent": list(piece.extent),
+            "offset": len(header) + entry["data_offsets"][0],
+            "blocks": block_digests(piece.data, block_bytes),
+        }
+        for piece, entry in zip(ordered, index.values(), strict=True)
+    ]
+    record = {
+        "file": file,
+        "bytes": len(header) + at,
+        "header_bytes": len(header),
+        "header": digest(header),
+        "block_bytes": block_bytes,
+        "chunks": chunks,
+    }
+    return [header, *(piece.data for piece in ordered)], record

@@ -1,0 +1,288 @@
+"""The commits of a run: written by many, published once, found again after any crash."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import uuid
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.checkpoint import manifest as manifests
+from orchestrator.checkpoint import retention
+from orchestrator.checkpoint import shard as shards
+from orchestrator.checkpoint.backends import open_backend
+from orchestrator.checkpoint.manifest import (
+    MANIFEST,
+    Chunk,
+    CorruptCommit,
+    FileEntry,
+    Manifest,
+    TensorEntry,
+    folder,
+    published,
+)
+from orchestrator.checkpoint.retry import Retry
+from orchestrator.checkpoint.verify import damage, spans
+from orchestrator.errors import InputError
+
+if TYPE_CHECKING:
+    from orchestrator.checkpoint.pieces import Piece
+    from orchestrator.checkpoint.reader import Reader
+
+
+class Store:
+    """Commits below one fsspec URI (`<run>/checkpoints`). Every storage call is retried within bounds.
+
+    A commit exists when its manifest does. Every shard file has a name of its own, so that a writer that
+    outlived its attempt can touch nothing that a later one published.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        *,
+        attempt: str = "",
+        retry: Retry | None = None,
+        block_bytes: int = 1 << 20,
+        file_bytes: int = 256 << 20,
+        threads: int = 4,
+    ) -> None:
+        """
+        Args:
+            uri: a directory or any fsspec URI.
+            attempt: lower-case letters and digits; equal for the writers of one gang, new with every start.
+            retry: bounds for each storage call.
+            block_bytes: a checksum is kept for each block of so many bytes of a chunk.
+            file_bytes: a writer's pieces are spread over files of about this size.
+            threads: files written and read at once.
+        """
+        self.uri = uri
+        self.attempt = attempt or uuid.uuid4().hex[:12]
+        self.backend = open_backend(uri)
+        self.retry = retry or Retry()
+        self.skipped: list[tuple[int, str]] = []
+        self.block_bytes, self.file_bytes, self.threads = block_bytes, file_bytes, threads
+
+    def settings(self) -> dict[str, Any]:
+        """JSON-able arguments of an equal store in another process."""
+        return {
+            "uri": self.uri,
+            "attempt": self.attempt,
+            "retry": asdict(self.retry),
+            "block_bytes": self.block_bytes,
+            "file_bytes": self.file_bytes,
+            "threads": self.threads,
+        }
+
+    # -- writing
+
+    def write_shard(self, step: int, shard: int, pieces: Iterable[Piece]) -> list[dict[str, Any]]:
+        """Write one writer's pieces durably; what is returned goes to `publish`.
+
+        Args:
+            step: optimiser steps done.
+            shard: any number, distinct between writers; it is part of file names and means nothing on load.
+            pieces: which part of which tensor; replicas are written by one writer only.
+
+        Returns:
+            One JSON-able record a file: its name, size, checksums and chunks.
+        """
+        return self.write_raw(step, shard, [piece.raw() for piece in pieces])
+
+    def write_raw(self, step: int, shard: int, pieces: Iterable[shards.RawPiece]) -> list[dict[str, Any]]:
+        """`write_shard` from plain bytes."""
+
+        def write(group: list[shards.RawPiece]) -> dict[str, Any]:
+            # each try has a file of its own: what a lost request does later can harm nothing
+            def attempt() -> dict[str, Any]:
+                name = f"shard-{shard:05d}-{self.attempt}-{uuid.uuid4().hex[:8]}.safetensors"
+                buffers, record = shards.layout(name, group, self.block_bytes)
+                self.backend.write(f"{folder(step)}/{name}", buffers)
+                return record
+
+            return self.retry(attempt)
+
+        groups = list(shards.split(pieces, self.file_bytes))
+        if len(groups) < 2:
+            return [write(group) for group in groups]
+        with ThreadPoolExecutor(self.threads) as pool:
+            return list(pool.map(write, groups))
+
+    def publish(self, step: int, records: list[dict[str, Any]], meta: dict[str, Any]) -> Manifest:
+        """Make a commit of what all writers wrote. Called once, after all of them are done.
+
+        Args:
+            step: optimiser steps done.
+            records: what the `write_shard` calls returned, joined.
+            meta: JSON-able; "position" and "receipt" are required and become fields of the manifest.
+
+        Raises:
+            InputError: chunks overlap or leave holes, a file is missing, or the step is committed already.
+        """
+        path = f"{folder(step)}/{MANIFEST}"
+        commit = self._assemble(step, records, meta)
+        present = self.retry(self.backend.list, folder(step))
+        for name, entry in commit.files.items():
+            if present.get(f"{folder(step)}/{name}") != entry.size:
+                raise InputError(f"{name} is missing or cut short", self._where(step), "save again")
+        data = commit.to_bytes()
+        try:
+            self.retry(self.backend.publish, path, data)
+        except FileExistsError:
+            self._settle(step, path, data)
+        with contextlib.suppress(OSError):  # a hint for people: nothing here reads it
+            self.retry(self.backend.replace, "LATEST", f"{folder(step)}\n".encode())
+        return commit
+
+    def _settle(self, step: int, path: str, data: bytes) -> None:
+        """A manifest stands already: ours, whose answer was lost; a damaged one; or another, sound one."""
+        if self.retry(self.backend.read, path) == data:
+            return
+        if not self.verify(step):
+            raise InputError(
+                "this step is committed already", self._where(step), "rewind the store to an earlier step"
+            )
+        self.retry(self.backend.remove, path)
+        self.retry(self.backend.publish, path, data)
+
+    def _assemble(self, step: int, records: list[dict[str, Any]], meta: dict[str, Any]) -> Manifest:
+        rest = dict(meta)
+        try:
+            position, receipt = int(rest.pop("position")), str(rest.pop("receipt"))
+            rest = json.loads(json.dumps(rest))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                f"meta is not usable: {error!r}", self._where(step), "pass JSON with both"
+            ) from None
+        files: dict[str, FileEntry] = {}
+        chunks: dict[str, list[Chunk]] = {}
+        kinds: dict[str, tuple[tuple[int, ...], str]] = {}
+        for record in records:
+            files[record["file"]] = FileEntry(record["bytes"], record["header_bytes"], record["header"])
+            for one in record["chunks"]:
+                name, kind = one["name"], (tuple(one["shape"]), one["dtype"])
+                if kinds.setdefault(name, kind) != kind:
+                    raise InputError(
+                        f"{name}: writers disagree: {kinds[name]} and {kind}",
+                        self._where(step),
+                        "save it alike",
+                    )
+                place = Chunk(
+                    record["file"],
+                    one["offset"],
+                    tuple(one["start"]),
+                    tuple(one["extent"]),
+                    tuple(one["blocks"]),
+                )
+                chunks.setdefault(name, []).append(place)
+        tensors = {name: TensorEntry(*kinds[name], tuple(chunks[name])) for name in sorted(chunks)}
+        created = datetime.now(UTC).isoformat(timespec="milliseconds")
+        block_bytes = records[0]["block_bytes"] if records else self.block_bytes
+        commit = Manifest(step, position, receipt, created, rest, block_bytes, files, tensors)
+        manifests.check(commit, self._where(step))
+        return commit
+
+    # -- reading
+
+    def steps(self) -> list[int]:
+        """Steps that have a manifest, sound or not, ascending."""
+        return sorted(published(self.retry(self.backend.list)))
+
+    def manifest(self, step: int) -> Manifest:
+        """The manifest of a step.
+
+        Raises:
+            CorruptCommit: it is damaged.
+            InputError: there is none, or this version cannot read it.
+        """
+        try:
+            raw = self.retry(self.backend.read, f"{folder(step)}/{MANIFEST}")
+        except FileNotFoundError:
+            raise InputError("there is no commit", self._where(step), f"steps: {self.steps()}") from None
+        found = manifests.parse(raw, self._where(step))
+        if found.step != step:
+            raise CorruptCommit(f"{self._where(step)}: the manifest is of step {found.step}")
+        return found
+
+    def latest(self, at_most: int | None = None, deep: bool = True) -> Manifest | None:
+        """The newest sound commit, None if there is none. Bad ones are passed over and named in `skipped`.
+
+        Args:
+            at_most: look only at this step and earlier ones.
+            deep: check every byte against its checksum; otherwise only the manifest and the sizes of files.
+
+        Raises:
+            InputError: it is not damaged but must not be read (newer schema, reaches outside its folder).
+        """
+        self.skipped = []
+        sizes = self.retry(self.backend.list)
+        for step in sorted(published(sizes), reverse=True):
+            if at_most is not None and step > at_most:
+                continue
+            try:
+                found = self.manifest(step)
+            except CorruptCommit as error:
+                self.skipped.append((step, str(error)))
+                continue
+            problems = found.missing(sizes) or (self._check_bytes(found) if deep else [])
+            if not problems:
+                return found
+            self.skipped.append((step, problems[0]))
+        return None
+
+    def verify(self, step: int) -> list[str]:
+        """Every flipped bit, cut or missing file of a commit, a line each; empty if it is sound."""
+        try:
+            found = self.manifest(step)
+        except CorruptCommit as error:
+            return [str(error)]
+        sizes = self.retry(self.backend.list, folder(step))
+        return found.missing(sizes) + self._check_bytes(found)
+
+    def reader(self, manifest: Manifest) -> Reader:
+        """Slices of a commit's tensors."""
+        from orchestrator.checkpoint.reader import Reader
+
+        return Reader(self.backend, self.retry, folder(manifest.step), manifest)
+
+    def _check_bytes(self, commit: Manifest) -> list[str]:
+        with ThreadPoolExecutor(self.threads) as pool:
+            found = pool.map(
+                lambda item: damage(self.backend, self.retry, commit, *item), spans(commit).items()
+            )
+            return [line for lines in found for line in lines]
+
+    def _where(self, step: int) -> str:
+        return f"{self.uri.rstrip('/')}/{folder(step)}"
+
+    # -- removing
+
+    def prune(self, keep: int, every: int | None = None, best: tuple[str, str] | None = None) -> list[int]:
+        """Remove commits that retention does not ask for, and what dead attempts left behind.
+
+        Only what is older than the newest sound commit is removed, and nothing while there is none. Damaged
+        commits do not count as kept.
+
+        Args:
+            keep: the last so many sound commits stay.
+            every: so do those whose step is a multiple of this.
+            best: and the one whose meta value under this key is ("key", "min") or ("key", "max").
+
+        Returns:
+            The steps removed.
+        """
+        return retention.prune(self, keep, every, best)
+
+    def rewind(self, step: int) -> list[int]:
+        """Remove all that is newer than `step`, newest first, so that those steps can be committed anew."""
+        return retention.rewind(self, step)
+
+    def discard(self, step: int) -> None:
+        """Remove what this attempt wrote of a step that is not published; other attempts' files stay."""
+        sizes = self.retry(self.backend.list, folder(step))
+        if f"{folder(step)}/{MANIFEST}" not in sizes:
+            retention.remove(self, step, [path for path in sizes if f"-{self.attempt}" in path])

@@ -1,0 +1,47 @@
+"""Compare every byte of a shard file with its manifest."""
+
+from __future__ import annotations
+
+import math
+
+from orchestrator.checkpoint.backends import Backend
+from orchestrator.checkpoint.manifest import Manifest, folder
+from orchestrator.checkpoint.retry import Retry
+from orchestrator.checkpoint.shard import ITEM_BYTES, digest
+
+STRIDE = 16 << 20  # bytes read at once
+
+Span = tuple[int, int, str, str]  # first byte, byte after the last, checksum, what it is
+
+
+def spans(commit: Manifest) -> dict[str, list[Span]]:
+    """All ranges that have a checksum, by file, in order; together they are the whole file."""
+    found = {
+        name: [(0, entry.header_bytes, entry.header, "the header")] for name, entry in commit.files.items()
+    }
+    for name, tensor in commit.tensors.items():
+        for chunk in tensor.chunks:
+            end = chunk.offset + math.prod(chunk.shape) * ITEM_BYTES[tensor.dtype]
+            for number, checksum in enumerate(chunk.blocks):
+                at = chunk.offset + number * commit.block_bytes
+                found[chunk.file].append(
+                    (at, min(at + commit.block_bytes, end), checksum, f"{name} block {number}")
+                )
+    return {name: sorted(ranges) for name, ranges in found.items()}
+
+
+def damage(backend: Backend, retry: Retry, commit: Manifest, file: str, ranges: list[Span]) -> list[str]:
+    """What is wrong with the bytes of a file, a line each. A missing file is not named: its size says so."""
+    size = commit.files[file].size
+    lines, base, held = [], 0, memoryview(b"")
+    for low, high, checksum, label in ranges:
+        if high > base + len(held):
+            base = low
+            target = memoryview(bytearray(min(max(STRIDE, high - low), size - low)))
+            try:
+                held = target[: retry(backend.read_into, f"{folder(commit.step)}/{file}", low, target)]
+            except FileNotFoundError:
+                return []
+        if digest(held[low - base : high - base]) != checksum:
+            lines.append(f"step {commit.step}: {file}: {label} at byte {low} is damaged")
+    return lines

@@ -1,0 +1,111 @@
+"""checkpoint list, verify, export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.checkpoint.manifest import CorruptCommit, Manifest
+from orchestrator.checkpoint.store import Store
+from orchestrator.cli.options import Json, Run, emit, existing_run, table
+from orchestrator.errors import InputError
+from orchestrator.spec import absolute
+
+Step = Annotated[int | None, typer.Option(help="the commit's step [default: the newest sound one]")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    group = typer.Typer(no_args_is_help=True, help="The commits of a run.")
+    group.command("list")(list_)
+    group.command()(verify)
+    group.command()(export)
+    group.command()(prune)
+    app.add_typer(group, name="checkpoint")
+
+
+def list_(run_dir: Run, as_json: Json = False) -> None:
+    """List the commits of a run."""
+    store = _store(run_dir)
+    found = [_describe(store, step) for step in store.steps()]
+    if as_json:
+        emit(found)
+        return
+    columns = ["step", "position", "receipt", "layout", "MiB", "created", "state"]
+    table("Commits", columns, [[str(row[column]) for column in columns] for row in found])
+
+
+def verify(run_dir: Run, step: Step = None, as_json: Json = False) -> None:
+    """Check every byte of one commit, or of all, against its checksum. Exit code 1 if one is damaged."""
+    store = _store(run_dir)
+    steps = store.steps() if step is None else [step]
+    if not steps or (step is not None and step not in store.steps()):
+        raise InputError("there is no such commit", f"{store.uri} step {step}", f"steps: {store.steps()}")
+    problems = {number: store.verify(number) for number in steps}
+    if as_json:
+        emit(problems)
+    else:
+        for number, lines in problems.items():
+            print(f"step {number}: {'sound' if not lines else '; '.join(lines)}")
+    if any(problems.values()):
+        raise typer.Exit(1)
+
+
+def export(
+    run_dir: Run,
+    step: Step = None,
+    to: Annotated[str | None, typer.Option(help="folder or URI [default: <run>/export]")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a commit as a folder that transformers loads, and check that both agree."""
+    from orchestrator.export import export as write
+
+    run, _ = existing_run(run_dir)
+    manifest = _chosen(Store(run.at("checkpoints")), step)
+    target = absolute(to, Path.cwd()) if to else run.at("export")
+    found = write(run.uri, manifest.step, target)
+    if as_json:
+        emit(found)
+    else:
+        print(f"{target}: step {manifest.step}, logits within {found['logits_difference']:.1e} of transformers'")
+
+
+def prune(run_dir: Run, keep: Annotated[int, typer.Option(min=1, help="commits that stay")] = 1) -> None:
+    """Remove all but the newest commits."""
+    removed = _store(run_dir).prune(keep)
+    print(f"removed steps {', '.join(map(str, removed)) or 'none'}")
+
+
+def _store(run_dir: str) -> Store:
+    run, _ = existing_run(run_dir)
+    return Store(run.at("checkpoints"))
+
+
+def _chosen(store: Store, step: int | None) -> Manifest:
+    if step is not None:
+        return store.manifest(step)
+    newest = store.latest()
+    if newest is None:
+        raise InputError("there is no sound commit", store.uri, "train first")
+    return newest
+
+
+def _describe(store: Store, step: int) -> dict[str, object]:
+    try:
+        found = store.manifest(step)
+    except CorruptCommit as error:
+        columns = dict.fromkeys(("position", "receipt", "layout", "MiB", "created"), "")
+        return {"step": step, **columns, "state": f"damaged: {error}"}
+    layout = found.meta.get("layout", {})
+    shown = " ".join(f"{k}{v}" for k, v in layout.items() if k in ("pp", "dp", "cp", "tp") and v > 1) or "dp1"
+    return {
+        "step": step,
+        "position": found.position,
+        "receipt": found.receipt,
+        "layout": shown,
+        "MiB": round(found.bytes / 2**20, 1),
+        "created": found.created,
+        "state": "committed",
+    }

@@ -1,0 +1,70 @@
+"""data corpus, prepare, inspect."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.options import Address, Job, Json, RunDirectory, Set, emit, job_of, run_of
+from orchestrator.spec import absolute
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    group = typer.Typer(no_args_is_help=True, help="Raw text to token shards.")
+    group.command()(corpus)
+    group.command()(prepare)
+    group.command()(inspect)
+    app.add_typer(group, name="data")
+
+
+def corpus(
+    folder: Annotated[str, typer.Argument(help="where to write the .txt files")] = "corpus", as_json: Json = False
+) -> None:
+    """Collect real text from this machine: the documentation strings of the installed packages."""
+    from orchestrator.data.corpus import collect
+
+    found = collect(str(Path(folder).absolute()))
+    if as_json:
+        emit(found)
+    else:
+        print(f"{folder}: {found['documents']:,} documents, {found['bytes'] / 2**20:.1f} MiB")
+
+
+def prepare(
+    job: Job, overrides: Set = None, run_dir: RunDirectory = None, address: Address = None, as_json: Json = False
+) -> None:
+    """Make a job's token shards without training."""
+    from cluster.local import ray_at
+    from orchestrator import assemble
+    from orchestrator.run import check
+    from orchestrator.track.console import Progress
+
+    spec = job_of(job, overrides)
+    check(spec)
+    with Progress() as progress, ray_at(address):
+
+        def tell(what: str, done: int, total: int) -> None:
+            progress.update({"phase": "prepare", "note": f"{what}: {done} of {total} parts"})
+
+        uri = assemble.prepare(spec, run_of(spec, run_dir), tell)
+    if as_json:
+        emit({"data": uri})
+    else:
+        print(uri)
+
+
+def inspect(
+    data: Annotated[str, typer.Argument(help="a folder of prepared data")], as_json: Json = False
+) -> None:
+    """Show what prepared data holds."""
+    from orchestrator.data.summary import inspect as look
+
+    found = look(absolute(data, Path.cwd()))
+    if as_json:
+        emit(found)
+        return
+    for key, value in found.items():
+        print(f"{key}: {value}")

@@ -1,0 +1,96 @@
+"""init, schema, doctor, plan: before anything runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.options import Job, Json, Set, emit, job_of, table
+from orchestrator.errors import InputError
+
+TEMPLATE = """\
+# A job: what to train, on what, and where. `orchestrator schema` describes every key.
+name: {name}
+seed: 17
+workload: {{model: gpt-tiny, objective: causal_lm}}
+data:
+  sources: [{{uri: "{text}", weight: 1.0}}]   # .txt, .jsonl or .parquet; globs and s3:// work
+  tokenizer: {{train_bpe: 4096}}
+  sequence_length: 128
+train:
+  steps: 200
+  global_batch: 32                            # sequences a step; never changes
+  optimizer: {{name: adamw, lr: 1.0e-3, warmup: 20, schedule: cosine}}
+  precision: fp32
+parallel: auto
+resources: {{workers: {{min: 1, max: 2}}, per_worker: {{cpu: 1, gpu: 0}}}}
+checkpoint: {{every: 20, keep: 3, export: hf}}
+tracking: {{uri: "sqlite:///mlflow.db", experiment: {name}}}
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command()(init)
+    app.command()(schema)
+    app.command()(doctor)
+    app.command()(plan)
+
+
+def init(
+    path: Annotated[Path, typer.Argument(help="where to write it")] = Path("job.yaml"),
+    text: Annotated[str, typer.Option(help="the text to train on")] = "corpus/*.txt",
+    name: Annotated[str | None, typer.Option(help="the run's name [default: the file's]")] = None,
+) -> None:
+    """Write a job file to start from."""
+    if path.exists():
+        raise InputError("there is a file already", str(path), "give another name")
+    try:
+        path.write_text(TEMPLATE.format(name=name or path.stem, text=text))
+    except OSError as error:
+        raise InputError(f"cannot be written ({error.strerror})", str(path), "give another path") from None
+    print(f"{path} is written; next: orchestrator plan {path}, then orchestrator run {path}")
+
+
+def schema() -> None:
+    """Print the JSON Schema of the job file, for editors."""
+    from orchestrator import spec
+
+    print(spec.schema())
+
+
+def doctor(as_json: Json = False) -> None:
+    """Say what this machine can do, and what it lacks."""
+    from orchestrator.doctor import examine
+
+    findings = examine()
+    if as_json:
+        emit([finding.to_json() for finding in findings])
+    else:
+        table("This machine", ["", "what", "found", "mend"], [f.row() for f in findings])
+    if any(finding.verdict == "missing" for finding in findings):
+        raise typer.Exit(1)
+
+
+def plan(
+    job: Job,
+    overrides: Set = None,
+    workers: Annotated[int | None, typer.Option(help="how many workers [default: resources.workers.max]")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the layouts for a job on this kind of machine, with predicted memory and time."""
+    from cluster.gang import Bundle
+    from orchestrator import assemble, planning_text
+    from orchestrator import plan as planning
+
+    spec = job_of(job, overrides)
+    shape = assemble.shape_of(spec, assemble.vocabulary_size(spec))
+    worker = spec.resources.per_worker
+    machine = planning.machine_for(None, Bundle(worker.cpu, worker.gpu))
+    found = planning.plan(spec, shape, workers or spec.resources.workers.max, machine)
+    if as_json:
+        emit(found.to_json())
+    else:
+        planning_text.show(spec, shape, found)

@@ -1,0 +1,49 @@
+"""verify-resume, report: looking at a run afterwards."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.options import Json, Run, emit, existing_run, table
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command("verify-resume")(verify_resume)
+    app.command()(report)
+
+
+def verify_resume(
+    run_dir: Run,
+    steps: Annotated[int, typer.Option(min=1, help="steps to replay")] = 5,
+    step: Annotated[int | None, typer.Option(help="the commit to start from [default: the earliest kept]")] = None,
+    as_json: Json = False,
+) -> None:
+    """Replay steps from a commit, and compare receipts and losses with what the run recorded."""
+    from orchestrator.replay import replay
+
+    run, spec = existing_run(run_dir)
+    verdict = replay(spec, run, step, steps)
+    if as_json:
+        emit(verdict.to_json())
+    else:
+        rows = [[str(r["step"]), f"{r['recorded']!r}", f"{r['replayed']!r}", r["verdict"]] for r in verdict.rows]
+        table(f"Replayed from the commit at step {verdict.start}", ["step", "loss", "replayed", ""], rows)
+        print(verdict.line, file=sys.stderr)
+    raise typer.Exit(0 if verdict.same else 1)
+
+
+def report(run_dir: Run) -> None:
+    """Write report.html anew, and send MLflow what it lacks."""
+    from orchestrator.track.report import report as make
+    from orchestrator.track.tracker import deliver
+
+    run, spec = existing_run(run_dir)
+    run.write_text("report.html", make(run))
+    delivery = deliver(spec, run)
+    print(run.at("report.html"))
+    if delivery.problem:
+        print(f"orchestrator: MLflow lacks {delivery.missing} rows: {delivery.problem}", file=sys.stderr)

@@ -1,0 +1,65 @@
+"""Options that several commands share, and how they print."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from orchestrator.errors import InputError
+from orchestrator.rundir import RunDir
+from orchestrator.spec import JobSpec, absolute, load, parse, resolve_paths
+
+RUNS = "runs"
+"""Folder of run directories, unless --run-dir says otherwise."""
+
+Job = Annotated[Path, typer.Argument(help="the job file", show_default=False)]
+Run = Annotated[str, typer.Argument(help="a run directory: a path or URI", show_default=False)]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="override a key of the job file")]
+RunDirectory = Annotated[str | None, typer.Option("--run-dir", help="run directory [default: runs/<name>]")]
+Json = Annotated[bool, typer.Option("--json", help="print one JSON document on standard output")]
+Address = Annotated[
+    str | None, typer.Option(help="a Ray cluster's address, or 'auto'; without it Ray runs inside this command")
+]
+
+
+def job_of(path: Path, overrides: list[str] | None) -> JobSpec:
+    """The job file with its overrides, relative paths made absolute against the current folder."""
+    return resolve_paths(load(path, overrides or ()), Path.cwd())
+
+
+def run_of(spec: JobSpec, run_dir: str | None) -> RunDir:
+    """The run directory that a command names, or the job's own."""
+    return RunDir(absolute(run_dir or f"{RUNS}/{spec.name}", Path.cwd()))
+
+
+def existing_run(run_dir: str) -> tuple[RunDir, JobSpec]:
+    """A run directory that is there, and its job. Raises InputError."""
+    import yaml
+
+    run = RunDir(absolute(run_dir, Path.cwd()))
+    text = run.read_text("job.yaml")
+    if text is None:
+        raise InputError("there is no run here", run.uri, "give a run directory, such as runs/<name>")
+    return run, parse(yaml.safe_load(text), run.at("job.yaml"))
+
+
+def emit(value: Any) -> None:
+    """Print a JSON document on standard output."""
+    print(json.dumps(value, indent=2))
+
+
+def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
+    """Print a table on standard output."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    found = Table(title=title, title_justify="left", box=box.SIMPLE)
+    for column in columns:
+        found.add_column(column, overflow="fold")
+    for row in rows:
+        found.add_row(*row)
+    Console(markup=False, highlight=False, soft_wrap=False).print(found)

@@ -1,0 +1,169 @@
+"""A corpus that is on every machine after the install: the documentation of the installed packages.
+
+Documentation strings are read by parsing the sources, so that no package is imported. Equal versions of the
+packages and of Python give equal bytes. One .txt file a package; a line that holds only `<|endoftext|>`
+separates documents.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import uuid
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import xxhash
+
+from orchestrator.data.documents import SEPARATOR
+from orchestrator.errors import InputError
+
+FORMAT = 1
+
+PACKAGES = (
+    "deepspeed",
+    "huggingface_hub",
+    "matplotlib",
+    "mlflow",
+    "networkx",
+    "numpy",
+    "pandas",
+    "ray",
+    "scikit-learn",
+    "scipy",
+    "sqlalchemy",
+    "sympy",
+    "torch",
+    "transformers",
+)
+"""Dependencies of this project, direct or not, whose documentation strings are rich in prose."""
+
+PACKAGE_BYTES = 2**20
+"""At most this much of each package, so that no one of them sets the tone."""
+
+SHORTEST = 200
+"""Characters below which a documentation string is a label rather than text."""
+
+_NOT_PROSE = frozenset({"tests", "test", "testing", "_vendor", "vendor", "third_party", "thirdparty_files"})
+
+
+def collect(folder: str, limit_mib: float | None = None) -> dict[str, Any]:
+    """Write the corpus to the local `folder`, at most `limit_mib` in all, unless it is there already.
+
+    Returns what corpus.json beside the texts says: the versions and, for each file, bytes, documents and
+    checksum. Raises InputError if the folder holds something else, or cannot be written.
+    """
+    target = Path(folder)
+    versions = _versions()
+    wanted = {"format": FORMAT, "limit_mib": limit_mib, "versions": versions}
+    found = _there(target)
+    if found and {key: found.get(key) for key in wanted} == wanted:
+        return found
+    share = PACKAGE_BYTES
+    if limit_mib is not None:
+        share = min(share, int(limit_mib * 2**20 / len(versions)))
+    draft = target.parent / f".{target.name}.{uuid.uuid4().hex}.tmp"
+    try:
+        draft.mkdir(parents=True)
+        seen: set[str] = set()
+        files = {f"{name}.txt": _write(draft / f"{name}.txt", name, share, seen) for name in versions}
+        summary = {**wanted, "bytes": sum(f["bytes"] for f in files.values()), "files": files}
+        (draft / "corpus.json").write_text(json.dumps(summary, indent=2) + "\n")
+        _exchange(draft, target)
+    except OSError as error:
+        raise InputError(f"cannot be written ({error.strerror})", folder, "name another folder") from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return summary
+
+
+def _versions() -> dict[str, str]:
+    """Version of Python and of each package that is installed; a build's own suffix (+cpu) does not count."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name).split("+")[0]
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _there(target: Path) -> dict[str, Any] | None:
+    """The summary of the corpus in a folder, None if there is none or it is not whole."""
+    if not target.exists():
+        return None
+    try:
+        summary = json.loads((target / "corpus.json").read_text())
+        sizes = {name: file["bytes"] for name, file in summary["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        if target.is_dir() and not any(target.iterdir()):
+            return None
+        raise InputError("holds something else than a corpus", str(target), "name another folder") from None
+    whole = all((target / n).is_file() and (target / n).stat().st_size == size for n, size in sizes.items())
+    return summary if whole else None
+
+
+def _exchange(draft: Path, target: Path) -> None:
+    """Put the new folder where the old one is, if there is one."""
+    old = draft.with_suffix(".old")
+    if target.exists():
+        os.replace(target, old)
+    os.replace(draft, target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _write(path: Path, name: str, limit: int, seen: set[str]) -> dict[str, Any]:
+    """Write one package's documents that were not `seen` before, up to `limit` bytes."""
+    separator = b"\n" + SEPARATOR + b"\n"
+    held: list[bytes] = []
+    size = 0
+    for text in _topics() if name == "python" else _docstrings(name):
+        data = text.encode() + separator
+        if not _is_prose(text) or text in seen:
+            continue
+        if size + len(data) > limit:
+            break
+        seen.add(text)
+        held.append(data)
+        size += len(data)
+    whole = b"".join(held)
+    path.write_bytes(whole)
+    return {"bytes": size, "documents": len(held), "xxh3": xxhash.xxh3_128_hexdigest(whole)}
+
+
+def _topics() -> Iterator[str]:
+    """Python's own help topics, by name."""
+    for _, text in sorted(topics.items()):
+        yield text.strip()
+
+
+def _docstrings(package: str) -> Iterator[str]:
+    """Documentation strings of a package, module by module, as `inspect.cleandoc` leaves them.
+
+    Modules come in the order of a hash of their path: a limit then takes some of every corner of the package.
+    """
+    distribution = importlib.metadata.distribution(package)
+    paths = [p for p in distribution.files or [] if p.suffix == ".py" and not _NOT_PROSE & set(p.parts)]
+    for path in sorted(paths, key=lambda p: xxhash.xxh3_64_hexdigest(p.as_posix().encode())):
+        try:
+            source = Path(str(distribution.locate_file(path))).read_text(encoding="utf-8")
+            with warnings.catch_warnings(action="ignore"):
+                tree = ast.parse(source)
+        except (OSError, ValueError, SyntaxError):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                yield (ast.get_docstring(node) or "").strip()
+
+
+def _is_prose(text: str) -> bool:
+    """Long enough, nearly all ASCII, and no separator within."""
+    ascii_ = sum(map(str.isascii, text))
+    return len(text) >= SHORTEST and ascii_ >= 0.98 * len(text) and SEPARATOR.decode() not in text

@@ -1,0 +1,143 @@
+"""The text of a span, document by document.
+
+A .txt file is one document unless lines that hold only `<|endoftext|>` separate several; a line of .jsonl and
+a row of .parquet is one. A .txt document may reach over the cut between two spans, so it comes in pieces: the
+spans' pieces, one span after the other, are the pieces of the whole file.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from typing import BinaryIO, NamedTuple
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from orchestrator.data.sources import Span
+from orchestrator.errors import InputError
+
+SEPARATOR = b"<|endoftext|>"
+PIECE_BYTES = 2**18
+"""A long document is handed on in pieces of about this size, cut after a line, to bound memory."""
+
+READ_BYTES = 2**20
+
+
+class Piece(NamedTuple):
+    """Text of a document; `ends` where the document does. `bytes` is its length in UTF-8."""
+
+    text: str
+    ends: bool
+    bytes: int
+
+
+def pieces(span: Span) -> Iterator[Piece]:
+    """The span's text. Raises InputError for text that is not UTF-8 and for rows without the field."""
+    if span.file.kind == ".parquet":
+        yield from _rows(span)
+        return
+    with fsspec.open(span.file.uri, "rb") as raw:
+        # Remote files of fsspec read a whole block for every line.
+        file = io.BufferedReader(raw, READ_BYTES)
+        yield from (_lines if span.file.kind == ".jsonl" else _text)(span, file)
+
+
+def _text(span: Span, file: BinaryIO) -> Iterator[Piece]:
+    held: list[bytes] = []
+    size, lines = 0, _with_next(_whole_lines(span, file))
+    for at, line, following in lines:
+        if _separates(line):
+            continue
+        ends = following is None or _separates(following)
+        if ends:
+            line = line.removesuffix(b"\n").removesuffix(b"\r")
+        held.append(line)
+        size += len(line)
+        if ends or size >= PIECE_BYTES:
+            yield _decode(held, ends, span, at)
+            held, size = [], 0
+    if held:
+        yield _decode(held, False, span, span.stop)
+
+
+def _whole_lines(span: Span, file: BinaryIO) -> Iterator[tuple[int, bytes, bool]]:
+    """(offset, line, whether it is the span's) for the lines that begin within the span, and one beyond."""
+    if span.start:
+        file.seek(span.start - 1)
+        file.readline()  # the rest of a line that began in the span before, if any
+    else:
+        file.seek(0)
+    at = file.tell()
+    while line := file.readline():
+        yield at, line, at < span.stop
+        if at >= span.stop:
+            return
+        at += len(line)
+
+
+def _with_next(lines: Iterator[tuple[int, bytes, bool]]) -> Iterator[tuple[int, bytes, bytes | None]]:
+    """(offset, line, the line after it or None) for the lines that are the span's."""
+    held: tuple[int, bytes] | None = None
+    for at, line, ours in lines:
+        if held:
+            yield *held, line
+        held = (at, line) if ours else None
+    if held:
+        yield *held, None
+
+
+def _separates(line: bytes) -> bool:
+    return line.rstrip(b"\r\n") == SEPARATOR
+
+
+def _decode(lines: list[bytes], ends: bool, span: Span, at: int) -> Piece:
+    data = b"".join(lines)
+    try:
+        return Piece(data.decode(), ends, len(data))
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"is not UTF-8 before byte {at} ({error.reason})", span.file.uri, "convert it to UTF-8"
+        ) from None
+
+
+def _lines(span: Span, file: BinaryIO) -> Iterator[Piece]:
+    for at, line, ours in _whole_lines(span, file):
+        if not ours or not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise InputError(f"the line at byte {at} is not JSON ({error})", span.file.uri) from None
+        text = row.get(span.file.field) if isinstance(row, dict) else None
+        if not isinstance(text, str):
+            raise InputError(
+                f"the line at byte {at} has no text '{span.file.field}'",
+                span.file.uri,
+                "set field to the text's key",
+            )
+        yield from _cut(text)
+
+
+def _rows(span: Span) -> Iterator[Piece]:
+    groups = list(range(span.start, span.stop))
+    with fsspec.open(span.file.uri, "rb") as file:
+        for batch in pq.ParquetFile(file).iter_batches(256, row_groups=groups, columns=[span.file.field]):
+            column = batch.column(0)
+            if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+                raise InputError(f"column '{span.file.field}' is {column.type}, not text", span.file.uri)
+            for text in column.to_pylist():
+                if text is not None:
+                    yield from _cut(text)
+
+
+def _cut(text: str) -> Iterator[Piece]:
+    """A whole document in pieces of about PIECE_BYTES characters, cut after a line where there is one."""
+    start = 0
+    while len(text) - start > PIECE_BYTES:
+        stop = text.rfind("\n", start, start + PIECE_BYTES) + 1 or start + PIECE_BYTES
+        yield Piece(text[start:stop], False, len(text[start:stop].encode()))
+        start = stop
+    yield Piece(text[start:], True, len(text[start:].encode()))

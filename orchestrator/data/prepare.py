@@ -1,0 +1,162 @@
+"""Raw sources to token shards, with Ray Data.
+
+    <cache>/<fingerprint>/
+      tokenizer.json
+      shards/000000.bin      token ids of one part, little-endian; each document ends with eos
+      records/000000.json    what the shard holds and its checksum, written after it
+      manifest.json          written last
+
+The fingerprint covers the content of the sources, the tokenizer and the format, so the same text is the same
+data wherever it lies. A killed preparation goes on where it was: a part that has a record is not done again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import ray
+import ray.data
+import xxhash
+
+from orchestrator.data import manifest, shards, sources, tokenizer
+from orchestrator.data.files import Folder
+from orchestrator.data.sources import PART_BYTES, Part, SourceFile
+from orchestrator.errors import InputError
+from orchestrator.spec import DataSpec, TrainBpe
+
+Progress = Callable[[str, int, int], None]
+
+SAMPLE_BYTES = 64 * 2**20
+"""Text that a tokenizer is trained on at most, spread evenly over all parts."""
+
+
+def prepare(
+    data: DataSpec,
+    objective_special_tokens: tuple[str, ...],
+    cache: str,
+    progress: Progress | None = None,
+    *,
+    part_bytes: int = PART_BYTES,
+) -> str:
+    """Make the token shards of `data` in `cache` unless they are there; the URI of the prepared data.
+
+    Ray must be initialised, and its nodes must see the sources and the cache. Takes no more CPUs than are
+    free, one a task, and leaves no actor behind. `progress(phase, done, total)` counts parts in the phases
+    "tokenizer" and "tokens". Raises InputError for sources or a tokenizer that cannot be used.
+    """
+    files = sources.resolve(data.sources)
+    if not any(file.size for file in files):
+        raise InputError("all files are empty", "data.sources", "give files with text")
+    if isinstance(data.tokenizer, TrainBpe):
+        tokenizer.check_size(data.tokenizer.train_bpe, objective_special_tokens)
+        chosen: Any = [data.tokenizer.train_bpe, tokenizer.all_special(objective_special_tokens)]
+    else:
+        chosen = tokenizer.load(data.tokenizer, objective_special_tokens)
+    name = _fingerprint(files, chosen, part_bytes)
+    folder = Folder(f"{Folder(cache).uri}/{name}")
+    if manifest.read(folder):
+        return folder.uri
+    parts = sources.cut(files, part_bytes)
+    tell = progress or (lambda phase, done, total: None)
+    tell("tokenizer", 0, 1)
+    vocabulary, roles = _tokenizer(folder, data, chosen, parts)
+    tell("tokenizer", 1, 1)
+    _tokenise(folder, parts, vocabulary, roles["eos"], tell)
+    manifest.write(
+        folder, shards.gather(folder, name, [s.uri for s in data.sources], parts, vocabulary, roles)
+    )
+    return folder.uri
+
+
+def _fingerprint(files: Sequence[SourceFile], tokenizer_: Any, part_bytes: int) -> str:
+    """xxh3_128 of all that decides the shards' bytes; where the files lie does not."""
+    content = [{k: v for k, v in asdict(file).items() if k != "uri"} for file in files]
+    whole = json.dumps([manifest.FORMAT, part_bytes, tokenizer_, content], sort_keys=True)
+    return xxhash.xxh3_128_hexdigest(whole.encode())
+
+
+def _tokenizer(folder: Folder, data: DataSpec, chosen: Any, parts: list[Part]) -> tuple[int, dict[str, int]]:
+    """Put the tokenizer in its place, trained first if it is to be; the vocabulary's size and the roles."""
+    if not isinstance(data.tokenizer, TrainBpe):
+        text, roles = chosen
+        folder.write("tokenizer.json", text.encode())
+        return tokenizer.size_of(tokenizer.encoder(text)), roles
+    if folder.read("tokenizer.json") is None:
+        _raise(ray.get(_train.remote(folder.uri, [sources.to_json(part) for part in parts], *chosen)))
+    text = (folder.read("tokenizer.json") or b"").decode()
+    # The size that was asked for, also where the text gave fewer entries: it is the model's, known before.
+    return data.tokenizer.train_bpe, tokenizer.roles_of(tokenizer.encoder(text), {})
+
+
+@ray.remote(num_cpus=1)
+def _train(uri: str, parts: list[str], entries: int, special_tokens: list[str]) -> str:
+    texts = shards.sample([sources.from_json(part) for part in parts], SAMPLE_BYTES)
+    try:
+        Folder(uri).write("tokenizer.json", tokenizer.train(texts, entries, special_tokens).encode())
+    except (InputError, FileNotFoundError, PermissionError) as error:
+        return _told(error)
+    return ""
+
+
+def _tokenise(folder: Folder, parts: list[Part], vocabulary: int, eos: int, tell: Progress) -> None:
+    """Write the shards that have no record yet."""
+    finished = folder.names("records")
+    todo = [n for n in range(len(parts)) if shards.record_name(n).split("/")[1] not in finished]
+    tell("tokens", len(parts) - len(todo), len(parts))
+    if not todo:
+        return
+
+    def task(row: dict[str, Any]) -> dict[str, Any]:
+        try:
+            shards.write_shard(folder_uri, row["number"], sources.from_json(row["part"]), vocabulary, eos)
+        except (InputError, FileNotFoundError, PermissionError) as error:
+            return {"error": _told(error)}
+        return {"error": ""}
+
+    folder_uri = folder.uri
+    rows = [{"number": n, "part": sources.to_json(parts[n])} for n in todo]
+    free = int(ray.available_resources().get("CPU", 1))
+    tasks = ray.data.TaskPoolStrategy(size=max(1, min(free, len(todo))))
+    dataset = ray.data.from_items(rows, override_num_blocks=len(rows)).map(task, compute=tasks, num_cpus=1)
+    dataset.context.enable_progress_bars = False
+    dataset.context.print_on_execution_start = False
+    dataset.context.execution_options.preserve_order = True
+    with _quiet():
+        for done, row in enumerate(dataset.iter_rows(), len(parts) - len(todo) + 1):
+            _raise(row["error"])
+            tell("tokens", done, len(parts))
+
+
+def _told(error: InputError | OSError) -> str:
+    """The error as JSON. An exception that crosses from a task would bring Ray's whole trace with it."""
+    if isinstance(error, InputError):
+        return json.dumps([error.what, error.where, error.mend])
+    mend = "keep sources and cache where all nodes see them"
+    return json.dumps(
+        [f"cannot be used on a worker's node ({error.strerror})", str(error.filename or error), mend]
+    )
+
+
+def _raise(told: str) -> None:
+    """Raise the InputError that `_told` wrote, if it wrote one."""
+    if told:
+        raise InputError(*json.loads(told))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Ray Data's account of its own progress out of the terminal; it stays in Ray's log files."""
+    handlers = [h for h in logging.getLogger("ray.data").handlers if isinstance(h, logging.StreamHandler)]
+    levels = [h.level for h in handlers]
+    for handler in handlers:
+        handler.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for handler, level in zip(handlers, levels, strict=True):
+            handler.setLevel(level)

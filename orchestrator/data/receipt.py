@@ -1,0 +1,41 @@
+"""The receipt: a rolling hash that two runs share exactly when they used the same samples in the same order.
+
+It is free of the layout. A step's hash is the sum modulo 2^64 of one digest per sample, and each digest binds
+the global position, the sample id and the tokens that were read; so ranks add theirs in any order and
+grouping (micro-batches, data-parallel width) and find the same sum. The roll then fixes the order of steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import xxhash
+
+START = "0" * 32
+"""The receipt of a run that has made no step."""
+
+
+def digest(position: int, sample_id: int, window_tokens: np.ndarray) -> int:
+    """xxh3_64 of (position, sample id, tokens), all as little-endian int64; the result as a signed int64."""
+    message = np.array([position, sample_id], dtype="<i8").tobytes()
+    return _signed(
+        xxhash.xxh3_64_intdigest(message + np.ascontiguousarray(window_tokens, dtype="<i8").tobytes())
+    )
+
+
+def add(digests: Iterable[int]) -> int:
+    """The sum of digests, or of sums of them, modulo 2^64, as a signed int64 that fits a tensor."""
+    return _signed(sum(digests) % 2**64)
+
+
+def roll(previous: str, step_sum: int) -> str:
+    """The receipt after a step whose digests, over all ranks, add up to `step_sum`: 32 hexadecimal digits.
+
+    Signed and unsigned sums that are equal modulo 2^64 give the same receipt.
+    """
+    return xxhash.xxh3_128_hexdigest(bytes.fromhex(previous) + (step_sum % 2**64).to_bytes(8, "little"))
+
+
+def _signed(value: int) -> int:
+    return value - 2**64 if value >= 2**63 else value

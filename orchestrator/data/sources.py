@@ -1,0 +1,159 @@
+"""Which files the sources name, what identifies their content, and how they are cut into parts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import PurePosixPath
+from typing import Any
+
+import fsspec
+import pyarrow.parquet as pq
+import xxhash
+from fsspec.implementations.local import LocalFileSystem
+
+from orchestrator.errors import InputError
+from orchestrator.spec import Source
+
+KINDS = (".txt", ".jsonl", ".parquet")
+PART_BYTES = 32 * 2**20
+"""The size of a part: a task's start does not matter, and its tokens fit one core's memory."""
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of a source. `content` identifies its bytes: a hash of them, or an object store's own tag."""
+
+    source: int
+    uri: str
+    kind: str
+    size: int
+    content: str
+    field: str
+
+
+@dataclass(frozen=True)
+class Span:
+    """Lines of a file that begin within bytes [start, stop), or row groups [start, stop) of a .parquet."""
+
+    file: SourceFile
+    start: int
+    stop: int
+    bytes: int
+
+
+Part = tuple[Span, ...]
+"""Consecutive spans of one source that one task turns into one shard."""
+
+
+def to_json(part: Part) -> str:
+    """The part as text, for a task that may run on any node."""
+    return json.dumps([asdict(span) for span in part])
+
+
+def from_json(text: str) -> Part:
+    """The part that `to_json` wrote."""
+    return tuple(Span(**{**span, "file": SourceFile(**span["file"])}) for span in json.loads(text))
+
+
+def resolve(sources: Sequence[Source]) -> list[SourceFile]:
+    """All files of all sources, in the order of the sources and by name within one.
+
+    Raises InputError for a source that matches nothing, cannot be listed, or is of another type than
+    .txt, .jsonl and .parquet.
+    """
+    found = [_match(number, source) for number, source in enumerate(sources)]
+    with ThreadPoolExecutor(8) as pool:
+        return list(pool.map(lambda item: _identify(*item), [item for files in found for item in files]))
+
+
+def cut(files: Sequence[SourceFile], part_bytes: int) -> list[Part]:
+    """All files in parts of about `part_bytes`: large files cut, small ones of one source put together.
+
+    Raises InputError for a .parquet file that is damaged or lacks the field.
+    """
+    parts: list[Part] = []
+    held: list[Span] = []
+    for file in files:
+        for span in _spans(file, part_bytes):
+            full = sum(s.bytes for s in held) + span.bytes > part_bytes
+            if held and (full or held[0].file.source != file.source):
+                parts.append(tuple(held))
+                held = []
+            held.append(span)
+    return [*parts, tuple(held)] if held else parts
+
+
+def _spans(file: SourceFile, part_bytes: int) -> list[Span]:
+    if file.kind == ".parquet":
+        return _row_groups(file, part_bytes)
+    count = -(-file.size // part_bytes)
+    cuts = [file.size * i // count for i in range(count + 1)] if count else []
+    return [Span(file, start, stop, stop - start) for start, stop in pairwise(cuts)]
+
+
+def _match(number: int, source: Source) -> list[tuple[int, Source, Any, dict[str, Any]]]:
+    """The files of one source, as their file system lists them."""
+    where = f"data.sources.{number}.uri {source.uri}"
+    try:
+        fs, path = fsspec.core.url_to_fs(source.uri)
+        if fs.isfile(path):
+            infos = [fs.info(path)]
+        elif fs.isdir(path):
+            infos = None
+        else:
+            found = fs.glob(path, detail=True)
+            infos = [found[name] for name in sorted(found) if found[name]["type"] == "file"]
+    except Exception as error:  # every fsspec backend raises its own kind
+        raise InputError(f"cannot be listed ({error})", where, "check the address and credentials") from None
+    if infos is None:
+        raise InputError("is a folder", where, f"name its files, for example {source.uri.rstrip('/')}/*.txt")
+    if not infos:
+        raise InputError("there is no such file", where, "check the path")
+    for info in infos:
+        if PurePosixPath(info["name"]).suffix not in KINDS:
+            what = f"{info['name']} is not a {', '.join(KINDS)} file"
+            raise InputError(what, where, "convert it or narrow the glob")
+    return [(number, source, fs, info) for info in infos]
+
+
+def _identify(number: int, source: Source, fs: Any, info: dict[str, Any]) -> SourceFile:
+    path, local = info["name"], isinstance(fs, LocalFileSystem)
+    try:
+        # Not the time of change where it can be helped: the same text collected again is the same data.
+        content = _hash(path) if local else str(info.get("ETag") or fs.ukey(path))
+    except OSError as error:
+        raise InputError(f"cannot be read ({error.strerror})", path, "check its permissions") from None
+    uri = path if local else fs.unstrip_protocol(path)
+    kind = PurePosixPath(path).suffix
+    return SourceFile(number, uri, kind, int(info["size"]), content, source.field if kind != ".txt" else "")
+
+
+def _hash(path: str) -> str:
+    state = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        while block := file.read(2**22):
+            state.update(block)
+    return state.hexdigest()
+
+
+def _row_groups(file: SourceFile, part_bytes: int) -> list[Span]:
+    try:
+        with fsspec.open(file.uri) as handle:
+            parquet = pq.ParquetFile(handle)
+            names, meta = parquet.schema_arrow.names, parquet.metadata
+            sizes = [meta.row_group(i).total_byte_size for i in range(meta.num_row_groups)]
+    except (OSError, ValueError) as error:
+        raise InputError(f"is not a parquet file ({error})", file.uri) from None
+    if file.field not in names:
+        raise InputError(f"has no column '{file.field}'", file.uri, f"set field to one of {', '.join(names)}")
+    spans, start, held = [], 0, 0
+    for group, size in enumerate(sizes):
+        held += size
+        if held >= part_bytes or group == len(sizes) - 1:
+            spans.append(Span(file, start, group + 1, held))
+            start, held = group + 1, 0
+    return spans

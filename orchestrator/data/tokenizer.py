@@ -1,0 +1,136 @@
+"""The tokenizer: trained here or loaded, and which role its special tokens play."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from orchestrator.data.files import Folder
+from orchestrator.errors import InputError
+
+STANDARD = ("<|endoftext|>", "<pad>", "<bos>", "<cls>", "<sep>", "<mask>", "<unk>")
+"""The special tokens of every tokenizer that is trained here; ids 0, 1, ... in this order."""
+
+_NAMES: Mapping[str, tuple[str, ...]] = {
+    "eos": ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>", "[EOS]", "[SEP]"),
+    "pad": ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>"),
+    "bos": ("<bos>", "<s>", "<|begin_of_text|>", "[BOS]"),
+    "cls": ("<cls>", "[CLS]"),
+    "sep": ("<sep>", "[SEP]"),
+    "mask": ("<mask>", "[MASK]"),
+    "unk": ("<unk>", "[UNK]"),
+}
+"""Usual names of each role, the likeliest first."""
+
+
+def train(texts: Iterable[str], entries: int, special_tokens: Sequence[str]) -> str:
+    """Train a byte-level BPE tokenizer (Radford et al., 2019, section 2.2) of `entries`; its JSON.
+
+    A small text may yield fewer entries than asked for.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=entries,
+        special_tokens=all_special(special_tokens),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return str(tokenizer.to_str())
+
+
+def all_special(objective: Sequence[str]) -> list[str]:
+    """The standard special tokens and the objective's, each once."""
+    return list(dict.fromkeys([*STANDARD, *objective]))
+
+
+def check_size(entries: int, special_tokens: Sequence[str]) -> None:
+    """Raises InputError if `entries` have no room for all bytes and special tokens."""
+    least = 256 + len(all_special(special_tokens))
+    if entries < least:
+        raise InputError(
+            f"{entries} entries do not hold the 256 bytes and {least - 256} special tokens",
+            "data.tokenizer.train_bpe",
+            f"make it at least {least}",
+        )
+
+
+def load(uri: str, special_tokens: Sequence[str]) -> tuple[str, dict[str, int]]:
+    """The JSON of the tokenizer at `uri`, a tokenizer.json or its folder, and the roles of its tokens.
+
+    Special tokens that the objective asks for and the tokenizer has under no usual name are added to it.
+    Raises InputError if there is no tokenizer or none of its tokens ends a document.
+    """
+    where = f"data.tokenizer {uri}"
+    head, _, tail = uri.rpartition("/")
+    folder, name = (Folder(head), tail) if tail.endswith(".json") else (Folder(uri), "tokenizer.json")
+    try:
+        text = folder.read(name)
+        config = folder.read_json("tokenizer_config.json") or {}
+        tokenizer = Tokenizer.from_str(text.decode()) if text else None
+    except Exception as error:  # tokenizers raises plain Exception, every file system its own kind
+        raise InputError(f"is not a tokenizer.json that can be read ({error})", where) from None
+    if tokenizer is None:
+        raise InputError("there is no tokenizer.json", where, "give its path or its folder, or train_bpe: N")
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    roles = roles_of(tokenizer, _named(config))
+    if "eos" not in roles:
+        raise InputError(
+            "no token ends a document", where, "name eos_token in a tokenizer_config.json beside it"
+        )
+    played = {name for role in roles for name in _NAMES[role]}
+    tokenizer.add_special_tokens(
+        [t for t in special_tokens if tokenizer.token_to_id(t) is None and t not in played]
+    )
+    return str(tokenizer.to_str()), roles_of(tokenizer, _named(config))
+
+
+def roles_of(tokenizer: Tokenizer, named: Mapping[str, str]) -> dict[str, int]:
+    """The ids of the tokens that play eos, pad, bos, cls, sep, mask and unk, those the tokenizer has.
+
+    `named` gives the token of a role; for the others the usual names are tried.
+    """
+    found = {}
+    for role, usual in _NAMES.items():
+        ids = [tokenizer.token_to_id(token) for token in ([named[role]] if role in named else usual)]
+        if known := [i for i in ids if i is not None]:
+            found[role] = known[0]
+    return found
+
+
+def _named(config: Mapping[str, Any]) -> dict[str, str]:
+    """The token of each role that a tokenizer_config.json names."""
+    named = {}
+    for role in _NAMES:
+        token = config.get(f"{role}_token")
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str):
+            named[role] = token
+    return named
+
+
+def size_of(tokenizer: Tokenizer) -> int:
+    """One above the largest id."""
+    return int(max(tokenizer.get_vocab(with_added_tokens=True).values())) + 1
+
+
+def encoder(text: str) -> Tokenizer:
+    """The tokenizer ready for raw text: special tokens that stand in the text are text, one thread."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    tokenizer = Tokenizer.from_str(text)
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def sentinels(tokenizer: Tokenizer) -> list[int]:
+    """Ids of `<extra_id_0>`, `<extra_id_1>`, ... as far as they go."""
+    ids: list[int] = []
+    while (token := tokenizer.token_to_id(f"<extra_id_{len(ids)}>")) is not None:
+        ids.append(token)
+    return ids

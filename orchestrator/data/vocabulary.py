@@ -1,0 +1,53 @@
+"""What an objective must know of a tokenizer, found from how it spells its entries."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from orchestrator.data.manifest import Manifest
+from workloads.workload import Vocabulary
+
+_CLOSING = "\"')]}ĠĊč "
+"""What may follow a full stop in an entry: quotes, brackets, white space as byte-level BPE spells it."""
+
+
+def vocabulary_of(tokenizer: Tokenizer, found: Manifest) -> Vocabulary:
+    """The vocabulary of prepared data.
+
+    A token starts a word if white space stands before it, by byte-level BPE ('Ġ', 'Ċ', ...) or SentencePiece
+    ('▁'), or if it is not marked as a continuation ('##', WordPiece). The table is None for a tokenizer that
+    marks neither. A token ends a sentence if its text ends with . ! or ?, closing quotes and brackets aside.
+    """
+    entries = [tokenizer.id_to_token(number) or "" for number in range(found.vocabulary)]
+    special = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    text = np.array([bool(entry) and number not in special for number, entry in enumerate(entries)])
+    ends = np.array([entry.rstrip(_CLOSING).endswith((".", "!", "?")) for entry in entries])
+    starts = _word_starts(tokenizer, entries)
+    roles = found.roles
+    return Vocabulary(
+        size=found.vocabulary,
+        eos=roles["eos"],
+        pad=roles.get("pad"),
+        bos=roles.get("bos"),
+        cls=roles.get("cls"),
+        sep=roles.get("sep"),
+        mask=roles.get("mask"),
+        sentinels=tuple(found.sentinels),
+        word_start=None if starts is None else starts & text,
+        sentence_end=ends & text,
+    )
+
+
+def _word_starts(tokenizer: Tokenizer, entries: list[str]) -> np.ndarray | None:
+    decoder = json.loads(tokenizer.to_str()).get("decoder") or {}
+    kinds = {d.get("type") for d in [decoder, *decoder.get("decoders", [])]}
+    if "WordPiece" in kinds:
+        return np.array([not entry.startswith("##") for entry in entries])
+    if "ByteLevel" in kinds:
+        return np.array([entry.startswith(("Ġ", "Ċ", "ĉ", "č")) for entry in entries])
+    if kinds & {"Metaspace", "Replace"}:
+        return np.array([entry.startswith("▁") for entry in entries])
+    return None

@@ -1,0 +1,55 @@
+"""The end of a run: summary and report written, MLflow brought up to date."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.checkpoint.manifest import Manifest
+from orchestrator.rundir import RunDir
+from orchestrator.spec import JobSpec
+from orchestrator.track.summary import summary
+from orchestrator.track.tracker import STATUS, Tracker
+
+DELIVERY_TIMEOUT = 20.0
+"""Seconds that the end of a run waits for a tracking server; what it missed can be sent by `orchestrator report`."""
+
+
+def finish(
+    spec: JobSpec, run: RunDir, commit: Manifest | None, data: str, exported: dict[str, Any], tracker: Tracker
+) -> dict[str, Any]:
+    """Write summary.json and report.html, deliver what MLflow lacks, and return the summary."""
+    from orchestrator.track.report import report  # drawing libraries, which a running controller does not need
+
+    found = summarise(spec, run, commit, data, exported)
+    run.write_json("summary.json", found)
+    run.write_text("report.html", report(run))
+    tracker.document("summary.json")
+    tracker.document("report.html")
+    tracker.status(STATUS[found["state"]])
+    delivery = tracker.close(DELIVERY_TIMEOUT)
+    found["tracking"] = {"missing_rows": delivery.missing, "problem": delivery.problem}
+    run.write_json("summary.json", found)
+    return found
+
+
+def summarise(
+    spec: JobSpec, run: RunDir, commit: Manifest | None, data: str, exported: dict[str, Any]
+) -> dict[str, Any]:
+    """The summary of what stands in the run directory."""
+    entropy = None
+    if data:
+        from orchestrator.data.tokens import Tokens
+
+        entropy = Tokens.open(data).manifest.entropy
+    found = summary(
+        spec,
+        run.read_json("plan.json"),
+        run.rows("events.jsonl"),
+        run.rows("metrics.jsonl"),
+        commit.meta if commit else None,
+        unigram_entropy=entropy,
+        sample=exported.get("sample"),
+    )
+    found["commit"] = commit.step if commit else None
+    found["export"] = {k: v for k, v in exported.items() if k != "sample"} or None
+    return found

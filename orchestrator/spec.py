@@ -1,0 +1,332 @@
+"""The job file: one typed, frozen value that says everything about a run.
+
+Unknown keys are refused, every rule across fields is a validator with a name, and a wrong file becomes
+one `InputError` line. Importable without torch or ray.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from orchestrator.errors import InputError
+
+Positive = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class WorkloadSpec(_Model):
+    """What is trained."""
+
+    model: str = Field(description="a preset's name, or hf:<config or checkpoint folder>")
+    changes: dict[str, Any] = Field(default_factory=dict, description="fields of the preset to change")
+    objective: str = Field(default="causal_lm", description="the pre-training recipe")
+    options: dict[str, Any] = Field(default_factory=dict, description="options of the objective")
+
+
+class Source(_Model):
+    """Files of text and how many times one epoch passes over them."""
+
+    uri: str = Field(description="a path, glob or fsspec URI of .txt, .jsonl or .parquet files")
+    weight: float = Field(default=1.0, gt=0.0, description="passes over this source in one epoch")
+    field: str = Field(default="text", description="the text's key in .jsonl and .parquet")
+
+
+class TrainBpe(_Model):
+    """Train a byte-level BPE tokenizer on the sources."""
+
+    train_bpe: int = Field(ge=300, le=1_000_000, description="entries in the vocabulary")
+
+
+class DataSpec(_Model):
+    """Raw text to token sequences."""
+
+    sources: list[Source] = Field(min_length=1)
+    tokenizer: TrainBpe | str = Field(description="train_bpe: N, or a tokenizer.json, or its folder")
+    sequence_length: int = Field(ge=8, description="tokens in one sequence")
+    cache: str | None = Field(default=None, description="where token shards are kept; beside the run if unset")
+
+
+class OptimizerSpec(_Model):
+    """AdamW with decoupled weight decay (Loshchilov and Hutter, 2019)."""
+
+    name: Literal["adamw"] = "adamw"
+    lr: float = Field(default=3e-4, gt=0.0)
+    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    eps: float = Field(default=1e-8, gt=0.0)
+    weight_decay: float = Field(default=0.1, ge=0.0, description="of matrices; vectors are not decayed")
+    clip: float | None = Field(default=1.0, gt=0.0, description="largest global gradient norm")
+    warmup: Count = Field(default=0, description="steps of linear warm-up")
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    final_lr: float = Field(default=0.1, ge=0.0, le=1.0, description="last learning rate as a share of lr")
+
+
+class TrainSpec(_Model):
+    """How long and with what."""
+
+    steps: Positive
+    global_batch: Positive = Field(description="sequences a step; never changes")
+    optimizer: OptimizerSpec = Field(default_factory=OptimizerSpec)
+    precision: Literal["fp32", "bf16"] = "fp32"
+
+    @model_validator(mode="after")
+    def warmup_ends_before_training(self) -> TrainSpec:
+        if self.optimizer.warmup >= self.steps:
+            raise ValueError(
+                f"optimizer.warmup {self.optimizer.warmup} is not below steps {self.steps}; "
+                "shorten the warm-up or train longer"
+            )
+        return self
+
+
+class ParallelSpec(_Model):
+    """A layout written by hand. The data-parallel width is what the workers leave after tp, pp and cp."""
+
+    engine: Literal["torch"] = "torch"
+    tp: Positive = 1
+    pp: Positive = 1
+    cp: Positive = 1
+    ep: Positive = 1
+    zero: Literal[0, 1, 2, 3] = 0
+    micro_batch: Positive | None = Field(default=None, description="sequences a rank computes at once")
+    recompute: Literal["none", "full"] = "none"
+
+
+class Workers(_Model):
+    """How many workers the run may have."""
+
+    min: Positive
+    max: Positive
+
+    @model_validator(mode="after")
+    def min_is_at_most_max(self) -> Workers:
+        if self.min > self.max:
+            raise ValueError(f"min {self.min} is above max {self.max}; swap them")
+        return self
+
+
+class PerWorker(_Model):
+    """What one worker occupies."""
+
+    cpu: float = Field(default=1, gt=0)
+    gpu: float = Field(default=0, ge=0)
+
+    @field_validator("gpu")
+    @classmethod
+    def gpu_is_whole(cls, value: float) -> float:
+        if value not in (0, 1):
+            raise ValueError("a worker is one rank and has 0 or 1 GPU; raise workers instead")
+        return value
+
+
+class ResourceSpec(_Model):
+    """What the run may occupy."""
+
+    workers: Workers = Workers(min=1, max=1)
+    per_worker: PerWorker = Field(default_factory=PerWorker)
+    spares: Literal[0] = Field(default=0, description="workers that stand by; none in this version")
+
+    @field_validator("workers", mode="before")
+    @classmethod
+    def one_number_is_both(cls, value: Any) -> Any:
+        return {"min": value, "max": value} if isinstance(value, int) else value
+
+
+class CheckpointSpec(_Model):
+    """When to commit and what to keep."""
+
+    every: Positive = Field(default=100, description="steps between commits")
+    keep: Positive = Field(default=3, description="commits that stay")
+    export: Literal["hf"] | None = Field(default="hf", description="format of the model at the end")
+
+
+class TrackingSpec(_Model):
+    """Where experiments are followed."""
+
+    uri: str = Field(default="sqlite:///mlflow.db", description="an MLflow tracking URI")
+    experiment: str = "default"
+
+
+class LimitSpec(_Model):
+    """Ceilings of the whole job, all attempts together."""
+
+    hours: float | None = Field(default=None, gt=0)
+    cost_usd: float | None = Field(default=None, gt=0)
+    usd_per_worker_hour: float = Field(default=0.0, ge=0, description="price that cost_usd is counted with")
+    restarts: Count = Field(default=10, description="failures allowed within restart_window")
+    restart_window: float = Field(default=3600.0, gt=0, description="seconds")
+    wait: float = Field(default=600.0, gt=0, description="seconds to wait for the smallest gang")
+
+
+class JobSpec(_Model):
+    """One run, whole."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", description="also the run directory's name")
+    seed: Count = 0
+    workload: WorkloadSpec
+    data: DataSpec
+    train: TrainSpec
+    parallel: Literal["auto"] | ParallelSpec = "auto"
+    resources: ResourceSpec = Field(default_factory=ResourceSpec)
+    checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
+    tracking: TrackingSpec | None = None
+    limits: LimitSpec = Field(default_factory=LimitSpec)
+
+    def identity(self) -> dict[str, Any]:
+        """What makes two runs the same run: all that decides the samples and the weights, nothing else."""
+        return self.model_dump(mode="json", include={"seed", "workload", "data", "train"}, exclude={"data": {"cache"}})
+
+
+def load(path: str | Path, overrides: Iterable[str] = ()) -> JobSpec:
+    """Read the job file at `path`, apply `a.b=c` overrides, and check it whole.
+
+    Raises InputError, one line, for anything wrong with it.
+    """
+    path = Path(path)
+    try:
+        document = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise InputError("there is no such job file", str(path), "write one with `orchestrator init`") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read ({error})", str(path)) from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise InputError(f"is not YAML ({getattr(error, 'problem', error)})", where) from None
+    if not isinstance(document, dict):
+        raise InputError("must be a mapping of keys to values", str(path), "see `orchestrator init`")
+    for override in overrides:
+        _override(document, override)
+    return parse(document, str(path))
+
+
+def parse(document: Mapping[str, Any], where: str = "job") -> JobSpec:
+    """Check a job given as a mapping. Raises InputError."""
+    try:
+        return JobSpec.model_validate(document)
+    except ValidationError as error:
+        raise _one_line(error, where) from None
+
+
+def dump(spec: JobSpec) -> str:
+    """The job as YAML, every default written out."""
+    return yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False)
+
+
+def schema() -> str:
+    """The JSON Schema of the job file."""
+    return json.dumps(JobSpec.model_json_schema(), indent=2)
+
+
+def resolve_paths(spec: JobSpec, base: Path) -> JobSpec:
+    """The same job with relative local paths made absolute against `base`, so that any node reads them alike."""
+    sources = [s.model_copy(update={"uri": absolute(s.uri, base)}) for s in spec.data.sources]
+    tokenizer = spec.data.tokenizer
+    if isinstance(tokenizer, str):
+        tokenizer = absolute(tokenizer, base)
+    cache = spec.data.cache and absolute(spec.data.cache, base)
+    model = spec.workload.model
+    if model.startswith("hf:"):
+        model = "hf:" + absolute(model[3:], base)
+    tracking = spec.tracking
+    if tracking and (match := re.fullmatch(r"sqlite:///([^/].*)", tracking.uri)):
+        tracking = tracking.model_copy(update={"uri": f"sqlite:///{base / match[1]}"})
+    return spec.model_copy(
+        update={
+            "data": spec.data.model_copy(update={"sources": sources, "tokenizer": tokenizer, "cache": cache}),
+            "workload": spec.workload.model_copy(update={"model": model}),
+            "tracking": tracking,
+        }
+    )
+
+
+def absolute(uri: str, base: Path) -> str:
+    """`uri` itself if it names a protocol, else an absolute path under `base`."""
+    return uri if "://" in uri or "::" in uri else os.path.normpath(base / uri)
+
+
+def _override(document: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    where = f"--set {override}"
+    if not equals or not key:
+        raise InputError("is not of the form a.b=c", where, "write for example --set train.steps=50")
+    *parents, last = key.split(".")
+    for parent in parents:
+        child = document.get(parent)
+        if child is None or isinstance(child, str):
+            child = document[parent] = {}
+        if not isinstance(child, dict):
+            raise InputError(f"'{parent}' is not a mapping", where, "override it whole")
+        document = child
+    try:
+        document[last] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"the value is not YAML ({error})", where) from None
+
+
+def _one_line(error: ValidationError, where: str) -> InputError:
+    first, others = _plainest(error)
+    # Tags of a union's members stand in the location too; only what the user wrote helps.
+    names = [str(part) for part in first["loc"] if not (isinstance(part, str) and ("[" in part or part[:1].isupper()))]
+    key = ".".join(names)
+    more = f" (and {others} more)" if others else ""
+    place = f"{where}: {key}" if key else where
+    if first["type"] == "extra_forbidden":
+        known = _keys(first["loc"][:-1])
+        near = difflib.get_close_matches(names[-1], known, n=1)
+        mend = f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(known)}"
+        return InputError(f"unknown key{more}", place, mend)
+    if first["type"] == "missing":
+        return InputError(f"is missing{more}", place, "add it; `orchestrator schema` describes it")
+    message = str(first["msg"]).removeprefix("Value error, ")
+    value = first.get("input")
+    got = f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""
+    return InputError(message[:1].lower() + message[1:] + got + more, place)
+
+
+def _plainest(error: ValidationError) -> tuple[Any, int]:
+    """The error to tell, and how many others there are.
+
+    A value that may be of two types fails once for each; the branch that went deeper is what was meant.
+    """
+    errors = [dict(e) for e in error.errors()]
+    deeper = [e for e in errors if not any(_is_branch(e["loc"], o["loc"]) for o in errors if o is not e)]
+    deeper.sort(key=lambda e: e["type"] == "missing")
+    return deeper[0], len({e["loc"] for e in deeper}) - 1
+
+
+def _is_branch(loc: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Whether `loc` only says that another branch of the union at its place was not taken."""
+    return len(other) > len(loc) and loc[:-1] == other[: len(loc) - 1] and loc[-1] != other[len(loc) - 1]
+
+
+def _keys(location: Iterable[Any]) -> list[str]:
+    """The keys that the job file knows at `location`."""
+    model: Any = JobSpec
+    for part in location:
+        if isinstance(part, int) or not (isinstance(model, type) and part in model.model_fields):
+            continue
+        model = _model_in(model.model_fields[part].annotation)
+    return list(model.model_fields) if model is not None else []
+
+
+def _model_in(annotation: Any) -> Any:
+    """The first model class within a type annotation such as list[Source] or Workers | None."""
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+        return annotation if issubclass(annotation, BaseModel) else None
+    return next((m for a in typing.get_args(annotation) if (m := _model_in(a)) is not None), None)

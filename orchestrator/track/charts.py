@@ -1,0 +1,141 @@
+"""Geometry of the report's drawings: numbers in, SVG coordinates out. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+Point = tuple[float, float]
+Tick = tuple[float, str]
+
+LEFT, RIGHT, TOP, BOTTOM = 54.0, 14.0, 14.0, 26.0
+POINTS = 900  # more than a screen is wide, and nobody sees the difference
+TIME_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A line over steps, in SVG units; y grows downwards."""
+
+    width: float
+    height: float
+    path: str
+    last: Point | None
+    x_ticks: list[Tick]
+    y_ticks: list[Tick]
+    marks: list[Tick]
+    bands: list[Point]
+    level: float | None
+
+    @property
+    def frame(self) -> tuple[float, float, float, float]:
+        """Left, right, top and bottom of the drawing area."""
+        return LEFT, self.width - RIGHT, TOP, self.height - BOTTOM
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A linear map of [low, high] to [start, end]."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        share = (value - self.low) / (self.high - self.low)
+        return round(self.start + share * (self.end - self.start), 2)
+
+
+def line_plot(
+    points: Iterable[Point],
+    width: float,
+    height: float,
+    *,
+    marks: Sequence[Tick] = (),
+    bands: Sequence[Point] = (),
+    level: float | None = None,
+    from_zero: bool = False,
+) -> Plot | None:
+    """A line with labelled marks and shaded bands on the x axis and a level on the y axis.
+
+    Points that are not finite break the line. None if there is nothing to draw.
+    """
+    given = list(points)
+    finite = [point for point in given if math.isfinite(point[1])]
+    if not finite:
+        return None
+    xs, ys = [x for x, _ in finite], [y for _, y in finite]
+    if level is not None:
+        ys.append(level)
+    low, high = (min(0.0, *ys) if from_zero else min(ys)), max(ys)
+    margin = (high - low or abs(high) or 1.0) * 0.06
+    low = low if from_zero else low - margin
+    x = Scale(min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1, LEFT, width - RIGHT)
+    y = Scale(low, high + margin, height - BOTTOM, TOP)
+    inside = (x.low, x.high)
+    return Plot(
+        width,
+        height,
+        path(thin(given), x, y),
+        (x(finite[-1][0]), y(finite[-1][1])),
+        [(x(v), number(v)) for v in ticks(x.low, x.high, int(width // 90)) if v == int(v)],
+        [(y(v), number(v)) for v in ticks(y.low, y.high, int(height // 45))],
+        [(x(v), label) for v, label in marks if inside[0] <= v <= inside[1]],
+        [(x(max(a, inside[0])), x(min(b, inside[1]))) for a, b in bands if a < inside[1] and b > inside[0]],
+        None if level is None else y(level),
+    )
+
+
+def path(points: Iterable[Point], x: Scale, y: Scale) -> str:
+    """The d of an SVG path, broken where a value is not finite."""
+    parts, pen = [], "M"
+    for px, py in points:
+        if math.isfinite(py):
+            parts.append(f"{pen}{x(px):g} {y(py):g}")
+            pen = "L"
+        else:
+            pen = "M"
+    return "".join(parts)
+
+
+def thin(points: Sequence[Point], limit: int = POINTS) -> list[Point]:
+    """At most about `limit` points with every peak and dip kept: first, least, greatest and last of each bin."""
+    if len(points) <= limit:
+        return list(points)
+    size = math.ceil(len(points) / (limit / 4))
+    kept: list[Point] = []
+    for start in range(0, len(points), size):
+        chunk = range(start, min(start + size, len(points)))
+        finite = [i for i in chunk if math.isfinite(points[i][1])]
+        extremes = {f(finite, key=lambda i: points[i][1]) for f in (min, max)} if finite else set()
+        broken = {i for i in chunk if not math.isfinite(points[i][1])}
+        kept += [points[i] for i in sorted({chunk[0], chunk[-1], *extremes, *broken})]
+    return kept
+
+
+def ticks(low: float, high: float, count: int) -> list[float]:
+    """Round numbers within [low, high], about `count` of them: steps of 1, 2 or 5 times a power of ten."""
+    if not high > low or count < 1:
+        return [low]
+    raw = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * f for f in (1, 2, 5, 10) if power * f >= raw * 0.999)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
+
+
+def time_ticks(seconds: float, count: int) -> list[float]:
+    """Moments of a clock within [0, seconds], at most about `count`."""
+    days = 86400 * math.ceil(seconds / count / 86400)
+    step = next((s for s in TIME_STEPS if s * count >= seconds), days)
+    return [float(i * step) for i in range(int(seconds // step) + 1)]
+
+
+def number(value: float) -> str:
+    """A tick's label: 0.002, 2.5, 1500, 12k, 3M."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / (1e3 if letter == 'k' else size):g}{letter}"
+    return f"{value:g}"

@@ -1,0 +1,154 @@
+"""What the driver shows while a run goes on, on standard error, so that standard output stays clean."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import IO, Any
+
+LINE_SECONDS = 10.0
+
+
+class Progress:
+    """A live line on a terminal; elsewhere a plain line every ten seconds and at every change of phase.
+
+    `update` takes {phase, step, steps, loss, tokens_per_second, attempt, layout, eta_seconds, note}; what is
+    missing is left out.
+    """
+
+    def __init__(self, stream: IO[str] | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._live: Any = None
+        self._task: Any = None
+        self._phase: tuple[Any, ...] = ()
+        self._spoke = -LINE_SECONDS
+
+    def __enter__(self) -> Progress:
+        if self._stream.isatty():
+            self._live = _bar(self._stream)
+            self._task = self._live.add_task("", total=None)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.stop()
+
+    def update(self, status: Mapping[str, Any]) -> None:
+        """Show the state of the run."""
+        phase = (status.get("phase"), status.get("attempt"), status.get("note"))
+        changed, self._phase = phase != self._phase, phase
+        line = "  ".join([head(status), *_details(status)])
+        if self._live:
+            total = status.get("steps") if status.get("phase") == "train" else None
+            self._live.update(self._task, description=line, total=total, completed=status.get("step") or 0)
+        elif changed or time.monotonic() - self._spoke >= LINE_SECONDS:
+            self._spoke = time.monotonic()
+            print(line, file=self._stream, flush=True)
+
+
+def head(status: Mapping[str, Any]) -> str:
+    """The phase, and the attempt from the second one on."""
+    again = f" (attempt {status['attempt']})" if (status.get("attempt") or 1) > 1 else ""
+    return f"{status.get('phase') or '...'}{again}"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as people say them: 40 ms, 8.2 s, 3 min 20 s, 5 h 03 min."""
+    if seconds is None:
+        return "unknown"
+    if 0 < seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def count(number: float | None) -> str:
+    """A number short enough to read at a glance: 812, 12.3k, 4.56M."""
+    if number is None:
+        return "unknown"
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= size:
+            return f"{number / size:.3g}{letter}"
+    return f"{number:.3g}"
+
+
+def final_table(summary: Mapping[str, Any], stream: IO[str] | None = None) -> None:
+    """The summary of a run as a table, on standard error unless told otherwise."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        title=f"{summary.get('name')}: {summary.get('state')}", title_justify="left", show_header=False
+    )
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, text in facts(summary):
+        table.add_row(name, text)
+    Console(file=stream or sys.stderr, markup=False, highlight=False).print(table)
+
+
+def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(name, text) of what a user asks first about a run."""
+    ledger, measured = summary.get("ledger") or {}, summary.get("measured") or {}
+    predicted = summary.get("predicted") or {}
+    goodput, cost, loss = ledger.get("goodput"), summary.get("cost_usd"), summary.get("final_loss")
+    entropy, kwh = summary.get("unigram_entropy"), summary.get("kwh")
+    rows = [
+        ("steps", f"{summary.get('step')} of {summary.get('steps')}, {count(summary.get('tokens'))} tokens"),
+        (
+            "loss",
+            ("unknown" if loss is None else f"{loss:.4f} nats a token")
+            + (f" (unigram entropy {entropy:.4f})" if entropy is not None else ""),
+        ),
+        ("speed", f"{count(measured.get('tokens_per_second'))} tokens/s"),
+        (
+            "a step",
+            f"{duration(measured.get('step_seconds'))} (predicted {duration(predicted.get('step_seconds'))})",
+        ),
+        ("wall time", duration(ledger.get("wall_seconds"))),
+        ("goodput", "unknown" if goodput is None else f"{goodput:.1%}"),
+        ("attempts", f"{summary.get('attempts')}, {ledger.get('lost_steps', 0)} steps lost"),
+        ("cost", "unknown" if cost is None else f"{cost:.2f} USD"),
+        (
+            "energy",
+            "unknown" if kwh is None else f"{kwh:.3g} kWh, {summary.get('co2e_kg'):.3g} kg CO2e (estimated)",
+        ),
+        ("receipt", str(summary.get("receipt") or "none")),
+    ]
+    if summary.get("reason"):
+        rows.insert(0, ("reason", str(summary["reason"])))
+    return rows
+
+
+def _details(status: Mapping[str, Any]) -> list[str]:
+    found = []
+    if status.get("step") is not None:
+        found.append(f"step {status['step']}/{status.get('steps') or '?'}")
+    if status.get("loss") is not None:
+        found.append(f"loss {status['loss']:.4f}")
+    if status.get("tokens_per_second") is not None:
+        found.append(f"{count(status['tokens_per_second'])} tokens/s")
+    if status.get("eta_seconds") is not None:
+        found.append(f"{duration(status['eta_seconds'])} left")
+    return found + [str(status[key]) for key in ("note", "layout") if status.get(key)]
+
+
+def _bar(stream: IO[str]) -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    return Bar(
+        SpinnerColumn(),
+        BarColumn(bar_width=12),
+        TextColumn("{task.description}", markup=False),
+        console=Console(file=stream),
+        transient=True,
+    )

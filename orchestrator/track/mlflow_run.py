@@ -1,0 +1,174 @@
+"""One run on an MLflow server: found by its run directory or made, and continued after its last logged step.
+
+Everything here may raise whatever MLflow and its transport raise; `tracker` decides what that means.
+MLflow is imported when the first object is made, seconds long, so make it away from the training path.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from orchestrator.track.redact import redact
+
+Row = dict[str, Any]
+
+METRICS_A_BATCH = 1000
+PARAMS_A_BATCH = 100
+VALUE_LENGTH = 6000
+KEY_LENGTH = 250
+URI_TAG, BORN_TAG = "orchestrator.run_uri", "orchestrator.born"
+# MLflow's own knobs, unless the user set them. Its defaults hold one call for minutes and call home.
+_KNOBS = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+
+
+class MlflowRun:
+    """The run tagged with `run_uri` and `born` (unix seconds of its first event) in `experiment`.
+
+    Two runs that used the same directory one after the other differ in `born`. `last` is the last step
+    that the server has.
+    """
+
+    def __init__(
+        self, uri: str, experiment: str, name: str, run_uri: str, born: float, params: Mapping[str, Any]
+    ) -> None:
+        for knob, value in _KNOBS.items():
+            os.environ.setdefault(knob, value)
+        from mlflow.tracking import MlflowClient
+
+        for chatty in ("mlflow", "alembic"):
+            logging.getLogger(chatty).setLevel(logging.ERROR)
+        self._client = MlflowClient(tracking_uri=uri)
+        self._experiment = _experiment(self._client, uri, experiment)
+        tags = {URI_TAG: _quotable(redact(run_uri)), BORN_TAG: f"{born:.6f}"}
+        wanted = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
+        found = self._client.search_runs([self._experiment], wanted, order_by=["attributes.start_time ASC"])
+        if found:
+            run = self._client.get_run(found[0].info.run_id)
+        else:
+            run = self._client.create_run(self._experiment, int(born * 1000), tags, name)
+        self.run_id = run.info.run_id
+        self.last = int(run.data.metrics.get("step", -1))
+        self._log_params(params, known=run.data.params)
+
+    def log_rows(self, rows: Iterable[Row]) -> None:
+        """Log what comes after `last`, in order, whole rows a batch; `last` follows each batch.
+
+        A step that was run again after a rollback is logged once, as it was first seen.
+        """
+        for batch in _batches(rows, self.last):
+            metrics = [metric for row in batch for metric in _metrics(row)]
+            tags = _tags({key: batch[-1].get(key) for key in ("layout", "samples") if batch[-1].get(key)})
+            self._client.log_batch(self.run_id, metrics=metrics, tags=tags)
+            self.last = batch[-1]["step"]
+
+    def log_document(self, name: str, text: str) -> None:
+        """Log or replace an artefact."""
+        self._client.log_text(self.run_id, redact(text), name)
+
+    def set_status(self, status: str, at: float | None = None) -> None:
+        """RUNNING, FINISHED, FAILED or KILLED, at unix seconds `at`."""
+        if status == "RUNNING":
+            self._client.update_run(self.run_id, status)
+        else:
+            self._client.set_terminated(self.run_id, status, None if at is None else int(at * 1000))
+
+    def _log_params(self, params: Mapping[str, Any], known: Mapping[str, str]) -> None:
+        """Log those that are not there. MLflow lets none be changed: a job edited later keeps its first."""
+        from mlflow.entities import Param
+
+        flat = {_key(key): str(value)[:VALUE_LENGTH] for key, value in flatten(redact(dict(params)))}
+        new = [Param(key, value) for key, value in flat.items() if key not in known]
+        for start in range(0, len(new), PARAMS_A_BATCH):
+            self._client.log_batch(self.run_id, params=new[start : start + PARAMS_A_BATCH])
+
+
+def flatten(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Leaves of nested mappings and lists under dotted keys. An empty one is a leaf."""
+    if isinstance(value, Mapping) and value:
+        children: Iterable[tuple[Any, Any]] = value.items()
+    elif isinstance(value, list | tuple) and value:
+        children = enumerate(value)
+    else:
+        yield key, value
+        return
+    for name, child in children:
+        yield from flatten(child, f"{key}.{name}" if key else str(name))
+
+
+def _experiment(client: Any, uri: str, name: str) -> str:
+    from mlflow.exceptions import MlflowException
+
+    if found := client.get_experiment_by_name(name):
+        return str(found.experiment_id)
+    try:
+        return str(client.create_experiment(name, artifact_location=_artifacts(uri, name)))
+    except MlflowException:  # another run made it meanwhile
+        if found := client.get_experiment_by_name(name):
+            return str(found.experiment_id)
+        raise
+
+
+def _artifacts(uri: str, experiment: str) -> str | None:
+    """Beside a database file, whatever folder this process runs in; a server decides for itself."""
+    database = re.fullmatch(r"sqlite(?:\+\w+)?:///([^?]+)(?:\?.*)?", uri)
+    if not database:
+        return None
+    return (Path(database[1]).resolve().parent / "mlartifacts" / re.sub(r"[^\w.-]", "_", experiment)).as_uri()
+
+
+def _batches(rows: Iterable[Row], last: int) -> Iterator[list[Row]]:
+    batch: list[Row] = []
+    size = 0
+    for row in rows:
+        if not isinstance(row.get("step"), int) or row["step"] <= last:
+            continue
+        last = row["step"]
+        count = len(_metric_keys(row))
+        if batch and size + count > METRICS_A_BATCH:
+            yield batch
+            batch, size = [], 0
+        batch.append(row)
+        size += count
+    if batch:
+        yield batch
+
+
+def _metric_keys(row: Row) -> list[str]:
+    """Keys with a number. Not a number is logged as such: the user must see it."""
+    keys = [
+        key for key, value in row.items() if isinstance(value, int | float) and not isinstance(value, bool)
+    ]
+    return [key for key in keys if key != "time"][:METRICS_A_BATCH]
+
+
+def _metrics(row: Row) -> list[Any]:
+    from mlflow.entities import Metric
+
+    # The time is the row's own, so that a row logged twice is the same row to the server.
+    at = int(float(row.get("time") or 0) * 1000)
+    return [Metric(_key(key), float(row[key]), at, row["step"]) for key in _metric_keys(row)]
+
+
+def _tags(tags: Mapping[str, Any]) -> list[Any]:
+    from mlflow.entities import RunTag
+
+    return [RunTag(key, str(value)[:VALUE_LENGTH]) for key, value in tags.items()]
+
+
+def _key(key: Any) -> str:
+    return re.sub(r"[^\w.\-/ ]", "_", str(key))[:KEY_LENGTH]
+
+
+def _quotable(text: str) -> str:
+    """MLflow's filters know no escape for a quote."""
+    return text.replace("'", "%27").replace('"', "%22").replace("`", "%60")

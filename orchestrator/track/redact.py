@@ -1,0 +1,58 @@
+"""Takes credentials out of what leaves the run directory: trackers and reports are read by many."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+HIDDEN = "***"
+T = TypeVar("T")
+
+# "token" must not hide "tokenizer" or "tokens_per_second", nor "key" hide "monkey": a word ends here.
+_NAMES = r"(?i:token|secret|password|passwd|credentials?|api_?key|access_?key(?:_?id)?|private_?key)(?![a-z])"
+_SECRET = rf"(?:{_NAMES}|(?<![A-Za-z])(?i:key)(?![A-Za-z]))"
+_SECRET_KEY = re.compile(_SECRET)
+_IN_URI = re.compile(r"(?<=://)([^\s/@:]*):[^\s/@]+(?=@)")
+_QUERY_NAMES = r"(?:[\w.-]*(?:token|secret|password|signature|credential|key)|sig)"
+_IN_QUERY = re.compile(rf"(?i)([?&]{_QUERY_NAMES}=)[^&\s\"'<]+")
+_AWS_ID = re.compile(r"\b(?:AKIA|ASIA|AROA|AIDA)[0-9A-Z]{16}\b")
+_VALUE = r"""(?P<value>"[^"\n]+"|'[^'\n]+'|[^\s"',}&{\[]+)"""
+_ASSIGNED = re.compile(rf"""(?P<key>{_SECRET}[\w.-]{{0,64}}["']?[ \t]*[:=][ \t]*){_VALUE}""")
+
+
+def redact(value: T) -> T:
+    """The same text, mapping or list with secrets replaced by ***.
+
+    Hidden are the password of `scheme://user:password@host`, secret query parameters, AWS key ids, and any
+    string whose key names a token, secret, password, credential or key.
+    """
+    return _redact(value)
+
+
+def _redact(value: Any) -> Any:
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, dict):
+        return {key: HIDDEN if _hides(key, item) else _redact(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_redact(item) for item in value)
+    return value
+
+
+def _hides(key: Any, value: Any) -> bool:
+    return isinstance(value, str) and bool(value) and isinstance(key, str) and bool(_SECRET_KEY.search(key))
+
+
+def _text(text: str) -> str:
+    text = _IN_URI.sub(rf"\1:{HIDDEN}", text)
+    text = _IN_QUERY.sub(rf"\1{HIDDEN}", text)
+    text = _AWS_ID.sub(HIDDEN, text)
+    return _ASSIGNED.sub(_hide_assigned, text)
+
+
+def _hide_assigned(match: re.Match[str]) -> str:
+    value = match["value"]
+    if re.fullmatch(r"[-+.\d]+|null|true|false|\*\*\*", value.strip("\"'")):
+        return match[0]
+    quote = value[0] if value[0] in "\"'" else ""
+    return f"{match['key']}{quote}{HIDDEN}{quote}"

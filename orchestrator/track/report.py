@@ -1,0 +1,247 @@
+"""The run as one HTML page without anything outside it: what happened, where the time went, what it made."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from orchestrator.checkpoint.manifest import CorruptCommit
+from orchestrator.checkpoint.store import Store
+from orchestrator.rundir import RunDir
+from orchestrator.spec import parse
+from orchestrator.track import charts
+from orchestrator.track.console import count, duration
+from orchestrator.track.ledger import BUCKETS, Phase, Row, split, timeline
+from orchestrator.track.redact import redact
+from orchestrator.track.summary import summary
+
+WIDE, LOW = (1040.0, 300.0), (508.0, 190.0)  # width and height of drawings
+LANE, LANES = 26.0, 14  # height of an attempt in the timeline, and how many are shown
+SHOWN = 12  # layouts in a table before the rest is only counted
+
+BUCKET_NAMES = {
+    "prepare": "preparing data and plan",
+    "start": "first start",
+    "step": "steps that count",
+    "data_stall": "waiting for samples",
+    "checkpoint_stall": "waiting for commits",
+    "lost_work": "steps done twice",
+    "detection": "noticing faults",
+    "re_plan": "stopping and planning anew",
+    "restore": "later starts and restores",
+    "export": "exporting",
+    "idle": "waiting for workers, and between steps",
+    "down": "nobody ran",
+}
+BUCKET_OF = {"train": "step", "wait": "idle", "stop": "re_plan"}  # the colour of a phase
+
+
+def report(run_dir: RunDir) -> str:
+    """The page for what stands in `run_dir`, of a run that goes on or has ended.
+
+    Raises InputError if there is no job.yaml, or none that can be read.
+    """
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"duration": duration, "count": count, "size": size, "moment": moment}
+    return environment.get_template("report.html.j2").render(_content(run_dir))
+
+
+def size(value: float | None) -> str:
+    """Bytes as people say them."""
+    if value is None:
+        return "unknown"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.3g} {unit}" if unit != "B" else f"{value:.0f} B"
+        value /= 1024
+    return f"{value:.3g} TiB"
+
+
+def moment(seconds: float | None) -> str:
+    """Unix seconds as a date and time."""
+    return "" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _content(run_dir: RunDir) -> dict[str, Any]:
+    """All that the template names."""
+    job = run_dir.read_text("job.yaml") or ""
+    spec = parse(yaml.safe_load(job) or {}, run_dir.at("job.yaml"))
+    plan = run_dir.read_json("plan.json") or {}
+    events, rows = redact(run_dir.rows("events.jsonl")), run_dir.rows("metrics.jsonl")
+    saved = run_dir.read_json("summary.json") or {}
+    known = {"unigram_entropy": saved.get("unigram_entropy"), "sample": saved.get("sample")}
+    found = {**saved, **summary(spec, plan, events, rows, **known)}
+    useful, _ = split(events, rows)
+    phases = timeline(events, rows)
+    return {
+        "spec": spec,
+        "run": redact(run_dir.uri),
+        "job": redact(job),
+        "summary": redact(found),
+        "ledger": _ledger(found["ledger"]),
+        "plots": _plots(useful, events, found),
+        "timeline": _timeline(phases),
+        "plan": _plan(plan),
+        "compared": _compared(found),
+        "commits": _commits(run_dir),
+        "events": _events(events),
+    }
+
+
+def _ledger(ledger: dict[str, Any]) -> list[dict[str, Any]]:
+    wall = ledger["wall_seconds"] or 1.0
+    seconds = ledger["seconds"]
+    shown = [bucket for bucket in BUCKETS if seconds[bucket] > 0]
+    return [
+        {"bucket": b, "name": BUCKET_NAMES[b], "seconds": seconds[b], "share": seconds[b] / wall}
+        for b in sorted(shown, key=lambda bucket: -seconds[bucket])
+    ]
+
+
+def _plots(rows: Sequence[Row], events: Sequence[Row], found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Loss with all that happened on the way, then speed and gradient norm."""
+    starts: dict[int, int] = {}
+    for row in rows:
+        starts.setdefault(row.get("attempt") or 0, row["step"])
+    marks = [(float(step), f"attempt {attempt}") for attempt, step in starts.items()][1:]
+    stops = [e for e in events if e.get("lost_steps") and e.get("step") is not None]
+    bands = [(float(e["step"] - e["lost_steps"]), float(e["step"])) for e in stops]
+    entropy = found["unigram_entropy"]
+    drawn = []
+    for key, title, unit in (
+        ("loss", "Loss", "nats a token"),
+        ("tokens_per_second", "Speed", "tokens a second"),
+        ("grad_norm", "Gradient norm", "before clipping"),
+    ):
+        points = [(float(r["step"]), float(r[key])) for r in rows if isinstance(r.get(key), int | float)]
+        loss = key == "loss"
+        plot = charts.line_plot(
+            points,
+            *(WIDE if loss else LOW),
+            marks=marks if loss else [(at, "") for at, _ in marks],
+            bands=bands if loss else [],
+            level=entropy if loss else None,
+            from_zero=not loss,
+        )
+        if plot:
+            drawn.append({"key": key, "title": title, "unit": unit, "plot": plot, "final": points[-1][1]})
+    return drawn
+
+
+def _timeline(phases: Sequence[Phase]) -> dict[str, Any] | None:
+    """One lane an attempt; the time before the first is its own. The last LANES are shown."""
+    lanes = list(dict.fromkeys(phase.attempt for phase in phases))[-LANES:]
+    shown = [phase for phase in phases if phase.attempt in lanes]
+    length = (shown[-1].end - shown[0].start) / 1e6 if shown else 0.0
+    if not length:
+        return None
+    x = charts.Scale(shown[0].start, shown[-1].end, charts.LEFT + 24, WIDE[0] - charts.RIGHT)
+    bars = [
+        {
+            "x": x(phase.start),
+            "y": lanes.index(phase.attempt) * LANE + 4,
+            "width": max(1.0, x(phase.end) - x(phase.start)),
+            "bucket": BUCKET_OF.get(phase.name, phase.name if phase.name in BUCKETS else "idle"),
+            "title": f"{phase.name}, {duration(phase.seconds)}" + (f": {phase.reason}" if phase.reason else ""),
+        }
+        for phase in shown
+        if phase.end > phase.start
+    ]
+    start = shown[0].start
+    return {
+        "bars": bars,
+        "lanes": [(i * LANE + LANE / 2, f"attempt {a}" if a else "before") for i, a in enumerate(lanes)],
+        "ticks": [(x(start + at * 1e6), duration(at)) for at in charts.time_ticks(length, 8)],
+        "width": WIDE[0],
+        "height": len(lanes) * LANE + charts.BOTTOM + 6,
+        "bottom": len(lanes) * LANE + 6,
+    }
+
+
+def _plan(plan: dict[str, Any]) -> dict[str, Any]:
+    chosen = dict(plan.get("chosen") or {})
+    text = chosen.pop("text", None) or " ".join(f"{key} {value}" for key, value in chosen.items())
+    reasons = Counter(str(r.get("reason")) for r in plan.get("rejected") or ())
+    candidates = list(plan.get("candidates") or ())
+    return {
+        "chosen": text,
+        "degrees": chosen,
+        "candidates": candidates[:SHOWN],
+        "more": max(0, len(candidates) - SHOWN),
+        "rejected": reasons.most_common(SHOWN),
+        "refused": sum(reasons.values()),
+    }
+
+
+def _compared(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Predicted beside measured, with measured over predicted."""
+    rows = []
+    for key, name, say in (
+        ("step_seconds", "a step", duration),
+        ("tokens_per_second", "tokens a second", count),
+        ("memory_bytes", "memory of a rank", size),
+    ):
+        predicted, real = found["predicted"][key], found["measured"][key]
+        ratio = real / predicted if predicted and real is not None else None
+        rows.append({"name": name, "predicted": say(predicted), "measured": say(real), "ratio": ratio})
+    return rows
+
+
+def _commits(run_dir: RunDir) -> list[dict[str, Any]]:
+    store = Store(run_dir.at("checkpoints"))
+    found = []
+    for step in store.steps():
+        try:
+            manifest = store.manifest(step)
+        except CorruptCommit as damage:
+            found.append({"step": step, "damage": str(damage)})
+        else:
+            found.append(
+                {
+                    "step": step,
+                    "damage": "",
+                    "created": manifest.created,
+                    "bytes": manifest.total_bytes,
+                    "tensors": len(manifest.tensors),
+                    "position": manifest.position,
+                    "receipt": manifest.receipt,
+                }
+            )
+    return found
+
+
+def _events(events: Sequence[Row]) -> list[dict[str, Any]]:
+    """What happened, newest first, with the time since the first event."""
+    first = events[0].get("time", 0.0) if events else 0.0
+    return [
+        {
+            "after": max(0.0, event.get("time", first) - first),
+            "attempt": event.get("attempt") or "",
+            "phase": str(event.get("phase")),
+            "bucket": BUCKET_OF.get(str(event.get("phase")), str(event.get("phase"))),
+            "step": "" if event.get("step") is None else event["step"],
+            "reason": event.get("reason") or "",
+            "layout": _layout(event.get("layout_after")),
+            "fault": event.get("first_fault") or "",
+            "lost": event.get("lost_steps") or 0,
+        }
+        for event in reversed(events)
+    ]
+
+
+def _layout(layout: Any) -> str:
+    return json.dumps(layout) if isinstance(layout, dict) else str(layout or "")

@@ -1,0 +1,142 @@
+"""The run in one document: how it ended, what it cost, and how well it was predicted. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from orchestrator.spec import JobSpec
+from orchestrator.track.ledger import ENDS, Phase, Row, ledger, split, timeline
+
+# Defaults of Green Algorithms (Lannelongue et al., 2021) for an unknown CPU, data centre and country, and the
+# board power of an H100 or H200 SXM. All at full load: an estimate from above, not a reading.
+WATTS_PER_CPU = 12.0
+WATTS_PER_GPU = 700.0
+PUE = 1.67  # power drawn by the building per power drawn by the machine
+KG_CO2E_PER_KWH = 0.475
+
+_HELD = frozenset({"start", "train", "stop"})  # phases in which the gang occupies its workers
+
+
+def summary(
+    spec: JobSpec,
+    plan: Mapping[str, Any] | None,
+    events: Sequence[Row],
+    rows: Sequence[Row],
+    manifest_meta: Mapping[str, Any] | None = None,
+    *,
+    unigram_entropy: float | None = None,
+    sample: str | None = None,
+    now: float | None = None,
+) -> dict[str, Any]:
+    """What summary.json holds.
+
+    `manifest_meta` is the `meta` of the last commit, `unigram_entropy` in nats a token, `sample` a text the
+    model generated, `now` unix seconds for a run that has not ended. Values that are not known are None.
+    """
+    useful, _ = split(events, rows)
+    last = max(useful, key=lambda row: row.get("step", 0), default={})
+    phases = timeline(events, rows, now)
+    used = worker_seconds(phases, rows) / 3600
+    ends = [event for event in events if event.get("phase") in ENDS]
+    running = not events or events[-1].get("phase") not in ENDS
+    loss = last.get("loss")
+    return {
+        "name": spec.name,
+        "state": "running" if running else events[-1]["phase"],
+        "reason": None if running else ends[-1].get("reason"),
+        "started": events[0].get("time") if events else None,
+        "ended": None if running else ends[-1].get("time"),
+        "step": last.get("step", 0),
+        "steps": spec.train.steps,
+        "tokens": last.get("tokens", 0),
+        "final_loss": loss,
+        "unigram_entropy": unigram_entropy,
+        "below_unigram": None if unigram_entropy is None or loss is None else bool(loss < unigram_entropy),
+        "receipt": (manifest_meta or {}).get("samples") or last.get("samples"),
+        "attempts": len({event.get("attempt") for event in events if event.get("phase") == "start"}),
+        "faults": [
+            {key: event.get(key) for key in ("time", "attempt", "step", "first_fault", "seconds_lost")}
+            for event in events
+            if event.get("first_fault")
+        ],
+        "layouts": list(dict.fromkeys(str(row["layout"]) for row in rows if row.get("layout"))),
+        "ledger": ledger(events, rows, now),
+        "predicted": _predicted(plan),
+        "measured": measured(useful),
+        "worker_hours": used,
+        **_footprint(spec, used),
+        "sample": sample,
+    }
+
+
+def measured(rows: Sequence[Row]) -> dict[str, float | None]:
+    """Medians over the steps that count, without the first of every attempt, which warms up; peak memory."""
+    first = {row.get("attempt"): index for index, row in reversed(list(enumerate(rows)))}
+    steady = [row for index, row in enumerate(rows) if first[row.get("attempt")] != index] or list(rows)
+    memory = _numbers(rows, "memory_bytes")
+    return {
+        "step_seconds": _median(steady, "step_seconds"),
+        "tokens_per_second": _median(steady, "tokens_per_second"),
+        "memory_bytes": max(memory) if memory else None,
+    }
+
+
+def worker_seconds(phases: Sequence[Phase], rows: Sequence[Row]) -> float:
+    """Seconds x workers that gangs held: from the start of each gang until it was stopped."""
+    by_attempt: dict[int, Any] = {}
+    for row in rows:
+        by_attempt.setdefault(row.get("attempt") or 0, row.get("layout"))
+    for phase in phases:
+        if phase.layout and phase.name in ("start", "train"):
+            by_attempt[phase.attempt] = phase.layout
+    held = [phase for phase in phases if phase.name in _HELD]
+    return sum(phase.seconds * world(by_attempt.get(phase.attempt)) for phase in held)
+
+
+def world(layout: Any) -> int:
+    """Ranks of a layout given as the mapping or as the string ("dp2 tp2 zero1 mb4"); 1 if it is not known."""
+    if isinstance(layout, Mapping):
+        return math.prod(int(layout.get(axis, 1)) for axis in ("pp", "dp", "cp", "tp"))
+    return math.prod(int(degree) for degree in re.findall(r"\b(?:pp|dp|cp|tp)(\d+)\b", str(layout or "")))
+
+
+def _footprint(spec: JobSpec, worker_hours: float) -> dict[str, Any]:
+    """Cost and energy of so many worker hours, with the assumptions in words."""
+    worker, price = spec.resources.per_worker, spec.limits.usd_per_worker_hour
+    watts = worker.cpu * WATTS_PER_CPU + worker.gpu * WATTS_PER_GPU
+    kwh = worker_hours * watts * PUE / 1000
+    cost = (
+        f"Cost is worker hours x {price:g} USD."
+        if price
+        else "Cost is unknown: usd_per_worker_hour is not set."
+    )
+    return {
+        "cost_usd": worker_hours * price if price else None,
+        "kwh": kwh,
+        "co2e_kg": kwh * KG_CO2E_PER_KWH,
+        "assumptions": (
+            f"Energy is estimated, not measured: a worker's {worker.cpu:g} CPU x {WATTS_PER_CPU:g} W and "
+            f"{worker.gpu:g} GPU x {WATTS_PER_GPU:g} W at full load, times {PUE} for the building, and "
+            f"{KG_CO2E_PER_KWH} kg CO2e per kWh (defaults of Green Algorithms, Lannelongue et al., 2021; "
+            f"H100 SXM board power). {cost}"
+        ),
+    }
+
+
+def _predicted(plan: Mapping[str, Any] | None) -> dict[str, Any]:
+    given = (plan or {}).get("predicted") or {}
+    return {key: given.get(key) for key in ("step_seconds", "tokens_per_second", "memory_bytes")}
+
+
+def _median(rows: Sequence[Row], key: str) -> float | None:
+    values = _numbers(rows, key)
+    return statistics.median(values) if values else None
+
+
+def _numbers(rows: Sequence[Row], key: str) -> list[float]:
+    values = [row.get(key) for row in rows]
+    return [v for v in values if isinstance(v, int | float) and math.isfinite(v)]

@@ -1,0 +1,177 @@
+"""Carries the run directory's rows and documents to MLflow from a thread of its own.
+
+The run directory is the truth and the server is a copy that may lag: the caller appends to the directory
+first and then tells the tracker, which never blocks it and never raises. While the server is down nothing
+is kept but a number; when it is back, what is missing is read from the run directory again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.rundir import RunDir
+from orchestrator.spec import JobSpec
+from orchestrator.track.mlflow_run import MlflowRun
+from orchestrator.track.redact import redact
+
+Row = dict[str, Any]
+
+METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
+DOCUMENTS = ("job.yaml", "plan.json", "summary.json", "report.html")
+STATUS = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+PENDING_ROWS = 5000  # more than this and the run directory is read instead
+FLUSH_SECONDS = 1.0
+BACKOFF_SECONDS = (1.0, 30.0)  # first and longest wait for a server that does not answer
+CLOSING_BACKOFF = 0.5
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What the server lacks: `missing` rows, and the last `problem` in one line if there was one."""
+
+    missing: int
+    problem: str | None = None
+
+
+class Tracker:
+    """Copies one run to MLflow: one MLflow run for all attempts. Without `spec.tracking` it does nothing."""
+
+    def __init__(self, spec: JobSpec, run_dir: RunDir, status: str = "RUNNING") -> None:
+        self.problem: str | None = None
+        self._spec, self._run_dir = spec, run_dir
+        self._changed = threading.Condition()
+        self._rows: deque[Row] = deque()
+        self._behind = True  # rows that are not in self._rows wait in the run directory
+        self._documents = set(DOCUMENTS)
+        self._status, self._told_status = status, ""
+        self._newest = self._last = -1
+        self._deadline: float | None = None
+        self._run: MlflowRun | None = None
+        self._thread = threading.Thread(target=self._work, name="tracker", daemon=True)
+        if spec.tracking:
+            self._thread.start()
+
+    def rows(self, rows: Iterable[Row]) -> None:
+        """These rows were appended to metrics.jsonl."""
+        with self._changed:
+            for row in rows:
+                self._newest = max(self._newest, row.get("step", -1))
+                if not self._behind:
+                    self._rows.append(row)
+            if len(self._rows) > PENDING_ROWS:
+                self._fall_behind()
+            self._changed.notify()
+
+    def document(self, name: str) -> None:
+        """That document of the run directory was written again: one of DOCUMENTS, or another text."""
+        with self._changed:
+            self._documents.add(name)
+            self._changed.notify()
+
+    def status(self, status: str) -> None:
+        """RUNNING, FINISHED, FAILED or KILLED."""
+        with self._changed:
+            self._status = status
+            self._changed.notify()
+
+    def close(self, timeout: float) -> Delivery:
+        """Deliver what is left for at most `timeout` seconds, and say what could not be."""
+        if not self._spec.tracking:
+            return Delivery(0)
+        with self._changed:
+            self._deadline = time.monotonic() + timeout
+            self._changed.notify()
+        self._thread.join(timeout)
+        late = None if self._idle() else f"no answer within {timeout:g} s"
+        return Delivery(max(0, self._newest - max(self._last, 0)), self.problem or late)
+
+    def _work(self) -> None:
+        backoff = BACKOFF_SECONDS[0]
+        while True:
+            try:
+                self._deliver()
+                self.problem, pause, backoff = None, FLUSH_SECONDS, BACKOFF_SECONDS[0]
+            except Exception as error:  # telemetry may not stop a run, whatever MLflow raises
+                self.problem = redact(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+                with self._changed:
+                    self._run, self._told_status = None, ""
+                    self._documents |= set(DOCUMENTS)
+                    self._fall_behind()
+                pause, backoff = backoff, min(2 * backoff, BACKOFF_SECONDS[1])
+            if not self._wait(pause):
+                return
+
+    def _wait(self, pause: float) -> bool:
+        """Pause, then until there is something to do. False when the thread is done."""
+        with self._changed:
+            if not self._changed.wait_for(self._closing, pause):
+                self._changed.wait_for(lambda: self._closing() or not self._idle())
+                return True
+            if self._idle() or time.monotonic() >= (self._deadline or 0):
+                return False
+            if self.problem:
+                self._changed.wait(CLOSING_BACKOFF)
+            return True
+
+    def _closing(self) -> bool:
+        return self._deadline is not None
+
+    def _idle(self) -> bool:
+        return not (self._rows or self._behind or self._documents or self._status != self._told_status)
+
+    def _fall_behind(self) -> None:
+        self._rows.clear()
+        self._behind = True
+
+    def _deliver(self) -> None:
+        """One round: connect if need be, then rows, then documents, then the status."""
+        if self._newest < 0:
+            self._newest = max((row.get("step", -1) for row in self._run_dir.rows(METRICS)), default=-1)
+        run = self._run = self._run or _connect(self._spec, self._run_dir)
+        with self._changed:
+            waiting, behind = list(self._rows), self._behind
+            self._behind = False
+        if (
+            behind
+        ):  # a row is in the run directory before it is told, so this reading holds all told until now
+            waiting = self._run_dir.rows(METRICS)
+        run.log_rows(waiting)
+        self._last = run.last
+        with self._changed:
+            while self._rows and self._rows[0].get("step", -1) <= run.last:
+                self._rows.popleft()
+            if not (self._rows or self._behind):
+                self._newest = run.last  # rolled back steps are no longer missing
+            documents, status = sorted(self._documents), self._status
+            self._documents = set()
+        for name in documents:
+            if (text := self._run_dir.read_text(name)) is not None:
+                run.log_document(name, text)
+        if status != self._told_status:
+            run.set_status(status, self._run_dir.rows(EVENTS)[-1]["time"])
+            self._told_status = status
+
+
+def deliver(spec: JobSpec, run_dir: RunDir, timeout: float = 60.0) -> Delivery:
+    """Bring the server up to what the run directory holds, and wait for it. Never raises.
+
+    For a run whose server was down until its end, or for a run of another machine.
+    """
+    events = run_dir.rows(EVENTS)
+    phase = events[-1].get("phase") if events else ""
+    return Tracker(spec, run_dir, STATUS.get(str(phase), "RUNNING")).close(timeout)
+
+
+def _connect(spec: JobSpec, run_dir: RunDir) -> MlflowRun:
+    events = run_dir.rows(EVENTS)
+    if not events:
+        raise LookupError("the run has no event yet")
+    tracking = spec.tracking
+    assert tracking
+    params = spec.model_dump(mode="json")
+    return MlflowRun(tracking.uri, tracking.experiment, spec.name, run_dir.uri, events[0]["time"], params)

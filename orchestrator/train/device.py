@@ -1,0 +1,62 @@
+"""Device, process-group backend and compute type, chosen here and nowhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cluster.link import Link
+from orchestrator.spec import JobSpec
+
+COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
+"""Bound on one collective. A dead peer is seen from outside, and the process replaced, long before."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where a rank computes, and in which type."""
+
+    device: torch.device
+    compute: torch.dtype
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Context of the forward pass: weights stay fp32, matrices are multiplied in the compute type."""
+        if self.compute is torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self.compute)
+
+
+def open_device(spec: JobSpec, link: Link) -> Device:
+    """Take this rank's device and join the process group of all ranks: NCCL on CUDA, gloo beside it and on CPU.
+
+    Raises RuntimeError if the job asks for a GPU and there is none.
+    """
+    seat, worker = link.seat, spec.resources.per_worker
+    torch.set_num_threads(max(int(worker.cpu), 1))
+    compute = torch.bfloat16 if spec.train.precision == "bf16" else torch.float32
+    if worker.gpu:
+        if not torch.cuda.is_available():
+            raise RuntimeError("per_worker.gpu is 1, and this worker's torch sees no GPU")
+        device = torch.device("cuda", seat.local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        backend = "cpu:gloo,cuda:nccl"
+    else:
+        device, backend = torch.device("cpu"), "gloo"
+    if seat.host.startswith("127."):
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # gloo would resolve the host name, which may lead elsewhere
+    store = link.store or dist.TCPStore(seat.host, seat.port, is_master=False, timeout=COLLECTIVE_TIMEOUT)
+    dist.init_process_group(backend, store=store, rank=seat.rank, world_size=seat.world, timeout=COLLECTIVE_TIMEOUT)
+    return Device(device, compute)
+
+
+def close_device() -> None:
+    """Leave the process group."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

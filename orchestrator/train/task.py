@@ -1,0 +1,32 @@
+"""What a gang is told to do, as plain data; torch-free, since the controller writes it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+ENTRY = "orchestrator.train.loop:main"
+"""The rank program, as a gang names it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One attempt.
+
+    `run` and `data` are URIs; `restore` is the step of the commit to start from, None for a fresh start; the
+    gang ends with a commit at step `until`, at the latest when all steps are done. `commit` is False in a replay,
+    which writes nothing.
+    """
+
+    job: dict[str, Any]
+    layout: dict[str, Any]
+    run: str
+    data: str
+    attempt: int
+    restore: int | None
+    until: int
+    commit: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        """The task as plain data."""
+        return dataclasses.asdict(self)

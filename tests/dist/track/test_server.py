@@ -1,0 +1,150 @@
+"""A real MLflow server that comes late, dies and comes back, while a run goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.rundir import RunDir
+from orchestrator.spec import parse
+from orchestrator.track.tracker import Delivery, Tracker
+
+BORN = 1_700_000_000.0
+
+
+class Server:
+    """An MLflow server on one database and one port, however often it is started."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = [
+            sys.executable,
+            "-m",
+            "mlflow",
+            "server",
+            "-w",
+            "1",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+        ]
+        command += ["--backend-store-uri", f"sqlite:///{self._folder}/mlflow.db"]
+        command += ["--artifacts-destination", str(self._folder / "artefacts")]
+        environment = {
+            **os.environ,
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+        }
+        with open(self._folder / "server.log", "ab") as log:
+            self._process = subprocess.Popen(
+                command, cwd=self._folder, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+        until(lambda: urllib.request.urlopen(f"{self.uri}/health", timeout=5).status == 200, 90)
+
+    def kill(self) -> None:
+        """SIGKILL to the server and its worker."""
+        if self._process:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path)
+    yield server
+    server.kill()
+
+
+def until(holds: Callable[[], bool], seconds: float) -> None:
+    """Wait until it holds. Raises TimeoutError."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            if holds():
+                return
+        except OSError:
+            pass
+        time.sleep(0.2)
+    raise TimeoutError
+
+
+@pytest.mark.slow
+def test_rows_wait_for_a_server_that_is_late_and_dies(tmp_path: Path, server: Server) -> None:
+    from mlflow.tracking import MlflowClient
+
+    run_dir = RunDir(str(tmp_path / "run"))
+    run_dir.create()
+    run_dir.append("events.jsonl", [{"time": BORN, "phase": "prepare", "attempt": 1}])
+    run_dir.write_text("job.yaml", "name: demo\n")
+    spec = parse(
+        {
+            "name": "demo",
+            "workload": {"model": "gpt-tiny"},
+            "data": {"sources": [{"uri": "x.txt"}], "tokenizer": "t.json", "sequence_length": 64},
+            "train": {"steps": 5, "global_batch": 4},
+            "tracking": {"uri": server.uri, "experiment": "demo"},
+        }
+    )
+    slowest = 0.0
+
+    def train(tracker: Tracker, first: int, last: int, attempt: int = 1) -> None:
+        nonlocal slowest
+        for step in range(first, last + 1):
+            rows = [
+                {"step": step, "time": BORN + step, "loss": float(step), "attempt": attempt, "layout": "dp1"}
+            ]
+            run_dir.append("metrics.jsonl", rows)
+            began = time.monotonic()
+            tracker.rows(rows)
+            slowest = max(slowest, time.monotonic() - began)
+
+    def steps() -> list[int]:
+        client = MlflowClient(tracking_uri=server.uri)
+        experiment = client.get_experiment_by_name("demo")
+        found = client.search_runs([experiment.experiment_id]) if experiment else []
+        assert len(found) <= 1, "one run for all attempts"
+        return [m.step for m in client.get_metric_history(found[0].info.run_id, "loss")] if found else []
+
+    tracker = Tracker(spec, run_dir)
+    train(tracker, 1, 20)  # no server yet
+    until(lambda: tracker.problem is not None, 60)
+    server.start()
+    until(lambda: len(steps()) == 20, 60)
+
+    server.kill()
+    train(tracker, 21, 40)
+    until(lambda: tracker.problem is not None, 60)
+    dead = tracker.close(1)
+    assert dead.missing == 20
+    assert dead.problem
+
+    server.start()
+    again = Tracker(spec, run_dir)  # another controller: rolled back to step 35
+    train(again, 36, 50, attempt=2)
+    run_dir.append("events.jsonl", [{"time": BORN + 60, "phase": "done", "attempt": 2}])
+    again.status("FINISHED")
+    assert again.close(60) == Delivery(0)
+    assert steps() == list(range(1, 51)), "in order, each once"
+    assert slowest < 0.2
+
+    client = MlflowClient(tracking_uri=server.uri)
+    [run] = client.search_runs([client.get_experiment_by_name("demo").experiment_id])
+    assert run.info.status == "FINISHED"
+    assert [a.path for a in client.list_artifacts(run.info.run_id)] == ["job.yaml"]

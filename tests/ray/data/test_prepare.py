@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import ray
+
+from orchestrator.data import tokenizer
+from orchestrator.data.prepare import prepare
+from orchestrator.data.tokens import Tokens
+from orchestrator.errors import InputError
+from orchestrator.spec import DataSpec
+
+pytestmark = pytest.mark.usefixtures("two_cpus")
+SENTENCES = [f"Sentence number {i} of {i * i} tells little more than {i % 7}.\n" for i in range(400)]
+
+
+def spec(*uris: str, weight: float = 1.0, tokens: Any = None) -> DataSpec:
+    return DataSpec(
+        sources=[{"uri": uri, "weight": weight} for uri in uris],
+        tokenizer=tokens or {"train_bpe": 320},
+        sequence_length=16,
+    )
+
+
+def write_texts(folder: Path) -> list[str]:
+    """One source of two .txt files, one of .jsonl and one of .parquet; returns their globs."""
+    folder.mkdir()
+    for name, lines in (("a", SENTENCES[:150]), ("b", SENTENCES[150:200])):
+        (folder / f"{name}.txt").write_text(
+            "<|endoftext|>\n".join("".join(lines[i : i + 5]) for i in range(0, 150, 5))
+        )
+    (folder / "c.jsonl").write_text("\n".join(json.dumps({"text": line}) for line in SENTENCES[200:300]))
+    pq.write_table(pa.table({"text": SENTENCES[300:]}), folder / "d.parquet", row_group_size=20)
+    return [str(folder / name) for name in ("*.txt", "*.jsonl", "*.parquet")]
+
+
+def text_of(tokens: Tokens, source: int) -> str:
+    ids = tokens.window(source, 0, tokens.length(source))
+    return str(tokens.tokenizer().decode([i for i in ids if i != tokens.manifest.roles["eos"]]))
+
+
+def all_cpus_are_free() -> bool:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        if ray.available_resources().get("CPU") == 2:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {
+        str(p.relative_to(folder)): (p.read_bytes(), p.stat().st_mtime_ns)
+        for p in folder.rglob("*")
+        if p.is_file()
+    }
+
+
+def test_text_of_every_kind_becomes_shards_that_give_it_back(tmp_path: Path) -> None:
+    data = spec(*write_texts(tmp_path / "texts"))
+    told: list[tuple[str, int, int]] = []
+    uri = prepare(
+        data, ("<extra_id_0>",), str(tmp_path / "cache"), lambda *t: told.append(t), part_bytes=2000
+    )
+
+    tokens = Tokens.open(uri)
+    assert text_of(tokens, 0).replace("\n", "") == "".join(SENTENCES[:200]).replace("\n", "")
+    assert text_of(tokens, 1) == "".join(SENTENCES[200:300])
+    assert text_of(tokens, 2) == "".join(SENTENCES[300:])
+    assert [sum(s.documents for s in source.shards) for source in tokens.manifest.sources] == [40, 100, 100]
+    assert tokens.vocabulary().sentinels == (7,)
+    assert tokens.manifest.vocabulary == 320
+
+    parts = told[-1][2]
+    assert parts == len(list((Path(uri) / "records").iterdir())) > 8
+    assert told == [
+        ("tokenizer", 0, 1),
+        ("tokenizer", 1, 1),
+        *(("tokens", n, parts) for n in range(parts + 1)),
+    ]
+    assert all_cpus_are_free()
+
+
+def test_prepared_data_is_not_prepared_again(tmp_path: Path) -> None:
+    cache = str(tmp_path / "cache")
+    data = spec(*write_texts(tmp_path / "texts"))
+    uri = prepare(data, (), cache)
+    before = snapshot(Path(uri))
+    moved = spec(*write_texts(tmp_path / "elsewhere"), weight=0.5)
+    for again in (data, moved):
+        assert prepare(again, (), cache, lambda *_: pytest.fail("worked again")) == uri
+    assert snapshot(Path(uri)) == before
+
+    (tmp_path / "texts" / "b.txt").write_text("Another text altogether.")
+    others = [
+        prepare(data, (), cache),
+        prepare(moved, ("<extra_id_0>",), cache),
+        prepare(spec(*(s.uri for s in moved.sources), tokens={"train_bpe": 330}), (), cache),
+        prepare(moved, (), cache, part_bytes=4000),
+    ]
+    assert len({uri, *others}) == 5
+
+
+def test_a_tokenizer_may_be_brought_along(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(tokenizer.train(SENTENCES, 400, ()))
+    data = spec(*write_texts(tmp_path / "texts"), tokens=str(tmp_path))
+    tokens = Tokens.open(prepare(data, ("<extra_id_0>",), str(tmp_path / "cache")))
+    assert tokens.manifest.vocabulary == 401
+    assert tokens.manifest.sentinels == (400,)
+    assert text_of(tokens, 1) == "".join(SENTENCES[200:300])
+
+
+def test_wrong_text_is_told_plainly_and_leaves_nothing_running(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(
+        "\n".join(json.dumps({"text": line}) for line in SENTENCES) + "\nnot JSON\n"
+    )
+    (tmp_path / "tokenizer.json").write_text(tokenizer.train(SENTENCES, 400, ()))
+    for tokens in (None, str(tmp_path)):  # found while the tokenizer is trained, and while tokenising
+        with pytest.raises(InputError, match="is not JSON") as caught:
+            prepare(
+                spec(str(tmp_path / "a.jsonl"), tokens=tokens), (), str(tmp_path / "cache"), part_bytes=2000
+            )
+        assert caught.value.where == str(tmp_path / "a.jsonl")
+        assert all_cpus_are_free()
+    assert not list((tmp_path / "cache").rglob("manifest.json"))
+
+
+@pytest.mark.parametrize("text", ["", "<|endoftext|>\n"])
+def test_sources_without_text_are_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.txt").write_text(text)
+    with pytest.raises(InputError, match="files are empty|no text in the files"):
+        prepare(spec(str(tmp_path / "a.txt")), (), str(tmp_path / "cache"))
+
+
+def test_an_actor_may_prepare(tmp_path: Path) -> None:
+    @ray.remote(num_cpus=0)
+    class Controller:
+        def prepare(self, data: DataSpec, cache: str) -> str:
+            return prepare(data, (), cache)
+
+    data = spec(*write_texts(tmp_path / "texts"))
+    uri = ray.get(Controller.remote().prepare.remote(data, str(tmp_path / "cache")), timeout=60)
+    assert Tokens.open(uri).manifest.documents == 240
+
+
+PREPARE = """
+import sys, ray
+from orchestrator.data.prepare import prepare
+from orchestrator.spec import DataSpec
+ray.init(num_cpus=2, include_dashboard=False, object_store_memory=10**8, _node_ip_address="127.0.0.1")
+print(prepare(DataSpec.model_validate_json(sys.argv[1]), (), sys.argv[2], part_bytes=20_000))
+"""
+
+
+def test_a_killed_preparation_goes_on_where_it_was(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("".join(f"Line {i} of {i % 1000} says {i * i}.\n" for i in range(80_000)))
+    data = spec(str(tmp_path / "a.txt"))
+    cache = tmp_path / "cache"
+    process = subprocess.Popen(
+        [sys.executable, "-c", PREPARE, data.model_dump_json(), str(cache)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while len(list(cache.glob("*/records/*.json"))) < 3 and time.monotonic() < deadline:
+        time.sleep(0.002)
+    tree = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    for member in tree:
+        os.kill(member.pid, signal.SIGKILL)
+    output, _ = process.communicate()
+    psutil.wait_procs(tree)
+    (left,) = cache.iterdir()
+    finished = {p.stem for p in (left / "records").glob("*.json")}
+    before = snapshot(left)
+    assert len(finished) >= 3
+    assert "manifest.json" not in before
+    assert "Dataset" not in output
+
+    told: list[tuple[str, int, int]] = []
+    uri = prepare(data, (), str(cache), lambda *t: told.append(t), part_bytes=20_000)
+    assert uri == str(left)
+    assert told[2] == ("tokens", len(finished), told[-1][2])
+    assert told[-1][2] > len(finished)
+    after = snapshot(left)
+    kept = [
+        "tokenizer.json",
+        *(f"records/{n}.json" for n in finished),
+        *(f"shards/{n}.bin" for n in finished),
+    ]
+    assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
+
+    undisturbed = Path(prepare(data, (), str(tmp_path / "other"), part_bytes=20_000))
+    whole = {name: content for name, (content, _) in after.items() if not name.endswith(".tmp")}
+    assert whole == {name: content for name, (content, _) in snapshot(undisturbed).items()}

@@ -1,0 +1,43 @@
+"""Prepared data without Ray: the same shards that `prepare` writes, made in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from orchestrator.data import manifest, shards, sources, tokenizer
+from orchestrator.data.files import Folder
+from orchestrator.spec import Source
+
+ENTRIES = 320
+
+
+@pytest.fixture
+def prepare_here(tmp_path: Path) -> Callable[..., str]:
+    """Turns texts, one list a source and one file an item, into prepared data; returns its URI."""
+
+    def prepare(
+        *texts: list[str], part_bytes: int = 400, uri: str = "", special: tuple[str, ...] = ()
+    ) -> str:
+        named = []
+        for number, files in enumerate(texts):
+            for index, text in enumerate(files):
+                path = tmp_path / f"source-{number}" / f"{index:03d}.txt"
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(text, newline="")
+            named.append(Source(uri=str(tmp_path / f"source-{number}" / "*.txt")))
+        parts = sources.cut(sources.resolve(named), part_bytes)
+        folder = Folder(uri or str(tmp_path / "prepared"))
+        text = tokenizer.train(shards.sample(parts, 2**20), ENTRIES, special)
+        roles = tokenizer.roles_of(Tokenizer.from_str(text), {})
+        folder.write("tokenizer.json", text.encode())
+        for number, part in enumerate(parts):
+            shards.write_shard(folder.uri, number, part, ENTRIES, roles["eos"])
+        found = shards.gather(folder, "f" * 32, [s.uri for s in named], parts, ENTRIES, roles)
+        manifest.write(folder, found)
+        return folder.uri
+
+    return prepare

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+
+from orchestrator.data import corpus
+from orchestrator.data.corpus import collect
+from orchestrator.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("corpus") / "texts"
+    return folder, collect(str(folder), limit_mib=0.5)
+
+
+def test_every_package_gives_a_file_of_prose(collected: tuple[Path, dict[str, Any]]) -> None:
+    folder, summary = collected
+    assert {p.name for p in folder.iterdir()} == {"corpus.json", *summary["files"]}
+    assert {"python.txt", "torch.txt", "ray.txt", "numpy.txt"} <= set(summary["files"])
+    assert 0.4 * 2**20 < summary["bytes"] <= 0.5 * 2**20
+    assert json.loads((folder / "corpus.json").read_text()) == summary
+    for name, file in summary["files"].items():
+        data = (folder / name).read_bytes()
+        assert (len(data), xxhash.xxh3_128_hexdigest(data)) == (file["bytes"], file["xxh3"])
+        documents = data.decode().split("\n<|endoftext|>\n")
+        assert documents.pop() == ""
+        assert len(documents) == len(set(documents)) == file["documents"]
+        assert min(map(len, documents), default=corpus.SHORTEST) >= corpus.SHORTEST
+
+
+def test_no_package_was_imported_or_left_behind(collected: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = collected
+    assert [p.name for p in folder.parent.iterdir()] == [folder.name]
+
+
+def test_it_is_collected_once(collected: tuple[Path, dict[str, Any]]) -> None:
+    folder, summary = collected
+    before = {p: p.stat().st_mtime_ns for p in folder.iterdir()}
+    assert collect(str(folder), limit_mib=0.5) == summary
+    assert {p: p.stat().st_mtime_ns for p in folder.iterdir()} == before
+
+
+def test_it_is_the_same_again_where_it_is_not_whole(collected: tuple[Path, dict[str, Any]]) -> None:
+    folder, summary = collected
+    (folder / "numpy.txt").write_text("cut short")
+    assert collect(str(folder), limit_mib=0.5) == summary
+    assert (folder / "numpy.txt").stat().st_size == summary["files"]["numpy.txt"]["bytes"]
+    assert [p.name for p in folder.parent.iterdir()] == [folder.name]
+
+
+def test_what_is_no_corpus_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("precious")
+    with pytest.raises(InputError, match="holds something else than a corpus"):
+        collect(str(tmp_path), limit_mib=0.01)
+    assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be written"):
+        collect(str(tmp_path / "file" / "corpus"), limit_mib=0.01)

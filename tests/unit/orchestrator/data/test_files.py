@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import pytest
+
+from orchestrator.data.files import Folder
+from orchestrator.errors import InputError
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_files_are_written_whole_and_read_back(tmp_path: Path, remote: bool) -> None:
+    folder = Folder(f"memory://{uuid.uuid4().hex}/" if remote else f"{tmp_path}/new/")
+    assert folder.local is not remote
+    assert folder.read("a/b.bin") is None
+    assert folder.read_json("c.json") is None
+    assert folder.names("a") == set()
+    for data in (b"first", b"second"):
+        folder.write("a/b.bin", data)
+        assert folder.read("a/b.bin") == data
+    folder.write_json("c.json", {"x": [1]})
+    assert Folder(folder.uri).read_json("c.json") == {"x": [1]}
+    assert folder.names("a") == {"b.bin"}
+
+
+def test_an_unknown_protocol_is_told() -> None:
+    with pytest.raises(InputError, match=r"nowhere://x: cannot be opened"):
+        Folder("nowhere://x")

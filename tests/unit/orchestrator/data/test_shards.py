@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+
+from orchestrator.data import shards
+from orchestrator.data.sources import cut, resolve
+from orchestrator.data.tokens import Tokens
+from orchestrator.errors import InputError
+from orchestrator.spec import Source
+
+Prepare = Callable[..., str]
+
+
+def test_the_manifest_counts_what_is_there(prepare_here: Prepare) -> None:
+    texts = ["héllo wörld.\n<|endoftext|>\nmore of it\n" * 30, "end"]
+    tokens = Tokens.open(prepare_here(texts, ["other"]))
+    found = tokens.manifest
+    ids = np.concatenate([tokens.window(s, 0, tokens.length(s)) for s in (0, 1)])
+    assert found.tokens == len(ids)
+    assert found.documents == (ids == found.roles["eos"]).sum() == 30 + 1 + 1 + 1
+    assert found.bytes == len(tokens.tokenizer().decode(ids.tolist()).encode())
+    assert found.bytes_per_token == found.bytes / found.tokens
+    shares = [n / len(ids) for n in Counter(ids.tolist()).values()]
+    assert found.entropy == pytest.approx(-sum(p * math.log(p) for p in shares))
+    for shard in (shard for source in found.sources for shard in source.shards):
+        assert xxhash.xxh3_128_hexdigest(Path(tokens.folder.at(shard.file)).read_bytes()) == shard.xxh3
+
+
+def test_ids_take_two_bytes_where_they_fit() -> None:
+    assert (shards.dtype(2**16), shards.dtype(2**16 + 1)) == ("<u2", "<u4")
+
+
+def test_parts_without_text_make_no_shard(prepare_here: Prepare) -> None:
+    # One line far longer than a part: the parts within it hold no beginning of a line.
+    tokens = Tokens.open(prepare_here(["word " * 300 + "\nend"], part_bytes=200))
+    found = [shard.file for shard in tokens.manifest.sources[0].shards]
+    assert found == ["shards/000000.bin", "shards/000007.bin"]
+    assert (
+        tokens.tokenizer().decode(tokens.window(0, 0, tokens.length(0)).tolist()) == "word " * 300 + "\nend"
+    )
+
+
+def test_no_text_at_all_is_told(prepare_here: Prepare) -> None:
+    with pytest.raises(InputError, match="there is no text in the files"):
+        prepare_here(["<|endoftext|>\n<|endoftext|>\n"])
+
+
+@pytest.mark.parametrize("limit", [10**6, 700])
+def test_a_sample_takes_every_parts_due(tmp_path: Path, limit: int) -> None:
+    (tmp_path / "a.txt").write_text("a few a words\n<|endoftext|>\n" * 200)
+    (tmp_path / "b.txt").write_text("b and b others\n<|endoftext|>\n" * 50)
+    (part,) = cut(resolve([Source(uri=str(tmp_path / "*.txt"))]), 10**5)
+    parts = [(span,) for span in part]
+    total = sum(span.bytes for span in part)
+    taken = list(shards.sample(parts, limit))
+    of_a, of_b = sum("few" in text for text in taken), sum("others" in text for text in taken)
+    if limit > total:
+        assert (of_a, of_b) == (200, 50)
+    else:
+        assert sum(map(len, taken)) == pytest.approx(limit, abs=40)
+        assert of_b / of_a == pytest.approx(0.25, abs=0.1)

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from orchestrator.data import sources
+from orchestrator.data.sources import cut, resolve
+from orchestrator.errors import InputError
+from orchestrator.spec import Source
+
+
+def files(folder: Path, **texts: str) -> str:
+    for name, text in texts.items():
+        (folder / f"{name}.txt").write_text(text)
+    return str(folder / "*.txt")
+
+
+def test_files_come_by_source_and_by_name(tmp_path: Path) -> None:
+    glob = files(tmp_path, b="bb", a="a", c="ccc")
+    found = resolve([Source(uri=str(tmp_path / "c.txt")), Source(uri=glob)])
+    assert [(f.source, Path(f.uri).name, f.size) for f in found] == [
+        (0, "c.txt", 3),
+        (1, "a.txt", 1),
+        (1, "b.txt", 2),
+        (1, "c.txt", 3),
+    ]
+
+
+def test_content_not_time_or_place_identifies_a_file(tmp_path: Path) -> None:
+    files(tmp_path, a="same", b="same", c="else")
+    os.utime(tmp_path / "b.txt", (1, 1))
+    a, b, c = (file.content for file in resolve([Source(uri=str(tmp_path / "*.txt"))]))
+    assert a == b != c
+
+
+def test_a_file_on_another_file_system_is_identified_by_its_tag() -> None:
+    place = f"memory://{uuid.uuid4().hex}"
+    with fsspec.open(f"{place}/a.txt", "w") as file:
+        file.write("hello")
+    (before,) = resolve([Source(uri=f"{place}/*.txt")])
+    with fsspec.open(before.uri) as file:
+        assert len(file.read()) == before.size == 5
+    with fsspec.open(f"{place}/a.txt", "w") as file:
+        file.write("hallo")
+    (after,) = resolve([Source(uri=f"{place}/*.txt")])
+    assert before.content != after.content
+
+
+def test_a_name_with_brackets_is_a_name_first(tmp_path: Path) -> None:
+    (tmp_path / "a[1].txt").write_text("x")
+    assert [f.uri for f in resolve([Source(uri=str(tmp_path / "a[1].txt"))])] == [str(tmp_path / "a[1].txt")]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("none.txt", "there is no such file"),
+        ("*.jsonl", "there is no such file"),
+        ("", "is a folder; name its files"),
+        ("*", r"b.csv is not a .txt, .jsonl, .parquet file"),
+        ("b.csv", r"b.csv is not a .txt, .jsonl, .parquet file"),
+    ],
+)
+def test_a_source_that_names_no_text_is_told(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "b.csv").write_text("x")
+    with pytest.raises(InputError, match=message) as caught:
+        resolve([Source(uri=str(tmp_path / "a.txt")), Source(uri=f"{tmp_path}/{name}")])
+    assert str(caught.value).startswith("data.sources.1.uri ")
+
+
+def test_an_unknown_protocol_is_told() -> None:
+    with pytest.raises(InputError, match="cannot be listed"):
+        resolve([Source(uri="nowhere://bucket/a.txt")])
+
+
+def test_large_files_are_cut_and_small_ones_of_one_source_put_together(tmp_path: Path) -> None:
+    glob = files(tmp_path, a="x" * 250, b="y" * 30, c="z" * 30, d="", e="w" * 50)
+    parts = cut(resolve([Source(uri=glob), Source(uri=glob)]), 100)
+    shape = [[(Path(s.file.uri).stem, s.start, s.stop) for s in part] for part in parts]
+    one = [[("a", 0, 83)], [("a", 83, 166)], [("a", 166, 250)], [("b", 0, 30), ("c", 0, 30)], [("e", 0, 50)]]
+    assert shape == one + one
+    assert [part[0].file.source for part in parts] == [0] * 5 + [1] * 5
+
+
+def test_row_groups_of_parquet_are_spans(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["word " * 50] * 90}), tmp_path / "a.parquet", row_group_size=10)
+    found = resolve([Source(uri=str(tmp_path / "a.parquet"))])
+    spans = [s for part in cut(found, 1) for s in part]
+    assert [(s.start, s.stop) for s in spans] == [(i, i + 1) for i in range(9)]
+    (whole,) = cut(found, 10**9)
+    assert [(s.start, s.stop) for s in whole] == [(0, 9)]
+
+
+def test_a_parquet_file_without_the_field_is_told(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"body": ["x"], "id": [1]}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match="has no column 'text'; set field to one of body, id"):
+        cut(resolve([Source(uri=str(tmp_path / "a.parquet"))]), 100)
+
+
+def test_a_damaged_parquet_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 no more")
+    with pytest.raises(InputError, match="is not a parquet file"):
+        cut(resolve([Source(uri=str(tmp_path / "a.parquet"))]), 100)
+
+
+def test_a_part_travels_as_text(tmp_path: Path) -> None:
+    (part,) = cut(resolve([Source(uri=files(tmp_path, a="x" * 20, b="é"))]), 100)
+    assert sources.from_json(sources.to_json(part)) == part

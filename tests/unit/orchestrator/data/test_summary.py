@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+
+import pytest
+
+from orchestrator.data.summary import inspect
+from orchestrator.data.tokens import Tokens
+
+
+def test_a_summary_adds_up_and_shows_the_text(prepare_here: Callable[..., str]) -> None:
+    uri = prepare_here(["Once upon a time. " * 40], ["The end.\n<|endoftext|>\nReally."])
+    found = inspect(uri)
+    assert json.loads(json.dumps(found)) == found
+    assert (
+        found["tokens"]
+        == sum(source["tokens"] for source in found["sources"])
+        == Tokens.open(uri).manifest.tokens
+    )
+    assert [source["documents"] for source in found["sources"]] == [1, 2]
+    assert found["sources"][0]["excerpt"].startswith("Once upon a time.")
+    assert found["sources"][1]["excerpt"] == "The end.<|endoftext|>Really.<|endoftext|>"
+    nats_per_byte = found["entropy_nats"] * found["tokens"] / found["bytes"]
+    assert found["bits_per_byte"] == pytest.approx(nats_per_byte / math.log(2))

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import io
+import os
+import pty
+import select
+
+import pytest
+
+from orchestrator.track.console import Progress, count, duration, facts, final_table
+
+STATUS = {
+    "phase": "train", "step": 3, "steps": 10, "loss": 4.56789, "tokens_per_second": 12345.0, "attempt": 2,
+    "layout": "dp2 zero0 mb4", "eta_seconds": 75, "note": "tracking server is down",
+}  # fmt: skip
+
+
+def test_elsewhere_than_on_a_terminal_plain_lines() -> None:
+    stream = io.StringIO()
+    with Progress(stream) as progress:
+        progress.update({"phase": "prepare", "attempt": 1})
+        progress.update(STATUS)
+        progress.update({**STATUS, "step": 4})  # nothing but the step, within ten seconds
+        progress.update({**STATUS, "step": 5, "phase": "export"})
+    assert stream.getvalue().splitlines() == [
+        "prepare",
+        "train (attempt 2)  step 3/10  loss 4.5679  12.3k tokens/s  1 min 15 s left"
+        "  tracking server is down  dp2 zero0 mb4",
+        "export (attempt 2)  step 5/10  loss 4.5679  12.3k tokens/s  1 min 15 s left"
+        "  tracking server is down  dp2 zero0 mb4",
+    ]
+
+
+def test_on_a_terminal_one_live_line() -> None:
+    main, terminal = pty.openpty()
+    with os.fdopen(terminal, "w") as stream:
+        with Progress(stream) as progress:
+            progress.update({**STATUS, "note": "[red]x[/red]", "eta_seconds": None})
+        shown = b""
+        while select.select([main], [], [], 0.2)[0]:
+            shown += os.read(main, 65536)
+    os.close(main)
+    assert "train (attempt 2)  step 3/10  loss 4.5679" in shown.decode()
+    assert b"[red]x" in shown, "what a message says is no markup"
+
+
+def test_nothing_goes_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress() as progress:
+        progress.update(STATUS)
+    final_table({"name": "demo", "state": "done"})
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "train" in err
+    assert "demo: done" in err
+
+
+def test_final_table_says_what_is_not_known() -> None:
+    stream = io.StringIO()
+    final_table(
+        {"name": "demo[/x]", "state": "failed", "reason": "[bold]too many restarts", "final_loss": None},
+        stream,
+    )
+    shown = stream.getvalue()
+    assert "[bold]too many restarts" in shown
+    assert "unknown" in shown
+
+
+def test_facts() -> None:
+    found = dict(
+        facts(
+            {
+                "step": 200, "steps": 200, "tokens": 819200, "final_loss": 5.1, "unigram_entropy": 6.2,
+                "measured": {"tokens_per_second": 3500.0, "step_seconds": 0.5},
+                "predicted": {"step_seconds": 0.4},
+                "ledger": {"goodput": 0.815, "wall_seconds": 130.0, "lost_steps": 7}, "attempts": 2,
+                "receipt": "abcd", "kwh": 0.00123, "co2e_kg": 0.0005, "cost_usd": None,
+            }
+        )
+    )  # fmt: skip
+    assert found["loss"] == "5.1000 nats a token (unigram entropy 6.2000)"
+    assert found["goodput"] == "81.5%"
+    assert found["wall time"] == "2 min 10 s"
+    assert found["attempts"] == "2, 7 steps lost"
+    assert found["cost"] == "unknown"
+    assert found["energy"].startswith("0.00123 kWh")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "unknown"),
+        (0, "0.0 s"),
+        (0.0412, "41.2 ms"),
+        (8.24, "8.2 s"),
+        (59.4, "59 s"),
+        (61, "1 min 01 s"),
+        (3 * 3600 + 180, "3 h 03 min"),
+    ],
+)
+def test_duration(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(None, "unknown"), (0, "0"), (812, "812"), (12345, "12.3k"), (4.56e6, "4.56M"), (2e9, "2G")],
+)
+def test_count(number: float | None, text: str) -> None:
+    assert count(number) == text

@@ -1,0 +1,206 @@
+"""Against a real MLflow store on SQLite; tests/dist/track has the same against a server."""
+
+from __future__ import annotations
+
+import math
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.rundir import RunDir
+from orchestrator.spec import JobSpec, parse
+from orchestrator.track import mlflow_run, tracker
+from orchestrator.track.tracker import Tracker, deliver
+
+BORN = 1_700_000_000.0
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The tracking URI of a database; making its tables takes seconds."""
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
+
+
+@pytest.fixture
+def client(store: str) -> Any:
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(tracking_uri=store)
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """A server that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"http://ann:hunter2@127.0.0.1:{listener.getsockname()[1]}"
+
+
+def job(uri: str, experiment: str, **more: Any) -> JobSpec:
+    return parse(
+        {
+            "name": "demo",
+            "workload": {"model": "gpt-tiny", "changes": {"odd name!": "x" * 7000, "api_key": "hunter2"}},
+            "data": {
+                "sources": [{"uri": "s3://ann:hunter2@b/x"}],
+                "tokenizer": "t.json",
+                "sequence_length": 64,
+            },
+            "train": {"steps": 5, "global_batch": 4},
+            "tracking": {"uri": uri, "experiment": experiment},
+            **more,
+        }
+    )
+
+
+def new_run(path: Path, born: float = BORN) -> RunDir:
+    run_dir = RunDir(str(path))
+    run_dir.create()
+    run_dir.append("events.jsonl", [{"time": born, "phase": "prepare", "attempt": 1}])
+    return run_dir
+
+
+def row(step: int, attempt: int = 1, **more: Any) -> dict[str, Any]:
+    return {
+        "step": step, "time": BORN + 10 * attempt + step, "loss": 10 / step, "attempt": attempt,
+        "layout": f"dp{attempt} zero0 mb4", "samples": f"hash{step}", **more,
+    }  # fmt: skip
+
+
+def write(run_dir: RunDir, to: Tracker, rows: list[dict[str, Any]]) -> None:
+    run_dir.append("metrics.jsonl", rows)
+    to.rows(rows)
+
+
+def runs(client: Any, experiment: str) -> list[Any]:
+    return client.search_runs([client.get_experiment_by_name(experiment).experiment_id])
+
+
+def history(client: Any, run: Any, key: str = "loss") -> list[tuple[int, float]]:
+    return [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, key)]
+
+
+def test_a_run_arrives_whole(tmp_path: Path, store: str, client: Any) -> None:
+    run_dir = new_run(tmp_path / "run")
+    run_dir.write_text("job.yaml", "uri: s3://ann:hunter2@b/x\n")
+    followed = Tracker(job(store, "whole"), run_dir)
+    write(run_dir, followed, [row(1), row(2, loss=math.nan)])
+    write(run_dir, followed, [row(3)])
+    run_dir.append("events.jsonl", [{"time": BORN + 60, "phase": "done", "attempt": 1}])
+    run_dir.write_text("summary.json", "{}\n")
+    followed.document("summary.json")
+    followed.status("FINISHED")
+    assert followed.close(60) == tracker.Delivery(0)
+
+    [run] = runs(client, "whole")
+    assert (run.info.status, run.info.run_name) == ("FINISHED", "demo")
+    assert (run.info.start_time, run.info.end_time) == (BORN * 1000, (BORN + 60) * 1000)
+    assert [s for s, _ in history(client, run)] == [1, 2, 3]
+    assert math.isnan(history(client, run)[1][1])
+    assert client.get_metric_history(run.info.run_id, "loss")[0].timestamp == (BORN + 11) * 1000
+    assert (run.data.tags["layout"], run.data.tags["samples"]) == ("dp1 zero0 mb4", "hash3")
+    assert run.data.params["train.optimizer.lr"] == "0.0003"
+    assert len(run.data.params["workload.changes.odd name_"]) == 6000
+    assert "hunter2" not in str(run.data.params)
+    artefacts = {
+        a.path: Path(run.info.artifact_uri.removeprefix("file://")) / a.path
+        for a in client.list_artifacts(run.info.run_id)
+    }
+    assert set(artefacts) == {"job.yaml", "summary.json"}
+    assert artefacts["job.yaml"].read_text() == "uri: s3://ann:***@b/x\n"
+    assert artefacts["job.yaml"].is_relative_to(Path(store.removeprefix("sqlite:///")).parent)
+
+
+def test_a_controller_killed_goes_on_after_the_last_step(tmp_path: Path, store: str, client: Any) -> None:
+    run_dir = new_run(tmp_path / "run")
+    first = Tracker(job(store, "killed"), run_dir)
+    write(run_dir, first, [row(1), row(2), row(3)])
+    assert first.close(60).missing == 0
+    run_dir.append("metrics.jsonl", [row(4)])  # written, and killed before the tracker was told
+    longer = job(store, "killed", train={"steps": 9, "global_batch": 4})
+    second = Tracker(longer, run_dir)
+    write(run_dir, second, [row(3, 2), row(4, 2), row(5, 2)])  # rolled back to step 2
+    second.status("FAILED")
+    assert second.close(60) == tracker.Delivery(0)
+    [run] = runs(client, "killed")
+    assert history(client, run) == [(s, 10 / s) for s in (1, 2, 3, 4, 5)]
+    assert history(client, run, "attempt")[-1] == (5, 2)
+    assert run.info.status == "FAILED"
+    assert run.data.params["train.steps"] == "5", "MLflow keeps the first value of a parameter"
+
+
+def test_a_directory_used_anew_is_another_run(tmp_path: Path, store: str, client: Any) -> None:
+    for born in (BORN, BORN + 1000):
+        run_dir = new_run(tmp_path / f"{born}", born)
+        run_dir.uri = str(tmp_path / "it's the same")
+        run_dir.append("metrics.jsonl", [row(1)])
+        assert deliver(job(store, "anew"), run_dir) == tracker.Delivery(0)
+    assert [len(history(client, run)) for run in runs(client, "anew")] == [1, 1]
+
+
+def test_deliver_brings_what_is_missing_and_nothing_twice(tmp_path: Path, store: str, client: Any) -> None:
+    run_dir = new_run(tmp_path / "run")
+    run_dir.append("metrics.jsonl", [row(s, **{f"m{i}": float(i) for i in range(400)}) for s in range(1, 8)])
+    run_dir.append("events.jsonl", [{"time": BORN + 99, "phase": "stopped", "attempt": 1}])
+    for _ in range(2):
+        assert deliver(job(store, "deliver"), run_dir) == tracker.Delivery(0)
+    [run] = runs(client, "deliver")
+    assert history(client, run, "m399") == [(s, 399.0) for s in range(1, 8)]
+    assert run.info.status == "KILLED"
+
+
+def test_more_rows_than_memory_holds_come_from_the_run_directory(
+    tmp_path: Path, store: str, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracker, "PENDING_ROWS", 10)
+    run_dir = new_run(tmp_path / "run")
+    followed = Tracker(job(store, "many"), run_dir)
+    for step in range(1, 101):
+        write(run_dir, followed, [row(step)])
+        assert len(followed._rows) <= 10
+        if step == 50:
+            time.sleep(2.5)  # delivered so far, and so no longer behind
+    assert followed.close(60) == tracker.Delivery(0)
+    [run] = runs(client, "many")
+    assert [s for s, _ in history(client, run)] == list(range(1, 101))
+
+
+def test_a_dead_server_neither_blocks_nor_raises(tmp_path: Path, silent: str) -> None:
+    run_dir = new_run(tmp_path / "run")
+    began = time.monotonic()
+    followed = Tracker(job(silent, "dead"), run_dir)
+    for step in range(1, 51):
+        write(run_dir, followed, [row(step)])
+    followed.document("plan.json")
+    followed.status("FINISHED")
+    assert time.monotonic() - began < 1
+    found = followed.close(1)
+    assert time.monotonic() - began < 4
+    assert found.missing == 50
+    assert found.problem
+    assert "hunter2" not in found.problem
+
+
+def test_a_refused_connection_is_told(tmp_path: Path, client: Any) -> None:
+    run_dir = new_run(tmp_path / "run")
+    run_dir.append("metrics.jsonl", [row(s) for s in (1, 2, 3)])
+    found = deliver(job("http://127.0.0.1:9", "refused"), run_dir, timeout=2)
+    assert found.missing == 3, "of rows written by an earlier controller too"
+    assert found.problem
+    assert "refused" in found.problem
+    assert "\n" not in found.problem
+
+
+def test_without_tracking_nothing_happens(tmp_path: Path) -> None:
+    run_dir = new_run(tmp_path / "run")
+    followed = Tracker(job("x", "none", tracking=None), run_dir)
+    write(run_dir, followed, [row(1)])
+    assert followed.close(10) == tracker.Delivery(0)
+
+
+def test_flatten_names_every_leaf() -> None:
+    nested = {"a": {"b": 1, "c": [2, {"d": None}]}, "e": {}, "f": []}
+    assert dict(mlflow_run.flatten(nested)) == {"a.b": 1, "a.c.0": 2, "a.c.1.d": None, "e": {}, "f": []}

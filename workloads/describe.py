@@ -1,0 +1,68 @@
+"""From what a job file says of a model to its configuration, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from workloads.config import TransformerConfig
+from workloads.errors import WorkloadError
+from workloads.presets import preset
+
+if TYPE_CHECKING:
+    from workloads.hf.folder import ForeignModel
+
+FOLDER = "hf:"
+SENTENCES = ("next_sentence", "sentence_order")
+"""Objectives with labels of the whole sequence beside those of the tokens."""
+TYPED = (*SENTENCES, "unified_lm", "translation_lm")
+"""Objectives whose batches have two token types."""
+
+
+def describe(
+    model: str,
+    changes: Mapping[str, Any] | None = None,
+    vocab_size: int | None = None,
+    objective: str | None = None,
+) -> TransformerConfig | ForeignModel:
+    """The configuration of preset `model`, or of the folder in `hf:<folder>`, with `changes`.
+
+    A preset's vocabulary is `vocab_size` unless changes say otherwise; a folder keeps its own. With
+    `objective` the heads are those it trains. Raises WorkloadError for an unknown model or field, or sizes
+    that do not fit each other.
+    """
+    wanted = dict(changes or {})
+    if not model.startswith(FOLDER):
+        if vocab_size is not None:
+            wanted.setdefault("vocab_size", vocab_size)
+        config = preset(model).changed(wanted)
+        return config if objective is None else for_objective(config, objective)
+    from workloads.hf.folder import ForeignModel, describe_folder
+
+    found = describe_folder(model.removeprefix(FOLDER)).changed(wanted)
+    if isinstance(found, ForeignModel) or objective is None:
+        return found
+    return for_objective(found, objective)
+
+
+def for_objective(config: TransformerConfig, objective: str) -> TransformerConfig:
+    """The configuration with the heads that `objective` trains and no others.
+
+    Raises WorkloadError if the model cannot have them.
+    """
+    if objective.endswith("_classification"):
+        head = "token" if objective == "token_classification" else "sequence"
+        wanted = {"head": head, "sentence_head": False, "generator": 0, "classes": config.classes or 2}
+        return config.changed(wanted)
+    if config.architecture not in ("encoder", "prefix"):
+        return config
+    if objective == "replaced_token_detection":
+        if not config.generator:
+            raise WorkloadError(
+                "replaced_token_detection needs a generator; use electra-base or set generator"
+            )
+        return config.changed({"head": "discriminator", "sentence_head": False})
+    head = config.head if config.head in ("language", "masked") else "masked"
+    types = 2 if objective in TYPED and config.token_types == 1 else config.token_types
+    wanted = {"head": head, "generator": 0, "sentence_head": objective in SENTENCES, "token_types": types}
+    return config.changed(wanted)

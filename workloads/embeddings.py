@@ -1,0 +1,50 @@
+"""From token vectors to the first hidden states."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from workloads.config import TransformerConfig
+from workloads.layers import norm
+from workloads.positions import sinusoids
+
+
+class Embeddings(nn.Module):
+    """Adds positions and token types to token vectors [B, L, embedding_size]; then the norm, if any."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        size, learned = config.embedding_size, config.positions == "learned"
+        self.offset = config.position_offset
+        self.sinusoidal = config.positions == "sinusoidal"
+        count = config.max_positions + config.position_offset
+        self.positions = nn.Embedding(count, size) if learned else None
+        self.blocks = nn.Embedding(count, size) if config.block_positions else None
+        self.token_types = nn.Embedding(config.token_types, size) if config.token_types else None
+        self.norm = norm(config, size) if config.embedding_norm else None
+
+    def forward(self, vectors: Tensor, positions: Tensor, token_types: Tensor | None) -> Tensor:
+        """positions int64 [1 or B, L], or [B, 2, L] with block positions (GLM, section 2.1)."""
+        if self.blocks is not None:
+            # A batch without block positions is one whole block: its second coordinate is zero.
+            second = positions[:, 1] if positions.dim() == 3 else torch.zeros_like(positions)
+            positions = positions[:, 0] if positions.dim() == 3 else positions
+            vectors = vectors + self.blocks(second + self.offset)
+        if self.positions is not None:
+            vectors = vectors + self.positions(positions + self.offset)
+        if self.sinusoidal:
+            vectors = vectors + sinusoids(positions, vectors.shape[-1]).to(vectors.dtype)
+        if self.token_types is not None:
+            types = (
+                torch.zeros_like(vectors[..., 0], dtype=torch.long) if token_types is None else token_types
+            )
+            vectors = vectors + self.token_types(types)
+        return vectors if self.norm is None else self.norm(vectors)
+
+
+def batch_positions(batch: dict[str, Tensor], length: int, device: torch.device) -> Tensor:
+    """The positions that the batch gives, or 0, 1, 2, ... as [1, L]."""
+    if "positions" in batch:
+        return batch["positions"]
+    return torch.arange(length, device=device).unsqueeze(0)

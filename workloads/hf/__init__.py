@@ -1,0 +1,1 @@
+"""Hugging Face: one table per class, read in both directions."""

@@ -1,0 +1,151 @@
+"""Import and export of whole checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from workloads.config import TransformerConfig
+from workloads.errors import WorkloadError
+from workloads.hf.convert import Shapes, ours, theirs
+from workloads.hf.families import family_of
+from workloads.hf.family import Family
+from workloads.hf.folder import GENERATOR
+from workloads.hf.weights import Weights, write
+from workloads.workload import Vocabulary
+
+SHOWN = 4
+"""Misfits that an error names."""
+
+
+def export(
+    config: TransformerConfig,
+    vocabulary: Vocabulary,
+    shapes: Shapes,
+    read: Callable[[str], Tensor],
+    folder: str,
+) -> None:
+    """Write config.json and model.safetensors (fp32) of the model whose tensors `read` gives.
+
+    ELECTRA's discriminator goes to `folder`, its generator to the folder `generator` in it. Raises
+    WorkloadError if transformers has no such model.
+    """
+    if not config.generator:
+        _export_one(config, vocabulary, shapes, read, folder)
+        return
+    for part, prefix, place in _electra(config, folder):
+        names = {_within(prefix, n): s for n, s in shapes.items() if _belongs(prefix, n)}
+        _export_one(part, vocabulary, names, lambda n, p=prefix: read(_outside(p, n)), place)  # type: ignore[misc]
+
+
+def pretrained(config: TransformerConfig, shapes: Shapes, folder: str) -> Callable[[str], Tensor | None]:
+    """A function that gives our tensor of a name from the checkpoint in `folder`, None for a fresh head.
+
+    Raises WorkloadError that names the tensors which are missing or of another shape.
+    """
+    if not config.generator:
+        return _reader(config, shapes, folder)
+    readers = {}
+    for part, prefix, place in _electra(config, folder):
+        names = {_within(prefix, n): s for n, s in shapes.items() if _belongs(prefix, n)}
+        readers[prefix] = _reader(part, names, place)
+
+    def read(name: str) -> Tensor | None:
+        prefix = "generator." if name.startswith("generator.") else "discriminator."
+        return readers[prefix](_within(prefix, name))
+
+    return read
+
+
+def _electra(config: TransformerConfig, folder: str) -> tuple[tuple[TransformerConfig, str, str], ...]:
+    generator = str(Path(folder) / GENERATOR)
+    return (
+        (config.changed({"generator": 0}), "discriminator.", folder),
+        (config.generator_config(), "generator.", generator),
+    )
+
+
+def _belongs(prefix: str, name: str) -> bool:
+    return name.startswith((prefix, "tokens.", "embeddings."))
+
+
+def _within(prefix: str, name: str) -> str:
+    return name.removeprefix(prefix)
+
+
+def _outside(prefix: str, name: str) -> str:
+    return name if name.startswith(("tokens.", "embeddings.")) else prefix + name
+
+
+def _export_one(
+    config: TransformerConfig,
+    vocabulary: Vocabulary,
+    shapes: Shapes,
+    read: Callable[[str], Tensor],
+    folder: str,
+) -> None:
+    family = family_of(config)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    write(theirs(family, config, shapes, lambda name: read(name).detach().float()), folder)
+    # The configuration last: a folder with it is whole.
+    _their_config(family, config, vocabulary).save_pretrained(folder)
+
+
+def _their_config(family: Family, config: TransformerConfig, vocabulary: Vocabulary) -> Any:
+    from transformers import AutoConfig
+
+    ids = {"pad_token_id": vocabulary.pad, "bos_token_id": vocabulary.bos, "eos_token_id": vocabulary.eos}
+    if config.architecture == "encoder-decoder":
+        start = vocabulary.pad if vocabulary.bos is None or config.family != "bart" else vocabulary.bos
+        ids |= {"decoder_start_token_id": start, "forced_eos_token_id": None}
+    values = {**ids, **family.write_config(config)}
+    return AutoConfig.for_model(
+        family.model_type, architectures=[family.head(config).kind], dtype="float32", **values
+    )
+
+
+def _reader(config: TransformerConfig, shapes: Shapes, folder: str) -> Callable[[str], Tensor | None]:
+    family, weights = family_of(config), Weights(folder)
+    if misfits := _misfits(family, config, shapes, weights):
+        more = f" and {len(misfits) - SHOWN} more" if len(misfits) > SHOWN else ""
+        raise WorkloadError(
+            f"the checkpoint in {folder} does not fit: {'; '.join(misfits[:SHOWN])}{more}; "
+            "remove the changes of the model or give another checkpoint"
+        )
+    return lambda name: ours(family, config, shapes, name, _finder(family, weights, weights.read))
+
+
+def _finder(family: Family, weights: Weights, get: Callable[[str], Tensor]) -> Callable[[str], Tensor | None]:
+    """Reads a tensor under its full name, or the name without the prefix that a bare model leaves out."""
+
+    def find(name: str) -> Tensor | None:
+        for candidate in (name, name.removeprefix(family.prefix)):
+            if candidate in weights:
+                return get(candidate)
+        return None
+
+    return find
+
+
+def _misfits(family: Family, config: TransformerConfig, shapes: Shapes, weights: Weights) -> list[str]:
+    found = []
+    for name, shape in shapes.items():
+        try:
+            blank = ours(family, config, shapes, name, _finder(family, weights, weights.blank))
+        except RuntimeError:
+            found.append(f"{name} is not of shape {list(shape)}")
+            continue
+        if blank is None:
+            if not _may_be_fresh(config, name):
+                found.append(f"{name} {list(shape)} is missing")
+        elif blank.shape != shape:
+            found.append(f"{name} is {list(blank.shape)} where the model has {list(shape)}")
+    return found
+
+
+def _may_be_fresh(config: TransformerConfig, name: str) -> bool:
+    """A head that the checkpoint was not trained with begins anew; a language model's does not."""
+    return config.head != "language" and name.startswith(("head.", "sentence_head."))

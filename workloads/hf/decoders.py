@@ -1,0 +1,162 @@
+"""Tables of the dense decoders: GPT-2, Llama, Qwen 3."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from workloads.config import TransformerConfig
+from workloads.errors import WorkloadError
+from workloads.hf.family import Family, Head, both, one
+from workloads.parts import RopeScaling
+from workloads.presets import PRESETS
+
+
+def decoder_heads(prefix: str) -> dict[str, Head]:
+    return {
+        "language": Head(f"{prefix}LMHeadModel" if prefix == "GPT2" else f"{prefix}ForCausalLM",
+                         one("head.weight", "lm_head.weight")),
+        "sequence": Head(f"{prefix}ForSequenceClassification", one("head.output.weight", "score.weight")),
+        "token": Head(f"{prefix}ForTokenClassification",
+                      both("head.output", "classifier" if prefix == "GPT2" else "score")),
+        "none": Head(f"{prefix}Model"),
+    }  # fmt: skip
+
+
+def _read_gpt2(theirs: Any) -> dict[str, Any]:
+    if theirs.scale_attn_by_inverse_layer_idx or not theirs.scale_attn_weights or theirs.add_cross_attention:
+        raise WorkloadError(
+            "this GPT-2 scales its attention unusually; load it as another class of transformers"
+        )
+    return {"intermediate": theirs.n_inner or 4 * theirs.n_embd}
+
+
+GPT2 = Family(
+    model_type="gpt2",
+    base=PRESETS["gpt2"],
+    prefix="transformer.",
+    fields={
+        "vocab_size": "vocab_size", "hidden": "n_embd", "layers": "n_layer", "heads": "n_head",
+        "max_positions": "n_positions", "norm_eps": "layer_norm_epsilon", "activation": "activation_function",
+        "tied": "tie_word_embeddings",
+    },
+    constants={"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+    reads=_read_gpt2,
+    writes=lambda config: {"n_inner": config.intermediate},
+    rows=(
+        *one("tokens.weight", "transformer.wte.weight"),
+        *one("embeddings.positions.weight", "transformer.wpe.weight"),
+        *both("layers.{n}.attention_norm", "transformer.h.{n}.ln_1"),
+        *both(("layers.{n}.attention.query", "layers.{n}.attention.key", "layers.{n}.attention.value"),
+              "transformer.h.{n}.attn.c_attn", transposed=True),
+        *both("layers.{n}.attention.output", "transformer.h.{n}.attn.c_proj", transposed=True),
+        *both("layers.{n}.feedforward_norm", "transformer.h.{n}.ln_2"),
+        *both("layers.{n}.feedforward.up", "transformer.h.{n}.mlp.c_fc", transposed=True),
+        *both("layers.{n}.feedforward.down", "transformer.h.{n}.mlp.c_proj", transposed=True),
+        *both("norm", "transformer.ln_f"),
+    ),
+    heads=decoder_heads("GPT2"),
+)  # fmt: skip
+
+
+def read_rope(theirs: Any) -> dict[str, Any]:
+    """rope_theta and rope_scaling from their rope_parameters."""
+    rope = dict(theirs.rope_parameters)
+    kind, theta = rope.get("rope_type", "default"), rope["rope_theta"]
+    if kind == "default":
+        return {"rope_theta": theta, "rope_scaling": None}
+    if kind not in ("linear", "llama3", "yarn"):
+        raise WorkloadError(f"rope type {kind!r} is not supported here; use default, linear, llama3 or yarn")
+    scaling = RopeScaling(
+        kind,
+        rope["factor"],
+        rope.get("original_max_position_embeddings") or theirs.max_position_embeddings,
+        rope.get("low_freq_factor", 1.0),
+        rope.get("high_freq_factor", 4.0),
+        rope.get("beta_fast") or 32.0,
+        rope.get("beta_slow") or 1.0,
+        rope.get("mscale") or 0.0,
+        rope.get("mscale_all_dim") or 0.0,
+    )
+    return {"rope_theta": theta, "rope_scaling": scaling}
+
+
+def write_rope(config: TransformerConfig) -> dict[str, Any]:
+    scaling = config.rope_scaling
+    rope: dict[str, Any] = {
+        "rope_theta": config.rope_theta,
+        "rope_type": scaling.kind if scaling else "default",
+    }
+    if scaling:
+        rope["factor"] = scaling.factor
+    if scaling and scaling.kind == "llama3":
+        rope |= {"low_freq_factor": scaling.low_frequency, "high_freq_factor": scaling.high_frequency}
+    if scaling and scaling.kind == "yarn":
+        rope |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
+        rope |= {"mscale": scaling.mscale, "mscale_all_dim": scaling.mscale_all} if scaling.mscale_all else {}
+    if scaling and scaling.kind != "linear":
+        rope["original_max_position_embeddings"] = scaling.original_positions
+    return {"rope_parameters": rope}
+
+
+BODY = (
+    *one("tokens.weight", "model.embed_tokens.weight"),
+    *both("layers.{n}.attention_norm", "model.layers.{n}.input_layernorm"),
+    *both("layers.{n}.attention.output", "model.layers.{n}.self_attn.o_proj"),
+    *both("layers.{n}.feedforward_norm", "model.layers.{n}.post_attention_layernorm"),
+    *both("norm", "model.norm"),
+)
+GROUPED = (
+    *both("layers.{n}.attention.query", "model.layers.{n}.self_attn.q_proj"),
+    *both("layers.{n}.attention.key", "model.layers.{n}.self_attn.k_proj"),
+    *both("layers.{n}.attention.value", "model.layers.{n}.self_attn.v_proj"),
+)
+GATED = (
+    *both("layers.{n}.feedforward.gate", "model.layers.{n}.mlp.gate_proj"),
+    *both("layers.{n}.feedforward.up", "model.layers.{n}.mlp.up_proj"),
+    *both("layers.{n}.feedforward.down", "model.layers.{n}.mlp.down_proj"),
+)
+FIELDS = {
+    "vocab_size": "vocab_size", "hidden": "hidden_size", "layers": "num_hidden_layers",
+    "heads": "num_attention_heads", "kv_heads": "num_key_value_heads", "head_dim": "head_dim",
+    "intermediate": "intermediate_size", "max_positions": "max_position_embeddings",
+    "norm_eps": "rms_norm_eps", "activation": "hidden_act", "tied": "tie_word_embeddings",
+}  # fmt: skip
+
+
+def _read_llama(theirs: Any) -> dict[str, Any]:
+    return read_rope(theirs) | {"output_bias": theirs.attention_bias}
+
+
+LLAMA = Family(
+    model_type="llama",
+    base=PRESETS["llama-3-8b"],
+    prefix="model.",
+    fields=FIELDS | {"attention_bias": "attention_bias", "feedforward_bias": "mlp_bias"},
+    constants={"attention_dropout": 0.0},
+    reads=_read_llama,
+    writes=write_rope,
+    rows=BODY + GROUPED + GATED,
+    heads=decoder_heads("Llama"),
+)
+
+
+def _read_qwen3(theirs: Any) -> dict[str, Any]:
+    if theirs.use_sliding_window:
+        raise WorkloadError(
+            "this Qwen 3 mixes windows over layers, which is not supported here; turn them off"
+        )
+    return _read_llama(theirs)
+
+
+QWEN3 = replace(
+    LLAMA,
+    model_type="qwen3",
+    base=PRESETS["qwen3-8b"],
+    fields=FIELDS | {"attention_bias": "attention_bias"},
+    reads=_read_qwen3,
+    rows=LLAMA.rows
+    + both("layers.{n}.attention.query_norm", "model.layers.{n}.self_attn.q_norm")
+    + both("layers.{n}.attention.key_norm", "model.layers.{n}.self_attn.k_norm"),
+    heads=decoder_heads("Qwen3"),
+)

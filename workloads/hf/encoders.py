@@ -1,0 +1,203 @@
+"""Tables of the encoders: BERT (and UniLM), RoBERTa, ALBERT, ELECTRA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workloads.config import TransformerConfig
+from workloads.errors import WorkloadError
+from workloads.hf.family import Family, Head, Row, both, one
+from workloads.presets import PRESETS
+
+_FIELDS = {
+    "vocab_size": "vocab_size", "hidden": "hidden_size", "layers": "num_hidden_layers",
+    "heads": "num_attention_heads", "intermediate": "intermediate_size",
+    "max_positions": "max_position_embeddings", "norm_eps": "layer_norm_eps", "activation": "hidden_act",
+    "token_types": "type_vocab_size", "tied": "tie_word_embeddings",
+}  # fmt: skip
+_NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}
+
+
+def _embeddings(prefix: str) -> tuple[Row, ...]:
+    return (
+        *one("tokens.weight", f"{prefix}.embeddings.word_embeddings.weight"),
+        *one("embeddings.positions.weight", f"{prefix}.embeddings.position_embeddings.weight"),
+        *one("embeddings.token_types.weight", f"{prefix}.embeddings.token_type_embeddings.weight"),
+        *both("embeddings.norm", f"{prefix}.embeddings.LayerNorm"),
+    )
+
+
+def _layers(prefix: str, ours: str = "") -> tuple[Row, ...]:
+    mine, layer = f"{ours}layers.{{n}}.", f"{prefix}.encoder.layer.{{n}}."
+    return (
+        *both(mine + "attention.query", layer + "attention.self.query"),
+        *both(mine + "attention.key", layer + "attention.self.key"),
+        *both(mine + "attention.value", layer + "attention.self.value"),
+        *both(mine + "attention.output", layer + "attention.output.dense"),
+        *both(mine + "attention_norm", layer + "attention.output.LayerNorm"),
+        *both(mine + "feedforward.up", layer + "intermediate.dense"),
+        *both(mine + "feedforward.down", layer + "output.dense"),
+        *both(mine + "feedforward_norm", layer + "output.LayerNorm"),
+    )
+
+
+def _masked(dense: str, norm: str, decoder: str, bias: str, ours: str = "head") -> tuple[Row, ...]:
+    return (
+        *both(f"{ours}.dense", dense),
+        *both(f"{ours}.norm", norm),
+        *one(f"{ours}.output.weight", f"{decoder}.weight"),
+        *one(f"{ours}.output.bias", bias),
+    )
+
+
+def _sentence(ours: str, pooler: str, classifier: str) -> tuple[Row, ...]:
+    return both(f"{ours}.dense", pooler) + both(f"{ours}.output", classifier)
+
+
+_BERT_MASKED = _masked(
+    "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.decoder",
+    "cls.predictions.bias",
+)  # fmt: skip
+BERT = Family(
+    model_type="bert",
+    base=PRESETS["bert-base"],
+    prefix="bert.",
+    fields=_FIELDS,
+    constants=_NO_DROPOUT,
+    rows=_embeddings("bert") + _layers("bert"),
+    heads={
+        "masked+sentence": Head(
+            "BertForPreTraining",
+            _BERT_MASKED + _sentence("sentence_head", "bert.pooler.dense", "cls.seq_relationship"),
+        ),
+        "masked": Head("BertForMaskedLM", _BERT_MASKED),
+        "sequence": Head(
+            "BertForSequenceClassification", _sentence("head", "bert.pooler.dense", "classifier")
+        ),
+        "token": Head("BertForTokenClassification", both("head.output", "classifier")),
+        "none": Head("BertModel"),
+    },
+)
+
+
+def _read_roberta(theirs: Any) -> dict[str, Any]:
+    offset = theirs.pad_token_id + 1
+    return {"position_offset": offset, "max_positions": theirs.max_position_embeddings - offset}
+
+
+def _write_roberta(config: TransformerConfig) -> dict[str, Any]:
+    return {
+        "max_position_embeddings": config.max_positions + config.position_offset,
+        "pad_token_id": config.position_offset - 1,
+    }
+
+
+ROBERTA = Family(
+    model_type="roberta",
+    base=PRESETS["roberta-base"],
+    prefix="roberta.",
+    fields=_FIELDS,
+    constants=_NO_DROPOUT,
+    reads=_read_roberta,
+    writes=_write_roberta,
+    rows=_embeddings("roberta") + _layers("roberta"),
+    heads={
+        "masked": Head(
+            "RobertaForMaskedLM",
+            _masked("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias"),
+        ),
+        "sequence": Head(
+            "RobertaForSequenceClassification", _sentence("head", "classifier.dense", "classifier.out_proj")
+        ),
+        "token": Head("RobertaForTokenClassification", both("head.output", "classifier")),
+        "none": Head("RobertaModel"),
+    },
+)
+
+_ALBERT_LAYER = "albert.encoder.albert_layer_groups.{n}.albert_layers.0."
+_ALBERT_MASKED = _masked(
+    "predictions.dense", "predictions.LayerNorm", "predictions.decoder", "predictions.bias"
+)
+
+
+def _check_albert(theirs: Any) -> dict[str, Any]:
+    if theirs.num_hidden_groups != 1 or theirs.inner_group_num != 1:
+        raise WorkloadError("this ALBERT has several groups of layers, which is not supported here; use one group")
+    return _check_projection(theirs.embedding_size, theirs.hidden_size)
+
+
+def _check_projection(embedding: int, hidden: int) -> dict[str, Any]:
+    if embedding == hidden:
+        raise WorkloadError("ALBERT of transformers projects its embedding; give embedding_size unlike hidden")
+    return {}
+
+
+ALBERT = Family(
+    model_type="albert",
+    base=PRESETS["albert-base"],
+    prefix="albert.",
+    fields=_FIELDS | {"embedding_size": "embedding_size"},
+    constants={
+        "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout_prob": 0.0,
+        "num_hidden_groups": 1, "inner_group_num": 1,
+    },
+    reads=_check_albert,
+    writes=lambda config: _check_projection(config.embedding_size, config.hidden),
+    rows=(
+        *_embeddings("albert"),
+        *both("projection", "albert.encoder.embedding_hidden_mapping_in"),
+        *both("layers.{n}.attention.query", _ALBERT_LAYER + "attention.query"),
+        *both("layers.{n}.attention.key", _ALBERT_LAYER + "attention.key"),
+        *both("layers.{n}.attention.value", _ALBERT_LAYER + "attention.value"),
+        *both("layers.{n}.attention.output", _ALBERT_LAYER + "attention.dense"),
+        *both("layers.{n}.attention_norm", _ALBERT_LAYER + "attention.LayerNorm"),
+        *both("layers.{n}.feedforward.up", _ALBERT_LAYER + "ffn"),
+        *both("layers.{n}.feedforward.down", _ALBERT_LAYER + "ffn_output"),
+        *both("layers.{n}.feedforward_norm", _ALBERT_LAYER + "full_layer_layer_norm"),
+    ),
+    heads={
+        "masked+sentence": Head(
+            "AlbertForPreTraining",
+            _ALBERT_MASKED + _sentence("sentence_head", "albert.pooler", "sop_classifier.classifier"),
+        ),
+        "masked": Head("AlbertForMaskedLM", _ALBERT_MASKED),
+        "sequence": Head("AlbertForSequenceClassification", _sentence("head", "albert.pooler", "classifier")),
+        "token": Head("AlbertForTokenClassification", both("head.output", "classifier")),
+        "none": Head("AlbertModel"),
+    },
+)  # fmt: skip
+
+
+def _electra(ours: str) -> tuple[Row, ...]:
+    trunk = both(f"{ours}projection", "electra.embeddings_project") + _layers("electra", ours)
+    return _embeddings("electra") + trunk
+
+
+_ELECTRA_FIELDS = _FIELDS | {"embedding_size": "embedding_size"}
+_DISCRIMINATOR = (
+    *both("head.dense", "discriminator_predictions.dense"),
+    *both("head.output", "discriminator_predictions.dense_prediction"),
+)
+_GENERATOR = _masked(
+    "generator_predictions.dense",
+    "generator_predictions.LayerNorm",
+    "generator_lm_head",
+    "generator_lm_head.bias",
+)
+ELECTRA = Family(
+    model_type="electra",
+    base=PRESETS["electra-base"].changed({"generator": 0}),
+    prefix="electra.",
+    fields=_ELECTRA_FIELDS,
+    constants=_NO_DROPOUT,
+    rows=_electra(""),
+    heads={
+        "discriminator": Head("ElectraForPreTraining", _DISCRIMINATOR),
+        "masked": Head("ElectraForMaskedLM", _GENERATOR),
+        "sequence": Head(
+            "ElectraForSequenceClassification", _sentence("head", "classifier.dense", "classifier.out_proj")
+        ),
+        "token": Head("ElectraForTokenClassification", both("head.output", "classifier")),
+        "none": Head("ElectraModel"),
+    },
+)

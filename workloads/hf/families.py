@@ -1,0 +1,42 @@
+"""Which table belongs to a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from workloads.config import TransformerConfig
+from workloads.errors import WorkloadError
+from workloads.hf import decoders, encoders, experts, seq2seq
+from workloads.hf.family import Family
+
+FAMILIES: Mapping[str, Family] = MappingProxyType({
+    "gpt2": decoders.GPT2,
+    "llama": decoders.LLAMA,
+    "qwen3": decoders.QWEN3,
+    "mixtral": experts.MIXTRAL,
+    "deepseek-v3": experts.DEEPSEEK_V3,
+    "bert": encoders.BERT,
+    "roberta": encoders.ROBERTA,
+    "albert": encoders.ALBERT,
+    "electra": encoders.ELECTRA,
+    "t5": seq2seq.T5,
+    "bart": seq2seq.BART,
+    "switch": seq2seq.SWITCH,
+})  # fmt: skip
+
+
+def family_of(config: TransformerConfig) -> Family:
+    """The table for `config`; raises WorkloadError if transformers has no such class."""
+    if config.family not in FAMILIES:
+        raise WorkloadError(
+            f"transformers has no class for {config.family}; export one of {', '.join(FAMILIES)}"
+            " or set checkpoint.export to null"
+        )
+    family = FAMILIES[config.family]
+    return seq2seq.T5_GATED if family is seq2seq.T5 and config.gated else family
+
+
+def by_model_type(model_type: str) -> Family | None:
+    """The table for a model_type of transformers, None if there is none here."""
+    return next((f for f in FAMILIES.values() if f.model_type == model_type), None)

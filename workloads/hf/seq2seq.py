@@ -1,0 +1,231 @@
+"""Tables of the encoder-decoders: T5, BART, Switch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from workloads.config import TransformerConfig
+from workloads.errors import WorkloadError
+from workloads.hf.family import ACTIVATIONS, Family, Head, Row, both, one
+from workloads.presets import PRESETS
+
+
+def _t5_attention(mine: str, theirs: str) -> tuple[Row, ...]:
+    return (
+        *one(mine + "query.weight", theirs + "q.weight"),
+        *one(mine + "key.weight", theirs + "k.weight"),
+        *one(mine + "value.weight", theirs + "v.weight"),
+        *one(mine + "output.weight", theirs + "o.weight"),
+    )
+
+
+def _t5_side(side: str, feed: int) -> tuple[Row, ...]:
+    """`feed` is the number of the feed-forward among the sublayers of a block."""
+    mine, block = f"{side}.layers.{{n}}.", f"{side}.block.{{n}}.layer."
+    return (
+        Row((f"{side}.relative_bias.weight",),
+            f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight", transposed=True),
+        *_t5_attention(mine + "attention.", block + "0.SelfAttention."),
+        *one(mine + "attention_norm.weight", block + "0.layer_norm.weight"),
+        *_t5_attention(mine + "cross_attention.", block + "1.EncDecAttention."),
+        *one(mine + "cross_norm.weight", block + "1.layer_norm.weight"),
+        *one(mine + "feedforward_norm.weight", f"{block}{feed}.layer_norm.weight"),
+        *one(f"{side}.norm.weight", f"{side}.final_layer_norm.weight"),
+    )  # fmt: skip
+
+
+def _t5_feed(side: str, feed: int, gated: bool) -> tuple[Row, ...]:
+    mine, theirs = f"{side}.layers.{{n}}.feedforward.", f"{side}.block.{{n}}.layer.{feed}.DenseReluDense."
+    up = (
+        (*one(mine + "gate.weight", theirs + "wi_0.weight"), *one(mine + "up.weight", theirs + "wi_1.weight"))
+        if gated
+        else one(mine + "up.weight", theirs + "wi.weight")
+    )
+    return (*up, *one(mine + "down.weight", theirs + "wo.weight"))
+
+
+_T5_FIELDS = {
+    "vocab_size": "vocab_size", "hidden": "d_model", "layers": "num_layers", "heads": "num_heads",
+    "decoder_layers": "num_decoder_layers", "head_dim": "d_kv", "intermediate": "d_ff",
+    "norm_eps": "layer_norm_epsilon", "relative_buckets": "relative_attention_num_buckets",
+    "relative_distance": "relative_attention_max_distance",
+}  # fmt: skip
+_T5_BODY = (*one("tokens.weight", "shared.weight"), *_t5_side("encoder", 1), *_t5_side("decoder", 2))
+_LM_HEAD = one("head.weight", "lm_head.weight")
+
+
+def _read_t5(theirs: Any) -> dict[str, Any]:
+    # Of T5 1.1 transformers keeps only that the output is not scaled; it is the same models that are untied.
+    scaled = theirs.scale_decoder_outputs
+    activation = theirs.dense_act_fn
+    return _read_positions(theirs) | {
+        "activation": activation,
+        "gated": theirs.is_gated_act,
+        "scaled_head": scaled,
+        "tied": scaled,
+    }
+
+
+def _read_positions(theirs: Any) -> dict[str, Any]:
+    # Their classes have no limit of their own; published configurations carry it under this name.
+    return {"max_positions": getattr(theirs, "n_positions", 512)}
+
+
+def _write_t5(config: TransformerConfig) -> dict[str, Any]:
+    if config.tied != config.scaled_head:
+        raise WorkloadError("T5 scales its output where it is tied; set tied and scaled_head alike")
+    activation = (
+        "gelu" if config.gated and config.activation == "gelu_tanh" else ACTIVATIONS[config.activation]
+    )
+    return {
+        "feed_forward_proj": f"gated-{activation}" if config.gated else activation,
+        "tie_word_embeddings": config.tied,
+        "n_positions": config.max_positions,
+    }
+
+
+T5 = Family(
+    model_type="t5",
+    base=PRESETS["t5-base"],
+    fields=_T5_FIELDS,
+    constants={"dropout_rate": 0.0},
+    reads=_read_t5,
+    writes=_write_t5,
+    rows=_T5_BODY + _t5_feed("encoder", 1, False) + _t5_feed("decoder", 2, False),
+    heads={"language": Head("T5ForConditionalGeneration", _LM_HEAD), "none": Head("T5Model")},
+)
+T5_GATED = replace(
+    T5,
+    rows=_T5_BODY + _t5_feed("encoder", 1, True) + _t5_feed("decoder", 2, True),
+    base=PRESETS["t5-v1.1-base"],
+)
+
+
+def _switch_feed(side: str, feed: int) -> tuple[Row, ...]:
+    mine, theirs = f"{side}.layers.{{n}}.feedforward.", f"{side}.block.{{n}}.layer.{feed}.mlp."
+    return (
+        *one(mine + "up.weight", theirs + "wi.weight"),
+        *one(mine + "down.weight", theirs + "wo.weight"),
+        *one(mine + "router.weight", theirs + "router.classifier.weight"),
+        *one(mine + "experts.up", theirs + "experts.expert_{e}.wi.weight"),
+        *one(mine + "experts.down", theirs + "experts.expert_{e}.wo.weight"),
+    )
+
+
+def _read_switch(theirs: Any) -> dict[str, Any]:
+    base = PRESETS["switch-base-8"].moe
+    assert base is not None
+    step = theirs.encoder_sparse_step
+    if step != theirs.decoder_sparse_step or theirs.router_bias:
+        raise WorkloadError("this Switch has unlike sides or a router bias, which is not supported here")
+    positions = _read_positions(theirs)
+    moe = replace(
+        base,
+        experts=theirs.num_experts,
+        intermediate=theirs.d_ff,
+        every=step,
+        first=1 if step > 1 else 0,
+        capacity_factor=theirs.expert_capacity * theirs.num_experts / positions["max_positions"],
+        auxiliary=theirs.router_aux_loss_coef,
+        z_loss=theirs.router_z_loss_coef,
+    )
+    return positions | {"moe": moe, "activation": theirs.dense_act_fn}
+
+
+def _write_switch(config: TransformerConfig) -> dict[str, Any]:
+    moe = config.moe
+    if (
+        moe is None
+        or moe.top_k != 1
+        or moe.first != (moe.every > 1)
+        or moe.intermediate != config.intermediate
+    ):
+        raise WorkloadError(
+            "Switch has top_k 1 and experts as wide as the other layers, from the second layer on"
+        )
+    factor = moe.experts if moe.capacity_factor is None else moe.capacity_factor
+    return {
+        "num_experts": moe.experts,
+        # Theirs is a number of tokens, ours a share: theirs is exact for the longest sequence.
+        "n_positions": config.max_positions,
+        "expert_capacity": math.ceil(factor * config.max_positions / moe.experts),
+        "num_sparse_encoder_layers": config.layers // moe.every,
+        "num_sparse_decoder_layers": config.decoder_layers // moe.every,
+        "router_aux_loss_coef": moe.auxiliary,
+        "router_z_loss_coef": moe.z_loss,
+        "dense_act_fn": ACTIVATIONS[config.activation],
+    }
+
+
+SWITCH = Family(
+    model_type="switch_transformers",
+    base=PRESETS["switch-base-8"],
+    fields=_T5_FIELDS,
+    constants={"dropout_rate": 0.0, "router_jitter_noise": 0.0},
+    reads=_read_switch,
+    writes=_write_switch,
+    rows=_T5_BODY + _switch_feed("encoder", 1) + _switch_feed("decoder", 2),
+    heads={
+        "language": Head("SwitchTransformersForConditionalGeneration", _LM_HEAD),
+        "none": Head("SwitchTransformersModel"),
+    },
+)
+
+
+def _bart_attention(mine: str, theirs: str) -> tuple[Row, ...]:
+    return (
+        *both(mine + ".query", theirs + ".q_proj"),
+        *both(mine + ".key", theirs + ".k_proj"),
+        *both(mine + ".value", theirs + ".v_proj"),
+        *both(mine + ".output", theirs + ".out_proj"),
+    )
+
+
+def _bart_side(side: str) -> tuple[Row, ...]:
+    mine, theirs = f"{side}.layers.{{n}}.", f"model.{side}.layers.{{n}}."
+    return (
+        *one(f"{side}.embeddings.positions.weight", f"model.{side}.embed_positions.weight"),
+        *both(f"{side}.embeddings.norm", f"model.{side}.layernorm_embedding"),
+        *_bart_attention(mine + "attention", theirs + "self_attn"),
+        *both(mine + "attention_norm", theirs + "self_attn_layer_norm"),
+        *_bart_attention(mine + "cross_attention", theirs + "encoder_attn"),
+        *both(mine + "cross_norm", theirs + "encoder_attn_layer_norm"),
+        *both(mine + "feedforward.up", theirs + "fc1"),
+        *both(mine + "feedforward.down", theirs + "fc2"),
+        *both(mine + "feedforward_norm", theirs + "final_layer_norm"),
+    )
+
+
+def _read_bart(theirs: Any) -> dict[str, Any]:
+    unlike = (
+        theirs.encoder_ffn_dim != theirs.decoder_ffn_dim
+        or theirs.encoder_attention_heads != theirs.decoder_attention_heads
+    )
+    if unlike or theirs.scale_embedding:
+        raise WorkloadError("this BART has unlike sides or scaled embeddings, which is not supported here")
+    return {}
+
+
+def _write_bart(config: TransformerConfig) -> dict[str, Any]:
+    return {"decoder_ffn_dim": config.intermediate, "decoder_attention_heads": config.heads}
+
+
+BART = Family(
+    model_type="bart",
+    base=PRESETS["bart-base"],
+    prefix="model.",
+    fields={
+        "vocab_size": "vocab_size", "hidden": "d_model", "layers": "encoder_layers",
+        "decoder_layers": "decoder_layers", "heads": "encoder_attention_heads",
+        "intermediate": "encoder_ffn_dim", "max_positions": "max_position_embeddings",
+        "activation": "activation_function",
+        "tied": "tie_word_embeddings",
+    },
+    constants={"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0, "scale_embedding": False},
+    reads=_read_bart,
+    writes=_write_bart,
+    rows=(*one("tokens.weight", "model.shared.weight"), *_bart_side("encoder"), *_bart_side("decoder")),
+    heads={"language": Head("BartForConditionalGeneration", _LM_HEAD), "none": Head("BartModel")},
+)  # fmt: skip

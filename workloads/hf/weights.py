@@ -1,0 +1,86 @@
+"""Tensors of a safetensors checkpoint folder, read one at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from workloads.errors import WorkloadError
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SHARD_BYTES = 5_000_000_000
+"""A file of an export is at most about as large, as transformers writes it."""
+
+
+class Weights:
+    """Names, shapes and tensors of the checkpoint in `folder`. Nothing is unpickled.
+
+    Raises WorkloadError if the folder has no safetensors.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+        if (self.folder / INDEX).exists():
+            self._files = json.loads((self.folder / INDEX).read_text())["weight_map"]
+        elif (self.folder / SINGLE).exists():
+            with safe_open(self.folder / SINGLE, "pt") as file:
+                self._files = dict.fromkeys(file.keys(), SINGLE)
+        else:
+            raise WorkloadError(f"{folder} has no {SINGLE}; convert the checkpoint to safetensors")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def read(self, name: str) -> Tensor:
+        """The tensor `name` on CPU in its own dtype."""
+        with safe_open(self.folder / self._files[name], "pt") as file:
+            return file.get_tensor(name)
+
+    def blank(self, name: str) -> Tensor:
+        """A tensor of the same shape on the meta device."""
+        with safe_open(self.folder / self._files[name], "pt") as file:
+            return torch.empty(file.get_slice(name).get_shape(), device="meta")
+
+
+def has_weights(folder: str) -> bool:
+    """Whether `folder` holds a safetensors checkpoint."""
+    return any((Path(folder) / name).exists() for name in (SINGLE, INDEX))
+
+
+def write(tensors: Iterable[tuple[str, Tensor]], folder: str, shard_bytes: int = SHARD_BYTES) -> None:
+    """Write `tensors` as model.safetensors, or as numbered files with an index when they exceed a shard."""
+    shards: list[dict[str, Tensor]] = [{}]
+    files: list[Path] = []
+    size = total = 0
+    place = Path(folder)
+
+    def flush() -> None:
+        files.append(place / f"shard-{len(files)}.tmp")
+        save_file(shards[-1], files[-1], metadata={"format": "pt"})
+        names.append(list(shards[-1]))
+        shards[-1] = {}
+
+    names: list[list[str]] = []
+    for name, tensor in tensors:
+        amount = tensor.numel() * tensor.element_size()
+        if shards[-1] and size + amount > shard_bytes:
+            flush()
+            size = 0
+        shards[-1][name] = tensor.detach().cpu().contiguous()
+        size, total = size + amount, total + amount
+    flush()
+    if len(files) == 1:
+        files[0].rename(place / SINGLE)
+        return
+    index: dict[str, str] = {}
+    for number, file in enumerate(files, 1):
+        final = f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        file.rename(place / final)
+        index |= dict.fromkeys(names[number - 1], final)
+    (place / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": index}, indent=2))

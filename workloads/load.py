@@ -1,0 +1,92 @@
+"""A workload from what a job file says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from workloads import objectives
+from workloads.config import TransformerConfig
+from workloads.describe import FOLDER, SENTENCES, describe
+from workloads.errors import WorkloadError
+from workloads.hf.folder import ForeignModel, root
+from workloads.hf.foreign import HuggingFaceWorkload
+from workloads.hf.weights import has_weights
+from workloads.transformer_workload import TransformerWorkload
+from workloads.workload import Objective, Vocabulary
+
+NOT_FOREIGN = (*SENTENCES, "replaced_token_detection")
+"""Objectives that need heads which a class of transformers without a table does not have."""
+
+
+def load(
+    model: str,
+    objective: str,
+    vocabulary: Vocabulary,
+    *,
+    changes: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+    sequence_length: int,
+    seed: int = 0,
+) -> TransformerWorkload | HuggingFaceWorkload:
+    """The workload of preset `model` (with `changes`) or of `hf:<folder>`, trained with `objective`.
+
+    options are those of the objective. Raises WorkloadError for an unknown model, field or objective, an
+    objective that the architecture cannot train, a sequence longer than the model's positions, a vocabulary
+    larger than the model's, or a checkpoint that does not fit.
+    """
+    config = describe(model, changes, vocabulary.size)
+    _check(model, config, objective, vocabulary, sequence_length)
+    built = objectives.build(
+        objective, vocabulary=vocabulary, sequence_length=sequence_length, seed=seed, **(options or {})
+    )
+    config = describe(model, changes, vocabulary.size, objective)
+    if isinstance(config, ForeignModel):
+        return HuggingFaceWorkload(model, config, built, vocabulary)
+    if config.family == "roberta" and not model.startswith(FOLDER) and vocabulary.pad is not None:
+        # RoBERTa counts positions from the padding id on; transformers derives the offset from it.
+        config = config.changed({"position_offset": vocabulary.pad + 1})
+    return _workload(model, config, built, vocabulary)
+
+
+def _workload(
+    model: str, config: TransformerConfig, objective: Objective, vocabulary: Vocabulary
+) -> TransformerWorkload:
+    folder = str(root(model.removeprefix(FOLDER)))
+    workload = TransformerWorkload(model, config, objective, vocabulary)
+    if not model.startswith(FOLDER) or not has_weights(folder):
+        return workload
+    from workloads.hf.checkpoint import pretrained
+
+    read = pretrained(config, workload.shapes, folder)
+    return TransformerWorkload(model, config, objective, vocabulary, read)
+
+
+def _check(
+    model: str,
+    config: TransformerConfig | ForeignModel,
+    objective: str,
+    vocabulary: Vocabulary,
+    sequence_length: int,
+) -> None:
+    foreign = isinstance(config, ForeignModel)
+    if config.architecture not in objectives.architectures(objective) or (
+        foreign and objective in NOT_FOREIGN
+    ):
+        fitting = [n for n in objectives.NAMES if config.architecture in objectives.architectures(n)]
+        fitting = [n for n in fitting if not foreign or n not in NOT_FOREIGN]
+        raise WorkloadError(
+            f"objective {objective} does not train {model} ({config.architecture}); "
+            f"use {', '.join(fitting) or 'another model'}"
+        )
+    if config.vocab_size < vocabulary.size:
+        raise WorkloadError(
+            f"{model} has {config.vocab_size} tokens but the tokenizer {vocabulary.size}; "
+            "use the model's own tokenizer, or leave vocab_size out"
+        )
+    limited = isinstance(config, ForeignModel) or config.positions == "learned"
+    if limited and sequence_length > config.max_positions:
+        raise WorkloadError(
+            f"sequence_length {sequence_length} exceeds the {config.max_positions} positions of {model}; "
+            "lower it or raise max_positions"
+        )

@@ -1,0 +1,113 @@
+"""Pre-training objectives: what a window of raw text becomes, and what is predicted of it.
+
+name                      paper                                               architectures
+causal_lm                 GPT, Radford et al. 2018                            decoder
+masked_lm                 BERT, Devlin et al. 2019; RoBERTa, Liu et al. 2019  encoder
+whole_word_masking        BERT, release of May 2019; Cui et al. 2019          encoder
+span_masking              SpanBERT, Joshi et al. 2020                         encoder
+entity_masking            ERNIE, Sun et al. 2019                              encoder
+next_sentence             BERT, Devlin et al. 2019                            encoder
+sentence_order            ALBERT, Lan et al. 2020                             encoder
+replaced_token_detection  ELECTRA, Clark et al. 2020                          encoder
+translation_lm            XLM, Conneau and Lample 2019                        encoder
+permuted_lm               XLNet, Yang et al. 2019                             encoder, prefix
+unified_lm                UniLM, Dong et al. 2019                             encoder, prefix
+blank_infilling           GLM, Du et al. 2022                                 prefix
+span_corruption           T5, Raffel et al. 2020                              encoder-decoder
+denoising                 BART, Lewis et al. 2020                             encoder-decoder
+mass                      MASS, Song et al. 2019                              encoder-decoder
+gap_sentences             PEGASUS, Zhang et al. 2020                          encoder-decoder
+
+Batch keys, B samples of L tokens, all of one shape for a given sequence length:
+tokens [B, L], labels [B, L or decoder length] (aligned with what predicts them, -100 where nothing is),
+token_types [B, L], positions [B, L] or [B, 2, L], padding bool [B, L] (True is real), attention bool [B, L,
+L] (True may attend), decoder_tokens and decoder_padding [B, decoder length], sequence_labels [B], targets [B,
+L], sample_seed [B]. Integers are int64. Each class says which it gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from types import MappingProxyType
+from typing import Any
+
+from workloads.errors import WorkloadError
+from workloads.objectives.blank_infilling import BlankInfilling
+from workloads.objectives.causal_lm import CausalLM
+from workloads.objectives.denoising import Denoising
+from workloads.objectives.gap_sentences import GapSentences
+from workloads.objectives.masked_lm import (
+    EntityMasking,
+    MaskedLM,
+    ReplacedTokenDetection,
+    SpanMasking,
+    WholeWordMasking,
+)
+from workloads.objectives.mass import Mass
+from workloads.objectives.pairs import NextSentence, SentenceOrder
+from workloads.objectives.permuted import PermutedLM
+from workloads.objectives.sampled import SampledObjective
+from workloads.objectives.span_corruption import SpanCorruption
+from workloads.objectives.translation import TranslationLM
+from workloads.objectives.unified import UnifiedLM
+from workloads.workload import Objective, Vocabulary
+
+_CLASSES: Mapping[str, type[SampledObjective]] = MappingProxyType(
+    {
+        kind.name: kind
+        for kind in (
+            CausalLM,
+            MaskedLM,
+            WholeWordMasking,
+            SpanMasking,
+            EntityMasking,
+            NextSentence,
+            SentenceOrder,
+            ReplacedTokenDetection,
+            TranslationLM,
+            PermutedLM,
+            UnifiedLM,
+            BlankInfilling,
+            SpanCorruption,
+            Denoising,
+            Mass,
+            GapSentences,
+        )
+    }
+)
+
+NAMES: tuple[str, ...] = tuple(_CLASSES)
+
+
+def build(name: str, *, vocabulary: Vocabulary, sequence_length: int, seed: int, **options: Any) -> Objective:
+    """The objective `name` for model inputs of `sequence_length` tokens.
+
+    Raises WorkloadError for an unknown name or option, an option out of range, or a vocabulary that lacks
+    the tokens or tables the objective needs.
+    """
+    kind = _find(name)
+    known = {f.name for f in fields(kind)} - {"vocabulary", "sequence_length", "seed"}
+    if unknown := sorted(options.keys() - known):
+        raise WorkloadError(f"{name} has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}")
+    return kind(vocabulary=vocabulary, sequence_length=sequence_length, seed=seed, **options)
+
+
+def special_tokens(name: str) -> tuple[str, ...]:
+    """Special tokens that a tokenizer for this objective must contain beyond the standard set.
+
+    The standard set is <|endoftext|>, <pad>, <bos>, <cls>, <sep>, <mask>, <unk>. Raises WorkloadError for an
+    unknown name.
+    """
+    return tuple(f"<extra_id_{i}>" for i in range(_find(name).sentinels))
+
+
+def architectures(name: str) -> frozenset[str]:
+    """Architectures that the objective can train; raises WorkloadError for an unknown name."""
+    return _find(name).architectures
+
+
+def _find(name: str) -> type[SampledObjective]:
+    if name not in _CLASSES:
+        raise WorkloadError(f"there is no objective {name!r}; choose one of {', '.join(NAMES)}")
+    return _CLASSES[name]

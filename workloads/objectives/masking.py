@@ -1,0 +1,97 @@
+"""Which tokens to hide and what to put in their place (BERT, Devlin et al. 2019, section 3.1)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from workloads.objectives.sampled import IGNORE
+from workloads.objectives.spans import Stretches
+
+MASKED, REPLACED = 0.8, 0.1
+"""Shares of the chosen tokens that become <mask> and a random token; the rest stay as they are."""
+
+
+def budget(text: np.ndarray, rate: float) -> int:
+    """How many of the text tokens (bool [length]) to choose: the rate, and one at least if there is any."""
+    count = int(text.sum())
+    return min(count, max(1, round(rate * count)))
+
+
+def choose_tokens(text: np.ndarray, rate: float, rng: np.random.Generator) -> np.ndarray:
+    """Single tokens at random, exactly the rate; bool [length]."""
+    chosen = np.zeros(len(text), dtype=bool)
+    chosen[rng.choice(np.flatnonzero(text), size=budget(text, rate), replace=False)] = True
+    return chosen
+
+
+def choose_units(
+    units: Stretches, text: np.ndarray, rate: float, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Whole units at random until the rate is met; one that would exceed it is passed over.
+
+    Returns chosen, bool [length], and for each token the first token of its unit, int64 [length].
+    """
+    starts, stops = units
+    left = budget(text, rate)
+    chosen, first = np.zeros(len(text), dtype=bool), np.arange(len(text))
+    sizes = stops - starts
+    for unit in rng.permutation(len(starts)):
+        if sizes[unit] <= left:
+            chosen[starts[unit] : stops[unit]] = True
+            first[starts[unit] : stops[unit]] = starts[unit]
+            left -= int(sizes[unit])
+        if left == 0:
+            break
+    return chosen, first
+
+
+def choose_word_spans(
+    words: Stretches, text: np.ndarray, rate: float, lengths: np.ndarray, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Spans of whole words from random beginnings until the rate is met (SpanBERT, section 3.1).
+
+    `lengths` are in words, one a trial. A span ends early at a special token, at a word already chosen, and
+    before a word that would exceed the rate. Returns as `choose_units`, a span being the unit.
+    """
+    starts, stops = words
+    left = budget(text, rate)
+    chosen, first = np.zeros(len(text), dtype=bool), np.arange(len(text))
+    anchors = rng.integers(max(len(starts), 1), size=len(lengths))
+    for anchor, length in zip(anchors, lengths, strict=True):
+        for word in range(anchor, min(anchor + length, len(starts))):
+            touches = word == anchor or starts[word] == stops[word - 1]
+            size = int(stops[word] - starts[word])
+            if not touches or chosen[starts[word]] or size > left:
+                break
+            chosen[starts[word] : stops[word]] = True
+            first[starts[word] : stops[word]] = starts[anchor]
+            left -= size
+        if left == 0:
+            break
+    return chosen, first
+
+
+def corrupt(
+    tokens: np.ndarray,
+    chosen: np.ndarray,
+    mask: int,
+    text_ids: np.ndarray,
+    rng: np.random.Generator,
+    first: np.ndarray | None = None,
+) -> np.ndarray:
+    """The tokens with 80 % of the chosen ones masked, 10 % replaced at random, 10 % kept; int64 [length].
+
+    With `first`, int64 [length], all tokens of a unit share the fate of its first token.
+    """
+    fate = rng.random(len(tokens))
+    if first is not None:
+        fate = fate[first]
+    noise = text_ids[rng.integers(len(text_ids), size=len(tokens))]
+    hidden = chosen & (fate < MASKED)
+    replaced = chosen & ~hidden & (fate < MASKED + REPLACED)
+    return np.where(hidden, mask, np.where(replaced, noise, tokens))
+
+
+def labels_at(tokens: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """The original tokens where chosen, -100 elsewhere; int64 [length]."""
+    return np.where(chosen, tokens, IGNORE)

@@ -1,0 +1,37 @@
+"""Options of an objective: dataclass fields that carry their own check."""
+
+from __future__ import annotations
+
+from dataclasses import field, fields
+from typing import Any
+
+from workloads.errors import WorkloadError
+
+
+def fraction(default: float) -> Any:
+    """An option strictly between 0 and 1."""
+    return field(default=default, metadata={"fits": lambda v: 0 < v < 1, "what": "between 0 and 1"})
+
+
+def at_least(least: float, default: float) -> Any:
+    """A numeric option with a lower bound."""
+    return field(default=default, metadata={"fits": lambda v: v >= least, "what": f"at least {least}"})
+
+
+def choice(default: str, *others: str) -> Any:
+    """An option that is one of a few words."""
+    words = (default, *others)
+    what = "one of " + ", ".join(words)
+    return field(default=default, metadata={"fits": lambda v: v in words, "what": what})
+
+
+def check(name: str, objective: Any) -> None:
+    """Raise WorkloadError for the first field of `objective` that has a wrong type or is out of range."""
+    for option in fields(objective):
+        value, kind = getattr(objective, option.name), type(option.default)
+        if kind is float and type(value) is int:
+            value = float(value)
+        if kind in (bool, int, float, str) and type(value) is not kind:
+            raise WorkloadError(f"{name}: {option.name} is {value!r}; make it of type {kind.__name__}")
+        if "fits" in option.metadata and not option.metadata["fits"](value):
+            raise WorkloadError(f"{name}: {option.name} is {value!r}; make it {option.metadata['what']}")

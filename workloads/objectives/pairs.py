@@ -1,0 +1,134 @@
+"""Two segments of text in one input: next sentence (BERT) and sentence order (ALBERT), with masked tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from workloads.objectives.masked_lm import NEEDS, masked
+from workloads.objectives.masking import choose_tokens
+from workloads.objectives.options import fraction
+from workloads.objectives.sampled import Read, Sample, SampledObjective
+from workloads.objectives.spans import documents, longest_document, padded, sentences
+
+FRAME = 3
+"""<cls>, and a <sep> after each segment."""
+PAIR_NEEDS = (*NEEDS, "pad", "sentence_end")
+
+TRIES = 10
+"""Samples looked at for a foreign segment, as in BERT's own preparation."""
+NEIGHBOURS = 10_000
+"""How many samples back a foreign segment may come from."""
+
+
+def sentence_starts(objective: SampledObjective, text: np.ndarray) -> np.ndarray:
+    """Where sentences begin in a stretch of one document, int64; the first is 0."""
+    return sentences(text, objective.vocabulary.eos, objective.table("sentence_end"))[0]
+
+
+def two_segments(
+    objective: SampledObjective, window: np.ndarray, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """The window's longest stretch of one document, cut in two at a random sentence.
+
+    Where there is only one sentence the cut is anywhere in it. Text of fewer than two tokens is not cut.
+    """
+    text = longest_document(window, objective.vocabulary.eos)
+    if len(text) < 2:
+        return text, text[:0]
+    cuts = sentence_starts(objective, text)[1:]
+    cut = int(rng.choice(cuts)) if len(cuts) else int(rng.integers(1, len(text)))
+    return text[:cut], text[cut:]
+
+
+def framed_pair(
+    objective: SampledObjective, first: np.ndarray, second: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """<cls> first <sep> second <sep> and padding: tokens, token_types (0 and 1), padding, each [length]."""
+    length, sep = objective.sequence_length, [objective.token("sep")]
+    tokens = np.concatenate(([objective.token("cls")], first, sep, second, sep))
+    types = np.repeat([0, 1], [len(first) + 2, len(second) + 1])
+    return (
+        padded(tokens, length, objective.token("pad")),
+        padded(types, length, 0),
+        np.arange(length) < len(tokens),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextSentence(SampledObjective):
+    """BERT's next sentence prediction with masked tokens (Devlin et al. 2019, section 3.1, task 2).
+
+    Half of the second segments continue the first, from the same document (sequence_labels 0); half come
+    from another document (1), of the same length where it has the text. The foreign document is one that ends
+    in an earlier sample, so that it cannot be the present one if sample ids are in corpus order. Where none
+    of ten earlier samples holds a document's end, the last of them gives the text, whatever document it is
+    of. Sample 0 has none before it and is always a continuation.
+    """
+
+    name = "next_sentence"
+    architectures = frozenset({"encoder"})
+    needs: ClassVar[tuple[str, ...]] = PAIR_NEEDS
+    rate: float = fraction(0.15)
+
+    def window(self, sequence_length: int) -> int:
+        return sequence_length - FRAME
+
+    def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
+        first, second = two_segments(self, self.read_window(read, sample), rng)
+        random = bool(rng.random() < 0.5) and sample > 0 and len(second) > 0
+        foreign = self._foreign(read, sample, len(second), rng) if random else second[:0]
+        random = len(foreign) > 0
+        if random:
+            second = foreign
+        tokens, types, real = framed_pair(self, first, second)
+        chosen = choose_tokens(self.is_text(tokens), self.rate, rng)
+        pair: Sample = {"token_types": types, "padding": real, "sequence_labels": int(random)}
+        return {**masked(self, tokens, chosen, rng), **pair}
+
+    def _foreign(self, read: Read, sample: int, length: int, rng: np.random.Generator) -> np.ndarray:
+        """Up to `length` tokens from the beginning of a sentence of another document."""
+        window = np.empty(0, dtype=np.int64)
+        for other in rng.integers(max(0, sample - NEIGHBOURS), sample, size=TRIES):
+            window = self.read_window(read, int(other))
+            ends = np.flatnonzero(window == self.vocabulary.eos)
+            if len(ends) and ends[-1] > 0:
+                window = window[: ends[-1]]
+                break
+        starts, stops = documents(window, self.vocabulary.eos)
+        if len(starts) == 0:
+            return window[:0]
+        pick = int(rng.integers(len(starts)))
+        text = window[starts[pick] : stops[pick]]
+        begins = sentence_starts(self, text)
+        roomy = begins[begins + length <= len(text)]
+        begin = int(rng.choice(roomy)) if len(roomy) else 0
+        return text[begin : begin + length]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceOrder(SampledObjective):
+    """ALBERT's sentence order prediction with masked tokens (Lan et al. 2020, section 3.1).
+
+    Two consecutive segments of one document, in order (sequence_labels 0) or swapped (1), half and half.
+    """
+
+    name = "sentence_order"
+    architectures = frozenset({"encoder"})
+    needs: ClassVar[tuple[str, ...]] = PAIR_NEEDS
+    rate: float = fraction(0.15)
+
+    def window(self, sequence_length: int) -> int:
+        return sequence_length - FRAME
+
+    def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
+        first, second = two_segments(self, self.read_window(read, sample), rng)
+        swapped = bool(rng.random() < 0.5) and len(second) > 0
+        if swapped:
+            first, second = second, first
+        tokens, types, real = framed_pair(self, first, second)
+        chosen = choose_tokens(self.is_text(tokens), self.rate, rng)
+        pair: Sample = {"token_types": types, "padding": real, "sequence_labels": int(swapped)}
+        return {**masked(self, tokens, chosen, rng), **pair}

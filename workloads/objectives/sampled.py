@@ -1,0 +1,141 @@
+"""What all objectives share: a sample at a time, with its own random numbers.
+
+A sample depends on (seed, sample id, epoch) alone, never on the batch it is in: each one draws from a
+counter-based generator (Philox; Salmon et al. 2011) keyed by a hash of these three and the objective's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+
+from workloads.errors import WorkloadError
+from workloads.objectives import options
+from workloads.workload import Batch, Vocabulary
+
+IGNORE = -100
+"""The label of a position that is not predicted."""
+
+SHORTEST = 8
+"""Sequences below this length leave some recipes nothing to predict."""
+
+Read = Callable[[int], np.ndarray]
+Sample = Mapping[str, ArrayLike]
+
+
+def generator(seed: int, sample: int, epoch: int, name: str) -> np.random.Generator:
+    """The random numbers of one sample: the same on every machine, rank and batch size."""
+    digest = blake2b(f"{seed}/{sample}/{epoch}/{name}".encode(), digest_size=16).digest()
+    return np.random.Generator(np.random.Philox(key=np.frombuffer(digest, dtype="<u8")))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledObjective:
+    """Base of all objectives. Fields after `seed` are the options of `workloads.objectives.build`.
+
+    With `static` every epoch sees the same corruption of a sample (BERT); without it, each epoch draws
+    another (RoBERTa). Raises WorkloadError if the vocabulary lacks what `needs` names, or an option is wrong.
+    """
+
+    name = ""
+    architectures: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Fields of Vocabulary that may not be None."""
+    sentinels: ClassVar[int] = 0
+    """How many `<extra_id_i>` tokens a tokenizer for this objective carries."""
+
+    vocabulary: Vocabulary
+    sequence_length: int
+    seed: int
+    static: bool = False
+
+    def __post_init__(self) -> None:
+        if self.sequence_length < SHORTEST:
+            raise WorkloadError(
+                f"{self.name}: sequence_length is {self.sequence_length}; make it at least {SHORTEST}"
+            )
+        options.check(self.name, self)
+        self._check_vocabulary()
+
+    def window(self, sequence_length: int) -> int:
+        """Tokens of raw text that one sample reads, so that its model input is `sequence_length` long."""
+        raise NotImplementedError
+
+    def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
+        """The arrays of one sample, without the batch dimension. Same keys and shapes for every sample."""
+        raise NotImplementedError
+
+    def collate(self, read: Read, ids: Sequence[int], epoch: int) -> Batch:
+        """A batch of the samples `ids`: the samples stacked, each independent of the others."""
+        drawn = 0 if self.static else epoch
+        samples = [self.sample(read, int(i), generator(self.seed, int(i), drawn, self.name)) for i in ids]
+        return {key: torch.from_numpy(np.stack([s[key] for s in samples])) for key in samples[0]}
+
+    def read_window(self, read: Read, sample: int) -> np.ndarray:
+        """The raw window of a sample, int64 [window]. Raises WorkloadError if it does not fit."""
+        tokens = np.asarray(read(sample), dtype=np.int64)
+        expected = self.window(self.sequence_length)
+        if tokens.shape != (expected,):
+            raise WorkloadError(
+                f"{self.name} reads windows of {expected} tokens but sample {sample} has shape "
+                f"{tokens.shape}; cut the corpus by objective.window(sequence_length)"
+            )
+        if tokens.min() < 0 or tokens.max() >= self.vocabulary.size:
+            raise WorkloadError(
+                f"sample {sample} holds the token {tokens.max()} beyond the vocabulary of "
+                f"{self.vocabulary.size}; prepare the corpus with the tokenizer of this job"
+            )
+        return tokens
+
+    def token(self, name: str) -> int:
+        """The id of the special token `name` of the vocabulary, one of those in `needs`."""
+        return int(getattr(self.vocabulary, name))
+
+    def table(self, name: str) -> np.ndarray:
+        """The bool table `name` of the vocabulary, [size], one of those in `needs`."""
+        return np.asarray(getattr(self.vocabulary, name), dtype=bool)
+
+    def is_text(self, tokens: np.ndarray) -> np.ndarray:
+        """Which tokens are text, not special; bool of the shape of `tokens`."""
+        return ~self._special[tokens]
+
+    @cached_property
+    def _special(self) -> np.ndarray:
+        table = np.zeros(self.vocabulary.size, dtype=bool)
+        table[list(self.vocabulary.special)] = True
+        return table
+
+    @cached_property
+    def text_ids(self) -> np.ndarray:
+        """All ids that are not special, in order: what a random replacement is drawn from."""
+        return np.flatnonzero(~self._special)
+
+    def _check_vocabulary(self) -> None:
+        missing = [n for n in self.needs if getattr(self.vocabulary, n) is None]
+        tables = [n for n in missing if n in ("word_start", "sentence_end")]
+        tokens = [f"<{n}>" for n in missing if n not in tables]
+        tokens += [f"<extra_id_{i}>" for i in range(len(self.vocabulary.sentinels), self.sentinels)]
+        if tokens:
+            named = ", ".join(tokens) if len(tokens) < 6 else f"{tokens[0]} to {tokens[-1]}"
+            raise WorkloadError(
+                f"{self.name} needs the special tokens {named}, which the tokenizer lacks; "
+                "add them to the tokenizer or train one with data.tokenizer.train_bpe"
+            )
+        if tables:
+            raise WorkloadError(
+                f"{self.name} needs the tables {' and '.join(tables)} of the vocabulary; "
+                "build the Vocabulary from the tokenizer with them"
+            )
+        for name in set(self.needs) & {"word_start", "sentence_end"}:
+            if self.table(name).shape != (self.vocabulary.size,):
+                raise WorkloadError(
+                    f"the table {name} has shape {self.table(name).shape} for a vocabulary of "
+                    f"{self.vocabulary.size}; give it one entry a token"
+                )

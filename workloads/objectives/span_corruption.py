@@ -1,0 +1,93 @@
+"""Span corruption (Raffel et al. 2020, T5, section 3.1.4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from workloads.errors import WorkloadError
+from workloads.objectives.options import at_least, fraction
+from workloads.objectives.sampled import Read, Sample, SampledObjective
+from workloads.objectives.seq2seq import source_and_target
+from workloads.objectives.spans import composition, run_starts, scatter
+
+SENTINELS = 100
+"""As many as T5's own vocabulary has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanCorruption(SampledObjective):
+    """T5: random spans give way to a sentinel each; the target is the sentinels, each with its span, and eos.
+
+    `rate` of the window is noise, in spans of `mean_span` tokens on average. The window is as long as makes
+    the encoder input, with its eos, exactly sequence_length; targets are then of one length too
+    (`target_length`). Spans may stand anywhere, all placements equally likely, where the released code always
+    ends on one. A document end is never noise: a span that meets one is split there, and the sample reads a
+    token or two less of its window, so that the input keeps its length. The decoder starts from pad.
+    """
+
+    name = "span_corruption"
+    architectures = frozenset({"encoder-decoder"})
+    needs: ClassVar[tuple[str, ...]] = ("pad",)
+    sentinels: ClassVar[int] = SENTINELS
+    rate: float = fraction(0.15)
+    mean_span: float = at_least(1.0, 3.0)
+
+    def __post_init__(self) -> None:
+        SampledObjective.__post_init__(self)
+        noise, spans = self._noise(self.window(self.sequence_length))
+        if spans > len(self.vocabulary.sentinels):
+            raise WorkloadError(
+                f"{self.name}: sequences of {self.sequence_length} have {spans} spans but the tokenizer has "
+                f"{len(self.vocabulary.sentinels)} sentinels; shorten data.sequence_length or raise mean_span"
+            )
+        if noise + spans > self.window(self.sequence_length):
+            raise WorkloadError(f"{self.name}: rate {self.rate} leaves no text between spans; lower it")
+
+    @property
+    def decoder_start(self) -> int:
+        """The token that the decoder begins with."""
+        return self.token("pad")
+
+    @property
+    def target_length(self) -> int:
+        """Length of decoder_tokens and labels."""
+        return sum(self._noise(self.window(self.sequence_length))) + 1
+
+    def window(self, sequence_length: int) -> int:
+        window = sequence_length - 1
+        while self._source_length(window + 1) <= sequence_length:
+            window += 1
+        return window
+
+    def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
+        tokens = self.read_window(read, sample)
+        noise, spans = self._noise(len(tokens))
+        hidden = scatter(composition(noise, spans, rng), len(tokens), rng) & self.is_text(tokens)
+        begins = run_starts(hidden)
+        sentinels = np.array(self.vocabulary.sentinels)
+        number = np.cumsum(begins) - 1
+        hidden &= number < len(sentinels)
+        begins &= hidden
+        # As much of the window as fills the input when its eos is added.
+        visible = np.cumsum(~hidden | begins)
+        used = int(np.searchsorted(visible, self.sequence_length - 1, side="right"))
+        tokens, hidden, begins, number = tokens[:used], hidden[:used], begins[:used], number[:used]
+        marked = np.where(begins, sentinels[np.minimum(number, len(sentinels) - 1)], tokens)
+        eos = [self.vocabulary.eos]
+        source = np.concatenate((marked[~hidden | begins], eos))
+        target = np.insert(tokens[hidden], np.flatnonzero(begins[hidden]), marked[begins])
+        target = np.concatenate((target, eos))
+        lengths = (self.sequence_length, self.target_length)
+        return source_and_target(source, target, lengths, self.decoder_start, self.token("pad"))
+
+    def _noise(self, window: int) -> tuple[int, int]:
+        """Noise tokens and spans in a window."""
+        noise = min(max(round(window * self.rate), 1), window - 1)
+        return noise, max(round(noise / self.mean_span), 1)
+
+    def _source_length(self, window: int) -> int:
+        noise, spans = self._noise(window)
+        return window - noise + spans + 1

@@ -1,0 +1,223 @@
+"""Every class against transformers: the same weights, the same logits and loss.
+
+`python -m workloads.parity [FILE]` prints the table, or writes it to FILE.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workloads.config import TransformerConfig
+from workloads.hf.families import family_of
+from workloads.initialise import generator, is_norm
+from workloads.losses import loss
+from workloads.objectives.causal_lm import CausalLM
+from workloads.presets import preset
+from workloads.transformer_workload import TransformerWorkload
+from workloads.workload import Batch, Vocabulary
+
+SIZE, LENGTH, TOLERANCE = 97, 24, 1e-5
+VOCABULARY = Vocabulary(SIZE, eos=2, pad=1, bos=0)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model to compare: a tiny preset with changes. inputs names what the batch has beside tokens."""
+
+    title: str
+    model: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    inputs: tuple[str, ...] = ()
+
+    @property
+    def config(self) -> TransformerConfig:
+        """The model's configuration over the small vocabulary."""
+        sizes = {"vocab_size": SIZE, "max_positions": LENGTH, "hidden": 32, "heads": 4, "intermediate": 64}
+        return preset(self.model).changed({**sizes, **self.changes})
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Largest difference of logits, and difference of the loss, in fp32."""
+
+    case: Case
+    kind: str
+    logits: float
+    loss: float
+
+
+def _heads(models: str, head: str) -> tuple[Case, ...]:
+    changes = {"head": head, "sentence_head": False, "generator": 0, "classes": 3}
+    cases = []
+    for model in models.split():
+        narrow = {"embedding_size": 16} if model == "albert" else {}
+        cases.append(Case(f"{preset(model + '-tiny').family}, {head} classes", f"{model}-tiny", changes | narrow, ("padding",)))
+    return tuple(cases)
+
+
+_LONG = {"kind": "llama3", "factor": 8.0, "original_positions": 8}
+_YARN = {"kind": "yarn", "factor": 4.0, "original_positions": 8, "mscale": 1.0, "mscale_all": 0.8}
+CASES = (
+    Case("GPT-2", "gpt-tiny", {"layers": 2}),
+    Case("Llama 3", "llama-tiny"),
+    Case("Llama 3.1, stretched rotary", "llama-tiny", {"rope_scaling": _LONG}),
+    Case("Llama, linear rotary", "llama-tiny", {"rope_scaling": {**_LONG, "kind": "linear"}}),
+    Case("Llama, YaRN", "llama-tiny", {"rope_scaling": {**_YARN, "mscale": 0.0, "mscale_all": 0.0}}),
+    Case("Qwen 3", "qwen3-tiny", {"head_dim": 16}),
+    Case("Mixtral", "mixtral-tiny", {"intermediate": 64}),
+    Case("Mixtral, window", "mixtral-tiny", {"intermediate": 64, "window": 6}),
+    Case("DeepSeek-V3", "deepseek-v3-tiny"),
+    Case("DeepSeek-V3, YaRN", "deepseek-v3-tiny", {"rope_scaling": _YARN}),
+    Case("DeepSeek-V3, full-rank queries", "deepseek-v3-tiny", {"latent": {"query_rank": 0}}),
+    Case("BERT", "bert-tiny", {}, ("padding", "token_types", "sentence")),
+    Case("RoBERTa", "roberta-tiny", {}, ("padding",)),
+    Case("ALBERT", "albert-tiny", {"embedding_size": 16}, ("padding", "token_types", "sentence")),
+    Case("ELECTRA, discriminator", "electra-tiny", {"generator": 0, "embedding_size": 16}, ("padding",)),
+    Case("ELECTRA, generator", "electra-tiny", {"generator": 0, "head": "masked"}, ("padding",)),
+    Case("UniLM", "unilm-tiny", {}, ("attention", "token_types")),
+    Case("T5", "t5-tiny", {}, ("padding",)),
+    Case("T5 1.1", "t5-v1.1-tiny", {}, ("padding",)),
+    Case("BART", "bart-tiny", {}, ("padding",)),
+    Case("Switch", "switch-tiny", {"intermediate": 64, "moe": {"intermediate": 64}}, ("padding",)),
+    *_heads("bert roberta albert electra gpt llama qwen3", "sequence"),
+    *_heads("bert roberta albert electra gpt llama qwen3", "token"),
+)
+
+
+def compare(case: Case) -> Difference:
+    """Export random weights of the case, load them in transformers and compare in fp32."""
+    config = case.config
+    objective = CausalLM(vocabulary=VOCABULARY, sequence_length=LENGTH, seed=0)
+    workload = TransformerWorkload(case.model, config, objective, VOCABULARY)
+    state = random_state(workload)
+    model = workload.build().eval()
+    model.load_state_dict(state)
+    batch = batch_for(case)
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        workload.to_hf(state.__getitem__, folder)
+        theirs = theirs_in(config, folder)(**their_arguments(config, batch))
+        output = model(batch)
+        mine = loss(config, output, batch)
+    value = mine.total / mine.count
+    if config.sentence_head:
+        assert mine.extra is not None
+        value = value + mine.extra
+    if config.head == "discriminator":
+        real = batch["padding"]
+        value = torch.nn.functional.binary_cross_entropy_with_logits(
+            output.logits[real], batch["labels"][real].float()
+        )
+    logits = output.sentence if config.head == "sequence" else output.logits
+    other = next(getattr(theirs, n) for n in ("logits", "prediction_logits") if n in theirs)
+    apart = (logits - other).abs()
+    apart = apart[batch["padding"]] if "padding" in batch and apart.shape[:2] == (2, LENGTH) else apart
+    kind = family_of(config).head(config).kind
+    return Difference(case, kind, float(apart.max()), float((value - theirs.loss).abs()))
+
+
+def random_state(workload: TransformerWorkload) -> dict[str, Tensor]:
+    """Weights that leave nothing at zero or one, so that a part left out shows."""
+    state = {}
+    for name, shape in workload.shapes.items():
+        random = torch.empty(shape).normal_(generator=generator(1, name))
+        if is_norm(name):
+            state[name] = 1 + 0.1 * random
+        elif name.endswith("bias"):
+            state[name] = 0.05 * random
+        else:
+            state[name] = 0.1 * random
+    return state
+
+
+def batch_for(case: Case) -> Batch:
+    """Two rows, the second padded where the case has padding."""
+    config, random = case.config, torch.Generator().manual_seed(0)
+
+    def ids(*shape: int, high: int = SIZE) -> Tensor:
+        return torch.randint(3 if high == SIZE else 0, high, shape, generator=random)
+
+    real = torch.ones(2, LENGTH, dtype=torch.bool)
+    batch = {"tokens": ids(2, LENGTH)}
+    if "padding" in case.inputs:
+        real[1, LENGTH - 5 :] = False
+        batch = {"tokens": batch["tokens"].masked_fill(~real, 1), "padding": real}
+    if "token_types" in case.inputs:
+        batch["token_types"] = ids(2, LENGTH, high=2)
+    if "attention" in case.inputs:
+        order = torch.arange(LENGTH)
+        batch["attention"] = ((order < 8)[None] | (order[None] <= order[:, None])).expand(2, -1, -1)
+    if "sentence" in case.inputs or config.head == "sequence":
+        batch["sequence_labels"] = ids(2, high=2)
+    if config.architecture == "encoder-decoder":
+        batch["decoder_tokens"] = ids(2, LENGTH)
+    classes = {"discriminator": 2, "token": config.classes}.get(config.head, SIZE)
+    batch["labels"] = ids(2, LENGTH, high=classes).masked_fill(~real, -100)
+    if config.architecture == "decoder" and config.head == "language":
+        batch["labels"][:, -1] = -100
+    return batch
+
+
+def theirs_in(config: TransformerConfig, folder: str) -> torch.nn.Module:
+    """The exported model as transformers loads it. Raises RuntimeError if a tensor is missing or left over."""
+    import transformers
+
+    kind = getattr(transformers, family_of(config).head(config).kind)
+    model, report = kind.from_pretrained(folder, local_files_only=True, output_loading_info=True)
+    if wrong := {k: v for k, v in report.items() if v}:
+        raise RuntimeError(f"{kind.__name__} loads with {wrong}")
+    return model.eval()
+
+
+def their_arguments(config: TransformerConfig, batch: Batch) -> dict[str, Any]:
+    """Our batch as the arguments of transformers. Their decoders shift the labels, ours are shifted."""
+    labels = batch["labels"]
+    if config.head == "sequence":
+        labels = batch["sequence_labels"]
+    elif config.architecture == "decoder" and config.head == "language":
+        labels = torch.cat((labels[:, :1], labels[:, :-1]), dim=1)
+    arguments: dict[str, Any] = {"input_ids": batch["tokens"], "labels": labels}
+    if "padding" in batch:
+        arguments["attention_mask"] = batch["padding"].long()
+    if "attention" in batch:
+        arguments["attention_mask"] = batch["attention"].unsqueeze(1)
+    if "token_types" in batch:
+        arguments["token_type_ids"] = batch["token_types"]
+    if "decoder_tokens" in batch:
+        arguments["decoder_input_ids"] = batch["decoder_tokens"]
+    if config.sentence_head:
+        name = "next_sentence_label" if config.family == "bert" else "sentence_order_label"
+        arguments[name] = batch["sequence_labels"]
+    return arguments
+
+
+def table() -> Iterator[str]:
+    """The table in Markdown, a row a case."""
+    yield "# Parity with transformers\n"
+    yield "Generated by `python -m workloads.parity`: random weights, exported, loaded by transformers, compared in"
+    yield f"fp32 on CPU; the tests hold every row below {TOLERANCE:.0e}.\n"
+    yield "| class | checked against | largest difference of logits | difference of loss |"
+    yield "|---|---|---|---|"
+    for case in CASES:
+        found = compare(case)
+        yield f"| {case.title} | `{found.kind}` | {found.logits:.1e} | {found.loss:.1e} |"
+
+
+def main() -> None:
+    """Print the table, or write it to the file named on the command line."""
+    if sys.argv[1:]:
+        Path(sys.argv[1]).write_text("\n".join(table()) + "\n")
+    else:
+        for line in table():
+            print(line)
+
+
+if __name__ == "__main__":
+    main()

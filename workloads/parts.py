@@ -1,0 +1,93 @@
+"""The parts of a configuration that have options of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workloads.errors import WorkloadError
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How rotary frequencies are stretched beyond the trained length.
+
+    kind: 'linear' (Chen et al. 2023), 'llama3' (Llama 3.1) or 'yarn' (Peng et al. 2023).
+    """
+
+    kind: str
+    factor: float
+    original_positions: int
+    low_frequency: float = 1.0
+    high_frequency: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 0.0
+    mscale_all: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("linear", "llama3", "yarn"):
+            raise WorkloadError(f"rope_scaling.kind {self.kind!r} is unknown; use linear, llama3 or yarn")
+        if self.factor < 1:
+            raise WorkloadError(f"rope_scaling.factor is {self.factor}; give at least 1")
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2, section 2.1): low-rank queries, keys and values.
+
+    query_rank 0 means a full-rank query projection.
+    """
+
+    query_rank: int
+    key_value_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True)
+class MoE:
+    """A feed-forward made of experts, in every `every`-th layer from layer `first` on.
+
+    gate: 'softmax' (Switch, Mixtral) or 'sigmoid' (DeepSeek-V3). capacity_factor None is dropless; otherwise
+    an expert takes at most ceil(factor * length * top_k / experts) tokens of each sequence (Switch, eq. 3).
+    groups, top_groups: the router first keeps the best groups of experts (DeepSeek-V3, section 2.1.2).
+    auxiliary and z_loss are weights of the balancing loss and of the router z-loss; bias_rate is the step of
+    the auxiliary-loss-free bias, None for no bias.
+    """
+
+    experts: int
+    top_k: int
+    intermediate: int
+    every: int = 1
+    first: int = 0
+    shared: int = 0
+    gate: str = "softmax"
+    normalise: bool = False
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    capacity_factor: float | None = None
+    auxiliary: float = 0.0
+    z_loss: float = 0.0
+    bias_rate: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.gate not in ("softmax", "sigmoid"):
+            raise WorkloadError(f"moe.gate {self.gate!r} is unknown; use softmax or sigmoid")
+        if not 1 <= self.top_k <= self.experts:
+            raise WorkloadError(f"moe.top_k is {self.top_k}; give 1 to moe.experts ({self.experts})")
+        if self.experts % self.groups or not 1 <= self.top_groups <= self.groups:
+            raise WorkloadError(
+                f"moe.experts {self.experts} do not divide into {self.groups} groups of which "
+                f"{self.top_groups} are kept; choose moe.groups that divide moe.experts and moe.top_groups "
+                "up to moe.groups"
+            )
+        if self.top_k > self.experts // self.groups * self.top_groups:
+            raise WorkloadError("moe.top_k exceeds the experts in moe.top_groups groups; lower moe.top_k")
+        if self.capacity_factor is not None and self.capacity_factor <= 0:
+            raise WorkloadError("moe.capacity_factor must be positive; give null for a dropless router")
+
+    def at(self, layer: int) -> bool:
+        """Whether layer `layer` has experts."""
+        return layer >= self.first and (layer - self.first) % self.every == 0

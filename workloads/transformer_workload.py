@@ -1,0 +1,152 @@
+"""The project's own transformers as workloads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from workloads import losses
+from workloads.config import TransformerConfig
+from workloads.electra import Electra, ElectraOutput
+from workloads.errors import WorkloadError
+from workloads.initialise import initial
+from workloads.moe import MixtureOfExperts
+from workloads.seq2seq import EncoderDecoder
+from workloads.transformer import Output, Transformer
+from workloads.workload import Batch, Loss, Objective, Vocabulary
+
+
+def build_model(config: TransformerConfig) -> nn.Module:
+    """The module of `config` on the current default device."""
+    if config.architecture == "encoder-decoder":
+        return EncoderDecoder(config)
+    return Electra(config) if config.generator else Transformer(config)
+
+
+@dataclass(frozen=True)
+class TransformerWorkload:
+    """A transformer and an objective; the contract is `workloads.workload.Workload`.
+
+    pretrained(name) gives a weight of a checkpoint, or None where it has none (a new head).
+    """
+
+    name: str
+    config: TransformerConfig
+    objective: Objective
+    vocabulary: Vocabulary
+    pretrained: Callable[[str], Tensor | None] | None = None
+
+    def build(self) -> nn.Module:
+        """The plain module on the current default device."""
+        return build_model(self.config)
+
+    @cached_property
+    def shapes(self) -> Mapping[str, torch.Size]:
+        """Shape of every canonical tensor, parameters and buffers."""
+        with torch.device("meta"):
+            return {name: tensor.shape for name, tensor in self.build().state_dict().items()}
+
+    def initial(self, name: str, seed: int) -> Tensor:
+        """The initial value of `name`, fp32 on CPU: the checkpoint's if there is one, else from (seed, name).
+
+        Raises WorkloadError if the model has no tensor `name`.
+        """
+        if name not in self.shapes:
+            raise WorkloadError(f"{self.name} has no tensor {name!r}; its names are those of state_dict()")
+        found = self.pretrained(name) if self.pretrained else None
+        return initial(self.config, name, self.shapes[name], seed) if found is None else found.float()
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        """Forward pass and loss of one micro-batch."""
+        return self.criterion(model(batch), batch)
+
+    def criterion(self, output: Output | ElectraOutput, batch: Batch) -> Loss:
+        """The loss of a forward pass that was already done (the last stage of a pipeline)."""
+        return losses.loss(self.config, output, batch)
+
+    def balance(self, model: nn.Module, reduce: Callable[[Tensor], Tensor] = lambda load: load) -> None:
+        """After the optimiser step: move the routers' biases (auxiliary-loss-free balancing).
+
+        reduce(load) sums int64 [experts] over all ranks that saw other tokens.
+        """
+        for module in model.modules():
+            if isinstance(module, MixtureOfExperts) and module.moe.bias_rate is not None:
+                load = module.load
+                if load is None:
+                    load = torch.zeros(
+                        module.moe.experts, dtype=torch.int64, device=module.router.weight.device
+                    )
+                module.update(reduce(load))
+
+    def sharding(self) -> Mapping[str, str]:
+        """See Workload.sharding. 'heads' marks norms inside a head: their weight is whole on every rank, but
+        a rank sees only its heads, so its gradient is to be summed over the tensor-parallel group.
+
+        Latent attention is not cut (its rotated key is shared by all heads).
+        """
+        return _sharding(self.config)
+
+    def stages(self) -> Sequence[str]:
+        """Layers 1 to the last; empty where layers are shared or there are two stacks."""
+        config = self.config
+        if config.architecture == "encoder-decoder" or config.generator or config.shared_layers:
+            return ()
+        return tuple(f"layers.{i}" for i in range(1, config.layers))
+
+    def flops(self, sequence_length: int) -> float:
+        """Model FLOPs per input token of forward and backward (PaLM, appendix B)."""
+        return self.config.flops(sequence_length, getattr(self.objective, "target_length", None))
+
+    def to_hf(self, read: Callable[[str], Tensor], folder: str) -> None:
+        """Write config.json and model.safetensors (fp32) that transformers loads. Raises WorkloadError."""
+        from workloads.hf.checkpoint import export
+
+        export(self.config, self.vocabulary, self.shapes, read, folder)
+
+
+def _sharding(config: TransformerConfig) -> dict[str, str]:
+    seq2seq = config.architecture == "encoder-decoder"
+    styles = {"tokens": "vocab"}
+    if config.head == "language":
+        styles["head"] = "vocab"
+    elif config.head == "masked":
+        styles["head.output"] = "vocab"
+    elif config.generator:
+        styles["generator.head.output"] = "vocab"
+    if config.positions == "relative":
+        styles["*relative_bias"] = "column"
+    layer = "*layers.*."
+    names = ["attention", "cross_attention"] if seq2seq else ["attention"]
+    for name in names if not config.latent else []:
+        styles |= {f"{layer}{name}.{part}": "column" for part in ("query", "key", "value")}
+        styles[f"{layer}{name}.output"] = "row"
+    if config.qk_norm:
+        styles |= {f"{layer}attention.query_norm": "heads", f"{layer}attention.key_norm": "heads"}
+    styles |= _feedforward_sharding(config, layer)
+    norms = ["attention_norm", "feedforward_norm"] + (["cross_norm"] if seq2seq else [])
+    styles |= {layer + name: "sequence" for name in norms}
+    if config.final_norm:
+        styles |= (
+            {"encoder.norm": "sequence", "decoder.norm": "sequence"} if seq2seq else {"norm": "sequence"}
+        )
+    return styles
+
+
+def _feedforward_sharding(config: TransformerConfig, layer: str) -> dict[str, str]:
+    moe = config.moe
+    dense = moe is None or any(not moe.at(i) for i in range(config.layers))
+    parents = ["feedforward"] if dense else []
+    if moe and moe.shared:
+        parents.append("feedforward.shared")
+    styles: dict[str, str] = {}
+    for parent in parents:
+        styles |= {f"{layer}{parent}.up": "column", f"{layer}{parent}.down": "row"}
+        if config.gated:
+            styles[f"{layer}{parent}.gate"] = "column"
+    if moe:
+        styles[f"{layer}feedforward.experts"] = "expert"
+    return styles

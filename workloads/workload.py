@@ -1,0 +1,117 @@
+"""The contract between what is trained and how it is trained.
+
+A `Workload` is a plain single-device model with an objective. It knows no ranks: it declares what
+may be cut and how, and the trainer cuts. Everything here is deterministic: weights depend on
+(seed, parameter name), batches on (seed, sample id, epoch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+Batch = dict[str, Tensor]
+"""Named tensors whose first dimension is the micro-batch, so that any of them can be cut alike."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What an objective must know of the tokenizer. Ids that the tokenizer lacks are None.
+
+    `sentinels` are the ids of `<extra_id_0>`, `<extra_id_1>`, ... in that order (T5, GLM).
+    `word_start[id]` tells whether a token begins a word, `sentence_end[id]` whether it ends a sentence;
+    both are bool arrays of shape [size].
+    """
+
+    size: int
+    eos: int
+    pad: int | None = None
+    bos: int | None = None
+    cls: int | None = None
+    sep: int | None = None
+    mask: int | None = None
+    sentinels: tuple[int, ...] = ()
+    word_start: np.ndarray | None = field(default=None, compare=False)
+    sentence_end: np.ndarray | None = field(default=None, compare=False)
+
+    @property
+    def special(self) -> frozenset[int]:
+        """Ids that stand for no text, which no objective may mask, replace or predict from."""
+        named = (self.eos, self.pad, self.bos, self.cls, self.sep, self.mask)
+        return frozenset([i for i in named if i is not None]) | frozenset(self.sentinels)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """`total` is the sum (not the mean) of the loss over the `count` predicted tokens, both fp32 scalars.
+
+    Sums add over micro-batches and ranks, so the mean over the global batch is the same number in every
+    layout. `extra` is what else is differentiated (auxiliary router losses, z-loss), already weighted and
+    in units of the mean loss. `metrics` are detached scalars to log, each a mean over the micro-batch.
+    """
+
+    total: Tensor
+    count: Tensor
+    extra: Tensor | None = None
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class Objective(Protocol):
+    """A pre-training recipe: token windows in, a batch out. Pure in (seed, sample id, epoch)."""
+
+    name: str
+
+    def window(self, sequence_length: int) -> int:
+        """Tokens of raw text that one sample reads, so that its model input is `sequence_length` long."""
+
+    def collate(self, read: Callable[[int], np.ndarray], ids: Sequence[int], epoch: int) -> Batch:
+        """A batch of the samples `ids`.
+
+        `read(id)` gives the raw window of sample `id`, int64 of shape [window]: a stretch of the corpus in
+        which documents end with `vocabulary.eos`. It may be asked for other samples too (a random next
+        sentence). Labels that are not predicted are -100.
+        """
+
+
+class Workload(Protocol):
+    """A model and an objective, as the trainer sees them."""
+
+    name: str
+    objective: Objective
+    vocabulary: Vocabulary
+
+    def build(self) -> nn.Module:
+        """A plain module on the current default device (meta included), weights not initialised.
+
+        Layers stand in named containers (`layers.0`, ...) so that a pipeline may cut between them, and keep
+        their original numbers under any cut. `state_dict()` names are the canonical tensor names; a tied
+        weight appears once in `named_parameters()`.
+        """
+
+    def initial(self, name: str, seed: int) -> Tensor:
+        """The initial value of the parameter or buffer `name` in fp32 on CPU, from (seed, name) alone."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        """Forward pass and loss of one micro-batch."""
+
+    def sharding(self) -> Mapping[str, str]:
+        """fnmatch pattern of a module name -> 'column', 'row', 'vocab', 'sequence' or 'expert'.
+
+        column: weight [out, in] is split over out; row: over in; vocab: embedding or head over the
+        vocabulary; sequence: a norm that may run on a slice of the sequence; expert: a stack of experts
+        split over its first dimension. What no pattern names is replicated.
+        """
+
+    def stages(self) -> Sequence[str]:
+        """Names of the modules before which a pipeline may cut, in the order of the forward pass."""
+
+    def flops(self, sequence_length: int) -> float:
+        """Model FLOPs per token of one forward and backward pass, recomputation not counted (PaLM, app. B)."""
+
+    def to_hf(self, read: Callable[[str], Tensor], folder: str) -> None:
+        """Write config.json and model.safetensors that transformers loads. `read(name)` gives a weight."""
