@@ -8,7 +8,7 @@ from torch import Tensor
 
 from workloads.config import TransformerConfig
 from workloads.electra import ElectraOutput
-from workloads.transformer import Output
+from workloads.transformer import IGNORED, Output
 from workloads.workload import Batch, Loss
 
 DISCRIMINATOR_WEIGHT = 50.0
@@ -44,11 +44,14 @@ def loss(config: TransformerConfig, output: Output | ElectraOutput, batch: Batch
 
 
 def token_loss(logits: Tensor, labels: Tensor) -> Loss:
-    """Cross-entropy summed over the labels that are not -100: logits [B, L, classes], labels int64 [B, L]."""
-    total = F.cross_entropy(
-        logits.flatten(0, 1).float(), labels.flatten(), ignore_index=-100, reduction="sum"
-    )
-    return Loss(total, (labels != -100).sum().float())
+    """Cross-entropy summed over the labels that are not -100, int64 [B, L].
+
+    logits are [B, L, classes], or [predicted, classes] where the model has left the others out.
+    """
+    predicted = labels != IGNORED
+    labels = labels[predicted] if logits.dim() == 2 else labels.flatten()
+    total = F.cross_entropy(logits.flatten(0, -2).float(), labels, ignore_index=IGNORED, reduction="sum")
+    return Loss(total, predicted.sum().float())
 
 
 def _sequence(logits: Tensor, labels: Tensor) -> Loss:

@@ -105,7 +105,8 @@ class TransformerWorkload:
         """Write config.json and model.safetensors (fp32) that transformers loads. Raises WorkloadError."""
         from workloads.hf.checkpoint import export
 
-        export(self.config, self.vocabulary, self.shapes, read, folder)
+        start = getattr(self.objective, "decoder_start", None)
+        export(self.config, self.vocabulary, self.shapes, read, folder, start)
 
 
 def _sharding(config: TransformerConfig) -> dict[str, str]:
