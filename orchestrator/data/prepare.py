@@ -25,7 +25,7 @@ import xxhash
 
 from orchestrator.data import manifest, shards, sources, tokenizer
 from orchestrator.data.files import Folder
-from orchestrator.data.sources import PART_BYTES, Part, SourceFile
+from orchestrator.data.sources import Part, SourceFile
 from orchestrator.errors import InputError
 from orchestrator.spec import DataSpec, TrainBpe
 
@@ -41,13 +41,14 @@ def prepare(
     cache: str,
     progress: Progress | None = None,
     *,
-    part_bytes: int = PART_BYTES,
+    part_bytes: int | None = None,
 ) -> str:
     """Make the token shards of `data` in `cache` unless they are there; the URI of the prepared data.
 
-    Ray must be initialised, and its nodes must see the sources and the cache. Takes no more CPUs than are
-    free, one a task, and leaves no actor behind. `progress(phase, done, total)` counts parts in the phases
-    "tokenizer" and "tokens". Raises InputError for sources or a tokenizer that cannot be used.
+    Ray must be initialised, and its nodes must see the sources and the cache. Needs one free CPU, takes
+    no more than are free, one a task, and holds none afterwards. `progress(phase, done, total)` counts
+    parts in the phases "tokenizer" and "tokens". Raises InputError for sources or a tokenizer that cannot
+    be used.
     """
     files = sources.resolve(data.sources)
     if not any(file.size for file in files):
@@ -57,6 +58,7 @@ def prepare(
         chosen: Any = [data.tokenizer.train_bpe, tokenizer.all_special(objective_special_tokens)]
     else:
         chosen = tokenizer.load(data.tokenizer, objective_special_tokens)
+    part_bytes = part_bytes or sources.part_size(files)
     name = _fingerprint(files, chosen, part_bytes)
     folder = Folder(f"{Folder(cache).uri}/{name}")
     if manifest.read(folder):

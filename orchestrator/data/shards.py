@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 
 import numpy as np
 import xxhash
@@ -16,8 +16,8 @@ from orchestrator.data.manifest import Manifest, PreparedSource, Shard
 from orchestrator.data.sources import Part
 from orchestrator.errors import InputError
 
-BATCH = 64
-"""Pieces that are encoded at once."""
+BATCH_BYTES = 2**20
+"""Text that is encoded at once; its encoding takes some fifty times the memory."""
 
 
 def shard_name(number: int) -> str:
@@ -41,6 +41,7 @@ def write_shard(uri: str, number: int, part: Part, vocabulary: int, eos: int) ->
     The record holds tokens, documents, bytes of text, the checksum and how often each id occurs.
     Raises InputError for text that cannot be read as such.
     """
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a task has one CPU, and others run beside it
     folder = Folder(uri)
     encoder = tokenizers.encoder((folder.read("tokenizer.json") or b"").decode())
     found: list[np.ndarray] = []
@@ -118,5 +119,13 @@ def sample(parts: Sequence[Part], limit: int) -> Iterator[str]:
 
 
 def _batches(items: Iterator[Piece]) -> Iterator[list[Piece]]:
-    while batch := list(islice(items, BATCH)):
+    batch: list[Piece] = []
+    size = 0
+    for item in items:
+        batch.append(item)
+        size += item.bytes + 1  # an empty piece takes memory too
+        if size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
         yield batch

@@ -19,8 +19,9 @@ from orchestrator.errors import InputError
 from orchestrator.spec import Source
 
 KINDS = (".txt", ".jsonl", ".parquet")
-PART_BYTES = 32 * 2**20
-"""The size of a part: a task's start does not matter, and its tokens fit one core's memory."""
+PARTS = 64
+PART_BYTES = (2**20, 2**25)
+"""Least and most bytes of a part: a task's start does not matter, and its tokens fit one core's memory."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,12 @@ def resolve(sources: Sequence[Source]) -> list[SourceFile]:
         return list(pool.map(lambda item: _identify(*item), [item for files in found for item in files]))
 
 
+def part_size(files: Sequence[SourceFile]) -> int:
+    """Bytes of a part for these files: about PARTS of them, within PART_BYTES."""
+    least, most = PART_BYTES
+    return min(most, max(least, sum(file.size for file in files) // PARTS))
+
+
 def cut(files: Sequence[SourceFile], part_bytes: int) -> list[Part]:
     """All files in parts of about `part_bytes`: large files cut, small ones of one source put together.
 
@@ -100,6 +107,7 @@ def _match(number: int, source: Source) -> list[tuple[int, Source, Any, dict[str
     where = f"data.sources.{number}.uri {source.uri}"
     try:
         fs, path = fsspec.core.url_to_fs(source.uri)
+        fs.invalidate_cache()  # a listing from earlier in this process may be stale
         if fs.isfile(path):
             infos = [fs.info(path)]
         elif fs.isdir(path):
