@@ -82,20 +82,28 @@ class Layout:
         def must_divide(degree: int, size: int, axis: str, what: str) -> None:
             if size % degree:
                 fits = ", ".join(str(d) for d in divisors(size))
-                found.append(f"{axis} {degree} does not divide the model's {size} {what}; choose {axis} from {fits}")
+                found.append(
+                    f"{axis} {degree} does not divide the model's {size} {what}; choose {axis} from {fits}"
+                )
 
         must_divide(self.tp, shape.heads, "tp", "attention heads")
         must_divide(self.tp, shape.kv_heads, "tp", "key-value heads")
         must_divide(self.tp, shape.feedforward, "tp", "feed-forward columns")
         if self.pp > max(shape.layers, 1):
-            found.append(f"pp {self.pp} is more than the model's {shape.layers} layers; choose pp up to {shape.layers}")
-        must_divide(2 * self.cp if self.cp > 1 else 1, shape.sequence_length, "2 x cp", "positions in a sequence")
+            found.append(
+                f"pp {self.pp} is more than the model's {shape.layers} layers; choose pp up to {shape.layers}"
+            )
+        must_divide(
+            2 * self.cp if self.cp > 1 else 1, shape.sequence_length, "2 x cp", "positions in a sequence"
+        )
         if self.ep > 1 and not shape.experts:
             found.append(f"ep {self.ep} needs experts, and this model is dense; set ep to 1")
         elif self.ep > 1:
             must_divide(self.ep, shape.experts, "ep", "experts")
         if self.dp % self.ep:
-            found.append(f"ep {self.ep} does not divide the {self.dp} data-parallel ranks it borrows; lower ep")
+            found.append(
+                f"ep {self.ep} does not divide the {self.dp} data-parallel ranks it borrows; lower ep"
+            )
         if global_batch % (self.dp * self.micro_batch):
             found.append(
                 f"global_batch {global_batch} is not a multiple of {self.dp} data-parallel ranks x "

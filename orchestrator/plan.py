@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cluster.gang import Bundle
 from cluster.machine import Offer
@@ -22,6 +22,9 @@ from orchestrator.errors import InputError
 from orchestrator.layout import Layout, ModelShape, divisors, fit
 from orchestrator.spec import JobSpec, ParallelSpec
 from workloads.config import TransformerConfig
+
+if TYPE_CHECKING:
+    from workloads.hf.folder import ForeignModel
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 MEMORY_SHARE = 0.8
@@ -56,7 +59,11 @@ class Candidate:
 
     def to_json(self) -> dict[str, Any]:
         """The candidate as plain data."""
-        return {"layout": str(self.layout), "memory_bytes": round(self.memory), "step_seconds": round(self.seconds, 4)}
+        return {
+            "layout": str(self.layout),
+            "memory_bytes": round(self.memory),
+            "step_seconds": round(self.seconds, 4),
+        }
 
 
 @dataclass(frozen=True)
@@ -79,18 +86,19 @@ class Plan:
                 "step_seconds": seconds,
                 "tokens_per_second": self.tokens / seconds,
             },
-            "machine": {"memory_bytes": round(self.machine.memory), "flops_per_second": round(self.machine.flops)},
+            "machine": {
+                "memory_bytes": round(self.machine.memory),
+                "flops_per_second": round(self.machine.flops),
+            },
             "candidates": [c.to_json() for c in self.candidates],
             "rejected": [{"layout": str(layout), "reason": reason} for layout, reason in self.rejected],
         }
 
 
-def model_shape(config: TransformerConfig | None, parameters: int, sequence_length: int) -> ModelShape:
-    """The sizes that planning needs. A model of transformers run as it is (`config` None) cannot be cut."""
-    if config is None:
-        return ModelShape(parameters, 1, 1, 1, 1, 1, 1, sequence_length, 0, 6.0 * parameters)
+def model_shape(config: TransformerConfig | ForeignModel, sequence_length: int) -> ModelShape:
+    """The sizes that planning needs. A model of transformers run as it is says one layer and one head."""
     return ModelShape(
-        parameters=parameters,
+        parameters=config.parameters(),
         layers=config.layers + config.decoder_layers,
         hidden=config.hidden,
         heads=config.heads,
@@ -114,7 +122,9 @@ def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine) -> Pl
         candidate = predict(spec, shape, layout, machine)
         if not problems and candidate.memory > machine.memory * MEMORY_SHARE:
             room = machine.memory * MEMORY_SHARE
-            problems = [f"needs {candidate.memory / 2**30:.2f} GiB a rank and a worker offers {room / 2**30:.2f} GiB"]
+            problems = [
+                f"needs {candidate.memory / 2**30:.2f} GiB a rank and a worker offers {room / 2**30:.2f} GiB"
+            ]
         if problems:
             rejected.append((layout, problems[0]))
         else:
@@ -122,7 +132,9 @@ def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine) -> Pl
     if not legal:
         raise _none_fits(spec, workers, rejected)
     legal.sort(key=lambda c: (c.seconds, c.memory))
-    return Plan(legal[0], tuple(legal), tuple(rejected), machine, spec.train.global_batch * shape.sequence_length)
+    return Plan(
+        legal[0], tuple(legal), tuple(rejected), machine, spec.train.global_batch * shape.sequence_length
+    )
 
 
 def chooser(spec: JobSpec, shape: ModelShape, machine: Machine) -> Callable[[int], Layout | None]:
@@ -190,7 +202,9 @@ def _candidates(spec: JobSpec, workers: int) -> Iterator[Layout]:
     batch = spec.train.global_batch
     if isinstance(spec.parallel, ParallelSpec):
         asked = spec.parallel
-        degrees = Layout(pp=asked.pp, cp=asked.cp, tp=asked.tp, ep=asked.ep, zero=asked.zero, recompute=asked.recompute)
+        degrees = Layout(
+            pp=asked.pp, cp=asked.cp, tp=asked.tp, ep=asked.ep, zero=asked.zero, recompute=asked.recompute
+        )
         micros = [asked.micro_batch] if asked.micro_batch else [m for m in MICRO_BATCHES if m <= batch]
         for micro in micros:
             wide = dataclasses.replace(degrees, micro_batch=micro)
@@ -213,9 +227,14 @@ def _candidates(spec: JobSpec, workers: int) -> Iterator[Layout]:
 def _beyond_this_version(layout: Layout) -> list[str]:
     """What the engine cannot run yet, in words."""
     beyond = [axis for axis in ("pp", "cp", "tp", "ep") if getattr(layout, axis) > 1]
-    found = [f"{axis} {getattr(layout, axis)}: this version of the engine runs data parallel only; set {axis} to 1" for axis in beyond]
+    found = [
+        f"{axis} {getattr(layout, axis)}: this version of the engine runs data parallel only; set {axis} to 1"
+        for axis in beyond
+    ]
     if layout.zero:
-        found.append(f"zero {layout.zero}: this version of the engine replicates the model states; set zero to 0")
+        found.append(
+            f"zero {layout.zero}: this version of the engine replicates the model states; set zero to 0"
+        )
     if layout.recompute != "none":
         found.append("recompute: this version of the engine keeps all activations; set recompute to none")
     return found
@@ -226,4 +245,6 @@ def _none_fits(spec: JobSpec, workers: int, rejected: list[tuple[Layout, str]]) 
     if isinstance(spec.parallel, ParallelSpec) and reasons:
         return InputError(reasons[0], "parallel")
     why = f": {reasons[-1]}" if reasons else ""
-    return InputError(f"no legal layout for {workers} workers{why}", "parallel", "change resources or train.global_batch")
+    return InputError(
+        f"no legal layout for {workers} workers{why}", "parallel", "change resources or train.global_batch"
+    )

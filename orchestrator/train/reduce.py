@@ -56,7 +56,9 @@ class GradientReducer:
         self._work, self._armed = [], False
 
     def _add(self, parameters: list[nn.Parameter]) -> None:
-        flat = torch.zeros(sum(p.numel() for p in parameters), dtype=parameters[0].dtype, device=parameters[0].device)
+        flat = torch.zeros(
+            sum(p.numel() for p in parameters), dtype=parameters[0].dtype, device=parameters[0].device
+        )
         index, offset = len(self._buckets), 0
         for parameter in parameters:
             parameter.grad = flat[offset : offset + parameter.numel()].view_as(parameter)

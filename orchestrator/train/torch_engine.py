@@ -26,7 +26,7 @@ class TorchEngine:
 
     def __init__(self, spec: JobSpec, workload: Workload, layout: Layout, device: Device) -> None:
         self._spec, self._workload, self._layout, self._device = spec, workload, layout, device
-        self._group = dist.group.WORLD
+        self._group = device.group
         with torch.device("meta"):
             self.model = workload.build()
         self.model.to_empty(device=device.device)
@@ -124,7 +124,7 @@ class TorchEngine:
         return total if loss.extra is None else total + loss.extra * share
 
     def _over_ranks(self, sums: dict[str, Tensor]) -> tuple[float, dict[str, float], float]:
-        """Mean loss, means of the other metrics, and the correction of the gradients to the true token count."""
+        """Mean loss, means of the other metrics, and what corrects the gradients to the true token count."""
         packed = torch.stack(list(sums.values())).to(self._device.device)
         gathered = packed.new_empty(dist.get_world_size() * len(sums))
         dist.all_gather_into_tensor(gathered, packed, group=self._group)
