@@ -78,8 +78,8 @@ def controller_of(run: RunDir) -> Any | None:
 
 def start_controller(job: dict[str, Any], run: RunDir, until: int | None, faults: tuple[str, ...]) -> Any:
     """A new detached controller for the run, or the one that another command has just started."""
-    options: dict[str, Any] = {"name": _name(run), "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
-    options |= {"num_cpus": 0, "max_restarts": -1, "max_concurrency": 8}
+    options: dict[str, Any] = {"name": _name(run), "namespace": NAMESPACE, "lifetime": "detached"}
+    options |= {"get_if_exists": True, "num_cpus": 0, "max_restarts": -1, "max_concurrency": 8}
     remote: Any = ray.remote(ControllerActor)
     return remote.options(**options).remote(job, run.uri, until, faults)
 

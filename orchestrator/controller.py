@@ -209,7 +209,9 @@ class Controller:
     def _start(self, action: Action, before: State) -> None:
         """Roll back to the last sound commit, write the plan, start a gang from there."""
         layout, restored = action.layout, self._roll_back()
-        assert layout is not None and self._shape is not None and self._machine is not None
+        assert layout is not None
+        assert self._shape is not None
+        assert self._machine is not None
         self._state = dataclasses.replace(self._state, step=restored.step if restored else 0)
         plan = planning.plan(self._spec, self._shape, layout.world, self._machine)
         self._run.write_json("plan.json", {"attempt": self._state.attempt, **plan.to_json()})
@@ -248,6 +250,7 @@ class Controller:
             self._note = ""
             first = next((row for row in self._recent if row["attempt"] == self._state.attempt), None)
             began = first["time"] - first["step_seconds"] if first else time.time()
+            began = max(began, self._events[-1]["time"])
             self._event("train", f"the first step of attempt {self._state.attempt} is done", time=began)
         time.sleep(POLL)
 

@@ -117,8 +117,12 @@ def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine) -> Pl
     Raises InputError if a layout written by hand is illegal, or if none fits, with the reasons.
     """
     legal, rejected = [], []
-    for layout in _candidates(spec, workers):
+    for layout in dict.fromkeys(_candidates(spec, workers)):
         problems = [*layout.problems(shape, spec.train.global_batch), *_beyond_this_version(layout)]
+        if layout.world > workers:
+            problems.append(
+                f"{layout} needs {layout.world} workers of {workers}; lower a degree or add workers"
+            )
         candidate = predict(spec, shape, layout, machine)
         if not problems and candidate.memory > machine.memory * MEMORY_SHARE:
             room = machine.memory * MEMORY_SHARE
@@ -212,15 +216,13 @@ def _candidates(spec: JobSpec, workers: int) -> Iterator[Layout]:
             width = max(workers // (asked.pp * asked.cp * asked.tp), 1)
             yield fit(wide, workers, batch) or dataclasses.replace(wide, dp=width)
         return
-    seen = set()
-    degrees_of = [d for d in divisors(workers)]
+    degrees_of = divisors(workers)
     for pp, cp, tp, zero in itertools.product(degrees_of, degrees_of, degrees_of, range(4)):
         if pp * cp * tp > workers:
             continue
         for micro in (m for m in MICRO_BATCHES if m <= batch):
             layout = fit(Layout(pp=pp, cp=cp, tp=tp, zero=zero, micro_batch=micro), workers, batch)
-            if layout and layout not in seen:
-                seen.add(layout)
+            if layout:
                 yield layout
 
 
@@ -244,7 +246,8 @@ def _none_fits(spec: JobSpec, workers: int, rejected: list[tuple[Layout, str]]) 
     reasons = list(dict.fromkeys(reason for _, reason in rejected))
     if isinstance(spec.parallel, ParallelSpec) and reasons:
         return InputError(reasons[0], "parallel")
-    why = f": {reasons[-1]}" if reasons else ""
+    needs = [reason for reason in reasons if reason.startswith("needs ")]  # of memory: all else was legal
+    why = f": {(needs or reasons)[-1]}" if reasons else ""
     return InputError(
         f"no legal layout for {workers} workers{why}", "parallel", "change resources or train.global_batch"
     )

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +32,10 @@ def job(text: str, **train: Any) -> dict[str, Any]:
     return {
         "name": "small",
         "seed": 3,
-        "workload": {"model": "gpt-tiny", "changes": {"hidden": 32, "layers": 2, "heads": 4, "intermediate": 64}},
+        "workload": {
+            "model": "gpt-tiny",
+            "changes": {"hidden": 32, "layers": 2, "heads": 4, "intermediate": 64},
+        },
         "data": {"sources": [{"uri": text}], "tokenizer": {"train_bpe": 512}, "sequence_length": 32},
         "train": {"steps": 12, "global_batch": 8, "optimizer": {"lr": 3e-3, "warmup": 2}, **train},
         "resources": {"workers": {"min": 1, "max": 2}},
@@ -86,10 +87,8 @@ def kill_tree(pid: int) -> None:
 
 def with_suppressed(call: Callable[[], object]) -> None:
     """Call, and do not mind if the process is gone."""
-    try:
+    with suppress(psutil.NoSuchProcess):
         call()
-    except psutil.NoSuchProcess:
-        pass
 
 
 def wait_for(found: Callable[[], Any], what: str, timeout: float = TIMEOUT) -> Any:
@@ -140,13 +139,3 @@ def weights(run: Path, step: int) -> dict[str, bytes]:
     store = Store(str(run / "checkpoints"))
     reader = store.reader(store.manifest(step))
     return {name: reader.read(name).contiguous().numpy().tobytes() for name in reader.manifest.tensors}
-
-
-def resume_stopped(pid: int) -> None:
-    """Let a frozen process go on."""
-    with_suppressed(lambda: psutil.Process(pid).send_signal(signal.SIGCONT))
-
-
-def cluster_environment(address: str) -> dict[str, str]:
-    """The environment of a command that talks to the cluster at `address`."""
-    return {**os.environ, "RAY_ADDRESS": address}

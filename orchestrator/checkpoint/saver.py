@@ -88,6 +88,7 @@ class Saver:
         self._turn = 1 - generation
         order = self._buffers[generation].fill(list(pieces))
         if self._sidecar.ended:
+            self._sidecar.end(patience=0.0)
             self._sidecar = _Sidecar(self._settings, self._buffers)
         self._busy[generation] = step
         order |= {"step": step, "generation": generation, "meta": meta, "durable": durable}
@@ -141,7 +142,6 @@ class _Sidecar:
             stdout=subprocess.PIPE,
             pass_fds=memory,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            bufsize=0,
         )
         self.ended = False
         self._partial = b""
@@ -153,28 +153,29 @@ class _Sidecar:
         # that the process is gone shows when it is listened to
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(json.dumps(order, separators=(",", ":")).encode() + b"\n")
+            self.process.stdin.flush()
 
     def receive(self, timeout: float) -> list[dict[str, Any]]:
         """Answers that are there within `timeout` seconds; returns at the first ones."""
         assert self.process.stdout is not None
-        pipe = self.process.stdout.fileno()
         data = b""
-        while not self.ended and select.select([pipe], [], [], 0.0 if data else timeout)[0]:
-            part = os.read(pipe, 1 << 16)
+        while not self.ended and select.select([self.process.stdout], [], [], 0.0 if data else timeout)[0]:
+            part = os.read(self.process.stdout.fileno(), 1 << 16)
             data += part
             if not part:
                 self.ended = True
                 self.process.wait()
+                self.process.stdout.close()
         *lines, self._partial = (self._partial + data).split(b"\n")
         return [json.loads(line) for line in lines]
 
     def end(self, patience: float) -> None:
         """Wait so many seconds for an orderly end, then kill."""
         assert self.process.stdin is not None
-        assert self.process.stdout is not None
         try:
             self.process.wait(patience)
         except subprocess.TimeoutExpired:
             self.process.kill()
         self.process.wait()
-        self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()

@@ -68,7 +68,7 @@ def status(
     run_dir: Annotated[str, typer.Option("--run-dir", help="a run directory")], as_json: Json = False
 ) -> None:
     """Show phase, step, attempt, layout and ranks of a run."""
-    directory, spec = existing_run(run_dir)
+    directory, _ = existing_run(run_dir)
     found = directory.read_json("status.json") or {"phase": "unknown", "ranks": []}
     summary = directory.read_json("summary.json")
     silent = time.time() - found.get("time", 0.0)

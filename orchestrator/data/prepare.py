@@ -68,11 +68,19 @@ def prepare(
     tell("tokenizer", 0, 1)
     vocabulary, roles = _tokenizer(folder, data, chosen, parts)
     tell("tokenizer", 1, 1)
-    _tokenise(folder, parts, vocabulary, roles["eos"], tell)
+    _refuse_pairs_without_separator(files, roles)
+    _tokenise(folder, parts, vocabulary, roles, tell)
     manifest.write(
         folder, shards.gather(folder, name, [s.uri for s in data.sources], parts, vocabulary, roles)
     )
     return folder.uri
+
+
+def _refuse_pairs_without_separator(files: Sequence[SourceFile], roles: dict[str, int]) -> None:
+    paired = next((file for file in files if len(file.fields) > 1), None)
+    if paired and "sep" not in roles:
+        mend = "use a tokenizer with a separator, or train one"
+        raise InputError("holds pairs, and the tokenizer has no separator token", paired.uri, mend)
 
 
 def _fingerprint(files: Sequence[SourceFile], tokenizer_: Any, part_bytes: int) -> str:
@@ -105,7 +113,9 @@ def _train(uri: str, parts: list[str], entries: int, special_tokens: list[str]) 
     return ""
 
 
-def _tokenise(folder: Folder, parts: list[Part], vocabulary: int, eos: int, tell: Progress) -> None:
+def _tokenise(
+    folder: Folder, parts: list[Part], vocabulary: int, roles: dict[str, int], tell: Progress
+) -> None:
     """Write the shards that have no record yet."""
     finished = folder.names("records")
     todo = [n for n in range(len(parts)) if shards.record_name(n).split("/")[1] not in finished]
@@ -115,7 +125,7 @@ def _tokenise(folder: Folder, parts: list[Part], vocabulary: int, eos: int, tell
 
     def task(row: dict[str, Any]) -> dict[str, Any]:
         try:
-            shards.write_shard(folder_uri, row["number"], sources.from_json(row["part"]), vocabulary, eos)
+            shards.write_shard(folder_uri, row["number"], sources.from_json(row["part"]), vocabulary, roles)
         except (InputError, FileNotFoundError, PermissionError) as error:
             return {"error": _told(error)}
         return {"error": ""}

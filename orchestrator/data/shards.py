@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -35,7 +35,7 @@ def dtype(vocabulary: int) -> str:
     return "<u2" if vocabulary <= 2**16 else "<u4"
 
 
-def write_shard(uri: str, number: int, part: Part, vocabulary: int, eos: int) -> None:
+def write_shard(uri: str, number: int, part: Part, vocabulary: int, roles: Mapping[str, int]) -> None:
     """Write shard `number` of the prepared data at `uri`, and then its record.
 
     The record holds tokens, documents, bytes of text, the checksum and how often each id occurs.
@@ -50,13 +50,14 @@ def write_shard(uri: str, number: int, part: Part, vocabulary: int, eos: int) ->
         text_bytes += sum(piece.bytes for piece in batch)
         encoded = encoder.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
         for piece, encoding in zip(batch, encoded, strict=True):
-            found.append(np.array(encoding.ids + [eos] * piece.ends, dtype=dtype(vocabulary)))
+            closing = [roles["eos"]] * piece.ends + [roles["sep"]] * piece.halves
+            found.append(np.array(encoding.ids + closing, dtype=dtype(vocabulary)))
     tokens = np.concatenate(found) if found else np.zeros(0, dtype(vocabulary))
     data = tokens.tobytes()
     folder.write(shard_name(number), data)
     record = {
         "tokens": len(tokens),
-        "documents": int((tokens == eos).sum()),
+        "documents": int((tokens == roles["eos"]).sum()),
         "bytes": text_bytes,
         "xxh3": xxhash.xxh3_128_hexdigest(data),
         "counts": np.bincount(tokens, minlength=vocabulary).tolist(),

@@ -33,7 +33,12 @@ class SourceFile:
     kind: str
     size: int
     content: str
-    field: str
+    field: str | tuple[str, str]
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The keys of a row's texts: one, or those of a pair."""
+        return (self.field,) if isinstance(self.field, str) else tuple(self.field)
 
 
 @dataclass(frozen=True)
@@ -135,6 +140,8 @@ def _identify(number: int, source: Source, fs: Any, info: dict[str, Any]) -> Sou
         content = _hash(path) if local else str(info.get("ETag") or fs.ukey(path))
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", path, "check its permissions") from None
+    if path.endswith(".txt") and not isinstance(source.field, str):
+        raise InputError("a .txt file holds no pairs", path, "give them as .jsonl or .parquet")
     uri = path if local else fs.unstrip_protocol(path)
     kind = PurePosixPath(path).suffix
     return SourceFile(number, uri, kind, int(info["size"]), content, source.field if kind != ".txt" else "")
@@ -156,8 +163,9 @@ def _row_groups(file: SourceFile, part_bytes: int) -> list[Span]:
             sizes = [meta.row_group(i).total_byte_size for i in range(meta.num_row_groups)]
     except (OSError, ValueError) as error:
         raise InputError(f"is not a parquet file ({error})", file.uri) from None
-    if file.field not in names:
-        raise InputError(f"has no column '{file.field}'", file.uri, f"set field to one of {', '.join(names)}")
+    for key in file.fields:
+        if key not in names:
+            raise InputError(f"has no column '{key}'", file.uri, f"set field to one of {', '.join(names)}")
     spans, start, held = [], 0, 0
     for group, size in enumerate(sizes):
         held += size

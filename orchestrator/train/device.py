@@ -63,7 +63,7 @@ def open_device(spec: JobSpec, link: Link) -> Device:
 
 
 def peak_memory() -> int:
-    """Most bytes that this rank has held: allocated on its GPU, or resident in its process."""
+    """Most bytes that this rank has held: allocated on its GPU, or resident in its process, libraries included."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return int(torch.cuda.max_memory_allocated())
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

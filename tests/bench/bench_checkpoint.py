@@ -128,7 +128,8 @@ def saving(options: argparse.Namespace, root: Path) -> Iterator[str]:
             stalls[name, every] += found
     size = sum(tensor.nbytes for tensor in trainer.state().values())
     step = plain / options.steps
-    yield f"State {size / 1e6:.0f} MB, step {step * 1e3:.1f} ms without saves, {options.rounds} x {options.steps} steps.\n"
+    rounds = f"{options.rounds} rounds of {options.steps} steps"
+    yield f"State {size / 1e6:.0f} MB, step {step * 1e3:.1f} ms without saves, {rounds}.\n"
     yield "| saves | every | stall, median ms | stall, largest ms | stall / step | throughput lost |"
     yield "|---|---|---|---|---|---|"
     for (name, every), seconds in best.items():

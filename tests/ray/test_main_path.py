@@ -5,15 +5,29 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from jobs import curve, is_frozen, job, kill_tree, orchestrator, rank_pid, rows, started, wait_for, weights, write_job, write_text
+from jobs import (
+    curve,
+    is_frozen,
+    job,
+    kill_tree,
+    orchestrator,
+    rank_pid,
+    rows,
+    started,
+    wait_for,
+    weights,
+    write_job,
+    write_text,
+)
+
+Quiet = tuple[Path, Path, subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
-def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path, subprocess.CompletedProcess[str]]]:
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> Quiet:
     """A run that nothing disturbs: its folder, its run directory, and what the command said."""
     folder = tmp_path_factory.mktemp("quiet")
     document = job(write_text(folder / "corpus"))
@@ -21,10 +35,10 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path
     document["checkpoint"]["keep"] = 9
     document["tracking"] = {"uri": "sqlite:///mlflow.db", "experiment": "tests"}
     done = orchestrator("run", write_job(folder, document), "--json", cwd=folder)
-    yield folder, folder / "runs" / "small", done
+    return folder, folder / "runs" / "small", done
 
 
-def test_the_run_directory_is_as_designed(quiet: tuple[Path, Path, subprocess.CompletedProcess[str]]) -> None:
+def test_the_run_directory_is_as_designed(quiet: Quiet) -> None:
     _, run, done = quiet
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
@@ -55,7 +69,7 @@ def test_the_run_directory_is_as_designed(quiet: tuple[Path, Path, subprocess.Co
     assert "<svg" in (run / "report.html").read_text()
 
 
-def test_the_export_loads_in_transformers(quiet: tuple[Path, Path, subprocess.CompletedProcess[str]]) -> None:
+def test_the_export_loads_in_transformers(quiet: Quiet) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     _, run, _ = quiet
@@ -66,7 +80,7 @@ def test_the_export_loads_in_transformers(quiet: tuple[Path, Path, subprocess.Co
     assert json.loads((run / "export/export.json").read_text())["logits_difference"] < 1e-4
 
 
-def test_mlflow_has_one_run_with_every_step(quiet: tuple[Path, Path, subprocess.CompletedProcess[str]]) -> None:
+def test_mlflow_has_one_run_with_every_step(quiet: Quiet) -> None:
     from mlflow import MlflowClient
 
     folder, run, _ = quiet
@@ -81,7 +95,7 @@ def test_mlflow_has_one_run_with_every_step(quiet: tuple[Path, Path, subprocess.
     assert {"plan.json", "report.html", "job.yaml", "summary.json"} <= artefacts
 
 
-def test_a_finished_run_is_left_alone(quiet: tuple[Path, Path, subprocess.CompletedProcess[str]]) -> None:
+def test_a_finished_run_is_left_alone(quiet: Quiet) -> None:
     folder, run, _ = quiet
     before = {p: p.stat().st_mtime_ns for p in run.rglob("*") if p.is_file()}
     again = orchestrator("run", folder / "job.yaml", cwd=folder)
@@ -90,7 +104,7 @@ def test_a_finished_run_is_left_alone(quiet: tuple[Path, Path, subprocess.Comple
     assert {p: p.stat().st_mtime_ns for p in run.rglob("*") if p.is_file()} == before
 
 
-def test_verify_resume_replays_the_same_bits(quiet: tuple[Path, Path, subprocess.CompletedProcess[str]]) -> None:
+def test_verify_resume_replays_the_same_bits(quiet: Quiet) -> None:
     folder, run, _ = quiet
     found = orchestrator("verify-resume", run, "--steps", 3, "--step", 4, "--json", cwd=folder)
     assert found.returncode == 0, found.stderr
@@ -99,9 +113,7 @@ def test_verify_resume_replays_the_same_bits(quiet: tuple[Path, Path, subprocess
     assert verdict["same"]
 
 
-def test_verify_resume_finds_a_loss_that_was_not_the_run_s(
-    quiet: tuple[Path, Path, subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_verify_resume_finds_a_loss_that_was_not_the_run_s(quiet: Quiet, tmp_path: Path) -> None:
     import shutil
 
     folder, run, _ = quiet
@@ -116,9 +128,7 @@ def test_verify_resume_finds_a_loss_that_was_not_the_run_s(
 
 
 @pytest.mark.parametrize("step", [1, 7])
-def test_killing_the_whole_tree_changes_no_bit(
-    quiet: tuple[Path, Path, subprocess.CompletedProcess[str]], tmp_path: Path, step: int
-) -> None:
+def test_killing_the_whole_tree_changes_no_bit(quiet: Quiet, tmp_path: Path, step: int) -> None:
     """Rank 0 freezes as it begins the step, everything is killed there, and the same command goes on."""
     folder, quiet_run, _ = quiet
     path = write_job(tmp_path, {**job(str(folder / "corpus" / "topics.txt"))})
@@ -132,9 +142,7 @@ def test_killing_the_whole_tree_changes_no_bit(
     assert weights(run, 12) == weights(quiet_run, 12)
 
 
-def test_until_stops_with_a_commit_and_goes_on_under_another_layout(
-    quiet: tuple[Path, Path, subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_until_stops_with_a_commit_and_goes_on_under_another_layout(quiet: Quiet, tmp_path: Path) -> None:
     folder, quiet_run, _ = quiet
     path = write_job(tmp_path, {**job(str(folder / "corpus" / "topics.txt"))})
     run = tmp_path / "runs" / "small"

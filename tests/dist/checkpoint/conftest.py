@@ -52,13 +52,13 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     command += ["-webdav=false", "-admin.ui=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
     command += [f"-{name}.port={port}" for name, port in ports.items()]
     keys = {"AWS_ACCESS_KEY_ID": "checkpoint", "AWS_SECRET_ACCESS_KEY": "secret-of-the-tests"}
-    log = (folder / "log").open("wb")
-    with subprocess.Popen(command, env=os.environ | keys, cwd=folder, stdout=log, stderr=log) as server:
-        try:
-            _wait_for(ports["s3"], server)
-            yield ports["s3"]
-        finally:
-            server.kill()
+    with (folder / "log").open("wb") as log:
+        with subprocess.Popen(command, env=os.environ | keys, cwd=folder, stdout=log, stderr=log) as server:
+            try:
+                _wait_for(ports["s3"], server)
+                yield ports["s3"]
+            finally:
+                server.kill()
 
 
 def _wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
@@ -104,7 +104,8 @@ class Proxy:
     def _serve(self, client: socket.socket) -> None:
         server = socket.create_connection(("127.0.0.1", self.target))
         fault = [""]
-        threading.Thread(target=self._answer, args=(client, server, fault), daemon=True).start()
+        answers = threading.Thread(target=self._answer, args=(client, server, fault), daemon=True)
+        answers.start()
         try:
             while data := client.recv(1 << 16):
                 if data.startswith(METHODS):
@@ -124,6 +125,9 @@ class Proxy:
         except OSError:
             pass
         _hang_up(client, server)
+        answers.join()
+        client.close()
+        server.close()
 
     def _answer(self, client: socket.socket, server: socket.socket, fault: list[str]) -> None:
         try:
