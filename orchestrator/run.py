@@ -85,8 +85,9 @@ def check(spec: JobSpec) -> None:
             "data.sources",
             "give more text or lower data.sequence_length",
         )
-    shape = assemble.shape_of(spec, assemble.vocabulary_size(spec))
     assemble.check_objective(spec)
+    shape = assemble.shape_of(spec, assemble.vocabulary_size(spec))
+    assemble.check_workload(spec)
     boundless = Machine(memory=float("inf"), flops=1e12)
     plan(spec, shape, spec.resources.workers.max, boundless)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,11 +13,16 @@ from cluster.fake_gang import FakeGang
 from cluster.faults import Fault
 from cluster.gang import Beat, RankState, RankStatus
 from cluster.link import Link, Seat
+from cluster.machine import Offer
+from cluster.place import Cluster
 from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.checkpoint.shard import RawPiece
 from orchestrator.checkpoint.store import Store
+from orchestrator.controller import Controller
 from orchestrator.data.receipt import START, roll
 from orchestrator.layout import Layout
+from orchestrator.rundir import RunDir
+from orchestrator.spec import JobSpec
 from orchestrator.train.task import Task
 
 STEP_SECONDS = 0.002
@@ -149,3 +154,54 @@ def broken(gang: FakeGang, fault: Fault, step: int, rows: tuple[Any, ...]) -> Be
 def status(rank: int, state: RankState, step: int, **more: Any) -> RankStatus:
     """A rank, heard just now."""
     return RankStatus(rank, "node-0", 1000 + rank, state, step, **{"heard": time.monotonic(), **more})
+
+
+@dataclass
+class Errand:
+    """A function that runs in this process after `looks` looks at it."""
+
+    call: Callable[[], Any]
+    looks: int = 0
+
+    def done(self) -> bool:
+        """Whether it has been looked at often enough."""
+        self.looks -= 1
+        return self.looks < 0
+
+    def result(self) -> Any:
+        """What the function returns."""
+        return self.call()
+
+
+class NoServices:
+    """Services of a cluster whose nodes keep none."""
+
+    def everywhere(self) -> list[dict[str, str]]:
+        """None anywhere."""
+        return []
+
+    def stop(self) -> None:
+        """There is nothing to stop."""
+
+
+def place(
+    gang: Callable[[], FakeGang],
+    capacity: Callable[[], int],
+    errand: Callable[..., Errand] = lambda function, *arguments: Errand(lambda: function(*arguments)),
+) -> Cluster:
+    """A cluster with room for that many workers, whose gangs are fakes."""
+    return Cluster(
+        gang=gang,
+        capacity=lambda bundle: capacity(),
+        offer=lambda bundle: Offer(8e9),
+        errand=errand,
+        services=lambda kind, token: NoServices(),
+    )
+
+
+def drive(spec: JobSpec, uri: str, until: int | None = None) -> dict[str, Any]:
+    """A whole run of the script in the directory at `uri`; its data must be prepared. Returns the summary."""
+    run = RunDir(uri)
+    run.create()
+    cluster = place(lambda: FakeGang(Training()), lambda: spec.resources.workers.max)
+    return Controller(spec, run, until, cluster).drive()

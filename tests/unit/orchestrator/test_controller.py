@@ -11,16 +11,15 @@ from typing import Any
 import pytest
 from jobs import curve, job, rows, write_text
 from prepared import prepare_here
-from scripted import ControllerKilled, Training
+from scripted import ControllerKilled, Errand, Training, place
 
 from cluster.fake_gang import FakeGang
 from cluster.gang import Beat
-from cluster.machine import Offer
 from orchestrator import controller as controllers
-from orchestrator import decide, export
+from orchestrator import decide, export, record
 from orchestrator import plan as planning
 from orchestrator.checkpoint.store import Store
-from orchestrator.controller import Cluster, Controller
+from orchestrator.controller import Controller
 from orchestrator.errors import InputError
 from orchestrator.rundir import RunDir
 from orchestrator.spec import JobSpec, load, parse
@@ -48,6 +47,9 @@ class Runs:
     capacity: Callable[[], int] = lambda: 2
     refusals: list[str] = field(default_factory=list)
     calls: list[tuple[Any, ...]] = field(default_factory=list)
+    export: Callable[[int, str], dict[str, Any]] = lambda step, target: {
+        "uri": target, "step": step, "logits_difference": 0.0, "sample": "once upon",
+    }  # fmt: skip
 
     def job(self, **changes: Any) -> JobSpec:
         document = job(self.text)
@@ -60,12 +62,12 @@ class Runs:
         def gang() -> FakeGang:
             return FakeGang(self.training, self.refusals.pop(0) if self.refusals else "")
 
-        def call(*call: Any) -> Any:
+        def errand(*call: Any) -> Errand:
             self.calls.append(call)
-            return {"uri": call[3], "step": call[2], "logits_difference": 0.0, "sample": "once upon"}
+            return Errand(lambda: self.export(call[2], call[3]), looks=1)
 
-        place = Cluster(gang, lambda bundle: self.capacity(), lambda bundle: Offer(8e9), call)
-        return Controller(spec or self.job(), self.run, until, place, faults)
+        cluster = place(gang, self.capacity, errand)
+        return Controller(spec or self.job(), self.run, until, cluster, faults)
 
     @property
     def path(self) -> Path:
@@ -257,7 +259,7 @@ def test_a_damaged_commit_is_passed_over(runs: Runs, quiet_curve: list[Any]) -> 
     assert summary["state"] == "done"
     assert [gang.config["restore"] for gang in runs.training.gangs] == [None, 8, 4]
     assert any("CorruptCommit: step 8" in (event["first_fault"] or "") for event in runs.events("stop"))
-    assert any("the commit at step 8 is passed over" in event["reason"] for event in runs.events("wait"))
+    assert any("a commit is passed over: step 8" in event["reason"] for event in runs.events("wait"))
     assert curve(runs.path) == quiet_curve
     assert Store(runs.run.at("checkpoints")).verify(8) == []
 
@@ -267,7 +269,8 @@ def test_a_commit_without_its_manifest_never_was(runs: Runs, quiet_curve: list[A
     (runs.path / "checkpoints/step-00000008/manifest.json").write_text("{")
     runs.controller().drive()
     assert [gang.config["restore"] for gang in runs.training.gangs] == [None, 4]
-    assert any("the commit at step 8 is passed over" in event["reason"] for event in runs.events("wait"))
+    (told,) = [event["reason"] for event in runs.events("wait") if "a commit is passed over" in event["reason"]]
+    assert "step-00000008: the manifest is damaged" in told
     assert curve(runs.path) == quiet_curve
 
 
@@ -418,7 +421,7 @@ def test_until_ends_with_a_commit(runs: Runs, quiet_curve: list[Any], until: int
 
 
 def test_a_ceiling_on_cost_stops_with_a_commit(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controllers, "COUNT_EVERY", 0.0)
+    monkeypatch.setattr(record, "COUNT_EVERY", 0.0)
     limits = {"cost_usd": 1e-4, "usd_per_worker_hour": 3600.0}
     summary = runs.controller(runs.job(limits=limits)).drive()
     assert (summary["state"], summary["reason"]) == ("stopped", "limits.cost_usd 0.0001 is reached")
@@ -427,7 +430,7 @@ def test_a_ceiling_on_cost_stops_with_a_commit(runs: Runs, monkeypatch: pytest.M
 
 
 def test_a_ceiling_on_hours_counts_all_attempts(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controllers, "COUNT_EVERY", 0.0)
+    monkeypatch.setattr(record, "COUNT_EVERY", 0.0)
     runs.controller(until=4).drive()
     summary = runs.controller(runs.job(limits={"hours": 1e-6})).drive()
     assert (summary["state"], summary["reason"]) == ("stopped", "limits.hours 1e-06 is reached")
@@ -444,7 +447,7 @@ def test_the_status_tells_where_the_run_is(runs: Runs) -> None:
     controller.drive()
     after = controller.status()
     assert (before["phase"], before["step"], before["attempt"], before["ranks"]) == ("prepare", 0, 0, [])
-    beat, status = next(pair for pair in seen if pair[0].ranks[0].step == 7)
+    _, status = next(pair for pair in seen if pair[0].ranks[0].step == 7)
     assert (status["name"], status["phase"], status["attempt"]) == ("small", "train", 1)
     assert (status["step"], status["steps"], status["loss"]) == (7, 12, 6.0 / 7)
     assert status["layout"].startswith("dp2")
