@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 AXES = ("pp", "dp", "cp", "tp")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "zbv")
+TWO_STAGES = ("interleaved", "zero_bubble", "zbv")
+"""Schedules under which each rank runs two stages."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +47,31 @@ class Layout:
     micro_batch: int = 1
     recompute: str = "none"
     engine: str = "torch"
+    schedule: str = "1f1b"
+    sequence: bool = False
 
     @property
     def world(self) -> int:
         """Number of ranks."""
         return self.pp * self.dp * self.cp * self.tp
+
+    @property
+    def stages(self) -> int:
+        """Number of pipeline stages: two a rank under schedules that interleave them."""
+        return self.pp * (2 if self.pp > 1 and self.schedule in TWO_STAGES else 1)
+
+    def stages_of(self, place: int) -> list[int]:
+        """The stages that a rank at that place on the pipeline axis runs, in order.
+
+        ZB-V runs the second half of the stages back to the first rank (Qi et al., 2024, section 6).
+        """
+        if self.stages == self.pp:
+            return [place]
+        return [place, self.stages - 1 - place if self.schedule == "zbv" else self.pp + place]
+
+    def place_of(self, stage: int) -> int:
+        """The place on the pipeline axis that runs a stage."""
+        return next(place for place in range(self.pp) if stage in self.stages_of(place))
 
     def coordinate(self, rank: int) -> dict[str, int]:
         """The place of `rank` on every axis."""

@@ -190,7 +190,10 @@ def _candidates(spec: JobSpec, workers: int) -> Iterator[Layout]:
     batch = spec.train.global_batch
     if isinstance(spec.parallel, ParallelSpec):
         asked = spec.parallel
-        degrees = Layout(pp=asked.pp, cp=asked.cp, tp=asked.tp, ep=asked.ep, zero=asked.zero, recompute=asked.recompute)
+        degrees = Layout(
+            pp=asked.pp, cp=asked.cp, tp=asked.tp, ep=asked.ep, zero=asked.zero, recompute=asked.recompute,
+            schedule=asked.schedule, sequence=asked.sequence,
+        )  # fmt: skip
         micros = [asked.micro_batch] if asked.micro_batch else [m for m in MICRO_BATCHES if m <= batch]
         for micro in micros:
             wide = dataclasses.replace(degrees, micro_batch=micro)
@@ -214,10 +217,6 @@ def _beyond_this_version(layout: Layout) -> list[str]:
     """What the engine cannot run yet, in words."""
     beyond = [axis for axis in ("pp", "cp", "tp", "ep") if getattr(layout, axis) > 1]
     found = [f"{axis} {getattr(layout, axis)}: this version of the engine runs data parallel only; set {axis} to 1" for axis in beyond]
-    if layout.zero:
-        found.append(f"zero {layout.zero}: this version of the engine replicates the model states; set zero to 0")
-    if layout.recompute != "none":
-        found.append("recompute: this version of the engine keeps all activations; set recompute to none")
     return found
 
 

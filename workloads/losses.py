@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,8 +17,25 @@ DISCRIMINATOR_WEIGHT = 50.0
 """Weight of replaced-token detection beside masked language modelling (ELECTRA, section 2)."""
 
 
-def loss(config: TransformerConfig, output: Output | ElectraOutput, batch: Batch) -> Loss:
-    """Which labels meet which logits.
+TokenLoss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Logits [B, L, classes] and labels [B, L] to (sum of the loss over labels that are not -100, their number)."""
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The usual `TokenLoss`."""
+    total = F.cross_entropy(
+        logits.flatten(0, 1).float(), labels.flatten(), ignore_index=-100, reduction="sum"
+    )
+    return total, (labels != -100).sum().float()
+
+
+def loss(
+    config: TransformerConfig,
+    output: Output | ElectraOutput,
+    batch: Batch,
+    token_loss: TokenLoss = cross_entropy,
+) -> Loss:
+    """Which labels meet which logits; `token_loss` may know that the logits are only a part of the vocabulary.
 
     language, masked, token: cross-entropy of `labels` [B, L] (-100 ignored), summed over tokens.
     With a sentence head (BERT, ALBERT): plus the mean cross-entropy of `sequence_labels` [B].
@@ -24,13 +43,13 @@ def loss(config: TransformerConfig, output: Output | ElectraOutput, batch: Batch
     ELECTRA: cross-entropy of the generator plus 50 times the mean binary cross-entropy over real tokens.
     """
     if isinstance(output, ElectraOutput):
-        return _electra(output, batch)
+        return _electra(output, batch, token_loss)
     if config.head == "sequence":
         assert output.sentence is not None
         return _sequence(output.sentence, batch["sequence_labels"])
     assert output.logits is not None
-    result = token_loss(output.logits, batch["labels"])
-    metrics = dict(result.metrics)
+    total, count = token_loss(output.logits, batch["labels"])
+    metrics: dict[str, Tensor] = {}
     extra = output.extra
     if extra is not None:
         metrics["router_loss"] = extra.detach()
@@ -40,15 +59,7 @@ def loss(config: TransformerConfig, output: Output | ElectraOutput, batch: Batch
         metrics["sentence_loss"] = sentence.detach()
         metrics["sentence_accuracy"] = _accuracy(output.sentence, batch["sequence_labels"])
         extra = sentence if extra is None else extra + sentence
-    return Loss(result.total, result.count, extra, metrics)
-
-
-def token_loss(logits: Tensor, labels: Tensor) -> Loss:
-    """Cross-entropy summed over the labels that are not -100: logits [B, L, classes], labels int64 [B, L]."""
-    total = F.cross_entropy(
-        logits.flatten(0, 1).float(), labels.flatten(), ignore_index=-100, reduction="sum"
-    )
-    return Loss(total, (labels != -100).sum().float())
+    return Loss(total, count, extra, metrics)
 
 
 def _sequence(logits: Tensor, labels: Tensor) -> Loss:
@@ -57,8 +68,8 @@ def _sequence(logits: Tensor, labels: Tensor) -> Loss:
     return Loss(total, count, metrics={"accuracy": _accuracy(logits, labels)})
 
 
-def _electra(output: ElectraOutput, batch: Batch) -> Loss:
-    generator = token_loss(output.generator, batch["labels"])
+def _electra(output: ElectraOutput, batch: Batch, token_loss: TokenLoss) -> Loss:
+    total, count = token_loss(output.generator, batch["labels"])
     real = batch.get("padding", torch.ones_like(output.replaced))
     logits, replaced = output.discriminator.float()[real], output.replaced[real]
     found = F.binary_cross_entropy_with_logits(logits, replaced.float())
@@ -67,7 +78,7 @@ def _electra(output: ElectraOutput, batch: Batch) -> Loss:
         "discriminator_accuracy": ((logits > 0) == replaced).float().mean(),
         "replaced": replaced.float().mean(),
     }
-    return Loss(generator.total, generator.count, DISCRIMINATOR_WEIGHT * found, metrics)
+    return Loss(total, count, DISCRIMINATOR_WEIGHT * found, metrics)
 
 
 def _accuracy(logits: Tensor, labels: Tensor) -> Tensor:

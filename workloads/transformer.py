@@ -30,13 +30,15 @@ class Output(NamedTuple):
     """What a forward pass gives; what the model has no head for is None.
 
     hidden [B, L, hidden] before the last norm; extra the routers' losses summed, fp32 scalar; logits
-    [B, L, vocabulary], [B, L] (discriminator) or [B, L, classes] (token); sentence [B, classes].
+    [B, L, vocabulary], [B, L] (discriminator) or [B, L, classes] (token); sentence [B, classes]; memory what the
+    decoder of a pair reads, [B, L, hidden], where a later pipeline stage needs it.
     """
 
     hidden: Tensor
     extra: Tensor | None = None
     logits: Tensor | None = None
     sentence: Tensor | None = None
+    memory: Tensor | None = None
 
 
 class Layer(nn.Module):

@@ -14,7 +14,7 @@ from orchestrator.data.receipt import add
 def agree(digest: int, stop: bool) -> tuple[int, bool]:
     """The sum of all ranks' digests, as `receipt.add` makes it, and whether any rank was asked to stop."""
     everyone = torch.empty(dist.get_world_size() * 2, dtype=torch.int64)
-    dist.all_gather_into_tensor(everyone, torch.tensor([digest, int(stop)], dtype=torch.int64))
+    dist.all_gather_single(everyone, torch.tensor([digest, int(stop)], dtype=torch.int64))
     values = everyone.tolist()
     return add(values[0::2]), any(values[1::2])
 
@@ -23,11 +23,11 @@ def gather_json(value: Any) -> list[Any]:
     """Every rank's value, in rank order. JSON, where `all_gather_object` would pickle."""
     world, data = dist.get_world_size(), json.dumps(value).encode()
     sizes = torch.empty(world, dtype=torch.int64)
-    dist.all_gather_into_tensor(sizes, torch.tensor([len(data)], dtype=torch.int64))
+    dist.all_gather_single(sizes, torch.tensor([len(data)], dtype=torch.int64))
     longest = int(sizes.max())
     padded = torch.zeros(longest, dtype=torch.uint8)
     padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     everyone = torch.empty(world * longest, dtype=torch.uint8)
-    dist.all_gather_into_tensor(everyone, padded)
+    dist.all_gather_single(everyone, padded)
     parts = everyone.view(world, longest)
     return [json.loads(bytes(parts[i, : int(sizes[i])].tolist())) for i in range(world)]
