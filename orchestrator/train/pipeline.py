@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import (
     PipelineStage,
@@ -60,20 +61,44 @@ class Pipeline:
 
     def train(self, micro_batches: Sequence[Batch]) -> None:
         """Leave this rank's gradients of the step."""
-        self._run(micro_batches, train=True)
-
-    def evaluate(self, micro_batches: Sequence[Batch]) -> None:
-        """Losses only."""
-        self._run(micro_batches, train=False)
-
-    def _run(self, micro_batches: Sequence[Batch], train: bool) -> None:
         self._batches = [self._losses.prepare(batch) for batch in micro_batches]
-        schedule = self._schedule(self._batches[0], train)
         numbers = torch.arange(len(self._batches))
         # Positional inputs enter the first stage alone; the number of the micro-batch goes to every stage.
-        run = schedule.step if train else schedule.eval
-        run(number=numbers, target=numbers, return_outputs=False)
+        self._schedule(self._batches[0]).step(number=numbers, target=numbers, return_outputs=False)
         self._batches = []
+
+    def evaluate(self, micro_batches: Sequence[Batch]) -> None:
+        """Losses only: each stage in turn sends all micro-batches on (torch's ZB-V cannot run without backward)."""
+        self._batches = [self._losses.prepare(batch) for batch in micro_batches]
+        sent: list[dist.Work] = []
+        kept: list[Any] = []
+        for stage, number in zip(self._stages, self._numbers, strict=True):
+            for index, batch in enumerate(self._batches):
+                received = self._receive(number, batch, kept) if number else ()
+                output = stage(*received, number=torch.tensor(index))
+                if number + 1 < self._layout.stages:
+                    sent += self._send(number + 1, output, kept)
+        for work in sent:
+            work.wait()
+        self._batches = []
+
+    def _receive(self, number: int, batch: Batch, kept: list[Any]) -> tuple[Tensor, ...]:
+        source = self._mesh.pp.ranks[self._layout.place_of(number - 1)]
+        if source == self._mesh.rank:
+            return kept.pop(0)
+        received = tuple(torch.empty_like(t, device=self._device.device) for t in self._carried(number, batch))
+        for tensor in received:
+            dist.recv(tensor, source, group=self._mesh.pp.handle)
+        return received
+
+    def _send(self, number: int, output: tuple[Tensor, ...], kept: list[Any]) -> list[dist.Work]:
+        """To the stage `number`; what stays on this rank goes to the end of `kept`."""
+        target = self._mesh.pp.ranks[self._layout.place_of(number)]
+        if target == self._mesh.rank:
+            kept.append(output)
+            return []
+        works = [dist.isend(t.contiguous(), target, group=self._mesh.pp.handle) for t in output]
+        return [work for work in works if work is not None]
 
     def _forward_of(self, forward: Callable[..., Any], number: int) -> Callable[..., Any]:
         first, last = number == 0, number == self._layout.stages - 1
@@ -94,8 +119,10 @@ class Pipeline:
         if self._workload.config.moe:
             if extra is None:  # no layer so far has experts; the sum starts at zero, and gradients may come back
                 extra = 0.0 * output.hidden.flatten()[0].float()
-            extra = extra.reshape(1)
-        return tuple(t for t in (output.hidden, extra, output.memory) if t is not None)
+            extra = torch.stack([extra])
+        # The schedules detach in place what was sent, which neither a view nor what was received may be.
+        memory = None if output.memory is None else output.memory.clone()
+        return tuple(t for t in (output.hidden, extra, memory) if t is not None)
 
     def _unpack(self, received: tuple[Tensor, ...]) -> dict[str, Tensor]:
         parts = list(received)
@@ -104,10 +131,10 @@ class Pipeline:
             found["extra"] = parts.pop(0).reshape(())
         return found | ({"memory": parts.pop()} if parts else {})
 
-    def _schedule(self, batch: Batch, train: bool) -> Any:
+    def _schedule(self, batch: Batch) -> Any:
         """The schedule for batches of this shape; made once, since stages exchange what they send at the start."""
         shapes = tuple(batch[name].shape for name in ("tokens", "decoder_tokens") if name in batch)
-        key = (len(self._batches), shapes, train)
+        key = (len(self._batches), shapes)
         if key not in self._schedules:
             stages = [
                 self._pipeline_stage(stage, number, batch)

@@ -114,8 +114,5 @@ def main(config: dict[str, Any], link: Link) -> dict[str, str]:
             run_case(case, Path(config["folder"]), device)
         except Exception as error:
             raise RuntimeError(f"{case['id']}: {error}") from error
-        for group in list(dist.distributed_c10d._world.pg_map):
-            if group is not dist.group.WORLD:
-                dist.destroy_process_group(group)
     close_device()
     return {}
