@@ -67,7 +67,7 @@ def shape_of(spec: JobSpec, vocabulary: int) -> ModelShape:
         config = describe(spec.workload.model, spec.workload.changes, vocabulary)
     except WorkloadError as error:
         raise InputError(str(error), "workload") from None
-    return model_shape(config, config.parameters(), spec.data.sequence_length)
+    return model_shape(config, spec.data.sequence_length)
 
 
 def check_objective(spec: JobSpec) -> None:

@@ -27,7 +27,7 @@ Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 class WorkloadSpec(_Model):
@@ -59,7 +59,9 @@ class DataSpec(_Model):
     sources: list[Source] = Field(min_length=1)
     tokenizer: TrainBpe | str = Field(description="train_bpe: N, or a tokenizer.json, or its folder")
     sequence_length: int = Field(ge=8, description="tokens in one sequence")
-    cache: str | None = Field(default=None, description="where token shards are kept; beside the run if unset")
+    cache: str | None = Field(
+        default=None, description="where token shards are kept; beside the run if unset"
+    )
 
 
 class OptimizerSpec(_Model):
@@ -85,9 +87,25 @@ class TrainSpec(_Model):
     steps: Positive
     global_batch: Positive = Field(description="sequences a step; never changes")
     optimizer: OptimizerSpec = Field(default_factory=OptimizerSpec)
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        default="fp32", description="type of matrix products; weights and optimiser state are fp32"
+    )
     z_loss: float = Field(default=0.0, ge=0.0, description="weight of the squared log of the softmax's normaliser")
     compile: bool = Field(default=False, description="torch.compile every block")
+    determinism: Literal["rerun", "bitwise"] = Field(
+        default="rerun", description="bitwise: losses and weights have the same bits at every data-parallel width"
+    )
+    virtual_shards: Positive = Field(default=8, description="parts of the global batch that bitwise computes alone")
+
+    @model_validator(mode="after")
+    def virtual_shards_divide_the_batch(self) -> TrainSpec:
+        shards = self.virtual_shards
+        if self.determinism == "bitwise" and (shards & (shards - 1) or self.global_batch % shards):
+            raise ValueError(
+                f"virtual_shards {shards} must be a power of two that divides global_batch {self.global_batch}; "
+                "change one of them"
+            )
+        return self
 
     @model_validator(mode="after")
     def warmup_ends_before_training(self) -> TrainSpec:
@@ -114,6 +132,7 @@ class ParallelSpec(_Model):
         default="1f1b", description="order of a pipeline's work"
     )
     sequence: bool = Field(default=False, description="tensor-parallel ranks share norms and residuals out too")
+    offload: bool = Field(default=False, description="optimiser state of a GPU in host memory")
 
 
 class Workers(_Model):
@@ -150,7 +169,7 @@ class ResourceSpec(_Model):
     per_worker: PerWorker = Field(default_factory=PerWorker)
     spares: Literal[0] = Field(default=0, description="workers that stand by; none in this version")
 
-    @field_validator("workers", mode="before")
+    @field_validator("workers", mode="before", json_schema_input_type=Workers | int)
     @classmethod
     def one_number_is_both(cls, value: Any) -> Any:
         return {"min": value, "max": value} if isinstance(value, int) else value
@@ -185,7 +204,9 @@ class LimitSpec(_Model):
 class JobSpec(_Model):
     """One run, whole."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", description="also the run directory's name")
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", description="also the run directory's name"
+    )
     seed: Count = 0
     workload: WorkloadSpec
     data: DataSpec
@@ -198,7 +219,9 @@ class JobSpec(_Model):
 
     def identity(self) -> dict[str, Any]:
         """What makes two runs the same run: all that decides the samples and the weights, nothing else."""
-        return self.model_dump(mode="json", include={"seed", "workload", "data", "train"}, exclude={"data": {"cache"}})
+        return self.model_dump(
+            mode="json", include={"seed", "workload", "data", "train"}, exclude={"data": {"cache"}}
+        )
 
 
 def load(path: str | Path, overrides: Iterable[str] = ()) -> JobSpec:
@@ -210,10 +233,12 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> JobSpec:
     try:
         document = yaml.safe_load(path.read_text())
     except FileNotFoundError:
-        raise InputError("there is no such job file", str(path), "write one with `orchestrator init`") from None
+        raise InputError(
+            "there is no such job file", str(path), "write one with `orchestrator init`"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot be read ({error})", str(path)) from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # a date that is none is a plain ValueError
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         raise InputError(f"is not YAML ({getattr(error, 'problem', error)})", where) from None
@@ -284,17 +309,15 @@ def _override(document: dict[str, Any], override: str) -> None:
         document = child
     try:
         document[last] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise InputError(f"the value is not YAML ({error})", where) from None
 
 
 def _one_line(error: ValidationError, where: str) -> InputError:
     first, others = _plainest(error)
-    # Tags of a union's members stand in the location too; only what the user wrote helps.
-    names = [str(part) for part in first["loc"] if not (isinstance(part, str) and ("[" in part or part[:1].isupper()))]
-    key = ".".join(names)
+    names = _written(first)
     more = f" (and {others} more)" if others else ""
-    place = f"{where}: {key}" if key else where
+    place = f"{where}: {'.'.join(names)}" if any(names) else where
     if first["type"] == "extra_forbidden":
         known = _keys(first["loc"][:-1])
         near = difflib.get_close_matches(names[-1], known, n=1)
@@ -302,39 +325,49 @@ def _one_line(error: ValidationError, where: str) -> InputError:
         return InputError(f"unknown key{more}", place, mend)
     if first["type"] == "missing":
         return InputError(f"is missing{more}", place, "add it; `orchestrator schema` describes it")
-    message = str(first["msg"]).removeprefix("Value error, ")
     value = first.get("input")
     got = f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""
+    if first["type"] == "model_type":
+        mend = f"its keys: {', '.join(_keys(first['loc']))}"
+        return InputError(f"must be a mapping of keys to values{got}{more}", place, mend)
+    message = str(first["msg"]).removeprefix("Value error, ")
     return InputError(message[:1].lower() + message[1:] + got + more, place)
 
 
 def _plainest(error: ValidationError) -> tuple[Any, int]:
-    """The error to tell, and how many others there are.
-
-    A value that may be of two types fails once for each; the branch that went deeper is what was meant.
-    """
-    errors = [dict(e) for e in error.errors()]
+    """The error to tell, and how many others there are. Of the types a value may have, the one it came nearest."""
+    errors: list[dict[str, Any]] = [dict(e) for e in error.errors()]
     deeper = [e for e in errors if not any(_is_branch(e["loc"], o["loc"]) for o in errors if o is not e)]
     deeper.sort(key=lambda e: e["type"] == "missing")
-    return deeper[0], len({e["loc"] for e in deeper}) - 1
+    return deeper[0], len({_written(e) for e in deeper}) - 1
+
+
+def _written(error: Mapping[str, Any]) -> tuple[str, ...]:
+    """The place of an error as the user wrote it, without the tags of a union's members."""
+    *path, last = error["loc"] or ("",)
+    names = tuple(str(part) for part in path if not _is_tag(part))
+    return (*names, str(last)) if error["type"] == "extra_forbidden" or not _is_tag(last) else names
+
+
+def _is_tag(part: int | str) -> bool:
+    return isinstance(part, str) and ("[" in part or part[:1].isupper() or part == "str")
 
 
 def _is_branch(loc: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     """Whether `loc` only says that another branch of the union at its place was not taken."""
-    return len(other) > len(loc) and loc[:-1] == other[: len(loc) - 1] and loc[-1] != other[len(loc) - 1]
+    return _is_tag(loc[-1]) and len(other) > len(loc) and loc[:-1] == other[: len(loc) - 1]
 
 
 def _keys(location: Iterable[Any]) -> list[str]:
     """The keys that the job file knows at `location`."""
-    model: Any = JobSpec
+    model: type[BaseModel] | None = JobSpec
     for part in location:
-        if isinstance(part, int) or not (isinstance(model, type) and part in model.model_fields):
-            continue
-        model = _model_in(model.model_fields[part].annotation)
+        if model is not None and part in model.model_fields:
+            model = _model_in(model.model_fields[part].annotation)
     return list(model.model_fields) if model is not None else []
 
 
-def _model_in(annotation: Any) -> Any:
+def _model_in(annotation: Any) -> type[BaseModel] | None:
     """The first model class within a type annotation such as list[Source] or Workers | None."""
     if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
         return annotation if issubclass(annotation, BaseModel) else None

@@ -16,6 +16,7 @@ from orchestrator.train.context import slice_batch
 from orchestrator.train.device import Device
 from orchestrator.train.mesh import Mesh
 from orchestrator.train.tensor import VocabularyLoss
+from orchestrator.train.virtual_shards import tree_sum
 from workloads.workload import Batch, Loss, Workload
 
 
@@ -23,7 +24,8 @@ class StepLosses:
     """Prepares micro-batches, takes their losses, and sums over micro-batches and ranks.
 
     The sum of losses is divided by the tokens that a full batch predicts before the backward pass, so that
-    gradients have their usual size in any type, and corrected to the true count after it.
+    gradients have their usual size in any type, and corrected to the true count after it. `scale` multiplies what
+    is differentiated, not what is reported.
     """
 
     def __init__(self, spec: JobSpec, workload: Workload, layout: Layout, mesh: Mesh, device: Device) -> None:
@@ -31,12 +33,13 @@ class StepLosses:
         self.expected = float(spec.train.global_batch * spec.data.sequence_length)
         vocabulary = workload.shapes["tokens.weight"][0] if mesh.tp.size > 1 else 0
         self._token_loss = VocabularyLoss(vocabulary, mesh.tp, spec.train.z_loss)
-        self._sums: dict[str, Tensor] = {}
+        self.scale = 1.0
+        self._parts: dict[str, list[Tensor]] = {}
         self._names: list[str] | None = None
 
     def begin(self) -> None:
-        """Forget the sums of the last step."""
-        self._sums = {}
+        """Forget the last step."""
+        self._parts = {}
 
     def prepare(self, batch: Batch) -> Batch:
         """This rank's part of a micro-batch, on its device."""
@@ -50,31 +53,33 @@ class StepLosses:
         self._add({"loss": loss.total.detach(), "count": loss.count}, 1.0)
         self._add(loss.metrics, share)
         total = loss.total / self.expected
-        return total if loss.extra is None else total + loss.extra * share
+        total = total if loss.extra is None else total + loss.extra * share
+        return total * self.scale if self.scale != 1.0 else total
 
     def _add(self, values: Mapping[str, Tensor], share: float) -> None:
         for name, value in values.items():
             # Tensor-parallel ranks measure the same.
             mine = value.detach().double() * (share if self._mesh.tp.index == 0 else 0.0)
-            self._sums[name] = self._sums[name] + mine if name in self._sums else mine
+            self._parts.setdefault(name, []).append(mine)
 
     def over_ranks(self, square: Tensor) -> tuple[float, dict[str, float], float, float]:
         """(mean loss, means of other metrics, tokens predicted, sum of `square`), the same bits on every rank."""
         names = self._agreed_names()
         zero = torch.zeros((), dtype=torch.float64, device=self._device.device)
-        mine = torch.stack([square.to(zero), *(self._sums.get(name, zero) for name in names)])
+        sums = {name: tree_sum(torch.stack(parts)) for name, parts in self._parts.items()}
+        mine = torch.stack([square.to(zero), *(sums.get(name, zero) for name in names)])
         everyone = mine.new_empty(dist.get_world_size() * len(mine))
         dist.all_gather_single(everyone, mine)
-        # Added here in rank order: every rank then has the same bits.
-        total, *sums = everyone.view(-1, len(mine)).sum(dim=0).tolist()
-        named = dict(zip(names, sums, strict=True))
+        # Added here in rank order, and in a tree: every rank and every data-parallel width has the same bits.
+        total, *values = tree_sum(everyone.view(-1, len(mine))).tolist()
+        named = dict(zip(names, values, strict=True))
         count = max(named.pop("count"), 1.0)
         return named.pop("loss") / count, named, count, total
 
     def _agreed_names(self) -> list[str]:
         """What is measured; only the last stage of a pipeline sees it, and tells the others once."""
         if self._names is None:
-            mine = list(self._sums)
+            mine = list(self._parts)
             everyone = gather_json(mine) if self._layout.pp > 1 else [mine]
             self._names = list(dict.fromkeys(name for names in everyone for name in names))
         return self._names

@@ -26,7 +26,8 @@ class WholeNorms:
     brings a vector of the same length.
     """
 
-    def __init__(self, shards: Sequence[Shard], names: Iterable[str], device: torch.device) -> None:
+    def __init__(self, shards: Sequence[Shard], names: Iterable[str]) -> None:
+        device = shards[0].parameter.device if shards else torch.device("cpu")
         place = {name: i for i, name in enumerate(names)}
         self._size = len(place)
         self._places = torch.tensor([place[s.name] for s in shards], dtype=torch.int64, device=device)

@@ -18,17 +18,20 @@ from torch.utils.checkpoint import (
 )
 
 from orchestrator.layout import Layout
+from orchestrator.spec import TrainSpec
 from orchestrator.train.context import apply_context
 from orchestrator.train.cut import Cut, span
 from orchestrator.train.expert import apply_expert
 from orchestrator.train.flat_shards import FlatShards
 from orchestrator.train.full_shards import FullShards, shard_fully
 from orchestrator.train.mesh import Mesh
+from orchestrator.train.offload import Offload
 from orchestrator.train.parameters import cut_parameters, held_by
 from orchestrator.train.replicas import Replicas
 from orchestrator.train.shard import DataParallel
 from orchestrator.train.shared import SharedGradients
 from orchestrator.train.tensor import apply_tensor
+from orchestrator.train.virtual_shards import VirtualShards
 from workloads.workload import Workload
 
 SAVED = ("mm", "addmm", "bmm", "_grouped_mm", "_scaled_dot_product", "_flash_attention", "_efficient_attention")
@@ -44,12 +47,12 @@ class Parallel:
     data: DataParallel
 
 
-def parallelize(workload: Workload, layout: Layout, mesh: Mesh, device: torch.device, compiled: bool) -> Parallel:
+def parallelize(workload: Workload, layout: Layout, mesh: Mesh, device: torch.device, train: TrainSpec) -> Parallel:
     """This rank's part of the workload's model, its memory not initialised."""
     at = _stages_with(workload, layout)
     stages, held = [], []
     for number in layout.stages_of(mesh.place["pp"]):
-        stage, cuts = _stage(workload, layout, mesh, device, compiled, number)
+        stage, cuts = _stage(workload, layout, mesh, device, train.compile, number)
         stages.append(stage)
         held += held_by(stage, cuts, {name for name, numbers in at.items() if numbers[0] < number})
     # In the order of the names, since groups are made by all ranks together.
@@ -58,13 +61,15 @@ def parallelize(workload: Workload, layout: Layout, mesh: Mesh, device: torch.de
     overlap = layout.pp == 1 and not shared.any
     sharded = layout.zero if mesh.data.size > 1 else 0
     data: DataParallel
-    if sharded >= 2:
+    if train.determinism == "bitwise":
+        data = VirtualShards(held, mesh)
+    elif sharded >= 2:
         data = FullShards(stages, held, mesh)
     elif sharded == 1:
         data = FlatShards(held, mesh, overlap)
     else:
         data = Replicas(held, mesh, overlap)
-    return Parallel(stages, shared, data)
+    return Parallel(stages, shared, Offload(data) if layout.offload else data)
 
 
 def _stage(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from orchestrator.checkpoint.pieces import Piece, whole
+from orchestrator.checkpoint.pieces import Piece
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.train.shard import Shard
 
@@ -48,7 +48,7 @@ def share(shards: Iterable[Shard]) -> list[Shard]:
 
 @torch.no_grad()
 def restore(
-    shards: Iterable[Shard], optimizer: torch.optim.Optimizer, slots: Sequence[str], reader: Reader, device: torch.device
+    shards: Iterable[Shard], optimizer: torch.optim.Optimizer, slots: Sequence[str], reader: Reader
 ) -> None:
     """Read this rank's part of weights and optimiser states."""
     steps = float(reader.read("optim.step"))
@@ -61,11 +61,6 @@ def restore(
             for box, view in shard.views(state[slot]):
                 view.copy_(reader.read(f"optim.{shard.name}.{slot}", box.start, box.extent))
         # The fused kernel keeps its step count on the device.
-        state["step"] = torch.tensor(steps, device=device)
+        state["step"] = torch.tensor(steps, device=shard.parameter.device)
         optimizer.state[shard.parameter] = state
 
-
-def scalars(values: Mapping[str, Tensor]) -> Iterator[Piece]:
-    """Whole tensors that one rank saves."""
-    for name, value in values.items():
-        yield whole(name, value)

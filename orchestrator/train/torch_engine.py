@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from orchestrator.checkpoint.pieces import Piece
+from orchestrator.checkpoint.pieces import Piece, whole
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.layout import Layout
 from orchestrator.spec import JobSpec
@@ -16,13 +16,14 @@ from orchestrator.train.accumulation import Accumulation
 from orchestrator.train.collectives import summed
 from orchestrator.train.device import Device
 from orchestrator.train.engine import Metrics
+from orchestrator.train.loss_scale import LossScale
 from orchestrator.train.losses import StepLosses
 from orchestrator.train.mesh import Mesh
 from orchestrator.train.norms import WholeNorms, squared_norm
 from orchestrator.train.optimizers import SLOTS, make_optimizer
 from orchestrator.train.parallelize import parallelize
 from orchestrator.train.pipeline import Pipeline
-from orchestrator.train.state import pieces, restore, scalars
+from orchestrator.train.state import pieces, restore
 from workloads.workload import Batch, Workload
 
 
@@ -32,7 +33,7 @@ class TorchEngine:
     def __init__(self, spec: JobSpec, workload: Workload, layout: Layout, device: Device) -> None:
         self._spec, self._workload, self._layout, self._device = spec.train, workload, layout, device
         self._mesh = Mesh(layout)
-        self.parallel = parallelize(workload, layout, self._mesh, device.device, spec.train.compile)
+        self.parallel = parallelize(workload, layout, self._mesh, device.device, spec.train)
         self._data, self._stages = self.parallel.data, self.parallel.stages
         self._losses = StepLosses(spec, workload, layout, self._mesh, device)
         self._runner: Accumulation | Pipeline
@@ -40,6 +41,7 @@ class TorchEngine:
             self._runner = Pipeline(self._stages, workload, layout, self._mesh, self._losses, device)
         else:
             self._runner = Accumulation(self._stages[0], self._data, self._losses, device)
+        self._scale = LossScale(spec.train.precision == "fp16")
         self._slots = SLOTS[spec.train.optimizer.name]
         self._optimizer = self._make_optimizer()
         self._buffers = {
@@ -53,14 +55,20 @@ class TorchEngine:
         """See `Engine.train_step`."""
         self._data.begin()
         self._losses.begin()
+        self._losses.scale = self._scale.value
         self._runner.train(micro_batches)
         self.parallel.shared.sum()
         self._data.finish()
         loss, extra, count, square = self._losses.over_ranks(squared_norm(self._data.shards))
-        factor = self._losses.expected / count
-        norm = math.sqrt(square) * factor if math.isfinite(square) else math.nan
-        if math.isfinite(norm):
-            self._update(lr, factor * self._clip(norm))
+        factor = self._losses.expected / count / self._scale.value
+        if self._scale.enabled:
+            extra = {**extra, "loss_scale": self._scale.value, "skipped": 0.0}
+        if not math.isfinite(square):
+            # Every rank sees the same sum, so all skip the step or all end here.
+            return Metrics(loss, 0.0, {**extra, "skipped": 1.0}) if self._scale.overflow() else Metrics(loss, math.nan, extra)
+        norm = math.sqrt(square) * factor
+        self._update(lr, factor * self._clip(norm))
+        self._scale.succeed()
         return Metrics(loss, norm, extra)
 
     @torch.no_grad()
@@ -91,17 +99,19 @@ class TorchEngine:
         """See `Engine.state`."""
         yield from pieces(self._data.shards, self._optimizer, self._slots)
         if self._mesh.data.index == self._mesh.tp.index == 0:
-            yield from scalars({f"model.{name}": buffer for name, buffer in self._buffers.items()})
+            yield from (whole(f"model.{name}", buffer) for name, buffer in self._buffers.items())
         if self._mesh.rank == 0:
-            yield from scalars({"optim.step": torch.tensor(self._steps(), dtype=torch.int64)})
+            yield whole("optim.step", torch.tensor(self._steps(), dtype=torch.int64))
+            yield from self._scale.pieces()
 
     @torch.no_grad()
     def load(self, reader: Reader) -> None:
         """See `Engine.load`."""
         reader.manifest.require({f"model.{n}": tuple(s) for n, s in self._workload.shapes.items()})
-        restore(self._data.shards, self._optimizer, self._slots, reader, self._device.device)
+        restore(self._data.shards, self._optimizer, self._slots, reader)
         for name, buffer in self._buffers.items():
             buffer.copy_(reader.read(f"model.{name}"))
+        self._scale.load(reader)
         self._data.publish()
 
     def close(self) -> None:
@@ -129,7 +139,7 @@ class TorchEngine:
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
         shards = self._data.shards
-        norms = WholeNorms(shards, self._workload.shapes, self._device.device)
+        norms = WholeNorms(shards, self._workload.shapes)
         return make_optimizer(self._spec.optimizer, shards, norms)
 
     def _steps(self) -> int:

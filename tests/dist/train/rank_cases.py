@@ -14,7 +14,7 @@ from cluster.link import Link
 from orchestrator.data.batches import slices
 from orchestrator.layout import Layout
 from orchestrator.spec import JobSpec, parse
-from orchestrator.train.device import Device, close_device, open_device
+from orchestrator.train.device import COMPUTE, Device, close_device, open_device
 from orchestrator.train.torch_engine import TorchEngine
 from workloads.load import load
 from workloads.workload import Batch, Vocabulary, Workload
@@ -87,7 +87,7 @@ def run_case(case: dict[str, Any], folder: Path, device: Device) -> None:
     """Train a few steps; rank 0 leaves losses, norms and final state in `<folder>/<id>.pt`."""
     spec = job(case)
     layout = Layout(**{"dp": 1, **case["layout"]})
-    device = dataclasses.replace(device, compute=torch.bfloat16 if spec.train.precision == "bf16" else torch.float32)
+    device = dataclasses.replace(device, compute=COMPUTE[spec.train.precision])
     workload = workload_of(spec)
     engine = TorchEngine(spec, workload, layout, device)
     engine.initialise(spec.seed)
