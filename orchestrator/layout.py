@@ -185,18 +185,10 @@ def _combinations(layout: Layout, shape: ModelShape) -> list[str]:
         found.append("sequence needs one stack, and this is an encoder-decoder; set sequence to false")
     elif layout.sequence:
         found += _indivisible(layout.tp * layout.cp, shape.sequence_length, "tp x cp", "positions in a sequence")
-    if layout.pp == 1:
-        return found
-    split = layout.schedule in ("zero_bubble", "zbv")
-    if split and layout.zero == 3:
+    if layout.pp > 1 and layout.schedule in ("zero_bubble", "zbv") and layout.zero == 3:
         found.append(
             f"{layout.schedule} runs the backward pass in two halves, between which zero 3 would free the weights; "
             "choose zero 2, or schedule 1f1b"
-        )
-    if split and layout.recompute != "none":
-        found.append(
-            f"{layout.schedule} runs the backward pass in two halves, and recompute {layout.recompute} would run "
-            "twice; set recompute to none, or schedule to 1f1b"
         )
     return found
 

@@ -11,9 +11,11 @@ import torch
 import torch.distributed as dist
 
 from cluster.link import Link
+from orchestrator.checkpoint.store import Store
 from orchestrator.data.batches import slices
 from orchestrator.layout import Layout
 from orchestrator.spec import JobSpec, parse
+from orchestrator.train.agree import gather_json
 from orchestrator.train.device import COMPUTE, Device, close_device, open_device
 from orchestrator.train.torch_engine import TorchEngine
 from workloads.load import load
@@ -27,7 +29,7 @@ SMALL = {"hidden": 32, "heads": 4, "intermediate": 64, "layers": 2, "max_positio
 
 def job(case: dict[str, Any]) -> JobSpec:
     """The job file of a case."""
-    optimizer = {"lr": 1e-2, "eps": 1e-4, "clip": 1.0, "schedule": "constant", **case.get("optimizer", {})}
+    optimizer = {"lr": 2e-3, "eps": 1e-4, "clip": 1.0, "schedule": "constant", **case.get("optimizer", {})}
     train = {"steps": 100, "global_batch": 8, "optimizer": optimizer, **case.get("train", {})}
     return parse({
         "name": "parity",
@@ -83,22 +85,42 @@ def assemble(engine: TorchEngine) -> dict[str, torch.Tensor] | None:
     return state
 
 
+def commit(engine: TorchEngine, uri: str, step: int) -> None:
+    """Publish a commit as the loop does."""
+    store = Store(uri)
+    records = gather_json(store.write_shard(step, dist.get_rank(), engine.state()))
+    if dist.get_rank() == 0:
+        store.publish(step, [r for part in records for r in part], {"position": 0, "receipt": ""})
+    dist.barrier()
+
+
 def run_case(case: dict[str, Any], folder: Path, device: Device) -> None:
-    """Train a few steps; rank 0 leaves losses, norms and final state in `<folder>/<id>.pt`."""
+    """Train a few steps; rank 0 leaves losses, norms and final state in `<folder>/<id>.pt`.
+
+    With `restore` the run goes on from that case's commit; with `commit` it leaves one.
+    """
     spec = job(case)
     layout = Layout(**{"dp": 1, **case["layout"]})
     device = dataclasses.replace(device, compute=COMPUTE[spec.train.precision])
     workload = workload_of(spec)
     engine = TorchEngine(spec, workload, layout, device)
-    engine.initialise(spec.seed)
+    start, steps = 0, case.get("steps", 3)
+    if "restore" in case:
+        store = Store(str(folder / case["restore"]))
+        (start,) = store.steps()
+        engine.load(store.reader(store.manifest(start)))
+    else:
+        engine.initialise(spec.seed)
     first = assemble(engine)
     losses, norms, extras = [], [], []
-    for step in range(case.get("steps", 3)):
-        metrics = engine.train_step(micro_batches(workload, spec, layout, step), 1e-2)
+    for step in range(start, start + steps):
+        metrics = engine.train_step(micro_batches(workload, spec, layout, step), spec.train.optimizer.lr)
         losses.append(metrics.loss)
         norms.append(metrics.grad_norm)
         extras.append(metrics.extra)
     state = assemble(engine)
+    if case.get("commit"):
+        commit(engine, str(folder / case["id"]), start + steps)
     evaluated = engine.eval_step(micro_batches(workload, spec, layout, 99)).loss
     engine.close()
     if dist.get_rank() == 0:
