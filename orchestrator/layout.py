@@ -27,7 +27,7 @@ class ModelShape:
     stages: most stages that a pipeline may cut the model into. expert_feedforward: columns of one expert.
     heads_cut: whether tensor parallelism cuts attention. stacks: 2 for an encoder-decoder. whole_context: why a
     sequence cannot be split over ranks, empty if it can. uneven_vocabulary: whether the vocabulary may be cut
-    into unequal parts.
+    into unequal parts. used_once: whether every weight of a stage is used once in it.
     """
 
     parameters: int
@@ -47,6 +47,7 @@ class ModelShape:
     whole_context: str = ""
     uneven_vocabulary: bool = True
     expert_share: float = 0.0
+    used_once: bool = True
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,13 @@ def _combinations(layout: Layout, shape: ModelShape) -> list[str]:
         found.append("sequence needs one stack, and this is an encoder-decoder; set sequence to false")
     elif layout.sequence:
         found += _indivisible(layout.tp * layout.cp, shape.sequence_length, "tp x cp", "positions in a sequence")
-    if layout.pp > 1 and layout.schedule in ("zero_bubble", "zbv") and layout.zero == 3:
+    split = layout.pp > 1 and layout.schedule in ("zero_bubble", "zbv")
+    if split and not shape.used_once:
+        found.append(
+            f"{layout.schedule} runs the backward pass in two halves, and this model uses weights several times in a "
+            "stage; set schedule to interleaved"
+        )
+    if split and layout.zero == 3:
         found.append(
             f"{layout.schedule} runs the backward pass in two halves, between which zero 3 would free the weights; "
             "choose zero 2, or schedule 1f1b"

@@ -127,6 +127,7 @@ def model_shape(config: TransformerConfig | ForeignModel, sequence_length: int) 
         whole_context="this model is run as it is" if foreign else _whole_context(config),
         uneven_vocabulary=foreign or not config.generator,
         expert_share=experts / parameters,
+        used_once=foreign or not (config.decoder_layers or config.positions == "relative"),
     )
 
 
