@@ -100,7 +100,7 @@ def _train(
             data_seconds = time.perf_counter() - began
             lr = learning_rate(spec.train.optimizer, progress.step, spec.train.steps)
             _seed_step(spec.seed, progress.step, link.seat.rank)
-            metrics = engine.train_step(micro_batches, lr)
+            metrics = _step(engine, micro_batches, lr, progress.step + 1, layout)
             total, stop = agree(digest, link.stop_requested())
             progress = _advance(spec, progress, total)
             _refuse_non_finite(metrics, progress.step)
@@ -115,6 +115,15 @@ def _train(
         _commit(store, engine, link, task, layout, progress, None)
     ended = "steps" if progress.step >= spec.train.steps else "stop" if stop else "until"
     return {"step": progress.step, "ended": ended}
+
+
+def _step(engine: Engine, micro_batches: list[Batch], lr: float, step: int, layout: Layout) -> Metrics:
+    """One step; whatever it raises says where."""
+    try:
+        return engine.train_step(micro_batches, lr)
+    except Exception as error:
+        error.add_note(f"at step {step}, pipeline stage {layout.coordinate(dist.get_rank())['pp']}")
+        raise
 
 
 def _samples(
