@@ -90,27 +90,25 @@ def run(
     world: int, cases: list[dict[str, Any]], folder: Path, target: str = "rank_cases:main", timeout: float = 280
 ) -> list[str]:
     """Run the cases on a gang of `world` ranks. Returns the errors of ranks that failed, none if all is done."""
-    ranks = _ended(world, cases, folder, target, timeout)
+    ranks = _ended(world, {"cases": cases, "folder": str(folder)}, target, timeout)
     if not ranks:
         return [f"not done after {timeout} s"]
     return [f"rank {r.rank}: {r.error}" for r in ranks if r.state in ("failed", "dead")]
 
 
-def finished(world: int, cases: list[dict[str, Any]], folder: Path, target: str) -> list[Any]:
+def finished(world: int, config: dict[str, Any], target: str) -> list[Any]:
     """What the target returned on each rank. Raises AssertionError unless all ended well."""
-    ranks = _ended(world, cases, folder, target, 280)
+    ranks = _ended(world, config, target, 280)
     assert ranks
     assert all(r.state == "done" for r in ranks), [r.error for r in ranks]
     return [r.result for r in ranks]
 
 
-def _ended(
-    world: int, cases: list[dict[str, Any]], folder: Path, target: str, timeout: float
-) -> tuple[RankStatus, ...]:
+def _ended(world: int, config: dict[str, Any], target: str, timeout: float) -> tuple[RankStatus, ...]:
     """The ranks when all are done, or two seconds after one has failed; empty if it takes too long."""
     gang = ProcessGang()
     try:
-        gang.start(world, Bundle(), target, {"cases": cases, "folder": str(folder)})
+        gang.start(world, Bundle(), target, config)
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             ranks = gang.poll(0).ranks

@@ -13,8 +13,8 @@ def case_of(layout: dict[str, Any]) -> dict[str, Any]:
     return {**MODELS["decoder"], "id": "fault", "layout": {"micro_batch": 2, **layout}}
 
 
-def test_nan_on_one_rank_stops_all_at_the_same_step(tmp_path: Path) -> None:
-    results = finished(2, [case_of(layout) for layout in LAYOUTS], tmp_path, "rank_faults:poisoned")
+def test_nan_on_one_rank_stops_all_at_the_same_step() -> None:
+    results = finished(2, {"cases": [case_of(layout) for layout in LAYOUTS]}, "rank_faults:poisoned")
     assert results == [[[2]] * len(LAYOUTS)] * 2
 
 
