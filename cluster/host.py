@@ -40,14 +40,21 @@ class RankHost:
     def launch(self, seat: Seat, target: str, config: dict[str, Any]) -> None:
         """Run `target` ("module:function") as `function(config, link)` in a thread."""
         self._link = Link(seat, self._store)
-        thread = threading.Thread(target=self._run, args=(target, config), name=f"rank-{seat.rank}", daemon=True)
+        thread = threading.Thread(
+            target=self._run, args=(target, config), name=f"rank-{seat.rank}", daemon=True
+        )
         thread.start()
 
     def beat(self, start: int, saved: int) -> dict[str, Any]:
         """State, step and the rows from number `start` on; see `Gang.poll` for `saved`."""
         link = self._link
         # The state is read first: rows of a rank that is done are then certainly all there.
-        answer = {"state": self._state, "error": self._error, "failed_at": self._failed_at, "result": self._result}
+        answer = {
+            "state": self._state,
+            "error": self._error,
+            "failed_at": self._failed_at,
+            "result": self._result,
+        }
         return {**answer, "step": link.step if link else -1, "rows": link.take(start, saved) if link else ()}
 
     def request_stop(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from cluster.faults import Fault
 from cluster.link import Link
 from orchestrator.assemble import batches_of, workload_of
 from orchestrator.checkpoint.manifest import CorruptCommit, Manifest
@@ -24,7 +25,7 @@ from orchestrator.layout import Layout
 from orchestrator.rundir import Row
 from orchestrator.spec import JobSpec, parse
 from orchestrator.train.agree import agree, gather_json
-from orchestrator.train.device import close_device, open_device
+from orchestrator.train.device import close_device, open_device, peak_memory
 from orchestrator.train.engine import Engine, Metrics
 from orchestrator.train.schedule import learning_rate
 from orchestrator.train.task import Task
@@ -93,8 +94,11 @@ def _train(
     last = min(task.until, spec.train.steps)
     committed = progress.step if task.restore is not None else -1
     stop = False
+    faults = [Fault.parse(text) for text in task.faults]
     with Prefetch(_samples(spec, layout, batches, progress), progress.step) as prefetched:
         while progress.step < last and not stop:
+            for fault in faults:
+                fault.strike(link.seat.rank, progress.step + 1, task.attempt)
             began = time.perf_counter()
             micro_batches, digest = prefetched.next()
             data_seconds = time.perf_counter() - began
@@ -190,6 +194,7 @@ def _row(
         "samples": progress.receipt,
         "layout": str(layout),
         "attempt": task.attempt,
+        "memory_bytes": peak_memory(),
         "time": time.time(),
         **metrics.extra,
     }
