@@ -66,9 +66,12 @@ class DataSpec(_Model):
 
 
 class OptimizerSpec(_Model):
-    """AdamW with decoupled weight decay (Loshchilov and Hutter, 2019)."""
+    """AdamW (Loshchilov and Hutter, 2019), LAMB (You et al., 2020), LARS (You et al., 2017), Lion (Chen et al., 2023).
 
-    name: Literal["adamw"] = "adamw"
+    LARS takes its momentum from the first of betas.
+    """
+
+    name: Literal["adamw", "lamb", "lars", "lion"] = "adamw"
     lr: float = Field(default=3e-4, gt=0.0)
     betas: tuple[Fraction, Fraction] = (0.9, 0.95)
     eps: float = Field(default=1e-8, gt=0.0)
@@ -85,7 +88,25 @@ class TrainSpec(_Model):
     steps: Positive
     global_batch: Positive = Field(description="sequences a step; never changes")
     optimizer: OptimizerSpec = Field(default_factory=OptimizerSpec)
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        default="fp32", description="type of matrix products; weights and optimiser state are fp32"
+    )
+    z_loss: float = Field(default=0.0, ge=0.0, description="weight of the squared log of the softmax's normaliser")
+    compile: bool = Field(default=False, description="torch.compile every block")
+    determinism: Literal["rerun", "bitwise"] = Field(
+        default="rerun", description="bitwise: losses and weights have the same bits at every data-parallel width"
+    )
+    virtual_shards: Positive = Field(default=8, description="parts of the global batch that bitwise computes alone")
+
+    @model_validator(mode="after")
+    def virtual_shards_divide_the_batch(self) -> TrainSpec:
+        shards = self.virtual_shards
+        if self.determinism == "bitwise" and (shards & (shards - 1) or self.global_batch % shards):
+            raise ValueError(
+                f"virtual_shards {shards} must be a power of two that divides global_batch {self.global_batch}; "
+                "change one of them"
+            )
+        return self
 
     @model_validator(mode="after")
     def warmup_ends_before_training(self) -> TrainSpec:
@@ -107,7 +128,12 @@ class ParallelSpec(_Model):
     ep: Positive = 1
     zero: Literal[0, 1, 2, 3] = 0
     micro_batch: Positive | None = Field(default=None, description="sequences a rank computes at once")
-    recompute: Literal["none", "full"] = "none"
+    recompute: Literal["none", "selective", "full"] = "none"
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv"] = Field(
+        default="1f1b", description="order of a pipeline's work"
+    )
+    sequence: bool = Field(default=False, description="tensor-parallel ranks share norms and residuals out too")
+    offload: bool = Field(default=False, description="optimiser state of a GPU in host memory")
 
 
 class Workers(_Model):

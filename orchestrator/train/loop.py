@@ -120,7 +120,7 @@ class Rank:
         waited = time.perf_counter() - began
         lr = learning_rate(self._spec.train.optimizer, at, self._spec.train.steps)
         _seed_step(self._spec.seed, at, self._link.seat.rank)
-        metrics = self._engine.train_step(micro_batches, lr)
+        metrics = self._compute(micro_batches, lr)
         total, stop, failures = agree(digest, self._link.stop_requested(), self._commits.failures)
         self._advance(total)
         _refuse_non_finite(metrics, self._progress.step)
@@ -132,6 +132,15 @@ class Rank:
         row["saves"] = self._commits.outcomes()
         self._link.report(self._progress.step, row if self._link.seat.rank == 0 else None)
         return stop
+
+    def _compute(self, micro_batches: list[Batch], lr: float) -> Metrics:
+        """The engine's step; whatever it raises says where."""
+        try:
+            return self._engine.train_step(micro_batches, lr)
+        except Exception as error:
+            stage = self._layout.coordinate(self._link.seat.rank)["pp"]
+            error.add_note(f"at step {self._progress.step + 1}, pipeline stage {stage}")
+            raise
 
     def _samples(self, step: int) -> tuple[list[Batch], int]:
         """This rank's micro-batches of a step, with the digest of the samples in them.
