@@ -19,6 +19,7 @@ from orchestrator import plan as planning
 from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.decide import ENDED, Action, Failure, Rules, Seen, State, decide
 from orchestrator.layout import Layout, ModelShape
+from orchestrator.machines import Machine, machine_for
 from orchestrator.record import Record
 from orchestrator.rundir import Row, RunDir
 from orchestrator.spec import JobSpec
@@ -48,7 +49,7 @@ class Controller:
         self._state = State()
         self._rules = Rules(spec, lambda workers: None)
         self._shape: ModelShape | None = None
-        self._machine: planning.Machine | None = None
+        self._machine: Machine | None = None
         self._data = ""
         self._gang: Gang | None = None
         self._beat = Beat()
@@ -107,7 +108,7 @@ class Controller:
                 self._turn(record)
             self._stop_gang()
             self._event(self._state.phase, self._note)
-            commit, _ = record.last_commit()
+            commit = record.store.latest(deep=False)  # not of the memory of nodes, which ends with the run
             summary = finish.finish(self._spec, self._run, commit, self._data, self._exported, record.tracker)
             self._write_status(force=True)
             return summary
@@ -160,11 +161,12 @@ class Controller:
     def _take(self, record: Record, rows: tuple[Row, ...]) -> None:
         """Write rows down, tell of saves that failed, and export beside training what was published."""
         record.take(rows)
+        checkpoint = self._spec.checkpoint
         for outcome in (outcome for row in rows for outcome in row.get("saves", ())):
             if outcome["state"] == "failed":
                 self._note = f"saving pauses: {outcome['reason']}"
                 self._event("train", f"the save at step {outcome['step']} failed: {outcome['reason']}")
-            elif outcome["state"] == "published" and self._spec.checkpoint.export_at == "commit":
+            elif outcome["state"] == "published" and checkpoint.export and checkpoint.export_at == "commit":
                 self._export_beside(outcome["step"])
 
     # -- act
@@ -173,7 +175,7 @@ class Controller:
         """Data first, then what can be planned only once the vocabulary is known."""
         self._data = assemble.prepare(self._spec, self._run, self._tell)
         self._shape = assemble.check_data(self._spec, self._data)
-        self._machine = planning.machine_for(self._cluster.offer(self._bundle), self._bundle)
+        self._machine = machine_for(self._cluster.offer(self._bundle), self._bundle)
         # What is illegal is told before anything starts.
         planning.plan(self._spec, self._shape, self._spec.resources.workers.max, self._machine)
         self._rules = Rules(self._spec, planning.chooser(self._spec, self._shape, self._machine))
@@ -278,10 +280,11 @@ class Controller:
             try:
                 self._exported = errand.result()
             except Exception as error:  # whatever it is, training goes on
-                if self._state.phase == "export" and exported == self._state.step:
+                ending = self._state.phase == "export"
+                if ending and exported == self._state.step:
                     raise
                 why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-                self._event("train", f"the export of step {exported} failed: {why}")
+                self._event("export" if ending else "train", f"the export of step {exported} failed: {why}")
         if self._exported.get("step") != step:
             target = self._spec.checkpoint.export_to or self._run.at("export")
             self._exporting = (step, self._cluster.errand(export.export, self._run.uri, step, target))

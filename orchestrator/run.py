@@ -14,7 +14,8 @@ import yaml
 
 from orchestrator import assemble
 from orchestrator.errors import InputError
-from orchestrator.plan import Machine, plan
+from orchestrator.machines import Machine
+from orchestrator.plan import plan
 from orchestrator.rundir import RunDir
 from orchestrator.spec import JobSpec, parse
 

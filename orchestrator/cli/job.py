@@ -94,11 +94,12 @@ def plan(
     from cluster.gang import Bundle
     from orchestrator import assemble, planning_text
     from orchestrator import plan as planning
+    from orchestrator.machines import machine_for
 
     spec = job_of(job, overrides)
     shape = assemble.shape_of(spec, assemble.vocabulary_size(spec))
     worker = spec.resources.per_worker
-    machine = planning.machine_for(None, Bundle(worker.cpu, worker.gpu))
+    machine = machine_for(None, Bundle(worker.cpu, worker.gpu))
     found = planning.plan(spec, shape, workers or spec.resources.workers.max, machine)
     if as_json:
         emit(found.to_json())

@@ -37,8 +37,19 @@ LIGHT = {
 }
 """Modules that decide, or that run in every process, and what importing them may not bring with it."""
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
-UNSAFE_CALLS = {("torch", "load"), ("numpy", "load"), ("np", "load"), ("yaml", "load"), ("yaml", "unsafe_load")}
-OBJECT_COLLECTIVES = {("all_gather_object",), ("broadcast_object_list",), ("gather_object",), ("scatter_object_list",)}
+UNSAFE_CALLS = {
+    ("torch", "load"),
+    ("numpy", "load"),
+    ("np", "load"),
+    ("yaml", "load"),
+    ("yaml", "unsafe_load"),
+}
+OBJECT_COLLECTIVES = {
+    ("all_gather_object",),
+    ("broadcast_object_list",),
+    ("gather_object",),
+    ("scatter_object_list",),
+}
 
 
 @functools.cache
@@ -117,7 +128,9 @@ def test_nothing_is_unpickled() -> None:
 
 
 def test_files_are_short() -> None:
-    long = {name_of(path): count for path in SOURCES if (count := len(path.read_text().splitlines())) > LONGEST}
+    long = {
+        name_of(path): count for path in SOURCES if (count := len(path.read_text().splitlines())) > LONGEST
+    }
     assert long == {}
 
 

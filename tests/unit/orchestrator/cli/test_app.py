@@ -37,7 +37,9 @@ def test_help_imports_nothing_heavy(commands: tuple[str, ...]) -> None:
 
 
 def test_the_whole_program_is_one_word() -> None:
-    done = subprocess.run([sys.executable, "-m", "orchestrator", "-h"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator", "-h"], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0
     assert done.stdout.startswith("Usage: orchestrator ")
     for name in COMMANDS:
@@ -51,7 +53,11 @@ def raises(error: BaseException) -> object:
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
-        (InputError("is wrong", "job.yaml: a", "mend it"), 2, "orchestrator: job.yaml: a: is wrong; mend it\n"),
+        (
+            InputError("is wrong", "job.yaml: a", "mend it"),
+            2,
+            "orchestrator: job.yaml: a: is wrong; mend it\n",
+        ),
         (RuntimeError("two\n  lines"), 1, "orchestrator: RuntimeError: two lines\n"),
         (typer.TyperException("odd words."), 2, "orchestrator: odd words; see `orchestrator --help`\n"),
         (SystemExit(3), 3, ""),

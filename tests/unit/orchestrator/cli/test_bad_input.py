@@ -14,7 +14,10 @@ from jobs import job, write_job, write_text
 def tree(folder: Path) -> dict[str, tuple[int, bytes | None]]:
     """Everything in a folder: when it was changed, and what it holds."""
     return {
-        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else None)
+        str(path.relative_to(folder)): (
+            path.stat().st_mtime_ns,
+            path.read_bytes() if path.is_file() else None,
+        )
         for path in sorted([folder, *folder.rglob("*")])
     }
 
@@ -62,7 +65,7 @@ SOURCE = "data.sources=[{uri: %s}]"
         (["job.yaml", "--until", "13"], ["--until: step 13 is beyond train.steps 12"]),
         (["job.yaml", "--fault", "melt@1:2"], ["--fault melt@1:2: write KIND@RANK:STEP"]),
         (["job.yaml", "--set", "parallel.tp=3"], ["tp 3 does not divide the model's 4 attention heads", "1, 2, 4"]),
-        (["job.yaml", "--set", "parallel.pp=3"], ["pp 3 is more than the model's 2 layers"]),
+        (["job.yaml", "--set", "parallel.pp=3"], ["pp 3 makes 3 stages"]),
         (["job.yaml", "--set", SOURCE % "nowhere.txt"], ["nowhere.txt: there is no such file"]),
         (["job.yaml", "--set", SOURCE % "'*.csv'"], ["*.csv: there is no such file"]),
         (["job.yaml", "--set", SOURCE % "."], ["is a folder", "/*.txt"]),
@@ -108,7 +111,9 @@ def test_a_job_that_cannot_run(command: Any, folder: Path, words: list[str], wan
         (["job.yaml", "--set", "workload.changes={hidden: 65536, layers: 2000}"], ["GiB a rank"]),
     ],
 )
-def test_a_job_that_cannot_be_planned(command: Any, folder: Path, words: list[str], wanted: list[str]) -> None:
+def test_a_job_that_cannot_be_planned(
+    command: Any, folder: Path, words: list[str], wanted: list[str]
+) -> None:
     refused(command, folder, ("plan", *words), wanted)
 
 
@@ -161,10 +166,22 @@ def test_the_run_directory_of_another_run(command: Any, here: Path, name: str) -
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
-        (["verify-resume", "runs/small", "--step", "12"], ["no commit at step 12 with steps after it", "4, 8"]),
-        (["verify-resume", "runs/small", "--step", "5"], ["there is no commit at step 5", "choose from: 4, 8"]),
-        (["checkpoint", "verify", "runs/small", "--step", "5"], ["step 5: there is no such commit", "[4, 8, 12]"]),
-        (["checkpoint", "export", "runs/small", "--step", "5"], ["step-00000005: there is no commit", "[4, 8, 12]"]),
+        (
+            ["verify-resume", "runs/small", "--step", "12"],
+            ["no commit at step 12 with steps after it", "4, 8"],
+        ),
+        (
+            ["verify-resume", "runs/small", "--step", "5"],
+            ["there is no commit at step 5", "choose from: 4, 8"],
+        ),
+        (
+            ["checkpoint", "verify", "runs/small", "--step", "5"],
+            ["step 5: there is no such commit", "[4, 8, 12]"],
+        ),
+        (
+            ["checkpoint", "export", "runs/small", "--step", "5"],
+            ["step-00000005: there is no commit", "[4, 8, 12]"],
+        ),
         (["data", "inspect", "runs/small"], ["runs/small: there is no prepared data"]),
     ],
 )
@@ -172,7 +189,9 @@ def test_a_commit_that_is_not_there(command: Any, here: Path, words: list[str], 
     refused(command, here, tuple(words), wanted)
 
 
-@pytest.mark.parametrize("words", [["checkpoint", "verify"], ["checkpoint", "export"], ["verify-resume"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [["checkpoint", "verify"], ["checkpoint", "export"], ["verify-resume"]], ids=" ".join
+)
 def test_a_run_without_commits(command: Any, runs: Path, tmp_path: Path, words: list[str]) -> None:
     shutil.copytree(runs / "runs/small", tmp_path / "small", ignore=shutil.ignore_patterns("step-*"))
     refused(command, tmp_path, (*words, tmp_path / "small"), ["small/checkpoints"])

@@ -20,6 +20,8 @@ def test_prepared_data_is_looked_at(command: Any, runs: Path) -> None:
 
 def test_a_corpus_is_collected(command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("orchestrator.data.corpus.collect", lambda folder: {"bytes": 2**20, "files": [folder]})
+    monkeypatch.setattr(
+        "orchestrator.data.corpus.collect", lambda folder: {"bytes": 2**20, "files": [folder]}
+    )
     assert command("data", "corpus", "texts").out == "texts: 1.0 MiB of documentation strings in 1 files\n"
     assert json.loads(command("data", "corpus", "texts", "--json").out)["files"] == [f"{tmp_path}/texts"]

@@ -80,4 +80,9 @@ def test_doctor_fails_where_something_is_missing(
     shown, listed = command("doctor"), command("doctor", "--json")
     assert (shown.code, listed.code) == (code, code)
     assert "the moon" in shown.out
-    assert json.loads(listed.out)[1] == {"verdict": verdict, "what": "the moon", "found": "none", "mend": "look up"}
+    assert json.loads(listed.out)[1] == {
+        "verdict": verdict,
+        "what": "the moon",
+        "found": "none",
+        "mend": "look up",
+    }

@@ -32,14 +32,20 @@ ROW = {"step": 5, "recorded": 0.1, "replayed": 0.1, "verdict": "same"}
     ("rows", "code", "line"),
     [
         ([ROW], 0, "1 steps replayed: receipts equal, losses equal to the last bit"),
-        ([ROW, {**ROW, "step": 6, "replayed": 0.2, "verdict": "differs in loss"}], 1, "the replay differs at step 6"),
+        (
+            [ROW, {**ROW, "step": 6, "replayed": 0.2, "verdict": "differs in loss"}],
+            1,
+            "the replay differs at step 6",
+        ),
     ],
 )
 def test_a_verdict_is_shown(
     command: Any, run: Path, monkeypatch: pytest.MonkeyPatch, rows: list[Any], code: int, line: str
 ) -> None:
     asked = []
-    monkeypatch.setattr("orchestrator.replay.replay", lambda *words: asked.append(words[2:]) or Verdict(4, rows))
+    monkeypatch.setattr(
+        "orchestrator.replay.replay", lambda *words: asked.append(words[2:]) or Verdict(4, rows)
+    )
     shown = command("verify-resume", run, "--steps", 2)
     assert shown.code == code
     assert shown.err == f"{line}\n"

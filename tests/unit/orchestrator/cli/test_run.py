@@ -39,7 +39,9 @@ def test_a_finished_run_as_json(command: Any, here: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "state", "step"), [("small", "done", 12), ("half", "stopped", 6)])
-def test_the_status_of_a_run_that_has_ended(command: Any, here: Path, name: str, state: str, step: int) -> None:
+def test_the_status_of_a_run_that_has_ended(
+    command: Any, here: Path, name: str, state: str, step: int
+) -> None:
     said = command("status", "--run-dir", f"runs/{name}", "--json")
     found = json.loads(said.out)
     assert (said.code, said.err) == (0, "")
