@@ -9,7 +9,7 @@ export UV_LINK_MODE ?= copy
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-unit test-dist test-ray test-long test-gpu bench check format lock docs clean
+.PHONY: help install quickstart test test-unit test-dist test-ray test-long test-gpu bench check format lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "make: needs Python 3.11 or 3.12; name one with make PYTHON=/path/to/python"; exit 2; }
 	@echo "installing into $(VENV): some seconds to some minutes; torch alone is 0.2 GB (CPU) to 5 GB (CUDA)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.9'
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --group dev --editable .
 	@touch $@
 
@@ -31,7 +31,7 @@ quickstart: install ## corpus, training on embedded Ray, export, report: the mai
 test: install ## the default suite: unit, dist and ray
 	$(BIN)/pytest -m "not slow and not gpu and not bench"
 
-test-unit: install ## no process is started
+test-unit: install ## light processes at most
 	$(BIN)/pytest tests/unit -m "not slow and not gpu"
 
 test-dist: install ## processes on gloo, an MLflow server, an S3 server
@@ -45,6 +45,12 @@ test-long: install ## what takes minutes
 
 test-gpu: install ## what needs a GPU
 	$(BIN)/pytest -m gpu --timeout 1800
+
+bench: install ## measurements; their tables stand in the README
+	$(BIN)/python tests/bench/bench_overhead.py
+	$(BIN)/python tests/bench/bench_checkpoint.py
+	$(BIN)/python tests/bench/bench_workloads.py
+	$(BIN)/python tests/bench/bench_parallel.py
 
 check: install ## ruff and mypy
 	$(BIN)/ruff check .

@@ -20,7 +20,8 @@ class RankStatus:
     """What is known of one rank.
 
     `failed` raised an exception and told; `dead` is gone without a word. `result` is what the entry point
-    returned. `heard` is the local monotonic time in seconds of the last sign of life.
+    returned. `saving` if the rank waits for storage. `heard` is the local monotonic time in seconds of the last
+    sign of life.
     """
 
     rank: int
@@ -32,6 +33,7 @@ class RankStatus:
     failed_at: float = 0.0
     result: Any = None
     heard: float = 0.0
+    saving: bool = False
 
 
 @dataclass(frozen=True)

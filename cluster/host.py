@@ -10,7 +10,6 @@ import ctypes
 import importlib
 import os
 import signal
-import socket
 import threading
 import time
 import traceback
@@ -55,7 +54,12 @@ class RankHost:
             "failed_at": self._failed_at,
             "result": self._result,
         }
-        return {**answer, "step": link.step if link else -1, "rows": link.take(start, saved) if link else ()}
+        return {
+            **answer,
+            "step": link.step if link else -1,
+            "saving": link.is_saving if link else False,
+            "rows": link.take(start, saved) if link else (),
+        }
 
     def request_stop(self) -> None:
         """Ask the rank to commit and end at its next step boundary."""
@@ -89,10 +93,3 @@ def die_with_parent() -> None:
     if os.name == "posix" and os.uname().sysname == "Linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port that was free a moment ago. Bind and keep it where you can; see `RankHost.open_store`."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])

@@ -29,6 +29,7 @@ class Link:
         self.seat, self.store = seat, store
         self._lock = threading.Lock()
         self._step, self._stop = -1, False
+        self._saving = False
         self._rows: list[dict[str, Any]] = []
         self._dropped = 0
 
@@ -46,6 +47,15 @@ class Link:
     def request_stop(self) -> None:
         """Ask this rank to commit and end at the next step boundary."""
         self._stop = True
+
+    def saving(self, now: bool) -> None:
+        """Say that the rank waits for storage, which may take longer than any step."""
+        self._saving = now
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether the rank waits for storage."""
+        return self._saving
 
     @property
     def step(self) -> int:

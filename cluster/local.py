@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import secrets
+import socket
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 NAMESPACE = "orchestrator"
 OBJECT_STORE_BYTES = 300 * 2**20
 """Shards go through files, so a small object store serves."""
+CONNECT_TIMEOUT = 5.0
+"""Seconds for a cluster to accept a connection."""
 LOOPBACK = "127.0.0.2"
 """Ray replaces 127.0.0.1 by the machine's outward address; any other loopback address it keeps."""
 
@@ -38,17 +41,36 @@ def ray_at(address: str | None, cpus: float = 0, gpus: float = 0) -> Iterator[No
             "_node_ip_address": LOOPBACK,
             **({"num_gpus": int(gpus)} if gpus else {}),
         }
+    else:
+        _require_answer(address)
     import ray
 
-    try:
-        ray.init(address=address or "local", **quiet)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise NoCluster(f"no Ray cluster answers at {address}: {reason}") from None
+    for last in (address is not None, True):
+        try:
+            ray.init(address=address or "local", **quiet)
+            break
+        except Exception as error:  # a bare one, if the machine was too busy to start a node in time
+            reason = " ".join(str(error).split())[:200]
+            if last and address is None:
+                raise RuntimeError(f"Ray did not start on this machine: {reason}") from None
+            if last:
+                raise NoCluster(f"no Ray cluster answers at {address}: {reason}") from None
+            ray.shutdown()
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _require_answer(address: str) -> None:
+    """Do not let Ray wait minutes for an address where nobody listens. Raises NoCluster."""
+    host, _, port = address.rpartition(":")
+    if "://" in address or not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT).close()
+    except OSError as error:
+        raise NoCluster(f"nobody answers at {address} ({error.strerror or error})") from None
 
 
 def _require_token() -> None:

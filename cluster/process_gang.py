@@ -55,7 +55,7 @@ class ProcessGang:
             answer = self._ask(rank, "beat", self._received, saved, timeout=1.0)
             if answer is None:
                 continue
-            fields = {k: answer[k] for k in ("state", "error", "failed_at", "result", "step")}
+            fields = {k: answer[k] for k in ("state", "error", "failed_at", "result", "step", "saving")}
             self._status[rank] = dataclasses.replace(status, heard=time.monotonic(), **fields)
             if rank == 0:
                 rows = tuple(answer["rows"])

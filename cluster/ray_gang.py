@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -97,10 +97,10 @@ class RayGang:
                 answer = ray.get(reference)
             except ActorUnavailableError:
                 continue  # a lost connection, perhaps: the next poll tells
-            except RayActorError as error:
+            except RayError as error:
                 self._mark(rank, state="dead", error=_cause(error), failed_at=time.time())
                 continue
-            fields = {k: answer[k] for k in ("state", "error", "failed_at", "result", "step")}
+            fields = {k: answer[k] for k in ("state", "error", "failed_at", "result", "step", "saving")}
             self._mark(rank, heard=time.monotonic(), **fields)
             if rank == 0:
                 rows = tuple(answer["rows"])
@@ -140,7 +140,7 @@ class RayGang:
         self._status[rank] = dataclasses.replace(self._status[rank], **fields)
 
 
-def _cause(error: RayActorError) -> str:
+def _cause(error: RayError) -> str:
     """Why Ray says that an actor is gone, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     cause = next(

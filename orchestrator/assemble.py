@@ -30,6 +30,25 @@ def prepare(spec: JobSpec, run: RunDir, tell: Callable[[str, int, int], None]) -
     return prepare_data(spec.data, _special_tokens(spec), data_cache(spec, run), tell)
 
 
+def prepared(spec: JobSpec, run: RunDir, before: str, tell: Callable[[str, int, int], None]) -> str:
+    """The data that the run began with at `before`, made again if it is gone; the job's, for a run that begins.
+
+    Raises InputError if it is gone and the text is no longer the same: the run would not be the same run.
+    """
+    from orchestrator.data import manifest
+    from orchestrator.data.files import Folder
+
+    if before and manifest.read(Folder(before)):
+        return before
+    found = prepare(spec, run, tell)
+    if before and found.rsplit("/", 1)[-1] != before.rsplit("/", 1)[-1]:
+        mend = "put the files back as they were, or start another run"
+        raise InputError(
+            "the text has changed since the run began, and its token shards are gone", "data.sources", mend
+        )
+    return found
+
+
 def workload_of(spec: JobSpec, tokens: Tokens) -> Workload:
     """The workload over the vocabulary of prepared data. Raises InputError."""
     return _load(spec, tokens.vocabulary())

@@ -10,14 +10,17 @@ import dataclasses
 import os
 import secrets
 import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from cluster.gang import FINISHED, Beat, Bundle, Gang
+from cluster.host import describe
 from cluster.place import Cluster, Errand
 from orchestrator import assemble, export, finish
 from orchestrator import plan as planning
 from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.decide import ENDED, Action, Failure, Rules, Seen, State, decide
+from orchestrator.errors import InputError
 from orchestrator.layout import Layout, ModelShape
 from orchestrator.machines import Machine, machine_for
 from orchestrator.record import Record
@@ -51,10 +54,12 @@ class Controller:
         self._shape: ModelShape | None = None
         self._machine: Machine | None = None
         self._data = ""
+        self._preparing: Future[str] | None = None
         self._gang: Gang | None = None
         self._beat = Beat()
         self._exporting: tuple[int, Errand] | None = None
         self._exported: dict[str, Any] = {}
+        self._export_failed = ""
         self._placement_failed = ""
         self._stop = ""
         self._note = ""
@@ -82,7 +87,7 @@ class Controller:
             "layout": str(state.layout) if state.layout else None,
             "loss": last.get("loss"),
             "tokens_per_second": last.get("tokens_per_second"),
-            "eta_seconds": left if left and state.phase in ("start", "train") else None,
+            "eta_seconds": left if left and state.phase == "train" else None,
             "note": self._note,
             "time": time.time(),
             "pid": os.getpid(),
@@ -95,7 +100,9 @@ class Controller:
         Raises InputError if the job turns out to be wrong once its data is seen.
         """
         record = self._record = Record(self._spec, self._run)
-        faults = [event for event in record.events if event.get("first_fault")]
+        # What an earlier command ended with does not count against this one.
+        ended = max((n for n, event in enumerate(record.events) if event["phase"] in ENDED), default=-1)
+        faults = [event for event in record.events[ended + 1 :] if event.get("first_fault")]
         self._state = State(
             since=time.time(),
             attempt=record.attempts,
@@ -108,14 +115,24 @@ class Controller:
                 self._turn(record)
             self._stop_gang()
             self._event(self._state.phase, self._note)
-            commit = record.store.latest(deep=False)  # not of the memory of nodes, which ends with the run
-            summary = finish.finish(self._spec, self._run, commit, self._data, self._exported, record.tracker)
+            return self._summarise(record)
+        except Exception as error:
+            self._stop_gang()
+            self._note = str(error) if isinstance(error, InputError) else describe(error)
+            self._state = dataclasses.replace(self._state, phase="failed", outcome="failed")
+            self._event("failed", self._note)
             self._write_status(force=True)
-            return summary
+            raise
         finally:
             self._stop_gang()
             if self._services is not None:
                 self._services.stop()
+
+    def _summarise(self, record: Record) -> dict[str, Any]:
+        commit = record.store.latest(deep=False)  # not of the memory of nodes, which ends with the run
+        summary = finish.finish(self._spec, self._run, commit, self._data, self._exported, record.tracker)
+        self._write_status(force=True)
+        return summary
 
     def _turn(self, record: Record) -> None:
         before = self._state
@@ -148,6 +165,7 @@ class Controller:
             now=now,
             prepared=bool(self._data),
             exported=self._exported.get("step") == self._state.step,
+            export_failed=self._export_failed,
             capacity=self._cluster.capacity(self._bundle) if self._state.phase == "wait" else 0,
             ranks=self._beat.ranks if self._gang is not None else (),
             silent=time.monotonic() - min(heard) if heard else 0.0,
@@ -172,20 +190,28 @@ class Controller:
     # -- act
 
     def _prepare(self, record: Record, action: Action, before: State) -> None:
-        """Data first, then what can be planned only once the vocabulary is known."""
-        self._data = assemble.prepare(self._spec, self._run, self._tell)
+        """Data first, in a thread, so that a stop is heard; then what can be planned only over its vocabulary."""
+        if self._preparing is None:
+            pool = ThreadPoolExecutor(1, thread_name_prefix="prepare")
+            self._preparing = pool.submit(assemble.prepared, self._spec, self._run, record.data, self._tell)
+            pool.shutdown(wait=False)
+        wait([self._preparing], timeout=POLL)
+        if not self._preparing.done():
+            return
+        self._data = self._preparing.result()
         self._shape = assemble.check_data(self._spec, self._data)
         self._machine = machine_for(self._cluster.offer(self._bundle), self._bundle)
         # What is illegal is told before anything starts.
         planning.plan(self._spec, self._shape, self._spec.resources.workers.max, self._machine)
         self._rules = Rules(self._spec, planning.chooser(self._spec, self._shape, self._machine))
+        record.track()
 
     def _wait(self, record: Record, action: Action, before: State) -> None:
         self._note = action.reason
         if before.phase == "wait":
             time.sleep(POLL)
         else:
-            self._event("wait", action.reason)
+            self._event("wait", action.reason, data=self._data)
 
     def _start(self, record: Record, action: Action, before: State) -> None:
         """Roll back to the last sound commit, write the plan, start a gang from there."""
@@ -281,10 +307,11 @@ class Controller:
                 self._exported = errand.result()
             except Exception as error:  # whatever it is, training goes on
                 ending = self._state.phase == "export"
-                if ending and exported == self._state.step:
-                    raise
                 why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
                 self._event("export" if ending else "train", f"the export of step {exported} failed: {why}")
+                if ending and exported == self._state.step:
+                    self._export_failed = why
+                    return
         if self._exported.get("step") != step:
             target = self._spec.checkpoint.export_to or self._run.at("export")
             self._exporting = (step, self._cluster.errand(export.export, self._run.uri, step, target))
@@ -296,7 +323,6 @@ class Controller:
 
     def _tell(self, what: str, done: int, total: int) -> None:
         self._note = f"preparing {what}: {done} of {total} parts"
-        self._write_status()
 
     def _event(self, phase: str, reason: str, **more: Any) -> None:
         assert self._record is not None

@@ -71,6 +71,7 @@ class Seen:
     now: float
     prepared: bool = False
     exported: bool = False
+    export_failed: str = ""
     capacity: int = 0
     ranks: tuple[RankStatus, ...] = ()
     silent: float = 0.0
@@ -137,6 +138,9 @@ def _wait(rules: Rules, state: State, seen: Seen) -> tuple[State, Action]:
         reason = f"{layout.world} workers, layout {layout}"
         changes = {"attempt": state.attempt + 1, "layout": layout, "moved": seen.now}
         return _enter(state, "start", seen, **changes), Action("start", reason, layout)
+    if room == workers.max and waited >= SETTLE:
+        text = f"no legal layout uses {workers.min} to {workers.max} workers"
+        return _finish(state, seen, "failed", text + "; change resources.workers or train.global_batch")
     if waited > rules.spec.limits.wait:
         text = f"waited {waited:.0f} s for {workers.min} workers and there is room for {seen.capacity}"
         return _finish(state, seen, "failed", text + "; lower resources.workers.min or add machines")
@@ -145,7 +149,9 @@ def _wait(rules: Rules, state: State, seen: Seen) -> tuple[State, Action]:
 
 def _train(rules: Rules, state: State, seen: Seen) -> tuple[State, Action]:
     if seen.placement_failed:
-        return _enter(state, "wait", seen), Action("halt", seen.placement_failed)
+        return _failed(
+            rules, state, seen, Failure(seen.now, state.step, "", seen.placement_failed, told=False)
+        )
     step = max((r.step for r in seen.ranks), default=-1)
     if step >= 0 and state.phase == "start":
         # Said before anything else, a fault included, so that every step belongs to a training phase.
@@ -199,6 +205,9 @@ def _stopped(rules: Rules, state: State, seen: Seen) -> tuple[State, Action]:
 
 
 def _export(rules: Rules, state: State, seen: Seen) -> tuple[State, Action]:
+    if seen.export_failed:
+        text = f"the export failed: {seen.export_failed}; all commits are in place, and the same command exports again"
+        return _finish(state, seen, "failed", text)
     if rules.spec.checkpoint.export and not seen.exported:
         return state, Action("export", "the model is written for others to load")
     return _finish(state, seen, "done", f"{state.step} steps are done")
@@ -226,7 +235,11 @@ def _fault(state: State, seen: Seen) -> Failure | None:
     if told:
         return None  # a peer will be found dead within GRACE
     still = seen.now - state.moved
-    patience = FIRST_STEP if state.phase == "start" else max(SILENCE, STALL * seen.step_seconds)
+    patience = (
+        FIRST_STEP
+        if state.phase == "start" or any(r.saving for r in seen.ranks)
+        else max(SILENCE, STALL * seen.step_seconds)
+    )
     if seen.silent > SILENCE:
         return Failure(seen.now, state.step, "", f"no answer from a rank for {seen.silent:.0f} s", told=False)
     if seen.ranks and still > patience and not all(r.state == "done" for r in seen.ranks):

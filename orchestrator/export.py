@@ -40,6 +40,7 @@ def export(run_uri: str, step: int, target: str) -> dict[str, Any]:
     from orchestrator.checkpoint.store import Store
     from orchestrator.data.tokens import Tokens
 
+    check_target(target)
     run = RunDir(run_uri)
     text = run.read_text("job.yaml")
     if text is None:
@@ -55,9 +56,18 @@ def export(run_uri: str, step: int, target: str) -> dict[str, Any]:
         difference = _compare(spec, tokens, workload, reader, folder)
         facts = {"step": step, "receipt": manifest.receipt, "run": spec.name, "logits_difference": difference}
         (Path(folder) / "export.json").write_text(json.dumps(facts, indent=2) + "\n")
-        sample = _sample(tokens, folder)
         _publish(folder, target)
+        sample = _sample(tokens, folder)
     return {"uri": target, "step": step, "logits_difference": difference, "sample": sample}
+
+
+def check_target(target: str) -> None:
+    """Refuse to write over what is no export. Raises InputError."""
+    fs, path = fsspec.core.url_to_fs(target)
+    if not isinstance(fs, LocalFileSystem) or not os.path.lexists(path):
+        return
+    if not os.path.isdir(path) or (os.listdir(path) and not os.path.exists(f"{path}/export.json")):
+        raise InputError("holds something that is no export", target, "give a new folder")
 
 
 def _write_tokenizer(tokens: Tokens, spec: JobSpec, folder: str) -> None:
@@ -114,23 +124,25 @@ def _sample(tokens: Tokens, folder: str) -> str | None:
     import torch
 
     model = _model(folder)
-    if not model.can_generate() or model.config.is_encoder_decoder:
-        return None
-    tokenizer = tokens.tokenizer()
     source = max(range(tokens.sources), key=tokens.length)
-    prompt = torch.from_numpy(tokens.window(source, 0, 8))[None]
-    torch.manual_seed(0)
+    prompt = torch.from_numpy(tokens.window(source, 0, min(8, tokens.length(source))))[None]
     room = getattr(model.config, "max_position_embeddings", 512) - prompt.shape[1]
-    made = model.generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        max_new_tokens=min(SAMPLE_TOKENS, room),
-        do_sample=True,
-        temperature=0.8,
-        top_k=50,
-        pad_token_id=tokens.manifest.roles["eos"],
-    )
-    return tokenizer.decode(made[0].tolist())
+    if not model.can_generate() or model.config.is_encoder_decoder or room < 1:
+        return None
+    torch.manual_seed(0)
+    try:
+        made = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=min(SAMPLE_TOKENS, room),
+            do_sample=True,
+            temperature=0.8,
+            top_k=50,
+            pad_token_id=tokens.manifest.roles["eos"],
+        )
+    except (RuntimeError, ValueError):  # a broken model has probabilities that cannot be drawn from
+        return None
+    return tokens.tokenizer().decode(made[0].tolist())
 
 
 def _publish(folder: str, target: str) -> None:
@@ -138,11 +150,16 @@ def _publish(folder: str, target: str) -> None:
     fs, path = fsspec.core.url_to_fs(target)
     if not isinstance(fs, LocalFileSystem):
         names = sorted(os.listdir(folder), key=lambda name: name == "export.json")
+        if fs.exists(f"{path}/export.json"):
+            fs.rm_file(f"{path}/export.json")  # else the old mark would stand over half-new files
         for name in names:
             fs.put_file(os.path.join(folder, name), f"{path}/{name}")
         return
     draft, old = f"{path}.{os.getpid()}.tmp", f"{path}.{os.getpid()}.old"
-    shutil.copytree(folder, draft)
+    try:
+        shutil.copytree(folder, draft)
+    except OSError as error:
+        raise InputError(f"cannot be written ({error.strerror})", target, "give another folder") from None
     if os.path.exists(path):
         os.replace(path, old)
     os.replace(draft, path)

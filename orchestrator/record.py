@@ -19,7 +19,7 @@ from orchestrator.track.summary import worker_seconds
 from orchestrator.track.tracker import Tracker
 
 METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
-RECENT = 20
+RECENT = 200
 """Rows kept in memory, for a run may have millions."""
 COUNT_EVERY = 10.0
 """Seconds between countings of what the job has spent."""
@@ -41,12 +41,17 @@ class Record:
         self.event(
             self.attempts, self.step, "prepare", "resumed" if self.events else "begun", last_seen=last_seen
         )
-        self.tracker = Tracker(spec, run)
+        self.tracker = Tracker(spec.model_copy(update={"tracking": None}), run)
 
     @property
     def attempts(self) -> int:
         """Attempts that there have been."""
         return max((event["attempt"] for event in self.events), default=0)
+
+    @property
+    def data(self) -> str:
+        """The prepared data that the run began with, empty before it has any."""
+        return next((event["data"] for event in self.events if event.get("data")), "")
 
     @property
     def step(self) -> int:
@@ -70,6 +75,10 @@ class Record:
         }
         self._run.append(EVENTS, [row])
         self.events.append(row)
+
+    def track(self) -> None:
+        """Begin to copy the run to MLflow; from here on it is known to be one that can run."""
+        self.tracker = Tracker(self._spec, self._run)
 
     def training_began(self, attempt: int) -> float:
         """When the first step of the attempt began, unix seconds, as far as it is known."""
@@ -126,7 +135,7 @@ class Record:
         """Hours and USD of the whole job so far; counted now and then, and only where there is a ceiling."""
         limits = self._spec.limits
         if (limits.hours or limits.cost_usd) and now - self._counted > COUNT_EVERY:
-            rows = self._run.rows(METRICS)
+            rows = list(self.recent)
             phases = timeline(self.events, rows, now)
             hours = sum(phase.seconds for phase in phases if phase.name != "down") / 3600
             self._spent = (hours, worker_seconds(phases, rows) / 3600 * limits.usd_per_worker_hour)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ import yaml
 
 from orchestrator import assemble
 from orchestrator.errors import InputError
+from orchestrator.export import check_target
 from orchestrator.machines import Machine
 from orchestrator.plan import plan
 from orchestrator.rundir import RunDir
@@ -57,21 +60,46 @@ def run(
     if until is not None and until > spec.train.steps:
         raise InputError(f"step {until} is beyond train.steps {spec.train.steps}", "--until", "lower it")
     fresh = not run_dir.exists("events.jsonl")
-    made = fresh and run_dir.local and not os.path.exists(run_dir.path)
-    run_dir.create()
+    made = run_dir.local and not os.path.exists(run_dir.path)
     from cluster.local import NoCluster, ray_at
 
     workers, worker = spec.resources.workers, spec.resources.per_worker
+    gpus = _gpus_here(spec) if address is None and worker.gpu else workers.max * worker.gpu
+    run_dir.create()
     try:
-        with ray_at(address, workers.max * worker.cpu, workers.max * worker.gpu):
-            outcome = _watch(_attach(spec, run_dir, until, faults), show)
+        with ray_at(address, workers.max * worker.cpu, gpus):
+            # Ray puts handlers of its own in place, which would abort this process.
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            outcome = _watch(_attach(spec, run_dir, until, faults), run_dir, show)
     except NoCluster as error:
-        outcome = Outcome(
-            WRONG_INPUT, None, f"--address {address}: {error}; start one with `ray start --head`"
-        )
-    if outcome.code == WRONG_INPUT and made:
-        shutil.rmtree(run_dir.path, ignore_errors=True)
+        if fresh:
+            _leave_nothing(run_dir, made)
+        raise InputError(str(error), f"--address {address}", "start one with `ray start --head`") from None
+    if outcome.code == WRONG_INPUT and fresh:
+        _leave_nothing(run_dir, made)
     return outcome
+
+
+def _leave_nothing(run_dir: RunDir, made: bool) -> None:
+    """Remove what the controller of a run that never began wrote down."""
+    for name in ("job.yaml", "events.jsonl", "status.json", "metrics.jsonl", "plan.json", ".lock"):
+        with contextlib.suppress(OSError):
+            run_dir.remove(name)
+    if made:
+        shutil.rmtree(run_dir.path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.dirname(run_dir.path))
+
+
+def _gpus_here(spec: JobSpec) -> int:
+    """GPUs that an embedded cluster may claim. Raises InputError if this machine has too few."""
+    import torch
+
+    least, most, there = spec.resources.workers.min, spec.resources.workers.max, torch.cuda.device_count()
+    if there < least:
+        what = f"the smallest gang needs {least} GPUs, and this machine has {there}"
+        raise InputError(what, "resources.per_worker.gpu", "set it to 0, or name a cluster with --address")
+    return min(most, there)
 
 
 def check(spec: JobSpec) -> None:
@@ -90,7 +118,16 @@ def check(spec: JobSpec) -> None:
     shape = assemble.shape_of(spec, assemble.vocabulary_size(spec))
     assemble.check_workload(spec)
     boundless = Machine(memory=float("inf"), flops=1e12)
-    plan(spec, shape, spec.resources.workers.max, boundless)
+    workers = spec.resources.workers
+    best = plan(spec, shape, workers.max, boundless).chosen.layout
+    if best.world < workers.min:
+        raise InputError(
+            f"no legal layout uses {workers.min} to {workers.max} workers; the widest is {best}",
+            "resources.workers.min",
+            "lower it, or choose a train.global_batch that divides",
+        )
+    if spec.checkpoint.export_to:
+        check_target(spec.checkpoint.export_to)
 
 
 def check_same_run(spec: JobSpec, run_dir: RunDir) -> None:
@@ -115,18 +152,17 @@ def finished_summary(run_dir: RunDir) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _watch(controller: Any, show: Callable[[dict[str, Any]], None]) -> Outcome:
+def _watch(controller: Any, run_dir: RunDir, show: Callable[[dict[str, Any]], None]) -> Outcome:
     import ray
     from ray.exceptions import RayActorError, RayError
 
-    heard, asked = time.monotonic(), False
+    began, heard, asked = time.time(), time.monotonic(), False
     while True:
         try:
             status = ray.get(controller.status.remote(), timeout=SILENCE)
             heard = time.monotonic()
             show(status)
             if status["summary"] or status["error"]:
-                ray.kill(controller)
                 return _outcome(status)
             time.sleep(REFRESH)
         except KeyboardInterrupt:
@@ -135,6 +171,8 @@ def _watch(controller: Any, show: Callable[[dict[str, Any]], None]) -> Outcome:
             asked = True
             controller.request_stop.remote("stopped by the user")
         except RayActorError as error:
+            if (summary := finished_summary(run_dir)) and (summary["ended"] or 0.0) > began:
+                return Outcome(EXIT_OF[summary["state"]], summary, summary["reason"] or "")
             if time.monotonic() - heard > SILENCE:
                 return Outcome(FAILED, None, f"the controller is gone: {' '.join(str(error).split())[:200]}")
             time.sleep(REFRESH)

@@ -24,6 +24,8 @@ from orchestrator.errors import InputError
 
 Row = dict[str, Any]
 
+ALIVE = 15.0
+"""Seconds since its last status after which a controller on another machine is taken for dead."""
 LOCK_TIMEOUT = 20.0
 """Seconds for the processes of a killed command to be gone."""
 
@@ -69,9 +71,14 @@ class RunDir:
     def read_text(self, name: str) -> str | None:
         """A document, or None if there is none."""
         try:
-            return self.fs.cat_file(self._path(name)).decode()
+            return str(self.fs.cat_file(self._path(name)).decode())
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except Exception as error:  # every fsspec backend raises its own kind
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise InputError(
+                f"cannot be read ({reason})", self.at(name), "check address and credentials"
+            ) from None
 
     def write_text(self, name: str, text: str) -> None:
         """Replace a document whole: a reader sees the old one or the new one."""
@@ -89,11 +96,19 @@ class RunDir:
     def read_json(self, name: str) -> Any:
         """A JSON document, or None if there is none."""
         text = self.read_text(name)
-        return None if text is None else json.loads(text)
+        try:
+            return None if text is None else json.loads(text)
+        except ValueError:
+            raise InputError("is damaged", self.at(name), "remove it") from None
 
     def write_json(self, name: str, value: Any) -> None:
         """Replace a JSON document whole."""
         self.write_text(name, json.dumps(value, indent=2) + "\n")
+
+    def remove(self, name: str) -> None:
+        """Remove a document or rows. Raises OSError."""
+        for path in self._parts(name) if not self.local else [self._path(name)]:
+            self.fs.rm_file(path)
 
     def rows(self, name: str) -> list[Row]:
         """All rows of `name`, oldest first."""
@@ -145,6 +160,7 @@ class RunDir:
         Raises InputError if another holds it for longer than a dying one could.
         """
         if not self.local:
+            self._wait_for_silence()
             yield
             return
         with open(self._path(".lock"), "w") as file:
@@ -161,6 +177,19 @@ class RunDir:
                         ) from None
                     time.sleep(0.1)
             yield
+
+    def _wait_for_silence(self) -> None:
+        """On an object store, which has no locks: nobody else must be writing status.json."""
+        deadline = time.monotonic() + LOCK_TIMEOUT
+        while True:
+            status = self.read_json("status.json") or {}
+            ended = status.get("phase") in (None, "done", "failed", "stopped")
+            if ended or time.time() - status.get("time", 0.0) > ALIVE:
+                return
+            if time.monotonic() > deadline:
+                mend = "attach to it with --address, or stop it"
+                raise InputError("another controller is at work on this run", self.uri, mend)
+            time.sleep(0.5)
 
     def _path(self, name: str) -> str:
         return posixpath.join(self.path, name)

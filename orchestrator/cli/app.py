@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import traceback
 from collections.abc import Callable
@@ -36,16 +37,20 @@ def call(arguments: list[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
-    sys.exit(_guarded(lambda: app(args=words, prog_name="orchestrator", standalone_mode=False), debug))
+    sys.exit(
+        _guarded(
+            lambda: app(args=words, prog_name="orchestrator", standalone_mode=False), debug, "--json" in words
+        )
+    )
 
 
-def _guarded(command: Callable[[], object], debug: bool) -> int:
+def _guarded(command: Callable[[], object], debug: bool, as_json: bool = False) -> int:
     failure: BaseException | None = None
     try:
         code = command()
         if code != INTERRUPTED:
             return code if isinstance(code, int) else 0
-        code, line = 1, "interrupted before a commit"
+        code, line = 1, "interrupted; the same command goes on from the last commit, if there is one"
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     except typer.TyperException as error:
@@ -59,6 +64,8 @@ def _guarded(command: Callable[[], object], debug: bool) -> int:
         failure, code, line = error, 1, f"{type(error).__name__}: {' '.join(str(error).split())}"
     if debug and failure:
         traceback.print_exception(failure)
+    if as_json:
+        print(json.dumps({"exit_code": code, "line": line}))
     print(f"orchestrator: {line}", file=sys.stderr)
     return code
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from typing import Annotated, Any
@@ -43,7 +42,6 @@ def run(
 
     spec = job_of(job, overrides)
     directory = run_of(spec, run_dir)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     faults = _faults(fault or [])
     with Progress() as progress:
         outcome = drive(spec, directory, until, address, progress.update, faults)
@@ -74,7 +72,7 @@ def status(
         **unknown,
         "layout": None,
         "ranks": [],
-        "time": time.time(),
+        "time": 0.0,
     }
     summary = directory.read_json("summary.json")
     silent = time.time() - found["time"]

@@ -31,7 +31,7 @@ def test_before_the_launch() -> None:
     host = RankHost()
     host.request_stop()
     assert host.beat(0, 0) == {
-        "state": "starting", "error": "", "failed_at": 0.0, "result": None, "step": -1, "rows": (),
+        "state": "starting", "error": "", "failed_at": 0.0, "result": None, "step": -1, "rows": (), "saving": False,
     }  # fmt: skip
 
 

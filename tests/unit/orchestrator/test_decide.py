@@ -135,7 +135,7 @@ WAIT = (
         "waited 601 s for 2 workers and there is room for 1; lower resources.workers.min",
     ),
     Case(
-        "no layout fits the room", in_phase("wait", 60), see(capacity=4), "wait", "wait",
+        "no layout fits all the room there may be", in_phase("wait", 60), see(capacity=4), "failed", "finish",
         rules=rules(fits=False),
     ),
     Case(
@@ -143,7 +143,7 @@ WAIT = (
         rules=rules(fits=False),
     ),
     Case(
-        "the layout uses too few", in_phase("wait", 60), see(capacity=4), "wait", "wait",
+        "the layout uses too few", in_phase("wait", 60), see(capacity=4), "failed", "finish",
         rules=Rules(job(), lambda workers: Layout(dp=1)),
     ),
     Case(
@@ -160,8 +160,8 @@ WAIT = (
 TRAIN = (
     Case("starting", in_phase("start"), see(ranks=(rank(0, "starting", -1),)), "start", "watch"),
     Case(
-        "no room after all", in_phase("start"), see(placement_failed="no room for 4"), "wait", "halt",
-        "no room for 4", {"since": NOW, "failures": ()},
+        "no room after all", in_phase("start"), see(placement_failed="no room for 4"), "stop", "halt",
+        "no room for 4", {"since": NOW, "failures": (Failure(NOW, 7, "", "no room for 4", told=False),)},
     ),
     Case(
         "the first step", in_phase("start", 30, step=4), see(ranks=(rank(0, step=5), rank(1, step=-1))),

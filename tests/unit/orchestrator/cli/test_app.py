@@ -89,7 +89,10 @@ def test_debug_adds_the_trace(command, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_interruption_is_told(command, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(spec, "schema", lambda: raises(KeyboardInterrupt()))
     ended = command("schema")
-    assert (ended.code, ended.err) == (1, "orchestrator: interrupted before a commit\n")
+    assert (ended.code, ended.err) == (
+        1,
+        "orchestrator: interrupted; the same command goes on from the last commit, if there is one\n",
+    )
 
 
 @pytest.mark.parametrize(
