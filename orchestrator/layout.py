@@ -155,7 +155,9 @@ def _cuts(layout: Layout, shape: ModelShape) -> list[str]:
     if shape.experts:
         found += _indivisible(layout.tp, shape.expert_feedforward, "tp", "columns of an expert")
     if not shape.uneven_vocabulary:
-        found += _indivisible(layout.tp, shape.vocabulary, "tp", "tokens of the vocabulary, which the generator samples from")
+        found += _indivisible(
+            layout.tp, shape.vocabulary, "tp", "tokens of the vocabulary, which the generator samples from"
+        )
     stages = shape.stages or shape.layers
     if layout.stages > max(stages, 1):
         each = f", two a rank under {layout.schedule}" if layout.stages > layout.pp else ""
@@ -173,7 +175,9 @@ def _cuts(layout: Layout, shape: ModelShape) -> list[str]:
     elif layout.ep > 1:
         found += _indivisible(layout.ep, shape.experts, "ep", "experts")
     if layout.dp % layout.ep:
-        found.append(f"ep {layout.ep} does not divide the {layout.dp} data-parallel ranks it borrows; lower ep")
+        found.append(
+            f"ep {layout.ep} does not divide the {layout.dp} data-parallel ranks it borrows; lower ep"
+        )
     return found
 
 
@@ -181,11 +185,15 @@ def _combinations(layout: Layout, shape: ModelShape) -> list[str]:
     """What must not stand together. Torch would run some of these and be wrong without a word."""
     found = []
     if layout.sequence and layout.tp == 1:
-        found.append("sequence shares work out among tensor-parallel ranks, and tp is 1; set sequence to false")
+        found.append(
+            "sequence shares work out among tensor-parallel ranks, and tp is 1; set sequence to false"
+        )
     elif layout.sequence and shape.whole_sequence:
         found.append(f"sequence slices the residuals, and {shape.whole_sequence}; set sequence to false")
     elif layout.sequence:
-        found += _indivisible(layout.tp * layout.cp, shape.sequence_length, "tp x cp", "positions in a sequence")
+        found += _indivisible(
+            layout.tp * layout.cp, shape.sequence_length, "tp x cp", "positions in a sequence"
+        )
     split = layout.pp > 1 and layout.schedule in ("zero_bubble", "zbv")
     if split and not shape.used_once:
         found.append(
@@ -253,7 +261,10 @@ def nearest(layout: Layout, shape: ModelShape, global_batch: int, count: int = 3
         return steps, others, str(other)
 
     micros = sorted({1, layout.micro_batch, max(layout.micro_batch // 2, 1)})
-    found = (dataclasses.replace(o, recompute=layout.recompute, offload=layout.offload) for o in legal(shape, layout.world, global_batch, micros))
+    found = (
+        dataclasses.replace(o, recompute=layout.recompute, offload=layout.offload)
+        for o in legal(shape, layout.world, global_batch, micros)
+    )
     return sorted((o for o in found if not o.problems(shape, global_batch)), key=distance)[:count]
 
 

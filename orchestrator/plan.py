@@ -99,36 +99,44 @@ class Plan:
 
 
 def model_shape(config: TransformerConfig | ForeignModel, sequence_length: int) -> ModelShape:
-    """The sizes that planning needs. A model of transformers run as it is says one layer and one head."""
-    moe, layers = config.moe, config.layers + config.decoder_layers
-    foreign = not hasattr(config, "positions")
+    """The sizes that planning needs, and what cannot be cut."""
     parameters = config.parameters()
-    experts = 0
-    if moe and not foreign:
-        stacks = [config.layers, config.decoder_layers]
-        places = sum(moe.at(i) for count in stacks for i in range(count))
-        experts = places * moe.experts * (3 if config.gated else 2) * config.hidden * moe.intermediate
-    uncut = foreign or bool(config.generator) or config.shared_layers
-    return ModelShape(
+    whole = ModelShape(
         parameters=parameters,
-        layers=layers,
+        layers=config.layers + config.decoder_layers,
         hidden=config.hidden,
         heads=config.heads,
         kv_heads=config.kv_heads or config.heads,
         feedforward=config.intermediate,
         vocabulary=config.vocab_size,
         sequence_length=sequence_length,
-        experts=moe.experts if moe else 0,
         flops_per_token=config.flops(sequence_length),
-        stages=1 if uncut else layers,
-        expert_feedforward=moe.intermediate if moe else 0,
-        heads_cut=foreign or config.latent is None,
-        whole_context="this model is run as it is" if foreign else _whole_context(config),
-        whole_sequence="this model is run as it is" if foreign else _whole_sequence(config),
-        uneven_vocabulary=foreign or not config.generator,
-        expert_share=experts / parameters,
-        used_once=foreign or not (config.decoder_layers or config.positions == "relative"),
+        stages=1,
     )
+    if not isinstance(config, TransformerConfig):  # it says one layer and one head
+        uncut = "this model is run as it is"
+        return dataclasses.replace(whole, whole_context=uncut, whole_sequence=uncut)
+    moe = config.moe
+    return dataclasses.replace(
+        whole,
+        stages=1 if config.generator or config.shared_layers else whole.layers,
+        experts=moe.experts if moe else 0,
+        expert_feedforward=moe.intermediate if moe else 0,
+        expert_share=_expert_parameters(config) / parameters,
+        heads_cut=config.latent is None,
+        uneven_vocabulary=not config.generator,
+        whole_context=_whole_context(config),
+        whole_sequence=_whole_sequence(config),
+        used_once=not (config.decoder_layers or config.positions == "relative"),
+    )
+
+
+def _expert_parameters(config: TransformerConfig) -> int:
+    moe = config.moe
+    if not moe:
+        return 0
+    places = sum(moe.at(i) for count in (config.layers, config.decoder_layers) for i in range(count))
+    return places * moe.experts * (3 if config.gated else 2) * config.hidden * moe.intermediate
 
 
 def _whole_context(config: TransformerConfig) -> str:
@@ -197,7 +205,9 @@ def chooser(spec: JobSpec, shape: ModelShape, machine: Machine) -> Callable[[int
 def predict(spec: JobSpec, shape: ModelShape, layout: Layout, machine: Machine) -> Candidate:
     """Bytes a rank and seconds a step under `layout`."""
     replicas = layout.dp * layout.cp
-    held = shape.parameters * (1 - shape.expert_share + shape.expert_share / layout.ep) / (layout.tp * layout.pp)
+    held = (
+        shape.parameters * (1 - shape.expert_share + shape.expert_share / layout.ep) / (layout.tp * layout.pp)
+    )
     weights = 4.0 * held
     gradients, optimizer = weights, 2 * weights
     optimizer /= replicas if layout.zero >= 1 else 1
@@ -216,7 +226,11 @@ def predict(spec: JobSpec, shape: ModelShape, layout: Layout, machine: Machine) 
     activations = flight * shape.layers / layout.pp * per_layer / layout.tp + logits / layout.tp
     work = shape.flops_per_token * spec.train.global_batch * shape.sequence_length / layout.world
     again = {"none": 1.0, "selective": 1.05, "full": 4 / 3}[layout.recompute]
-    bubble = {"interleaved": 0.5, "zero_bubble": 1 / 6, "zbv": 0.0}.get(layout.schedule, 1.0) * (layout.pp - 1) / parts
+    bubble = (
+        {"interleaved": 0.5, "zero_bubble": 1 / 6, "zbv": 0.0}.get(layout.schedule, 1.0)
+        * (layout.pp - 1)
+        / parts
+    )
     seconds = work * again * (1 + bubble) / (machine.flops * EFFICIENCY)
     # Small micro-batches leave the arithmetic units idle: the fixed cost of launching a layer's operations.
     launches = parts * shape.layers / layout.pp * 4e-4
@@ -295,7 +309,14 @@ def _candidates(spec: JobSpec, shape: ModelShape, workers: int) -> Iterator[Layo
         schedules = ("1f1b", "interleaved") if pp > 1 else ("1f1b",)
         for micro, schedule in itertools.product(micros, schedules):
             degrees = Layout(
-                pp=pp, cp=cp, tp=tp, ep=ep, zero=zero, micro_batch=micro, recompute=recompute, schedule=schedule
+                pp=pp,
+                cp=cp,
+                tp=tp,
+                ep=ep,
+                zero=zero,
+                micro_batch=micro,
+                recompute=recompute,
+                schedule=schedule,
             )
             layout = fit(degrees, workers, batch, virtual)
             if layout:

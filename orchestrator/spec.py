@@ -93,12 +93,17 @@ class TrainSpec(_Model):
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         default="fp32", description="type of matrix products; weights and optimiser state are fp32"
     )
-    z_loss: float = Field(default=0.0, ge=0.0, description="weight of the squared log of the softmax's normaliser")
+    z_loss: float = Field(
+        default=0.0, ge=0.0, description="weight of the squared log of the softmax's normaliser"
+    )
     compile: bool = Field(default=False, description="torch.compile every block")
     determinism: Literal["rerun", "bitwise"] = Field(
-        default="rerun", description="bitwise: losses and weights have the same bits at every data-parallel width"
+        default="rerun",
+        description="bitwise: losses and weights have the same bits at every data-parallel width",
     )
-    virtual_shards: Positive = Field(default=8, description="parts of the global batch that bitwise computes alone")
+    virtual_shards: Positive = Field(
+        default=8, description="parts of the global batch that bitwise computes alone"
+    )
 
     @model_validator(mode="after")
     def virtual_shards_divide_the_batch(self) -> TrainSpec:
@@ -134,7 +139,9 @@ class ParallelSpec(_Model):
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv"] = Field(
         default="1f1b", description="order of a pipeline's work"
     )
-    sequence: bool = Field(default=False, description="tensor-parallel ranks share norms and residuals out too")
+    sequence: bool = Field(
+        default=False, description="tensor-parallel ranks share norms and residuals out too"
+    )
     offload: bool = Field(default=False, description="optimiser state of a GPU in host memory")
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 Batch = dict[str, Tensor]
@@ -92,6 +93,14 @@ class Workload(Protocol):
     def vocabulary(self) -> Vocabulary:
         """The tokens it knows."""
 
+    @property
+    def config(self) -> Any:
+        """The model's configuration; the trainer asks it for hidden, layers, moe, tied and architecture."""
+
+    @property
+    def shapes(self) -> Mapping[str, torch.Size]:
+        """Shape of every canonical tensor, parameters and buffers."""
+
     def build(self) -> nn.Module:
         """A plain module on the current default device (meta included), weights not initialised.
 
@@ -106,12 +115,18 @@ class Workload(Protocol):
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Forward pass and loss of one micro-batch."""
 
+    def criterion(self, output: Any, batch: Batch, of_tokens: Callable[[Tensor, Tensor], Loss] = ...) -> Loss:
+        """The loss of a forward pass that was already done; `of_tokens` gives the loss of logits and labels."""
+
+    def balance(self, model: nn.Module, reduce: Callable[[Tensor], Tensor] = ...) -> None:
+        """After the optimiser step: move what is balanced without a loss. `reduce` sums over ranks."""
+
     def sharding(self) -> Mapping[str, str]:
-        """fnmatch pattern of a module name -> 'column', 'row', 'vocab', 'sequence' or 'expert'.
+        """fnmatch pattern of a module name -> 'column', 'row', 'vocab', 'sequence', 'heads' or 'expert'.
 
         column: weight [out, in] is split over out; row: over in; vocab: embedding or head over the
-        vocabulary; sequence: a norm that may run on a slice of the sequence; expert: a stack of experts
-        split over its first dimension. What no pattern names is replicated.
+        vocabulary; sequence: a norm that may run on a slice of the sequence; heads: a norm inside a head;
+        expert: a stack of experts split over its first dimension. What no pattern names is replicated.
         """
 
     def stages(self) -> Sequence[str]:

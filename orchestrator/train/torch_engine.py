@@ -65,7 +65,11 @@ class TorchEngine:
             extra = {**extra, "loss_scale": self._scale.value, "skipped": 0.0}
         if not math.isfinite(square):
             # Every rank sees the same sum, so all skip the step or all end here.
-            return Metrics(loss, 0.0, {**extra, "skipped": 1.0}) if self._scale.overflow() else Metrics(loss, math.nan, extra)
+            return (
+                Metrics(loss, 0.0, {**extra, "skipped": 1.0})
+                if self._scale.overflow()
+                else Metrics(loss, math.nan, extra)
+            )
         norm = math.sqrt(square) * factor
         self._update(lr, factor * self._clip(norm))
         self._scale.succeed()

@@ -21,6 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "dist" / "train"))
 
 from harness import finished
 
+Call = tuple[int, str, int]
+"""Stage, F(orward), B(ackward) or its halves I(nput) and W(eight), and micro-batch."""
 SMALL = {"hidden": 64, "heads": 4, "kv_heads": 4, "intermediate": 192, "max_positions": 512}
 
 
@@ -44,13 +46,15 @@ def bubble() -> None:
         "layouts": {s: {"pp": p, "schedule": s} for s in ("gpipe", "1f1b", "interleaved", "zero_bubble", "zbv")},
     }  # fmt: skip
     measured = ranks(p, "pipeline", config)
-    print(f"\n| schedule, {p} ranks, {m} micro-batches | idle, measured | idle, theory | formula |\n|---|---|---|---|")
+    print(
+        f"\n| schedule, {p} ranks, {m} micro-batches | idle, measured | idle, theory | formula |\n|---|---|---|---|"
+    )
     for name in config["layouts"]:
         busy: dict[str, float] = {}
         for rank in measured:
             busy |= rank[name]["busy"]
         stages = [{letter: busy.get(f"{s}{letter}", 0.0) for letter in "FBIW"} for s in range(_stages(busy))]
-        idle = played(measured[0][name]["order"], stages)
+        idle = played([rank[name]["calls"] for rank in measured], stages)
         theory, formula = ideal(name, p, m, stages)
         print(f"| {name} | {idle:.1%} | {theory:.1%} | {formula} |")
 
@@ -59,35 +63,26 @@ def _stages(busy: dict[str, float]) -> int:
     return 1 + max(int(key[:-1]) for key in busy)
 
 
-def played(order: dict[int, list[str]], stages: list[dict[str, float]]) -> float:
+def played(rows: list[list[Call]], stages: list[dict[str, float]]) -> float:
     """The mean idle share of the ranks when every call takes its stage's median time."""
-    done: dict[tuple[int, str, int], float] = {}
-    rows = {rank: [parse(a) for a in row] for rank, row in order.items()}
-    clock, at, work = dict.fromkeys(rows, 0.0), dict.fromkeys(rows, 0), dict.fromkeys(rows, 0.0)
-    while any(at[rank] < len(rows[rank]) for rank in rows):
-        moved = False
-        for rank, row in rows.items():
-            while at[rank] < len(row) and all(need in done for need in needs(row[at[rank]], len(stages), done)):
-                stage, letter, micro = row[at[rank]]
-                begin = max([clock[rank], *(done[n] for n in needs(row[at[rank]], len(stages), done))])
-                seconds = stages[stage][letter] or stages[stage]["I"] + stages[stage]["W"]
-                clock[rank] = done[stage, letter, micro] = begin + seconds
-                work[rank] += seconds
+    done: dict[Call, float] = {}
+    rows = [[(stage, letter, micro) for stage, letter, micro in row] for row in rows]
+    every = {call for row in rows for call in row}
+    clock, at, work = [0.0] * len(rows), [0] * len(rows), [0.0] * len(rows)
+    while any(at[rank] < len(row) for rank, row in enumerate(rows)):
+        before = list(at)
+        for rank, row in enumerate(rows):
+            while at[rank] < len(row) and all(n in done for n in needs(row[at[rank]], len(stages), every)):
+                stage, letter, _ = call = row[at[rank]]
+                begin = max([clock[rank], *(done[n] for n in needs(call, len(stages), every))])
+                clock[rank] = done[call] = begin + stages[stage][letter]
+                work[rank] += stages[stage][letter]
                 at[rank] += 1
-                moved = True
-        assert moved, "the schedule waits for itself"
-    whole = max(clock.values())
-    return statistics.mean(1 - work[rank] / whole for rank in rows)
+        assert at != before, "the schedule waits for itself"
+    return statistics.mean(1 - done / max(clock) for done in work)
 
 
-def parse(action: str) -> tuple[int, str, int]:
-    """"3F0" to (stage, letter, micro-batch)."""
-    letter = next(c for c in action if c.isalpha())
-    stage, _, micro = action.partition(letter)
-    return int(stage), letter, int(micro)
-
-
-def needs(call: tuple[int, str, int], stages: int, done: Any) -> list[tuple[int, str, int]]:
+def needs(call: Call, stages: int, every: set[Call]) -> list[Call]:
     """The calls whose results a call takes."""
     stage, letter, micro = call
     if letter == "F":
@@ -96,8 +91,8 @@ def needs(call: tuple[int, str, int], stages: int, done: Any) -> list[tuple[int,
         return [(stage, "I", micro)]
     if stage + 1 == stages:
         return [(stage, "F", micro)]
-    after = "I" if (stage + 1, "I", micro) in done else "B"
-    return [(stage, "F", micro), (stage + 1, after, micro)]
+    after = (stage + 1, "I", micro)
+    return [(stage, "F", micro), after if after in every else (stage + 1, "B", micro)]
 
 
 def ideal(name: str, p: int, m: int, stages: list[dict[str, float]]) -> tuple[float, str]:
@@ -145,7 +140,9 @@ def traffic() -> None:
     for name in ("tp", "tp, sequence"):
         # Four all-reduces a layer, or their halves; one for the embedding and one for the head's input.
         theory = (4 * 4 + 2) * 2 * (n - 1) / n * hidden
-        print(f"| {name} | {tensor[name]:,.0f} | {theory:,.0f} | an all-reduce for each block and direction, two ends |")
+        print(
+            f"| {name} | {tensor[name]:,.0f} | {theory:,.0f} | an all-reduce for each block and direction, two ends |"
+        )
 
 
 def peers() -> None:

@@ -87,7 +87,11 @@ def cover(layouts: Sequence[Layout], size: int, known: Iterable[frozenset[str]] 
 
 
 def run(
-    world: int, cases: list[dict[str, Any]], folder: Path, target: str = "rank_cases:main", timeout: float = 280
+    world: int,
+    cases: list[dict[str, Any]],
+    folder: Path,
+    target: str = "rank_cases:main",
+    timeout: float = 280,
 ) -> list[str]:
     """Run the cases on a gang of `world` ranks. Returns the errors of ranks that failed, none if all is done."""
     ranks = _ended(world, {"cases": cases, "folder": str(folder)}, target, timeout)

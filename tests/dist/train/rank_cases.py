@@ -48,7 +48,12 @@ def workload_of(spec: JobSpec) -> Workload:
     """The case's workload over a made-up vocabulary."""
     asked = spec.workload
     return load(
-        asked.model, asked.objective, VOCABULARY, changes=asked.changes, sequence_length=LENGTH, seed=spec.seed
+        asked.model,
+        asked.objective,
+        VOCABULARY,
+        changes=asked.changes,
+        sequence_length=LENGTH,
+        seed=spec.seed,
     )
 
 

@@ -36,7 +36,9 @@ def alone(name: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def bitwise(width: int, **fields: Any) -> dict[str, Any]:
-    return case_of(f"bitwise-{width}-{len(fields)}", {**BITWISE, "layout": {"dp": width, "micro_batch": 2}, **fields})
+    return case_of(
+        f"bitwise-{width}-{len(fields)}", {**BITWISE, "layout": {"dp": width, "micro_batch": 2}, **fields}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +90,11 @@ def test_bitwise_has_the_same_bits_at_every_width(results: Results, width: int) 
 def test_bitwise_has_the_same_bits_across_a_change_of_width(results: Results) -> None:
     first = results.of(bitwise(2, steps=25, commit=True))
     second = results.of(bitwise(4, steps=25, restore="x"))
-    joined = {**second, "losses": first["losses"] + second["losses"], "norms": first["norms"] + second["norms"]}
+    joined = {
+        **second,
+        "losses": first["losses"] + second["losses"],
+        "norms": first["norms"] + second["norms"],
+    }
     same_bits(joined, results.of(bitwise(1)))
 
 

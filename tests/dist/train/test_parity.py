@@ -18,9 +18,17 @@ SHORT, LONG = 4, 10
 
 def cases_of(model: str, world: int, size: int, steps: int) -> list[dict[str, Any]]:
     """A case for each layout of the cover that no smaller world has shown."""
-    known = [features(layout) for smaller in (2, 4) if smaller < world for layout in layouts_of(model, smaller)]
+    known = [
+        features(layout) for smaller in (2, 4) if smaller < world for layout in layouts_of(model, smaller)
+    ]
     return [
-        {"name": model, **MODELS[model], "layout": layout.to_json(), "steps": steps, "id": f"{model} {layout} {steps}"}
+        {
+            "name": model,
+            **MODELS[model],
+            "layout": layout.to_json(),
+            "steps": steps,
+            "id": f"{model} {layout} {steps}",
+        }
         for layout in cover(layouts_of(model, world), size, known)
     ]
 
@@ -41,7 +49,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return Results(tmp_path_factory.mktemp("parity"))
 
 
-def check(results: Results, world: int, case: dict[str, Any], cases: list[dict[str, Any]], timeout: float) -> None:
+def check(
+    results: Results, world: int, case: dict[str, Any], cases: list[dict[str, Any]], timeout: float
+) -> None:
     """All cases of a world share one gang, which the first test starts."""
     alone = {r["id"]: r for r in map(reference_of, cases)}
     results.run(1, list(alone.values()), timeout)
