@@ -55,8 +55,10 @@ def bubble() -> None:
             busy |= rank[name]["busy"]
         stages = [{letter: busy.get(f"{s}{letter}", 0.0) for letter in "FBIW"} for s in range(_stages(busy))]
         idle = played([rank[name]["calls"] for rank in measured], stages)
-        theory, formula = ideal(name, p, m, stages)
-        print(f"| {name} | {idle:.1%} | {theory:.1%} | {formula} |")
+        even = [{"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}] * len(stages)
+        equal = played([rank[name]["calls"] for rank in measured], even)
+        theory, formula = ideal(name, p, m)
+        print(f"| {name} | {idle:.1%} | {equal:.1%} | {theory:.1%} | {formula} |")
 
 
 def _stages(busy: dict[str, float]) -> int:
@@ -95,18 +97,13 @@ def needs(call: Call, stages: int, every: set[Call]) -> list[Call]:
     return [(stage, "F", micro), after if after in every else (stage + 1, "B", micro)]
 
 
-def ideal(name: str, p: int, m: int, stages: list[dict[str, float]]) -> tuple[float, str]:
-    """The idle share that the papers give."""
-    if name in ("gpipe", "1f1b"):
-        return (p - 1) / (m + p - 1), "(p-1)/(m+p-1)"
+def ideal(name: str, p: int, m: int) -> tuple[float, str]:
+    """The idle share that the papers give, where forward and both halves of the backward pass take as long."""
     if name == "interleaved":
         return (p - 1) / (2 * m + p - 1), "(p-1)/(2m+p-1), two stages a rank"
-    mean = {letter: statistics.mean(s[letter] for s in stages) for letter in "FIW"}
-    rest = (p - 1) * max(mean["F"] + mean["I"] - 2 * mean["W"], 0.0) if name == "zero_bubble" else 0.0
-    work = 2 * m * sum(mean.values())
     if name == "zero_bubble":
-        return rest / (work + rest), "(p-1)(F+B-2W) over itself and the work"
-    return 0.0, "none, if F = B = W"
+        return (p - 1) / (6 * m + p - 1), "(p-1)(F+B-W) of two stages a rank: a third of interleaved"
+    return ((p - 1) / (m + p - 1), "(p-1)/(m+p-1)") if name != "zbv" else (0.0, "none")
 
 
 def memory() -> None:
