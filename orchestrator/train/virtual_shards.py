@@ -21,11 +21,11 @@ class VirtualShards:
     """Every rank holds all parameters; see `DataParallel`."""
 
     def __init__(self, held: list[Held], mesh: Mesh) -> None:
-        self._group = mesh.data
-        self.shards = [
-            Shard(h.name, h.cut, h.parameter, boxes_of(h.cut, 0, h.parameter.numel()), mesh.data, mesh.data.index == 0, True)
-            for h in held
-        ]  # fmt: skip
+        self._group = group = mesh.data
+        self.shards = []
+        for h in held:
+            boxes = boxes_of(h.cut, 0, h.parameter.numel())
+            self.shards.append(Shard(h.name, h.cut, h.parameter, boxes, group, group.index == 0, True))
         size = sum(h.parameter.numel() for h in held)
         ways = self._group.size
         self._flat = torch.zeros(-(-size // ways) * ways, device=held[0].parameter.device)

@@ -84,18 +84,19 @@ def pipeline(config: dict[str, Any], link: Link) -> dict[str, Any]:
     return found
 
 
+METHODS = {"forward_one_chunk": "F", "backward_one_chunk": "B", "backward_weight_one_chunk": "W"}
+
+
 class _Stopwatch:
     """Processor seconds of every call of a stage, under "<stage><F, B, I or W>", and the calls in order."""
-
-    METHODS = {"forward_one_chunk": "F", "backward_one_chunk": "B", "backward_weight_one_chunk": "W"}
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self.calls: list[tuple[int, str, int]] = []
-        self._plain = {name: getattr(_PipelineStageBase, name) for name in self.METHODS}
+        self._plain = {name: getattr(_PipelineStageBase, name) for name in METHODS}
 
     def __enter__(self) -> _Stopwatch:
-        for name, letter in self.METHODS.items():
+        for name, letter in METHODS.items():
             setattr(_PipelineStageBase, name, self._timed(self._plain[name], letter))
         return self
 

@@ -18,21 +18,21 @@ SHORT, LONG = 4, 10
 """Optimiser steps."""
 
 
-def cases_of(model: str, world: int, size: int, steps: int) -> list[dict[str, Any]]:
-    """A case for each layout of the cover that no smaller world has shown."""
-    known = [
-        features(layout) for smaller in (2, 4) if smaller < world for layout in layouts_of(model, smaller)
-    ]
+def cases_of(model: str, world: int, steps: int) -> list[dict[str, Any]]:
+    """A case for each layout of a cover of pairs, among those that cut one axis on two ranks, two on four and
+    three on eight."""
+    together = {2: 1, 4: 2, 8: 3}[world]
+    layouts = [layout for layout in layouts_of(model, world) if dimensions(layout) == together]
+    fields = {"name": model, **MODELS[model], "steps": steps}
     return [
-        {
-            "name": model,
-            **MODELS[model],
-            "layout": layout.to_json(),
-            "steps": steps,
-            "id": f"{model} {layout} {steps}",
-        }
-        for layout in cover(layouts_of(model, world), size, known)
+        {**fields, "layout": layout.to_json(), "id": f"{model} {layout} {steps}"}
+        for layout in cover(layouts, 2)
     ]
+
+
+def dimensions(layout: Layout) -> int:
+    """How many of the axes are cut."""
+    return sum(getattr(layout, axis) > 1 for axis in AXES)
 
 
 QUICK = {
