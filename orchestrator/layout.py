@@ -24,11 +24,10 @@ TWO_STAGES = ("interleaved", "zero_bubble", "zbv")
 class ModelShape:
     """The sizes of a model that layout and memory depend on, all per model unless said otherwise.
 
-    stages: most stages that a pipeline may cut the model into. expert_feedforward: columns of one expert;
-    expert_share: part of the parameters that are experts'. heads_cut: whether tensor parallelism cuts attention.
-    whole_context and whole_sequence: why a sequence cannot be split over context-parallel or tensor-parallel
-    ranks, empty if it can. uneven_vocabulary: whether the vocabulary may be cut into unequal parts. used_once:
-    whether every weight of a stage is used once in it.
+    stages: most stages that a pipeline may cut the model into. expert_feedforward: columns of one expert.
+    heads_cut: whether tensor parallelism cuts attention. whole_context and whole_sequence: why a sequence cannot be
+    split over context-parallel or tensor-parallel ranks, empty if it can. uneven_vocabulary: whether the
+    vocabulary may be cut into unequal parts. used_once: whether every weight of a stage is used once in it.
     """
 
     parameters: int

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cluster.gang import Bundle
-from cluster.machine import Offer
 from orchestrator.errors import InputError
 from orchestrator.layout import Layout, ModelShape, divisors, fit, nearest
+from orchestrator.machines import Machine
 from orchestrator.spec import JobSpec, ParallelSpec
 from workloads.config import TransformerConfig
 
@@ -29,27 +26,8 @@ if TYPE_CHECKING:
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 MEMORY_SHARE = 0.8
 """Share of a worker's memory that a plan may fill: allocators and libraries need the rest."""
-GPUS = {
-    "H200": (141e9, 989e12),
-    "H100": (80e9, 989e12),
-    "A100": (40e9, 312e12),
-    "L4": (24e9, 121e12),
-    "T4": (16e9, 65e12),
-}
-"""Bytes of memory and dense bf16 (T4: fp16) FLOP/s by Ray's accelerator name, from the vendor's data sheets."""
-GPU_BANDWIDTH = 1e11
-"""Bytes a second between GPUs: a guess between NVLink and a network card, good for ordering layouts."""
 EFFICIENCY = 0.4
 """Share of the matrix-multiplication rate that a whole training step reaches."""
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What one worker offers: bytes of memory for the model, matrix multiplication in FLOP/s, bytes/s to others."""
-
-    memory: float
-    flops: float
-    bandwidth: float = 1e9
 
 
 @dataclass(frozen=True)
@@ -99,10 +77,9 @@ class Plan:
 
 
 def model_shape(config: TransformerConfig | ForeignModel, sequence_length: int) -> ModelShape:
-    """The sizes that planning needs, and what cannot be cut."""
-    parameters = config.parameters()
+    """The sizes that planning needs. A model of transformers run as it is cannot be cut."""
     whole = ModelShape(
-        parameters=parameters,
+        parameters=config.parameters(),
         layers=config.layers + config.decoder_layers,
         hidden=config.hidden,
         heads=config.heads,
@@ -112,31 +89,31 @@ def model_shape(config: TransformerConfig | ForeignModel, sequence_length: int) 
         sequence_length=sequence_length,
         flops_per_token=config.flops(sequence_length),
         stages=1,
+        whole_context="this model is run as it is",
+        whole_sequence="this model is run as it is",
     )
-    if not isinstance(config, TransformerConfig):  # it says one layer and one head
-        uncut = "this model is run as it is"
-        return dataclasses.replace(whole, whole_context=uncut, whole_sequence=uncut)
-    moe = config.moe
+    return _cuts(config, whole) if isinstance(config, TransformerConfig) else whole
+
+
+def _cuts(config: TransformerConfig, whole: ModelShape) -> ModelShape:
+    """The shape with what may be cut in a model of ours."""
+    moe, stacks = config.moe, (config.layers, config.decoder_layers)
+    experts = 0
+    if moe:
+        places = sum(moe.at(i) for count in stacks for i in range(count))
+        experts = places * moe.experts * (3 if config.gated else 2) * config.hidden * moe.intermediate
     return dataclasses.replace(
         whole,
-        stages=1 if config.generator or config.shared_layers else whole.layers,
         experts=moe.experts if moe else 0,
+        stages=1 if config.generator or config.shared_layers else whole.layers,
         expert_feedforward=moe.intermediate if moe else 0,
-        expert_share=_expert_parameters(config) / parameters,
         heads_cut=config.latent is None,
-        uneven_vocabulary=not config.generator,
         whole_context=_whole_context(config),
         whole_sequence=_whole_sequence(config),
+        uneven_vocabulary=not config.generator,
+        expert_share=experts / whole.parameters,
         used_once=not (config.decoder_layers or config.positions == "relative"),
     )
-
-
-def _expert_parameters(config: TransformerConfig) -> int:
-    moe = config.moe
-    if not moe:
-        return 0
-    places = sum(moe.at(i) for count in (config.layers, config.decoder_layers) for i in range(count))
-    return places * moe.experts * (3 if config.gated else 2) * config.hidden * moe.intermediate
 
 
 def _whole_context(config: TransformerConfig) -> str:
@@ -257,33 +234,6 @@ def _traffic(shape: ModelShape, layout: Layout, parts: int, weights: float, hidd
     experts = layers * 4.0 * ring(layout.ep) * hidden if shape.experts else 0.0
     stages = 2.0 * parts * hidden * (layout.stages // layout.pp) if layout.pp > 1 else 0.0
     return data + tensor + context + experts + stages
-
-
-def machine_for(offer: Offer | None, bundle: Bundle) -> Machine:
-    """What a worker of that size offers: a GPU by its name, processors by a short measurement here.
-
-    An unknown GPU is taken for the smallest one known. With no offer at all, no worker fits the cluster yet, and
-    this machine stands for those to come.
-    """
-    if bundle.gpu:
-        memory, flops = GPUS.get(offer.accelerator if offer else "", min(GPUS.values()))
-        return Machine(memory, flops, GPU_BANDWIDTH)
-    memory = offer.memory if offer else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Machine(memory, probe(bundle.cpu))
-
-
-def probe(cpu: float, seconds: float = 0.2) -> float:
-    """Matrix multiplication by `cpu` of this machine's cores in FLOP/s, fp32, measured with all of them."""
-    import numpy as np
-
-    a = np.ones((512, 512), np.float32)
-    a @ a  # the first product starts the library's threads
-    start, rounds = time.perf_counter(), 0
-    while time.perf_counter() - start < seconds:
-        a @ a
-        rounds += 1
-    rate = 2.0 * 512**3 * rounds / (time.perf_counter() - start)
-    return rate * min(cpu / (os.cpu_count() or 1), 1.0)
 
 
 def _candidates(spec: JobSpec, shape: ModelShape, workers: int) -> Iterator[Layout]:

@@ -86,20 +86,20 @@ class Workload(Protocol):
         """The preset's name, or hf:<folder>."""
 
     @property
+    def config(self) -> Any:
+        """The model's configuration: a `TransformerConfig`, or what stands for one of a class run as it is."""
+
+    @property
+    def shapes(self) -> Mapping[str, torch.Size]:
+        """Shape of every canonical tensor, parameters and buffers."""
+
+    @property
     def objective(self) -> Objective:
         """What it is trained to do."""
 
     @property
     def vocabulary(self) -> Vocabulary:
         """The tokens it knows."""
-
-    @property
-    def config(self) -> Any:
-        """The model's configuration; the trainer asks it for hidden, layers, moe, tied and architecture."""
-
-    @property
-    def shapes(self) -> Mapping[str, torch.Size]:
-        """Shape of every canonical tensor, parameters and buffers."""
 
     def build(self) -> nn.Module:
         """A plain module on the current default device (meta included), weights not initialised.
@@ -116,10 +116,10 @@ class Workload(Protocol):
         """Forward pass and loss of one micro-batch."""
 
     def criterion(self, output: Any, batch: Batch, of_tokens: Callable[[Tensor, Tensor], Loss] = ...) -> Loss:
-        """The loss of a forward pass that was already done; `of_tokens` gives the loss of logits and labels."""
+        """The loss of a forward pass that was already done; `of_tokens` takes logits and labels."""
 
     def balance(self, model: nn.Module, reduce: Callable[[Tensor], Tensor] = ...) -> None:
-        """After the optimiser step: move what is balanced without a loss. `reduce` sums over ranks."""
+        """Move the routers' biases after an optimiser step; `reduce` sums loads over data-parallel ranks."""
 
     def sharding(self) -> Mapping[str, str]:
         """fnmatch pattern of a module name -> 'column', 'row', 'vocab', 'sequence', 'heads' or 'expert'.

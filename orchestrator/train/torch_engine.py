@@ -54,7 +54,7 @@ class TorchEngine:
     def train_step(self, micro_batches: Sequence[Batch], lr: float) -> Metrics:
         """See `Engine.train_step`."""
         self._data.begin()
-        self._losses.begin()
+        self._losses.begin(micro_batches)
         self._losses.scale = self._scale.value
         self._runner.train(micro_batches)
         self.parallel.shared.sum()
@@ -80,7 +80,7 @@ class TorchEngine:
         """See `Engine.eval_step`."""
         for stage in self._stages:
             stage.eval()
-        self._losses.begin()
+        self._losses.begin(micro_batches)
         self._runner.evaluate(micro_batches)
         for stage in self._stages:
             stage.train()

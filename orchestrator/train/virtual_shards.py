@@ -21,11 +21,10 @@ class VirtualShards:
     """Every rank holds all parameters; see `DataParallel`."""
 
     def __init__(self, held: list[Held], mesh: Mesh) -> None:
-        self._group = group = mesh.data
-        self.shards = []
-        for h in held:
-            boxes = boxes_of(h.cut, 0, h.parameter.numel())
-            self.shards.append(Shard(h.name, h.cut, h.parameter, boxes, group, group.index == 0, True))
+        self._group = mesh.data
+        mine = mesh.data.index == 0
+        whole = [(h, boxes_of(h.cut, 0, h.parameter.numel())) for h in held]
+        self.shards = [Shard(h.name, h.cut, h.parameter, boxes, mesh.data, mine, True) for h, boxes in whole]
         size = sum(h.parameter.numel() for h in held)
         ways = self._group.size
         self._flat = torch.zeros(-(-size // ways) * ways, device=held[0].parameter.device)
