@@ -18,15 +18,15 @@ SHORT, LONG = 4, 10
 """Optimiser steps."""
 
 
-def cases_of(model: str, world: int, steps: int) -> list[dict[str, Any]]:
-    """A case for each layout of a cover of pairs, among those that cut one axis on two ranks, two on four and
-    three on eight."""
+def cases_of(model: str, world: int, steps: int, size: int = 2) -> list[dict[str, Any]]:
+    """A case for each layout of a cover of pairs (or of `size`), among those that cut one axis on two ranks, two
+    on four and three on eight."""
     together = {2: 1, 4: 2, 8: 3}[world]
     layouts = [layout for layout in layouts_of(model, world) if dimensions(layout) == together]
     fields = {"name": model, **MODELS[model], "steps": steps}
     return [
         {**fields, "layout": layout.to_json(), "id": f"{model} {layout} {steps}"}
-        for layout in cover(layouts, 2)
+        for layout in cover(layouts, size)
     ]
 
 
@@ -36,7 +36,10 @@ def dimensions(layout: Layout) -> int:
 
 
 QUICK = {
-    2: [case for model in ("decoder", "moe", "encoder", "pair") for case in cases_of(model, 2, SHORT)],
+    2: [
+        *(case for model in ("decoder", "moe") for case in cases_of(model, 2, SHORT)),
+        *(case for model in ("encoder", "pair") for case in cases_of(model, 2, SHORT, size=1)),
+    ],
     4: [case for model in ("decoder", "moe") for case in cases_of(model, 4, SHORT)[::9]],
 }
 FULL = {
