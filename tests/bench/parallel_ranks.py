@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import statistics
 import time
 from collections import defaultdict
@@ -13,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining.stage import _PipelineStageBase
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -117,24 +117,52 @@ class _Stopwatch:
 
 
 def states(config: dict[str, Any], link: Link) -> dict[str, float]:
-    """Bytes that a few steps add to the resident memory of this process at its peak."""
+    """Bytes of all tensors that live between steps (weights, gradients, optimiser states) and at the peak of one,
+    with what is gathered for a while and the copies that gloo makes. Sequences are short: activations hardly count.
+    """
     spec, workload, device = started(config, link)
-    before = _resident()
     layout = Layout(**config["layout"])
-    engine = TorchEngine(spec, workload, layout, device)
-    engine.initialise(0)
-    for _ in range(config["steps"]):
-        engine.train_step(batches(spec, layout, config["vocabulary"]), 1e-4)
-    dist.barrier()
-    held = _resident() - before
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    with LiveBytes() as live:
+        engine = TorchEngine(spec, workload, layout, device)
+        engine.initialise(0)
+        for step in range(config["steps"]):
+            if step == 1:  # the first step makes the optimiser's states
+                live.peak = 0
+            engine.train_step(batches(spec, layout, config["vocabulary"]), 1e-4)
+        torch.zeros(())
     close_device()
-    return {"held": held, "peak": peak, "parameters": sum(s.numel() for s in workload.shapes.values())}
+    return {
+        "held": live.held,
+        "peak": live.peak,
+        "parameters": sum(s.numel() for s in workload.shapes.values()),
+    }
 
 
-def _resident() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
+class LiveBytes(TorchDispatchMode):
+    """Follows the memory of every tensor that an operator returns; `held` are the bytes of now, `peak` the most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = self.held = 0
+        self._held: dict[int, StorageWeakRef] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in torch.utils._pytree.tree_leaves(out):
+            if isinstance(tensor, torch.Tensor) and tensor.device.type != "meta":
+                storage = tensor.untyped_storage()
+                self._held[storage._cdata] = StorageWeakRef(storage)
+        total = 0
+        for key, reference in list(self._held.items()):
+            storage = (
+                None if reference.expired() else torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+            )
+            if storage is None:
+                del self._held[key]
+            else:
+                total += storage.nbytes()
+        self.held, self.peak = total, max(self.peak, total)
+        return out
 
 
 class Traffic(TorchDispatchMode):
