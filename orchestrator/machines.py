@@ -44,14 +44,15 @@ def machine_for(offer: Offer | None, bundle: Bundle) -> Machine:
 
 
 def probe(cpu: float, seconds: float = 0.2) -> float:
-    """Matrix multiplication by `cpu` of this machine's cores in FLOP/s, fp32, measured with all of them."""
+    """Matrix multiplication by `cpu` of this machine's cores in FLOP/s, fp32: one core's best of as many as fit in
+    `seconds`, times `cpu`, since others may be at work here just now."""
     import numpy as np
+    from threadpoolctl import threadpool_limits
 
-    a = np.ones((512, 512), np.float32)
-    a @ a  # the first product starts the library's threads
-    start, rounds = time.perf_counter(), 0
-    while time.perf_counter() - start < seconds:
-        a @ a
-        rounds += 1
-    rate = 2.0 * 512**3 * rounds / (time.perf_counter() - start)
-    return rate * min(cpu / (os.cpu_count() or 1), 1.0)
+    a = np.ones((256, 256), np.float32)
+    fastest, end = float("inf"), time.perf_counter() + seconds
+    with threadpool_limits(1):
+        while (start := time.perf_counter()) < end:
+            a @ a
+            fastest = min(fastest, time.perf_counter() - start)
+    return 2.0 * 256**3 / fastest * cpu

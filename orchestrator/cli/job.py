@@ -86,7 +86,7 @@ def plan(
     job: Job,
     overrides: Set = None,
     workers: Annotated[
-        int | None, typer.Option(help="how many workers [default: resources.workers.max]")
+        int | None, typer.Option(min=1, help="how many workers [default: resources.workers.max]")
     ] = None,
     as_json: Json = False,
 ) -> None:

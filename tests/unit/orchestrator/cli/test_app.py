@@ -104,6 +104,7 @@ def test_an_interruption_is_told(command, monkeypatch: pytest.MonkeyPatch) -> No
         (["run", "a.yaml", "--until", "x"], "Invalid value for '--until'"),
         (["run", "a.yaml", "--until"], "--until"),
         (["status"], "Missing option '--run-dir'"),
+        (["plan", "a.yaml", "--workers", "0"], "Invalid value for '--workers'"),
         (["verify-resume", "a", "--steps", "0"], "Invalid value for '--steps'"),
         (["checkpoint", "prune", "a", "--keep", "0"], "Invalid value for '--keep'"),
     ],
