@@ -74,6 +74,8 @@ class FullShards:
         """See `DataParallel.begin`."""
         for model in self._models:
             model.zero_grad(set_to_none=True)
+        for shard in self.shards:
+            shard.parameter.grad = None
 
     def micro_batch(self, last: bool) -> None:
         """Nothing: every micro-batch's gradients are reduce-scattered and added to the shard's."""
