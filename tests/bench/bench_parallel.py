@@ -5,7 +5,7 @@
 Bubbles: every forward and backward call of a stage is timed in processor seconds on real ranks; the schedule that
 they ran is then played with the medians of these times, each rank doing its calls in order and none before what it
 needs is there. So the cores that the ranks share here do not distort it, and stages of unequal size do count.
-Memory: bytes of all tensors that live between steps, and at the peak of one. Traffic: bytes of every collective, as
+Memory: bytes of all tensors that live between steps. Traffic: bytes of every collective, as
 rings move them. Peers: steps in turns within the same processes.
 """
 
@@ -118,8 +118,7 @@ def memory() -> None:
     for zero in range(4):
         (found, *_) = ranks(n, "states", {**config, "layout": {"dp": n, "zero": zero}})
         theory = {0: 16.0, 1: 8 + 8 / n, 2: 16 / n, 3: 16 / n}[zero]
-        held, peak = (found[key] / found["parameters"] for key in ("held", "peak"))
-        print(f"| {zero} | {held:.2f} | {theory:.2f} | {peak:.2f} |")
+        print(f"| {zero} | {found['held'] / found['parameters']:.2f} | {theory:.2f} |")
 
 
 def traffic() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections import defaultdict
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining.stage import _PipelineStageBase
-from torch.multiprocessing.reductions import StorageWeakRef
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -117,52 +118,20 @@ class _Stopwatch:
 
 
 def states(config: dict[str, Any], link: Link) -> dict[str, float]:
-    """Bytes of all tensors that live between steps (weights, gradients, optimiser states) and at the peak of one,
-    with what is gathered for a while and the copies that gloo makes. Sequences are short: activations hardly count.
-    """
+    """Bytes of all tensors that live between steps: weights, gradients and optimiser states."""
     spec, workload, device = started(config, link)
     layout = Layout(**config["layout"])
-    with LiveBytes() as live:
-        engine = TorchEngine(spec, workload, layout, device)
-        engine.initialise(0)
-        for step in range(config["steps"]):
-            if step == 1:  # the first step makes the optimiser's states
-                live.peak = 0
-            engine.train_step(batches(spec, layout, config["vocabulary"]), 1e-4)
-        torch.zeros(())
+    engine = TorchEngine(spec, workload, layout, device)
+    engine.initialise(0)
+    for _ in range(config["steps"]):
+        engine.train_step(batches(spec, layout, config["vocabulary"]), 1e-4)
+    gc.collect()
+    found = [t for t in gc.get_objects() if isinstance(t, torch.Tensor) and type(t) is not DTensor]
+    found += [t.grad for t in found if t.grad is not None]
+    plain = [t for t in found if type(t) is not DTensor and t.device.type != "meta"]
+    storages = {s._cdata: s.nbytes() for s in (t.untyped_storage() for t in plain)}
     close_device()
-    return {
-        "held": live.held,
-        "peak": live.peak,
-        "parameters": sum(s.numel() for s in workload.shapes.values()),
-    }
-
-
-class LiveBytes(TorchDispatchMode):
-    """Follows the memory of every tensor that an operator returns; `held` are the bytes of now, `peak` the most."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.peak = self.held = 0
-        self._held: dict[int, StorageWeakRef] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in torch.utils._pytree.tree_leaves(out):
-            if isinstance(tensor, torch.Tensor) and tensor.device.type != "meta":
-                storage = tensor.untyped_storage()
-                self._held[storage._cdata] = StorageWeakRef(storage)
-        total = 0
-        for key, reference in list(self._held.items()):
-            storage = (
-                None if reference.expired() else torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
-            )
-            if storage is None:
-                del self._held[key]
-            else:
-                total += storage.nbytes()
-        self.held, self.peak = total, max(self.peak, total)
-        return out
+    return {"held": sum(storages.values()), "parameters": sum(s.numel() for s in workload.shapes.values())}
 
 
 class Traffic(TorchDispatchMode):
