@@ -62,21 +62,19 @@ class _Part:
         by_parameter = {id(h.parameter): h for h in held}
         alone = Group((mesh.rank,), 0, None)
         self._weights: list[Tensor] = []
-        self._sums: list[Tensor] = []
         self.shards: list[Shard] = []
         for members, flat in zip(self.buckets.members, self.buckets.flats, strict=True):
             size = len(flat) // group.size
             low, offset = group.index * size, 0
-            weights, sums = torch.zeros_like(flat), flat.new_zeros(size) if group.size > 1 else flat
+            weights = torch.zeros_like(flat)
             self._weights.append(weights)
-            self._sums.append(sums)
             for parameter in members:
                 h, count = by_parameter[id(parameter)], parameter.numel()
                 parameter.data = weights[offset : offset + count].view_as(parameter)
                 begin, end = max(offset, low), min(offset + count, low + size)
                 if begin < end:
                     mine = nn.Parameter(weights[begin:end])
-                    mine.grad = sums[begin - low : end - low]
+                    mine.grad = flat[begin:end]
                     boxes = boxes_of(h.cut, begin - offset, end - offset)
                     one = h.original and (h.cut.over_tp or mesh.tp.index == 0)
                     self.shards.append(Shard(h.name, h.cut, mine, boxes, alone, one, one))
@@ -90,7 +88,9 @@ class _Part:
             found.append(dist.all_gather_single(weights, mine, group=self.group.handle, async_op=True))
         return found
 
-    def _scatter(self, index: int, flat: Tensor) -> dist.Work | None:
+    def _scatter(self, _: int, flat: Tensor) -> dist.Work | None:
         if self.group.size == 1:
             return None
-        return dist.reduce_scatter_single(self._sums[index], flat, group=self.group.handle, async_op=True)
+        # In place: a rank's sums come to stand where its slice of the gradients stood.
+        mine = flat.chunk(self.group.size)[self.group.index]
+        return dist.reduce_scatter_single(mine, flat, group=self.group.handle, async_op=True)
