@@ -11,6 +11,8 @@ Manifest = dict[str, Any]
 
 RUN_LABEL = "training-orchestrator/run"
 """On every pod of a run: what its network policy selects."""
+SPOT_TAINT = "training-orchestrator/spot"
+"""Keeps others off the spot nodes of infra/terraform, where the platform's own key cannot be a taint."""
 USER = 1000
 """The user of the image; see infra/Dockerfile."""
 JOB_FOLDER, RUNS_FOLDER = "/etc/orchestrator", "/runs"
@@ -82,10 +84,14 @@ def worker(needs: ClusterNeeds, group: Group, kubernetes: Kubernetes) -> Manifes
         resources["nvidia.com/gpu"] = str(group.gpu)
     container = _container("ray-worker", needs, kubernetes, resources, {"metrics": METRICS})
     spec = _pod(needs, kubernetes, container)
+    spec["automountServiceAccountToken"] = False  # the right to scale is the head's alone
     if group.spot:
         key, value = SPOT[kubernetes.platform]
         spec["nodeSelector"] = {key: value}
-        spec["tolerations"].append({"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"})
+        spec["tolerations"] += [
+            {"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"},
+            {"key": SPOT_TAINT, "operator": "Exists", "effect": "NoSchedule"},
+        ]
     if group.gpu:
         spec["tolerations"].append({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"})
     return {"metadata": {"labels": labels(needs)}, "spec": spec}
