@@ -76,11 +76,12 @@ class RankHost:
 
 
 def describe(error: BaseException) -> str:
-    """One line: what was raised, and the innermost place in the code that raised it."""
+    """One line: what was raised, notes that were added to it, and the innermost place in the code."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
     text = " ".join(str(error).split()) or "no message"
-    return f"{type(error).__name__}: {text[:500]}{place}"
+    notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
+    return f"{type(error).__name__}: {text[:500]}{notes}{place}"
 
 
 def die_with_parent() -> None:

@@ -8,16 +8,27 @@ one node, where bandwidth is highest (Narayanan et al., 2021, PTD-P, section 3.2
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import itertools
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 AXES = ("pp", "dp", "cp", "tp")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "zbv")
+TWO_STAGES = ("interleaved", "zero_bubble", "zbv")
+"""Schedules under which each rank runs two stages."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a model that layout and memory depend on, all per model unless said otherwise."""
+    """The sizes of a model that layout and memory depend on, all per model unless said otherwise.
+
+    stages: most stages that a pipeline may cut the model into. expert_feedforward: columns of one expert.
+    heads_cut: whether tensor parallelism cuts attention. whole_context and whole_sequence: why a sequence cannot be
+    split over context-parallel or tensor-parallel ranks, empty if it can. uneven_vocabulary: whether the
+    vocabulary may be cut into unequal parts. used_once: whether every weight of a stage is used once in it.
+    """
 
     parameters: int
     layers: int
@@ -29,6 +40,14 @@ class ModelShape:
     sequence_length: int
     experts: int = 0
     flops_per_token: float = 0.0
+    stages: int = 0
+    expert_feedforward: int = 0
+    heads_cut: bool = True
+    whole_context: str = ""
+    whole_sequence: str = ""
+    uneven_vocabulary: bool = True
+    expert_share: float = 0.0
+    used_once: bool = True
 
 
 @dataclass(frozen=True)
@@ -44,11 +63,32 @@ class Layout:
     micro_batch: int = 1
     recompute: str = "none"
     engine: str = "torch"
+    schedule: str = "1f1b"
+    sequence: bool = False
+    offload: bool = False
 
     @property
     def world(self) -> int:
         """Number of ranks."""
         return self.pp * self.dp * self.cp * self.tp
+
+    @property
+    def stages(self) -> int:
+        """Number of pipeline stages: two a rank under schedules that interleave them."""
+        return self.pp * (2 if self.pp > 1 and self.schedule in TWO_STAGES else 1)
+
+    def stages_of(self, place: int) -> list[int]:
+        """The stages that a rank at that place on the pipeline axis runs, in order.
+
+        ZB-V runs the second half of the stages back to the first rank (Qi et al., 2024, section 6).
+        """
+        if self.stages == self.pp:
+            return [place]
+        return [place, self.stages - 1 - place if self.schedule == "zbv" else self.pp + place]
+
+    def place_of(self, stage: int) -> int:
+        """The place on the pipeline axis that runs a stage."""
+        return next(place for place in range(self.pp) if stage in self.stages_of(place))
 
     def coordinate(self, rank: int) -> dict[str, int]:
         """The place of `rank` on every axis."""
@@ -77,39 +117,7 @@ class Layout:
 
     def problems(self, shape: ModelShape, global_batch: int) -> list[str]:
         """Every rule that this layout breaks for that model, in words with the mend; empty if it is legal."""
-        found = []
-
-        def must_divide(degree: int, size: int, axis: str, what: str) -> None:
-            if size % degree:
-                fits = ", ".join(str(d) for d in divisors(size))
-                found.append(
-                    f"{axis} {degree} does not divide the model's {size} {what}; choose {axis} from {fits}"
-                )
-
-        must_divide(self.tp, shape.heads, "tp", "attention heads")
-        must_divide(self.tp, shape.kv_heads, "tp", "key-value heads")
-        must_divide(self.tp, shape.feedforward, "tp", "feed-forward columns")
-        if self.pp > max(shape.layers, 1):
-            found.append(
-                f"pp {self.pp} is more than the model's {shape.layers} layers; choose pp up to {shape.layers}"
-            )
-        must_divide(
-            2 * self.cp if self.cp > 1 else 1, shape.sequence_length, "2 x cp", "positions in a sequence"
-        )
-        if self.ep > 1 and not shape.experts:
-            found.append(f"ep {self.ep} needs experts, and this model is dense; set ep to 1")
-        elif self.ep > 1:
-            must_divide(self.ep, shape.experts, "ep", "experts")
-        if self.dp % self.ep:
-            found.append(
-                f"ep {self.ep} does not divide the {self.dp} data-parallel ranks it borrows; lower ep"
-            )
-        if global_batch % (self.dp * self.micro_batch):
-            found.append(
-                f"global_batch {global_batch} is not a multiple of {self.dp} data-parallel ranks x "
-                f"micro-batch {self.micro_batch}; choose a width or micro-batch that divides it"
-            )
-        return found
+        return [*_cuts(self, shape), *_combinations(self, shape), *_batches(self, global_batch)]
 
     def to_json(self) -> dict[str, Any]:
         """The layout as plain data."""
@@ -123,19 +131,153 @@ class Layout:
     def __str__(self) -> str:
         degrees = [f"{axis}{getattr(self, axis)}" for axis in AXES if getattr(self, axis) > 1 or axis == "dp"]
         extra = [f"ep{self.ep}"] if self.ep > 1 else []
+        extra += [self.schedule] if self.pp > 1 else []
+        extra += ["sequence"] if self.sequence else []
+        extra += [f"recompute-{self.recompute}"] if self.recompute != "none" else []
+        extra += ["offload"] if self.offload else []
         return " ".join([*degrees, *extra, f"zero{self.zero}", f"mb{self.micro_batch}"])
 
 
-def fit(degrees: Layout, workers: int, global_batch: int) -> Layout | None:
+def _indivisible(degree: int, size: int, axis: str, what: str) -> list[str]:
+    if size % degree == 0:
+        return []
+    fits = ", ".join(str(d) for d in divisors(size))
+    return [f"{axis} {degree} does not divide the model's {size} {what}; choose {axis} from {fits}"]
+
+
+def _cuts(layout: Layout, shape: ModelShape) -> list[str]:
+    """Whether each degree cuts the model into whole parts."""
+    found = []
+    if shape.heads_cut:
+        found += _indivisible(layout.tp, shape.heads, "tp", "attention heads")
+        found += _indivisible(layout.tp, shape.kv_heads, "tp", "key-value heads")
+    found += _indivisible(layout.tp, shape.feedforward, "tp", "feed-forward columns")
+    if shape.experts:
+        found += _indivisible(layout.tp, shape.expert_feedforward, "tp", "columns of an expert")
+    if not shape.uneven_vocabulary:
+        found += _indivisible(
+            layout.tp, shape.vocabulary, "tp", "tokens of the vocabulary, which the generator samples from"
+        )
+    stages = shape.stages or shape.layers
+    if layout.stages > max(stages, 1):
+        each = f", two a rank under {layout.schedule}" if layout.stages > layout.pp else ""
+        most = stages // (layout.stages // layout.pp) or 1
+        found.append(
+            f"pp {layout.pp} makes {layout.stages} stages{each}, and the model can be cut into {stages}; "
+            f"choose pp up to {most}"
+        )
+    if layout.cp > 1 and shape.whole_context:
+        found.append(f"cp {layout.cp} splits the sequence, and {shape.whole_context}; set cp to 1")
+    elif layout.cp > 1:
+        found += _indivisible(2 * layout.cp, shape.sequence_length, "2 x cp", "positions in a sequence")
+    if layout.ep > 1 and not shape.experts:
+        found.append(f"ep {layout.ep} needs experts, and this model is dense; set ep to 1")
+    elif layout.ep > 1:
+        found += _indivisible(layout.ep, shape.experts, "ep", "experts")
+    if layout.dp % layout.ep:
+        found.append(
+            f"ep {layout.ep} does not divide the {layout.dp} data-parallel ranks it borrows; lower ep"
+        )
+    return found
+
+
+def _combinations(layout: Layout, shape: ModelShape) -> list[str]:
+    """What must not stand together. Torch would run some of these and be wrong without a word."""
+    found = []
+    if layout.sequence and layout.tp == 1:
+        found.append(
+            "sequence shares work out among tensor-parallel ranks, and tp is 1; set sequence to false"
+        )
+    elif layout.sequence and shape.whole_sequence:
+        found.append(f"sequence slices the residuals, and {shape.whole_sequence}; set sequence to false")
+    elif layout.sequence:
+        found += _indivisible(
+            layout.tp * layout.cp, shape.sequence_length, "tp x cp", "positions in a sequence"
+        )
+    split = layout.pp > 1 and layout.schedule in ("zero_bubble", "zbv")
+    if split and not shape.used_once:
+        found.append(
+            f"{layout.schedule} runs the backward pass in two halves, and this model uses weights several times in a "
+            "stage; set schedule to interleaved"
+        )
+    if split and layout.zero == 3:
+        found.append(
+            f"{layout.schedule} runs the backward pass in two halves, between which zero 3 would free the weights; "
+            "choose zero 2, or schedule 1f1b"
+        )
+    return found
+
+
+def _batches(layout: Layout, global_batch: int) -> list[str]:
+    """Whether the global batch divides into micro-batches that fill the pipeline."""
+    if global_batch % (layout.dp * layout.micro_batch):
+        return [
+            f"global_batch {global_batch} is not a multiple of {layout.dp} data-parallel ranks x "
+            f"micro-batch {layout.micro_batch}; choose a width or micro-batch that divides it"
+        ]
+    parts, pp = layout.accumulation(global_batch), layout.pp
+    if pp > 1 and layout.schedule != "gpipe" and parts < pp:
+        return [
+            f"schedule {layout.schedule} needs at least pp {pp} micro-batches, and there are {parts}; "
+            "lower micro_batch, or set schedule to gpipe"
+        ]
+    if pp > 1 and layout.schedule in ("interleaved", "zero_bubble") and parts % pp:
+        return [
+            f"schedule {layout.schedule} needs a multiple of pp {pp} micro-batches, and there are {parts}; "
+            "choose another micro_batch, or set schedule to 1f1b"
+        ]
+    return []
+
+
+def legal(
+    shape: ModelShape, world: int, global_batch: int, micro_batches: Sequence[int] = (1,)
+) -> Iterator[Layout]:
+    """Every legal layout of that model on exactly `world` ranks, without recomputation."""
+    degrees = divisors(world)
+    for pp, cp, tp in itertools.product(degrees, degrees, degrees):
+        if world % (pp * cp * tp):
+            continue
+        dp = world // (pp * cp * tp)
+        schedules = SCHEDULES if pp > 1 else ("1f1b",)
+        zeros = range(4) if dp * cp > 1 else range(1)
+        experts = divisors(dp) if shape.experts else [1]
+        sliced = (False, True) if tp > 1 else (False,)
+        for ep, zero, schedule, sequence, micro in itertools.product(
+            experts, zeros, schedules, sliced, micro_batches
+        ):
+            layout = Layout(pp, dp, cp, tp, ep, zero, micro, schedule=schedule, sequence=sequence)
+            if not layout.problems(shape, global_batch):
+                yield layout
+
+
+def nearest(layout: Layout, shape: ModelShape, global_batch: int, count: int = 3) -> list[Layout]:
+    """The legal layouts on as many ranks that differ least from an illegal one: in steps of two in the degrees,
+    then in everything else."""
+
+    def distance(other: Layout) -> tuple[float, int, str]:
+        degrees = ("pp", "dp", "cp", "tp", "ep", "micro_batch")
+        steps = sum(abs(math.log2(getattr(other, d) / getattr(layout, d))) for d in degrees)
+        others = sum(getattr(other, d) != getattr(layout, d) for d in ("zero", "schedule", "sequence"))
+        return steps, others, str(other)
+
+    micros = sorted({1, layout.micro_batch, max(layout.micro_batch // 2, 1)})
+    found = (
+        dataclasses.replace(o, recompute=layout.recompute, offload=layout.offload)
+        for o in legal(shape, layout.world, global_batch, micros)
+    )
+    return sorted((o for o in found if not o.problems(shape, global_batch)), key=distance)[:count]
+
+
+def fit(degrees: Layout, workers: int, global_batch: int, virtual_shards: int = 0) -> Layout | None:
     """The widest data-parallel layout with these pp, cp, tp and ep degrees on at most `workers` ranks.
 
     The width is the largest that divides the global batch, so the batch never changes; a micro-batch that
-    the narrower share of a rank no longer holds is cut to the largest that divides it. None if not one
-    replica fits.
+    the narrower share of a rank no longer holds is cut to the largest that divides it. With virtual shards, the
+    width divides their number too. None if not one replica fits.
     """
     replica = degrees.pp * degrees.cp * degrees.tp
     for width in range(workers // replica, 0, -1):
-        if global_batch % width or width % degrees.ep:
+        if global_batch % width or width % degrees.ep or virtual_shards % width:
             continue
         share = global_batch // width
         micro = max(d for d in divisors(share) if d <= degrees.micro_batch)

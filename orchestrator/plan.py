@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cluster.gang import Bundle
-from cluster.machine import Offer
 from orchestrator.errors import InputError
-from orchestrator.layout import Layout, ModelShape, divisors, fit
+from orchestrator.layout import Layout, ModelShape, divisors, fit, nearest
+from orchestrator.machines import Machine
 from orchestrator.spec import JobSpec, ParallelSpec
 from workloads.config import TransformerConfig
 
@@ -29,24 +26,8 @@ if TYPE_CHECKING:
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 MEMORY_SHARE = 0.8
 """Share of a worker's memory that a plan may fill: allocators and libraries need the rest."""
-GPUS = {
-    "H200": (141e9, 989e12),
-    "H100": (80e9, 989e12),
-    "A100": (40e9, 312e12),
-    "L4": (24e9, 121e12),
-    "T4": (16e9, 65e12),
-}
-"""Bytes of memory and dense bf16 (T4: fp16) FLOP/s by Ray's accelerator name, from the vendor's data sheets."""
 EFFICIENCY = 0.4
 """Share of the matrix-multiplication rate that a whole training step reaches."""
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What one worker offers: bytes of memory for the model, and matrix multiplication in FLOP/s."""
-
-    memory: float
-    flops: float
 
 
 @dataclass(frozen=True)
@@ -96,8 +77,8 @@ class Plan:
 
 
 def model_shape(config: TransformerConfig | ForeignModel, sequence_length: int) -> ModelShape:
-    """The sizes that planning needs. A model of transformers run as it is says one layer and one head."""
-    return ModelShape(
+    """The sizes that planning needs. A model of transformers run as it is cannot be cut."""
+    whole = ModelShape(
         parameters=config.parameters(),
         layers=config.layers + config.decoder_layers,
         hidden=config.hidden,
@@ -106,9 +87,53 @@ def model_shape(config: TransformerConfig | ForeignModel, sequence_length: int) 
         feedforward=config.intermediate,
         vocabulary=config.vocab_size,
         sequence_length=sequence_length,
-        experts=config.moe.experts if config.moe else 0,
         flops_per_token=config.flops(sequence_length),
+        stages=1,
+        whole_context="this model is run as it is",
+        whole_sequence="this model is run as it is",
     )
+    return _cuts(config, whole) if isinstance(config, TransformerConfig) else whole
+
+
+def _cuts(config: TransformerConfig, whole: ModelShape) -> ModelShape:
+    """The shape with what may be cut in a model of ours."""
+    moe, stacks = config.moe, (config.layers, config.decoder_layers)
+    experts = 0
+    if moe:
+        places = sum(moe.at(i) for count in stacks for i in range(count))
+        experts = places * moe.experts * (3 if config.gated else 2) * config.hidden * moe.intermediate
+    return dataclasses.replace(
+        whole,
+        experts=moe.experts if moe else 0,
+        stages=1 if config.generator or config.shared_layers else whole.layers,
+        expert_feedforward=moe.intermediate if moe else 0,
+        heads_cut=config.latent is None,
+        whole_context=_whole_context(config),
+        whole_sequence=_whole_sequence(config),
+        uneven_vocabulary=not config.generator,
+        expert_share=experts / whole.parameters,
+        used_once=not (config.decoder_layers or config.positions == "relative"),
+    )
+
+
+def _whole_context(config: TransformerConfig) -> str:
+    """Why context parallelism cannot split a model's sequence; empty if it can."""
+    if config.decoder_layers:
+        return "an encoder-decoder reads its memory whole"
+    if config.positions == "relative":
+        return "relative positions need every distance on every rank"
+    if config.sentence_head or config.head == "sequence":
+        return "a sentence head reads one token of the whole"
+    return "the discriminator's loss is a mean over the whole" if config.head == "discriminator" else ""
+
+
+def _whole_sequence(config: TransformerConfig) -> str:
+    """Why tensor-parallel ranks cannot share the residuals out; empty if they can."""
+    if config.decoder_layers:
+        return "an encoder-decoder reads its memory whole"
+    if config.generator:
+        return "a generator and its discriminator work on single positions"
+    return "layers that are shared have no last one" if config.shared_layers else ""
 
 
 def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine) -> Plan:
@@ -117,8 +142,8 @@ def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine) -> Pl
     Raises InputError if a layout written by hand is illegal, or if none fits, with the reasons.
     """
     legal, rejected = [], []
-    for layout in dict.fromkeys(_candidates(spec, workers)):
-        problems = [*layout.problems(shape, spec.train.global_batch), *_beyond_this_version(layout)]
+    for layout in dict.fromkeys(_candidates(spec, shape, workers)):
+        problems = [*layout.problems(shape, spec.train.global_batch), *_beyond_this_version(spec, layout)]
         if layout.world > workers:
             problems.append(
                 f"{layout} needs {layout.world} workers of {workers}; lower a degree or add workers"
@@ -134,8 +159,9 @@ def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine) -> Pl
         else:
             legal.append(candidate)
     if not legal:
-        raise _none_fits(spec, workers, rejected)
-    legal.sort(key=lambda c: (c.seconds, c.memory))
+        raise _none_fits(spec, shape, workers, rejected)
+    # Of layouts that are as fast, the one that does least to the model.
+    legal.sort(key=lambda c: (round(c.seconds, 6), c.layout.zero, c.memory))
     return Plan(
         legal[0], tuple(legal), tuple(rejected), machine, spec.train.global_batch * shape.sequence_length
     )
@@ -155,97 +181,135 @@ def chooser(spec: JobSpec, shape: ModelShape, machine: Machine) -> Callable[[int
 
 def predict(spec: JobSpec, shape: ModelShape, layout: Layout, machine: Machine) -> Candidate:
     """Bytes a rank and seconds a step under `layout`."""
-    model_ways = layout.tp * layout.pp
-    weights = 4.0 * shape.parameters / model_ways
+    replicas = layout.dp * layout.cp
+    held = (
+        shape.parameters * (1 - shape.expert_share + shape.expert_share / layout.ep) / (layout.tp * layout.pp)
+    )
+    weights = 4.0 * held
     gradients, optimizer = weights, 2 * weights
-    optimizer /= layout.dp if layout.zero >= 1 else 1
-    gradients /= layout.dp if layout.zero >= 2 else 1
-    weights /= layout.dp if layout.zero >= 3 else 1
-    width = 2 if spec.train.precision == "bf16" else 4
+    optimizer /= replicas if layout.zero >= 1 else 1
+    gradients /= replicas if layout.zero >= 2 else 1
+    weights /= replicas if layout.zero >= 3 else 1
+    optimizer *= 0.0 if layout.offload else 1.0
+    width = 4 if spec.train.precision == "fp32" else 2
     tokens = layout.micro_batch * shape.sequence_length / layout.cp
     attention = 2.5 * shape.heads * shape.sequence_length / shape.hidden
-    per_layer = tokens * shape.hidden * width * (2.0 if layout.recompute == "full" else 17.0 + attention)
+    kept = {"none": 17.0 + attention, "selective": 12.0, "full": 2.0}[layout.recompute]
+    per_layer = tokens * shape.hidden * width * kept
     logits = 3.0 * tokens * shape.vocabulary * 4
-    activations = shape.layers / layout.pp * per_layer / layout.tp + logits / layout.tp
+    parts = max(layout.accumulation(spec.train.global_batch), 1)
+    # A pipeline keeps the activations of the micro-batches in flight, at most one for each stage ahead.
+    flight = min(layout.pp, parts) if layout.schedule != "gpipe" else parts
+    activations = flight * shape.layers / layout.pp * per_layer / layout.tp + logits / layout.tp
     work = shape.flops_per_token * spec.train.global_batch * shape.sequence_length / layout.world
-    seconds = work * (4 / 3 if layout.recompute == "full" else 1.0) / (machine.flops * EFFICIENCY)
+    again = {"none": 1.0, "selective": 1.05, "full": 4 / 3}[layout.recompute]
+    bubble = (
+        {"interleaved": 0.5, "zero_bubble": 1 / 6, "zbv": 0.0}.get(layout.schedule, 1.0)
+        * (layout.pp - 1)
+        / parts
+    )
+    seconds = work * again * (1 + bubble) / (machine.flops * EFFICIENCY)
     # Small micro-batches leave the arithmetic units idle: the fixed cost of launching a layer's operations.
-    launches = layout.accumulation(spec.train.global_batch) * shape.layers / layout.pp * 4e-4
-    return Candidate(layout, weights + gradients + optimizer + activations, seconds + launches)
+    launches = parts * shape.layers / layout.pp * 4e-4
+    traffic = _traffic(shape, layout, parts, 4.0 * held, tokens * shape.hidden * width) / machine.bandwidth
+    memory = weights + gradients + optimizer + activations
+    return Candidate(layout, memory, seconds + launches + traffic)
 
 
-def machine_for(offer: Offer | None, bundle: Bundle) -> Machine:
-    """What a worker of that size offers: a GPU by its name, processors by a short measurement here.
+def _traffic(shape: ModelShape, layout: Layout, parts: int, weights: float, hidden: float) -> float:
+    """Bytes that a rank sends in a step, for `parts` micro-batches of `hidden` bytes of hidden states.
 
-    An unknown GPU is taken for the smallest one known. With no offer at all, no worker fits the cluster yet, and
-    this machine stands for those to come.
+    Rings move (n - 1) / n of a tensor in each half of an all-reduce. Gradients are summed once under ZeRO 0 and 1
+    (half of it hidden behind the backward pass), and gathered and scattered for every micro-batch under 2 and 3.
     """
-    if bundle.gpu:
-        memory, flops = GPUS.get(offer.accelerator if offer else "", min(GPUS.values()))
-        return Machine(memory, flops)
-    memory = offer.memory if offer else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Machine(memory, probe(bundle.cpu))
+
+    def ring(ways: int) -> float:
+        return (ways - 1) / ways
+
+    layers = parts * shape.layers / layout.pp
+    halves = {0: 1.0, 1: 1.0, 2: 2.0 * parts, 3: 3.0 * parts}[layout.zero]
+    data = halves * ring(layout.dp * layout.cp) * weights
+    tensor = layers * 8.0 * ring(layout.tp) * hidden
+    context = layers * 4.0 * (layout.cp - 1) * hidden * shape.kv_heads / shape.heads
+    experts = layers * 4.0 * ring(layout.ep) * hidden if shape.experts else 0.0
+    stages = 2.0 * parts * hidden * (layout.stages // layout.pp) if layout.pp > 1 else 0.0
+    return data + tensor + context + experts + stages
 
 
-def probe(cpu: float, seconds: float = 0.2) -> float:
-    """Matrix multiplication by `cpu` of this machine's cores in FLOP/s, fp32, measured with all of them."""
-    import numpy as np
-
-    a = np.ones((512, 512), np.float32)
-    a @ a  # the first product starts the library's threads
-    start, rounds = time.perf_counter(), 0
-    while time.perf_counter() - start < seconds:
-        a @ a
-        rounds += 1
-    rate = 2.0 * 512**3 * rounds / (time.perf_counter() - start)
-    return rate * min(cpu / (os.cpu_count() or 1), 1.0)
-
-
-def _candidates(spec: JobSpec, workers: int) -> Iterator[Layout]:
+def _candidates(spec: JobSpec, shape: ModelShape, workers: int) -> Iterator[Layout]:
     """Every layout to consider: the hand-written one, or all degrees that the workers allow."""
     batch = spec.train.global_batch
+    virtual = spec.train.virtual_shards if spec.train.determinism == "bitwise" else 0
+    micros = [batch // virtual] if virtual else [m for m in MICRO_BATCHES if m <= batch]
     if isinstance(spec.parallel, ParallelSpec):
         asked = spec.parallel
-        degrees = Layout(
-            pp=asked.pp, cp=asked.cp, tp=asked.tp, ep=asked.ep, zero=asked.zero, recompute=asked.recompute
-        )
-        micros = [asked.micro_batch] if asked.micro_batch else [m for m in MICRO_BATCHES if m <= batch]
-        for micro in micros:
-            wide = dataclasses.replace(degrees, micro_batch=micro)
+        fields = asked.model_dump(exclude={"micro_batch", "engine"})
+        for micro in [asked.micro_batch] if asked.micro_batch else micros:
+            wide = Layout(**fields, micro_batch=micro)
             # A layout that does not fit is still yielded, so that its reason is told.
             width = max(workers // (asked.pp * asked.cp * asked.tp), 1)
-            yield fit(wide, workers, batch) or dataclasses.replace(wide, dp=width)
+            yield fit(wide, workers, batch, virtual) or dataclasses.replace(wide, dp=width)
         return
-    degrees_of = divisors(workers)
-    for pp, cp, tp, zero in itertools.product(degrees_of, degrees_of, degrees_of, range(4)):
-        if pp * cp * tp > workers:
+    ways, experts = divisors(workers), divisors(shape.experts) if shape.experts else [1]
+    for pp, cp, tp, ep, zero, recompute in itertools.product(
+        ways, ways, ways, experts, range(4), ("none", "full")
+    ):
+        if pp * cp * tp * ep > workers:
             continue
-        for micro in (m for m in MICRO_BATCHES if m <= batch):
-            layout = fit(Layout(pp=pp, cp=cp, tp=tp, zero=zero, micro_batch=micro), workers, batch)
+        schedules = ("1f1b", "interleaved") if pp > 1 else ("1f1b",)
+        for micro, schedule in itertools.product(micros, schedules):
+            degrees = Layout(
+                pp=pp,
+                cp=cp,
+                tp=tp,
+                ep=ep,
+                zero=zero,
+                micro_batch=micro,
+                recompute=recompute,
+                schedule=schedule,
+            )
+            layout = fit(degrees, workers, batch, virtual)
             if layout:
                 yield layout
 
 
-def _beyond_this_version(layout: Layout) -> list[str]:
-    """What the engine cannot run yet, in words."""
-    beyond = [axis for axis in ("pp", "cp", "tp", "ep") if getattr(layout, axis) > 1]
-    found = [
-        f"{axis} {getattr(layout, axis)}: this version of the engine runs data parallel only; set {axis} to 1"
-        for axis in beyond
+def _beyond_this_version(spec: JobSpec, layout: Layout) -> list[str]:
+    """What the engine cannot run under this job, in words."""
+    found, train = [], spec.train
+    if train.compile and layout.pp > 1 and layout.schedule in ("zero_bubble", "zbv"):
+        found.append(
+            f"schedule {layout.schedule} splits the backward pass, which compiled blocks cannot; "
+            "set train.compile to false"
+        )
+    if layout.offload and not spec.resources.per_worker.gpu:
+        found.append("offload takes optimiser state off a GPU, and workers have none; set offload to false")
+    if train.determinism != "bitwise":
+        return found
+    cut = [axis for axis in ("pp", "cp", "tp", "ep") if getattr(layout, axis) > 1]
+    found += [
+        f"determinism bitwise holds for any data-parallel width, and {axis} {getattr(layout, axis)} changes the "
+        f"order of sums; set {axis} to 1"
+        for axis in cut
     ]
     if layout.zero:
+        found.append("determinism bitwise sums gradients in a tree of its own; set zero to 0")
+    whole = train.global_batch // train.virtual_shards
+    if layout.micro_batch != whole or train.virtual_shards % layout.dp:
         found.append(
-            f"zero {layout.zero}: this version of the engine replicates the model states; set zero to 0"
+            f"determinism bitwise computes each of {train.virtual_shards} virtual shards alone; leave micro_batch "
+            f"out or set it to {whole}, on a number of workers that divides {train.virtual_shards}"
         )
-    if layout.recompute != "none":
-        found.append("recompute: this version of the engine keeps all activations; set recompute to none")
     return found
 
 
-def _none_fits(spec: JobSpec, workers: int, rejected: list[tuple[Layout, str]]) -> InputError:
+def _none_fits(
+    spec: JobSpec, shape: ModelShape, workers: int, rejected: list[tuple[Layout, str]]
+) -> InputError:
     reasons = list(dict.fromkeys(reason for _, reason in rejected))
     if isinstance(spec.parallel, ParallelSpec) and reasons:
-        return InputError(reasons[0], "parallel")
+        near = nearest(rejected[0][0], shape, spec.train.global_batch)
+        mend = f"the nearest legal layouts are {'; '.join(str(layout) for layout in near)}" if near else ""
+        return InputError(reasons[0], "parallel", mend)
     needs = [reason for reason in reasons if reason.startswith("needs ")]  # of memory: all else was legal
     why = f": {(needs or reasons)[-1]}" if reasons else ""
     return InputError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,32 +17,8 @@ DISCRIMINATOR_WEIGHT = 50.0
 """Weight of replaced-token detection beside masked language modelling (ELECTRA, section 2)."""
 
 
-def loss(config: TransformerConfig, output: Output | ElectraOutput, batch: Batch) -> Loss:
-    """Which labels meet which logits.
-
-    language, masked, token: cross-entropy of `labels` [B, L] (-100 ignored), summed over tokens.
-    With a sentence head (BERT, ALBERT): plus the mean cross-entropy of `sequence_labels` [B].
-    sequence: cross-entropy of `sequence_labels`, summed over sequences.
-    ELECTRA: cross-entropy of the generator plus 50 times the mean binary cross-entropy over real tokens.
-    """
-    if isinstance(output, ElectraOutput):
-        return _electra(output, batch)
-    if config.head == "sequence":
-        assert output.sentence is not None
-        return _sequence(output.sentence, batch["sequence_labels"])
-    assert output.logits is not None
-    result = token_loss(output.logits, batch["labels"])
-    metrics = dict(result.metrics)
-    extra = output.extra
-    if extra is not None:
-        metrics["router_loss"] = extra.detach()
-    if config.sentence_head:
-        assert output.sentence is not None
-        sentence = F.cross_entropy(output.sentence.float(), batch["sequence_labels"])
-        metrics["sentence_loss"] = sentence.detach()
-        metrics["sentence_accuracy"] = _accuracy(output.sentence, batch["sequence_labels"])
-        extra = sentence if extra is None else extra + sentence
-    return Loss(result.total, result.count, extra, metrics)
+TokenLoss = Callable[[Tensor, Tensor], Loss]
+"""What gives the loss of logits and labels, as `token_loss` does."""
 
 
 def token_loss(logits: Tensor, labels: Tensor) -> Loss:
@@ -54,14 +32,47 @@ def token_loss(logits: Tensor, labels: Tensor) -> Loss:
     return Loss(total, predicted.sum().float())
 
 
+def loss(
+    config: TransformerConfig,
+    output: Output | ElectraOutput,
+    batch: Batch,
+    of_tokens: TokenLoss = token_loss,
+) -> Loss:
+    """Which labels meet which logits; `of_tokens` may know that the logits are of a part of the vocabulary.
+
+    language, masked, token: cross-entropy of `labels` [B, L] (-100 ignored), summed over tokens.
+    With a sentence head (BERT, ALBERT): plus the mean cross-entropy of `sequence_labels` [B].
+    sequence: cross-entropy of `sequence_labels`, summed over sequences.
+    ELECTRA: cross-entropy of the generator plus 50 times the mean binary cross-entropy over real tokens.
+    """
+    if isinstance(output, ElectraOutput):
+        return _electra(output, batch, of_tokens)
+    if config.head == "sequence":
+        assert output.sentence is not None
+        return _sequence(output.sentence, batch["sequence_labels"])
+    assert output.logits is not None
+    result = of_tokens(output.logits, batch["labels"])
+    metrics = dict(result.metrics)
+    extra = output.extra
+    if extra is not None:
+        metrics["router_loss"] = extra.detach()
+    if config.sentence_head:
+        assert output.sentence is not None
+        sentence = F.cross_entropy(output.sentence.float(), batch["sequence_labels"])
+        metrics["sentence_loss"] = sentence.detach()
+        metrics["sentence_accuracy"] = _accuracy(output.sentence, batch["sequence_labels"])
+        extra = sentence if extra is None else extra + sentence
+    return Loss(result.total, result.count, extra, metrics)
+
+
 def _sequence(logits: Tensor, labels: Tensor) -> Loss:
     total = F.cross_entropy(logits.float(), labels, reduction="sum")
     count = torch.tensor(float(len(labels)), device=labels.device)
     return Loss(total, count, metrics={"accuracy": _accuracy(logits, labels)})
 
 
-def _electra(output: ElectraOutput, batch: Batch) -> Loss:
-    generator = token_loss(output.generator, batch["labels"])
+def _electra(output: ElectraOutput, batch: Batch, of_tokens: TokenLoss) -> Loss:
+    generator = of_tokens(output.generator, batch["labels"])
     real = batch.get("padding", torch.ones_like(output.replaced))
     logits, replaced = output.discriminator.float()[real], output.replaced[real]
     found = F.binary_cross_entropy_with_logits(logits, replaced.float())

@@ -35,8 +35,11 @@ def self_mask(config: TransformerConfig, batch: Batch, length: int) -> Mask:
 
     attention bool [B, L, L] is taken as it is (prefix models); padding bool [B, L] hides padding; segments
     int64 [B, L] hides other documents of a packed row; a window hides keys at `window` or more steps, except
-    from and to the first `global_tokens` (Beltagy et al. 2020).
+    from and to the first `global_tokens` (Beltagy et al. 2020). visible bool [B, L, M] is the mask itself, of
+    L positions out of a sequence of M.
     """
+    if "visible" in batch:
+        return Mask(batch["visible"].unsqueeze(1))
     parts: list[Tensor] = []
     if "attention" in batch:
         parts.append(batch["attention"].unsqueeze(1))

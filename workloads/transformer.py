@@ -34,13 +34,15 @@ class Output(NamedTuple):
 
     hidden [B, L, hidden] as the last layer or norm leaves it; extra the routers' losses summed, fp32 scalar;
     logits [B, L, vocabulary], [B, L] (discriminator) or [B, L, classes] (token); sentence [B, classes]. A
-    masked head that is given labels computes only what they ask for: logits [predicted, vocabulary].
+    masked head that is given labels computes only what they ask for: logits [predicted, vocabulary]. memory is
+    what the decoder of a pair reads, [B, L, hidden], where a later pipeline stage needs it.
     """
 
     hidden: Tensor
     extra: Tensor | None = None
     logits: Tensor | None = None
     sentence: Tensor | None = None
+    memory: Tensor | None = None
 
 
 class Layer(nn.Module):

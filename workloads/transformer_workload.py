@@ -64,9 +64,14 @@ class TransformerWorkload:
         """Forward pass and loss of one micro-batch."""
         return self.criterion(model(batch), batch)
 
-    def criterion(self, output: Output | ElectraOutput, batch: Batch) -> Loss:
+    def criterion(
+        self,
+        output: Output | ElectraOutput,
+        batch: Batch,
+        of_tokens: losses.TokenLoss = losses.token_loss,
+    ) -> Loss:
         """The loss of a forward pass that was already done (the last stage of a pipeline)."""
-        return losses.loss(self.config, output, batch)
+        return losses.loss(self.config, output, batch, of_tokens)
 
     def balance(self, model: nn.Module, reduce: Callable[[Tensor], Tensor] = lambda load: load) -> None:
         """After the optimiser step: move the routers' biases (auxiliary-loss-free balancing).
@@ -91,10 +96,13 @@ class TransformerWorkload:
         return _sharding(self.config)
 
     def stages(self) -> Sequence[str]:
-        """Layers 1 to the last; empty where layers are shared or there are two stacks."""
+        """Layers 1 to the last; empty where layers are shared or there are two networks."""
         config = self.config
-        if config.architecture == "encoder-decoder" or config.generator or config.shared_layers:
+        if config.generator or config.shared_layers:
             return ()
+        if config.architecture == "encoder-decoder":
+            encoder = [f"encoder.layers.{i}" for i in range(1, config.layers)]
+            return (*encoder, *(f"decoder.layers.{i}" for i in range(config.decoder_layers)))
         return tuple(f"layers.{i}" for i in range(1, config.layers))
 
     def flops(self, sequence_length: int) -> float:

@@ -19,6 +19,9 @@ from orchestrator.spec import JobSpec
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
 """Bound on one collective. A dead peer is seen from outside, and the process replaced, long before."""
 
+COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Type of matrix products by the job's precision."""
+
 
 @dataclass(frozen=True)
 class Device:
@@ -42,7 +45,7 @@ def open_device(spec: JobSpec, link: Link) -> Device:
     """
     seat, worker = link.seat, spec.resources.per_worker
     torch.set_num_threads(max(int(worker.cpu), 1))
-    compute = torch.bfloat16 if spec.train.precision == "bf16" else torch.float32
+    compute = COMPUTE[spec.train.precision]
     if worker.gpu:
         if not torch.cuda.is_available():
             raise RuntimeError("per_worker.gpu is 1, and this worker's torch sees no GPU")

@@ -1,4 +1,4 @@
-"""Summing gradients over data-parallel ranks while the backward pass still runs.
+"""Gradients in flat buckets that are summed over ranks while the backward pass still runs.
 
 Buckets are fixed by the order of the parameters alone, so a sum is formed in the same order in the first step
 after a restart as in any other (DDP re-arranges its buckets after the first step, which a bit-exact resume
@@ -7,7 +7,7 @@ cannot have). After Li et al., 2020, "PyTorch Distributed".
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
@@ -15,65 +15,71 @@ from torch import Tensor, nn
 
 BUCKET_BYTES = 25 * 2**20
 
+Start = Callable[[int, Tensor], "dist.Work | None"]
+"""Begin the sum of bucket number i, given its flat gradients."""
 
-class GradientReducer:
-    """Keeps the gradients in flat buckets and sums each over `group` as soon as its last gradient is there."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
-        self._group = group
-        self._buckets: list[Tensor] = []
+class GradientBuckets:
+    """Keeps gradients in flat buckets and calls `start` as soon as a bucket's last gradient is there.
+
+    `members[i]` are the parameters of bucket i and `flats[i]` its gradients, padded with zeros to a multiple
+    of `multiple` elements.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], start: Start, multiple: int = 1) -> None:
+        self._start = start
+        self.members: list[list[nn.Parameter]] = []
+        self.flats: list[Tensor] = []
         self._missing: list[int] = []
-        self._sizes: list[int] = []
         self._work: list[dist.Work] = []
-        self._armed = False
         bucket: list[nn.Parameter] = []
         # The backward pass reaches the last parameters first.
         for parameter in reversed([p for p in parameters if p.requires_grad]):
             if bucket and sum(p.numel() * 4 for p in bucket) + parameter.numel() * 4 > BUCKET_BYTES:
-                self._add(bucket)
+                self._add(bucket, multiple)
                 bucket = []
             bucket.append(parameter)
         if bucket:
-            self._add(bucket)
+            self._add(bucket, multiple)
 
     def zero(self) -> None:
         """Set every gradient to zero, in place."""
-        for bucket in self._buckets:
-            bucket.zero_()
+        for flat in self.flats:
+            flat.zero_()
 
     def arm(self) -> None:
         """Sum during the backward pass that comes next: the last micro-batch of the step."""
-        self._missing = list(self._sizes)
-        self._armed = True
+        self._missing = [len(members) for members in self.members]
 
     def wait(self) -> None:
-        """Finish all sums, those of parameters that got no gradient included."""
-        for index, missing in enumerate(self._missing):
-            if missing:
-                self._reduce(index)
+        """Finish all sums, those that the backward pass did not begin included."""
+        for index in range(len(self.flats)):
+            if not self._missing or self._missing[index]:
+                self._begin(index)
         for work in self._work:
             work.wait()
-        self._work, self._armed = [], False
+        self._work, self._missing = [], []
 
-    def _add(self, parameters: list[nn.Parameter]) -> None:
-        flat = torch.zeros(
-            sum(p.numel() for p in parameters), dtype=parameters[0].dtype, device=parameters[0].device
-        )
-        index, offset = len(self._buckets), 0
+    def _add(self, parameters: list[nn.Parameter], multiple: int) -> None:
+        size = sum(p.numel() for p in parameters)
+        padded = -(-size // multiple) * multiple
+        flat = torch.zeros(padded, dtype=parameters[0].dtype, device=parameters[0].device)
+        index, offset = len(self.flats), 0
         for parameter in parameters:
             parameter.grad = flat[offset : offset + parameter.numel()].view_as(parameter)
             offset += parameter.numel()
             parameter.register_post_accumulate_grad_hook(lambda _, index=index: self._arrived(index))
-        self._buckets.append(flat)
-        self._sizes.append(len(parameters))
+        self.members.append(parameters)
+        self.flats.append(flat)
 
     def _arrived(self, index: int) -> None:
-        if not self._armed:
+        if not self._missing:
             return
         self._missing[index] -= 1
         if self._missing[index] == 0:
-            self._reduce(index)
+            self._begin(index)
 
-    def _reduce(self, index: int) -> None:
-        if self._group.size() > 1:
-            self._work.append(dist.all_reduce(self._buckets[index], group=self._group, async_op=True))
+    def _begin(self, index: int) -> None:
+        work = self._start(index, self.flats[index])
+        if work is not None:
+            self._work.append(work)

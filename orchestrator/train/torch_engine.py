@@ -1,163 +1,150 @@
-"""The torch-native engine. This version replicates the model over the data-parallel ranks."""
+"""The torch-native engine: one step under any layout."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from orchestrator.checkpoint.pieces import Piece
+from orchestrator.checkpoint.pieces import Piece, whole
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.layout import Layout
 from orchestrator.spec import JobSpec
+from orchestrator.train.accumulation import Accumulation
+from orchestrator.train.collectives import summed
 from orchestrator.train.device import Device
 from orchestrator.train.engine import Metrics
-from orchestrator.train.reduce import GradientReducer
+from orchestrator.train.loss_scale import LossScale
+from orchestrator.train.losses import StepLosses
+from orchestrator.train.mesh import Mesh
+from orchestrator.train.norms import WholeNorms, squared_norm
+from orchestrator.train.optimizers import SLOTS, make_optimizer
+from orchestrator.train.parallelize import parallelize
+from orchestrator.train.pipeline import Pipeline
+from orchestrator.train.state import pieces, restore
 from workloads.workload import Batch, Workload
-
-SLOTS = ("exp_avg", "exp_avg_sq")
-"""AdamW's optimiser state of one parameter: first and second moment."""
 
 
 class TorchEngine:
-    """Data parallelism over all ranks: gradients are summed while the backward pass runs."""
+    """Runs the micro-batches, sums gradients, clips, updates. See `Engine`."""
 
     def __init__(self, spec: JobSpec, workload: Workload, layout: Layout, device: Device) -> None:
-        self._spec, self._workload, self._layout, self._device = spec, workload, layout, device
-        self._group = device.group
-        with torch.device("meta"):
-            self.model = workload.build()
-        self.model.to_empty(device=device.device)
-        self.model.train()
-        self._parameters = dict(self.model.named_parameters())
-        self._buffers = {n: b for n, b in self.model.named_buffers() if n in self.model.state_dict()}
-        self._reducer = GradientReducer(self._parameters.values(), self._group)
+        self._spec, self._workload, self._layout, self._device = spec.train, workload, layout, device
+        self._mesh = Mesh(layout)
+        self.parallel = parallelize(workload, layout, self._mesh, device.device, spec.train)
+        self._data, self._stages = self.parallel.data, self.parallel.stages
+        self._losses = StepLosses(spec, workload, layout, self._mesh, device)
+        self._runner: Accumulation | Pipeline
+        if layout.pp > 1:
+            self._runner = Pipeline(self._stages, workload, layout, self._mesh, self._losses, device)
+        else:
+            self._runner = Accumulation(self._stages[0], self._data, self._losses, device)
+        self._scale = LossScale(spec.train.precision == "fp16")
+        self._slots = SLOTS[spec.train.optimizer.name]
         self._optimizer = self._make_optimizer()
-        # The sum of losses is divided by the tokens that a full batch predicts before the backward pass, so
-        # that gradients have their usual size in any type, and corrected to the true count after it.
-        self._expected = float(spec.train.global_batch * spec.data.sequence_length)
+        self._buffers = {
+            name: tensor
+            for stage in self._stages
+            for name, tensor in stage.named_buffers()
+            if name in workload.shapes
+        }
 
     def train_step(self, micro_batches: Sequence[Batch], lr: float) -> Metrics:
         """See `Engine.train_step`."""
-        self._reducer.zero()
-        sums: dict[str, Tensor] = {}
-        for number, batch in enumerate(micro_batches):
-            if number == len(micro_batches) - 1:
-                self._reducer.arm()
-            self._forward(batch, len(micro_batches), sums).backward()
-        self._reducer.wait()
-        loss, extra, factor = self._over_ranks(sums)
-        gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
-        if factor != 1.0:
-            torch._foreach_mul_(gradients, factor)
-        norm = nn.utils.get_total_norm(gradients)
-        if self._spec.train.optimizer.clip is not None:
-            nn.utils.clip_grads_with_norm_(self._parameters.values(), self._spec.train.optimizer.clip, norm)
-        grad_norm = float(norm)
-        if grad_norm == grad_norm and abs(grad_norm) != float("inf"):
-            for group in self._optimizer.param_groups:
-                group["lr"] = lr
-            self._optimizer.step()
-        return Metrics(loss, grad_norm, extra)
+        self._data.begin()
+        self._losses.begin(micro_batches)
+        self._losses.scale = self._scale.value
+        self._runner.train(micro_batches)
+        self.parallel.shared.sum()
+        self._data.finish()
+        loss, extra, count, square = self._losses.over_ranks(squared_norm(self._data.shards))
+        factor = self._losses.expected / count / self._scale.value
+        if self._scale.enabled:
+            extra = {**extra, "loss_scale": self._scale.value, "skipped": 0.0}
+        if not math.isfinite(square):
+            # Every rank sees the same sum, so all skip the step or all end here.
+            return (
+                Metrics(loss, 0.0, {**extra, "skipped": 1.0})
+                if self._scale.overflow()
+                else Metrics(loss, math.nan, extra)
+            )
+        norm = math.sqrt(square) * factor
+        self._update(lr, factor * self._clip(norm))
+        self._scale.succeed()
+        return Metrics(loss, norm, extra)
 
     @torch.no_grad()
     def eval_step(self, micro_batches: Sequence[Batch]) -> Metrics:
         """See `Engine.eval_step`."""
-        self.model.eval()
-        sums: dict[str, Tensor] = {}
-        for batch in micro_batches:
-            self._forward(batch, len(micro_batches), sums)
-        self.model.train()
-        loss, extra, _ = self._over_ranks(sums)
+        for stage in self._stages:
+            stage.eval()
+        self._losses.begin(micro_batches)
+        self._runner.evaluate(micro_batches)
+        for stage in self._stages:
+            stage.train()
+        loss, extra, _, _ = self._losses.over_ranks(torch.zeros(()))
         return Metrics(loss, 0.0, extra)
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
         """See `Engine.initialise`."""
-        for name, tensor in {**self._parameters, **self._buffers}.items():
-            tensor.copy_(self._workload.initial(name, seed))
+        for shard in self._data.shards:
+            value = self._workload.initial(shard.name, seed)
+            for box, view in shard.views(shard.parameter):
+                view.copy_(value[tuple(slice(a, a + n) for a, n in zip(box.start, box.extent, strict=True))])
+        for name, buffer in self._buffers.items():
+            buffer.copy_(self._workload.initial(name, seed))
+        self._data.publish()
         self._optimizer = self._make_optimizer()
 
     def state(self) -> Iterator[Piece]:
-        """See `Engine.state`. Replicas share the writing: each saves its part of the tensors."""
-        tensors = {f"model.{n}": t.detach() for n, t in {**self._parameters, **self._buffers}.items()}
-        for name, parameter in self._parameters.items():
-            for slot in SLOTS:
-                tensors[f"optim.{name}.{slot}"] = self._slots(parameter)[slot]
-        tensors["optim.step"] = torch.tensor(self._steps(), dtype=torch.int64)
-        for name in _share(tensors, dist.get_rank(), dist.get_world_size()):
-            tensor = tensors[name]
-            yield Piece(name, tuple(tensor.shape), (0,) * tensor.dim(), tensor)
+        """See `Engine.state`."""
+        yield from pieces(self._data.shards, self._optimizer, self._slots)
+        if self._mesh.data.index == self._mesh.tp.index == 0:
+            yield from (whole(f"model.{name}", buffer) for name, buffer in self._buffers.items())
+        if self._mesh.rank == 0:
+            yield whole("optim.step", torch.tensor(self._steps(), dtype=torch.int64))
+            yield from self._scale.pieces()
 
     @torch.no_grad()
     def load(self, reader: Reader) -> None:
         """See `Engine.load`."""
-        wanted = {f"model.{n}": tuple(t.shape) for n, t in {**self._parameters, **self._buffers}.items()}
-        reader.manifest.require(wanted)
-        for name, tensor in {**self._parameters, **self._buffers}.items():
-            tensor.copy_(reader.read(f"model.{name}"))
-        steps = int(reader.read("optim.step"))
-        for name, parameter in self._parameters.items():
-            slots = {slot: reader.read(f"optim.{name}.{slot}").to(parameter.device) for slot in SLOTS}
-            self._optimizer.state[parameter] = {"step": torch.tensor(float(steps)), **slots}
-        if self._device.device.type == "cuda":  # the fused kernel keeps its step count on the device
-            for state in self._optimizer.state.values():
-                state["step"] = state["step"].to(self._device.device)
+        reader.manifest.require({f"model.{n}": tuple(s) for n, s in self._workload.shapes.items()})
+        restore(self._data.shards, self._optimizer, self._slots, reader)
+        for name, buffer in self._buffers.items():
+            buffer.copy_(reader.read(f"model.{name}"))
+        self._scale.load(reader)
+        self._data.publish()
 
     def close(self) -> None:
         """See `Engine.close`."""
         self._optimizer.state.clear()
 
-    def _forward(self, batch: Batch, parts: int, sums: dict[str, Tensor]) -> Tensor:
-        """Loss of a micro-batch as the backward pass wants it; adds to the sums of the step."""
-        batch = {k: v.to(self._device.device, non_blocking=True) for k, v in batch.items()}
-        with self._device.autocast():
-            loss = self._workload.loss(self.model, batch)
-        total = loss.total / self._expected
-        share = 1.0 / (parts * self._layout.dp)
-        add = {"loss": loss.total.detach(), "count": loss.count.detach()}
-        add |= {name: value.detach() * share for name, value in loss.metrics.items()}
-        for name, value in add.items():
-            sums[name] = sums.get(name, 0.0) + value.double()
-        return total if loss.extra is None else total + loss.extra * share
+    @torch.no_grad()
+    def _update(self, lr: float, scale: float) -> None:
+        gradients = [s.parameter.grad for s in self._data.shards if s.parameter.grad is not None]
+        if scale != 1.0 and gradients:
+            torch._foreach_mul_(gradients, scale)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._optimizer.step()
+        self._data.publish()
+        for stage in self._stages:
+            self._workload.balance(stage, self._over_data)
 
-    def _over_ranks(self, sums: dict[str, Tensor]) -> tuple[float, dict[str, float], float]:
-        """Mean loss, means of the other metrics, and what corrects the gradients to the true token count."""
-        packed = torch.stack(list(sums.values())).to(self._device.device)
-        gathered = packed.new_empty(dist.get_world_size() * len(sums))
-        dist.all_gather_into_tensor(gathered, packed, group=self._group)
-        # Added here in rank order: every rank then has the same bits.
-        totals = dict(zip(sums, gathered.view(-1, len(sums)).sum(dim=0).tolist(), strict=True))
-        count = max(totals.pop("count"), 1.0)
-        return totals.pop("loss") / count, totals, self._expected / count
+    def _over_data(self, load: Tensor) -> Tensor:
+        return summed(load, self._mesh.data)
 
-    def _make_optimizer(self) -> torch.optim.AdamW:
-        options = self._spec.train.optimizer
-        matrices = [p for p in self._parameters.values() if p.dim() > 1]
-        vectors = [p for p in self._parameters.values() if p.dim() <= 1]
-        groups = [
-            {"params": matrices, "weight_decay": options.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ]
-        return torch.optim.AdamW(groups, lr=options.lr, betas=options.betas, eps=options.eps, fused=True)
+    def _clip(self, norm: float) -> float:
+        most = self._spec.optimizer.clip
+        return 1.0 if most is None else min(1.0, most / (norm + 1e-6))
 
-    def _slots(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        state = self._optimizer.state.get(parameter)
-        return state or {slot: torch.zeros_like(parameter) for slot in SLOTS}
+    def _make_optimizer(self) -> torch.optim.Optimizer:
+        shards = self._data.shards
+        norms = WholeNorms(shards, self._workload.shapes)
+        return make_optimizer(self._spec.optimizer, shards, norms)
 
     def _steps(self) -> int:
         return next((int(state["step"]) for state in self._optimizer.state.values()), 0)
-
-
-def _share(tensors: dict[str, Tensor], rank: int, world: int) -> list[str]:
-    """Names that `rank` saves: largest first to whom has least, so that all write about as many bytes."""
-    load = [0] * world
-    mine = []
-    for name in sorted(tensors, key=lambda n: (-tensors[n].numel(), n)):
-        writer = load.index(min(load))
-        load[writer] += tensors[name].numel() * tensors[name].element_size()
-        if writer == rank:
-            mine.append(name)
-    return mine

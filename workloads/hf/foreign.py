@@ -93,10 +93,12 @@ class HuggingFaceWorkload:
         """Forward pass and loss of one micro-batch."""
         return self.criterion(model(batch), batch)
 
-    def criterion(self, output: Output, batch: Batch) -> Loss:
+    def criterion(
+        self, output: Output, batch: Batch, of_tokens: losses.TokenLoss = losses.token_loss
+    ) -> Loss:
         """The loss of a forward pass that was already done."""
         assert output.logits is not None
-        return losses.token_loss(output.logits, batch["labels"])
+        return of_tokens(output.logits, batch["labels"])
 
     def balance(self, model: nn.Module, reduce: Callable[[Tensor], Tensor] = lambda load: load) -> None:
         """Nothing is balanced here."""

@@ -1,0 +1,46 @@
+"""Dynamic loss scaling, so that small gradients survive fp16 (Micikevicius et al., 2018, section 3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from orchestrator.checkpoint.pieces import Piece, whole
+from orchestrator.checkpoint.reader import Reader
+
+FIRST, LEAST, GROW_AFTER = 2.0**16, 1.0, 2000
+
+
+class LossScale:
+    """Halves after an overflow, doubles after 2000 steps without one. It is state: a restart goes on with it."""
+
+    def __init__(self, enabled: bool) -> None:
+        self.enabled = enabled
+        self.value = FIRST if enabled else 1.0
+        self._good = 0
+
+    def overflow(self) -> bool:
+        """Lower the scale; whether the step may be skipped, which it may not once the scale is at its least."""
+        if not self.enabled or self.value <= LEAST:
+            return False
+        self.value, self._good = self.value / 2, 0
+        return True
+
+    def succeed(self) -> None:
+        """A step without overflow."""
+        self._good += self.enabled
+        if self._good == GROW_AFTER:
+            self.value, self._good = self.value * 2, 0
+
+    def pieces(self) -> Iterator[Piece]:
+        """What a commit holds of it."""
+        if self.enabled:
+            yield whole("optim.loss_scale", torch.tensor(self.value))
+            yield whole("optim.good_steps", torch.tensor(self._good, dtype=torch.int64))
+
+    def load(self, reader: Reader) -> None:
+        """Go on from a commit; one that was made in another precision has none."""
+        if self.enabled and "optim.loss_scale" in reader.manifest.tensors:
+            self.value = float(reader.read("optim.loss_scale"))
+            self._good = int(reader.read("optim.good_steps"))

@@ -1,0 +1,183 @@
+"""Gangs of local ranks that run many cases, and the comparison of two runs."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rank_cases import LENGTH, job, workload_of
+
+from cluster.gang import FINISHED, Bundle, RankStatus
+from cluster.process_gang import ProcessGang
+from orchestrator.layout import Layout, ModelShape, legal
+from orchestrator.plan import model_shape
+
+TOLERANCE = 1e-5
+"""fp32, relative. Sums in another order differ by a few units of 6e-8; ten steps of Adam with eps 1e-4 carry them
+to some 1e-6 of a tensor's largest weight. With the usual eps of 1e-8 a key bias, whose gradient is nothing but
+rounding, would move by 4e-4 under any framework."""
+
+LAYERS = {"layers": 4}
+APART = {"initial_std": 0.1}
+"""Routers are steps: where two experts score alike to the last bits, rounding chooses. Larger weights set scores
+apart, so that in ten steps none of some ten thousand choices is that close."""
+EXPERTS = {"layers": 4, "kv_heads": 2, "moe": {"experts": 4, "intermediate": 32}, **APART}
+MODELS: dict[str, dict[str, Any]] = {
+    "decoder": {"model": "gpt-tiny", "changes": LAYERS},
+    "modern": {"model": "qwen3-tiny", "changes": {"layers": 4, "kv_heads": 2}},
+    "moe": {"model": "mixtral-tiny", "changes": EXPERTS},
+    "latent": {"model": "deepseek-v3-tiny", "changes": {**LAYERS, **APART}},
+    "encoder": {"model": "bert-tiny", "objective": "masked_lm", "changes": LAYERS},
+    "pair": {"model": "t5-tiny", "objective": "span_corruption"},
+    "pair-moe": {
+        "model": "switch-tiny",
+        "objective": "span_corruption",
+        "changes": {"moe": {"experts": 4, "intermediate": 32}},
+    },
+}
+"""Dense and with experts; decoder, encoder and encoder-decoder."""
+BATCH = 8
+
+
+def shape_of(model: str) -> ModelShape:
+    """The sizes that legality depends on."""
+    return model_shape(workload_of(job(MODELS[model])).config, LENGTH)
+
+
+def layouts_of(model: str, world: int) -> list[Layout]:
+    """Every legal layout of a model, each with the largest micro-batch of 2 and 1 that is legal."""
+    found: dict[Any, Layout] = {}
+    for layout in legal(shape_of(model), world, BATCH, micro_batches=(2, 1)):
+        degrees = tuple(v for k, v in layout.to_json().items() if k != "micro_batch")
+        found.setdefault(degrees, layout)
+    return list(found.values())
+
+
+def features(layout: Layout) -> frozenset[str]:
+    """What is at work in a layout."""
+    found = [axis for axis in ("cp", "ep") if getattr(layout, axis) > 1]
+    found += [f"zero{layout.zero}"] if layout.dp * layout.cp > 1 else []
+    found += ["dp"] if layout.dp > 1 else []
+    found += ["sequence" if layout.sequence else "tp"] if layout.tp > 1 else []
+    found += [layout.schedule] if layout.pp > 1 else []
+    return frozenset(found)
+
+
+def cover(layouts: Sequence[Layout], size: int, known: Iterable[frozenset[str]] = ()) -> list[Layout]:
+    """Few layouts in which every combination of `size` features that any of them has is found: the greedy choice.
+
+    Combinations within a layout of `known` count as covered.
+    """
+
+    def combinations(found: frozenset[str]) -> set[tuple[str, ...]]:
+        return {c for n in range(1, size + 1) for c in itertools.combinations(sorted(found), n)}
+
+    wanted = {layout: combinations(features(layout)) for layout in layouts}
+    missing = set().union(*wanted.values()) - set().union(*(combinations(f) for f in known))
+    chosen = []
+    while missing:
+        best = max(layouts, key=lambda layout: len(wanted[layout] & missing))
+        chosen.append(best)
+        missing -= wanted[best]
+    return chosen
+
+
+def run(
+    world: int, cases: list[dict[str, Any]], folder: Path, target: str = "rank_cases:main", timeout: float = 280
+) -> list[str]:
+    """Run the cases on a gang of `world` ranks. Returns the errors of ranks that failed, none if all is done."""
+    ranks = _ended(world, {"cases": cases, "folder": str(folder)}, target, timeout)
+    if not ranks:
+        return [f"not done after {timeout} s"]
+    return [f"rank {r.rank}: {r.error}" for r in ranks if r.state in ("failed", "dead")]
+
+
+def finished(world: int, config: dict[str, Any], target: str) -> list[Any]:
+    """What the target returned on each rank. Raises AssertionError unless all ended well."""
+    ranks = _ended(world, config, target, 280)
+    assert ranks
+    assert all(r.state == "done" for r in ranks), [r.error for r in ranks]
+    return [r.result for r in ranks]
+
+
+def _ended(world: int, config: dict[str, Any], target: str, timeout: float) -> tuple[RankStatus, ...]:
+    """The ranks when all are done, or two seconds after one has failed; empty if it takes too long."""
+    gang = ProcessGang()
+    try:
+        gang.start(world, Bundle(), target, config)
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            ranks = gang.poll(0).ranks
+            failed = [r for r in ranks if r.state in ("failed", "dead")]
+            if all(r.state in FINISHED for r in ranks):
+                return ranks
+            if failed and time.time() - min(r.failed_at for r in failed) > 2:
+                return ranks
+            time.sleep(0.05)
+        return ()
+    finally:
+        gang.stop()
+
+
+class Results:
+    """Runs cases in gangs, and compares each with the same steps of one process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._errors: dict[str, list[str]] = {}
+
+    def run(self, world: int, cases: list[dict[str, Any]], timeout: float = 280) -> None:
+        """One gang for all cases that were not run yet."""
+        new = [case for case in cases if case["id"] not in self._errors]
+        if new:
+            errors = run(world, new, self._folder, timeout=timeout)
+            self._errors |= {case["id"]: errors for case in new}
+
+    def of(self, case: dict[str, Any]) -> dict[str, Any]:
+        """What a case left. Raises AssertionError with the ranks' errors if it did not end."""
+        path = self._folder / f"{case['id']}.pt"
+        assert path.exists(), f"{case['id']}: {self._errors[case['id']]}"
+        return torch.load(path, weights_only=False)
+
+
+def reference_of(case: dict[str, Any]) -> dict[str, Any]:
+    """The same case on one process."""
+    fields = {k: v for k, v in case.items() if k not in ("id", "layout")}
+    return {**fields, "id": f"{case['name']}-{case['steps']}-alone", "layout": {"micro_batch": 2}}
+
+
+def check_equal(found: dict[str, Any], reference: dict[str, Any], tolerance: float = TOLERANCE) -> None:
+    """Initial weights bit by bit; losses, gradient norms and the final state within the tolerance."""
+    assert found["first"].keys() == reference["first"].keys()
+    for name, tensor in reference["first"].items():
+        assert torch.equal(found["first"][name], tensor), f"initial {name}"
+    torch.testing.assert_close(found["losses"], reference["losses"], rtol=tolerance, atol=0)
+    torch.testing.assert_close(found["norms"], reference["norms"], rtol=tolerance, atol=0)
+    torch.testing.assert_close(found["eval"], reference["eval"], rtol=tolerance, atol=0)
+    check_state(found["state"], reference["state"], tolerance)
+
+
+def check_state(found: dict[str, Any], wanted: dict[str, Any], tolerance: float = TOLERANCE) -> None:
+    """Every tensor within the tolerance of its largest element, or of 0.1, the size of a typical weight."""
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        size = max(float(tensor.abs().max()), 0.1)
+        torch.testing.assert_close(
+            found[name], tensor, rtol=0, atol=tolerance * size, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def worst(found: dict[str, Any], reference: dict[str, Any]) -> tuple[float, float, float]:
+    """The largest relative differences of losses, of norms and of final weights."""
+
+    def apart(one: list[float], other: list[float]) -> float:
+        return max(abs(a - b) / abs(b) for a, b in zip(one, other, strict=True))
+
+    weights = [n for n in reference["state"] if n.startswith("model.")]
+    size: Callable[[str], float] = lambda n: max(float(reference["state"][n].abs().max()), 0.1)  # noqa: E731
+    moved = max(float((found["state"][n] - reference["state"][n]).abs().max()) / size(n) for n in weights)
+    return apart(found["losses"], reference["losses"]), apart(found["norms"], reference["norms"]), moved

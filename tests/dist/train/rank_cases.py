@@ -1,0 +1,140 @@
+"""The rank program of the parity tests: one spawn runs many cases, each a model under a layout."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from cluster.link import Link
+from orchestrator.checkpoint.store import Store
+from orchestrator.data.batches import slices
+from orchestrator.layout import Layout
+from orchestrator.spec import JobSpec, parse
+from orchestrator.train.agree import gather_json
+from orchestrator.train.device import COMPUTE, Device, close_device, open_device
+from orchestrator.train.torch_engine import TorchEngine
+from workloads.load import load
+from workloads.workload import Batch, Vocabulary, Workload
+
+SIZE, LENGTH = 160, 16
+VOCABULARY = Vocabulary(SIZE, eos=2, pad=1, bos=0, cls=3, sep=4, mask=5, sentinels=tuple(range(60, 160)),
+                        word_start=np.ones(SIZE, bool), sentence_end=np.arange(SIZE) % 7 == 0)  # fmt: skip
+SMALL = {"hidden": 32, "heads": 4, "intermediate": 64, "layers": 2, "max_positions": 64}
+
+
+def job(case: dict[str, Any]) -> JobSpec:
+    """The job file of a case."""
+    optimizer = {"lr": 2e-3, "eps": 1e-4, "clip": 1.0, "schedule": "constant", **case.get("optimizer", {})}
+    train = {"steps": 100, "global_batch": 8, "optimizer": optimizer, **case.get("train", {})}
+    return parse({
+        "name": "parity",
+        "seed": 3,
+        "workload": {
+            "model": case["model"],
+            "changes": {**SMALL, **case.get("changes", {})},
+            "objective": case.get("objective", "causal_lm"),
+        },
+        "data": {"sources": [{"uri": "none"}], "tokenizer": "none", "sequence_length": LENGTH},
+        "train": train,
+    })  # fmt: skip
+
+
+def workload_of(spec: JobSpec) -> Workload:
+    """The case's workload over a made-up vocabulary."""
+    asked = spec.workload
+    return load(
+        asked.model, asked.objective, VOCABULARY, changes=asked.changes, sequence_length=LENGTH, seed=spec.seed
+    )
+
+
+def micro_batches(workload: Workload, spec: JobSpec, layout: Layout, step: int) -> list[Batch]:
+    """This rank's micro-batches of a step: random tokens, a function of the sample's number."""
+    window = workload.objective.window(LENGTH)
+
+    def read(sample: int) -> np.ndarray:
+        return np.random.default_rng(sample).integers(6, 50, window)
+
+    size = spec.train.global_batch
+    place = layout.coordinate(dist.get_rank())
+    mine = slices(step * size, size, place["dp"], layout.dp, layout.micro_batch)
+    return [workload.objective.collate(read, range(start, start + count), 0) for start, count in mine]
+
+
+def assemble(engine: TorchEngine) -> dict[str, torch.Tensor] | None:
+    """The whole state from all ranks' pieces, on rank 0. Raises AssertionError unless they tile it once."""
+    mine = [(p.name, tuple(p.shape), tuple(p.start), p.data.detach().cpu().clone()) for p in engine.state()]
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.gather_object(mine, everyone if dist.get_rank() == 0 else None)
+    if dist.get_rank():
+        return None
+    state: dict[str, torch.Tensor] = {}
+    seen: dict[str, torch.Tensor] = {}
+    for name, shape, start, data in (piece for pieces in everyone for piece in pieces):
+        whole = state.setdefault(name, torch.zeros(shape, dtype=data.dtype))
+        times = seen.setdefault(name, torch.zeros(shape, dtype=torch.int8))
+        place = tuple(slice(at, at + n) for at, n in zip(start, data.shape, strict=True))
+        whole[place] = data
+        times[place] += 1
+    for name, times in seen.items():
+        assert bool((times == 1).all()), f"{name} is not saved exactly once"
+    return state
+
+
+def commit(engine: TorchEngine, uri: str, step: int) -> None:
+    """Publish a commit as the loop does."""
+    store = Store(uri)
+    records = gather_json(store.write_shard(step, dist.get_rank(), engine.state()))
+    if dist.get_rank() == 0:
+        store.publish(step, [r for part in records for r in part], {"position": 0, "receipt": ""})
+    dist.barrier()
+
+
+def run_case(case: dict[str, Any], folder: Path, device: Device) -> None:
+    """Train a few steps; rank 0 leaves losses, norms and final state in `<folder>/<id>.pt`.
+
+    With `restore` the run goes on from that case's commit; with `commit` it leaves one.
+    """
+    spec = job(case)
+    layout = Layout(**{"dp": 1, **case["layout"]})
+    device = dataclasses.replace(device, compute=COMPUTE[spec.train.precision])
+    workload = workload_of(spec)
+    engine = TorchEngine(spec, workload, layout, device)
+    start, steps = 0, case.get("steps", 3)
+    if "restore" in case:
+        store = Store(str(folder / case["restore"]))
+        (start,) = store.steps()
+        engine.load(store.reader(store.manifest(start)))
+    else:
+        engine.initialise(spec.seed)
+    first = assemble(engine)
+    losses, norms, extras = [], [], []
+    for step in range(start, start + steps):
+        metrics = engine.train_step(micro_batches(workload, spec, layout, step), spec.train.optimizer.lr)
+        losses.append(metrics.loss)
+        norms.append(metrics.grad_norm)
+        extras.append(metrics.extra)
+    state = assemble(engine)
+    if case.get("commit"):
+        commit(engine, str(folder / case["id"]), start + steps)
+    evaluated = engine.eval_step(micro_batches(workload, spec, layout, 99)).loss
+    engine.close()
+    if dist.get_rank() == 0:
+        found = {"losses": losses, "norms": norms, "extras": extras, "eval": evaluated}
+        torch.save({**found, "first": first, "state": state}, folder / f"{case['id']}.pt")
+
+
+def main(config: dict[str, Any], link: Link) -> dict[str, str]:
+    """Run the cases in turn. Returns the error of each case that failed on this rank."""
+    device = open_device(job(config["cases"][0]), link)
+    for case in config["cases"]:
+        try:
+            run_case(case, Path(config["folder"]), device)
+        except Exception as error:
+            raise RuntimeError(f"{case['id']}: {error}") from error
+    close_device()
+    return {}

@@ -1,0 +1,99 @@
+"""Precision, recomputation, optimisers, offload and bitwise determinism under layouts of two and four ranks."""
+
+from typing import Any
+
+import pytest
+import torch
+from harness import MODELS, Results, check_equal
+
+DECODER = {"name": "decoder", **MODELS["decoder"], "steps": 3}
+TP, PP, DP = {"tp": 2}, {"pp": 2, "schedule": "interleaved"}, {"dp": 2, "zero": 1}
+FULL, CP = {"dp": 2, "zero": 3}, {"cp": 2}
+EXACT: dict[str, dict[str, Any]] = {
+    f"{name} {layout}": {"layout": {"micro_batch": 2, **layout}, **fields}
+    for name, layout, fields in [
+        ("recompute", {**TP, "recompute": "full", "sequence": True}, {}),
+        ("recompute", {**PP, "recompute": "selective"}, {}),
+        ("recompute", {**FULL, "recompute": "selective"}, {}),
+        ("recompute", {**CP, "recompute": "full"}, {}),
+        ("offload", {**DP, "offload": True}, {}),
+        ("offload", {**FULL, "offload": True}, {}),
+        *[("lamb", layout, {"optimizer": {"name": "lamb"}}) for layout in (TP, PP, DP, FULL)],
+        *[("lars", layout, {"optimizer": {"name": "lars", "lr": 1.0}}) for layout in (TP, DP)],
+        *[("lion", layout, {"optimizer": {"name": "lion", "lr": 2e-4}}) for layout in (FULL, PP)],
+        *[("z-loss", layout, {"train": {"z_loss": 1e-2}}) for layout in (TP, PP)],
+    ]
+}
+BITWISE = {"steps": 50, "train": {"determinism": "bitwise", "virtual_shards": 4}}
+
+
+def case_of(name: str, fields: dict[str, Any]) -> dict[str, Any]:
+    return {**DECODER, "id": name, **fields}
+
+
+def alone(name: str, fields: dict[str, Any]) -> dict[str, Any]:
+    return {**DECODER, **fields, "layout": {"micro_batch": 2}, "id": name.partition(" ")[0] + "-alone"}
+
+
+def bitwise(width: int, **fields: Any) -> dict[str, Any]:
+    return case_of(f"bitwise-{width}-{len(fields)}", {**BITWISE, "layout": {"dp": width, "micro_batch": 2}, **fields})
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    found = Results(tmp_path_factory.mktemp("modes"))
+    references = {r["id"]: r for r in (alone(name, fields) for name, fields in EXACT.items())}
+    precise = [precision_case("bf16", {}), precision_case("fp16", {})]
+    found.run(1, [*references.values(), *precise, bitwise(1)])
+    halves = [precision_case(p, layout) for p in ("bf16", "fp16") for layout in (TP, FULL)]
+    tree = [bitwise(2), bitwise(2, steps=25, commit=True)]
+    found.run(2, [case_of(n, f) for n, f in EXACT.items()] + halves + tree)
+    found.run(4, [bitwise(4), bitwise(4, steps=25, restore=tree[1]["id"])])
+    return found
+
+
+def precision_case(precision: str, layout: dict[str, Any]) -> dict[str, Any]:
+    name = f"{precision} {layout}"
+    return case_of(name, {"train": {"precision": precision}, "layout": {"micro_batch": 2, **layout}})
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_a_mode_changes_nothing_that_one_process_would_not(results: Results, name: str) -> None:
+    check_equal(results.of(case_of(name, EXACT[name])), results.of(alone(name, EXACT[name])))
+
+
+@pytest.mark.parametrize("layout", [TP, FULL], ids=str)
+@pytest.mark.parametrize(("precision", "unit"), [("bf16", 2**-8), ("fp16", 2**-11)])
+def test_half_precision_agrees_to_its_rounding(
+    results: Results, precision: str, unit: float, layout: dict[str, Any]
+) -> None:
+    found, reference = (results.of(precision_case(precision, where)) for where in (layout, {}))
+    torch.testing.assert_close(found["losses"], reference["losses"], rtol=unit, atol=0)
+    torch.testing.assert_close(found["norms"], reference["norms"], rtol=8 * unit, atol=0)
+    weights = {n: t for n, t in found["state"].items() if n.startswith("model.")}
+    assert {t.dtype for t in weights.values()} == {torch.float32}
+
+
+def test_fp16_reports_its_scale(results: Results) -> None:
+    extras = results.of(precision_case("fp16", TP))["extras"]
+    assert all(extra["loss_scale"] >= 1 and extra["skipped"] in (0.0, 1.0) for extra in extras)
+    assert "optim.loss_scale" in results.of(precision_case("fp16", TP))["state"]
+
+
+@pytest.mark.parametrize("width", [2, 4])
+def test_bitwise_has_the_same_bits_at_every_width(results: Results, width: int) -> None:
+    same_bits(results.of(bitwise(width)), results.of(bitwise(1)))
+
+
+def test_bitwise_has_the_same_bits_across_a_change_of_width(results: Results) -> None:
+    first = results.of(bitwise(2, steps=25, commit=True))
+    second = results.of(bitwise(4, steps=25, restore="x"))
+    joined = {**second, "losses": first["losses"] + second["losses"], "norms": first["norms"] + second["norms"]}
+    same_bits(joined, results.of(bitwise(1)))
+
+
+def same_bits(found: dict[str, Any], reference: dict[str, Any]) -> None:
+    assert found["losses"] == reference["losses"]
+    assert found["norms"] == reference["norms"]
+    for name, tensor in reference["state"].items():
+        assert torch.equal(found["state"][name], tensor), name

@@ -1,0 +1,80 @@
+"""Every layout trains the same model: losses, gradient norms and final state equal those of one process.
+
+The layouts are enumerated from `Layout`, and few are chosen in which every feature, every pair and, on eight
+ranks, every triple is found that any legal layout has.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import MODELS, Results, check_equal, cover, features, layouts_of, reference_of, worst
+
+SHORT, LONG = 4, 10
+"""Optimiser steps."""
+
+
+def cases_of(model: str, world: int, size: int, steps: int) -> list[dict[str, Any]]:
+    """A case for each layout of the cover that no smaller world has shown."""
+    known = [features(layout) for smaller in (2, 4) if smaller < world for layout in layouts_of(model, smaller)]
+    return [
+        {"name": model, **MODELS[model], "layout": layout.to_json(), "steps": steps, "id": f"{model} {layout} {steps}"}
+        for layout in cover(layouts_of(model, world), size, known)
+    ]
+
+
+QUICK = {
+    2: [case for model in ("decoder", "moe", "encoder", "pair") for case in cases_of(model, 2, 2, SHORT)],
+    4: [case for model in ("decoder", "moe") for case in cases_of(model, 4, 2, SHORT)[::9]],
+}
+FULL = {
+    2: [case for model in MODELS for case in cases_of(model, 2, 2, LONG)],
+    4: [case for model in MODELS for case in cases_of(model, 4, 2, LONG)],
+    8: [case for model in ("decoder", "moe", "pair") for case in cases_of(model, 8, 3, LONG)],
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return Results(tmp_path_factory.mktemp("parity"))
+
+
+def check(results: Results, world: int, case: dict[str, Any], cases: list[dict[str, Any]], timeout: float) -> None:
+    """All cases of a world share one gang, which the first test starts."""
+    alone = {r["id"]: r for r in map(reference_of, cases)}
+    results.run(1, list(alone.values()), timeout)
+    results.run(world, cases, timeout)
+    check_equal(results.of(case), results.of(reference_of(case)))
+
+
+@pytest.mark.parametrize("case", QUICK[2], ids=lambda case: case["id"])
+def test_two_ranks_train_what_one_trains(results: Results, case: dict[str, Any]) -> None:
+    check(results, 2, case, QUICK[2], 280)
+
+
+@pytest.mark.parametrize("case", QUICK[4], ids=lambda case: case["id"])
+def test_four_ranks_train_what_one_trains(results: Results, case: dict[str, Any]) -> None:
+    check(results, 4, case, QUICK[4], 280)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("world", sorted(FULL))
+def test_every_pair_of_features_trains_what_one_process_trains(
+    results: Results, world: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    cases = FULL[world]
+    alone = {r["id"]: r for r in map(reference_of, cases)}
+    results.run(1, list(alone.values()), 1200)
+    results.run(world, cases, 3500)
+    rows = ["| layout | losses | gradient norms | weights |", "|---|---|---|---|"]
+    for case in cases:
+        apart = worst(results.of(case), results.of(reference_of(case)))
+        rows.append(f"| {case['id']} | " + " | ".join(f"{value:.1e}" for value in apart) + " |")
+    table = "\n".join(rows)
+    Path(tmp_path_factory.getbasetemp() / f"parity-{world}.md").write_text(table + "\n")
+    print(table)
+    for case in cases:
+        check_equal(results.of(case), results.of(reference_of(case)))

@@ -1,0 +1,66 @@
+"""A commit made under one layout goes on under any other, as if nothing had happened."""
+
+from typing import Any
+
+import pytest
+from harness import MODELS, Results, check_equal
+
+from orchestrator.layout import Layout
+
+STEPS = 2
+WALKS: dict[str, list[Layout]] = {
+    "decoder": [
+        Layout(dp=4, zero=1),
+        Layout(pp=2, tp=2, micro_batch=2),
+        Layout(dp=2, cp=2, zero=3),
+        Layout(pp=2, dp=2, zero=2, schedule="zbv"),
+        Layout(dp=2, tp=2, zero=1, sequence=True),
+    ],
+    "moe": [Layout(dp=4, ep=2, zero=1), Layout(pp=2, dp=2, ep=2, schedule="interleaved"), Layout(cp=2, tp=2)],
+    "pair": [Layout(pp=4, schedule="gpipe"), Layout(dp=2, tp=2, zero=3)],
+}
+"""Layouts of four ranks, each of which goes on from the commit of the one before."""
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    found = Results(tmp_path_factory.mktemp("resharding"))
+    found.run(1, [alone(model) for model in WALKS])
+    found.run(4, [case for model in WALKS for case in walk(model)])
+    return found
+
+
+def alone(model: str) -> dict[str, Any]:
+    steps = STEPS * len(WALKS[model])
+    return {**MODELS[model], "id": f"{model}-alone", "steps": steps, "layout": {"micro_batch": 2}}
+
+
+def walk(model: str) -> list[dict[str, Any]]:
+    cases: list[dict[str, Any]] = []
+    for number, layout in enumerate(WALKS[model]):
+        case = {**MODELS[model], "layout": layout.to_json(), "steps": STEPS, "id": f"{model}-{number}"}
+        cases.append({**case, "commit": True} | ({"restore": cases[-1]["id"]} if cases else {}))
+    return cases
+
+
+@pytest.mark.parametrize("model", WALKS)
+def test_a_run_that_changes_its_layout_is_the_same_run(results: Results, model: str) -> None:
+    legs = [results.of(case) for case in walk(model)]
+    reference = results.of(alone(model))
+    whole = {
+        "losses": [loss for leg in legs for loss in leg["losses"]],
+        "norms": [norm for leg in legs for norm in leg["norms"]],
+        "eval": legs[-1]["eval"],
+        "first": legs[0]["first"],
+        "state": legs[-1]["state"],
+    }
+    check_equal(whole, reference)
+
+
+@pytest.mark.parametrize("model", WALKS)
+def test_a_commit_is_taken_over_bit_by_bit(results: Results, model: str) -> None:
+    legs = [results.of(case) for case in walk(model)]
+    for before, after in zip(legs, legs[1:], strict=False):
+        assert before["state"].keys() == after["first"].keys()
+        for name, tensor in before["state"].items():
+            assert after["first"][name].equal(tensor), name
