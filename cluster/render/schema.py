@@ -16,7 +16,7 @@ def load_schemas(folder: Path) -> dict[str, dict[str, Any]]:
     found = {}
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the files have some 20,000 lines each
     for path in sorted(folder.glob("ray.io_*.yaml")):
-        definition = yaml.load(path.read_text(), Loader=loader)["spec"]
+        definition = loader(path.read_text()).get_single_data()["spec"]
         version = next(v for v in definition["versions"] if v["name"] == "v1")
         found[definition["names"]["kind"]] = strict(version["schema"]["openAPIV3Schema"])
     if not found:

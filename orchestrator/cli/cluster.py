@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -71,6 +71,8 @@ def kuberay(
     """RayJob, RayCluster, NetworkPolicy and ConfigMap for KubeRay."""
     from cluster.render.kuberay import kustomization, manifests
     from cluster.render.pods import RUNS_FOLDER, SPOT, Kubernetes
+    from orchestrator import rendered
+    from orchestrator.spec import dump
 
     spec, needs = _job(job, overrides, image, spot, memory, per_node, accelerator)
     _known(platform, tuple(SPOT), "--platform")
@@ -84,16 +86,14 @@ def kuberay(
             "give a URI, such as s3://bucket/runs, or pvc:CLAIM",
         )
     kubernetes = Kubernetes(
-        namespace, secret, service_account, claim, queue, _no_password(redis, "--redis"),
-        _no_password(endpoint, "--endpoint"), platform,
+        namespace, secret, service_account, claim, queue, rendered.no_password(redis, "--redis"),
+        rendered.no_password(endpoint, "--endpoint"), platform,
     )  # fmt: skip
-    base = RUNS_FOLDER if claim else _no_password(runs, "--runs").rstrip("/")
-    from orchestrator.spec import dump
-
+    base = RUNS_FOLDER if claim else rendered.no_password(runs, "--runs").rstrip("/")
     files = manifests(needs, kubernetes, dump(spec), f"{base}/{spec.name}")
-    _check(files, crds)
-    _warn_of_local_paths(spec)
-    _write({**files, "kustomization.yaml": kustomization(list(files))}, to)
+    rendered.check(files, crds)
+    rendered.warn_of_local_paths(spec)
+    rendered.write({**files, "kustomization.yaml": kustomization(list(files))}, to)
 
 
 def aws(
@@ -167,11 +167,12 @@ def local(
 ) -> None:
     """A cluster on machines that are there already, for `ray up`."""
     from cluster.render.launcher import local as document
+    from orchestrator import rendered
 
     _, needs = _job(job, overrides, image, False, 4.0, 1, None)
     if len({head_ip, *worker_ip}) <= len(worker_ip):
         raise InputError("an address is given twice", "--head-ip, --worker-ip", "give each machine once")
-    _write({"cluster.yaml": document(needs, head_ip, tuple(worker_ip), ssh_user)}, to)
+    rendered.write({"cluster.yaml": document(needs, head_ip, tuple(worker_ip), ssh_user)}, to)
 
 
 def _job(
@@ -185,10 +186,11 @@ def _job(
 ) -> tuple[JobSpec, ClusterNeeds]:
     """The job as written (its paths are the pods' own), without secrets, and what it needs. Raises InputError."""
     from cluster.render.needs import ClusterNeeds, dns_name
+    from orchestrator import rendered
     from orchestrator.spec import load
 
     spec = load(path, overrides or ())
-    _refuse_secrets(spec, path)
+    rendered.refuse_secrets(spec, path)
     worker, workers = spec.resources.per_worker, spec.resources.workers
     kinds = tuple(accelerators or ())
     if kinds and not worker.gpu:
@@ -218,6 +220,7 @@ def _cloud(
     import dataclasses
 
     from cluster.render.launcher import PLACES, cloud
+    from orchestrator import rendered
 
     if needs.gpu and machine is None:
         raise InputError(
@@ -236,87 +239,9 @@ def _cloud(
         "profile": profile,
     }
     place = dataclasses.replace(PLACES[kind], **{k: v for k, v in given.items() if v is not None})
-    _write({"cluster.yaml": cloud(kind, needs, place)}, to)
-
-
-def _refuse_secrets(spec: JobSpec, path: Path) -> None:
-    """What is rendered is read by many and kept in version control."""
-    from orchestrator.track.redact import redact
-
-    plain = spec.model_dump(mode="json")
-    if where := _difference(plain, redact(plain)):
-        mend = "take it out; the pods get credentials from a Secret"
-        raise InputError("carries a credential, and rendered files must not", f"{path}: {where}", mend)
-
-
-def _difference(before: Any, after: Any, where: str = "") -> str:
-    """The place of the first value that differs, empty if none does."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        pairs: list[tuple[Any, Any]] = [(key, key) for key in before]
-    elif isinstance(before, list) and isinstance(after, list):
-        pairs = [(i, i) for i in range(len(before))]
-    else:
-        return where if before != after else ""
-    found = (_difference(before[k], after[k], f"{where}.{k}".lstrip(".")) for k, _ in pairs)
-    return next((place for place in found if place), "")
-
-
-def _warn_of_local_paths(spec: JobSpec) -> None:
-    """A path without a protocol is read by the pods, who see the image and the mounted claim and nothing else."""
-    import sys
-
-    tokenizer = spec.data.tokenizer
-    paths = [source.uri for source in spec.data.sources] + ([tokenizer] if isinstance(tokenizer, str) else [])
-    if local := [path for path in paths if "://" not in path]:
-        print(f"note: the image or the claim must hold {', '.join(local)}", file=sys.stderr)
-
-
-def _no_password(uri: str, option: str) -> str:
-    from orchestrator.track.redact import redact
-
-    if redact(uri) != uri:
-        raise InputError(
-            "carries a credential, and rendered files must not", option, "take it out of the URI"
-        )
-    return uri
+    rendered.write({"cluster.yaml": cloud(kind, needs, place)}, to)
 
 
 def _known(value: str, choices: tuple[str, ...], option: str) -> None:
     if value not in choices:
         raise InputError(f"{value!r} is not known", option, f"choose one of {', '.join(choices)}")
-
-
-def _check(files: dict[str, Any], crds: Path | None) -> None:
-    from cluster.render.checks import check
-    from cluster.render.schema import load_schemas, violations
-
-    try:
-        schemas = load_schemas(crds) if crds else {}
-    except FileNotFoundError as error:
-        raise InputError(str(error), "--crds", "give the folder with KubeRay's CRD files") from None
-    for name, manifest in files.items():
-        for line in check(manifest) + violations(manifest, schemas):
-            raise InputError(line, name)
-
-
-def _write(files: dict[str, Any], to: Path | None) -> None:
-    """Each file into `to`, or all of them as one stream on standard output."""
-    import json
-
-    import yaml
-
-    # Through JSON, so that parts used twice are written twice and not as YAML anchors.
-    texts = {
-        name: yaml.safe_dump(json.loads(json.dumps(document)), sort_keys=False, width=110)
-        for name, document in files.items()
-    }
-    if to is None:
-        print("---\n".join(text for name, text in texts.items() if name != "kustomization.yaml"), end="")
-        return
-    try:
-        to.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            (to / name).write_text(text)
-    except OSError as error:
-        raise InputError(f"cannot be written ({error.strerror})", str(to), "give another folder") from None
-    print(f"{', '.join(texts)} written to {to}")
