@@ -1,0 +1,133 @@
+"""Rules that KubeRay's schema lets through. Each is a function with a name and yields one line a violation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+Manifest = dict[str, Any]
+
+LONGEST = {"RayCluster": 53, "RayJob": 47}
+"""Characters in a name; KubeRay's operator adds suffixes to it (MaxRayClusterNameLength, MaxRayJobNameLength)."""
+LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+"""A DNS label of RFC 1035."""
+MOST = 2**31 - 1
+SECRET_NAME = re.compile(r"(?i)token|secret|password|credential|access_?key")
+
+
+def check(manifest: Manifest) -> list[str]:
+    """All that is wrong with a RayCluster or RayJob, in the order of `RULES`."""
+    return [line for rule in RULES for line in rule(manifest)]
+
+
+def names_are_dns_labels(manifest: Manifest) -> Iterator[str]:
+    """Services and pods are named after the cluster and its groups."""
+    longest = LONGEST.get(manifest["kind"], 63)
+    names = {"metadata.name": (manifest["metadata"]["name"], longest)}
+    for i, group in enumerate(_groups(manifest)):
+        names[f"workerGroupSpecs[{i}].groupName"] = (group["groupName"], 63)
+    for where, (name, most) in names.items():
+        if not LABEL.fullmatch(name) or len(name) > most:
+            yield f"{where}: {name!r} is not a DNS label of at most {most} characters; use a-z, 0-9 and -"
+
+
+def group_names_are_unique(manifest: Manifest) -> Iterator[str]:
+    """The autoscaler keeps its books by group name."""
+    names = [group["groupName"] for group in _groups(manifest)]
+    for name in sorted({n for n in names if names.count(n) > 1}):
+        yield f"workerGroupSpecs: two groups are named {name!r}; give each its own name"
+
+
+def replicas_are_ordered(manifest: Manifest) -> Iterator[str]:
+    """0 <= minReplicas <= replicas <= maxReplicas, absent ones counted as the operator does."""
+    for group in _groups(manifest):
+        least, most = group.get("minReplicas", 0), group.get("maxReplicas", MOST)
+        where = f"group {group['groupName']!r}"
+        if not 0 <= least <= most:
+            yield f"{where}: minReplicas {least} and maxReplicas {most} are no range; swap or raise them"
+        elif not least <= group.get("replicas", least) <= most:
+            yield f"{where}: replicas {group['replicas']} is outside {least} to {most}; leave it out"
+
+
+def pods_are_replaced_not_restarted(manifest: Manifest) -> Iterator[str]:
+    """Autoscaler v2 refuses a pod that Kubernetes restarts behind its back."""
+    cluster = _cluster(manifest)
+    if cluster.get("autoscalerOptions", {}).get("version") != "v2":
+        return
+    for where, template in _templates(manifest):
+        policy = template["spec"].get("restartPolicy", "Never")
+        if policy != "Never":
+            yield f"{where}: restartPolicy is {policy} and autoscaler v2 takes only Never; set it"
+
+
+def nothing_runs_as_root(manifest: Manifest) -> Iterator[str]:
+    """The restricted Pod Security Standard, as far as it concerns users and privileges."""
+    for where, template in _templates(manifest):
+        spec = template["spec"]
+        if not spec.get("securityContext", {}).get("runAsNonRoot"):
+            yield f"{where}: may run as root; set securityContext.runAsNonRoot"
+        for container in spec["containers"]:
+            if container.get("securityContext", {}).get("allowPrivilegeEscalation") is not False:
+                yield f"{where}: container {container['name']!r} may gain privileges; forbid it"
+
+
+def containers_have_bounds(manifest: Manifest) -> Iterator[str]:
+    """Ray takes a pod's size from its limits: without them a worker claims the whole node."""
+    for where, template in _templates(manifest):
+        for container in template["spec"]["containers"]:
+            lacking = {"cpu", "memory"} - container.get("resources", {}).get("limits", {}).keys()
+            if lacking:
+                yield f"{where}: container {container['name']!r} has no limit of {' and '.join(sorted(lacking))}"
+
+
+def authentication_is_on(manifest: Manifest) -> Iterator[str]:
+    """Whoever reaches an open dashboard runs code on the cluster."""
+    if manifest["kind"] in LONGEST and _cluster(manifest).get("authOptions", {}).get("mode") != "token":
+        yield "authOptions.mode: token authentication is off; set it to token"
+
+
+def secrets_are_references(manifest: Manifest) -> Iterator[str]:
+    """A value in a manifest is read by all who may list pods, and stays in version control."""
+    for where, template in _templates(manifest):
+        for container in template["spec"]["containers"]:
+            for variable in container.get("env", []):
+                if SECRET_NAME.search(variable["name"]) and "value" in variable:
+                    yield f"{where}: {variable['name']} carries its value; refer to a Secret by valueFrom"
+    redis = _cluster(manifest).get("gcsFaultToleranceOptions", {}).get("redisPassword", {})
+    if "value" in redis:
+        yield "gcsFaultToleranceOptions.redisPassword: carries its value; refer to a Secret by valueFrom"
+
+
+RULES = (
+    names_are_dns_labels,
+    group_names_are_unique,
+    replicas_are_ordered,
+    pods_are_replaced_not_restarted,
+    nothing_runs_as_root,
+    containers_have_bounds,
+    authentication_is_on,
+    secrets_are_references,
+)
+
+
+def _cluster(manifest: Manifest) -> Manifest:
+    """The cluster's specification, of a RayCluster or within a RayJob."""
+    spec: Manifest = manifest.get("spec", {})
+    found: Manifest = spec.get("rayClusterSpec", spec)
+    return found
+
+
+def _groups(manifest: Manifest) -> list[Manifest]:
+    found: list[Manifest] = _cluster(manifest).get("workerGroupSpecs", [])
+    return found
+
+
+def _templates(manifest: Manifest) -> Iterator[tuple[str, Manifest]]:
+    cluster = _cluster(manifest)
+    if "headGroupSpec" in cluster:
+        yield "head", cluster["headGroupSpec"]["template"]
+    for group in _groups(manifest):
+        yield f"group {group['groupName']!r}", group["template"]
+    if "submitterPodTemplate" in manifest.get("spec", {}):
+        yield "submitter", manifest["spec"]["submitterPodTemplate"]

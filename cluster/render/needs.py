@@ -1,0 +1,76 @@
+"""What one job asks of the machines under it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from dataclasses import dataclass
+
+DNS_LENGTH = 47
+"""Longest RayJob name: KubeRay adds a suffix to it and allows 53 for the cluster (its MaxRayJobNameLength)."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Nodes alike: `min` to `max` of them, each with so many CPUs, GPUs and GiB of memory."""
+
+    name: str
+    min: int
+    max: int
+    cpu: float
+    gpu: int
+    memory_gib: float
+    accelerator: str = ""
+    spot: bool = False
+
+
+@dataclass(frozen=True)
+class ClusterNeeds:
+    """A job seen by the machines: `min_workers` to `max_workers` ranks, and what each of them occupies.
+
+    `cpu` cores, `gpu` devices and `memory_gib` GiB are per worker; `per_node` workers share a node, which is what
+    keeps a tensor-parallel group on one machine. `accelerators` names the device types that will do, the best
+    first; `spot` puts the workers, never the head, on machines that may be taken away.
+    """
+
+    name: str
+    image: str
+    min_workers: int
+    max_workers: int
+    cpu: float = 1.0
+    gpu: int = 0
+    memory_gib: float = 4.0
+    per_node: int = 1
+    accelerators: tuple[str, ...] = ()
+    spot: bool = False
+    ray_version: str = "2.60.0"
+
+    def groups(self) -> tuple[Group, ...]:
+        """A group for each device type. The first holds the minimum; any of them may hold the whole job."""
+        least, most = math.ceil(self.min_workers / self.per_node), math.ceil(self.max_workers / self.per_node)
+        kinds = self.accelerators or ("gpu" if self.gpu else "cpu",)
+        return tuple(
+            Group(
+                name=dns_name(kind.lower() + ("-spot" if self.spot else "")),
+                min=least if i == 0 else 0,
+                max=most,
+                cpu=self.cpu * self.per_node,
+                gpu=self.gpu * self.per_node,
+                memory_gib=self.memory_gib * self.per_node,
+                accelerator=kind if self.accelerators else "",
+                spot=self.spot,
+            )
+            for i, kind in enumerate(kinds)
+        )
+
+
+def dns_name(name: str) -> str:
+    """`name` as a DNS label of RFC 1035, at most 47 characters: the same for the same name, distinct for distinct
+    ones (a digest is added when something had to change)."""
+    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    plain = plain if plain[:1].isalpha() else f"r-{plain}".rstrip("-")
+    if plain == name and len(plain) <= DNS_LENGTH:
+        return plain
+    digest = hashlib.sha256(name.encode()).hexdigest()[:6]
+    return f"{plain[: DNS_LENGTH - 7].rstrip('-')}-{digest}"

@@ -1,0 +1,201 @@
+"""The pods of a Ray cluster: head and workers that run as nobody special and carry no secret."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.render.needs import ClusterNeeds, Group
+
+Manifest = dict[str, Any]
+
+RUN_LABEL = "training-orchestrator/run"
+"""On every pod of a run: what its network policy selects."""
+SPOT_TAINT = "training-orchestrator/spot"
+"""Keeps others off the spot nodes of infra/terraform, where the platform's own key cannot be a taint."""
+USER = 1000
+"""The user of the image; see infra/Dockerfile."""
+JOB_FOLDER, RUNS_FOLDER = "/etc/orchestrator", "/runs"
+GCS, CLIENT, DASHBOARD, METRICS, AGENT = 6379, 10001, 8265, 8080, 52365
+AUTOSCALER_METRICS, DASHBOARD_METRICS = 44217, 44227
+
+SPOT = {
+    "eks": ("eks.amazonaws.com/capacityType", "SPOT"),
+    "karpenter": ("karpenter.sh/capacity-type", "spot"),
+    "gke": ("cloud.google.com/gke-spot", "true"),
+    "aks": ("kubernetes.azure.com/scalesetpriority", "spot"),
+}
+"""By platform, the label (and taint) of a node that may be taken away, as the platform's manual gives it."""
+
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "aws_access_key_id",
+    "AWS_SECRET_ACCESS_KEY": "aws_secret_access_key",
+    "MLFLOW_TRACKING_USERNAME": "mlflow_tracking_username",
+    "MLFLOW_TRACKING_PASSWORD": "mlflow_tracking_password",
+}
+"""Variable to key in the Secret. All may be absent: a service account may stand for them."""
+
+
+@dataclass(frozen=True)
+class Kubernetes:
+    """Where the manifests go and what they refer to.
+
+    `secret` names the Secret with auth_token, redis_password and, where needed, the keys of `CREDENTIALS`;
+    `claim` a ReadWriteMany volume claim mounted at /runs; `queue` is `kueue:NAME`, `volcano:NAME` or empty;
+    `platform` a key of `SPOT`.
+    """
+
+    namespace: str = "default"
+    secret: str = "orchestrator-credentials"
+    service_account: str = ""
+    claim: str = ""
+    queue: str = ""
+    redis: str = "redis:6379"
+    endpoint: str = ""
+    platform: str = "eks"
+
+
+def head(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
+    """The head's pod template: on demand, no training on it, the job file mounted."""
+    ports = {
+        "gcs-server": GCS,
+        "client": CLIENT,
+        "dashboard": DASHBOARD,
+        "metrics": METRICS,
+        "as-metrics": AUTOSCALER_METRICS,
+        "dash-metrics": DASHBOARD_METRICS,
+    }
+    container = _container("ray-head", needs, kubernetes, {"cpu": "2", "memory": "8Gi"}, ports)
+    container["volumeMounts"].append({"name": "job", "mountPath": JOB_FOLDER, "readOnly": True})
+    spec = _pod(needs, kubernetes, container)
+    spec["volumes"].append({"name": "job", "configMap": {"name": f"{needs.name}-job"}})
+    if needs.spot:
+        key, value = SPOT[kubernetes.platform]
+        term = {"matchExpressions": [{"key": key, "operator": "NotIn", "values": [value]}]}
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+        spec["affinity"] = {"nodeAffinity": required}
+    return {"metadata": {"labels": labels(needs)}, "spec": spec}
+
+
+def worker(needs: ClusterNeeds, group: Group, kubernetes: Kubernetes) -> Manifest:
+    """The pod template of a worker group: its device, and spot nodes if it lives on them."""
+    resources = {"cpu": quantity(group.cpu), "memory": f"{quantity(group.memory_gib * 1024)}Mi"}
+    if group.gpu:
+        resources["nvidia.com/gpu"] = str(group.gpu)
+    container = _container("ray-worker", needs, kubernetes, resources, {"metrics": METRICS})
+    spec = _pod(needs, kubernetes, container)
+    spec["automountServiceAccountToken"] = False  # the right to scale is the head's alone
+    if group.spot:
+        key, value = SPOT[kubernetes.platform]
+        spec["nodeSelector"] = {key: value}
+        spec["tolerations"] += [
+            {"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"},
+            {"key": SPOT_TAINT, "operator": "Exists", "effect": "NoSchedule"},
+        ]
+    if group.gpu:
+        spec["tolerations"].append({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"})
+    return {"metadata": {"labels": labels(needs)}, "spec": spec}
+
+
+def submitter(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
+    """The pod that hands the command to the cluster and waits; KubeRay gives it the token."""
+    resources = {"cpu": "500m", "memory": "1Gi"}
+    container = {
+        "name": "ray-job-submitter",
+        "image": needs.image,
+        "securityContext": _locked(),
+        "resources": {"requests": resources, "limits": resources},
+    }
+    spec: Manifest = {"restartPolicy": "Never", "securityContext": _nobody(), "containers": [container]}
+    spec["automountServiceAccountToken"] = False
+    return {"metadata": {"labels": labels(needs)}, "spec": spec}
+
+
+def labels(needs: ClusterNeeds) -> dict[str, str]:
+    """On everything of a run."""
+    return {RUN_LABEL: needs.name, "app.kubernetes.io/part-of": "training-orchestrator"}
+
+
+def reference(secret: str, key: str, optional: bool = False) -> Manifest:
+    """A value that stays in its Secret."""
+    found: Manifest = {"name": secret, "key": key}
+    return {"secretKeyRef": {**found, "optional": True} if optional else found}
+
+
+def quantity(amount: float) -> str:
+    """A Kubernetes quantity: whole where it can be, else in thousandths."""
+    return f"{amount:.0f}" if amount == int(amount) else f"{round(amount * 1000)}m"
+
+
+def autoscaler() -> Manifest:
+    """Options of the sidecar: version 2, and idle nodes go after a minute."""
+    resources = {"cpu": "500m", "memory": "1Gi"}
+    return {
+        "version": "v2",
+        "upscalingMode": "Default",
+        "idleTimeoutSeconds": 60,
+        "resources": {"requests": resources, "limits": resources},
+        "securityContext": _locked(),
+    }
+
+
+def _container(
+    name: str, needs: ClusterNeeds, kubernetes: Kubernetes, resources: dict[str, str], ports: dict[str, int]
+) -> Manifest:
+    env: list[Manifest] = [
+        {"name": variable, "valueFrom": reference(kubernetes.secret, key, optional=True)}
+        for variable, key in CREDENTIALS.items()
+    ]
+    if kubernetes.endpoint:
+        env.append({"name": "AWS_ENDPOINT_URL", "value": kubernetes.endpoint})
+    # One question answers for the raylet and, on the head, for the GCS; Ray asks no token for it.
+    probe = {"httpGet": {"path": "/api/healthz", "port": AGENT}, "periodSeconds": 10, "timeoutSeconds": 5}
+    container: Manifest = {
+        "name": name,
+        "image": needs.image,
+        "env": env,
+        "ports": [{"name": k, "containerPort": v} for k, v in ports.items()],
+        "resources": {"requests": dict(resources), "limits": dict(resources)},
+        "securityContext": _locked(),
+        "startupProbe": {**probe, "failureThreshold": 30},
+        "readinessProbe": {**probe, "failureThreshold": 3},
+        "livenessProbe": {**probe, "failureThreshold": 12},
+        "volumeMounts": [],
+    }
+    if kubernetes.claim:
+        container["volumeMounts"].append({"name": "runs", "mountPath": RUNS_FOLDER})
+    return container
+
+
+def _pod(needs: ClusterNeeds, kubernetes: Kubernetes, container: Manifest) -> Manifest:
+    spec: Manifest = {
+        "restartPolicy": "Never",  # the autoscaler's second version replaces pods itself
+        "terminationGracePeriodSeconds": 110,  # what a spot notice of two minutes leaves for a commit
+        "securityContext": _nobody(),
+        "tolerations": [],
+        "volumes": [],
+        "containers": [container],
+    }
+    if kubernetes.service_account:
+        spec["serviceAccountName"] = kubernetes.service_account
+    if kubernetes.claim:
+        spec["volumes"].append({"name": "runs", "persistentVolumeClaim": {"claimName": kubernetes.claim}})
+    return spec
+
+
+def _nobody() -> Manifest:
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": USER,
+        "runAsGroup": USER,
+        "fsGroup": USER,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def _locked() -> Manifest:
+    return {
+        "runAsNonRoot": True,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }

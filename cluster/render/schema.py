@@ -1,0 +1,50 @@
+"""KubeRay's own schema, strict as an API server is: unknown fields are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+def load_schemas(folder: Path) -> dict[str, dict[str, Any]]:
+    """Kind to the strict schema of its version v1, from the CRD files of KubeRay's `config/crd/bases` in `folder`.
+
+    Raises FileNotFoundError if there is none.
+    """
+    found = {}
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the files have some 20,000 lines each
+    for path in sorted(folder.glob("ray.io_*.yaml")):
+        definition = loader(path.read_text()).get_single_data()["spec"]
+        version = next(v for v in definition["versions"] if v["name"] == "v1")
+        found[definition["names"]["kind"]] = strict(version["schema"]["openAPIV3Schema"])
+    if not found:
+        raise FileNotFoundError(f"no ray.io_*.yaml in {folder}")
+    return found
+
+
+def strict(schema: dict[str, Any]) -> dict[str, Any]:
+    """An OpenAPI schema of Kubernetes as JSON Schema: no unknown field, and a field with a default may be absent."""
+    found = dict(schema)
+    if isinstance(properties := schema.get("properties"), dict):
+        found["properties"] = {name: strict(inner) for name, inner in properties.items()}
+        found["required"] = [r for r in schema.get("required", []) if "default" not in properties.get(r, {})]
+        if not schema.get("x-kubernetes-preserve-unknown-fields"):
+            found.setdefault("additionalProperties", False)
+    for key in ("items", "additionalProperties"):
+        if isinstance(schema.get(key), dict):
+            found[key] = strict(schema[key])
+    return found
+
+
+def violations(manifest: dict[str, Any], schemas: dict[str, dict[str, Any]]) -> list[str]:
+    """What the schema of the manifest's kind refuses, one line each; nothing for kinds that are not KubeRay's."""
+    from jsonschema import Draft202012Validator
+
+    schema = schemas.get(manifest["kind"])
+    if schema is None:
+        return []
+    return [
+        f"{error.json_path}: {error.message}" for error in Draft202012Validator(schema).iter_errors(manifest)
+    ]

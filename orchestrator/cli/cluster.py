@@ -1,0 +1,247 @@
+"""cluster render: a job's machines as files for Kubernetes and for Ray's cluster launcher."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.cli.options import Job, Set
+from orchestrator.errors import InputError
+
+if TYPE_CHECKING:
+    from cluster.render.needs import ClusterNeeds
+    from orchestrator.spec import JobSpec
+
+IMAGE = "training-orchestrator:cpu"
+
+To = Annotated[Path | None, typer.Option("--to", metavar="DIR", help="write files there [default: print]")]
+Image = Annotated[str, typer.Option(help="the container image; infra/Dockerfile builds it")]
+Spot = Annotated[bool, typer.Option("--spot/--on-demand", help="workers on machines that may be taken away")]
+Memory = Annotated[float, typer.Option("--memory-gib", min=0.5, help="memory of one worker, GiB")]
+PerNode = Annotated[int, typer.Option(min=1, help="workers on one node; keeps a tensor group together")]
+Accelerator = Annotated[
+    list[str] | None, typer.Option(help="device type, such as H100; repeat for others that will do")
+]
+Region = Annotated[str | None, typer.Option(help="the cloud's region")]
+Zones = Annotated[str | None, typer.Option(help="zones, comma-separated, tried in this order")]
+Machine = Annotated[str | None, typer.Option(help="machine type of the workers; with GPUs if the job has")]
+HeadMachine = Annotated[str | None, typer.Option(help="machine type of the head")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    cluster = typer.Typer(help="Where jobs run: files for Kubernetes and clouds.", no_args_is_help=True)
+    render = typer.Typer(help="Write a job's machines as files.", no_args_is_help=True)
+    for command in (kuberay, aws, gcp, azure, local):
+        render.command()(command)
+    cluster.add_typer(render, name="render")
+    app.add_typer(cluster, name="cluster")
+
+
+def kuberay(
+    job: Job,
+    runs: Annotated[str, typer.Option(help="where runs are kept: a URI, or pvc:CLAIM (ReadWriteMany)")],
+    overrides: Set = None,
+    to: To = None,
+    image: Image = IMAGE,
+    spot: Spot = False,
+    memory: Memory = 4.0,
+    per_node: PerNode = 1,
+    accelerator: Accelerator = None,
+    namespace: Annotated[str, typer.Option(help="Kubernetes namespace")] = "default",
+    secret: Annotated[
+        str, typer.Option(help="name of the Secret with auth_token, redis_password, ...")
+    ] = "orchestrator-credentials",
+    service_account: Annotated[str, typer.Option(help="service account of the pods, for cloud roles")] = "",
+    queue: Annotated[str, typer.Option(help="kueue:LOCAL-QUEUE or volcano:QUEUE")] = "",
+    redis: Annotated[
+        str, typer.Option(help="host:port of the Redis that keeps the cluster's state")
+    ] = "redis:6379",
+    endpoint: Annotated[str, typer.Option(help="URL of an S3-compatible store that is not AWS")] = "",
+    platform: Annotated[
+        str, typer.Option(help="eks, karpenter, gke or aks: how spot nodes are marked")
+    ] = "eks",
+    crds: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="check against KubeRay's CRD files in DIR")
+    ] = None,
+) -> None:
+    """RayJob, RayCluster, NetworkPolicy and ConfigMap for KubeRay."""
+    from cluster.render.kuberay import kustomization, manifests
+    from cluster.render.pods import RUNS_FOLDER, SPOT, Kubernetes
+    from orchestrator import rendered
+    from orchestrator.spec import dump
+
+    spec, needs = _job(job, overrides, image, spot, memory, per_node, accelerator)
+    _known(platform, tuple(SPOT), "--platform")
+    if queue and not re.fullmatch(r"(kueue|volcano):\S+", queue):
+        raise InputError(f"{queue!r} is no queue", "--queue", "write kueue:NAME or volcano:NAME")
+    claim = runs.removeprefix("pvc:") if runs.startswith("pvc:") else ""
+    if not claim and "://" not in runs:
+        raise InputError(
+            f"{runs!r} would be lost with the pod",
+            "--runs",
+            "give a URI, such as s3://bucket/runs, or pvc:CLAIM",
+        )
+    kubernetes = Kubernetes(
+        namespace, secret, service_account, claim, queue, rendered.no_password(redis, "--redis"),
+        rendered.no_password(endpoint, "--endpoint"), platform,
+    )  # fmt: skip
+    base = RUNS_FOLDER if claim else rendered.no_password(runs, "--runs").rstrip("/")
+    files = manifests(needs, kubernetes, dump(spec), f"{base}/{spec.name}")
+    rendered.check(files, crds)
+    rendered.warn_of_local_paths(spec)
+    rendered.write({**files, "kustomization.yaml": kustomization(list(files))}, to)
+
+
+def aws(
+    job: Job,
+    overrides: Set = None,
+    to: To = None,
+    image: Image = IMAGE,
+    spot: Spot = True,
+    memory: Memory = 4.0,
+    per_node: PerNode = 1,
+    accelerator: Accelerator = None,
+    region: Region = None,
+    zones: Zones = None,
+    machine: Machine = None,
+    head_machine: HeadMachine = None,
+    profile: Annotated[str, typer.Option(help="instance profile that may reach the bucket")] = "",
+) -> None:
+    """A cluster on EC2 for `ray up`."""
+    _, needs = _job(job, overrides, image, spot, memory, per_node, accelerator)
+    _cloud("aws", needs, to, region, zones, machine, head_machine, profile=profile)
+
+
+def gcp(
+    job: Job,
+    project: Annotated[str, typer.Option(help="the project's id")],
+    overrides: Set = None,
+    to: To = None,
+    image: Image = IMAGE,
+    spot: Spot = True,
+    memory: Memory = 4.0,
+    per_node: PerNode = 1,
+    accelerator: Accelerator = None,
+    region: Region = None,
+    zones: Zones = None,
+    machine: Machine = None,
+    head_machine: HeadMachine = None,
+) -> None:
+    """A cluster on Compute Engine for `ray up`."""
+    _, needs = _job(job, overrides, image, spot, memory, per_node, accelerator)
+    _cloud("gcp", needs, to, region, zones, machine, head_machine, project=project)
+
+
+def azure(
+    job: Job,
+    overrides: Set = None,
+    to: To = None,
+    image: Image = IMAGE,
+    spot: Spot = True,
+    memory: Memory = 4.0,
+    per_node: PerNode = 1,
+    accelerator: Accelerator = None,
+    region: Region = None,
+    zones: Zones = None,
+    machine: Machine = None,
+    head_machine: HeadMachine = None,
+    resource_group: Annotated[str, typer.Option(help="the resource group")] = "ray-cluster",
+) -> None:
+    """A cluster on Azure for `ray up`."""
+    _, needs = _job(job, overrides, image, spot, memory, per_node, accelerator)
+    _cloud("azure", needs, to, region, zones, machine, head_machine, project=resource_group)
+
+
+def local(
+    job: Job,
+    head_ip: Annotated[str, typer.Option(help="the head's address")],
+    worker_ip: Annotated[list[str], typer.Option(help="a worker's address; repeat")],
+    ssh_user: Annotated[str, typer.Option(help="who logs in on all of them")] = "ubuntu",
+    overrides: Set = None,
+    to: To = None,
+    image: Image = IMAGE,
+) -> None:
+    """A cluster on machines that are there already, for `ray up`."""
+    from cluster.render.launcher import local as document
+    from orchestrator import rendered
+
+    _, needs = _job(job, overrides, image, False, 4.0, 1, None)
+    if len({head_ip, *worker_ip}) <= len(worker_ip):
+        raise InputError("an address is given twice", "--head-ip, --worker-ip", "give each machine once")
+    rendered.write({"cluster.yaml": document(needs, head_ip, tuple(worker_ip), ssh_user)}, to)
+
+
+def _job(
+    path: Path,
+    overrides: list[str] | None,
+    image: str,
+    spot: bool,
+    memory: float,
+    per_node: int,
+    accelerators: list[str] | None,
+) -> tuple[JobSpec, ClusterNeeds]:
+    """The job as written (its paths are the pods' own), without secrets, and what it needs. Raises InputError."""
+    from cluster.render.needs import ClusterNeeds, dns_name
+    from orchestrator import rendered
+    from orchestrator.spec import load
+
+    spec = load(path, overrides or ())
+    rendered.refuse_secrets(spec, path)
+    worker, workers = spec.resources.per_worker, spec.resources.workers
+    kinds = tuple(accelerators or ())
+    if kinds and not worker.gpu:
+        raise InputError(
+            "the job asks for no GPU", "--accelerator", "set resources.per_worker.gpu=1 or leave it out"
+        )
+    if len(set(kinds)) < len(kinds):
+        raise InputError("a device type is given twice", "--accelerator", "give each once")
+    needs = ClusterNeeds(
+        dns_name(spec.name), image, workers.min, workers.max, worker.cpu, int(worker.gpu), memory, per_node,
+        kinds, spot,
+    )  # fmt: skip
+    return spec, needs
+
+
+def _cloud(
+    kind: str,
+    needs: ClusterNeeds,
+    to: Path | None,
+    region: str | None,
+    zones: str | None,
+    machine: str | None,
+    head_machine: str | None,
+    project: str | None = None,
+    profile: str | None = None,
+) -> None:
+    import dataclasses
+
+    from cluster.render.launcher import PLACES, cloud
+    from orchestrator import rendered
+
+    if needs.gpu and machine is None:
+        raise InputError(
+            "the job needs GPUs and no machine type is given", "--machine", "name one that has them"
+        )
+    if region is not None and zones is None:
+        raise InputError(
+            f"region {region} is given without zones", "--zones", f"name the zones of {region} to use"
+        )
+    given = {
+        "region": region,
+        "zones": zones,
+        "worker_machine": machine,
+        "head_machine": head_machine,
+        "project": project,
+        "profile": profile,
+    }
+    place = dataclasses.replace(PLACES[kind], **{k: v for k, v in given.items() if v is not None})
+    rendered.write({"cluster.yaml": cloud(kind, needs, place)}, to)
+
+
+def _known(value: str, choices: tuple[str, ...], option: str) -> None:
+    if value not in choices:
+        raise InputError(f"{value!r} is not known", option, f"choose one of {', '.join(choices)}")

@@ -1,0 +1,125 @@
+"""Each rule refuses what it is for: a good manifest, one thing broken, one line."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cluster.render import kuberay
+from cluster.render.checks import RULES, check
+from cluster.render.needs import ClusterNeeds
+from cluster.render.pods import Kubernetes
+from cluster.render.schema import violations
+
+Manifest = dict[str, Any]
+NEEDS = ClusterNeeds("good", "image:1", 1, 4, gpu=1, accelerators=("H100", "A100"))
+
+
+def groups(m: Manifest) -> list[Manifest]:
+    found: list[Manifest] = m["spec"]["workerGroupSpecs"]
+    return found
+
+
+def container(m: Manifest) -> Manifest:
+    found: Manifest = groups(m)[0]["template"]["spec"]["containers"][0]
+    return found
+
+
+def put(at: Callable[[Manifest], Manifest], **fields: Any) -> Callable[[Manifest], None]:
+    return lambda m: at(m).update(fields)
+
+
+def redis(m: Manifest) -> Manifest:
+    found: Manifest = m["spec"]["gcsFaultToleranceOptions"]["redisPassword"]
+    return found
+
+
+BROKEN: list[tuple[str, Callable[[Manifest], None], str]] = [
+    ("names_are_dns_labels", put(lambda m: m["metadata"], name="Bad_Name"), "metadata.name: 'Bad_Name'"),
+    ("names_are_dns_labels", put(lambda m: m["metadata"], name="a" * 54), "at most 53"),
+    ("names_are_dns_labels", put(lambda m: m["metadata"], name="1a"), "'1a' is not a DNS label"),
+    ("names_are_dns_labels", put(lambda m: groups(m)[1], groupName="A.b"), "workerGroupSpecs[1].groupName"),
+    ("group_names_are_unique", put(lambda m: groups(m)[1], groupName="h100"), "two groups are named 'h100'"),
+    ("replicas_are_ordered", put(lambda m: groups(m)[0], minReplicas=5), "minReplicas 5 and maxReplicas 4"),
+    ("replicas_are_ordered", put(lambda m: groups(m)[0], minReplicas=-1, replicas=0), "minReplicas -1"),
+    ("replicas_are_ordered", put(lambda m: groups(m)[0], replicas=9), "replicas 9 is outside 1 to 4"),
+    (
+        "replicas_are_ordered",
+        lambda m: groups(m)[0].pop("minReplicas") and put(lambda m: groups(m)[0], maxReplicas=-2)(m),
+        "maxReplicas -2",
+    ),
+    (
+        "pods_are_replaced_not_restarted",
+        put(lambda m: groups(m)[0]["template"]["spec"], restartPolicy="Always"),
+        "takes only Never",
+    ),
+    (
+        "nothing_runs_as_root",
+        lambda m: m["spec"]["headGroupSpec"]["template"]["spec"].pop("securityContext"),
+        "head: may run as root",
+    ),
+    ("nothing_runs_as_root", lambda m: container(m).pop("securityContext"), "may gain privileges"),
+    (
+        "containers_have_bounds",
+        lambda m: container(m)["resources"]["limits"].pop("memory"),
+        "no limit of memory",
+    ),
+    (
+        "authentication_is_on",
+        put(lambda m: m["spec"], authOptions={"mode": "disabled"}),
+        "authentication is off",
+    ),
+    ("authentication_is_on", lambda m: m["spec"].pop("authOptions"), "authentication is off"),
+    (
+        "secrets_are_references",
+        lambda m: container(m)["env"].append({"name": "AWS_SECRET_ACCESS_KEY", "value": "x"}),
+        "carries its value",
+    ),
+    ("secrets_are_references", put(redis, value="x"), "redisPassword: carries its value"),
+]
+
+
+@pytest.mark.parametrize(("rule", "breaks", "says"), BROKEN)
+def test_each_rule_refuses_what_it_is_for(rule: str, breaks: Callable[[Manifest], None], says: str) -> None:
+    manifest = kuberay.ray_cluster(NEEDS, Kubernetes())
+    assert check(manifest) == []
+    breaks(manifest)
+    lines = check(manifest)
+    assert len(lines) == 1
+    assert says in lines[0]
+    assert lines == list(next(r for r in RULES if r.__name__ == rule)(manifest))
+
+
+def test_every_rule_has_a_case_that_breaks_it() -> None:
+    assert {name for name, _, _ in BROKEN} == {rule.__name__ for rule in RULES}
+
+
+def test_a_job_name_leaves_room_for_its_cluster() -> None:
+    job = kuberay.ray_job(NEEDS, Kubernetes(), "s3://b/r")
+    job["metadata"]["name"] = "a" * 48
+    assert "at most 47" in check(job)[0]
+
+
+@pytest.mark.parametrize(
+    ("breaks", "says"),
+    [
+        (put(lambda m: m["spec"], workers=1), "'workers' was unexpected"),
+        (put(container, imagee="x"), "'imagee' was unexpected"),
+        (put(lambda m: groups(m)[0], minReplicas="1"), "not of type 'integer'"),
+        (put(lambda m: container(m)["resources"]["limits"], memory="4 gigabytes"), "does not match"),
+        (put(lambda m: m["spec"]["authOptions"], mode="tokens"), "is not one of"),
+        (lambda m: m["spec"].pop("headGroupSpec"), "'headGroupSpec' is a required property"),
+    ],
+)
+def test_kuberays_schema_is_strict(
+    breaks: Callable[[Manifest], None], says: str, schemas: dict[str, Any]
+) -> None:
+    manifest = kuberay.ray_cluster(NEEDS, Kubernetes())
+    breaks(manifest)
+    assert any(says in line for line in violations(manifest, schemas))
+
+
+def test_a_field_with_a_default_may_be_absent(schemas: dict[str, Any]) -> None:
+    manifest = kuberay.ray_cluster(NEEDS, Kubernetes())
+    del groups(manifest)[0]["minReplicas"], groups(manifest)[0]["maxReplicas"]
+    assert violations(manifest, schemas) == []

@@ -1,0 +1,69 @@
+"""The launcher's YAML, through Ray's own preparation and schema."""
+
+from typing import Any
+
+import pytest
+from ray.autoscaler._private.util import prepare_config, validate_config
+
+from cluster.render.launcher import HEAD, PLACES, TOKEN, cloud, local
+from cluster.render.needs import ClusterNeeds
+
+PREEMPTIBLE = {
+    "aws": lambda node: node.get("InstanceMarketOptions") == {"MarketType": "spot"},
+    "gcp": lambda node: node.get("scheduling") == [{"preemptible": True}],
+    "azure": lambda node: node["azure_arm_parameters"].get("priority") == "Spot",
+}
+
+
+@pytest.mark.parametrize("kind", sorted(PLACES))
+def test_ray_takes_it(kind: str, needs: ClusterNeeds) -> None:
+    prepared = prepare_config(cloud(kind, needs, PLACES[kind]))
+    validate_config(prepared)
+    assert prepared["provider"]["type"] == kind
+    assert prepared["max_workers"] == max(g.max for g in needs.groups())
+    # Nothing of the defaults that Ray would add: its nightly wheel, above all.
+    assert "ray-wheels" not in str(prepared)
+
+
+@pytest.mark.parametrize("kind", sorted(PLACES))
+@pytest.mark.parametrize("spot", [True, False])
+def test_workers_may_be_spot_and_the_head_never(kind: str, spot: bool) -> None:
+    needs = ClusterNeeds("c", "i", 2, 8, cpu=4, gpu=1, per_node=2, accelerators=("L4",), spot=spot)
+    types = dict(cloud(kind, needs, PLACES[kind])["available_node_types"])
+    head = types.pop(HEAD)
+    assert not PREEMPTIBLE[kind](head["node_config"])
+    assert head["resources"] == {"CPU": 0}
+    (worker,) = types.values()
+    assert PREEMPTIBLE[kind](worker["node_config"]) is spot
+    assert (worker["min_workers"], worker["max_workers"]) == (1, 4)
+    assert worker["resources"] == {"CPU": 8, "GPU": 2, "memory": 8 * 2**30}
+    assert worker["labels"]["ray.io/market-type"] == ("spot" if spot else "on-demand")
+
+
+def started(document: dict[str, Any]) -> list[str]:
+    return [c for k in ("head", "worker") for c in document[f"{k}_start_ray_commands"] if "ray start" in c]
+
+
+def test_machines_that_are_there(needs: ClusterNeeds) -> None:
+    document = local(needs, "10.0.0.1", ("10.0.0.2", "10.0.0.3"), "ops")
+    prepared = prepare_config(document)
+    validate_config(prepared)
+    assert prepared["max_workers"] == 2
+    assert document["auth"] == {"ssh_user": "ops"}
+
+
+@pytest.mark.parametrize("kind", [*sorted(PLACES), "local"])
+def test_nothing_listens_without_a_token(kind: str) -> None:
+    needs = ClusterNeeds("c", "i", 1, 1)
+    document = local(needs, "a", ("b",), "u") if kind == "local" else cloud(kind, needs, PLACES[kind])
+    assert len(started(document)) == 2
+    assert all("RAY_AUTH_MODE=token" in command for command in started(document))
+    assert document["file_mounts"] == {TOKEN: TOKEN}
+    assert "--dashboard-host=127.0.0.1" in started(document)[0]
+
+
+def test_rays_schema_would_refuse_a_wrong_one() -> None:
+    document = cloud("aws", ClusterNeeds("c", "i", 1, 1), PLACES["aws"])
+    document["available_node_types"]["cpu"]["min_worker"] = 1
+    with pytest.raises(Exception, match="min_worker"):
+        validate_config(prepare_config(document))

@@ -1,0 +1,157 @@
+"""cluster render, as a user calls it: files or a stream, one line for wrong input, never a secret."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from orchestrator.cli.app import call
+
+PLANTED = "s3cr3t-Planted-4711"
+TARGETS = {
+    "kuberay": ["--runs", "s3://bucket/runs"],
+    "aws": [],
+    "gcp": ["--project", "p"],
+    "azure": [],
+    "local": ["--head-ip", "10.0.0.1", "--worker-ip", "10.0.0.2"],
+}
+JOB: dict[str, Any] = {
+    "name": "Big.Run",
+    "workload": {"model": "gpt-tiny"},
+    "data": {
+        "sources": [{"uri": "s3://bucket/*.txt"}],
+        "tokenizer": {"train_bpe": 300},
+        "sequence_length": 16,
+    },
+    "train": {"steps": 1, "global_batch": 1},
+    "resources": {"workers": {"min": 1, "max": 3}, "per_worker": {"cpu": 2}},
+}
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(JOB))
+    return path
+
+
+def code_of(*words: str | Path) -> int:
+    with pytest.raises(SystemExit) as end:
+        call(["cluster", "render", *map(str, words)])
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_to_a_folder_and_to_a_stream(
+    target: str, job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of(target, job, *TARGETS[target], "--to", tmp_path / "out") == 0
+    files = {p.name: yaml.safe_load(p.read_text()) for p in (tmp_path / "out").iterdir()}
+    assert capsys.readouterr().out.strip().endswith(str(tmp_path / "out"))
+    assert code_of(target, job, *TARGETS[target]) == 0
+    text = capsys.readouterr().out
+    files.pop("kustomization.yaml", None)
+    assert sorted(map(str, yaml.safe_load_all(text))) == sorted(map(str, files.values()))
+    assert "&id" not in text
+
+
+def test_the_job_travels_whole(job: Path, tmp_path: Path) -> None:
+    assert (
+        code_of("kuberay", job, *TARGETS["kuberay"], "--to", tmp_path / "out", "--set", "train.steps=7") == 0
+    )
+    carried = yaml.safe_load(
+        yaml.safe_load((tmp_path / "out/configmap.yaml").read_text())["data"]["job.yaml"]
+    )
+    assert (carried["name"], carried["train"]["steps"]) == ("Big.Run", 7)
+    found = yaml.safe_load((tmp_path / "out/rayjob.yaml").read_text())
+    assert found["metadata"]["name"].startswith("big-run-")
+    assert found["spec"]["entrypoint"].endswith("--run-dir s3://bucket/runs/Big.Run")
+
+
+def test_a_claim_holds_the_runs(job: Path, tmp_path: Path) -> None:
+    assert code_of("kuberay", job, "--runs", "pvc:shared", "--to", tmp_path / "out") == 0
+    spec = yaml.safe_load((tmp_path / "out/rayjob.yaml").read_text())["spec"]
+    assert spec["entrypoint"].endswith("--run-dir /runs/Big.Run")
+    pod = spec["rayClusterSpec"]["workerGroupSpecs"][0]["template"]["spec"]
+    assert pod["volumes"] == [{"name": "runs", "persistentVolumeClaim": {"claimName": "shared"}}]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_the_machine_knows_is_not_rendered(
+    target: str, job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "RAY_AUTH_TOKEN", "MLFLOW_TRACKING_PASSWORD"):
+        monkeypatch.setenv(name, PLANTED)
+    assert code_of(target, job, *TARGETS[target]) == 0
+    assert PLANTED not in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("override", "where"),
+    [
+        (f"tracking.uri=postgresql://user:{PLANTED}@db/mlflow", "tracking.uri"),
+        (f"data.sources=[{{uri: 'https://host/a.txt?token={PLANTED}'}}]", "data.sources.0.uri"),
+        (f"workload.options={{api_key: {PLANTED}}}", "workload.options.api_key"),
+    ],
+)
+def test_a_job_that_carries_a_credential_is_refused(
+    target: str, override: str, where: str, job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of(target, job, *TARGETS[target], "--to", tmp_path / "out", "--set", override) == 2
+    said = "".join(capsys.readouterr())
+    assert where in said
+    assert PLANTED not in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["kuberay", "--runs", f"s3://me:{PLANTED}@bucket/runs"], "--runs"),
+        (["kuberay", *TARGETS["kuberay"], "--redis", f"redis://:{PLANTED}@redis:6379"], "--redis"),
+        (["kuberay", *TARGETS["kuberay"], "--endpoint", f"http://me:{PLANTED}@store"], "--endpoint"),
+        (["kuberay", "--runs", "runs"], "would be lost with the pod"),
+        (["kuberay", *TARGETS["kuberay"], "--queue", "slurm"], "write kueue:NAME or volcano:NAME"),
+        (["kuberay", *TARGETS["kuberay"], "--platform", "moon"], "choose one of eks, karpenter, gke, aks"),
+        (["kuberay", *TARGETS["kuberay"], "--accelerator", "H100"], "the job asks for no GPU"),
+        (["kuberay", *TARGETS["kuberay"], "--crds", "nowhere"], "KubeRay's CRD files"),
+        (["aws", "--set", "resources.per_worker.gpu=1"], "--machine: the job needs GPUs"),
+        (["aws", "--region", "eu-central-1"], "name the zones of eu-central-1"),
+        (["local", "--head-ip", "10.0.0.1", "--worker-ip", "10.0.0.1"], "given twice"),
+    ],
+)
+def test_wrong_input_is_one_line(
+    words: list[str], says: str, job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of(words[0], job, *words[1:]) == 2
+    said = capsys.readouterr()
+    assert says.split(": ")[-1] in said.err
+    assert len(said.err.strip().splitlines()) == 1
+    assert PLANTED not in said.err + said.out
+
+
+def test_paths_that_only_this_machine_has_are_pointed_out(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--set", "data.sources=[{uri: corpus/*.txt}]"]
+    assert code_of("kuberay", job, *TARGETS["kuberay"], *words) == 0
+    assert "must hold corpus/*.txt" in capsys.readouterr().err
+
+
+def test_two_device_types_are_two_groups(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "--set",
+        "resources.per_worker.gpu=1",
+        "--accelerator",
+        "H100",
+        "--accelerator",
+        "A100",
+        "--spot",
+    ]
+    assert code_of("kuberay", job, *TARGETS["kuberay"], *words) == 0
+    found = {m["kind"]: m for m in yaml.safe_load_all(capsys.readouterr().out)}
+    groups = found["RayCluster"]["spec"]["workerGroupSpecs"]
+    assert [(g["groupName"], g["minReplicas"]) for g in groups] == [("h100-spot", 1), ("a100-spot", 0)]

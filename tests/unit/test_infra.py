@@ -1,0 +1,329 @@
+"""infra/: every file holds together, with the real schemas, grammars and metric names that can be had here."""
+
+import inspect
+import itertools
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hcl2
+import kubernetes_validate
+import promql_parser
+import pytest
+import ray
+import yaml
+
+from cluster.render.checks import check
+from cluster.render.schema import load_schemas, violations
+from orchestrator.cli.app import call
+from orchestrator.spec import parse
+from orchestrator.track.redact import redact
+
+ROOT = Path(__file__).parents[2]
+INFRA = ROOT / "infra"
+KUBERNETES = "1.33"
+FILES = sorted(
+    path for path in INFRA.rglob("*") if path.is_file() and not {"secrets", ".terraform"} & set(path.parts)
+)
+ALERTS = yaml.safe_load((INFRA / "monitoring/alerts.yaml").read_text())
+DASHBOARD = json.loads((INFRA / "monitoring/dashboard.json").read_text())
+TERRAFORM = sorted((INFRA / "terraform/aws").glob("*.tf"))
+
+
+def manifests() -> Iterator[tuple[str, dict[str, Any]]]:
+    for path in sorted([*(INFRA / "kuberay").rglob("*.yaml"), *(INFRA / "mlflow/kubernetes").glob("*.yaml")]):
+        for document in yaml.safe_load_all(path.read_text()):
+            yield f"{path.relative_to(INFRA)}:{document['kind']}", document
+
+
+MANIFESTS = dict(manifests())
+PLAIN = {k: m for k, m in MANIFESTS.items() if not re.search("ray.io|kustomize", m["apiVersion"])}
+PODS = {
+    k: m["spec"]["template"]["spec"] for k, m in PLAIN.items() if m["kind"] in ("Deployment", "StatefulSet")
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_kubernetes_takes_its_own_kinds(name: str) -> None:
+    kubernetes_validate.validate(PLAIN[name], KUBERNETES, strict=True)
+
+
+def test_kubernetes_would_refuse_a_wrong_one() -> None:
+    wrong = json.loads(json.dumps(next(m for m in PLAIN.values() if m["kind"] == "StatefulSet")))
+    wrong["spec"]["template"]["spec"]["containerz"] = []
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, KUBERNETES, strict=True)
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_pods_meet_the_restricted_standard(name: str) -> None:
+    pod = PODS[name]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["automountServiceAccountToken"] is False
+    for container in pod["containers"]:
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert container["resources"]["limits"].keys() >= {"cpu", "memory"}
+        assert container.keys() >= {"readinessProbe", "livenessProbe"}
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_every_server_has_a_network_policy(name: str) -> None:
+    labels = MANIFESTS[name]["spec"]["template"]["metadata"]["labels"]
+    policies = [m["spec"] for m in PLAIN.values() if m["kind"] == "NetworkPolicy"]
+    own = [p for p in policies if p["podSelector"].get("matchLabels", {}).items() <= labels.items()]
+    assert own
+    assert all(rule.get("from") for policy in own for rule in policy.get("ingress", []))
+
+
+def test_the_example_is_what_the_command_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    words = [
+        "--runs",
+        "pvc:runs",
+        "--namespace",
+        "training",
+        "--service-account",
+        "trainer",
+        "--spot",
+        "--to",
+    ]
+    with pytest.raises(SystemExit) as end:
+        call(["cluster", "render", "kuberay", "examples/quickstart.yaml", *words, str(tmp_path)])
+    assert end.value.code == 0
+    written = {p.name: yaml.safe_load(p.read_text()) for p in tmp_path.iterdir()}
+    kept = {p.name: yaml.safe_load(p.read_text()) for p in (INFRA / "kuberay/quickstart").iterdir()}
+    # The job stands there with its defaults: new ones may have come since, and mean the same job.
+    jobs = [parse(yaml.safe_load(m["configmap.yaml"].pop("data")["job.yaml"])) for m in (written, kept)]
+    assert jobs[0] == jobs[1]
+    assert written == kept
+
+
+def test_kuberay_takes_the_example(pytestconfig: pytest.Config) -> None:
+    folder: Path = pytestconfig.getoption("--kuberay-crds")
+    if not list(folder.glob("ray.io_*.yaml")):
+        pytest.skip(f"KubeRay's CRD files are not in {folder}; give their folder with --kuberay-crds")
+    schemas = load_schemas(folder)
+    found = [m for m in MANIFESTS.values() if m["apiVersion"] == "ray.io/v1"]
+    assert sorted(m["kind"] for m in found) == ["RayCluster", "RayJob"]
+    assert [line for m in found for line in check(m) + violations(m, schemas)] == []
+
+
+@pytest.mark.parametrize("path", sorted(INFRA.rglob("kustomization.yaml")), ids=lambda p: str(p.parent.name))
+def test_kustomizations_name_what_is_there(path: Path) -> None:
+    for name in yaml.safe_load(path.read_text())["resources"]:
+        found = path.parent / name
+        assert found.is_file() or (found / "kustomization.yaml").is_file()
+
+
+def test_secrets_are_referred_to_and_made_by_the_documented_commands() -> None:
+    made = set(re.findall(r"keep (\w+)|for name in ([\w ]+);", (INFRA / "mlflow/credentials.sh").read_text()))
+    names = {word for pair in made for part in pair for word in part.split()} | {"s3_identities"}
+    used = {
+        item["key"]
+        for pod in PODS.values()
+        for volume in pod.get("volumes", [])
+        for item in volume.get("secret", {}).get("items", [])
+    }
+    assert used == names - {""}
+    compose = yaml.safe_load((INFRA / "mlflow/compose.yaml").read_text())
+    assert compose["secrets"].keys() == used
+    assert {s for service in compose["services"].values() for s in service.get("secrets", [])} == used
+
+
+def test_compose_is_reachable_from_this_machine_only() -> None:
+    compose = yaml.safe_load((INFRA / "mlflow/compose.yaml").read_text())
+    ports = [port for service in compose["services"].values() for port in service.get("ports", [])]
+    assert ports
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+    for name, service in compose["services"].items():
+        assert "healthcheck" in service, name
+        assert set(service["networks"]) <= compose["networks"].keys()
+        assert set(service.get("depends_on", {})) <= compose["services"].keys()
+
+
+def test_no_file_carries_a_secret() -> None:
+    for path in FILES:
+        text = path.read_text()
+        assert not re.search(r"\b(AKIA|ASIA)[0-9A-Z]{16}\b|-----BEGIN|xox[bp]-|ghp_\w{20}", text), path
+    for name, manifest in MANIFESTS.items():
+        assert manifest["kind"] != "Secret", name
+        for container in itertools.chain.from_iterable(find(manifest, "containers")):
+            values = {v["name"]: v["value"] for v in container.get("env", []) if "value" in v}
+            plain = {k: v for k, v in values.items() if not v.startswith("/")}  # a path is a reference
+            assert redact(plain) == plain, name
+
+
+def test_scripts_are_posix_shell() -> None:
+    for path in INFRA.rglob("*.sh"):
+        subprocess.run(["sh", "-n", str(path)], check=True)
+        assert path.read_text().startswith("#!/bin/sh\n")
+        assert "set -eu" in path.read_text()
+
+
+def test_credentials_are_random_private_and_kept(tmp_path: Path) -> None:
+    script = tmp_path / "credentials.sh"
+    script.write_text((INFRA / "mlflow/credentials.sh").read_text())
+    subprocess.run(["sh", str(script)], check=True)
+    first = {p.name: p.read_text() for p in (tmp_path / "secrets").iterdir()}
+    assert (tmp_path / "secrets").stat().st_mode & 0o077 == 0
+    assert len(set(first.values())) == len(first)
+    assert all(len(value) >= 48 for value in first.values())
+    (identity,) = json.loads(first["s3_identities"])["identities"]
+    assert identity["credentials"] == [
+        {"accessKey": first["aws_access_key_id"], "secretKey": first["aws_secret_access_key"]}
+    ]
+    subprocess.run(["sh", str(script)], check=True)
+    assert {p.name: p.read_text() for p in (tmp_path / "secrets").iterdir()} == first
+
+
+@pytest.mark.parametrize(
+    "path", [INFRA / "Dockerfile", INFRA / "mlflow/Dockerfile"], ids=lambda p: p.parent.name
+)
+def test_images_are_pinned_and_run_as_nobody_special(path: Path) -> None:
+    text = path.read_text()
+    bases = re.findall(r"^FROM (\S+)(?: AS (\w+))?", text, re.MULTILINE)
+    stages = {stage for _, stage in bases if stage}
+    version = re.search(r"^ARG PYTHON=(\S+)", text, re.MULTILINE)
+    outside = [
+        base.replace("${PYTHON}", version[1] if version else "") for base, _ in bases if base not in stages
+    ]
+    assert outside
+    assert all(re.search(r":\d+\.\d+", base) for base in outside)
+    users = re.findall(r"^USER (\S+)", text, re.MULTILINE)
+    assert users == ["1000:1000"]
+
+
+def test_the_image_has_all_that_is_installed() -> None:
+    copied = re.findall(r"^COPY (?!--)(.+) \S+$", (INFRA / "Dockerfile").read_text(), re.MULTILINE)
+    names = {name for line in copied for name in line.split()}
+    allowed = (INFRA / "Dockerfile.dockerignore").read_text().splitlines()
+    assert all((ROOT / name).exists() for name in names)
+    assert {f"!{name}" for name in names} == {line for line in allowed if line.startswith("!")}
+    installs = re.findall(r"pip install.*", (INFRA / "Dockerfile").read_text())
+    assert len(installs) == 2
+    assert all("--constraint constraints.txt" in line for line in installs)
+
+
+def terraform() -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for path in TERRAFORM:
+        with path.open() as file:
+            for kind, blocks in hcl2.load(file).items():
+                found.setdefault(kind, []).extend(blocks)
+    return found
+
+
+def test_terraform_refers_to_what_it_declares() -> None:
+    text = "".join(path.read_text() for path in TERRAFORM)
+    blocks = terraform()
+    variables = {name.strip('"') for block in blocks["variable"] for name in block}
+    assert set(re.findall(r"\bvar\.(\w+)", text)) == variables
+    assert set(re.findall(r"\blocal\.(\w+)", text)) <= {k for block in blocks["locals"] for k in block}
+    for kind, prefix in (("resource", r"(?<![\w.])"), ("data", r"\bdata\.")):
+        pairs = [(type_, name) for block in blocks[kind] for type_, named in block.items() for name in named]
+        declared = {f"{type_}.{name}".replace('"', "") for type_, name in pairs}
+        used = set(re.findall(prefix + r"(aws_\w+\.\w+)", text))
+        assert used <= declared, kind
+        assert declared
+
+
+def test_terraform_has_spot_workers_an_on_demand_head_and_a_closed_bucket() -> None:
+    resources: dict[str, dict[str, Any]] = {}
+    for block in terraform()["resource"]:
+        for type_, named in block.items():
+            resources.setdefault(type_.strip('"'), {}).update({k.strip('"'): v for k, v in named.items()})
+    kinds = {
+        name: group["capacity_type"].strip('"') for name, group in resources["aws_eks_node_group"].items()
+    }
+    assert kinds == {"head": "ON_DEMAND", "spot": "SPOT", "on_demand": "ON_DEMAND"}
+    (closed,) = resources["aws_s3_bucket_public_access_block"].values()
+    assert [closed[k] for k in closed if k.startswith(("block_", "ignore_", "restrict_"))] == [True] * 4
+    assert (
+        resources["aws_launch_template"]["node"]["metadata_options"][0]["http_tokens"].strip('"')
+        == "required"
+    )
+
+
+def expressions() -> dict[str, str]:
+    rules = {rule["alert"]: rule["expr"] for group in ALERTS["groups"] for rule in group["rules"]}
+    for panel in DASHBOARD["panels"]:
+        for target in panel["targets"]:
+            rules[f"{panel['title']}/{target['refId']}"] = target["expr"].replace("$cluster", ".+")
+    return rules
+
+
+@pytest.mark.parametrize("name", expressions())
+def test_expressions_are_promql_over_metrics_that_ray_exports(name: str) -> None:
+    expression = expressions()[name]
+    promql_parser.parse(expression)
+    exported = ray_metrics()
+    used = set(re.findall(r"\b(?:ray|autoscaler)_(?!io_cluster)\w+", expression))
+    assert used <= exported
+    assert used or "up{" in expression
+
+
+def ray_metrics() -> set[str]:
+    """Names that Ray's own dashboard asks for, and those its autoscaler declares."""
+    home = Path(inspect.getfile(ray)).parent
+    panels = "".join(
+        p.read_text() for p in (home / "dashboard/modules/metrics/dashboards").glob("*_panels.py")
+    )
+    return set(re.findall(r"\b(?:ray|autoscaler)_\w+", panels))
+
+
+def test_alerts_lead_to_a_section_of_the_runbook() -> None:
+    headings = re.findall(r"^## (.+)$", (INFRA / "RUNBOOK.md").read_text(), re.MULTILINE)
+    anchors = {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    rules = [rule for group in ALERTS["groups"] for rule in group["rules"]]
+    assert len({rule["alert"] for rule in rules}) == len(rules)
+    for rule in rules:
+        path, _, anchor = rule["annotations"]["runbook"].partition("#")
+        assert (path, anchor in anchors) == ("infra/RUNBOOK.md", True), rule["alert"]
+        assert rule["labels"]["severity"] in ("page", "ticket")
+
+
+def test_the_dashboard_has_no_overlap_and_no_fixed_source() -> None:
+    cells = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in DASHBOARD["panels"]]
+    assert len(set(cells)) == len(cells)
+    assert len({p["id"] for p in DASHBOARD["panels"]}) == len(cells)
+    assert all(p["datasource"]["uid"] == "${source}" for p in DASHBOARD["panels"])
+
+
+def test_the_runbook_quotes_what_the_program_says() -> None:
+    """Each quoted message is a text of the source, its numbers and names written as …"""
+    sources = "".join(
+        p.read_text() for p in (ROOT / name for name in ("orchestrator", "cluster")) for p in p.rglob("*.py")
+    )
+    said = re.sub(r'"\s*\n\s*f?"', "", sources)
+    quotes = re.findall(r"^- `(.+?)`", (INFRA / "RUNBOOK.md").read_text(), re.MULTILINE)
+    assert len(quotes) > 10
+
+    def pattern(quote: str) -> str:
+        return r"[^\n]*?".join(re.escape(part.strip()) for part in quote.split("…") if part.strip())
+
+    assert [quote for quote in quotes if not re.search(pattern(quote), said)] == []
+
+
+def test_the_readme_names_every_file() -> None:
+    text = (INFRA / "README.md").read_text()
+    for path in FILES:
+        relative = path.relative_to(INFRA)
+        names = [str(relative), *(f"{parent}/" for parent in relative.parents if str(parent) != ".")]
+        assert relative.name == "README.md" or any(f"`{name}`" in text for name in names), relative
+
+
+def find(value: Any, key: str) -> Iterator[Any]:
+    """Every value under `key`, at any depth."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if name == key:
+                yield inner
+            yield from find(inner, key)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from find(inner, key)
