@@ -89,7 +89,8 @@ def _bare(folder: Path, path: Path) -> float:
     bare = folder / "bare"
     shutil.rmtree(bare, ignore_errors=True)
     bare.mkdir()
-    task = Task(spec.model_dump(mode="json"), plan, str(bare), str(data), 1, None, spec.train.steps)
+    job = spec.model_dump(mode="json")
+    task = Task(job, plan, str(bare), str(data), 1, None, spec.train.steps, token="bench")
     (folder / "task.json").write_text(json.dumps(task.to_json()))
     script = Path(__file__).with_name("torchrun_rank.py")
     words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
