@@ -94,7 +94,7 @@ def test_a_corrupted_commit_is_passed_over(quiet: Path, tmp_path: Path) -> None:
     assert curve(run) == curve(quiet)
     assert weights(run, 12) == weights(quiet, 12)
     told = [event["reason"] for event in rows(run, "events.jsonl")]
-    assert any("the commit at step 8 is passed over" in reason for reason in told)
+    assert any("a commit is passed over: step 8" in reason for reason in told)
 
 
 def test_snapshots_in_the_memory_of_other_nodes_lose_no_step(
