@@ -41,4 +41,7 @@ class Fault:
             return
         if self.kind == "raise":
             raise InjectedFault(f"injected at rank {rank}, step {step}")
-        os.kill(os.getpid(), signal.SIGKILL if self.kind == "kill" else signal.SIGSTOP)
+        if self.kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        while True:  # the kernel continues a stopped process whose group is orphaned
+            os.kill(os.getpid(), signal.SIGSTOP)

@@ -190,6 +190,8 @@ def _attach(spec: JobSpec, run_dir: RunDir, until: int | None, faults: tuple[str
     controller = controller_of(run_dir)
     if controller is not None:
         status = ray.get(controller.status.remote(), timeout=SILENCE)
+        if status["summary"] and status["summary"]["state"] == "done":
+            return controller  # it ended a moment ago, and can tell
         if not (status["summary"] or status["error"]):
             if json.loads(json.dumps(ray.get(controller.job.remote(), timeout=SILENCE))) != [job, until]:
                 mend = "stop it first, or attach with the same job and --until"
