@@ -162,6 +162,7 @@ TRAIN = (
     Case(
         "no room after all", in_phase("start"), see(placement_failed="no room for 4"), "stop", "halt",
         "no room for 4", {"since": NOW, "failures": (Failure(NOW, 7, "", "no room for 4", told=False),)},
+        first_fault="no room for 4",
     ),
     Case(
         "the first step", in_phase("start", 30, step=4), see(ranks=(rank(0, step=5), rank(1, step=-1))),
