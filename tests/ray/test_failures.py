@@ -117,6 +117,8 @@ def test_a_lost_node_makes_the_gang_smaller(cluster: Cluster, quiet: Path, tmp_p
     path, run = same_job(quiet, tmp_path)
     with started("run", path, "--address", cluster.address, "--fault", "stop@1:7", cwd=tmp_path) as process:
         wait_for(lambda: is_frozen(rank_pid(run, 1)), "rank 1 to freeze at step 7")
+        # The commit is written beside the steps: without this wait the node could take it along.
+        wait_for((run / "checkpoints/step-00000004/manifest.json").exists, "the commit at step 4")
         lost = next(r["node"] for r in status(run)["ranks"] if r["rank"] == 1)
         node = next(n for n in cluster.worker_nodes if n.node_ip_address == lost)
         cluster.remove_node(node, allow_graceful=False)
