@@ -125,12 +125,20 @@ def autoscaling(node: NodeSpec, least: int, most: int, idle: float) -> str:
             "max_workers": most,
         },
     }
+    # What Ray's launcher would do to a machine; there is nothing to do.
+    launcher: dict[str, Any] = {"auth": {}, "file_mounts": {}, "initialization_commands": []}
+    launcher |= {"cluster_synced_files": [], "file_mounts_sync_continuously": False, "rsync_exclude": []}
+    launcher |= {"rsync_filter": [], "docker": {}}
+    for key in ("setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray"):
+        launcher[f"{key}_commands"] = []
+    provider = {"type": "external", "module": "cluster.provider.LocalNodes", "cluster": cluster}
     return yaml.safe_dump(
         {
+            **launcher,
             "cluster_name": "local",
             "max_workers": most,
             "idle_timeout_minutes": idle / 60,
-            "provider": {"type": "external", "module": "cluster.provider.LocalNodes", "cluster": cluster},
+            "provider": {**provider, "disable_node_updaters": True, "disable_launch_config_check": True},
             "available_node_types": kinds,
             "head_node_type": HEAD,
         },
