@@ -44,7 +44,7 @@ class Queue:
         """The verdict on a job that says what it asks for, and how many workers it would use."""
         mine = Ticket(**{**ticket, "bundle": Bundle(**ticket["bundle"])})
         before = self._tickets.get(mine.name)
-        if before is not None and before.running:
+        if before is not None and before.running and before.since == mine.since:
             mine = dataclasses.replace(mine, running=True)
         self._tickets[mine.name], self._wants[mine.name] = mine, want
         self._heard[mine.name] = time.monotonic()
@@ -89,6 +89,7 @@ class Turn:
         self._ticket = Ticket(name, priority, time.time(), bundle, least, most)
         self._want = most
         self._verdict: Verdict | None = None
+        self._lock = threading.Lock()
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._ask_on, name="turn", daemon=True)
         self._thread.start()
@@ -100,7 +101,8 @@ class Turn:
 
     def hold(self, workers: int) -> None:
         """Say how many workers the job has now."""
-        self._ticket = dataclasses.replace(self._ticket, held=workers)
+        with self._lock:
+            self._ticket = dataclasses.replace(self._ticket, held=workers)
 
     def want(self, workers: int) -> None:
         """Say how many workers the job would use if the cluster had them: its autoscaler is told."""
@@ -108,9 +110,10 @@ class Turn:
 
     def again(self) -> None:
         """Go back into the line, as one who made room: behind those that wait already."""
-        name = self._ticket.name
-        self._ticket = dataclasses.replace(self._ticket, held=0, since=time.time())
-        self._verdict = None
+        with self._lock:
+            name = self._ticket.name
+            self._ticket = dataclasses.replace(self._ticket, held=0, since=time.time(), running=False)
+            self._verdict = None
         with contextlib.suppress(RayError):
             ray.get(_queue().leave.remote(name), timeout=ANSWER_TIMEOUT)
 
@@ -128,9 +131,14 @@ class Turn:
                 answer = ray.get(
                     _queue().ask.remote(dataclasses.asdict(asked), self._want), timeout=ANSWER_TIMEOUT
                 )
-                if asked.since == self._ticket.since:
-                    self._verdict = Verdict(**answer)
+                self._hear(asked, Verdict(**answer))
             self._left.wait(ASK_EVERY)
+
+    def _hear(self, asked: Ticket, verdict: Verdict) -> None:
+        with self._lock:
+            if asked.since == self._ticket.since:  # else it is about an earlier place in the line
+                self._verdict = verdict
+                self._ticket = dataclasses.replace(self._ticket, running=verdict.go)
 
 
 class SharedGang(RayGang):
