@@ -14,6 +14,8 @@ from typing import Any
 from cluster.address import NoCluster, place_of
 
 NAMESPACE = "orchestrator"
+ON_HEAD = {"node:__internal_head__": 0.001}
+"""What only the head has: for small actors that should neither be lost with a worker's machine nor keep it up."""
 OBJECT_STORE_BYTES = 300 * 2**20
 """Shards go through files, so a small object store serves."""
 CONNECT_TIMEOUT = 5.0

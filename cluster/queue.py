@@ -17,7 +17,7 @@ import ray
 from ray.exceptions import RayError
 
 from cluster.gang import Bundle
-from cluster.local import NAMESPACE
+from cluster.local import NAMESPACE, ON_HEAD
 from cluster.nodes import alive
 from cluster.ray_gang import RayGang
 from cluster.turns import Ticket, Verdict, verdicts
@@ -156,4 +156,5 @@ class SharedGang(RayGang):
 def _queue() -> Any:
     remote: Any = ray.remote(Queue)
     options: dict[str, Any] = {"name": ACTOR, "namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 0}
-    return remote.options(**options, get_if_exists=True, max_restarts=-1).remote()
+    options |= {"get_if_exists": True, "max_restarts": -1, "resources": ON_HEAD}
+    return remote.options(**options).remote()

@@ -13,7 +13,7 @@ from typing import Any
 import ray
 
 from cluster.gang import Bundle
-from cluster.local import NAMESPACE
+from cluster.local import NAMESPACE, ON_HEAD
 from cluster.on_ray import on_ray
 from cluster.queue import SharedGang, Turn
 from orchestrator.controller import STATUS_EVERY, Controller
@@ -150,6 +150,7 @@ def start_controller(
     """A new detached controller for the run, or the one that another command has just started."""
     options: dict[str, Any] = {"name": _name(run), "namespace": NAMESPACE, "lifetime": "detached"}
     options |= {"get_if_exists": True, "num_cpus": 0, "max_restarts": -1, "max_concurrency": 8}
+    options["resources"] = ON_HEAD
     remote: Any = ray.remote(ControllerActor)
     return remote.options(**options).remote(job, run.uri, until, faults, priority)
 
