@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from jobs import curve, job, orchestrator, rows, status, wait_for, write_job, write_text
+from jobs import curve, orchestrator, rows, slow_job, status, wait_for, write_job, write_text
 
 from cluster import loopback
 
@@ -46,7 +46,7 @@ def up(folder: Path) -> loopback.LocalCluster:
 def test_a_job_that_loses_a_node_and_the_head_ends_with_the_quiet_run_s_receipt(folder: Path) -> None:
     """From nothing to a submitted job: nodes come for it, one is reclaimed and replaced, the head is lost and the
     cluster started anew, the same job goes on, and when it has landed no node is left but the head."""
-    document = job(write_text(folder / "corpus"), steps=40)
+    document = slow_job(write_text(folder / "corpus"), steps=60)
     document["resources"]["workers"] = {"min": 2, "max": 2}
     document["data"]["cache"] = str(folder / "data")
     path = write_job(folder, document)
@@ -76,7 +76,7 @@ def test_a_job_that_loses_a_node_and_the_head_ends_with_the_quiet_run_s_receipt(
     words = ["submit", path, "--address", cluster.dashboard, "--wait", "--json"]
     done = orchestrator(*words, cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert step < 40
+    assert step < 60
     assert curve(run) == curve(folder / "quiet")
     ours, theirs = (json.loads((f / "summary.json").read_text()) for f in (run, folder / "quiet"))
     assert ours["receipt"] == theirs["receipt"]

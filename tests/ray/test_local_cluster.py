@@ -73,6 +73,7 @@ def test_nodes_come_and_go_and_nothing_is_left(folder: Path) -> None:
     said("show", cwd=folder, code=2)
 
 
+@pytest.mark.slow
 def test_a_head_that_was_killed_is_no_cluster_and_makes_way(folder: Path) -> None:
     up = said("up", "--local", 1, cwd=folder)
     everything = processes_of([node["pid"] for node in up["nodes"]])

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from jobs import curve, job, orchestrator, rows, status, wait_for, write_job, write_text
+from jobs import curve, orchestrator, rows, slow_job, status, wait_for, write_job, write_text
 
 from cluster import loopback
 from cluster.node import NodeSpec
@@ -30,7 +30,7 @@ def local() -> Iterator[loopback.LocalCluster]:
 def test_a_lower_job_makes_room_with_a_commit_and_goes_on(
     local: loopback.LocalCluster, tmp_path: Path
 ) -> None:
-    document = job(write_text(tmp_path / "corpus"), steps=150)
+    document = slow_job(write_text(tmp_path / "corpus"), steps=120)
     document["resources"]["workers"] = {"min": 2, "max": 2}
     document["data"]["cache"] = str(tmp_path / "data")
     low = write_job(tmp_path, {**document, "name": "low"}, "low.yaml")
