@@ -61,19 +61,18 @@ class Submission:
 class Jobs:
     """The Jobs API of a cluster. Raises NoCluster if it does not answer, or refuses this token.
 
-    A cluster that asks nobody for a token would run anyone's code: it is refused unless `without_token`.
+    A cluster that asks nobody for a token would run anyone's code: it is refused, unless RAY_AUTH_MODE is disabled.
     """
 
-    def __init__(self, place: Place, without_token: bool = False) -> None:
+    def __init__(self, place: Place) -> None:
         try:
             import ray.dashboard.utils
             from ray.job_submission import JobSubmissionClient
 
             url = place.api or ray.dashboard.utils.ray_address_to_api_server_url(_listening(place.ray))
-            if _is_open(url) and not without_token:
-                raise NoCluster(
-                    f"{url} asks for no token, so anyone may run code there; --without-token accepts that"
-                )
+            if _is_open(url) and not _accepts_open():
+                mend = "RAY_AUTH_MODE=disabled accepts that"
+                raise NoCluster(f"{url} asks for no token, so anyone may run code there; {mend}")
             # Ray prefers this variable to an address that is given.
             os.environ["RAY_API_SERVER_ADDRESS"] = url
             self._client = JobSubmissionClient(url)
@@ -100,7 +99,9 @@ class Jobs:
         self, name: str, run_dir: str, entrypoint: str, runtime_env: dict[str, Any], priority: int = 0
     ) -> str:
         """Submit once more, and return the submission's id. Raises NoCluster if the cluster takes no jobs."""
-        variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT), **runtime_env.get("env_vars", {})}
+        variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT)}
+        if _accepts_open():
+            variables["RAY_AUTH_MODE"] = "disabled"
         metadata = {NAME: name, RUN_DIR: run_dir, PRIORITY: str(priority)}
         deadline = time.monotonic() + READY_TIMEOUT
         while True:
@@ -224,6 +225,11 @@ def _is_open(url: str) -> bool:
         reason = getattr(error, "reason", error)
         raise NoCluster(f"nobody answers at {url} ({getattr(reason, 'strerror', None) or reason})") from None
     return True
+
+
+def _accepts_open() -> bool:
+    """Whether the user does without token authentication, by Ray's own variable."""
+    return os.environ.get("RAY_AUTH_MODE", "").lower() == "disabled"
 
 
 def _no_cluster(said: str, error: Exception) -> NoCluster:

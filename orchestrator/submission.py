@@ -20,13 +20,13 @@ CODES = {"done": 0, "failed": 1, "wrong input": 2, "stopped": 3}
 """Exit codes by the state of a submission that has ended."""
 
 
-def jobs_at(address: str | None, without_token: bool = False) -> Jobs:
+def jobs_at(address: str | None) -> Jobs:
     """The Jobs API at an address, or where Ray's variables and the local cluster say. Raises InputError."""
     from cluster.address import NoCluster, place_of
     from cluster.jobs import Jobs
 
     try:
-        return Jobs(place_of(address), without_token)
+        return Jobs(place_of(address))
     except NoCluster as error:
         raise no_cluster(error, address) from None
 
@@ -34,7 +34,7 @@ def jobs_at(address: str | None, without_token: bool = False) -> Jobs:
 def no_cluster(error: Exception, address: str | None) -> InputError:
     """What to tell when a cluster does not answer."""
     mend = "give another --address, or start a cluster with `orchestrator cluster up --local 2`"
-    if "token" in str(error):
+    if "refuses this token" in str(error):
         mend = "set RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH, to the cluster's token"
     return InputError(str(error), f"--address {address}" if address else "", mend)
 

@@ -57,9 +57,6 @@ def submit(
         list[str] | None, typer.Option(metavar="PATTERN", help="what else of the folder not to send; repeat")
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="follow it to its end, as attach does")] = False,
-    without_token: Annotated[
-        bool, typer.Option("--without-token", help="submit although the cluster asks for no token")
-    ] = False,
     as_json: Json = False,
 ) -> None:
     """Submit a job to a cluster; under the same name it goes on from its last commit."""
@@ -80,7 +77,7 @@ def submit(
     if working_dir is not None:
         environment = working_tree(working_dir.absolute(), exclude or ())
     submission.entrypoint(spec, run, until, priority)  # a secret is found before anything is asked
-    jobs = submission.jobs_at(address, without_token)
+    jobs = submission.jobs_at(address)
     found, new = submission.submit(jobs, spec, run, until, priority, environment)
     if wait:
         _follow(jobs, found, as_json)

@@ -51,6 +51,11 @@ def said(local: loopback.LocalCluster, folder: Path, *words: object, code: int =
     return json.loads(done.stdout)
 
 
+def sent(local: loopback.LocalCluster, pattern: str) -> Path:
+    """Where a node has put what came along with a job."""
+    return next(Path(local.folder).glob(f"*/session_latest/runtime_resources/{pattern}"))
+
+
 def test_a_job_is_submitted_stopped_with_a_commit_and_gone_on_with(
     local: loopback.LocalCluster, folder: Path
 ) -> None:
@@ -64,12 +69,8 @@ def test_a_job_is_submitted_stopped_with_a_commit_and_gone_on_with(
     seen = said(local, folder, "status", "small")
     assert (seen["job"]["state"], seen["phase"], len(seen["ranks"])) == ("running", "train", 2)
     assert {rank["node"] for rank in seen["ranks"]} == {node["ip"] for node in local.nodes[1:]}
-    (packed,) = [
-        p
-        for n in local.nodes
-        for p in Path(n["folder"]).glob("*/session_latest/runtime_resources/working_dir_files/*/job.yaml")
-    ][:1]
-    assert not {"huge.bin", "secret.txt", "runs"} & {p.name for p in packed.parent.iterdir()}
+    tree_there = sent(local, "working_dir_files/*/job.yaml")
+    assert not {"huge.bin", "secret.txt", "runs"} & {path.name for path in tree_there.parent.iterdir()}
 
     ended = said(local, folder, "stop", "small")
     assert ended["state"] == "stopped"
@@ -80,8 +81,10 @@ def test_a_job_is_submitted_stopped_with_a_commit_and_gone_on_with(
     assert said(local, folder, "attach", "small", code=3)["state"] == "stopped"
     assert "has ended already" in said(local, folder, "stop", "small", code=2)["line"]
 
-    more = said(local, folder, "submit", "job.yaml", *tree, "--until", step + 4, "--wait", code=3)
+    package = ["--package", "--set", "train.steps=600", "--until", step + 4]
+    more = said(local, folder, "submit", "job.yaml", *package, "--wait", code=3)
     assert (more["id"], more["exit_code"]) == ("small-2", 3)
+    assert sent(local, "py_modules_files/*/orchestrator/prices.csv").exists()
     assert [row["step"] for row in rows(run)] == list(range(1, step + 5))
     assert any(f"from the commit at step {step}" in e["reason"] for e in rows(run, "events.jsonl"))
     assert [j["id"] for j in said(local, folder, "list")] == ["small-1", "small-2"]
