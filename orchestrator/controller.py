@@ -38,6 +38,8 @@ FIRST_RESTART = 10.0
 """Seconds that a change of the gang is taken to cost before one has been measured."""
 STATUS_EVERY = 1.0
 """Seconds between writings of status.json."""
+NO_WORKERS = ENDED | {"export"}
+"""Phases in which a run has no use for workers."""
 HOLDER = "orchestrator.checkpoint.holder:Holder"
 """What keeps snapshots in the memory of a node."""
 
@@ -52,6 +54,7 @@ class Controller:
         self._until = min(until or spec.train.steps, spec.train.steps)
         worker = spec.resources.per_worker
         self._bundle = Bundle(worker.cpu, worker.gpu)
+        self._useful = spec.resources.workers.max
         self._token = secrets.token_hex(16)
         self._services = cluster.services(HOLDER, self._token) if spec.checkpoint.snapshot_every else None
         self._record: Record | None = None
@@ -151,6 +154,7 @@ class Controller:
         seen = self._observe(record)
         self._state, action = decide(self._rules, before, seen)
         self._placement_failed = ""
+        self._cluster.want(self._bundle, 0 if self._state.phase in NO_WORKERS else self._useful)
         act = {
             "prepare": self._prepare,
             "wait": self._wait,
@@ -174,6 +178,8 @@ class Controller:
             self._take(record, self._beat.rows)
             now = time.time()
         hours, usd = record.spent(now)
+        for line in record.near_ceilings():
+            self._event(self._state.phase, line)
         return Seen(
             now=now,
             clock=time.monotonic(),
@@ -238,6 +244,8 @@ class Controller:
             planning.chooser(self._spec, shape, machine),
             lambda layout: planning.predict(self._spec, shape, layout, machine).seconds,
         )
+        widest = self._rules.choose(self._useful)
+        self._useful = widest.world if widest else self._useful
         record.track()
 
     def _wait(self, record: Record, action: Action, before: State) -> None:
@@ -296,7 +304,10 @@ class Controller:
         if before.phase == "start" and self._state.phase == "train":
             self._note = ""
             began = record.training_began(self._state.attempt)
-            self._event("train", f"the first step of attempt {self._state.attempt} is done", time=began)
+            market = record.market(self._cluster.machines(sorted({r.node for r in self._beat.ranks})))
+            self._event(
+                "train", f"the first step of attempt {self._state.attempt} is done", time=began, **market
+            )
 
     def _hold(self, record: Record, action: Action, before: State) -> None:
         self._note = action.reason

@@ -208,6 +208,11 @@ def _ended(state: State, seen: Seen) -> tuple[State, Action]:
     if state.resizing and not state.stopping and result["ended"] == "stop":
         return _enter(state, "stop", seen, step=result["step"]), Action("halt", state.resizing)
     text = state.stopping or f"step {result['step']} is reached, as asked by --until"
+    if (
+        text.startswith("limits.") and result["step"] > 0
+    ):  # nobody may come back for it: what there is is written for others
+        ceiling = _enter(state, "export", seen, step=result["step"], outcome="stopped", stopping=text)
+        return ceiling, Action("halt", text)
     stopped = _enter(state, "stop", seen, step=result["step"], outcome="stopped", stopping=text)
     return stopped, Action("halt", text)
 
@@ -246,6 +251,8 @@ def _export(rules: Rules, state: State, seen: Seen) -> tuple[State, Action]:
         return _finish(state, seen, "failed", text)
     if rules.spec.checkpoint.export and not seen.exported:
         return state, Action("export", "the model is written for others to load")
+    if state.outcome == "stopped":
+        return _finish(state, seen, "stopped", state.stopping)
     return _finish(state, seen, "done", f"{state.step} steps are done")
 
 

@@ -6,16 +6,17 @@ import contextlib
 import statistics
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from orchestrator import prices
 from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.checkpoint.replicas import newest, peer_store
 from orchestrator.checkpoint.store import Store
 from orchestrator.rundir import Row, RunDir
 from orchestrator.spec import JobSpec, dump
 from orchestrator.track.ledger import timeline
-from orchestrator.track.summary import worker_seconds
+from orchestrator.track.summary import cost
 from orchestrator.track.tracker import Tracker
 
 METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
@@ -153,9 +154,26 @@ class Record:
             rows = list(self.recent)
             phases = timeline(self.events, rows, now)
             hours = sum(phase.seconds for phase in phases if phase.name != "down") / 3600
-            self._spent = (hours, worker_seconds(phases, rows) / 3600 * limits.usd_per_worker_hour)
+            self._spent = (hours, cost(phases, rows, self.events, limits.usd_per_worker_hour) or 0.0)
             self._counted = now
         return self._spent
+
+    def near_ceilings(self) -> list[str]:
+        """A line for each ceiling of the job that has come near, told once."""
+        limits, (hours, usd) = self._spec.limits, self._spent
+        told = [event["reason"] for event in self.events]
+        spent = {"hours": hours, "cost_usd": usd}
+        return prices.near({"hours": limits.hours, "cost_usd": limits.cost_usd}, spent, told)
+
+    def market(self, machines: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+        """What an event tells of the machines that a gang is on: type, market, zone, and USD an hour if known.
+
+        Raises InputError if limits.prices is no table of prices.
+        """
+        return {
+            "machines": list(machines),
+            "usd_per_hour": prices.rate(machines, prices.load(self._spec.limits.prices)),
+        }
 
     @property
     def _stores(self) -> list[Store]:

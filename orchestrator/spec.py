@@ -212,7 +212,13 @@ class LimitSpec(_Model):
 
     hours: float | None = Field(default=None, gt=0)
     cost_usd: float | None = Field(default=None, gt=0)
-    usd_per_worker_hour: float = Field(default=0.0, ge=0, description="price that cost_usd is counted with")
+    usd_per_worker_hour: float = Field(
+        default=0.0, ge=0, description="price that cost_usd is counted with; from the table of prices if 0"
+    )
+    prices: str | None = Field(
+        default=None,
+        description="a CSV of prices by machine type, market and zone; the program's own if unset",
+    )
     restarts: Count = Field(default=10, description="failures allowed within restart_window")
     restart_window: float = Field(default=3600.0, gt=0, description="seconds")
     wait: float = Field(default=600.0, gt=0, description="seconds to wait for the smallest gang")
@@ -292,6 +298,7 @@ def resolve_paths(spec: JobSpec, base: Path) -> JobSpec:
         tokenizer = absolute(tokenizer, base)
     cache = spec.data.cache and absolute(spec.data.cache, base)
     target = spec.checkpoint.export_to and absolute(spec.checkpoint.export_to, base)
+    prices = spec.limits.prices and absolute(spec.limits.prices, base)
     model = spec.workload.model
     if model.startswith("hf:"):
         model = "hf:" + absolute(model[3:], base)
@@ -304,6 +311,7 @@ def resolve_paths(spec: JobSpec, base: Path) -> JobSpec:
             "workload": spec.workload.model_copy(update={"model": model}),
             "tracking": tracking,
             "checkpoint": spec.checkpoint.model_copy(update={"export_to": target}),
+            "limits": spec.limits.model_copy(update={"prices": prices}),
         }
     )
 

@@ -226,6 +226,16 @@ STOPS = (
         "limits.cost_usd 50 is reached", rules=rules(job(limits={"cost_usd": 50})),
     ),
     Case(
+        "at a ceiling the model is exported", in_phase("train", stopping="limits.hours 1.5 is reached"),
+        see(ranks=ended("stop", 9), spent_hours=1.5), "export", "halt", "limits.hours 1.5 is reached",
+        {"outcome": "stopped", "step": 9}, rules=rules(job(limits={"hours": 1.5})),
+    ),
+    Case(
+        "at a ceiling before the first step there is nothing to export",
+        in_phase("train", stopping="limits.hours 1.5 is reached"), see(ranks=ended("stop", 0), spent_hours=1.5),
+        "stop", "halt", becomes={"outcome": "stopped"}, rules=rules(job(limits={"hours": 1.5})),
+    ),
+    Case(
         "a fault while stopping ends the run", in_phase("train", stopping=USER),
         see(ranks=(rank(0), dead(1)), stop=USER), "stop", "halt",
         becomes={"outcome": "stopped", "stopping": USER}, first_fault="rank 1 on node-1 died",
@@ -495,6 +505,11 @@ ENDS = (
     Case(
         "no export is wanted", in_phase("export", step=100), see(), "done", "finish",
         rules=rules(job(checkpoint={"export": None})),
+    ),
+    Case(
+        "the export at a ceiling is there",
+        in_phase("export", step=9, outcome="stopped", stopping="limits.hours 1.5 is reached"),
+        see(exported=True), "stopped", "finish", "limits.hours 1.5 is reached",
     ),
     Case("a stop does not undo the end", in_phase("export"), see(exported=True, stop=USER), "done", "finish"),
 )  # fmt: skip
