@@ -44,7 +44,11 @@ class StabilitySpec(BaseModel):
         le=1024,
         description="last losses that a spike is compared with, and steps within which retries are counted",
     )
-    skip: int = Field(default=1, ge=1, description="global batches to leave out, from that of the step on")
+    skip: int = Field(
+        default=1,
+        ge=1,
+        description="global batches to leave out, from the step's on; every retry takes one before it too",
+    )
     retries: int = Field(
         default=3, ge=0, description="instabilities within `window` steps that are overcome so"
     )
@@ -82,13 +86,31 @@ def on_record(events: Iterable[dict[str, Any]]) -> tuple[Skip, ...]:
 def start_of(position: int, batches: int, size: int, skips: Sequence[Skip]) -> int:
     """Where the batch of `size` samples begins that comes `batches` after the one next to be read at `position`.
 
-    Windows in `skips`, in the order of positions, are passed over; each begins where a batch would.
+    Windows in `skips`, in the order of positions, are passed over; each begins and ends where a batch would.
     """
-    start = position + batches * size
+    start, covered = position + batches * size, 0
     for skip in skips:
-        if position <= skip.start <= start:
-            start += skip.count
+        first, end = max(skip.start, covered), skip.start + skip.count
+        if position <= first <= start and first < end:
+            start += end - first
+        covered = max(covered, end)
     return start
+
+
+def start_before(position: int, batches: int, size: int, skips: Sequence[Skip]) -> int:
+    """Where the batch began that was read `batches` before the one at `position`; 0 if there were not so many."""
+    for _ in range(batches):
+        position -= size
+        for skip in reversed(skips):
+            if skip.start <= position < skip.start + skip.count:
+                position = skip.start - size
+    return max(position, 0)
+
+
+def is_before(position: int, known: Iterable[Skip], skips: Iterable[Skip]) -> bool:
+    """Whether a commit at `position`, which left out the windows `known`, has used no sample of `skips`."""
+    left_out = set(known)
+    return all(position <= skip.start or skip in left_out for skip in skips)
 
 
 def lr_factor(step: int, skips: Iterable[Skip]) -> float:
@@ -120,11 +142,18 @@ def is_unstable(fault: str) -> bool:
 
 
 def next_skip(train: TrainSpec, skips: Sequence[Skip], fault: str) -> Skip | None:
-    """The window that a fault adds to those there are; None if the retries around its step are spent."""
+    """The window that a fault adds to those there are; None if the retries around its step are spent.
+
+    The loss of a step is measured before its samples are learned from, so that those of the steps before may be the
+    cause: every retry leaves out one batch more of them.
+    """
     found = WHERE.search(fault)
     assert found is not None
     step, position = int(found[1]), int(found[2])
-    stability = train.stability
-    if sum(abs(skip.step - step) <= stability.window for skip in skips) >= stability.retries:
+    stability, size = train.stability, train.global_batch
+    tried = sum(abs(skip.step - step) <= stability.window for skip in skips)
+    if tried >= stability.retries:
         return None
-    return Skip(step, position, stability.skip * train.global_batch, stability.lr_scale)
+    start = start_before(position, min(tried, step - 1), size, merged(skips))
+    count = position + stability.skip * size - start
+    return Skip(max(step - tried, 1), start, count, stability.lr_scale)

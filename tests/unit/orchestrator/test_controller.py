@@ -369,12 +369,12 @@ def test_retries_are_bounded_and_the_first_fault_is_told(runs: Runs) -> None:
     faults = ("nan@0:7", "nan@0:7/2", "nan@0:7/3")
     summary = runs.controller(runs.job(train=train), faults=faults).drive()
     assert summary["state"] == "failed"
-    assert "NonFinite: loss is nan at step 7, samples from position 80" in summary["reason"]
+    assert "NonFinite: loss is nan at step 7, samples from position 88" in summary["reason"]
     assert "train.stability.retries 2 are spent" in summary["reason"]
-    assert [e["skipped"]["start"] for e in runs.events("stop") if e.get("skipped")] == [48, 64]
+    assert [e["skipped"]["start"] for e in runs.events("stop") if e.get("skipped")] == [48, 40]
     more = runs.job(train={**train, "stability": {"retries": 3}})
     assert runs.controller(more).drive()["state"] == "done"
-    assert Store(runs.run.at("checkpoints")).manifest(12).position == (12 + 4) * 8
+    assert Store(runs.run.at("checkpoints")).manifest(12).position == (12 + 5) * 8
 
 
 def test_a_new_controller_leaves_out_the_same_samples(runs: Runs, quiet_curve: list[Any]) -> None:

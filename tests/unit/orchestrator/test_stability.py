@@ -14,12 +14,14 @@ from orchestrator.spec import TrainSpec
 from orchestrator.stability import (
     Skip,
     StabilitySpec,
+    is_before,
     is_unstable,
     lr_factor,
     merged,
     next_skip,
     on_record,
     spike,
+    start_before,
     start_of,
     where,
 )
@@ -35,24 +37,20 @@ def train(**stability: Any) -> TrainSpec:
     return TrainSpec(steps=100, global_batch=SIZE, stability=StabilitySpec(**stability))
 
 
-@given(
-    windows=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 4)), max_size=5),
-    commit=st.integers(0, 20),
-)
+windows_strategy = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 4)), max_size=5)
+
+
+@given(windows=windows_strategy, commit=st.integers(0, 20))
 def test_positions_are_those_of_a_list_without_the_windows(
     windows: list[tuple[int, int]], commit: int
 ) -> None:
-    """The closed form against the list itself: batches in order, those in a window struck out."""
-    skips, end = [], 0
-    for first, count in sorted(windows):
-        begin = max(first, end)
-        end = begin + count
-        skips.append(Skip(1, begin * SIZE, count * SIZE))
+    """The closed form against the list itself: batches in order, those in a window struck out. Windows may overlap."""
+    skips = merged([Skip(1, first * SIZE, count * SIZE) for first, count in windows])
     struck = {position for s in skips for position in range(s.start, s.start + s.count, SIZE)}
     batches = [p for p in range(0, 100 * SIZE, SIZE) if p not in struck]
     after = batches[commit - 1] + SIZE if commit else 0
-    found = [start_of(after, n, SIZE, skips) for n in range(20)]
-    assert found == batches[commit : commit + 20]
+    assert [start_of(after, n, SIZE, skips) for n in range(20)] == batches[commit : commit + 20]
+    assert [start_before(batches[commit], n, SIZE, skips) for n in range(commit + 1)] == batches[commit::-1]
 
 
 def test_a_window_is_named_once_however_many_records_name_it() -> None:
@@ -73,11 +71,30 @@ def test_a_fault_leaves_out_the_samples_of_its_step() -> None:
 
 
 def test_retries_are_counted_around_the_step() -> None:
-    near = [Skip(8, 56, 8), Skip(8, 64, 8), Skip(10, 90, 8)]
+    near = [Skip(8, 56, 8), Skip(7, 48, 24), Skip(10, 96, 8)]
     assert next_skip(train(retries=3), near, fault(9, 80)) is None
     assert next_skip(train(retries=4), near, fault(9, 80)) is not None
     assert next_skip(train(retries=3, window=8), near, fault(19, 160)) is not None
     assert next_skip(train(retries=0), (), fault(8, 56)) is None
+
+
+def test_every_retry_takes_one_batch_before_it_too() -> None:
+    """The windows of the retries hold one another; what was left out of the first is passed over in counting back."""
+    first = next_skip(train(), (), fault(8, 56))
+    assert first == Skip(8, 56, 8)
+    second = next_skip(train(), [first], fault(8, 64))
+    assert second == Skip(7, 48, 24)
+    third = next_skip(train(), [first, second], fault(8, 80))
+    assert third == Skip(6, 40, 48)
+    assert next_skip(train(), [Skip(1, 0, 8)], fault(1, 8)) == Skip(1, 8, 8)
+
+
+def test_a_commit_that_used_the_samples_is_none_to_go_on_from() -> None:
+    skip = Skip(8, 56, 8)
+    assert is_before(56, (), [skip])
+    assert not is_before(57, (), [skip])
+    assert is_before(80, [skip], [skip])
+    assert not is_before(80, [skip], [skip, Skip(7, 48, 24)])
 
 
 @pytest.mark.parametrize(
