@@ -24,7 +24,7 @@ from ray.train import Checkpoint
 from ray.train.collective import broadcast_from_rank_zero
 
 from cluster.gang import Bundle
-from cluster.host import describe
+from cluster.rank import describe, serve_store
 from cluster.link import Link, Seat
 from cluster.machine import smallest_offer
 from orchestrator import assemble
@@ -76,7 +76,7 @@ def train_func(config: dict[str, Any]) -> None:
     if dist.is_initialized():
         dist.destroy_process_group()  # the rank program makes its own, over its own store
     with _books(config, run) if rank == 0 else contextlib.nullcontext() as books:
-        store = dist.TCPStore(node, 0, is_master=True, wait_for_workers=False) if books else None
+        store = serve_store(node) if books else None
         told = {"host": node, "port": store.port, **books.begin(world)} if books and store else None
         told = broadcast_from_rank_zero(told)
         seat = Seat(rank, world, context.get_local_rank(), told.pop("host"), told.pop("port"), node)

@@ -132,7 +132,9 @@ class Rank:
         for fault in self._faults:
             if fault.strike(self._link.seat.rank, at + 1, self._task.attempt):
                 self._engine.poison()
+        self._link.waiting(True)
         micro_batches, digest = prefetched.next()
+        self._link.waiting(False)
         waited = time.perf_counter() - began
         lr = learning_rate(self._spec.train.optimizer, at, self._spec.train.steps)
         lr *= lr_factor(at + 1, self._progress.skips)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.host import RankHost, describe
 from cluster.link import Link, Seat
+from cluster.rank import describe, serve_store
 from orchestrator.train.loop import main
 
 
@@ -13,9 +13,8 @@ def alone(config: dict[str, Any], link: Link) -> dict[str, Any]:
     """Each task alone in the world; name -> rows, or the error."""
     found: dict[str, Any] = {}
     for name, task in config.items():
-        host = RankHost()
-        seat = Seat(0, 1, 0, "127.0.0.1", host.open_store("127.0.0.1"))
-        found[name] = _rows_of(task, Link(seat, host._store))
+        store = serve_store("127.0.0.1")
+        found[name] = _rows_of(task, Link(Seat(0, 1, 0, "127.0.0.1", store.port), store))
         link.report(len(found))
     return found
 
