@@ -24,9 +24,9 @@ from ray.train import Checkpoint
 from ray.train.collective import broadcast_from_rank_zero
 
 from cluster.gang import Bundle
-from cluster.rank import describe, serve_store
 from cluster.link import Link, Seat
 from cluster.machine import smallest_offer
+from cluster.rank import describe, serve_store
 from orchestrator import assemble
 from orchestrator.checkpoint.manifest import folder
 from orchestrator.errors import InputError
