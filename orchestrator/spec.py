@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from orchestrator.errors import InputError
+from orchestrator.stability import StabilitySpec
 from orchestrator.wording import one_line
 
 Positive = Annotated[int, Field(ge=1)]
@@ -102,6 +103,7 @@ class TrainSpec(_Model):
     virtual_shards: Positive = Field(
         default=8, description="parts of the global batch that bitwise computes alone"
     )
+    stability: StabilitySpec = Field(default_factory=StabilitySpec)
 
     @model_validator(mode="after")
     def virtual_shards_divide_the_batch(self) -> TrainSpec:
@@ -241,9 +243,14 @@ class JobSpec(_Model):
     limits: LimitSpec = Field(default_factory=LimitSpec)
 
     def identity(self) -> dict[str, Any]:
-        """What makes two runs the same run: all that decides the samples and the weights, nothing else."""
+        """What makes two runs the same run: all that decides the samples and the weights, nothing else.
+
+        What is done about an instability is on record once it has been, and may change for the next one.
+        """
         return self.model_dump(
-            mode="json", include={"seed", "workload", "data", "train"}, exclude={"data": {"cache"}}
+            mode="json",
+            include={"seed", "workload", "data", "train"},
+            exclude={"data": {"cache"}, "train": {"stability"}},
         )
 
 
