@@ -26,9 +26,9 @@ from orchestrator.spec import JobSpec, parse
 from orchestrator.train.agree import agree, gather_json
 from orchestrator.train.device import close_device, open_device
 from orchestrator.train.engine import Engine, Metrics
+from orchestrator.train.engines import make_engine
 from orchestrator.train.schedule import learning_rate
 from orchestrator.train.task import Task
-from orchestrator.train.torch_engine import TorchEngine
 from workloads.workload import Batch
 
 
@@ -55,7 +55,7 @@ def main(config: dict[str, Any], link: Link) -> dict[str, Any]:
         tokens = Tokens.open(task.data)
         workload = workload_of(spec, tokens)
         batches = batches_of(spec, tokens, workload)
-        engine: Engine = TorchEngine(spec, workload, layout, device)
+        engine = make_engine(spec, workload, layout, device)
         store = Store(f"{task.run}/checkpoints")
         progress = _restore(engine, store, task, spec)
         try:
