@@ -40,14 +40,21 @@ class RankHost:
     def launch(self, seat: Seat, target: str, config: dict[str, Any]) -> None:
         """Run `target` ("module:function") as `function(config, link)` in a thread."""
         self._link = Link(seat, self._store)
-        thread = threading.Thread(target=self._run, args=(target, config), name=f"rank-{seat.rank}", daemon=True)
+        thread = threading.Thread(
+            target=self._run, args=(target, config), name=f"rank-{seat.rank}", daemon=True
+        )
         thread.start()
 
     def beat(self, start: int, saved: int) -> dict[str, Any]:
         """State, step and the rows from number `start` on; see `Gang.poll` for `saved`."""
         link = self._link
         # The state is read first: rows of a rank that is done are then certainly all there.
-        answer = {"state": self._state, "error": self._error, "failed_at": self._failed_at, "result": self._result}
+        answer = {
+            "state": self._state,
+            "error": self._error,
+            "failed_at": self._failed_at,
+            "result": self._result,
+        }
         return {**answer, "step": link.step if link else -1, "rows": link.take(start, saved) if link else ()}
 
     def request_stop(self) -> None:
@@ -69,11 +76,12 @@ class RankHost:
 
 
 def describe(error: BaseException) -> str:
-    """One line: what was raised, and the innermost place in the code that raised it."""
+    """One line: what was raised, notes that were added to it, and the innermost place in the code."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
     text = " ".join(str(error).split()) or "no message"
-    return f"{type(error).__name__}: {text[:500]}{place}"
+    notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
+    return f"{type(error).__name__}: {text[:500]}{notes}{place}"
 
 
 def die_with_parent() -> None:

@@ -26,7 +26,9 @@ def smallest_offer(bundle: Bundle) -> Offer | None:
     offers = []
     for node in ray.nodes():
         total = node["Resources"]
-        fits = [total.get("CPU", 0.0) / bundle.cpu] + ([total.get("GPU", 0.0) / bundle.gpu] if bundle.gpu else [])
+        fits = [total.get("CPU", 0.0) / bundle.cpu] + (
+            [total.get("GPU", 0.0) / bundle.gpu] if bundle.gpu else []
+        )
         workers = int(min(fits) + 1e-6)
         if node["Alive"] and workers:
             kinds = [key.split(":", 1)[1] for key in total if key.startswith("accelerator_type:")]

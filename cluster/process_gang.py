@@ -32,12 +32,16 @@ class ProcessGang:
         context = multiprocessing.get_context("spawn")
         for rank in range(world):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, os.getpid()), name=f"rank-{rank}", daemon=True)
+            process = context.Process(
+                target=_serve, args=(theirs, os.getpid()), name=f"rank-{rank}", daemon=True
+            )
             process.start()
             theirs.close()
             self._processes.append(process)
             self._pipes.append(ours)
-            self._status.append(RankStatus(rank, "local", process.pid or 0, "starting", heard=time.monotonic()))
+            self._status.append(
+                RankStatus(rank, "local", process.pid or 0, "starting", heard=time.monotonic())
+            )
         port = self._ask(0, "open_store", "127.0.0.1")
         for rank in range(world):
             self._ask(rank, "launch", Seat(rank, world, rank, "127.0.0.1", port), target, config)
@@ -92,7 +96,10 @@ class ProcessGang:
         if dead:
             code = self._processes[rank].exitcode
             self._status[rank] = dataclasses.replace(
-                self._status[rank], state="dead", error=f"process ended with exit code {code}", failed_at=time.time()
+                self._status[rank],
+                state="dead",
+                error=f"process ended with exit code {code}",
+                failed_at=time.time(),
             )
         return None
 

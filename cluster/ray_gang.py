@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -33,7 +33,11 @@ class RayRankHost(RankHost):
 
         import torch  # noqa: F401
 
-        return {"node": ray.get_runtime_context().get_node_id(), "ip": ray.util.get_node_ip_address(), "pid": os.getpid()}
+        return {
+            "node": ray.get_runtime_context().get_node_id(),
+            "ip": ray.util.get_node_ip_address(),
+            "pid": os.getpid(),
+        }
 
 
 class RayGang:
@@ -56,12 +60,14 @@ class RayGang:
         if not self._group.wait(PLACEMENT_TIMEOUT):
             self.stop()
             raise TimeoutError(f"no room for {world} workers of {resources} within {PLACEMENT_TIMEOUT:.0f} s")
-        remote = ray.remote(RayRankHost)
+        remote: Any = ray.remote(RayRankHost)
         actors = [
             remote.options(
                 num_cpus=bundle.cpu,
                 num_gpus=bundle.gpu,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=i),
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    self._group, placement_group_bundle_index=i
+                ),
             ).remote()
             for i in range(world)
         ]
@@ -89,6 +95,8 @@ class RayGang:
             rank = self._beats.pop(reference)
             try:
                 answer = ray.get(reference)
+            except ActorUnavailableError:
+                continue  # a lost connection, perhaps: the next poll tells
             except RayActorError as error:
                 self._mark(rank, state="dead", error=_cause(error), failed_at=time.time())
                 continue
@@ -123,7 +131,9 @@ class RayGang:
             local_rank = seen[place["node"]] = seen.get(place["node"], -1) + 1
             seat = Seat(rank, len(places), local_rank, host, port)
             launches.append(actor.launch.remote(seat, target, config))
-            self._status.append(RankStatus(rank, place["ip"], place["pid"], "starting", heard=time.monotonic()))
+            self._status.append(
+                RankStatus(rank, place["ip"], place["pid"], "starting", heard=time.monotonic())
+            )
         ray.get(launches, timeout=START_TIMEOUT)
 
     def _mark(self, rank: int, **fields: Any) -> None:
@@ -133,7 +143,10 @@ class RayGang:
 def _cause(error: RayActorError) -> str:
     """Why Ray says that an actor is gone, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    cause = next((line for line in lines if "cause" in line.lower() or "killed" in line.lower()), lines[0] if lines else "")
+    cause = next(
+        (line for line in lines if "cause" in line.lower() or "killed" in line.lower()),
+        lines[0] if lines else "",
+    )
     return cause[:300] or "the actor died"
 
 
@@ -145,6 +158,8 @@ def capacity(bundle: Bundle) -> int:
     alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
     for node, free in available_resources_per_node().items():
         if node in alive:
-            fits = [free.get("CPU", 0.0) / bundle.cpu] + ([free.get("GPU", 0.0) / bundle.gpu] if bundle.gpu else [])
+            fits = [free.get("CPU", 0.0) / bundle.cpu] + (
+                [free.get("GPU", 0.0) / bundle.gpu] if bundle.gpu else []
+            )
             count += int(min(fits) + 1e-6)
     return count

@@ -25,10 +25,10 @@ LINGER = 60.0
 class ControllerActor:
     """One run. If Ray starts this actor again, it goes on from the run directory."""
 
-    def __init__(self, job: dict[str, Any], run_uri: str, until: int | None) -> None:
+    def __init__(self, job: dict[str, Any], run_uri: str, until: int | None, faults: tuple[str, ...]) -> None:
         self._job, self._until = job, until
         self._run = RunDir(run_uri)
-        self._controller = Controller(parse(job), self._run, until, on_ray())
+        self._controller = Controller(parse(job), self._run, until, on_ray(), faults)
         self._summary: dict[str, Any] | None = None
         self._error: dict[str, Any] | None = None
         threading.Thread(target=self._drive, name="controller", daemon=True).start()
@@ -76,11 +76,12 @@ def controller_of(run: RunDir) -> Any | None:
         return None
 
 
-def start_controller(job: dict[str, Any], run: RunDir, until: int | None) -> Any:
+def start_controller(job: dict[str, Any], run: RunDir, until: int | None, faults: tuple[str, ...]) -> Any:
     """A new detached controller for the run, or the one that another command has just started."""
-    options = {"name": _name(run), "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
-    remote = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=8)(ControllerActor)
-    return remote.options(**options).remote(job, run.uri, until)
+    options: dict[str, Any] = {"name": _name(run), "namespace": NAMESPACE, "lifetime": "detached"}
+    options |= {"get_if_exists": True, "num_cpus": 0, "max_restarts": -1, "max_concurrency": 8}
+    remote: Any = ray.remote(ControllerActor)
+    return remote.options(**options).remote(job, run.uri, until, faults)
 
 
 def _name(run: RunDir) -> str:

@@ -78,7 +78,7 @@ def check_objective(spec: JobSpec) -> None:
     name = spec.workload.objective
     try:
         fits = objectives.architectures(name)
-        config = describe(spec.workload.model, spec.workload.changes, None)
+        config = describe(spec.workload.model, spec.workload.changes, objective=name)
     except WorkloadError as error:
         raise InputError(str(error), "workload") from None
     if config.architecture not in fits:

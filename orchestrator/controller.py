@@ -7,6 +7,7 @@ go on after its own death stands in the run directory.
 from __future__ import annotations
 
 import dataclasses
+import os
 import statistics
 import time
 from collections import deque
@@ -20,7 +21,7 @@ from orchestrator import plan as planning
 from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.checkpoint.store import Store
 from orchestrator.decide import ENDED, Action, Failure, Rules, Seen, State, decide
-from orchestrator.layout import Layout, ModelShape
+from orchestrator.layout import ModelShape
 from orchestrator.rundir import Row, RunDir
 from orchestrator.spec import JobSpec, dump
 from orchestrator.track.ledger import timeline
@@ -53,8 +54,10 @@ class Cluster:
 class Controller:
     """Drives one run in the calling thread; `status` and `request_stop` may be called from others."""
 
-    def __init__(self, spec: JobSpec, run: RunDir, until: int | None, cluster: Cluster) -> None:
-        self._spec, self._run, self._cluster = spec, run, cluster
+    def __init__(
+        self, spec: JobSpec, run: RunDir, until: int | None, cluster: Cluster, faults: tuple[str, ...] = ()
+    ) -> None:
+        self._spec, self._run, self._cluster, self._faults = spec, run, cluster, faults
         self._until = min(until or spec.train.steps, spec.train.steps)
         self._store = Store(run.at("checkpoints"))
         worker = spec.resources.per_worker
@@ -88,7 +91,8 @@ class Controller:
         seconds = self._step_seconds()
         left = self._until - state.step
         ranks = [
-            {"rank": r.rank, "node": r.node, "pid": r.pid, "state": r.state, "step": r.step} for r in self._beat.ranks
+            {"rank": r.rank, "node": r.node, "pid": r.pid, "state": r.state, "step": r.step}
+            for r in self._beat.ranks
         ]
         return {
             "name": self._spec.name,
@@ -102,6 +106,7 @@ class Controller:
             "eta_seconds": left * seconds if seconds and state.phase in ("start", "train") else None,
             "note": self._note,
             "time": time.time(),
+            "pid": os.getpid(),
             "ranks": ranks if self._gang is not None else [],
         }
 
@@ -189,7 +194,9 @@ class Controller:
         self._shape = assemble.check_data(self._spec, self._data)
         self._machine = planning.machine_for(self._cluster.offer(self._bundle), self._bundle)
         workers = self._spec.resources.workers
-        planning.plan(self._spec, self._shape, workers.max, self._machine)  # what is illegal is told before any start
+        planning.plan(
+            self._spec, self._shape, workers.max, self._machine
+        )  # what is illegal is told before any start
         self._rules = Rules(self._spec, planning.chooser(self._spec, self._shape, self._machine))
 
     def _wait(self, action: Action, before: State) -> None:
@@ -202,7 +209,9 @@ class Controller:
     def _start(self, action: Action, before: State) -> None:
         """Roll back to the last sound commit, write the plan, start a gang from there."""
         layout, restored = action.layout, self._roll_back()
-        assert layout is not None and self._shape is not None and self._machine is not None
+        assert layout is not None
+        assert self._shape is not None
+        assert self._machine is not None
         self._state = dataclasses.replace(self._state, step=restored.step if restored else 0)
         plan = planning.plan(self._spec, self._shape, layout.world, self._machine)
         self._run.write_json("plan.json", {"attempt": self._state.attempt, **plan.to_json()})
@@ -210,7 +219,13 @@ class Controller:
         source = f"from the commit at step {restored.step}" if restored else "from the beginning"
         was = str(before.layout) if before.layout else None
         self._note = f"starting {layout.world} workers {source}"
-        self._event("start", f"{layout.world} workers {source}", layout_before=was, layout_after=str(layout), layout=layout.to_json())
+        self._event(
+            "start",
+            f"{layout.world} workers {source}",
+            layout_before=was,
+            layout_after=str(layout),
+            layout=layout.to_json(),
+        )
         self._write_status(force=True)
         task = Task(
             job=self._spec.model_dump(mode="json"),
@@ -220,19 +235,23 @@ class Controller:
             attempt=self._state.attempt,
             restore=restored.step if restored else None,
             until=self._until,
+            faults=self._faults,
         )
         self._saved, self._beat = 0, Beat()
-        gang = self._cluster.gang()
+        self._gang = self._cluster.gang()
         try:
-            gang.start(layout.world, self._bundle, ENTRY, task.to_json())
-            self._gang = gang
+            self._gang.start(layout.world, self._bundle, ENTRY, task.to_json())
         except TimeoutError as error:
+            self._stop_gang()
             self._placement_failed = str(error)
 
     def _watch(self, action: Action, before: State) -> None:
         if before.phase == "start" and self._state.phase == "train":
             self._note = ""
-            self._event("train", f"the first step of attempt {self._state.attempt} is done")
+            first = next((row for row in self._recent if row["attempt"] == self._state.attempt), None)
+            began = first["time"] - first["step_seconds"] if first else time.time()
+            began = max(began, self._events[-1]["time"])
+            self._event("train", f"the first step of attempt {self._state.attempt} is done", time=began)
         time.sleep(POLL)
 
     def _ask_stop(self, action: Action, before: State) -> None:
@@ -251,7 +270,9 @@ class Controller:
             return
         self._note = f"recovering: {action.first_fault}"
         commit = self._last_commit()
-        lost = [row for row in self._run.rows("metrics.jsonl") if row["step"] > (commit.step if commit else 0)]
+        lost = [
+            row for row in self._run.rows("metrics.jsonl") if row["step"] > (commit.step if commit else 0)
+        ]
         self._event(
             "stop",
             "a fault ended the attempt",
@@ -264,7 +285,9 @@ class Controller:
         self._note = "exporting the model"
         self._event("export", f"the commit at step {self._state.step}, in the Hugging Face format")
         self._write_status(force=True)
-        self._exported = self._cluster.call(export.export, self._run.uri, self._state.step, self._run.at("export"))
+        self._exported = self._cluster.call(
+            export.export, self._run.uri, self._state.step, self._run.at("export")
+        )
 
     def _note_reason(self, action: Action, before: State) -> None:
         self._note = action.reason
@@ -320,7 +343,9 @@ class Controller:
         self._stop_gang()
         self._event(self._state.phase, self._note)
         assert self._tracker is not None
-        summary = finish.finish(self._spec, self._run, self._last_commit(), self._data, self._exported, self._tracker)
+        summary = finish.finish(
+            self._spec, self._run, self._last_commit(), self._data, self._exported, self._tracker
+        )
         self._write_status(force=True)
         return summary
 

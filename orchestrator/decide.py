@@ -147,10 +147,11 @@ def _train(rules: Rules, state: State, seen: Seen) -> tuple[State, Action]:
     if seen.placement_failed:
         return _enter(state, "wait", seen), Action("halt", seen.placement_failed)
     step = max((r.step for r in seen.ranks), default=-1)
-    if step > state.step or (step >= 0 and state.phase == "start"):
-        phase: Phase = "train"
-        entered = {"since": seen.now} if state.phase == "start" else {}
-        state = dataclasses.replace(state, phase=phase, step=max(step, 0), moved=seen.now, **entered)
+    if step >= 0 and state.phase == "start":
+        # Said before anything else, a fault included, so that every step belongs to a training phase.
+        return _enter(state, "train", seen, step=step, moved=seen.now), Action("watch")
+    if step > state.step:
+        state = dataclasses.replace(state, step=step, moved=seen.now)
     if fault := _fault(state, seen):
         return _failed(rules, state, seen, fault)
     if seen.ranks and all(r.state == "done" for r in seen.ranks):
@@ -217,10 +218,11 @@ def _fault(state: State, seen: Seen) -> Failure | None:
     if told and (late or not all(_is_consequence(r.error) for r in told)):
         root = next((r for r in told if not _is_consequence(r.error)), told[0])
         return Failure(seen.now, state.step, f"rank {root.rank} on {root.node}", root.error, told=True)
-    if told and not dead and seen.now - told[0].failed_at < GRACE:
-        return None
+    if dead:
         first = dead[0]
-        return Failure(seen.now, state.step, f"rank {first.rank} on {first.node} died", first.error, told=False)
+        return Failure(
+            seen.now, state.step, f"rank {first.rank} on {first.node} died", first.error, told=False
+        )
     if told:
         return None  # a peer will be found dead within GRACE
     still = seen.now - state.moved
@@ -234,7 +236,14 @@ def _fault(state: State, seen: Seen) -> Failure | None:
 
 def _is_consequence(text: str) -> bool:
     """Whether an exception only says that a peer is gone."""
-    signs = ("Connection closed by peer", "Connection reset", "Broken pipe", "Timed out", "DistNetworkError", "NCCL")
+    signs = (
+        "Connection closed by peer",
+        "Connection reset",
+        "Broken pipe",
+        "Timed out",
+        "DistNetworkError",
+        "NCCL",
+    )
     return any(sign in text for sign in signs)
 
 

@@ -36,7 +36,14 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Look at everything that a run needs."""
-    checks: tuple[Callable[[], Iterator[Finding]], ...] = (_python, _packages, _machine, _devices, _compiler, _loopback)
+    checks: tuple[Callable[[], Iterator[Finding]], ...] = (
+        _python,
+        _packages,
+        _machine,
+        _devices,
+        _compiler,
+        _loopback,
+    )
     return [finding for check in checks for finding in check()]
 
 
@@ -80,7 +87,9 @@ def _devices() -> Iterator[Finding]:
         yield Finding("ok", "GPUs", "none: ranks run on processors, with gloo")
         backend = "gloo" if torch.distributed.is_gloo_available() else "none"
     known = backend in ("NCCL", "gloo")
-    yield Finding("ok" if known else "missing", "process groups", backend, "" if known else "install another torch")
+    yield Finding(
+        "ok" if known else "missing", "process groups", backend, "" if known else "install another torch"
+    )
 
 
 def _compiler() -> Iterator[Finding]:
@@ -95,4 +104,6 @@ def _loopback() -> Iterator[Finding]:
             probe.bind(("127.0.0.2", 0))
         yield Finding("ok", "loopback", "127.0.0.0/8")
     except OSError as error:
-        yield Finding("missing", "loopback", str(error), "embedded Ray listens on 127.0.0.2: use Linux, or --address")
+        yield Finding(
+            "missing", "loopback", str(error), "embedded Ray listens on 127.0.0.2: use Linux, or --address"
+        )

@@ -65,7 +65,9 @@ def _write_tokenizer(tokens: Tokens, spec: JobSpec, folder: str) -> None:
 
     tokenizer, roles = tokens.tokenizer(), tokens.manifest.roles
     named = {f"{role}_token": tokenizer.id_to_token(number) for role, number in roles.items()}
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=spec.data.sequence_length, **named)
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=spec.data.sequence_length, **named
+    )
     wrapped.save_pretrained(folder)
 
 

@@ -18,11 +18,9 @@ def finish(
     spec: JobSpec, run: RunDir, commit: Manifest | None, data: str, exported: dict[str, Any], tracker: Tracker
 ) -> dict[str, Any]:
     """Write summary.json and report.html, deliver what MLflow lacks, and return the summary."""
-    from orchestrator.track.report import report  # drawing libraries, which a running controller does not need
-
     found = summarise(spec, run, commit, data, exported)
     run.write_json("summary.json", found)
-    run.write_text("report.html", report(run))
+    found["problem"] = _draw(run)
     tracker.document("summary.json")
     tracker.document("report.html")
     tracker.status(STATUS[found["state"]])
@@ -30,6 +28,17 @@ def finish(
     found["tracking"] = {"missing_rows": delivery.missing, "problem": delivery.problem}
     run.write_json("summary.json", found)
     return found
+
+
+def _draw(run: RunDir) -> str | None:
+    """Write report.html; what went wrong if it could not be drawn, since telemetry may not fail a run."""
+    from orchestrator.track.report import report
+
+    try:
+        run.write_text("report.html", report(run))
+    except Exception as error:
+        return f"report.html was not written: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return None
 
 
 def summarise(
@@ -46,7 +55,7 @@ def summarise(
         run.read_json("plan.json"),
         run.rows("events.jsonl"),
         run.rows("metrics.jsonl"),
-        commit.meta if commit else None,
+        {"samples": commit.receipt} if commit else None,
         unigram_entropy=entropy,
         sample=exported.get("sample"),
     )

@@ -25,8 +25,8 @@ class ModelShape:
     """The sizes of a model that layout and memory depend on, all per model unless said otherwise.
 
     stages: most stages that a pipeline may cut the model into. expert_feedforward: columns of one expert.
-    heads_cut: whether tensor parallelism cuts attention. stacks: 2 for an encoder-decoder. whole_context: why a
-    sequence cannot be split over ranks, empty if it can. uneven_vocabulary: whether the vocabulary may be cut
+    heads_cut: whether tensor parallelism cuts attention. whole_context and whole_sequence: why a sequence cannot be
+    split over context-parallel or tensor-parallel ranks, empty if it can. uneven_vocabulary: whether the vocabulary may be cut
     into unequal parts. used_once: whether every weight of a stage is used once in it.
     """
 
@@ -43,8 +43,8 @@ class ModelShape:
     stages: int = 0
     expert_feedforward: int = 0
     heads_cut: bool = True
-    stacks: int = 1
     whole_context: str = ""
+    whole_sequence: str = ""
     uneven_vocabulary: bool = True
     expert_share: float = 0.0
     used_once: bool = True
@@ -183,8 +183,8 @@ def _combinations(layout: Layout, shape: ModelShape) -> list[str]:
     found = []
     if layout.sequence and layout.tp == 1:
         found.append("sequence shares work out among tensor-parallel ranks, and tp is 1; set sequence to false")
-    elif layout.sequence and shape.stacks > 1:
-        found.append("sequence needs one stack, and this is an encoder-decoder; set sequence to false")
+    elif layout.sequence and shape.whole_sequence:
+        found.append(f"sequence slices the residuals, and {shape.whole_sequence}; set sequence to false")
     elif layout.sequence:
         found += _indivisible(layout.tp * layout.cp, shape.sequence_length, "tp x cp", "positions in a sequence")
     split = layout.pp > 1 and layout.schedule in ("zero_bubble", "zbv")

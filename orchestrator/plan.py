@@ -123,8 +123,8 @@ def model_shape(config: TransformerConfig | ForeignModel, sequence_length: int) 
         stages=1 if uncut else layers,
         expert_feedforward=moe.intermediate if moe else 0,
         heads_cut=foreign or config.latent is None,
-        stacks=2 if config.decoder_layers else 1,
         whole_context="this model is run as it is" if foreign else _whole_context(config),
+        whole_sequence="this model is run as it is" if foreign else _whole_sequence(config),
         uneven_vocabulary=foreign or not config.generator,
         expert_share=experts / parameters,
         used_once=foreign or not (config.decoder_layers or config.positions == "relative"),
@@ -142,14 +142,27 @@ def _whole_context(config: TransformerConfig) -> str:
     return "the discriminator's loss is a mean over the whole" if config.head == "discriminator" else ""
 
 
+def _whole_sequence(config: TransformerConfig) -> str:
+    """Why tensor-parallel ranks cannot share the residuals out; empty if they can."""
+    if config.decoder_layers:
+        return "an encoder-decoder reads its memory whole"
+    if config.generator:
+        return "a generator and its discriminator work on single positions"
+    return "layers that are shared have no last one" if config.shared_layers else ""
+
+
 def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine) -> Plan:
     """The best legal layout on at most `workers` ranks.
 
     Raises InputError if a layout written by hand is illegal, or if none fits, with the reasons.
     """
     legal, rejected = [], []
-    for layout in _candidates(spec, shape, workers):
+    for layout in dict.fromkeys(_candidates(spec, shape, workers)):
         problems = [*layout.problems(shape, spec.train.global_batch), *_beyond_this_version(spec, layout)]
+        if layout.world > workers:
+            problems.append(
+                f"{layout} needs {layout.world} workers of {workers}; lower a degree or add workers"
+            )
         candidate = predict(spec, shape, layout, machine)
         if not problems and candidate.memory > machine.memory * MEMORY_SHARE:
             room = machine.memory * MEMORY_SHARE
@@ -274,7 +287,6 @@ def _candidates(spec: JobSpec, shape: ModelShape, workers: int) -> Iterator[Layo
             width = max(workers // (asked.pp * asked.cp * asked.tp), 1)
             yield fit(wide, workers, batch, virtual) or dataclasses.replace(wide, dp=width)
         return
-    seen = set()
     ways, experts = divisors(workers), divisors(shape.experts) if shape.experts else [1]
     for pp, cp, tp, ep, zero, recompute in itertools.product(
         ways, ways, ways, experts, range(4), ("none", "full")
@@ -287,8 +299,7 @@ def _candidates(spec: JobSpec, shape: ModelShape, workers: int) -> Iterator[Layo
                 pp=pp, cp=cp, tp=tp, ep=ep, zero=zero, micro_batch=micro, recompute=recompute, schedule=schedule
             )
             layout = fit(degrees, workers, batch, virtual)
-            if layout and layout not in seen:
-                seen.add(layout)
+            if layout:
                 yield layout
 
 
@@ -348,7 +359,8 @@ def _none_fits(
         near = nearest(rejected[0][0], shape, spec.train.global_batch)
         mend = f"the nearest legal layouts are {'; '.join(str(layout) for layout in near)}" if near else ""
         return InputError(reasons[0], "parallel", mend)
-    why = f": {reasons[-1]}" if reasons else ""
+    needs = [reason for reason in reasons if reason.startswith("needs ")]  # of memory: all else was legal
+    why = f": {(needs or reasons)[-1]}" if reasons else ""
     return InputError(
         f"no legal layout for {workers} workers{why}", "parallel", "change resources or train.global_batch"
     )

@@ -60,7 +60,9 @@ def replay(spec: JobSpec, run: RunDir, step: int | None, steps: int) -> Verdict:
     layout_text = recorded[first]["layout"]
     layout = next((c for c in _layouts(run, manifest) if c["text"] == layout_text), None)
     if layout is None:
-        raise InputError(f"the layout of step {first}, {layout_text}, is not on record", run.uri, "choose another --step")
+        raise InputError(
+            f"the layout of step {first}, {layout_text}, is not on record", run.uri, "choose another --step"
+        )
     wanted = itertools.takewhile(
         lambda n: n in recorded and recorded[n]["layout"] == layout_text, range(first, first + steps)
     )
@@ -83,9 +85,13 @@ def _choose(store: Store, recorded: dict[int, Row], step: int | None) -> Manifes
     found = [number for number in store.steps() if number + 1 in recorded]
     if step is not None and step not in found:
         known = ", ".join(map(str, found)) or "none"
-        raise InputError(f"there is no commit at step {step} with steps after it", store.uri, f"choose from: {known}")
+        raise InputError(
+            f"there is no commit at step {step} with steps after it", store.uri, f"choose from: {known}"
+        )
     if not found:
-        raise InputError("no commit is followed by recorded steps", store.uri, "raise checkpoint.keep, or train on")
+        raise InputError(
+            "no commit is followed by recorded steps", store.uri, "raise checkpoint.keep, or train on"
+        )
     return store.manifest(found[0] if step is None else step)
 
 

@@ -37,7 +37,12 @@ class Outcome:
 
 
 def run(
-    spec: JobSpec, run_dir: RunDir, until: int | None, address: str | None, show: Callable[[dict[str, Any]], None]
+    spec: JobSpec,
+    run_dir: RunDir,
+    until: int | None,
+    address: str | None,
+    show: Callable[[dict[str, Any]], None],
+    faults: tuple[str, ...] = (),
 ) -> Outcome:
     """Drive a run to its end, or on from where it is. `show` gets the status several times a second.
 
@@ -58,9 +63,11 @@ def run(
     workers, worker = spec.resources.workers, spec.resources.per_worker
     try:
         with ray_at(address, workers.max * worker.cpu, workers.max * worker.gpu):
-            outcome = _watch(spec, run_dir, until, show)
+            outcome = _watch(_attach(spec, run_dir, until, faults), show)
     except NoCluster as error:
-        outcome = Outcome(WRONG_INPUT, None, f"--address {address}: {error}; start one with `ray start --head`")
+        outcome = Outcome(
+            WRONG_INPUT, None, f"--address {address}: {error}; start one with `ray start --head`"
+        )
     if outcome.code == WRONG_INPUT and made:
         shutil.rmtree(run_dir.path, ignore_errors=True)
     return outcome
@@ -106,11 +113,10 @@ def finished_summary(run_dir: RunDir) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _watch(spec: JobSpec, run_dir: RunDir, until: int | None, show: Callable[[dict[str, Any]], None]) -> Outcome:
+def _watch(controller: Any, show: Callable[[dict[str, Any]], None]) -> Outcome:
     import ray
     from ray.exceptions import RayActorError, RayError
 
-    controller = _attach(spec, run_dir, until)
     heard, asked = time.monotonic(), False
     while True:
         try:
@@ -134,7 +140,7 @@ def _watch(spec: JobSpec, run_dir: RunDir, until: int | None, show: Callable[[di
             return Outcome(FAILED, None, f"the controller does not answer: {type(error).__name__}")
 
 
-def _attach(spec: JobSpec, run_dir: RunDir, until: int | None) -> Any:
+def _attach(spec: JobSpec, run_dir: RunDir, until: int | None, faults: tuple[str, ...]) -> Any:
     """The run's controller: the one that is at work with the same job, else a new one."""
     import ray
 
@@ -153,7 +159,7 @@ def _attach(spec: JobSpec, run_dir: RunDir, until: int | None) -> Any:
         deadline = time.monotonic() + 10
         while controller_of(run_dir) is not None and time.monotonic() < deadline:
             time.sleep(0.1)
-    return start_controller(job, run_dir, until)
+    return start_controller(job, run_dir, until, faults)
 
 
 def _outcome(status: dict[str, Any]) -> Outcome:
@@ -166,4 +172,8 @@ def _outcome(status: dict[str, Any]) -> Outcome:
 def _flat(value: Any, key: str = "") -> dict[str, Any]:
     if not isinstance(value, dict):
         return {key: value}
-    return {k: v for name, inner in value.items() for k, v in _flat(inner, f"{key}.{name}" if key else name).items()}
+    return {
+        k: v
+        for name, inner in value.items()
+        for k, v in _flat(inner, f"{key}.{name}" if key else name).items()
+    }

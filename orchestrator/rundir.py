@@ -29,10 +29,14 @@ LOCK_TIMEOUT = 20.0
 
 
 class RunDir:
-    """Reads and writes the documents and rows of one run. Raises InputError if the place cannot be written."""
+    """Reads and writes the documents and rows of one run. Raises InputError if the place cannot be used."""
 
     def __init__(self, uri: str) -> None:
-        self.fs, self.path = fsspec.core.url_to_fs(uri)
+        try:
+            self.fs, self.path = fsspec.core.url_to_fs(uri)
+        except (ValueError, ImportError) as error:
+            mend = "use a path or an fsspec URI such as s3://"
+            raise InputError(f"the run directory cannot be opened ({error})", uri, mend) from None
         self.local = isinstance(self.fs, LocalFileSystem)
         self.uri = self.path if self.local else uri.rstrip("/")
 
@@ -54,7 +58,9 @@ class RunDir:
             self.fs.rm_file(probe)
         except Exception as error:  # every fsspec backend raises its own kind
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise InputError(f"the run directory cannot be written ({reason})", self.uri, "give another --run-dir") from None
+            raise InputError(
+                f"the run directory cannot be written ({reason})", self.uri, "give another --run-dir"
+            ) from None
 
     def exists(self, name: str) -> bool:
         """Whether a document of that name is there."""
@@ -116,6 +122,8 @@ class RunDir:
                 if file.read(1) != b"\n":
                     text = "\n" + text  # a crash tore the last row: leave it alone on its line
             file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
 
     def replace_rows(self, name: str, rows: Iterable[Row]) -> None:
         """Exchange all rows for these."""
@@ -148,7 +156,9 @@ class RunDir:
                 except OSError:
                     if time.monotonic() > deadline:
                         mend = "attach to it with --address, or stop it"
-                        raise InputError("another controller is at work on this run", self.uri, mend) from None
+                        raise InputError(
+                            "another controller is at work on this run", self.uri, mend
+                        ) from None
                     time.sleep(0.1)
             yield
 

@@ -44,7 +44,10 @@ class Source(_Model):
 
     uri: str = Field(description="a path, glob or fsspec URI of .txt, .jsonl or .parquet files")
     weight: float = Field(default=1.0, gt=0.0, description="passes over this source in one epoch")
-    field: str = Field(default="text", description="the text's key in .jsonl and .parquet")
+    field: str | tuple[str, str] = Field(
+        default="text",
+        description="the text's key in .jsonl and .parquet; two keys for pairs, a source and its target",
+    )
 
 
 class TrainBpe(_Model):

@@ -17,6 +17,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "positions": ("learned", "sinusoidal", "rotary", "relative", "none"),
     "activation": ("gelu", "gelu_tanh", "relu", "silu"),
     "head": ("language", "masked", "discriminator", "sequence", "token", "none"),
+    "pooler": ("tanh", "gelu"),
     "initial": ("normal", "truncated", "fan_in"),
 }
 
@@ -71,6 +72,7 @@ class TransformerConfig:
     head: str = "language"
     sentence_head: bool = False
     classes: int = 0
+    pooler: str = "tanh"
     generator: int = 0
     initial: str = "normal"
     initial_std: float = 0.02

@@ -56,6 +56,10 @@ def for_objective(config: TransformerConfig, objective: str) -> TransformerConfi
         return config.changed(wanted)
     if config.architecture not in ("encoder", "prefix"):
         return config
+    if objective == "blank_infilling" and not config.block_positions:
+        raise WorkloadError(
+            "blank_infilling needs two positions a token; use glm-base or set block_positions"
+        )
     if objective == "replaced_token_detection":
         if not config.generator:
             raise WorkloadError(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from workloads.config import TransformerConfig
-from workloads.layers import norm
+from workloads.layers import embedding, norm
 from workloads.positions import sinusoids
 
 
@@ -19,9 +19,9 @@ class Embeddings(nn.Module):
         self.offset = config.position_offset
         self.sinusoidal = config.positions == "sinusoidal"
         count = config.max_positions + config.position_offset
-        self.positions = nn.Embedding(count, size) if learned else None
-        self.blocks = nn.Embedding(count, size) if config.block_positions else None
-        self.token_types = nn.Embedding(config.token_types, size) if config.token_types else None
+        self.positions = embedding(count, size) if learned else None
+        self.blocks = embedding(count, size) if config.block_positions else None
+        self.token_types = embedding(config.token_types, size) if config.token_types else None
         self.norm = norm(config, size) if config.embedding_norm else None
 
     def forward(self, vectors: Tensor, positions: Tensor, token_types: Tensor | None) -> Tensor:

@@ -20,7 +20,7 @@ class VocabularyProjection(nn.Module):
         self.bias = nn.Parameter(torch.empty(config.vocab_size)) if bias else None
 
     def forward(self, hidden: Tensor, tokens: Tensor | None) -> Tensor:
-        """[B, L, size] to [B, L, vocabulary]; tokens is the embedding [vocabulary, size]."""
+        """[.., size] to [.., vocabulary]; tokens is the embedding [vocabulary, size]."""
         weight = tokens if self.weight is None else self.weight
         assert weight is not None
         return F.linear(hidden if self.scale == 1.0 else hidden * self.scale, weight, self.bias)
@@ -37,7 +37,7 @@ class MaskedHead(nn.Module):
         self.output = VocabularyProjection(config, config.embedding_size, bias=True)
 
     def forward(self, hidden: Tensor, tokens: Tensor | None) -> Tensor:
-        """[B, L, hidden] to [B, L, vocabulary]."""
+        """[.., hidden] to [.., vocabulary]."""
         return self.output(self.norm(self.activation(self.dense(hidden))), tokens)
 
 
@@ -50,22 +50,23 @@ class DiscriminatorHead(nn.Module):
         self.activation = activation(config.activation)
         self.output = nn.Linear(config.hidden, 1)
 
-    def forward(self, hidden: Tensor, tokens: Tensor | None = None) -> Tensor:
+    def forward(self, hidden: Tensor) -> Tensor:
         """[B, L, hidden] to [B, L]."""
         return self.output(self.activation(self.dense(hidden))).squeeze(-1)
 
 
 class SentenceHead(nn.Module):
-    """BERT's pooler and a classifier over the first token: next sentence, sentence order."""
+    """Classes of the whole sequence from its first token, through BERT's pooler (dense and activation)."""
 
     def __init__(self, config: TransformerConfig, classes: int) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden, config.hidden)
+        self.activation = torch.tanh if config.pooler == "tanh" else F.gelu
         self.output = nn.Linear(config.hidden, classes)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[B, L, hidden] to [B, classes]."""
-        return self.output(self.dense(hidden[:, 0]).tanh())
+        return self.output(self.activation(self.dense(hidden[:, 0])))
 
 
 class LastTokenHead(nn.Module):

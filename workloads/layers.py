@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -14,6 +15,11 @@ def norm(config: TransformerConfig, size: int = 0) -> nn.Module:
     """The norm of the model over the last dimension: LayerNorm or RMSNorm (Zhang and Sennrich 2019)."""
     kind = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
     return kind(size or config.hidden, eps=config.norm_eps)
+
+
+def embedding(count: int, size: int) -> nn.Embedding:
+    """A table [count, size] without torch's first values, whose drawing on the meta device takes seconds."""
+    return nn.Embedding.from_pretrained(torch.empty(count, size), freeze=False)
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:

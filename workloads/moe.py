@@ -137,14 +137,18 @@ class MixtureOfExperts(nn.Module):
         """[B, L, hidden] to the same, and the extra loss of the router."""
         routes = self.router(hidden)
         flat, experts = hidden.flatten(0, 1), routes.experts.flatten()
-        # Dropped tokens have expert -1 and sort first.
         order = experts.argsort(stable=True)
-        counts = torch.bincount(experts + 1, minlength=self.moe.experts + 1)
-        order, counts = order[counts[0] :], counts[1:]
-        source = order // self.moe.top_k
-        rows = self.experts(flat[source], counts)
-        rows = rows * routes.weights.flatten()[order].unsqueeze(-1).to(rows.dtype)
-        mixed = torch.zeros_like(flat, dtype=rows.dtype).index_add(0, source, rows).view(hidden.shape)
+        counts = torch.zeros(self.moe.experts + 1, dtype=torch.int64, device=flat.device)
+        counts.index_add_(0, experts + 1, torch.ones_like(experts))
+        if self.moe.capacity_factor is not None:
+            # Dropped tokens have expert -1 and sort first. Without a capacity this wait for the count is saved.
+            order = order[counts[0] :]
+        counts = counts[1:]
+        rows = self.experts(flat[order // self.moe.top_k], counts)
+        # Every row has its own place, so that the sum over a token's experts is in a fixed order on any device.
+        placed = rows.new_zeros(len(experts), rows.shape[-1]).index_copy(0, order, rows)
+        weights = routes.weights.to(rows.dtype).unsqueeze(-1)
+        mixed = (placed.view(*routes.weights.shape, -1) * weights).sum(2)
         if self.moe.bias_rate is not None:
             self.load = counts if self.load is None else self.load + counts
         return (mixed if self.shared is None else mixed + self.shared(hidden)), routes.extra

@@ -11,12 +11,13 @@ from workloads.errors import WorkloadError
 class RopeScaling:
     """How rotary frequencies are stretched beyond the trained length.
 
-    kind: 'linear' (Chen et al. 2023), 'llama3' (Llama 3.1) or 'yarn' (Peng et al. 2023).
+    kind: 'linear' (Chen et al. 2023), 'llama3' (Llama 3.1) or 'yarn' (Peng et al. 2023). The last two start
+    from original_positions, the length that was trained first.
     """
 
     kind: str
     factor: float
-    original_positions: int
+    original_positions: int = 0
     low_frequency: float = 1.0
     high_frequency: float = 4.0
     beta_fast: float = 32.0
@@ -29,6 +30,8 @@ class RopeScaling:
             raise WorkloadError(f"rope_scaling.kind {self.kind!r} is unknown; use linear, llama3 or yarn")
         if self.factor < 1:
             raise WorkloadError(f"rope_scaling.factor is {self.factor}; give at least 1")
+        if (self.kind == "linear") != (self.original_positions == 0):
+            raise WorkloadError("rope_scaling.original_positions is for llama3 and yarn; give it there only")
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ _ALBERT = replace(
     _BERT, family="albert", vocab_size=30000, embedding_size=128, activation="gelu_tanh", shared_layers=True,
 )  # fmt: skip
 _ELECTRA = replace(
-    _BERT, family="electra", head="discriminator", sentence_head=False, generator=256,
+    _BERT, family="electra", head="discriminator", sentence_head=False, generator=256, pooler="gelu",
 )  # fmt: skip
 _UNILM = replace(_BERT, architecture="prefix", sentence_head=False)
 _GLM = replace(

@@ -9,7 +9,7 @@ from workloads.attention import ALL, Context
 from workloads.config import TransformerConfig
 from workloads.embeddings import Embeddings, batch_positions
 from workloads.heads import VocabularyProjection
-from workloads.layers import norm
+from workloads.layers import embedding, norm
 from workloads.masks import Mask, self_mask
 from workloads.positions import RelativeBias, rotary
 from workloads.transformer import Output, make_layers, masked_bias, run_layers
@@ -71,7 +71,7 @@ class EncoderDecoder(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.config = config
-        self.tokens: nn.Module | None = nn.Embedding(config.vocab_size, config.hidden)
+        self.tokens: nn.Module | None = embedding(config.vocab_size, config.hidden)
         self.encoder: Stack | None = Stack(config, config.layers, causal=False)
         self.decoder: Stack | None = Stack(config, config.decoder_layers, causal=True)
         self.head = VocabularyProjection(config, config.hidden, False) if config.head == "language" else None

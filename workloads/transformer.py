@@ -19,19 +19,23 @@ from workloads.heads import (
     TokenHead,
     VocabularyProjection,
 )
-from workloads.layers import norm
+from workloads.layers import embedding, norm
 from workloads.masks import self_mask
 from workloads.moe import MixtureOfExperts
 from workloads.positions import RelativeBias, Rotary, rotary
 from workloads.workload import Batch
 
+IGNORED = -100
+"""The label of a position that is not predicted."""
+
 
 class Output(NamedTuple):
     """What a forward pass gives; what the model has no head for is None.
 
-    hidden [B, L, hidden] before the last norm; extra the routers' losses summed, fp32 scalar; logits
-    [B, L, vocabulary], [B, L] (discriminator) or [B, L, classes] (token); sentence [B, classes]; memory what the
-    decoder of a pair reads, [B, L, hidden], where a later pipeline stage needs it.
+    hidden [B, L, hidden] as the last layer or norm leaves it; extra the routers' losses summed, fp32 scalar;
+    logits [B, L, vocabulary], [B, L] (discriminator) or [B, L, classes] (token); sentence [B, classes]. A
+    masked head that is given labels computes only what they ask for: logits [predicted, vocabulary]. memory is
+    what the decoder of a pair reads, [B, L, hidden], where a later pipeline stage needs it.
     """
 
     hidden: Tensor
@@ -105,7 +109,7 @@ class Transformer(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.config = config
-        self.tokens: nn.Module | None = nn.Embedding(config.vocab_size, config.embedding_size)
+        self.tokens: nn.Module | None = embedding(config.vocab_size, config.embedding_size)
         self.embeddings: nn.Module | None = Embeddings(config)
         self.projection = projection(config)
         self.relative_bias = (
@@ -126,11 +130,9 @@ class Transformer(nn.Module):
             hidden = hidden if self.projection is None else self.projection(hidden)
         repeat = self.config.layers if self.config.shared_layers else 1
         hidden, extra = run_layers(self.layers, hidden, self._context(batch, positions), extra, repeat)
-        if self.head is None and self.sentence_head is None:
-            return Output(hidden, extra)
-        final = hidden if self.norm is None else self.norm(hidden)
-        sentence = None if self.sentence_head is None else self.sentence_head(final)
-        return self._headed(Output(hidden, extra, sentence=sentence), final, batch)
+        hidden = hidden if self.norm is None else self.norm(hidden)
+        sentence = None if self.sentence_head is None else self.sentence_head(hidden)
+        return self._headed(Output(hidden, extra, sentence=sentence), batch)
 
     def _context(self, batch: Batch, positions: Tensor) -> Context:
         length = batch["tokens"].shape[1]
@@ -143,15 +145,18 @@ class Transformer(nn.Module):
             bias = masked_bias(self.relative_bias(length), mask.dense(length, positions.device))
         return Context(mask, table, bias)
 
-    def _headed(self, output: Output, final: Tensor, batch: Batch) -> Output:
-        if isinstance(self.head, VocabularyProjection | MaskedHead | DiscriminatorHead):
+    def _headed(self, output: Output, batch: Batch) -> Output:
+        hidden = output.hidden
+        if isinstance(self.head, VocabularyProjection | MaskedHead):
             tokens = None if self.tokens is None else self.tokens.weight
-            return output._replace(logits=self.head(final, tokens))
-        if isinstance(self.head, TokenHead):
-            return output._replace(logits=self.head(final))
+            if isinstance(self.head, MaskedHead) and "labels" in batch:
+                hidden = hidden[batch["labels"] != IGNORED]
+            return output._replace(logits=self.head(hidden, tokens))
+        if isinstance(self.head, DiscriminatorHead | TokenHead):
+            return output._replace(logits=self.head(hidden))
         if isinstance(self.head, LastTokenHead):
-            return output._replace(sentence=self.head(final, batch.get("padding")))
-        return output if self.head is None else output._replace(sentence=self.head(final))
+            return output._replace(sentence=self.head(hidden, batch.get("padding")))
+        return output if self.head is None else output._replace(sentence=self.head(hidden))
 
     def keep(self, start: int, stop: int) -> None:
         """Become the pipeline stage with layers start to stop - 1.

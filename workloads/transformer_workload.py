@@ -68,10 +68,10 @@ class TransformerWorkload:
         self,
         output: Output | ElectraOutput,
         batch: Batch,
-        token_loss: losses.TokenLoss = losses.cross_entropy,
+        of_tokens: losses.TokenLoss = losses.token_loss,
     ) -> Loss:
         """The loss of a forward pass that was already done (the last stage of a pipeline)."""
-        return losses.loss(self.config, output, batch, token_loss)
+        return losses.loss(self.config, output, batch, of_tokens)
 
     def balance(self, model: nn.Module, reduce: Callable[[Tensor], Tensor] = lambda load: load) -> None:
         """After the optimiser step: move the routers' biases (auxiliary-loss-free balancing).
@@ -113,7 +113,8 @@ class TransformerWorkload:
         """Write config.json and model.safetensors (fp32) that transformers loads. Raises WorkloadError."""
         from workloads.hf.checkpoint import export
 
-        export(self.config, self.vocabulary, self.shapes, read, folder)
+        start = getattr(self.objective, "decoder_start", None)
+        export(self.config, self.vocabulary, self.shapes, read, folder, start)
 
 
 def _sharding(config: TransformerConfig) -> dict[str, str]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 Batch = dict[str, Tensor]
@@ -81,9 +80,17 @@ class Objective(Protocol):
 class Workload(Protocol):
     """A model and an objective, as the trainer sees them."""
 
-    name: str
-    objective: Objective
-    vocabulary: Vocabulary
+    @property
+    def name(self) -> str:
+        """The preset's name, or hf:<folder>."""
+
+    @property
+    def objective(self) -> Objective:
+        """What it is trained to do."""
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The tokens it knows."""
 
     def build(self) -> nn.Module:
         """A plain module on the current default device (meta included), weights not initialised.

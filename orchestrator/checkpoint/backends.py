@@ -41,12 +41,19 @@ class Backend(Protocol):
         """Remove a folder if it is empty."""
 
 
-def open_backend(uri: str) -> Backend:
-    """The backend of an fsspec URI; credentials and endpoints come from the environment, as fsspec has it."""
+def open_backend(uri: str, timeout: float) -> Backend:
+    """The backend of an fsspec URI; credentials and endpoints come from the environment, as fsspec has it.
+
+    `timeout` bounds the seconds that a remote store may stay silent.
+    """
     if "://" not in uri or uri.startswith(("file://", "local://")):
         from orchestrator.checkpoint.posix import PosixBackend
 
         return PosixBackend(os.path.abspath(uri.split("://", 1)[-1]))
+    if uri.startswith("peers://"):
+        from orchestrator.checkpoint.peers import PeerBackend
+
+        return PeerBackend(uri, timeout)
     from orchestrator.checkpoint.objects import ObjectBackend
 
-    return ObjectBackend(uri)
+    return ObjectBackend(uri, timeout)

@@ -22,6 +22,7 @@ class Outcome:
 
     Attributes:
         step: optimiser steps done.
+        place: where the commit is, as `Store.place`.
         state: "published" (writer 0), "written" (the other writers) or "failed".
         seconds: from the moment the bytes were held in host memory.
         bytes: what this writer wrote.
@@ -29,6 +30,7 @@ class Outcome:
     """
 
     step: int
+    place: str
     state: str
     seconds: float
     bytes: int
@@ -73,7 +75,7 @@ class Committer:
         except Exception as error:
             state, reason = "failed", one_line(error)
             self._withdraw(step, reason)
-        return Outcome(step, state, time.monotonic() - began, size, reason)
+        return Outcome(step, self.store.place, state, time.monotonic() - began, size, reason)
 
     def _note(self, step: int, writer: int) -> str:
         return f"{folder(step)}/records-{writer:05d}-{self.store.attempt}.json"

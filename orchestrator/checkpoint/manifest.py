@@ -13,9 +13,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from orchestrator.checkpoint.shard import ITEM_BYTES, digest
+from orchestrator.checkpoint.tiling import untiled
 from orchestrator.errors import InputError
 
 SCHEMA = 1
+LARGEST = 1 << 60  # of any size or offset
 FILE_NAME = re.compile(r"shard-[0-9]{5,}-[0-9a-z]+-[0-9a-f]+\.safetensors")
 MANIFEST = "manifest.json"
 FOLDER = re.compile(r"step-([0-9]{8,})")
@@ -156,8 +158,10 @@ def parse(raw: bytes, where: str) -> Manifest:
                 where,
                 "upgrade the orchestrator to read it",
             )
+        if data["schema"] != SCHEMA:
+            raise ValueError(f"schema {data['schema']!r}")
         manifest = _build(data)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise InputError(
             f"not a manifest of this format ({type(error).__name__}: {error})", where, "use one"
         ) from None
@@ -167,7 +171,7 @@ def parse(raw: bytes, where: str) -> Manifest:
 
 def _build(data: dict[str, Any]) -> Manifest:
     def ints(values: list[int]) -> tuple[int, ...]:
-        if not all(type(value) is int and value >= 0 for value in values):
+        if not all(type(value) is int and 0 <= value <= LARGEST for value in values):
             raise ValueError(f"{values} are not sizes")
         return tuple(values)
 
@@ -234,28 +238,3 @@ def check(manifest: Manifest, where: str) -> None:
         problem = untiled(tensor.shape, [(chunk.start, chunk.shape) for chunk in tensor.chunks])
         if problem:
             raise refuse(f"{name}: {problem}")
-
-
-def untiled(shape: tuple[int, ...], boxes: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> str:
-    """Why boxes (start, extent) do not tile `shape` exactly; empty if they do.
-
-    Boxes inside the shape that do not overlap and whose volumes add up leave no hole. A sweep over the first
-    dimension keeps the search for overlaps far from all pairs.
-    """
-    for start, extent in boxes:
-        if not len(start) == len(extent) == len(shape):
-            return f"a chunk of {list(extent)} at {list(start)} in a tensor of {list(shape)}"
-        if any(at + size > whole for at, size, whole in zip(start, extent, shape, strict=True)):
-            return f"a chunk of {list(extent)} at {list(start)} reaches outside {list(shape)}"
-    volume = sum(math.prod(extent) for _, extent in boxes)
-    open_boxes: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-    for start, extent in sorted(box for box in boxes if math.prod(box[1])):
-        open_boxes = [box for box in open_boxes if not shape or box[0][0] + box[1][0] > start[0]]
-        for other, size in open_boxes:
-            spans = zip(start, extent, other, size, strict=True)
-            if all(a < b + lb and b < a + la for a, la, b, lb in spans):
-                return f"chunks at {list(other)} and {list(start)} overlap"
-        open_boxes.append((start, extent))
-    if volume != math.prod(shape) or not boxes:
-        return f"chunks hold {volume} of {math.prod(shape)} elements"
-    return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from typing import Any
 
@@ -16,17 +17,21 @@ PART_BYTES = 32 << 20
 class ObjectBackend:
     """Any other fsspec file system: an object appears whole when its put is done, and is then durable."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, timeout: float) -> None:
         protocol = uri.split("://", 1)[0]
-        options: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": protocol == "s3"}
-        if protocol == "s3":
+        self._has_folders = protocol not in ("s3", "s3a", "gs", "gcs", "az", "abfs")
+        options: dict[str, Any] = {
+            "use_listings_cache": False,
+            "skip_instance_cache": protocol in ("s3", "s3a"),
+        }
+        if protocol in ("s3", "s3a"):
             options["config_kwargs"] = {
-                "connect_timeout": 10,
-                "read_timeout": 30,
+                "connect_timeout": min(10.0, timeout),
+                "read_timeout": timeout,
                 "retries": {"total_max_attempts": 1},
             }
         self.fs: Any = fsspec.filesystem(protocol, **options)
-        if protocol == "s3":
+        if protocol in ("s3", "s3a"):
             self.fs.retries = 1  # the caller retries
         self.root = self.fs._strip_protocol(uri).rstrip("/")
 
@@ -86,11 +91,10 @@ class ObjectBackend:
             return
 
     def remove_folder(self, folder: str) -> None:
-        """Object stores have no folders; file systems behind fsspec that have some lose it."""
-        try:
-            self.fs.rmdir(self._path(folder))
-        except (OSError, NotImplementedError):
-            return
+        if self._has_folders:
+            # some refuse a folder that is not empty, some one that was never made
+            with contextlib.suppress(OSError, NotImplementedError):
+                self.fs.rmdir(self._path(folder))
 
     def _stands(self, path: str) -> bool:
         try:

@@ -141,7 +141,10 @@ class PosixBackend:
             for buffer in buffers:
                 view = memoryview(buffer)
                 while len(view):
-                    view = view[os.write(fd, view) :]
+                    count = os.write(fd, view)
+                    if not count:
+                        raise OSError(errno.EIO, "nothing could be written", path)
+                    view = view[count:]
             os.fsync(fd)
         except BaseException:
             os.unlink(path)

@@ -39,18 +39,7 @@ class Reader:
             raise InputError(
                 f"no tensor {name!r}", f"step {self.manifest.step}", "load it into the model it is of"
             )
-        begin = (0,) * len(entry.shape) if start is None else tuple(start)
-        extent = (
-            tuple(n - at for n, at in zip(entry.shape, begin, strict=True)) if shape is None else tuple(shape)
-        )
-        if not len(begin) == len(extent) == len(entry.shape) or any(
-            at < 0 or n < 0 or at + n > whole for at, n, whole in zip(begin, extent, entry.shape, strict=True)
-        ):
-            raise InputError(
-                f"{list(extent)} at {list(begin)} is no slice of {name} {list(entry.shape)}",
-                f"step {self.manifest.step}",
-                "load it into the model it is of",
-            )
+        begin, extent = self._slice(name, entry.shape, start, shape)
         out = torch.empty(extent, dtype=DTYPES[entry.dtype])
         for chunk in entry.chunks:
             part = _overlap((begin, extent), (chunk.start, chunk.shape))
@@ -58,6 +47,25 @@ class Reader:
                 place = tuple(slice(at - b, at - b + n) for at, n, b in zip(*part, begin, strict=True))
                 out[place] = self._part(name, chunk, part, entry.dtype)
         return out
+
+    def _slice(
+        self,
+        name: str,
+        whole: tuple[int, ...],
+        start: tuple[int, ...] | None,
+        shape: tuple[int, ...] | None,
+    ) -> Box:
+        begin = (0,) * len(whole) if start is None else tuple(start)
+        extent = tuple(n - at for n, at in zip(whole, begin, strict=False)) if shape is None else tuple(shape)
+        if not len(begin) == len(extent) == len(whole) or any(
+            at < 0 or n < 0 or at + n > size for at, n, size in zip(begin, extent, whole, strict=True)
+        ):
+            raise InputError(
+                f"{list(extent)} at {list(begin)} is no slice of {name} {list(whole)}",
+                f"step {self.manifest.step}",
+                "load it into the model it is of",
+            )
+        return begin, extent
 
     def _part(self, name: str, chunk: Chunk, part: Box, dtype: str) -> torch.Tensor:
         """The intersection `part` (global start, extent), read from one chunk."""

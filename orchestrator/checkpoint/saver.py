@@ -36,6 +36,7 @@ class Saver:
         writer: int = 0,
         writers: int = 1,
         *,
+        peers: Store | None = None,
         retention: Retention | None = None,
         patience: float = 120.0,
         max_wait: float = 60.0,
@@ -45,31 +46,34 @@ class Saver:
             store: where to; only its settings are used, the writing process opens its own.
             writer: this process's number, from 0.
             writers: how many processes save.
-            retention: what writer 0 keeps after each commit.
+            peers: the memory of peers, where every save goes first; its last two commits stay.
+            retention: what writer 0 keeps after each commit to the store.
             patience: seconds that writer 0 waits for the shards of the others.
             max_wait: seconds that a save waits for memory still being written; then it is given up.
         """
         self._settings: dict[str, Any] = {
             "store": store.settings(),
+            "peers": peers and peers.settings(),
             "writer": writer,
             "writers": writers,
             "retention": asdict(retention or Retention()),
             "patience": patience,
         }
-        self._max_wait = max_wait
+        self._place, self._max_wait = store.place, max_wait
         self._buffers = (SharedBuffer(), SharedBuffer())
         self._busy: dict[int, int] = {}  # generation -> the step being written from it
         self._turn = 0
         self._outcomes: list[Outcome] = []
         self._sidecar = _Sidecar(self._settings, self._buffers)
 
-    def save(self, step: int, pieces: Iterable[Piece], meta: dict[str, Any]) -> float:
+    def save(self, step: int, pieces: Iterable[Piece], meta: dict[str, Any], durable: bool = True) -> float:
         """Copy the pieces and return; they may change at once.
 
         Args:
             step: optimiser steps done; higher than in the last call.
             pieces: what this rank writes of which tensors; on any device.
             meta: as in `Store.publish`; only writer 0's is used.
+            durable: False saves to the peers only.
 
         Returns:
             Seconds spent waiting for an earlier save. If `max_wait` was not enough the save is given up,
@@ -79,14 +83,16 @@ class Saver:
         waited = self._wait(lambda: generation not in self._busy, self._max_wait)
         if generation in self._busy:
             reason = f"step {self._busy[generation]} was still being written after {waited:.1f} s"
-            self._outcomes.append(Outcome(step, "failed", waited, 0, reason))
+            self._outcomes.append(Outcome(step, self._place, "failed", waited, 0, reason))
             return waited
         self._turn = 1 - generation
         order = self._buffers[generation].fill(list(pieces))
         if self._sidecar.ended:
+            self._sidecar.end(patience=0.0)
             self._sidecar = _Sidecar(self._settings, self._buffers)
         self._busy[generation] = step
-        self._sidecar.send(order | {"step": step, "generation": generation, "meta": meta})
+        order |= {"step": step, "generation": generation, "meta": meta, "durable": durable}
+        self._sidecar.send(order)
         return waited
 
     def poll(self) -> list[Outcome]:
@@ -99,7 +105,7 @@ class Saver:
         """Wait for the saves under way, end the writing process, and return what `poll` would."""
         self._sidecar.send(None)
         self._wait(lambda: not self._busy, timeout)
-        self._sidecar.end()
+        self._sidecar.end(patience=0.0 if self._busy else 5.0)
         outcomes = self.poll()
         for buffer in self._buffers:
             buffer.close()
@@ -112,14 +118,15 @@ class Saver:
         return time.monotonic() - began
 
     def _receive(self, timeout: float) -> None:
-        for outcome in self._sidecar.receive(timeout):
-            self._outcomes.append(outcome)
-            self._busy = {turn: step for turn, step in self._busy.items() if step != outcome.step}
+        for answer in self._sidecar.receive(timeout):
+            if "free" in answer:
+                self._busy.pop(answer["free"], None)
+            else:
+                self._outcomes.append(Outcome(**answer))
         if self._sidecar.ended:
             reason = f"the writing process ended with code {self._sidecar.process.poll()}"
-            self._outcomes += [
-                Outcome(step, "failed", 0.0, 0, reason) for step in sorted(self._busy.values())
-            ]
+            for step in sorted(self._busy.values()):
+                self._outcomes.append(Outcome(step, self._place, "failed", 0.0, 0, reason))
             self._busy = {}
 
 
@@ -128,46 +135,47 @@ class _Sidecar:
 
     def __init__(self, settings: dict[str, Any], buffers: Iterable[SharedBuffer]) -> None:
         memory = [buffer.fd for buffer in buffers]
-        argument = json.dumps(settings | {"memory": memory, "parent": os.getpid()})
         # it is started anew, not forked: threads and accelerator contexts do not survive a fork
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.checkpoint.sidecar", argument],
+            [sys.executable, "-m", "orchestrator.checkpoint.sidecar"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=memory,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            bufsize=0,
         )
         self.ended = False
         self._partial = b""
+        # not an argument: any user of the machine may read those
+        self.send(settings | {"memory": memory, "parent": os.getpid()})
 
     def send(self, order: dict[str, Any] | None) -> None:
         assert self.process.stdin is not None
         # that the process is gone shows when it is listened to
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(json.dumps(order, separators=(",", ":")).encode() + b"\n")
+            self.process.stdin.flush()
 
-    def receive(self, timeout: float) -> list[Outcome]:
+    def receive(self, timeout: float) -> list[dict[str, Any]]:
         """Answers that are there within `timeout` seconds; returns at the first ones."""
         assert self.process.stdout is not None
-        pipe = self.process.stdout.fileno()
         data = b""
-        while not self.ended and select.select([pipe], [], [], 0.0 if data else timeout)[0]:
-            part = os.read(pipe, 1 << 16)
+        while not self.ended and select.select([self.process.stdout], [], [], 0.0 if data else timeout)[0]:
+            part = os.read(self.process.stdout.fileno(), 1 << 16)
             data += part
             if not part:
                 self.ended = True
                 self.process.wait()
+                self.process.stdout.close()
         *lines, self._partial = (self._partial + data).split(b"\n")
-        return [Outcome(**json.loads(line)) for line in lines]
+        return [json.loads(line) for line in lines]
 
-    def end(self) -> None:
-        """Wait a little for an orderly end, then kill."""
+    def end(self, patience: float) -> None:
+        """Wait so many seconds for an orderly end, then kill."""
         assert self.process.stdin is not None
-        assert self.process.stdout is not None
         try:
-            self.process.wait(5.0)
+            self.process.wait(patience)
         except subprocess.TimeoutExpired:
             self.process.kill()
         self.process.wait()
-        self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()

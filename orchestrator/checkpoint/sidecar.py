@@ -1,7 +1,7 @@
 """The process that writes commits beside training: its own interpreter takes no lock from the trainer's.
 
-It reads one JSON line per save from its standard input, finds the bytes in shared memory that it inherited,
-and answers each with one JSON line. It imports no torch, runs at low priority and dies with its parent.
+It reads its settings and then one JSON line per save from its standard input, finds the bytes in shared memory
+that it inherited, and answers in JSON lines. It imports no torch, runs at low priority and dies with its parent.
 """
 
 from __future__ import annotations
@@ -24,25 +24,45 @@ from orchestrator.checkpoint.shard import RawPiece
 from orchestrator.checkpoint.store import Store
 
 PR_SET_PDEATHSIG = 1
+PEER_PATIENCE = 10.0  # seconds for the shards of other writers: memory is fast or it is gone
 
 
-def main(settings: dict[str, Any]) -> None:
-    """Serve one trainer until it says that there is no more, or is gone."""
+def main() -> None:
+    """Serve one trainer until it says that there is no more, or is gone. The first line holds the settings."""
+    settings = json.loads(sys.stdin.readline())
     _die_with(settings["parent"])
-    os.nice(10)
+    os.nice(5)
     # what a library prints must not get between the answers
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    store = Store(**settings["store"] | {"retry": Retry(**settings["store"]["retry"])})
-    retention = Retention(**settings["retention"])
-    committer = Committer(store, settings["writer"], settings["writers"], retention, settings["patience"])
+    peers, durable = _committers(settings)
     for order in _orders():
         memory = memoryview(
             mmap.mmap(settings["memory"][order["generation"]], order["bytes"], prot=mmap.PROT_READ)
         )
         pieces = [_piece(memory, *entry) for entry in order["pieces"]]
-        answers.write(json.dumps(asdict(committer.commit(order["step"], pieces, order["meta"]))) + "\n")
+        for committer in [*peers, *(durable if order["durable"] else [])]:
+            outcome = committer.commit(order["step"], pieces, order["meta"])
+            answers.write(json.dumps(asdict(outcome)) + "\n")
+            answers.flush()
+        answers.write(json.dumps({"free": order["generation"]}) + "\n")
         answers.flush()
+
+
+def _committers(settings: dict[str, Any]) -> tuple[list[Committer], list[Committer]]:
+    """To the memory of peers, if there are any, and to the durable store."""
+
+    def opened(name: str, retention: Retention, patience: float) -> list[Committer]:
+        if settings[name] is None:
+            return []
+        store = Store(**settings[name] | {"retry": Retry(**settings[name]["retry"])})
+        return [Committer(store, settings["writer"], settings["writers"], retention, patience)]
+
+    patience = settings["patience"]
+    return (
+        opened("peers", Retention(keep=2), min(patience, PEER_PATIENCE)),
+        opened("store", Retention(**settings["retention"]), patience),
+    )
 
 
 def _die_with(parent: int) -> None:
@@ -89,4 +109,4 @@ def _piece(
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main()

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import uuid
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.checkpoint import manifest as manifests
 from orchestrator.checkpoint import retention
 from orchestrator.checkpoint import shard as shards
+from orchestrator.checkpoint.assemble import assemble
 from orchestrator.checkpoint.backends import open_backend
 from orchestrator.checkpoint.manifest import (
     MANIFEST,
-    Chunk,
     CorruptCommit,
-    FileEntry,
     Manifest,
-    TensorEntry,
     folder,
+    parse,
     published,
 )
 from orchestrator.checkpoint.retry import Retry
@@ -50,6 +46,7 @@ class Store:
         block_bytes: int = 1 << 20,
         file_bytes: int = 256 << 20,
         threads: int = 4,
+        timeout: float = 30.0,
     ) -> None:
         """
         Args:
@@ -59,13 +56,17 @@ class Store:
             block_bytes: a checksum is kept for each block of so many bytes of a chunk.
             file_bytes: a writer's pieces are spread over files of about this size.
             threads: files written and read at once.
+            timeout: seconds that a remote store may stay silent before a call counts as failed.
         """
         self.uri = uri
+        # the address of peers holds their token, which no message should
+        self.place = "peer memory" if uri.startswith("peers://") else uri.rstrip("/")
         self.attempt = attempt or uuid.uuid4().hex[:12]
-        self.backend = open_backend(uri)
+        self.backend = open_backend(uri, timeout)
         self.retry = retry or Retry()
         self.skipped: list[tuple[int, str]] = []
         self.block_bytes, self.file_bytes, self.threads = block_bytes, file_bytes, threads
+        self.timeout = timeout
 
     def settings(self) -> dict[str, Any]:
         """JSON-able arguments of an equal store in another process."""
@@ -76,6 +77,7 @@ class Store:
             "block_bytes": self.block_bytes,
             "file_bytes": self.file_bytes,
             "threads": self.threads,
+            "timeout": self.timeout,
         }
 
     # -- writing
@@ -100,7 +102,8 @@ class Store:
             # each try has a file of its own: what a lost request does later can harm nothing
             def attempt() -> dict[str, Any]:
                 name = f"shard-{shard:05d}-{self.attempt}-{uuid.uuid4().hex[:8]}.safetensors"
-                buffers, record = shards.layout(name, group, self.block_bytes)
+                cut = [panel for piece in group for panel in shards.panels(piece, self.block_bytes)]
+                buffers, record = shards.layout(name, cut, self.block_bytes)
                 self.backend.write(f"{folder(step)}/{name}", buffers)
                 return record
 
@@ -124,7 +127,7 @@ class Store:
             InputError: chunks overlap or leave holes, a file is missing, or the step is committed already.
         """
         path = f"{folder(step)}/{MANIFEST}"
-        commit = self._assemble(step, records, meta)
+        commit = assemble(step, records, meta, self._where(step))
         present = self.retry(self.backend.list, folder(step))
         for name, entry in commit.files.items():
             if present.get(f"{folder(step)}/{name}") != entry.size:
@@ -149,43 +152,6 @@ class Store:
         self.retry(self.backend.remove, path)
         self.retry(self.backend.publish, path, data)
 
-    def _assemble(self, step: int, records: list[dict[str, Any]], meta: dict[str, Any]) -> Manifest:
-        rest = dict(meta)
-        try:
-            position, receipt = int(rest.pop("position")), str(rest.pop("receipt"))
-            rest = json.loads(json.dumps(rest))
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(
-                f"meta is not usable: {error!r}", self._where(step), "pass JSON with both"
-            ) from None
-        files: dict[str, FileEntry] = {}
-        chunks: dict[str, list[Chunk]] = {}
-        kinds: dict[str, tuple[tuple[int, ...], str]] = {}
-        for record in records:
-            files[record["file"]] = FileEntry(record["bytes"], record["header_bytes"], record["header"])
-            for one in record["chunks"]:
-                name, kind = one["name"], (tuple(one["shape"]), one["dtype"])
-                if kinds.setdefault(name, kind) != kind:
-                    raise InputError(
-                        f"{name}: writers disagree: {kinds[name]} and {kind}",
-                        self._where(step),
-                        "save it alike",
-                    )
-                place = Chunk(
-                    record["file"],
-                    one["offset"],
-                    tuple(one["start"]),
-                    tuple(one["extent"]),
-                    tuple(one["blocks"]),
-                )
-                chunks.setdefault(name, []).append(place)
-        tensors = {name: TensorEntry(*kinds[name], tuple(chunks[name])) for name in sorted(chunks)}
-        created = datetime.now(UTC).isoformat(timespec="milliseconds")
-        block_bytes = records[0]["block_bytes"] if records else self.block_bytes
-        commit = Manifest(step, position, receipt, created, rest, block_bytes, files, tensors)
-        manifests.check(commit, self._where(step))
-        return commit
-
     # -- reading
 
     def steps(self) -> list[int]:
@@ -203,7 +169,7 @@ class Store:
             raw = self.retry(self.backend.read, f"{folder(step)}/{MANIFEST}")
         except FileNotFoundError:
             raise InputError("there is no commit", self._where(step), f"steps: {self.steps()}") from None
-        found = manifests.parse(raw, self._where(step))
+        found = parse(raw, self._where(step))
         if found.step != step:
             raise CorruptCommit(f"{self._where(step)}: the manifest is of step {found.step}")
         return found
@@ -257,7 +223,7 @@ class Store:
             return [line for lines in found for line in lines]
 
     def _where(self, step: int) -> str:
-        return f"{self.uri.rstrip('/')}/{folder(step)}"
+        return f"{self.place}/{folder(step)}"
 
     # -- removing
 

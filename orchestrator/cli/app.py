@@ -16,6 +16,7 @@ app = typer.Typer(
     help="Train Transformer and Mixture-of-Experts models on Ray: a run that survives anything and stays the same run.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

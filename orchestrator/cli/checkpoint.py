@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.checkpoint.manifest import CorruptCommit, Manifest
-from orchestrator.checkpoint.store import Store
 from orchestrator.cli.options import Json, Run, emit, existing_run, table
 from orchestrator.errors import InputError
-from orchestrator.spec import absolute
+
+if TYPE_CHECKING:
+    from orchestrator.checkpoint.manifest import Manifest
+    from orchestrator.checkpoint.store import Store
 
 Step = Annotated[int | None, typer.Option(help="the commit's step [default: the newest sound one]")]
 
@@ -61,15 +62,18 @@ def export(
 ) -> None:
     """Write a commit as a folder that transformers loads, and check that both agree."""
     from orchestrator.export import export as write
+    from orchestrator.spec import absolute
 
     run, _ = existing_run(run_dir)
-    manifest = _chosen(Store(run.at("checkpoints")), step)
+    manifest = _chosen(_store(run_dir), step)
     target = absolute(to, Path.cwd()) if to else run.at("export")
     found = write(run.uri, manifest.step, target)
     if as_json:
         emit(found)
     else:
-        print(f"{target}: step {manifest.step}, logits within {found['logits_difference']:.1e} of transformers'")
+        print(
+            f"{target}: step {manifest.step}, logits within {found['logits_difference']:.1e} of transformers'"
+        )
 
 
 def prune(run_dir: Run, keep: Annotated[int, typer.Option(min=1, help="commits that stay")] = 1) -> None:
@@ -79,6 +83,8 @@ def prune(run_dir: Run, keep: Annotated[int, typer.Option(min=1, help="commits t
 
 
 def _store(run_dir: str) -> Store:
+    from orchestrator.checkpoint.store import Store
+
     run, _ = existing_run(run_dir)
     return Store(run.at("checkpoints"))
 
@@ -93,6 +99,8 @@ def _chosen(store: Store, step: int | None) -> Manifest:
 
 
 def _describe(store: Store, step: int) -> dict[str, object]:
+    from orchestrator.checkpoint.manifest import CorruptCommit
+
     try:
         found = store.manifest(step)
     except CorruptCommit as error:
@@ -105,7 +113,7 @@ def _describe(store: Store, step: int) -> dict[str, object]:
         "position": found.position,
         "receipt": found.receipt,
         "layout": shown,
-        "MiB": round(found.bytes / 2**20, 1),
+        "MiB": round(found.total_bytes / 2**20, 1),
         "created": found.created,
         "state": "committed",
     }

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.options import Address, Job, Json, RunDirectory, Set, emit, job_of, run_of
-from orchestrator.spec import absolute
 
 
 def register(app: typer.Typer) -> None:
@@ -21,7 +20,8 @@ def register(app: typer.Typer) -> None:
 
 
 def corpus(
-    folder: Annotated[str, typer.Argument(help="where to write the .txt files")] = "corpus", as_json: Json = False
+    folder: Annotated[str, typer.Argument(help="where to write the .txt files")] = "corpus",
+    as_json: Json = False,
 ) -> None:
     """Collect real text from this machine: the documentation strings of the installed packages."""
     from orchestrator.data.corpus import collect
@@ -30,11 +30,17 @@ def corpus(
     if as_json:
         emit(found)
     else:
-        print(f"{folder}: {found['documents']:,} documents, {found['bytes'] / 2**20:.1f} MiB")
+        print(
+            f"{folder}: {found['bytes'] / 2**20:.1f} MiB of documentation strings in {len(found['files'])} files"
+        )
 
 
 def prepare(
-    job: Job, overrides: Set = None, run_dir: RunDirectory = None, address: Address = None, as_json: Json = False
+    job: Job,
+    overrides: Set = None,
+    run_dir: RunDirectory = None,
+    address: Address = None,
+    as_json: Json = False,
 ) -> None:
     """Make a job's token shards without training."""
     from cluster.local import ray_at
@@ -61,6 +67,7 @@ def inspect(
 ) -> None:
     """Show what prepared data holds."""
     from orchestrator.data.summary import inspect as look
+    from orchestrator.spec import absolute
 
     found = look(absolute(data, Path.cwd()))
     if as_json:

@@ -77,7 +77,9 @@ def doctor(as_json: Json = False) -> None:
 def plan(
     job: Job,
     overrides: Set = None,
-    workers: Annotated[int | None, typer.Option(help="how many workers [default: resources.workers.max]")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="how many workers [default: resources.workers.max]")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show the layouts for a job on this kind of machine, with predicted memory and time."""

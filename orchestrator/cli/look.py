@@ -19,7 +19,9 @@ def register(app: typer.Typer) -> None:
 def verify_resume(
     run_dir: Run,
     steps: Annotated[int, typer.Option(min=1, help="steps to replay")] = 5,
-    step: Annotated[int | None, typer.Option(help="the commit to start from [default: the earliest kept]")] = None,
+    step: Annotated[
+        int | None, typer.Option(help="the commit to start from [default: the earliest kept]")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Replay steps from a commit, and compare receipts and losses with what the run recorded."""
@@ -30,7 +32,9 @@ def verify_resume(
     if as_json:
         emit(verdict.to_json())
     else:
-        rows = [[str(r["step"]), f"{r['recorded']!r}", f"{r['replayed']!r}", r["verdict"]] for r in verdict.rows]
+        rows = [
+            [str(r["step"]), f"{r['recorded']!r}", f"{r['replayed']!r}", r["verdict"]] for r in verdict.rows
+        ]
         table(f"Replayed from the commit at step {verdict.start}", ["step", "loss", "replayed", ""], rows)
         print(verdict.line, file=sys.stderr)
     raise typer.Exit(0 if verdict.same else 1)

@@ -4,40 +4,53 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from orchestrator.errors import InputError
-from orchestrator.rundir import RunDir
-from orchestrator.spec import JobSpec, absolute, load, parse, resolve_paths
+
+if TYPE_CHECKING:
+    from orchestrator.rundir import RunDir
+    from orchestrator.spec import JobSpec
 
 RUNS = "runs"
 """Folder of run directories, unless --run-dir says otherwise."""
 
 Job = Annotated[Path, typer.Argument(help="the job file", show_default=False)]
 Run = Annotated[str, typer.Argument(help="a run directory: a path or URI", show_default=False)]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="override a key of the job file")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="A.B=C", help="override a key of the job file")
+]
 RunDirectory = Annotated[str | None, typer.Option("--run-dir", help="run directory [default: runs/<name>]")]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON document on standard output")]
 Address = Annotated[
-    str | None, typer.Option(help="a Ray cluster's address, or 'auto'; without it Ray runs inside this command")
+    str | None,
+    typer.Option(help="a Ray cluster's address, or 'auto'; without it Ray runs inside this command"),
 ]
 
 
 def job_of(path: Path, overrides: list[str] | None) -> JobSpec:
     """The job file with its overrides, relative paths made absolute against the current folder."""
+    from orchestrator.spec import load, resolve_paths
+
     return resolve_paths(load(path, overrides or ()), Path.cwd())
 
 
 def run_of(spec: JobSpec, run_dir: str | None) -> RunDir:
     """The run directory that a command names, or the job's own."""
+    from orchestrator.rundir import RunDir
+    from orchestrator.spec import absolute
+
     return RunDir(absolute(run_dir or f"{RUNS}/{spec.name}", Path.cwd()))
 
 
 def existing_run(run_dir: str) -> tuple[RunDir, JobSpec]:
     """A run directory that is there, and its job. Raises InputError."""
     import yaml
+
+    from orchestrator.rundir import RunDir
+    from orchestrator.spec import absolute, parse
 
     run = RunDir(absolute(run_dir, Path.cwd()))
     text = run.read_text("job.yaml")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import BinaryIO, NamedTuple
 
 import fsspec
@@ -27,11 +27,15 @@ READ_BYTES = 2**20
 
 
 class Piece(NamedTuple):
-    """Text of a document; `ends` where the document does. `bytes` is its length in UTF-8."""
+    """Text of a document; `ends` where the document does, `halves` where the first of a pair does.
+
+    `bytes` is its length in UTF-8.
+    """
 
     text: str
     ends: bool
     bytes: int
+    halves: bool = False
 
 
 def pieces(span: Span) -> Iterator[Piece]:
@@ -111,26 +115,37 @@ def _lines(span: Span, file: BinaryIO) -> Iterator[Piece]:
             row = json.loads(line)
         except ValueError as error:
             raise InputError(f"the line at byte {at} is not JSON ({error})", span.file.uri) from None
-        text = row.get(span.file.field) if isinstance(row, dict) else None
-        if not isinstance(text, str):
-            raise InputError(
-                f"the line at byte {at} has no text '{span.file.field}'",
-                span.file.uri,
-                "set field to the text's key",
-            )
-        yield from _cut(text)
+        texts = []
+        for key in span.file.fields:
+            text = row.get(key) if isinstance(row, dict) else None
+            if not isinstance(text, str):
+                what = f"the line at byte {at} has no text '{key}'"
+                raise InputError(what, span.file.uri, "set field to the text's key")
+            texts.append(text)
+        yield from _document(texts)
 
 
 def _rows(span: Span) -> Iterator[Piece]:
     groups = list(range(span.start, span.stop))
     with fsspec.open(span.file.uri, "rb") as file:
-        for batch in pq.ParquetFile(file).iter_batches(256, row_groups=groups, columns=[span.file.field]):
-            column = batch.column(0)
-            if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-                raise InputError(f"column '{span.file.field}' is {column.type}, not text", span.file.uri)
-            for text in column.to_pylist():
-                if text is not None:
-                    yield from _cut(text)
+        for batch in pq.ParquetFile(file).iter_batches(
+            256, row_groups=groups, columns=list(span.file.fields)
+        ):
+            columns = [batch.column(key) for key in span.file.fields]
+            for key, column in zip(span.file.fields, columns, strict=True):
+                if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+                    raise InputError(f"column '{key}' is {column.type}, not text", span.file.uri)
+            for texts in zip(*(column.to_pylist() for column in columns), strict=True):
+                if None not in texts:
+                    yield from _document(texts)
+
+
+def _document(texts: Sequence[str]) -> Iterator[Piece]:
+    """The pieces of a row's text, or of the two texts of a pair."""
+    *first, last = texts
+    for text in first:
+        yield from (piece._replace(ends=False, halves=piece.ends) for piece in _cut(text))
+    yield from _cut(last)
 
 
 def _cut(text: str) -> Iterator[Piece]:

@@ -32,11 +32,15 @@ class Folder:
         return f"{self.path}/{name}"
 
     def read(self, name: str) -> bytes | None:
-        """The bytes of a file, or None if there is none."""
+        """The bytes of a file, or None if there is none. Raises InputError if it may not be read."""
         try:
             return bytes(self.fs.cat_file(self.at(name)))
         except FileNotFoundError:
             return None
+        except PermissionError as error:
+            raise InputError(
+                f"may not be read ({error})", self.uri, "check permissions and credentials"
+            ) from None
 
     def read_json(self, name: str) -> Any:
         """A JSON document, or None if there is none."""

@@ -25,7 +25,7 @@ import xxhash
 
 from orchestrator.data import manifest, shards, sources, tokenizer
 from orchestrator.data.files import Folder
-from orchestrator.data.sources import PART_BYTES, Part, SourceFile
+from orchestrator.data.sources import Part, SourceFile
 from orchestrator.errors import InputError
 from orchestrator.spec import DataSpec, TrainBpe
 
@@ -41,13 +41,14 @@ def prepare(
     cache: str,
     progress: Progress | None = None,
     *,
-    part_bytes: int = PART_BYTES,
+    part_bytes: int | None = None,
 ) -> str:
     """Make the token shards of `data` in `cache` unless they are there; the URI of the prepared data.
 
-    Ray must be initialised, and its nodes must see the sources and the cache. Takes no more CPUs than are
-    free, one a task, and leaves no actor behind. `progress(phase, done, total)` counts parts in the phases
-    "tokenizer" and "tokens". Raises InputError for sources or a tokenizer that cannot be used.
+    Ray must be initialised, and its nodes must see the sources and the cache. Needs one free CPU, takes
+    no more than are free, one a task, and holds none afterwards. `progress(phase, done, total)` counts
+    parts in the phases "tokenizer" and "tokens". Raises InputError for sources or a tokenizer that cannot
+    be used.
     """
     files = sources.resolve(data.sources)
     if not any(file.size for file in files):
@@ -57,6 +58,7 @@ def prepare(
         chosen: Any = [data.tokenizer.train_bpe, tokenizer.all_special(objective_special_tokens)]
     else:
         chosen = tokenizer.load(data.tokenizer, objective_special_tokens)
+    part_bytes = part_bytes or sources.part_size(files)
     name = _fingerprint(files, chosen, part_bytes)
     folder = Folder(f"{Folder(cache).uri}/{name}")
     if manifest.read(folder):
@@ -66,11 +68,19 @@ def prepare(
     tell("tokenizer", 0, 1)
     vocabulary, roles = _tokenizer(folder, data, chosen, parts)
     tell("tokenizer", 1, 1)
-    _tokenise(folder, parts, vocabulary, roles["eos"], tell)
+    _refuse_pairs_without_separator(files, roles)
+    _tokenise(folder, parts, vocabulary, roles, tell)
     manifest.write(
         folder, shards.gather(folder, name, [s.uri for s in data.sources], parts, vocabulary, roles)
     )
     return folder.uri
+
+
+def _refuse_pairs_without_separator(files: Sequence[SourceFile], roles: dict[str, int]) -> None:
+    paired = next((file for file in files if len(file.fields) > 1), None)
+    if paired and "sep" not in roles:
+        mend = "use a tokenizer with a separator, or train one"
+        raise InputError("holds pairs, and the tokenizer has no separator token", paired.uri, mend)
 
 
 def _fingerprint(files: Sequence[SourceFile], tokenizer_: Any, part_bytes: int) -> str:
@@ -103,7 +113,9 @@ def _train(uri: str, parts: list[str], entries: int, special_tokens: list[str]) 
     return ""
 
 
-def _tokenise(folder: Folder, parts: list[Part], vocabulary: int, eos: int, tell: Progress) -> None:
+def _tokenise(
+    folder: Folder, parts: list[Part], vocabulary: int, roles: dict[str, int], tell: Progress
+) -> None:
     """Write the shards that have no record yet."""
     finished = folder.names("records")
     todo = [n for n in range(len(parts)) if shards.record_name(n).split("/")[1] not in finished]
@@ -113,7 +125,7 @@ def _tokenise(folder: Folder, parts: list[Part], vocabulary: int, eos: int, tell
 
     def task(row: dict[str, Any]) -> dict[str, Any]:
         try:
-            shards.write_shard(folder_uri, row["number"], sources.from_json(row["part"]), vocabulary, eos)
+            shards.write_shard(folder_uri, row["number"], sources.from_json(row["part"]), vocabulary, roles)
         except (InputError, FileNotFoundError, PermissionError) as error:
             return {"error": _told(error)}
         return {"error": ""}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 
 import numpy as np
 import xxhash
@@ -16,8 +16,8 @@ from orchestrator.data.manifest import Manifest, PreparedSource, Shard
 from orchestrator.data.sources import Part
 from orchestrator.errors import InputError
 
-BATCH = 64
-"""Pieces that are encoded at once."""
+BATCH_BYTES = 2**20
+"""Text that is encoded at once; its encoding takes some fifty times the memory."""
 
 
 def shard_name(number: int) -> str:
@@ -35,12 +35,13 @@ def dtype(vocabulary: int) -> str:
     return "<u2" if vocabulary <= 2**16 else "<u4"
 
 
-def write_shard(uri: str, number: int, part: Part, vocabulary: int, eos: int) -> None:
+def write_shard(uri: str, number: int, part: Part, vocabulary: int, roles: Mapping[str, int]) -> None:
     """Write shard `number` of the prepared data at `uri`, and then its record.
 
     The record holds tokens, documents, bytes of text, the checksum and how often each id occurs.
     Raises InputError for text that cannot be read as such.
     """
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a task has one CPU, and others run beside it
     folder = Folder(uri)
     encoder = tokenizers.encoder((folder.read("tokenizer.json") or b"").decode())
     found: list[np.ndarray] = []
@@ -49,13 +50,14 @@ def write_shard(uri: str, number: int, part: Part, vocabulary: int, eos: int) ->
         text_bytes += sum(piece.bytes for piece in batch)
         encoded = encoder.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
         for piece, encoding in zip(batch, encoded, strict=True):
-            found.append(np.array(encoding.ids + [eos] * piece.ends, dtype=dtype(vocabulary)))
+            closing = [roles["eos"]] * piece.ends + [roles["sep"]] * piece.halves
+            found.append(np.array(encoding.ids + closing, dtype=dtype(vocabulary)))
     tokens = np.concatenate(found) if found else np.zeros(0, dtype(vocabulary))
     data = tokens.tobytes()
     folder.write(shard_name(number), data)
     record = {
         "tokens": len(tokens),
-        "documents": int((tokens == eos).sum()),
+        "documents": int((tokens == roles["eos"]).sum()),
         "bytes": text_bytes,
         "xxh3": xxhash.xxh3_128_hexdigest(data),
         "counts": np.bincount(tokens, minlength=vocabulary).tolist(),
@@ -118,5 +120,13 @@ def sample(parts: Sequence[Part], limit: int) -> Iterator[str]:
 
 
 def _batches(items: Iterator[Piece]) -> Iterator[list[Piece]]:
-    while batch := list(islice(items, BATCH)):
+    batch: list[Piece] = []
+    size = 0
+    for item in items:
+        batch.append(item)
+        size += item.bytes + 1  # an empty piece takes memory too
+        if size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
         yield batch

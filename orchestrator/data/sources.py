@@ -19,8 +19,9 @@ from orchestrator.errors import InputError
 from orchestrator.spec import Source
 
 KINDS = (".txt", ".jsonl", ".parquet")
-PART_BYTES = 32 * 2**20
-"""The size of a part: a task's start does not matter, and its tokens fit one core's memory."""
+PARTS = 64
+PART_BYTES = (2**20, 2**25)
+"""Least and most bytes of a part: a task's start does not matter, and its tokens fit one core's memory."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,12 @@ class SourceFile:
     kind: str
     size: int
     content: str
-    field: str
+    field: str | tuple[str, str]
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The keys of a row's texts: one, or those of a pair."""
+        return (self.field,) if isinstance(self.field, str) else tuple(self.field)
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,12 @@ def resolve(sources: Sequence[Source]) -> list[SourceFile]:
         return list(pool.map(lambda item: _identify(*item), [item for files in found for item in files]))
 
 
+def part_size(files: Sequence[SourceFile]) -> int:
+    """Bytes of a part for these files: about PARTS of them, within PART_BYTES."""
+    least, most = PART_BYTES
+    return min(most, max(least, sum(file.size for file in files) // PARTS))
+
+
 def cut(files: Sequence[SourceFile], part_bytes: int) -> list[Part]:
     """All files in parts of about `part_bytes`: large files cut, small ones of one source put together.
 
@@ -100,6 +112,7 @@ def _match(number: int, source: Source) -> list[tuple[int, Source, Any, dict[str
     where = f"data.sources.{number}.uri {source.uri}"
     try:
         fs, path = fsspec.core.url_to_fs(source.uri)
+        fs.invalidate_cache()  # a listing from earlier in this process may be stale
         if fs.isfile(path):
             infos = [fs.info(path)]
         elif fs.isdir(path):
@@ -127,6 +140,8 @@ def _identify(number: int, source: Source, fs: Any, info: dict[str, Any]) -> Sou
         content = _hash(path) if local else str(info.get("ETag") or fs.ukey(path))
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", path, "check its permissions") from None
+    if path.endswith(".txt") and not isinstance(source.field, str):
+        raise InputError("a .txt file holds no pairs", path, "give them as .jsonl or .parquet")
     uri = path if local else fs.unstrip_protocol(path)
     kind = PurePosixPath(path).suffix
     return SourceFile(number, uri, kind, int(info["size"]), content, source.field if kind != ".txt" else "")
@@ -148,8 +163,9 @@ def _row_groups(file: SourceFile, part_bytes: int) -> list[Span]:
             sizes = [meta.row_group(i).total_byte_size for i in range(meta.num_row_groups)]
     except (OSError, ValueError) as error:
         raise InputError(f"is not a parquet file ({error})", file.uri) from None
-    if file.field not in names:
-        raise InputError(f"has no column '{file.field}'", file.uri, f"set field to one of {', '.join(names)}")
+    for key in file.fields:
+        if key not in names:
+            raise InputError(f"has no column '{key}'", file.uri, f"set field to one of {', '.join(names)}")
     spans, start, held = [], 0, 0
     for group, size in enumerate(sizes):
         held += size

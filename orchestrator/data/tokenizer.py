@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -121,8 +120,7 @@ def size_of(tokenizer: Tokenizer) -> int:
 
 
 def encoder(text: str) -> Tokenizer:
-    """The tokenizer ready for raw text: special tokens that stand in the text are text, one thread."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    """The tokenizer ready for raw text: special tokens that stand in the text are text."""
     tokenizer = Tokenizer.from_str(text)
     tokenizer.encode_special_tokens = True
     return tokenizer

@@ -101,7 +101,7 @@ def path(points: Iterable[Point], x: Scale, y: Scale) -> str:
 
 
 def thin(points: Sequence[Point], limit: int = POINTS) -> list[Point]:
-    """At most about `limit` points with every peak and dip kept: first, least, greatest and last of each bin."""
+    """At most about `limit` points, every peak and dip kept: first, least, greatest and last of each bin."""
     if len(points) <= limit:
         return list(points)
     size = math.ceil(len(points) / (limit / 4))
@@ -122,8 +122,9 @@ def ticks(low: float, high: float, count: int) -> list[float]:
     raw = (high - low) / count
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(power * f for f in (1, 2, 5, 10) if power * f >= raw * 0.999)
+    digits = max(0, -math.floor(math.log10(step) + 1e-9))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
+    return [round(i * step, digits) for i in range(first, last + 1)]
 
 
 def time_ticks(seconds: float, count: int) -> list[float]:
@@ -131,6 +132,15 @@ def time_ticks(seconds: float, count: int) -> list[float]:
     days = 86400 * math.ceil(seconds / count / 86400)
     step = next((s for s in TIME_STEPS if s * count >= seconds), days)
     return [float(i * step) for i in range(int(seconds // step) + 1)]
+
+
+def clock(seconds: float) -> str:
+    """A time tick's label: 0, 30 s, 5 min, 1:30 min, 2 h, 2:30 h."""
+    if seconds < 60:
+        return f"{seconds:g} s" if seconds else "0"
+    big, unit, small = (3600, "h", 60) if seconds >= 3600 else (60, "min", 1)
+    whole, rest = divmod(round(seconds), big)
+    return f"{whole}:{rest // small:02d} {unit}" if rest else f"{whole} {unit}"
 
 
 def number(value: float) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,7 +79,7 @@ def ledger(events: Sequence[Row], rows: Sequence[Row], now: float | None = None)
     return {
         "wall_seconds": wall / 1e6,
         "goodput": amounts["step"] / wall if wall else None,
-        "lost_steps": len(lost),
+        "lost_steps": _lost_steps(events, lost),
         "seconds": {bucket: amount / 1e6 for bucket, amount in amounts.items()},
     }
 
@@ -101,6 +102,15 @@ def split(events: Sequence[Row], rows: Sequence[Row]) -> tuple[list[Row], list[R
             gone |= {i for i, r in enumerate(rows) if r.get("attempt") == attempt and r.get("step", 0) > safe}
     useful = [row for index, row in enumerate(rows) if index not in gone]
     return useful, [row for index, row in enumerate(rows) if index in gone]
+
+
+def _lost_steps(events: Sequence[Row], lost: Sequence[Row]) -> int:
+    """Steps lost by attempt, as the controller told or as rows still show, whichever is more."""
+    steps = Counter(row.get("attempt") for row in lost)
+    for event in events:
+        attempt = event.get("attempt")
+        steps[attempt] = max(steps[attempt], event.get("lost_steps") or 0)
+    return steps.total()
 
 
 def timeline(events: Sequence[Row], rows: Sequence[Row], now: float | None = None) -> list[Phase]:

@@ -17,7 +17,7 @@ from orchestrator.rundir import RunDir
 from orchestrator.spec import parse
 from orchestrator.track import charts
 from orchestrator.track.console import count, duration
-from orchestrator.track.ledger import BUCKETS, Phase, Row, split, timeline
+from orchestrator.track.ledger import BUCKETS, ENDS, Phase, Row, split, timeline
 from orchestrator.track.redact import redact
 from orchestrator.track.summary import summary
 
@@ -26,12 +26,12 @@ LANE, LANES = 26.0, 14  # height of an attempt in the timeline, and how many are
 SHOWN = 12  # layouts in a table before the rest is only counted
 
 BUCKET_NAMES = {
-    "prepare": "preparing data and plan",
+    "prepare": "preparing data",
     "start": "first start",
     "step": "steps that count",
     "data_stall": "waiting for samples",
     "checkpoint_stall": "waiting for commits",
-    "lost_work": "steps done twice",
+    "lost_work": "work that was lost",
     "detection": "noticing faults",
     "re_plan": "stopping and planning anew",
     "restore": "later starts and restores",
@@ -39,7 +39,7 @@ BUCKET_NAMES = {
     "idle": "waiting for workers, and between steps",
     "down": "nobody ran",
 }
-BUCKET_OF = {"train": "step", "wait": "idle", "stop": "re_plan"}  # the colour of a phase
+BUCKET_OF = {"start": "restore", "train": "step", "wait": "idle", "stop": "re_plan"}
 
 
 def report(run_dir: RunDir) -> str:
@@ -150,13 +150,15 @@ def _timeline(phases: Sequence[Phase]) -> dict[str, Any] | None:
     if not length:
         return None
     x = charts.Scale(shown[0].start, shown[-1].end, charts.LEFT + 24, WIDE[0] - charts.RIGHT)
+    first = next((phase for phase in phases if phase.name == "start"), None)
     bars = [
         {
             "x": x(phase.start),
             "y": lanes.index(phase.attempt) * LANE + 4,
             "width": max(1.0, x(phase.end) - x(phase.start)),
-            "bucket": BUCKET_OF.get(phase.name, phase.name if phase.name in BUCKETS else "idle"),
-            "title": f"{phase.name}, {duration(phase.seconds)}" + (f": {phase.reason}" if phase.reason else ""),
+            "bucket": "start" if phase is first else _bucket(phase.name),
+            "title": f"{phase.name}, {duration(phase.seconds)}"
+            + (f": {phase.reason}" if phase.reason else ""),
         }
         for phase in shown
         if phase.end > phase.start
@@ -165,7 +167,7 @@ def _timeline(phases: Sequence[Phase]) -> dict[str, Any] | None:
     return {
         "bars": bars,
         "lanes": [(i * LANE + LANE / 2, f"attempt {a}" if a else "before") for i, a in enumerate(lanes)],
-        "ticks": [(x(start + at * 1e6), duration(at)) for at in charts.time_ticks(length, 8)],
+        "ticks": [(x(start + at * 1e6), charts.clock(at)) for at in charts.time_ticks(length, 8)],
         "width": WIDE[0],
         "height": len(lanes) * LANE + charts.BOTTOM + 6,
         "bottom": len(lanes) * LANE + 6,
@@ -226,13 +228,13 @@ def _commits(run_dir: RunDir) -> list[dict[str, Any]]:
 
 def _events(events: Sequence[Row]) -> list[dict[str, Any]]:
     """What happened, newest first, with the time since the first event."""
-    first = events[0].get("time", 0.0) if events else 0.0
+    first = float(events[0].get("time") or 0.0) if events else 0.0
     return [
         {
-            "after": max(0.0, event.get("time", first) - first),
+            "after": max(0.0, (event.get("time") or first) - first),
             "attempt": event.get("attempt") or "",
             "phase": str(event.get("phase")),
-            "bucket": BUCKET_OF.get(str(event.get("phase")), str(event.get("phase"))),
+            "bucket": _bucket(str(event.get("phase"))),
             "step": "" if event.get("step") is None else event["step"],
             "reason": event.get("reason") or "",
             "layout": _layout(event.get("layout_after")),
@@ -241,6 +243,11 @@ def _events(events: Sequence[Row]) -> list[dict[str, Any]]:
         }
         for event in reversed(events)
     ]
+
+
+def _bucket(phase: str) -> str:
+    """The bucket whose colour a phase has. An end has one of its own."""
+    return BUCKET_OF.get(phase, phase if phase in BUCKETS or phase in ENDS else "idle")
 
 
 def _layout(layout: Any) -> str:

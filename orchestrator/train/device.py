@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import resource
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -24,10 +25,11 @@ COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Device:
-    """Where a rank computes, and in which type."""
+    """Where a rank computes, in which type, and the group of all ranks."""
 
     device: torch.device
     compute: torch.dtype
+    group: dist.ProcessGroup
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Context of the forward pass: weights stay fp32, matrices are multiplied in the compute type."""
@@ -55,8 +57,19 @@ def open_device(spec: JobSpec, link: Link) -> Device:
     if seat.host.startswith("127."):
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # gloo would resolve the host name, which may lead elsewhere
     store = link.store or dist.TCPStore(seat.host, seat.port, is_master=False, timeout=COLLECTIVE_TIMEOUT)
-    dist.init_process_group(backend, store=store, rank=seat.rank, world_size=seat.world, timeout=COLLECTIVE_TIMEOUT)
-    return Device(device, compute)
+    dist.init_process_group(
+        backend, store=store, rank=seat.rank, world_size=seat.world, timeout=COLLECTIVE_TIMEOUT
+    )
+    group = dist.group.WORLD
+    assert group is not None
+    return Device(device, compute, group)
+
+
+def peak_memory() -> int:
+    """Most bytes that this rank has held: allocated on its GPU, or resident in its process, libraries included."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return int(torch.cuda.max_memory_allocated())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def close_device() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from cluster.faults import Fault
 from cluster.link import Link
 from orchestrator.assemble import batches_of, workload_of
 from orchestrator.checkpoint.manifest import CorruptCommit, Manifest
@@ -24,7 +25,7 @@ from orchestrator.layout import Layout
 from orchestrator.rundir import Row
 from orchestrator.spec import JobSpec, parse
 from orchestrator.train.agree import agree, gather_json
-from orchestrator.train.device import close_device, open_device
+from orchestrator.train.device import close_device, open_device, peak_memory
 from orchestrator.train.engine import Engine, Metrics
 from orchestrator.train.engines import make_engine
 from orchestrator.train.schedule import learning_rate
@@ -93,14 +94,17 @@ def _train(
     last = min(task.until, spec.train.steps)
     committed = progress.step if task.restore is not None else -1
     stop = False
+    faults = [Fault.parse(text) for text in task.faults]
     with Prefetch(_samples(spec, layout, batches, progress), progress.step) as prefetched:
         while progress.step < last and not stop:
+            for fault in faults:
+                fault.strike(link.seat.rank, progress.step + 1, task.attempt)
             began = time.perf_counter()
             micro_batches, digest = prefetched.next()
             data_seconds = time.perf_counter() - began
             lr = learning_rate(spec.train.optimizer, progress.step, spec.train.steps)
             _seed_step(spec.seed, progress.step, link.seat.rank)
-            metrics = engine.train_step(micro_batches, lr)
+            metrics = _step(engine, micro_batches, lr, progress.step + 1, layout)
             total, stop = agree(digest, link.stop_requested())
             progress = _advance(spec, progress, total)
             _refuse_non_finite(metrics, progress.step)
@@ -115,6 +119,15 @@ def _train(
         _commit(store, engine, link, task, layout, progress, None)
     ended = "steps" if progress.step >= spec.train.steps else "stop" if stop else "until"
     return {"step": progress.step, "ended": ended}
+
+
+def _step(engine: Engine, micro_batches: list[Batch], lr: float, step: int, layout: Layout) -> Metrics:
+    """One step; whatever it raises says where."""
+    try:
+        return engine.train_step(micro_batches, lr)
+    except Exception as error:
+        error.add_note(f"at step {step}, pipeline stage {layout.coordinate(dist.get_rank())['pp']}")
+        raise
 
 
 def _samples(
@@ -181,6 +194,7 @@ def _row(
         "samples": progress.receipt,
         "layout": str(layout),
         "attempt": task.attempt,
+        "memory_bytes": peak_memory(),
         "time": time.time(),
         **metrics.extra,
     }

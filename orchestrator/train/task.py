@@ -15,7 +15,7 @@ class Task:
 
     `run` and `data` are URIs; `restore` is the step of the commit to start from, None for a fresh start; the
     gang ends with a commit at step `until`, at the latest when all steps are done. `commit` is False in a replay,
-    which writes nothing.
+    which writes nothing. `faults` are injected, for tests; see `cluster.faults`.
     """
 
     job: dict[str, Any]
@@ -26,6 +26,7 @@ class Task:
     restore: int | None
     until: int
     commit: bool = True
+    faults: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The task as plain data."""

@@ -8,7 +8,7 @@ section 4.2.2). Weights are plain local tensors; where they lie in the whole is 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from orchestrator.train.collectives import copy, gather, join, reduce, scatter, 
 from orchestrator.train.cut import span, style_of
 from orchestrator.train.mesh import Group
 from workloads.attention import Context
+from workloads.transformer import IGNORED
+from workloads.workload import Loss
 
 LENGTH = 1
 """The dimension of [B, L, hidden] that sequence parallelism cuts."""
@@ -89,21 +91,22 @@ class VocabularyLoss:
         self._vocabulary, self._tp, self._z = vocabulary, tp, z
         self._start, _ = span(vocabulary, tp.index, tp.size)
 
-    def __call__(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """(sum over the labels that are not -100, their number) of logits [B, L, V] and labels int64 [B, L]."""
-        logits, labels = logits.flatten(0, 1).float(), labels.flatten()
+    def __call__(self, logits: Tensor, labels: Tensor) -> Loss:
+        """As `losses.token_loss`: logits [B, L, V] or [predicted, V] and labels int64 [B, L]."""
+        labels = labels[labels != IGNORED] if logits.dim() == 2 else labels.flatten()
+        logits = logits.flatten(0, -2).float()
         cut = self._tp.size > 1 and logits.shape[-1] < self._vocabulary
         if cut:
             value, log_z = self._over_ranks(logits, labels)
         else:
-            value = F.cross_entropy(logits, labels, ignore_index=-100, reduction="none")
+            value = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
             log_z = logits.logsumexp(-1) if self._z else value
-        predicted = labels != -100
+        predicted = labels != IGNORED
         total = (value * predicted).sum()
         if self._z:
             pull = self._z * (log_z.square() * predicted).sum()
             total = total + (pull - pull.detach())
-        return total, predicted.sum().float()
+        return Loss(total, predicted.sum().float())
 
     def _over_ranks(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         highest = logits.detach().amax(-1)
@@ -146,12 +149,14 @@ def _slice_sequence(model: nn.Module, entered: set[str], tp: Group) -> None:
         leaf = name.rpartition(".")[2]
         if leaf in ("embeddings", "projection") and (leaf == "projection" or not _projected(model, name)):
             module.register_forward_hook(lambda _, __, out: split(out, LENGTH, tp))
-        elif leaf in ("head", "sentence_head") and "." not in name:
-            # The first hook to run: what follows sees the whole sequence.
-            module.register_forward_pre_hook(_join_first(tp), prepend=True)
         elif leaf in ("attention", "feedforward") and name not in entered:
             module.register_forward_pre_hook(_join_first(tp))
             module.register_forward_hook(_split_first(tp))
+    last = getattr(model, "norm", None)
+    if last is None and (getattr(model, "head", None) or getattr(model, "sentence_head", None)):
+        last = list(model.layers.values())[-1]  # type: ignore[operator, union-attr]
+    if last is not None:
+        last.register_forward_hook(_join_out(tp))
 
 
 def _projected(model: nn.Module, name: str) -> bool:
@@ -164,9 +169,13 @@ def _join_first(tp: Group) -> Any:
 
 
 def _split_first(tp: Group) -> Any:
-    def hook(_: nn.Module, __: Any, out: Any) -> Any:
-        return (split(out[0], LENGTH, tp), *out[1:]) if isinstance(out, tuple) else split(out, LENGTH, tp)
-
-    return hook
+    return lambda _, __, out: _first(out, lambda x: split(x, LENGTH, tp))
 
 
+def _join_out(tp: Group) -> Any:
+    return lambda _, __, out: _first(out, lambda x: join(x, LENGTH, tp))
+
+
+def _first(out: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A module's output with its hidden states changed; the router's loss may follow them."""
+    return (change(out[0]), *out[1:]) if isinstance(out, tuple) else change(out)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from workloads.hf.folder import GENERATOR
 from workloads.hf.weights import Weights, write
 from workloads.workload import Vocabulary
 
+NO_STRUCTURE = ("family", "architecture", "head", "sentence_head", "classes", "pooler", "generator", "initial",
+                "initial_std", "residual_scaling")  # fmt: skip
 SHOWN = 4
 """Misfits that an error names."""
 
@@ -27,18 +31,40 @@ def export(
     shapes: Shapes,
     read: Callable[[str], Tensor],
     folder: str,
+    decoder_start: int | None = None,
 ) -> None:
     """Write config.json and model.safetensors (fp32) of the model whose tensors `read` gives.
 
+    decoder_start is the token with which a decoder beside an encoder begins, by default the padding.
     ELECTRA's discriminator goes to `folder`, its generator to the folder `generator` in it. Raises
     WorkloadError if transformers has no such model.
     """
     if not config.generator:
-        _export_one(config, vocabulary, shapes, read, folder)
+        _export_one(config, their_config_of(config, vocabulary, decoder_start), shapes, read, folder)
         return
     for part, prefix, place in _electra(config, folder):
         names = {_within(prefix, n): s for n, s in shapes.items() if _belongs(prefix, n)}
-        _export_one(part, vocabulary, names, lambda n, p=prefix: read(_outside(p, n)), place)  # type: ignore[misc]
+        outside = partial(_outside, prefix)
+        _export_one(part, their_config_of(part, vocabulary), names, lambda n, o=outside: read(o(n)), place)  # type: ignore[misc]
+
+
+def their_config_of(
+    config: TransformerConfig, vocabulary: Vocabulary, decoder_start: int | None = None
+) -> Any:
+    """The configuration object of transformers. Raises WorkloadError if it cannot tell the model."""
+    from transformers import AutoConfig
+
+    family = family_of(config)
+    ids = {"pad_token_id": vocabulary.pad, "bos_token_id": vocabulary.bos, "eos_token_id": vocabulary.eos}
+    if config.architecture == "encoder-decoder":
+        start = vocabulary.pad if decoder_start is None else decoder_start
+        ids |= {"decoder_start_token_id": start, "forced_eos_token_id": None}
+    values = {**ids, **family.write_config(config)}
+    told = AutoConfig.for_model(
+        family.model_type, architectures=[family.head(config).kind], dtype="float32", **values
+    )
+    _check_told(family, config, told)
+    return told
 
 
 def pretrained(config: TransformerConfig, shapes: Shapes, folder: str) -> Callable[[str], Tensor | None]:
@@ -81,30 +107,33 @@ def _outside(prefix: str, name: str) -> str:
 
 
 def _export_one(
-    config: TransformerConfig,
-    vocabulary: Vocabulary,
-    shapes: Shapes,
-    read: Callable[[str], Tensor],
-    folder: str,
+    config: TransformerConfig, their_config: Any, shapes: Shapes, read: Callable[[str], Tensor], folder: str
 ) -> None:
-    family = family_of(config)
     Path(folder).mkdir(parents=True, exist_ok=True)
-    write(theirs(family, config, shapes, lambda name: read(name).detach().float()), folder)
+    tensors = theirs(family_of(config), config, shapes, lambda name: read(name).detach().float())
+    write(tensors, folder)
     # The configuration last: a folder with it is whole.
-    _their_config(family, config, vocabulary).save_pretrained(folder)
+    their_config.save_pretrained(folder)
 
 
-def _their_config(family: Family, config: TransformerConfig, vocabulary: Vocabulary) -> Any:
-    from transformers import AutoConfig
+def _check_told(family: Family, config: TransformerConfig, their_config: Any) -> None:
+    """Raise WorkloadError where their configuration does not tell the model: it would load as another one."""
+    found, wanted = structure(family.read_config(their_config)), structure(config)
+    for name, value in wanted.items():
+        if found[name] != value:
+            raise WorkloadError(
+                f"{family.model_type} of transformers cannot have {name} {value!r}; "
+                f"set {name} to {found[name]!r} or checkpoint.export to null"
+            )
 
-    ids = {"pad_token_id": vocabulary.pad, "bos_token_id": vocabulary.bos, "eos_token_id": vocabulary.eos}
-    if config.architecture == "encoder-decoder":
-        start = vocabulary.pad if vocabulary.bos is None or config.family != "bart" else vocabulary.bos
-        ids |= {"decoder_start_token_id": start, "forced_eos_token_id": None}
-    values = {**ids, **family.write_config(config)}
-    return AutoConfig.for_model(
-        family.model_type, architectures=[family.head(config).kind], dtype="float32", **values
-    )
+
+def structure(config: TransformerConfig) -> dict[str, Any]:
+    """The fields that decide what the body computes, not how it begins, is trained or what stands on it."""
+    values = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in NO_STRUCTURE}
+    if config.moe:
+        plain = {"capacity_factor": None, "auxiliary": 0.0, "z_loss": 0.0}
+        values["moe"] = replace(config.moe, **plain)  # type: ignore[arg-type]
+    return values
 
 
 def _reader(config: TransformerConfig, shapes: Shapes, folder: str) -> Callable[[str], Tensor | None]:

@@ -70,7 +70,9 @@ def read_rope(theirs: Any) -> dict[str, Any]:
     scaling = RopeScaling(
         kind,
         rope["factor"],
-        rope.get("original_max_position_embeddings") or theirs.max_position_embeddings,
+        0
+        if kind == "linear"
+        else rope.get("original_max_position_embeddings") or theirs.max_position_embeddings,
         rope.get("low_freq_factor", 1.0),
         rope.get("high_freq_factor", 4.0),
         rope.get("beta_fast") or 32.0,

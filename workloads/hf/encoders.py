@@ -122,13 +122,17 @@ _ALBERT_MASKED = _masked(
 
 def _check_albert(theirs: Any) -> dict[str, Any]:
     if theirs.num_hidden_groups != 1 or theirs.inner_group_num != 1:
-        raise WorkloadError("this ALBERT has several groups of layers, which is not supported here; use one group")
+        raise WorkloadError(
+            "this ALBERT has several groups of layers, which is not supported here; use one group"
+        )
     return _check_projection(theirs.embedding_size, theirs.hidden_size)
 
 
 def _check_projection(embedding: int, hidden: int) -> dict[str, Any]:
     if embedding == hidden:
-        raise WorkloadError("ALBERT of transformers projects its embedding; give embedding_size unlike hidden")
+        raise WorkloadError(
+            "ALBERT of transformers projects its embedding; give embedding_size unlike hidden"
+        )
     return {}
 
 

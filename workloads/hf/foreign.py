@@ -94,11 +94,11 @@ class HuggingFaceWorkload:
         return self.criterion(model(batch), batch)
 
     def criterion(
-        self, output: Output, batch: Batch, token_loss: losses.TokenLoss = losses.cross_entropy
+        self, output: Output, batch: Batch, of_tokens: losses.TokenLoss = losses.token_loss
     ) -> Loss:
         """The loss of a forward pass that was already done."""
         assert output.logits is not None
-        return Loss(*token_loss(output.logits, batch["labels"]))
+        return of_tokens(output.logits, batch["labels"])
 
     def balance(self, model: nn.Module, reduce: Callable[[Tensor], Tensor] = lambda load: load) -> None:
         """Nothing is balanced here."""

@@ -68,8 +68,7 @@ class BlankInfilling(SampledObjective):
         """The tokens of all spans, bool [window]."""
         drawn = rng.poisson(self.mean_span, size=4 * len(text))
         wanted = max(1, round(self.rate * len(text)))
-        lengths = lengths_until(wanted, drawn[drawn > 0])[: self._spans(len(text))]
-        hidden = scatter(lengths, len(text), rng) & self.is_text(text)
+        hidden = scatter(lengths_until(wanted, drawn[drawn > 0]), len(text), rng) & self.is_text(text)
         return hidden & (np.cumsum(run_starts(hidden)) <= self._spans(len(text)))
 
     def _spans(self, window: int) -> int:

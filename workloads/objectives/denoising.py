@@ -37,6 +37,11 @@ class Denoising(SampledObjective):
         """The token that the decoder begins with."""
         return self.vocabulary.eos
 
+    @property
+    def target_length(self) -> int:
+        """Length of decoder_tokens and labels."""
+        return self.sequence_length
+
     def window(self, sequence_length: int) -> int:
         return sequence_length - FRAME
 

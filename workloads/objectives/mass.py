@@ -33,6 +33,11 @@ class Mass(SampledObjective):
         """The token that the decoder begins with."""
         return self.token("mask")
 
+    @property
+    def target_length(self) -> int:
+        """Length of decoder_tokens and labels."""
+        return self.sequence_length
+
     def window(self, sequence_length: int) -> int:
         return sequence_length
 

@@ -55,7 +55,7 @@ class Server:
             self._process = subprocess.Popen(
                 command, cwd=self._folder, env=environment, stdout=log, stderr=log, start_new_session=True
             )
-        until(lambda: urllib.request.urlopen(f"{self.uri}/health", timeout=5).status == 200, 90)
+        until(lambda: urllib.request.urlopen(f"{self.uri}/health", timeout=5).status == 200, 150)
 
     def kill(self) -> None:
         """SIGKILL to the server and its worker."""

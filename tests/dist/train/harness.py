@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from rank_cases import LENGTH, job, workload_of
 
-from cluster.gang import FINISHED, Bundle
+from cluster.gang import FINISHED, Bundle, RankStatus
 from cluster.process_gang import ProcessGang
 from orchestrator.layout import Layout, ModelShape, legal
 from orchestrator.plan import model_shape
@@ -22,12 +22,15 @@ to some 1e-6 of a tensor's largest weight. With the usual eps of 1e-8 a key bias
 rounding, would move by 4e-4 under any framework."""
 
 LAYERS = {"layers": 4}
-EXPERTS = {"layers": 4, "kv_heads": 2, "moe": {"experts": 4, "intermediate": 32}}
+APART = {"initial_std": 0.1}
+"""Routers are steps: where two experts score alike to the last bits, rounding chooses. Larger weights set scores
+apart, so that in ten steps none of some ten thousand choices is that close."""
+EXPERTS = {"layers": 4, "kv_heads": 2, "moe": {"experts": 4, "intermediate": 32}, **APART}
 MODELS: dict[str, dict[str, Any]] = {
     "decoder": {"model": "gpt-tiny", "changes": LAYERS},
     "modern": {"model": "qwen3-tiny", "changes": {"layers": 4, "kv_heads": 2}},
     "moe": {"model": "mixtral-tiny", "changes": EXPERTS},
-    "latent": {"model": "deepseek-v3-tiny", "changes": LAYERS},
+    "latent": {"model": "deepseek-v3-tiny", "changes": {**LAYERS, **APART}},
     "encoder": {"model": "bert-tiny", "objective": "masked_lm", "changes": LAYERS},
     "pair": {"model": "t5-tiny", "objective": "span_corruption"},
     "pair-moe": {
@@ -87,19 +90,35 @@ def run(
     world: int, cases: list[dict[str, Any]], folder: Path, target: str = "rank_cases:main", timeout: float = 280
 ) -> list[str]:
     """Run the cases on a gang of `world` ranks. Returns the errors of ranks that failed, none if all is done."""
+    ranks = _ended(world, {"cases": cases, "folder": str(folder)}, target, timeout)
+    if not ranks:
+        return [f"not done after {timeout} s"]
+    return [f"rank {r.rank}: {r.error}" for r in ranks if r.state in ("failed", "dead")]
+
+
+def finished(world: int, config: dict[str, Any], target: str) -> list[Any]:
+    """What the target returned on each rank. Raises AssertionError unless all ended well."""
+    ranks = _ended(world, config, target, 280)
+    assert ranks
+    assert all(r.state == "done" for r in ranks), [r.error for r in ranks]
+    return [r.result for r in ranks]
+
+
+def _ended(world: int, config: dict[str, Any], target: str, timeout: float) -> tuple[RankStatus, ...]:
+    """The ranks when all are done, or two seconds after one has failed; empty if it takes too long."""
     gang = ProcessGang()
     try:
-        gang.start(world, Bundle(), target, {"cases": cases, "folder": str(folder)})
+        gang.start(world, Bundle(), target, config)
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             ranks = gang.poll(0).ranks
-            if all(r.state in FINISHED for r in ranks):
-                return [f"rank {r.rank}: {r.error}" for r in ranks if r.state != "done"]
             failed = [r for r in ranks if r.state in ("failed", "dead")]
+            if all(r.state in FINISHED for r in ranks):
+                return ranks
             if failed and time.time() - min(r.failed_at for r in failed) > 2:
-                return [f"rank {r.rank}: {r.error}" for r in failed]
+                return ranks
             time.sleep(0.05)
-        return [f"not done after {timeout} s"]
+        return ()
     finally:
         gang.stop()
 

@@ -54,7 +54,7 @@ def test_zbv_comes_back_to_the_first_rank() -> None:
         (Layout(dp=4, ep=4), EXPERTS, "ep 4 does not divide the model's 6 experts"),
         (Layout(dp=4, ep=3), EXPERTS, "ep 3 does not divide the 4 data-parallel ranks it borrows"),
         (Layout(sequence=True), DENSE, "tp is 1; set sequence to false"),
-        (Layout(tp=2, sequence=True), dataclasses.replace(DENSE, stacks=2), "this is an encoder-decoder"),
+        (Layout(tp=2, sequence=True), dataclasses.replace(DENSE, whole_sequence="it reads all"), "it reads all; set sequence"),
         (Layout(pp=2, dp=2, zero=3, schedule="zbv"), DENSE, "zero 3 would free the weights; choose zero 2"),
         (Layout(pp=2, schedule="zbv"), dataclasses.replace(DENSE, used_once=False), "set schedule to interleaved"),
         (Layout(dp=3), DENSE, "global_batch 16 is not a multiple of 3 data-parallel ranks"),

@@ -35,7 +35,7 @@ def prepare_here(tmp_path: Path) -> Callable[..., str]:
         roles = tokenizer.roles_of(Tokenizer.from_str(text), {})
         folder.write("tokenizer.json", text.encode())
         for number, part in enumerate(parts):
-            shards.write_shard(folder.uri, number, part, ENTRIES, roles["eos"])
+            shards.write_shard(folder.uri, number, part, ENTRIES, roles)
         found = shards.gather(folder, "f" * 32, [s.uri for s in named], parts, ENTRIES, roles)
         manifest.write(folder, found)
         return folder.uri

@@ -122,3 +122,33 @@ def test_a_column_of_numbers_is_told(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": [1, 2]}), tmp_path / "a.parquet")
     with pytest.raises(InputError, match="column 'text' is int64, not text"):
         read(tmp_path / "a.parquet")
+
+
+def write_pairs(path: Path, rows: list[dict[str, str]]) -> Path:
+    """The same rows as .jsonl or .parquet."""
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize("name", ["pairs.jsonl", "pairs.parquet"])
+def test_a_pair_is_one_document_of_two_halves(tmp_path: Path, name: str) -> None:
+    path = write_pairs(tmp_path / name, [{"en": "a cat", "de": "eine Katze"}, {"en": "b", "de": "c"}])
+    source = Source(uri=str(path), field=("en", "de"))
+    spans = [span for part in cut(resolve([source]), 10**9) for span in part]
+    found = [(piece.text, piece.halves, piece.ends) for span in spans for piece in pieces(span)]
+    assert found == [("a cat", True, False), ("eine Katze", False, True), ("b", True, False), ("c", False, True)]
+
+
+def test_pairs_in_a_text_file_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(InputError, match="holds no pairs; give them as .jsonl or .parquet"):
+        resolve([Source(uri=str(tmp_path / "a.txt"), field=("en", "de"))])
+
+
+def test_the_half_that_is_missing_is_named(tmp_path: Path) -> None:
+    path = write_pairs(tmp_path / "pairs.jsonl", [{"en": "a cat"}])
+    with pytest.raises(InputError, match="has no text 'de'"):
+        list(pieces(cut(resolve([Source(uri=str(path), field=("en", "de"))]), 10**9)[0][0]))

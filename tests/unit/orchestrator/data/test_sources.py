@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from orchestrator.data import sources
-from orchestrator.data.sources import cut, resolve
+from orchestrator.data.sources import SourceFile, cut, resolve
 from orchestrator.errors import InputError
 from orchestrator.spec import Source
 
@@ -87,6 +87,12 @@ def test_large_files_are_cut_and_small_ones_of_one_source_put_together(tmp_path:
     one = [[("a", 0, 83)], [("a", 83, 166)], [("a", 166, 250)], [("b", 0, 30), ("c", 0, 30)], [("e", 0, 50)]]
     assert shape == one + one
     assert [part[0].file.source for part in parts] == [0] * 5 + [1] * 5
+
+
+@pytest.mark.parametrize(("total", "expected"), [(0, 2**20), (2**28, 2**22), (2**40, 2**25)])
+def test_parts_grow_with_the_text_within_bounds(total: int, expected: int) -> None:
+    half = SourceFile(source=0, uri="", kind=".txt", size=total // 2, content="", field="")
+    assert sources.part_size([half, half]) == expected
 
 
 def test_row_groups_of_parquet_are_spans(tmp_path: Path) -> None:

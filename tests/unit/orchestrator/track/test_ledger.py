@@ -145,6 +145,9 @@ def test_goodput_is_useful_steps_over_wall() -> None:
     found = ledger(FAULT, FAULT_ROWS)
     assert found["goodput"] == pytest.approx(5 / 19)
     assert found["lost_steps"] == 2
+    assert ledger(FAULT, FAULT_ROWS[:2] + FAULT_ROWS[4:])["lost_steps"] == 2, (
+        "whether or not their rows are kept"
+    )
     assert ledger([], [])["goodput"] is None
 
 

@@ -45,10 +45,11 @@ def test_the_layout_of_a_sample(make):
 
 
 @pytest.mark.parametrize("length", [8, 16, 64, 512])
-def test_the_longest_case_fits(length, make, draw):
-    objective = make("blank_infilling", length)
+@pytest.mark.parametrize("mean", [1.0, 3.0, 8.0])
+def test_the_longest_case_fits(length, mean, make, draw):
+    objective = make("blank_infilling", length, mean_span=mean)
     size = objective.window(length)
-    assert size > 0.6 * length
+    assert size >= length / 2
     for ends in (0.0, 0.3):
         batch = objective.collate(lambda i, ends=ends: draw(i, size, ends), range(50), 0)
         assert batch["tokens"].shape == (50, length)

@@ -45,6 +45,15 @@ def test_the_rate_is_exact_and_at_least_one_token():
     assert masking.choose_tokens(text[100:], 0.15, np.random.default_rng(0)).sum() == 0
 
 
+def test_a_span_of_words_ends_at_a_special_token():
+    text = np.array([True, True, False, True, True])
+    words = np.array([0, 1, 3, 4]), np.array([1, 2, 4, 5])
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        _, first = masking.choose_word_spans(words, text, 0.9, np.full(8, 4), rng)
+        assert (first[3:] >= 3).all()
+
+
 def test_a_unit_beyond_the_rate_is_passed_over():
     text = np.ones(20, dtype=bool)
     units = np.array([0, 10, 12]), np.array([10, 12, 20])

@@ -86,6 +86,35 @@ def test_the_first_sample_and_empty_text_are_continuations(make, corpus):
     assert empty["padding"].sum() == 3 * 19
 
 
+def test_without_foreign_text_the_pair_is_a_continuation(make, draw):
+    def read(sample):
+        return draw(0, 61) if sample == 5 else np.zeros(61, dtype=np.int64)
+
+    for epoch in range(10):
+        batch = make("next_sentence").collate(read, [5], epoch)
+        assert batch["sequence_labels"].item() == 0
+        assert batch["padding"].all()
+
+
+def test_foreign_text_begins_at_any_sentence_with_room(make):
+    # An earlier document of sentences of four tokens, the first of which counts them.
+    earlier = np.where(np.arange(61) % 4 == 3, 300, 110 + np.arange(61) // 4)
+    earlier[60] = 0
+    present = np.where(np.arange(61) % 4 == 3, 301, 150)
+
+    begins = set()
+    for epoch in range(60):
+        batch = make("next_sentence").collate(lambda i: present if i == 3 else earlier, [3], epoch)
+        batch = {k: v[0].numpy() for k, v in batch.items()}
+        if batch["sequence_labels"]:
+            first, second = segments(batch["tokens"], batch["labels"], batch["padding"])
+            assert len(first) + len(second) in (60, 61)
+            at = (second[0] - 110) * 4
+            assert np.array_equal(second, earlier[at : at + len(second)])
+            begins.add(at)
+    assert len(begins) > 5
+
+
 def test_foreign_text_without_any_document_end_still_comes(make, draw):
     batch = make("next_sentence").collate(lambda i: draw(i, 61), range(1, 100), 0)
     assert batch["sequence_labels"].float().mean() == pytest.approx(0.5, abs=0.15)

@@ -59,6 +59,11 @@ def test_shapes_and_types_do_not_depend_on_the_text(name, make, reader, draw):
         )
         assert value.shape[0] == 2
     assert batches[0]["tokens"].shape == (2, 64)
+    if "encoder-decoder" in objective.architectures:
+        assert batches[0]["decoder_tokens"].shape == (2, objective.target_length)
+        assert batches[0]["labels"].shape == (2, objective.target_length)
+    else:
+        assert batches[0]["labels"].shape == (2, 64)
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "causal_lm"])

@@ -34,6 +34,9 @@ def test_noise_rate_mean_span_and_place(samples):
     assert text.sum() / windows.size == pytest.approx(0.15, abs=0.005)
     spans = ((batch["labels"] >= 10) & (batch["labels"] < 110)).sum()
     assert text.sum() / spans == pytest.approx(3.0, abs=0.15)
+    # All ways to cut the noise into spans are equally likely: one in three is a single token.
+    marks = (batch["labels"][:, :-2] < 110) & (batch["labels"][:, 2:] < 110) & text[:, 1:-1]
+    assert marks.sum() / spans == pytest.approx(1 / 3, abs=0.04)
     # Spans stand anywhere: first and last tokens are noise as often as others, give or take the edges.
     first, last = batch["tokens"][:, 0] == 10, (batch["tokens"][:, -2] >= 10) & (batch["tokens"][:, -2] < 110)
     assert 0.02 < first.mean() < 0.25

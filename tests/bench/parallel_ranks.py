@@ -1,0 +1,238 @@
+"""Rank programs of `bench_parallel.py`: each measures one thing on every rank and returns it."""
+
+from __future__ import annotations
+
+import re
+import resource
+import statistics
+import time
+from collections import defaultdict
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining.stage import _PipelineStageBase
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cluster.link import Link
+from orchestrator.layout import Layout
+from orchestrator.spec import JobSpec, parse
+from orchestrator.train.device import Device, close_device, open_device
+from orchestrator.train.torch_engine import TorchEngine
+from workloads.load import load
+from workloads.workload import Batch, Vocabulary, Workload
+
+
+def job(config: dict[str, Any]) -> JobSpec:
+    """The job of a measurement; `config` says the model's sizes, the batch and the sequence."""
+    return parse({
+        "name": "bench",
+        "workload": {"model": "llama-tiny", "changes": config["changes"]},
+        "data": {"sources": [{"uri": "none"}], "tokenizer": "none", "sequence_length": config["length"]},
+        "train": {"steps": 1000, "global_batch": config["batch"]},
+    })  # fmt: skip
+
+
+def workload_of(spec: JobSpec, vocabulary: int) -> Workload:
+    """The model over a made-up vocabulary."""
+    words = Vocabulary(vocabulary, eos=0)
+    return load(
+        spec.workload.model, "causal_lm", words,
+        changes=spec.workload.changes, sequence_length=spec.data.sequence_length,
+    )  # fmt: skip
+
+
+def batches(spec: JobSpec, layout: Layout, vocabulary: int) -> list[Batch]:
+    """Random micro-batches of one step of this rank."""
+    random = torch.Generator().manual_seed(layout.coordinate(dist.get_rank())["dp"])
+    count = layout.accumulation(spec.train.global_batch)
+    shape = (layout.micro_batch, spec.data.sequence_length)
+    ids = [torch.randint(1, vocabulary, shape, generator=random) for _ in range(count)]
+    return [{"tokens": one, "labels": one} for one in ids]
+
+
+def started(config: dict[str, Any], link: Link) -> tuple[JobSpec, Workload, Device]:
+    """What every measurement begins with."""
+    spec = job(config)
+    return spec, workload_of(spec, config["vocabulary"]), open_device(spec, link)
+
+
+def pipeline(config: dict[str, Any], link: Link) -> dict[str, Any]:
+    """Processor seconds of each stage's forward, backward, and halves of the backward pass, and the schedule.
+
+    Processor time of the thread, not wall time: ranks share cores here, and a stage that waits is not busy.
+    """
+    spec, workload, device = started(config, link)
+    found: dict[str, Any] = {}
+    for name, fields in config["layouts"].items():
+        layout = Layout(**fields)
+        engine = TorchEngine(spec, workload, layout, device)
+        engine.initialise(0)
+        with _Stopwatch() as watch:
+            for step in range(config["steps"]):
+                engine.train_step(batches(spec, layout, config["vocabulary"]), 1e-4)
+                if step == 0:
+                    watch.seconds.clear()
+        (schedule,) = engine._runner._schedules.values()  # type: ignore[union-attr]
+        order = getattr(schedule, "pipeline_order", None) or schedule._get_pipeline_order()
+        texts = {rank: [str(action) for action in row] for rank, row in order.items()}
+        actions = {rank: [a for a in row if re.fullmatch(r"\d+[FBIW]\d+", a)] for rank, row in texts.items()}
+        busy = {key: statistics.median(values) for key, values in watch.seconds.items()}
+        found[name] = {"busy": busy, "order": actions}
+    close_device()
+    return found
+
+
+class _Stopwatch:
+    """Processor seconds of every call of a stage, under "<stage><F, B, I or W>"."""
+
+    METHODS = {"forward_one_chunk": "F", "backward_one_chunk": "B", "backward_weight_one_chunk": "W"}
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = defaultdict(list)
+        self._plain = {name: getattr(_PipelineStageBase, name) for name in self.METHODS}
+
+    def __enter__(self) -> _Stopwatch:
+        for name, letter in self.METHODS.items():
+            setattr(_PipelineStageBase, name, self._timed(self._plain[name], letter))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name, plain in self._plain.items():
+            setattr(_PipelineStageBase, name, plain)
+
+    def _timed(self, plain: Any, letter: str) -> Any:
+        def run(stage: Any, *args: Any, **kwargs: Any) -> Any:
+            half = letter == "B" and not kwargs.get("full_backward", True)
+            began = time.thread_time()
+            result = plain(stage, *args, **kwargs)
+            self.seconds[f"{stage.stage_index}{'I' if half else letter}"].append(time.thread_time() - began)
+            return result
+
+        return run
+
+
+def states(config: dict[str, Any], link: Link) -> dict[str, float]:
+    """Bytes that a few steps add to the resident memory of this process at its peak."""
+    spec, workload, device = started(config, link)
+    before = _resident()
+    layout = Layout(**config["layout"])
+    engine = TorchEngine(spec, workload, layout, device)
+    engine.initialise(0)
+    for _ in range(config["steps"]):
+        engine.train_step(batches(spec, layout, config["vocabulary"]), 1e-4)
+    dist.barrier()
+    held = _resident() - before
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    close_device()
+    return {"held": held, "peak": peak, "parameters": sum(s.numel() for s in workload.shapes.values())}
+
+
+def _resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+class Traffic(TorchDispatchMode):
+    """Bytes that this rank sends in collectives, as rings would move them (n - 1 of n parts for each half)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__
+        if func.namespace == "c10d":
+            self.bytes += self._sent(name.partition(".")[0], args)
+        return func(*args, **(kwargs or {}))
+
+    def _sent(self, name: str, args: Any) -> float:
+        tensors = [t for t in torch.utils._pytree.tree_leaves(args) if isinstance(t, torch.Tensor)]
+        group = next((a for a in args if isinstance(a, torch.ScriptObject)), None)
+        ways = dist.ProcessGroup.unbox(group).size() if group is not None else dist.get_world_size()
+        largest = max((t.numel() * t.element_size() for t in tensors), default=0)
+        part = (ways - 1) / ways * largest
+        if name.startswith("allreduce"):
+            return 2 * part
+        if name.startswith(("allgather", "_allgather", "reduce_scatter", "_reduce_scatter", "alltoall")):
+            return part
+        return float(largest) if name == "send" else 0.0
+
+
+def traffic(config: dict[str, Any], link: Link) -> dict[str, float]:
+    """Bytes that this rank sends in one step, for each layout."""
+    spec, workload, device = started(config, link)
+    found = {}
+    for name, fields in config["layouts"].items():
+        layout = Layout(**fields)
+        engine = TorchEngine(spec, workload, layout, device)
+        engine.initialise(0)
+        data = batches(spec, layout, config["vocabulary"])
+        engine.train_step(data, 1e-4)
+        with Traffic() as counted:
+            engine.train_step(data, 1e-4)
+        found[name] = counted.bytes
+        engine.close()
+    close_device()
+    return {**found, "parameters": sum(s.numel() for s in workload.shapes.values())}
+
+
+def peers(config: dict[str, Any], link: Link) -> dict[str, list[float]]:
+    """Seconds of steps of our engine and of plain loops with DDP and FSDP2, in turns."""
+    spec, workload, device = started(config, link)
+    layout = Layout(dp=link.seat.world, micro_batch=config["batch"] // link.seat.world)
+    data = batches(spec, layout, config["vocabulary"])
+    runs = {
+        "ours, zero 0": _ours(spec, workload, layout, device, data),
+        "DDP": _plain(workload, data, DistributedDataParallel),
+        "ours, zero 3": _ours(spec, workload, Layout(**{**layout.to_json(), "zero": 3}), device, data),
+        "FSDP2": _plain(workload, data, _fsdp),
+    }
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(config["rounds"]):
+        order = list(runs.items()) if number % 2 else list(reversed(runs.items()))
+        for name, step in order:
+            dist.barrier()
+            began = time.perf_counter()
+            for _ in range(config["steps"]):
+                step()
+            dist.barrier()
+            if number:
+                found[name].append((time.perf_counter() - began) / config["steps"])
+    close_device()
+    return found
+
+
+def _ours(spec: JobSpec, workload: Workload, layout: Layout, device: Device, data: list[Batch]) -> Any:
+    engine = TorchEngine(spec, workload, layout, device)
+    engine.initialise(0)
+    return lambda: engine.train_step(data, 1e-4)
+
+
+def _fsdp(model: nn.Module) -> nn.Module:
+    for layer in model.layers.values():  # type: ignore[operator, union-attr]
+        fully_shard(layer)
+    return fully_shard(model)
+
+
+def _plain(workload: Workload, data: list[Batch], wrap: Any) -> Any:
+    """What a user writes by hand: forward, backward, clip, AdamW."""
+    model = workload.build()
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            tensor.copy_(workload.initial(name, 0))
+    model = wrap(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+    def step() -> None:
+        for batch in data:
+            loss = workload.loss(model, batch)
+            (loss.total / loss.count).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step

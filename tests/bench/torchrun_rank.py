@@ -1,0 +1,32 @@
+"""The rank program under bare torchrun: the peer that the orchestrated step is measured against."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from cluster.link import Link, Seat
+from orchestrator.train.loop import main
+
+
+def run(task: Path, rows: Path) -> None:
+    """Train `task` as the rank that torchrun says, and write rank 0's rows."""
+    seat = Seat(
+        rank=int(os.environ["RANK"]),
+        world=int(os.environ["WORLD_SIZE"]),
+        local_rank=int(os.environ["LOCAL_RANK"]),
+        host=os.environ["MASTER_ADDR"],
+        port=int(os.environ["MASTER_PORT"]),
+    )
+    link = Link(seat)
+    main(json.loads(task.read_text()), link)
+    if seat.rank == 0:
+        rows.write_text("".join(json.dumps(row) + "\n" for row in link.unsaved_rows()))
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]), Path(sys.argv[2]))
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads may abort a clean exit

@@ -1,0 +1,31 @@
+"""Prepared data where a job looks for it, made in this process: `prepare` then finds it and needs no Ray."""
+
+from __future__ import annotations
+
+from tokenizers import Tokenizer
+
+from orchestrator.data import manifest, shards, sources, tokenizer
+from orchestrator.data.files import Folder
+from orchestrator.data.prepare import _fingerprint
+from orchestrator.spec import JobSpec, TrainBpe
+from workloads.objectives import special_tokens
+
+
+def prepare_here(spec: JobSpec, cache: str) -> str:
+    """The URI of the job's token shards, for a job that trains its tokenizer."""
+    extra = special_tokens(spec.workload.objective)
+    assert isinstance(spec.data.tokenizer, TrainBpe)
+    entries = spec.data.tokenizer.train_bpe
+    files = sources.resolve(spec.data.sources)
+    part_bytes = sources.part_size(files)
+    name = _fingerprint(files, [entries, tokenizer.all_special(extra)], part_bytes)
+    folder = Folder(f"{cache}/{name}")
+    parts = sources.cut(files, part_bytes)
+    text = tokenizer.train(shards.sample(parts, 2**20), entries, extra)
+    roles = tokenizer.roles_of(Tokenizer.from_str(text), {})
+    folder.write("tokenizer.json", text.encode())
+    for number, part in enumerate(parts):
+        shards.write_shard(folder.uri, number, part, entries, roles)
+    uris = [source.uri for source in spec.data.sources]
+    manifest.write(folder, shards.gather(folder, name, uris, parts, entries, roles))
+    return folder.uri

@@ -1,0 +1,148 @@
+"""One road: whatever dies, the run goes on from its last commit and stays the same run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from jobs import (
+    command,
+    curve,
+    is_frozen,
+    job,
+    orchestrator,
+    rank_pid,
+    rows,
+    started,
+    status,
+    wait_for,
+    weights,
+    write_job,
+    write_text,
+)
+from ray.cluster_utils import Cluster
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of a run that nothing disturbs."""
+    folder = tmp_path_factory.mktemp("quiet")
+    document = job(write_text(folder / "corpus"))
+    done = orchestrator("run", write_job(folder, document), cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "runs" / "small"
+
+
+def same_job(quiet: Path, tmp_path: Path, **changes: Any) -> tuple[Path, Path]:
+    """The quiet run's job in another folder, over the same prepared data; the job file and its run directory."""
+    document = job(str(quiet.parents[1] / "corpus" / "topics.txt"))
+    document["data"]["cache"] = str(quiet.parent / "_data")
+    document |= changes
+    return write_job(tmp_path, document), tmp_path / "runs" / "small"
+
+
+def faults(run: Path) -> list[str]:
+    """The first faults on record."""
+    return [event["first_fault"] for event in rows(run, "events.jsonl") if event["first_fault"]]
+
+
+def test_a_killed_worker_costs_the_steps_since_the_commit_and_no_bit(quiet: Path, tmp_path: Path) -> None:
+    path, run = same_job(quiet, tmp_path)
+    done = orchestrator("run", path, "--fault", "kill@1:7", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert curve(run) == curve(quiet)
+    assert weights(run, 12) == weights(quiet, 12)
+    (fault,) = faults(run)
+    assert fault.startswith("rank 1 on 127.0.0.2 died")
+    (stop,) = [e for e in rows(run, "events.jsonl") if e["first_fault"]]
+    assert (stop["step"], stop["lost_steps"]) == (6, 2)
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["attempts"] == 2
+    assert summary["ledger"]["seconds"]["lost_work"] > 0
+
+
+def test_an_exception_that_repeats_at_the_same_step_ends_the_run(quiet: Path, tmp_path: Path) -> None:
+    """Without an attempt in the fault it would strike once; two faults strike in two attempts."""
+    path, run = same_job(quiet, tmp_path)
+    words = ["--fault", "raise@0:6", "--fault", "raise@0:6/2"]
+    done = orchestrator("run", path, *words, "--json", cwd=tmp_path)
+    assert done.returncode == 1
+    printed = json.loads(done.stdout)
+    assert "InjectedFault: injected at rank 0, step 6" in printed["line"]
+    assert "it would repeat" in printed["line"]
+    assert json.loads((run / "summary.json").read_text())["state"] == "failed"
+    again = orchestrator("run", path, cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert curve(run) == curve(quiet)
+
+
+def test_a_corrupted_commit_is_passed_over(quiet: Path, tmp_path: Path) -> None:
+    path, run = same_job(quiet, tmp_path)
+    half = orchestrator("run", path, "--until", 8, cwd=tmp_path)
+    assert half.returncode == 3, half.stderr
+    shard = next((run / "checkpoints/step-00000008").glob("*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    data[-100] ^= 1
+    shard.write_bytes(data)
+    done = orchestrator("run", path, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert curve(run) == curve(quiet)
+    assert weights(run, 12) == weights(quiet, 12)
+    told = [event["reason"] for event in rows(run, "events.jsonl")]
+    assert any("the commit at step 8 is passed over" in reason for reason in told)
+
+
+def test_a_lost_node_makes_the_gang_smaller(cluster: Cluster, quiet: Path, tmp_path: Path) -> None:
+    path, run = same_job(quiet, tmp_path)
+    with started("run", path, "--address", cluster.address, "--fault", "stop@1:7", cwd=tmp_path) as process:
+        wait_for(lambda: is_frozen(rank_pid(run, 1)), "rank 1 to freeze at step 7")
+        lost = next(r["node"] for r in status(run)["ranks"] if r["rank"] == 1)
+        node = next(n for n in cluster.worker_nodes if n.node_ip_address == lost)
+        cluster.remove_node(node, allow_graceful=False)
+        assert process.wait(timeout=240) == 0
+    layouts = [row["layout"] for row in rows(run)]
+    assert layouts == ["dp2 zero0 mb4"] * 4 + ["dp1 zero0 mb8"] * 8
+    assert [row[3] for row in curve(run)] == [row[3] for row in curve(quiet)]
+    assert [row[1] for row in curve(run)] == pytest.approx([row[1] for row in curve(quiet)], rel=1e-5)
+
+
+def test_the_driver_may_die_and_another_attaches(cluster: Cluster, quiet: Path, tmp_path: Path) -> None:
+    path, run = same_job(quiet, tmp_path)
+    words = ["run", path, "--address", cluster.address]
+    with started(*words, "--fault", "stop@0:6", cwd=tmp_path) as driver:
+        pid = wait_for(lambda: is_frozen(rank_pid(run, 0)) and rank_pid(run, 0), "rank 0 to freeze at step 6")
+        driver.kill()
+        driver.wait(timeout=30)
+        attached = subprocess.Popen(command(*words), cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        psutil.Process(pid).resume()
+        _, told = attached.communicate(timeout=240)
+    assert attached.returncode == 0, told
+    assert {row["attempt"] for row in rows(run)} == {1}
+    assert curve(run) == curve(quiet)
+
+
+def test_the_controller_may_die(cluster: Cluster, quiet: Path, tmp_path: Path) -> None:
+    path, run = same_job(quiet, tmp_path)
+    with started("run", path, "--address", cluster.address, "--fault", "stop@0:6", cwd=tmp_path) as driver:
+        wait_for(lambda: is_frozen(rank_pid(run, 0)), "rank 0 to freeze at step 6")
+        frozen = rank_pid(run, 0)
+        psutil.Process(status(run)["pid"]).kill()
+        assert driver.wait(timeout=240) == 0
+    assert curve(run) == curve(quiet)
+    assert weights(run, 12) == weights(quiet, 12)
+    assert any(event["reason"] == "resumed" for event in rows(run, "events.jsonl"))
+    assert not psutil.pid_exists(frozen)
+
+
+def test_a_dead_tracking_server_neither_stops_nor_fails_a_run(quiet: Path, tmp_path: Path) -> None:
+    tracking = {"uri": "http://127.0.0.1:9", "experiment": "tests"}
+    path, run = same_job(quiet, tmp_path, tracking=tracking)
+    done = orchestrator("run", path, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert curve(run) == curve(quiet)
+    assert json.loads((run / "summary.json").read_text())["tracking"]["missing_rows"] == 12
+    assert "MLflow lacks" in done.stderr

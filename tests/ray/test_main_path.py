@@ -1,0 +1,160 @@
+"""The main job on embedded Ray, from text to an exported model, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+from pathlib import Path
+
+import pytest
+from jobs import (
+    curve,
+    is_frozen,
+    job,
+    kill_tree,
+    orchestrator,
+    rank_pid,
+    rows,
+    started,
+    wait_for,
+    weights,
+    write_job,
+    write_text,
+)
+
+Quiet = tuple[Path, Path, subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> Quiet:
+    """A run that nothing disturbs: its folder, its run directory, and what the command said."""
+    folder = tmp_path_factory.mktemp("quiet")
+    document = job(write_text(folder / "corpus"))
+    document["checkpoint"]["export"] = "hf"
+    document["checkpoint"]["keep"] = 9
+    document["tracking"] = {"uri": "sqlite:///mlflow.db", "experiment": "tests"}
+    done = orchestrator("run", write_job(folder, document), "--json", cwd=folder)
+    return folder, folder / "runs" / "small", done
+
+
+def test_the_run_directory_is_as_designed(quiet: Quiet) -> None:
+    _, run, done = quiet
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    names = {p.name for p in run.iterdir() if not p.name.startswith(".")}
+    assert names == {
+        "job.yaml", "plan.json", "metrics.jsonl", "events.jsonl", "status.json", "summary.json", "report.html",
+        "checkpoints", "export",
+    }  # fmt: skip
+    assert {p.name for p in (run / "checkpoints").iterdir()} == {
+        "step-00000004", "step-00000008", "step-00000012", "LATEST",
+    }  # fmt: skip
+    metrics = rows(run)
+    assert [row["step"] for row in metrics] == list(range(1, 13))
+    wanted = "step loss lr grad_norm tokens tokens_per_second step_seconds samples layout attempt"
+    assert set(wanted.split()) <= set(metrics[0])
+    assert metrics[-1]["tokens"] == 12 * 8 * 32
+    assert metrics[-1]["loss"] < metrics[0]["loss"] - 0.3
+    assert abs(metrics[0]["loss"] - math.log(512)) < 0.5
+    phases = [event["phase"] for event in rows(run, "events.jsonl")]
+    assert phases == ["prepare", "wait", "start", "train", "stop", "export", "done"]
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary == printed["summary"]
+    assert summary["receipt"] == metrics[-1]["samples"]
+    manifest = json.loads((run / "checkpoints/step-00000012/manifest.json").read_text())
+    assert manifest["receipt"] == summary["receipt"]
+    assert manifest["position"] == 12 * 8
+    assert summary["ledger"]["wall_seconds"] == pytest.approx(sum(summary["ledger"]["seconds"].values()))
+    assert "<svg" in (run / "report.html").read_text()
+
+
+def test_the_export_loads_in_transformers(quiet: Quiet) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    _, run, _ = quiet
+    model = AutoModelForCausalLM.from_pretrained(run / "export")
+    tokenizer = AutoTokenizer.from_pretrained(run / "export")
+    ids = tokenizer("The assert statement", return_tensors="pt").input_ids
+    assert model(ids).logits.shape == (1, ids.shape[1], 512)
+    assert json.loads((run / "export/export.json").read_text())["logits_difference"] < 1e-4
+
+
+def test_mlflow_has_one_run_with_every_step(quiet: Quiet) -> None:
+    from mlflow import MlflowClient
+
+    folder, run, _ = quiet
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    experiment = client.get_experiment_by_name("tests")
+    (logged,) = client.search_runs([experiment.experiment_id])
+    assert logged.info.status == "FINISHED"
+    history = client.get_metric_history(logged.info.run_id, "loss")
+    assert [(m.step, m.value) for m in history] == [(row["step"], row["loss"]) for row in rows(run)]
+    assert logged.data.params["train.global_batch"] == "8"
+    artefacts = {a.path for a in client.list_artifacts(logged.info.run_id)}
+    assert {"plan.json", "report.html", "job.yaml", "summary.json"} <= artefacts
+
+
+def test_a_finished_run_is_left_alone(quiet: Quiet) -> None:
+    folder, run, _ = quiet
+    before = {p: p.stat().st_mtime_ns for p in run.rglob("*") if p.is_file()}
+    again = orchestrator("run", folder / "job.yaml", cwd=folder)
+    assert again.returncode == 0
+    assert "nothing to do" in again.stderr
+    assert {p: p.stat().st_mtime_ns for p in run.rglob("*") if p.is_file()} == before
+
+
+def test_verify_resume_replays_the_same_bits(quiet: Quiet) -> None:
+    folder, run, _ = quiet
+    found = orchestrator("verify-resume", run, "--steps", 3, "--step", 4, "--json", cwd=folder)
+    assert found.returncode == 0, found.stderr
+    verdict = json.loads(found.stdout)
+    assert [row["step"] for row in verdict["rows"]] == [5, 6, 7]
+    assert verdict["same"]
+
+
+def test_verify_resume_finds_a_loss_that_was_not_the_run_s(quiet: Quiet, tmp_path: Path) -> None:
+    import shutil
+
+    folder, run, _ = quiet
+    copy = tmp_path / "small"
+    shutil.copytree(run, copy)
+    altered = rows(copy)
+    altered[5]["loss"] += 1e-12
+    (copy / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in altered))
+    found = orchestrator("verify-resume", copy, "--steps", 3, "--step", 4, "--json", cwd=folder)
+    assert found.returncode == 1
+    assert [row["verdict"] for row in json.loads(found.stdout)["rows"]] == ["same", "differs in loss", "same"]
+
+
+@pytest.mark.parametrize("step", [1, 7])
+def test_killing_the_whole_tree_changes_no_bit(quiet: Quiet, tmp_path: Path, step: int) -> None:
+    """Rank 0 freezes as it begins the step, everything is killed there, and the same command goes on."""
+    folder, quiet_run, _ = quiet
+    path = write_job(tmp_path, {**job(str(folder / "corpus" / "topics.txt"))})
+    run = tmp_path / "runs" / "small"
+    with started("run", path, "--fault", f"stop@0:{step}", cwd=tmp_path) as process:
+        wait_for(lambda: is_frozen(rank_pid(run, 0)), f"rank 0 to freeze at step {step}")
+        kill_tree(process.pid)
+    done = orchestrator("run", path, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert curve(run) == curve(quiet_run)
+    assert weights(run, 12) == weights(quiet_run, 12)
+
+
+def test_until_stops_with_a_commit_and_goes_on_under_another_layout(quiet: Quiet, tmp_path: Path) -> None:
+    folder, quiet_run, _ = quiet
+    path = write_job(tmp_path, {**job(str(folder / "corpus" / "topics.txt"))})
+    run = tmp_path / "runs" / "small"
+    half = orchestrator("run", path, "--until", 6, cwd=tmp_path)
+    assert half.returncode == 3, half.stderr
+    assert json.loads((run / "summary.json").read_text())["state"] == "stopped"
+    assert (run / "checkpoints/step-00000006/manifest.json").exists()
+    options = ["--set", "resources.workers=1", "--set", "parallel.micro_batch=2"]
+    done = orchestrator("run", path, *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [row["layout"] for row in rows(run)] == ["dp2 zero0 mb4"] * 6 + ["dp1 zero0 mb2"] * 6
+    ours, theirs = curve(run), curve(quiet_run)
+    assert [row[3] for row in ours] == [row[3] for row in theirs]
+    assert ours[:6] == theirs[:6]
+    assert [row[1] for row in ours] == pytest.approx([row[1] for row in theirs], rel=1e-5)

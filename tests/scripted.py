@@ -1,0 +1,151 @@
+"""What a gang does to a run directory, without training: steps, rows and commits as the rank program makes them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cluster.fake_gang import FakeGang
+from cluster.faults import Fault
+from cluster.gang import Beat, RankState, RankStatus
+from cluster.link import Link, Seat
+from orchestrator.checkpoint.manifest import CorruptCommit
+from orchestrator.checkpoint.shard import RawPiece
+from orchestrator.checkpoint.store import Store
+from orchestrator.data.receipt import START, roll
+from orchestrator.layout import Layout
+from orchestrator.train.task import Task
+
+STEP_SECONDS = 0.002
+
+
+class ControllerKilled(BaseException):
+    """The controller's process is gone: nothing that it would still have done is done."""
+
+
+@dataclass
+class Training:
+    """A script for `FakeGang`. It obeys the faults of its task, and gives the same rows for the same steps.
+
+    `polls` is how many steps pass between two looks. `kill_controller_at` ends the controller's process after
+    that step and its commit, before anyone hears of it. `gangs` collects what was started.
+    """
+
+    polls: int = 1
+    kill_controller_at: int = 0
+    gangs: list[FakeGang] = field(default_factory=list)
+
+    def __call__(self, gang: FakeGang) -> Iterator[Beat]:
+        self.gangs.append(gang)
+        return self._attempt(gang)
+
+    def _attempt(self, gang: FakeGang) -> Iterator[Beat]:
+        yield beat(gang, "starting")
+        task, link = Task(**gang.config), Link(Seat(0, gang.world, 0, "node-0", 0))
+        store = Store(f"{task.run}/checkpoints")
+        try:
+            step, receipt = restore(store, task)
+        except CorruptCommit as error:
+            yield beat(
+                gang, "failed", error=f"CorruptCommit: step {task.restore}: {error}", failed_at=time.time()
+            )
+            return
+        faults, taken, stopped = [Fault.parse(text) for text in task.faults], 0, False
+        while step < task.until and not stopped:
+            step += 1
+            if fault := next((f for f in faults if (f.step, f.attempt) == (step, task.attempt)), None):
+                yield broken(gang, fault, step - 1, link.take(taken, gang.saved))
+                return
+            receipt, stopped = roll(receipt, step), gang.stop_requested
+            row = a_row(task, step, receipt)
+            if step % task.job["checkpoint"]["every"] == 0 or step == task.until or stopped:
+                commit(store, task, step, receipt, [*link.unsaved_rows(), row])
+            link.report(step, row)
+            if step == self.kill_controller_at:
+                raise ControllerKilled
+            if step % self.polls == 0:
+                rows = link.take(taken, gang.saved)
+                taken += len(rows)
+                yield beat(gang, "running", step, rows)
+        ended = "steps" if step >= task.job["train"]["steps"] else "stop" if stopped else "until"
+        yield beat(gang, "done", step, link.take(taken, gang.saved), result={"step": step, "ended": ended})
+
+
+def restore(store: Store, task: Task) -> tuple[int, str]:
+    """Step and receipt of the commit that the controller named. Raises CorruptCommit."""
+    if task.restore is None:
+        return 0, START
+    manifest = store.manifest(task.restore)
+    if damage := store.verify(task.restore):
+        raise CorruptCommit(damage[0])
+    return manifest.step, manifest.receipt
+
+
+def commit(store: Store, task: Task, step: int, receipt: str, rows: list[dict[str, Any]]) -> None:
+    """One tensor of one number, the step, with what a manifest carries."""
+    piece = RawPiece("model.w", "F32", (1,), (0,), (1,), memoryview(np.full(1, step, np.float32)).cast("B"))
+    meta = {
+        "position": step * task.job["train"]["global_batch"],
+        "receipt": receipt,
+        "tokens": tokens(task, step),
+        "attempt": task.attempt,
+        "layout": task.layout,
+        "engine": "torch",
+        "seed": task.job["seed"],
+        "data": task.data,
+        "rows": rows,
+    }
+    store.publish(step, store.write_raw(step, 0, [piece]), meta)
+    store.prune(task.job["checkpoint"]["keep"])
+
+
+def a_row(task: Task, step: int, receipt: str) -> dict[str, Any]:
+    """The row of a step: the same numbers in every attempt, but for the clock."""
+    return {
+        "step": step,
+        "loss": 6.0 / step,
+        "lr": 1e-3,
+        "grad_norm": 1.0,
+        "tokens": tokens(task, step),
+        "tokens_per_second": 1000.0,
+        "step_seconds": STEP_SECONDS,
+        "data_seconds": 0.0,
+        "commit_seconds": 0.0,
+        "samples": receipt,
+        "layout": str(Layout.from_json(task.layout)),
+        "attempt": task.attempt,
+        "memory_bytes": 1,
+        "time": time.time(),
+    }
+
+
+def tokens(task: Task, step: int) -> int:
+    """Tokens that so many steps have used."""
+    return int(step * task.job["train"]["global_batch"] * task.job["data"]["sequence_length"])
+
+
+def beat(gang: FakeGang, state: RankState, step: int = -1, rows: tuple[Any, ...] = (), **more: Any) -> Beat:
+    """All ranks in one state."""
+    return Beat(tuple(status(rank, state, step, **more) for rank in range(gang.world)), rows)
+
+
+def broken(gang: FakeGang, fault: Fault, step: int, rows: tuple[Any, ...]) -> Beat:
+    """All ranks run but the one that the fault befalls."""
+    ranks = [status(rank, "running", step) for rank in range(gang.world)]
+    if fault.kind == "kill":
+        ranks[fault.rank] = status(fault.rank, "dead", step, error="killed", failed_at=time.time())
+    elif fault.kind == "raise":
+        error = f"InjectedFault: injected at rank {fault.rank}, step {fault.step}"
+        ranks[fault.rank] = status(fault.rank, "failed", step, error=error, failed_at=time.time())
+    else:
+        ranks[fault.rank] = status(fault.rank, "running", step, heard=time.monotonic() - 3600)
+    return Beat(tuple(ranks), rows)
+
+
+def status(rank: int, state: RankState, step: int, **more: Any) -> RankStatus:
+    """A rank, heard just now."""
+    return RankStatus(rank, "node-0", 1000 + rank, state, step, **{"heard": time.monotonic(), **more})

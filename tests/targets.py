@@ -1,0 +1,43 @@
+"""Entry points for gangs in tests: light, and importable in any process that has this folder on its path."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+from cluster.link import Link
+
+TIMEOUT = 60.0
+
+
+def count(config: dict[str, Any], link: Link) -> dict[str, Any]:
+    """Report so many steps, rank 0 with a row each; the result is the rank's seat and what it was given."""
+    for step in range(1, config["steps"] + 1):
+        link.report(step, {"step": step} if link.seat.rank == 0 else None)
+    if link.store is not None:
+        link.store.set("from", "rank 0")
+    return {**dataclasses.asdict(link.seat), "config": config, "serves": link.store is not None}
+
+
+def wait(config: dict[str, Any], link: Link) -> str:
+    """Go on until asked to stop."""
+    link.report(1)
+    deadline = time.monotonic() + TIMEOUT
+    while not link.stop_requested():
+        if time.monotonic() > deadline:
+            raise TimeoutError("nobody asked for a stop")
+        time.sleep(0.005)
+    return "stopped"
+
+
+def one_fails(config: dict[str, Any], link: Link) -> str:
+    """One rank raises, the others wait."""
+    if link.seat.rank == config["fails"]:
+        raise ValueError("two\nlines")
+    return wait(config, link)
+
+
+def exits(config: dict[str, Any], link: Link) -> None:
+    """End as a library might that thinks the process is its own."""
+    raise SystemExit(3)

@@ -1,0 +1,27 @@
+"""What training tests run in other processes: entry points of a gang."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cluster.host import RankHost
+from cluster.link import Link, Seat
+
+
+def train_each(config: dict[str, Any], link: Link) -> dict[str, Any]:
+    """Train the tasks in `config` one after another, each alone in the world; name -> losses, or the error."""
+    from cluster.host import describe
+    from orchestrator.train.loop import main
+
+    found: dict[str, Any] = {}
+    for name, task in config.items():
+        host = RankHost()
+        port = host.open_store("127.0.0.1")
+        alone = Link(Seat(0, 1, 0, "127.0.0.1", port), host._store)
+        try:
+            main(task, alone)
+            found[name] = [row["loss"] for row in alone.unsaved_rows()]
+        except Exception as error:
+            found[name] = describe(error)
+        link.report(len(found))
+    return found

@@ -1,0 +1,71 @@
+"""Faults that are written in one word and strike at one place."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from cluster.faults import Fault, InjectedFault
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("kill@1:5", Fault("kill", 1, 5)),
+        ("stop@0:12", Fault("stop", 0, 12)),
+        ("raise@10:1", Fault("raise", 10, 1)),
+        ("kill@1:5/3", Fault("kill", 1, 5, attempt=3)),
+    ],
+)
+def test_a_fault_is_read(text: str, fault: Fault) -> None:
+    assert Fault.parse(text) == fault
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "kill",
+        "kill@1",
+        "kill@:5",
+        "kill@1:",
+        "kill@a:5",
+        "melt@1:5",
+        "kill@1:5:6",
+        "kill@-1:5",
+        "KILL@1:5",
+    ],
+)
+def test_what_is_no_fault_is_refused_with_the_mend(text: str) -> None:
+    with pytest.raises(ValueError, match="write KIND@RANK:STEP") as found:
+        Fault.parse(text)
+    assert "kill, stop, raise" in str(found.value)
+
+
+def test_a_fault_strikes_at_its_place_only() -> None:
+    fault = Fault("raise", 1, 5)
+    for place in ((0, 5, 1), (1, 4, 1), (1, 6, 1), (1, 5, 2)):
+        fault.strike(*place)
+    with pytest.raises(InjectedFault, match="rank 1, step 5"):
+        fault.strike(1, 5, 1)
+
+
+@pytest.mark.parametrize(("kind", "number"), [("kill", signal.SIGKILL), ("stop", signal.SIGSTOP)])
+def test_a_fault_befalls_the_whole_process(kind: str, number: int) -> None:
+    code = f"from cluster.faults import Fault; Fault.parse('{kind}@0:1').strike(0, 1, 1); print('alive')"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    try:
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
+        found = os.WTERMSIG(status) if kind == "kill" else os.WSTOPSIG(status)
+        assert found == number
+    finally:
+        if kind == "stop":
+            process.kill()
+            os.waitpid(process.pid, 0)
+        process.returncode = -9
+        out, _ = process.communicate()
+    assert out == b""

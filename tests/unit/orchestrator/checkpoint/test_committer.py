@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from orchestrator.checkpoint import posix
+from orchestrator.checkpoint.committer import Committer, Outcome, Retention
+from orchestrator.checkpoint.pieces import Piece
+from orchestrator.checkpoint.retry import Retry
+from orchestrator.checkpoint.store import Store
+
+META = {"position": 1, "receipt": ""}
+ONCE = Retry(1)
+
+
+def committers(folder: Path, writers: int, attempt: str = "a", **options: Any) -> list[Committer]:
+    return [
+        Committer(Store(str(folder), attempt=attempt, retry=ONCE), writer, writers, **options)
+        for writer in range(writers)
+    ]
+
+
+def together(group: list[Committer], step: int) -> list[Outcome]:
+    rows = torch.arange(len(group) * 2.0).reshape(len(group), 2) + step
+
+    def commit(committer: Committer) -> Outcome:
+        at = committer.writer
+        return committer.commit(
+            step, [Piece("model.w", (len(rows), 2), (at, 0), rows[at : at + 1]).raw()], META
+        )
+
+    with ThreadPoolExecutor(len(group)) as pool:
+        return list(pool.map(commit, group))
+
+
+def test_writers_meet_in_the_folder(in_memory: Path) -> None:
+    group = committers(in_memory, 3, retention=Retention(keep=2))
+    for step in (1, 2, 3):
+        assert [outcome.state for outcome in together(group, step)] == ["published", "written", "written"]
+    store = group[0].store
+    assert store.steps() == [2, 3]
+    found = store.latest()
+    assert found is not None
+    assert store.reader(found).read("model.w").flatten().tolist() == [3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+    assert {path.split("/")[-1].split("-")[0] for path in store.backend.list()} == {
+        "LATEST",
+        "manifest.json",
+        "shard",
+    }
+
+
+def test_a_writer_that_never_comes_ends_the_save_and_leaves_nothing(in_memory: Path) -> None:
+    group = committers(in_memory, 2, patience=0.2)
+    (outcome,) = together(group[:1], 5)
+    assert outcome.state == "failed"
+    assert "writers [1] wrote nothing in 0.2 s" in outcome.reason
+    assert group[0].store.backend.list() == {}
+
+
+def test_notes_of_a_dead_attempt_are_not_taken(in_memory: Path) -> None:
+    dead, alive = committers(in_memory, 2, "dead"), committers(in_memory, 2, "alive", patience=0.2)
+    together(dead[1:], 5)
+    assert together(alive[:1], 5)[0].state == "failed"
+    together(dead[1:], 6)
+    assert together(alive, 6)[0].state == "published"
+
+
+class FullDisk:
+    """An `os` whose disk has room for so many more bytes."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.lock = threading.Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def write(self, fd: int, data: memoryview) -> int:
+        with self.lock:
+            if not self.room:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            count = os.write(fd, data[: self.room])
+            self.room -= count
+            return count
+
+
+@pytest.mark.parametrize("room", [0, 5, 100, 300, 700, 1100])
+def test_a_full_disk_leaves_no_half_commit(
+    in_memory: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    group = committers(in_memory, 2, patience=0.2)
+    together(group, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(posix, "os", FullDisk(room))
+        failed = together(group, 2)
+    assert failed[0].state == "failed"
+    assert "No space left on device" in failed[0].reason + failed[1].reason
+    assert group[0].store.steps() == [1]
+    assert not any("step-00000002/shard" in path for path in group[0].store.backend.list())
+    assert together(group, 3)[0].state == "published"
+
+
+def test_why_another_writer_failed_is_said(in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = committers(in_memory, 2)
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(group[1].store, "write_raw", broken)
+    outcomes = together(group, 1)
+    assert [outcome.state for outcome in outcomes] == ["failed", "failed"]
+    assert "writer 1" in outcomes[0].reason
+    assert "Read-only file system" in outcomes[0].reason
+
+
+def test_a_failed_prune_does_not_undo_the_commit(in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = committers(in_memory, 1, retention=Retention(keep=1))
+    together(group, 1)
+
+    def broken(path: str, settle: bool = False) -> None:
+        raise PermissionError(errno.EACCES, "no")
+
+    monkeypatch.setattr(group[0].store.backend, "remove", broken)
+    (outcome,) = together(group, 2)
+    assert outcome.state == "published"
+    assert "old commits were not removed" in outcome.reason
+    assert group[0].store.steps() == [1, 2]

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from orchestrator.checkpoint.committer import Outcome, Retention
+from orchestrator.checkpoint.pieces import Piece, whole
+from orchestrator.checkpoint.retry import Retry
+from orchestrator.checkpoint.saver import Saver
+from orchestrator.checkpoint.store import Store
+
+
+def meta(step: int) -> dict[str, object]:
+    return {"position": step * 8, "receipt": "r"}
+
+
+def ended(saver: Saver, count: int, seconds: float = 30.0) -> list[Outcome]:
+    outcomes: list[Outcome] = []
+    end = time.monotonic() + seconds
+    while len(outcomes) < count and time.monotonic() < end:
+        outcomes += saver.poll()
+        time.sleep(0.005)
+    return outcomes
+
+
+def sidecar(saver: Saver) -> int:
+    return saver._sidecar.process.pid
+
+
+def test_what_was_there_at_the_save_is_committed(in_memory: Path) -> None:
+    store = Store(str(in_memory))
+    saver = Saver(store, retention=Retention(keep=3))
+    state = {
+        "model.w": torch.zeros(50, 3),
+        "model.half": torch.zeros(4).bfloat16(),
+        "optim.w.step": torch.tensor(0.0),
+    }
+    state["model.turned"] = torch.zeros(3, 5).t()
+    for step in range(1, 7):
+        for tensor in state.values():
+            tensor.fill_(step)
+        saver.save(step, [whole(*item) for item in state.items()], meta(step))
+        for tensor in state.values():
+            tensor.fill_(-1)
+    outcomes = saver.close()
+    assert [(outcome.step, outcome.state) for outcome in outcomes] == [
+        (step, "published") for step in range(1, 7)
+    ]
+    assert store.steps() == [4, 5, 6]
+    for step in store.steps():
+        found = store.manifest(step)
+        assert (found.position, store.verify(step)) == (step * 8, [])
+        read = {name: store.reader(found).read(name) for name in found.tensors}
+        assert all(torch.equal(read[name], torch.full_like(tensor, step)) for name, tensor in state.items())
+
+
+def test_the_memory_grows_with_the_snapshot(in_memory: Path) -> None:
+    store = Store(str(in_memory))
+    saver = Saver(store)
+    for step, rows in enumerate([0, 10, 100_000, 10], 1):
+        saver.save(step, [whole("model.w", torch.full((rows, 2), float(step)))], meta(step))
+    assert [outcome.state for outcome in saver.close()] == ["published"] * 4
+    assert [store.manifest(step).tensors["model.w"].shape[0] for step in store.steps()] == [
+        0,
+        10,
+        100_000,
+        10,
+    ]
+    assert torch.equal(store.reader(store.manifest(3)).read("model.w"), torch.full((100_000, 2), 3.0))
+
+
+def test_two_processes_make_one_commit(in_memory: Path) -> None:
+    store = Store(str(in_memory), attempt="gang1")
+    savers = [Saver(store, writer, 2) for writer in range(2)]
+    rows = torch.randn(5, 4)
+    for writer, (low, high) in enumerate([(0, 2), (2, 5)]):
+        savers[writer].save(7, [Piece("model.w", (5, 4), (low, 0), rows[low:high])], meta(7))
+    assert [[outcome.state for outcome in saver.close()] for saver in savers] == [["published"], ["written"]]
+    assert torch.equal(store.reader(store.manifest(7)).read("model.w"), rows)
+
+
+def test_a_killed_writing_process_is_told_and_replaced(in_memory: Path) -> None:
+    saver = Saver(Store(str(in_memory)))
+    os.kill(sidecar(saver), signal.SIGSTOP)
+    saver.save(1, [whole("model.w", torch.ones(4))], meta(1))
+    os.kill(sidecar(saver), signal.SIGKILL)
+    (outcome,) = ended(saver, 1)
+    assert (outcome.step, outcome.state) == (1, "failed")
+    assert "ended with code -9" in outcome.reason
+    saver.save(2, [whole("model.w", torch.ones(4))], meta(2))
+    assert [(outcome.step, outcome.state) for outcome in saver.close()] == [(2, "published")]
+
+
+def test_a_save_waits_for_memory_within_bounds(in_memory: Path) -> None:
+    saver = Saver(Store(str(in_memory)), max_wait=0.3)
+    os.kill(sidecar(saver), signal.SIGSTOP)
+    pieces = [whole("model.w", torch.ones(4))]
+    assert saver.save(1, pieces, meta(1)) < 0.1
+    assert saver.save(2, pieces, meta(2)) < 0.1
+    assert 0.3 <= saver.save(3, pieces, meta(3)) < 2.0
+    (outcome,) = saver.poll()
+    assert (outcome.step, outcome.state) == (3, "failed")
+    assert "step 1 was still being written" in outcome.reason
+    os.kill(sidecar(saver), signal.SIGCONT)
+    assert [(outcome.step, outcome.state) for outcome in saver.close()] == [
+        (1, "published"),
+        (2, "published"),
+    ]
+
+
+def test_storage_that_takes_no_more_costs_the_save_and_nothing_else(in_memory: Path) -> None:
+    store = Store(str(in_memory), retry=Retry(2, first=0.01))
+    saver = Saver(store)
+    pieces = [whole("model.w", torch.ones(100_000))]
+    saver.save(1, pieces, meta(1))
+    assert ended(saver, 1)[0].state == "published"
+    _, most = resource.prlimit(sidecar(saver), resource.RLIMIT_FSIZE)
+    resource.prlimit(sidecar(saver), resource.RLIMIT_FSIZE, (100_000, most))
+    saver.save(2, pieces, meta(2))
+    (outcome,) = ended(saver, 1)
+    assert outcome.state == "failed"
+    assert "File too large" in outcome.reason
+    assert not any("step-00000002" in path for path in store.backend.list())
+    resource.prlimit(sidecar(saver), resource.RLIMIT_FSIZE, (most, most))
+    saver.save(3, pieces, meta(3))
+    assert [(outcome.step, outcome.state) for outcome in saver.close()] == [(3, "published")]
+    assert store.steps() == [1, 3]
+
+
+PARENT = """
+import os, signal, sys, torch
+from orchestrator.checkpoint.pieces import whole
+from orchestrator.checkpoint.saver import Saver
+from orchestrator.checkpoint.store import Store
+saver = Saver(Store(sys.argv[1]))
+saver.save(1, [whole("model.w", torch.ones(4))], {"position": 1, "receipt": ""})
+while not saver.poll():
+    pass
+print(saver._sidecar.process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_writing_process_dies_with_its_parent(in_memory: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PARENT, str(in_memory)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == -signal.SIGKILL
+    pid = int(done.stdout)
+    end = time.monotonic() + 10
+    while time.monotonic() < end and os.path.exists(f"/proc/{pid}/cmdline"):
+        if not Path(f"/proc/{pid}/cmdline").read_bytes():
+            break
+        time.sleep(0.01)
+    else:
+        assert not os.path.exists(f"/proc/{pid}")
+    assert Store(str(in_memory)).steps() == [1]
+
+
+def test_the_writing_process_imports_no_torch() -> None:
+    code = "import orchestrator.checkpoint.sidecar, sys; print('torch' in sys.modules, 's3fs' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_close_is_bounded(in_memory: Path) -> None:
+    saver = Saver(Store(str(in_memory)))
+    saver.save(1, [whole("model.w", torch.ones(4))], meta(1))
+    os.kill(sidecar(saver), signal.SIGSTOP)
+    began = time.monotonic()
+    outcomes = saver.close(timeout=0.2)
+    assert time.monotonic() - began < 8
+    assert {outcome.state for outcome in outcomes} <= {"failed", "published"}
+    assert len(outcomes) == 1
+
+
+@pytest.mark.gpu
+def test_from_an_accelerator(in_memory: Path) -> None:
+    store = Store(str(in_memory))
+    saver = Saver(store)
+    tensor = torch.arange(1_000_000, device="cuda", dtype=torch.float32)
+    for step in range(1, 5):
+        tensor.add_(1)
+        saver.save(step, [whole("model.w", tensor)], meta(step))
+    assert [outcome.state for outcome in saver.close()] == ["published"] * 4
+    assert torch.equal(store.reader(store.manifest(4)).read("model.w"), tensor.cpu())

@@ -1,0 +1,487 @@
+"""The life of a run, with a gang that follows a script in place of one that trains."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import curve, job, rows, write_text
+from prepared import prepare_here
+from scripted import ControllerKilled, Training
+
+from cluster.fake_gang import FakeGang
+from cluster.gang import Beat
+from cluster.machine import Offer
+from orchestrator import controller as controllers
+from orchestrator import decide, export
+from orchestrator import plan as planning
+from orchestrator.checkpoint.store import Store
+from orchestrator.controller import Cluster, Controller
+from orchestrator.errors import InputError
+from orchestrator.rundir import RunDir
+from orchestrator.spec import JobSpec, load, parse
+
+QUIET = ["prepare", "wait", "start", "train", "stop", "done"]
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A text and the cache that holds it prepared for the job of `jobs.job`."""
+    folder = tmp_path_factory.mktemp("shards")
+    text = write_text(folder, 20_000)
+    prepare_here(parse(job(text)), str(folder / "cache"))
+    return text, str(folder / "cache")
+
+
+@dataclass
+class Runs:
+    """Starts controllers of one run directory; a place that has room for `capacity` workers."""
+
+    text: str
+    cache: str
+    run: RunDir
+    training: Training = field(default_factory=Training)
+    capacity: Callable[[], int] = lambda: 2
+    refusals: list[str] = field(default_factory=list)
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def job(self, **changes: Any) -> JobSpec:
+        document = job(self.text)
+        document["data"]["cache"] = self.cache
+        return parse(document | changes)
+
+    def controller(
+        self, spec: JobSpec | None = None, until: int | None = None, faults: tuple[str, ...] = ()
+    ) -> Controller:
+        def gang() -> FakeGang:
+            return FakeGang(self.training, self.refusals.pop(0) if self.refusals else "")
+
+        def call(*call: Any) -> Any:
+            self.calls.append(call)
+            return {"uri": call[3], "step": call[2], "logits_difference": 0.0, "sample": "once upon"}
+
+        place = Cluster(gang, lambda bundle: self.capacity(), lambda bundle: Offer(8e9), call)
+        return Controller(spec or self.job(), self.run, until, place, faults)
+
+    @property
+    def path(self) -> Path:
+        return Path(self.run.path)
+
+    def events(self, phase: str | None = None) -> list[dict[str, Any]]:
+        return [event for event in rows(self.path, "events.jsonl") if phase in (None, event["phase"])]
+
+    def phases(self) -> list[str]:
+        return [event["phase"] for event in self.events()]
+
+    def commits(self) -> list[int]:
+        return Store(self.run.at("checkpoints")).steps()
+
+
+@pytest.fixture
+def runs(tmp_path: Path, shards: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
+    """No waiting between looks, no measuring of this machine; at the end no gang is left."""
+    monkeypatch.setattr(planning, "probe", lambda cpu: 1e10)
+    monkeypatch.setattr(controllers, "POLL", 0.0)
+    monkeypatch.setattr(decide, "SETTLE", 0.0)
+    run = RunDir(str(tmp_path / "runs" / "small"))
+    run.create()
+    found = Runs(*shards, run)
+    yield found
+    assert [gang for gang in found.training.gangs if gang.running] == []
+
+
+@pytest.fixture(scope="module")
+def quiet_curve(shards: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """Step, loss, gradient norm and receipt of a run that nothing disturbs."""
+    run = RunDir(str(tmp_path_factory.mktemp("quiet")))
+    Runs(*shards, run).controller().drive()
+    return curve(Path(run.path))
+
+
+# -- to the end
+
+
+def test_a_run_from_data_to_summary(runs: Runs) -> None:
+    summary = runs.controller().drive()
+    assert runs.phases() == QUIET
+    assert [row["step"] for row in rows(runs.path)] == list(range(1, 13))
+    assert runs.commits() == [4, 8, 12]
+    assert (summary["state"], summary["step"], summary["attempts"]) == ("done", 12, 1)
+    assert summary["reason"] == "12 steps are done"
+    assert summary["receipt"] == rows(runs.path)[-1]["samples"]
+    assert summary["commit"] == 12
+    assert runs.run.read_json("summary.json") == summary
+    assert load(runs.path / "job.yaml") == runs.job()
+    names = {path.name for path in runs.path.iterdir()}
+    assert names == {
+        "job.yaml", "plan.json", "metrics.jsonl", "events.jsonl", "status.json", "summary.json", "report.html",
+        "checkpoints",
+    }  # fmt: skip
+
+
+def test_a_gang_is_told_all_that_it_needs(runs: Runs) -> None:
+    runs.controller(faults=("kill@1:99",)).drive()
+    (gang,) = runs.training.gangs
+    assert gang.world == 2
+    assert gang.config["job"] == runs.job().model_dump(mode="json")
+    assert gang.config["layout"]["dp"] == 2
+    assert gang.config["run"] == runs.run.uri
+    assert (gang.config["attempt"], gang.config["restore"], gang.config["until"]) == (1, None, 12)
+    assert gang.config["faults"] == ("kill@1:99",)
+    assert gang.config["commit"] is True
+    assert Path(gang.config["data"]).parent == Path(runs.cache)
+
+
+def test_the_plan_stands_in_the_run_directory(runs: Runs) -> None:
+    runs.controller().drive()
+    plan = runs.run.read_json("plan.json")
+    assert (plan["attempt"], plan["chosen"]["dp"]) == (1, 2)
+    assert plan["chosen"]["text"] == rows(runs.path)[0]["layout"]
+
+
+def test_an_export_is_made_in_another_process(runs: Runs) -> None:
+    document = runs.job().model_dump(mode="json")
+    document["checkpoint"]["export"] = "hf"
+    summary = runs.controller(parse(document)).drive()
+    assert runs.calls == [(export.export, runs.run.uri, 12, runs.run.at("export"))]
+    assert runs.phases() == [*QUIET[:-1], "export", "done"]
+    assert summary["sample"] == "once upon"
+    assert summary["export"]["step"] == 12
+
+
+def test_a_run_that_was_stopped_is_not_exported(runs: Runs) -> None:
+    document = runs.job().model_dump(mode="json")
+    document["checkpoint"]["export"] = "hf"
+    runs.controller(parse(document), until=5).drive()
+    assert runs.calls == []
+
+
+def test_data_that_does_not_suit_starts_no_gang(runs: Runs) -> None:
+    document = runs.job().model_dump(mode="json")
+    document["data"]["sequence_length"] = 100_000
+    document["workload"]["changes"]["max_positions"] = 100_000
+    with pytest.raises(InputError):
+        runs.controller(parse(document)).drive()
+    assert runs.training.gangs == []
+
+
+# -- faults
+
+
+def test_a_death_costs_only_what_is_beyond_the_commit(runs: Runs, quiet_curve: list[Any]) -> None:
+    summary = runs.controller(faults=("kill@1:7",)).drive()
+    assert summary["state"] == "done"
+    assert runs.phases() == [*QUIET[:-1], "wait", "start", "train", "stop", "done"]
+    assert curve(runs.path) == quiet_curve
+    assert [row["attempt"] for row in rows(runs.path)] == [1] * 4 + [2] * 8
+    first, second = runs.training.gangs
+    assert (first.config["restore"], second.config["restore"]) == (None, 4)
+    fault = runs.events("stop")[0]
+    assert fault["first_fault"] == "rank 1 on node-0 died: killed"
+    assert (fault["step"], fault["attempt"], fault["lost_steps"]) == (6, 1, 2)
+    assert fault["seconds_lost"] == pytest.approx(2 * 0.002)
+    assert runs.events("start")[1]["reason"] == "2 workers from the commit at step 4"
+    assert [one["first_fault"] for one in summary["faults"]] == [fault["first_fault"]]
+    assert summary["ledger"]["lost_steps"] == 2
+
+
+def test_a_death_before_any_commit_begins_anew(runs: Runs, quiet_curve: list[Any]) -> None:
+    runs.controller(faults=("kill@0:3",)).drive()
+    assert runs.training.gangs[1].config["restore"] is None
+    assert curve(runs.path) == quiet_curve
+    assert runs.events("start")[1]["reason"] == "2 workers from the beginning"
+
+
+def test_deaths_in_a_row(runs: Runs, quiet_curve: list[Any]) -> None:
+    summary = runs.controller(faults=("kill@0:3", "raise@1:6/2", "kill@1:12/3")).drive()
+    assert (summary["state"], summary["attempts"]) == ("done", 4)
+    assert curve(runs.path) == quiet_curve
+    assert [gang.config["restore"] for gang in runs.training.gangs] == [None, None, 4, 8]
+
+
+def test_a_silent_rank_is_a_fault(runs: Runs, quiet_curve: list[Any]) -> None:
+    runs.controller(faults=("stop@1:6",)).drive()
+    assert "no answer from a rank for 3600 s" in runs.events("stop")[0]["first_fault"]
+    assert curve(runs.path) == quiet_curve
+
+
+def test_a_fault_that_repeats_ends_the_run(runs: Runs) -> None:
+    summary = runs.controller(faults=("raise@1:6", "raise@1:6/2")).drive()
+    assert summary["state"] == "failed"
+    assert "injected at rank 1, step 6; it would repeat" in summary["reason"]
+    assert runs.phases()[-2:] == ["stop", "failed"]
+    assert len(runs.training.gangs) == 2
+
+
+def test_a_gang_that_goes_on_elsewhere_is_narrower(runs: Runs, quiet_curve: list[Any]) -> None:
+    runs.capacity = lambda: 1 if runs.training.gangs else 2
+    runs.controller(faults=("kill@1:7",)).drive()
+    assert [gang.world for gang in runs.training.gangs] == [2, 1]
+    second = runs.events("start")[1]
+    assert second["layout_before"].startswith("dp2")
+    assert second["layout_after"].startswith("dp1")
+    assert second["layout"]["dp"] == 1
+    assert curve(runs.path) == quiet_curve
+
+
+def test_no_room_is_waited_for_and_then_given_up(runs: Runs) -> None:
+    runs.capacity = lambda: 0
+    summary = runs.controller(runs.job(limits={"wait": 0.2})).drive()
+    assert summary["state"] == "failed"
+    assert "for 1 workers and there is room for 0" in summary["reason"]
+    assert runs.phases() == ["prepare", "wait", "failed"]
+    assert (summary["attempts"], summary["step"], summary["commit"]) == (0, 0, None)
+
+
+def test_a_placement_that_fails_takes_the_same_road(runs: Runs, quiet_curve: list[Any]) -> None:
+    runs.refusals = ["no room for 2 workers within 30 s"]
+    summary = runs.controller().drive()
+    assert summary["state"] == "done"
+    assert runs.events("stop")[0]["reason"] == "no room for 2 workers within 30 s"
+    assert runs.events("stop")[0]["first_fault"] is None
+    assert [gang.config["attempt"] for gang in runs.training.gangs if gang.config] == [2]
+    assert curve(runs.path) == quiet_curve
+
+
+def test_a_damaged_commit_is_passed_over(runs: Runs, quiet_curve: list[Any]) -> None:
+    runs.controller(until=8).drive()
+    (shard,) = (runs.path / "checkpoints/step-00000008").glob("*.safetensors")
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    summary = runs.controller().drive()
+    assert summary["state"] == "done"
+    assert [gang.config["restore"] for gang in runs.training.gangs] == [None, 8, 4]
+    assert any("CorruptCommit: step 8" in (event["first_fault"] or "") for event in runs.events("stop"))
+    assert any("the commit at step 8 is passed over" in event["reason"] for event in runs.events("wait"))
+    assert curve(runs.path) == quiet_curve
+    assert Store(runs.run.at("checkpoints")).verify(8) == []
+
+
+def test_a_commit_without_its_manifest_never_was(runs: Runs, quiet_curve: list[Any]) -> None:
+    runs.controller(until=8).drive()
+    (runs.path / "checkpoints/step-00000008/manifest.json").write_text("{")
+    runs.controller().drive()
+    assert [gang.config["restore"] for gang in runs.training.gangs] == [None, 4]
+    assert any("the commit at step 8 is passed over" in event["reason"] for event in runs.events("wait"))
+    assert curve(runs.path) == quiet_curve
+
+
+# -- the controller's own death
+
+
+@pytest.mark.parametrize(("step", "polls"), [(1, 1), (4, 1), (6, 1), (6, 5), (12, 5), (8, 100), (12, 100)])
+def test_a_killed_controller_loses_no_row(runs: Runs, quiet_curve: list[Any], step: int, polls: int) -> None:
+    """Rows of committed steps that no controller has written are in the manifest."""
+    runs.training = Training(polls=polls, kill_controller_at=step)
+    with pytest.raises(ControllerKilled):
+        runs.controller().drive()
+    runs.training = Training(gangs=runs.training.gangs)
+    summary = runs.controller().drive()
+    assert summary["state"] == "done"
+    assert curve(runs.path) == quiet_curve
+    restored = runs.training.gangs[1].config["restore"]
+    assert restored == (step // 4 * 4 or None)
+
+
+def test_a_new_controller_goes_on_counting(runs: Runs) -> None:
+    runs.training = Training(kill_controller_at=6)
+    with pytest.raises(ControllerKilled):
+        runs.controller().drive()
+    runs.training = Training()
+    runs.controller().drive()
+    assert [event["reason"] for event in runs.events("prepare")] == ["begun", "resumed"]
+    assert [event["attempt"] for event in runs.events("start")] == [1, 2]
+    assert runs.training.gangs[0].config["attempt"] == 2
+    assert runs.events("prepare")[1]["last_seen"] <= runs.events("prepare")[1]["time"]
+    assert [row["attempt"] for row in rows(runs.path)] == [1] * 4 + [2] * 8
+
+
+def test_a_new_controller_remembers_failures(runs: Runs) -> None:
+    spec = runs.job(limits={"restarts": 1})
+    runs.training = Training(kill_controller_at=6)
+    with pytest.raises(ControllerKilled):
+        runs.controller(spec, faults=("kill@1:2",)).drive()
+    runs.training = Training()
+    summary = runs.controller(spec, faults=("kill@1:7/3",)).drive()
+    assert summary["state"] == "failed"
+    assert "2 failures within 3600 s" in summary["reason"]
+
+
+def test_a_run_may_be_driven_again_after_its_end(runs: Runs, quiet_curve: list[Any]) -> None:
+    first = runs.controller().drive()
+    again = runs.controller().drive()
+    assert again["state"] == "done"
+    assert again["receipt"] == first["receipt"]
+    assert curve(runs.path) == quiet_curve
+    assert runs.commits() == [4, 8, 12]
+
+
+def test_rows_torn_by_a_crash_are_made_whole(runs: Runs, quiet_curve: list[Any]) -> None:
+    runs.training = Training(kill_controller_at=6)
+    with pytest.raises(ControllerKilled):
+        runs.controller().drive()
+    with open(runs.path / "metrics.jsonl", "a") as file:
+        file.write('{"step": 6, "lo')
+    runs.training = Training()
+    runs.controller().drive()
+    assert curve(runs.path) == quiet_curve
+
+
+def test_no_gang_is_left_when_something_breaks(runs: Runs) -> None:
+    def breaks(gang: FakeGang) -> Iterator[Beat]:
+        runs.training.gangs.append(gang)
+        raise OSError("the disk is gone")
+        yield
+
+    class Breaking(Training):
+        def __call__(self, gang: FakeGang) -> Iterator[Beat]:
+            return breaks(gang)
+
+    gangs = runs.training.gangs
+    runs.training = Breaking(gangs=gangs)
+    with pytest.raises(OSError, match="the disk is gone"):
+        runs.controller().drive()
+    assert [gang.running for gang in gangs] == [False]
+
+
+def test_no_gang_is_left_when_its_start_breaks(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: FakeGang, *arguments: Any) -> None:
+        self.running = True
+        raise OSError("too many processes")
+
+    monkeypatch.setattr(FakeGang, "start", start)
+    with pytest.raises(OSError, match="too many processes"):
+        runs.controller().drive()
+    assert [gang.running for gang in runs.training.gangs] == [False]
+
+
+# -- stops
+
+
+class Watched(Training):
+    """Calls `look` after each beat."""
+
+    look: Callable[[Beat], None]
+
+    def __call__(self, gang: FakeGang) -> Iterator[Beat]:
+        for beat in super().__call__(gang):
+            yield beat
+            self.look(beat)
+
+
+def watched(runs: Runs, look: Callable[[Beat], None]) -> None:
+    runs.training = Watched(gangs=runs.training.gangs)
+    runs.training.look = look  # type: ignore[attr-defined]
+
+
+def test_a_stop_ends_with_a_commit_and_the_run_goes_on(runs: Runs, quiet_curve: list[Any]) -> None:
+    controller = runs.controller()
+
+    def look(beat: Beat) -> None:
+        if beat.ranks[0].step == 5:
+            controller.request_stop("stopped by the user")
+
+    watched(runs, look)
+    summary = controller.drive()
+    assert (summary["state"], summary["reason"]) == ("stopped", "stopped by the user")
+    assert summary["commit"] == summary["step"]
+    assert 5 < summary["step"] < 10
+    assert runs.phases() == [*QUIET[:-1], "stopped"]
+    runs.training = Training()
+    assert runs.controller().drive()["state"] == "done"
+    assert runs.training.gangs[0].config["restore"] == summary["step"]
+    assert curve(runs.path) == quiet_curve
+
+
+def test_a_stop_before_the_gang(runs: Runs) -> None:
+    controller = runs.controller()
+    controller.request_stop("stopped by the user")
+    summary = controller.drive()
+    assert (summary["state"], summary["step"]) == ("stopped", 0)
+    assert runs.training.gangs == []
+
+
+@pytest.mark.parametrize("until", [1, 4, 6, 99])
+def test_until_ends_with_a_commit(runs: Runs, quiet_curve: list[Any], until: int) -> None:
+    summary = runs.controller(until=until).drive()
+    assert summary["state"] == ("stopped" if until < 12 else "done")
+    assert summary["commit"] == summary["step"] == min(until, 12)
+    if until < 12:
+        assert f"step {until} is reached" in summary["reason"]
+    assert runs.controller().drive()["state"] == "done"
+    assert curve(runs.path) == quiet_curve
+
+
+def test_a_ceiling_on_cost_stops_with_a_commit(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controllers, "COUNT_EVERY", 0.0)
+    limits = {"cost_usd": 1e-4, "usd_per_worker_hour": 3600.0}
+    summary = runs.controller(runs.job(limits=limits)).drive()
+    assert (summary["state"], summary["reason"]) == ("stopped", "limits.cost_usd 0.0001 is reached")
+    assert 0 < summary["step"] < 12
+    assert summary["commit"] == summary["step"]
+
+
+def test_a_ceiling_on_hours_counts_all_attempts(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controllers, "COUNT_EVERY", 0.0)
+    runs.controller(until=4).drive()
+    summary = runs.controller(runs.job(limits={"hours": 1e-6})).drive()
+    assert (summary["state"], summary["reason"]) == ("stopped", "limits.hours 1e-06 is reached")
+    assert summary["attempts"] == 1
+
+
+# -- what can be seen
+
+
+def test_the_status_tells_where_the_run_is(runs: Runs) -> None:
+    controller = runs.controller(until=10)
+    before, seen = controller.status(), []
+    watched(runs, lambda beat: seen.append((beat, controller.status())))
+    controller.drive()
+    after = controller.status()
+    assert (before["phase"], before["step"], before["attempt"], before["ranks"]) == ("prepare", 0, 0, [])
+    beat, status = next(pair for pair in seen if pair[0].ranks[0].step == 7)
+    assert (status["name"], status["phase"], status["attempt"]) == ("small", "train", 1)
+    assert (status["step"], status["steps"], status["loss"]) == (7, 12, 6.0 / 7)
+    assert status["layout"].startswith("dp2")
+    assert status["eta_seconds"] == pytest.approx(3 * 0.002)
+    assert status["ranks"][1] == {"rank": 1, "node": "node-0", "pid": 1001, "state": "running", "step": 7}
+    assert (after["phase"], after["ranks"], after["eta_seconds"]) == ("stopped", [], None)
+    assert after["note"] == "step 10 is reached, as asked by --until"
+    written = runs.run.read_json("status.json")
+    assert {**written, "time": 0} == {**after, "time": 0}
+    json.dumps(status)
+
+
+def test_a_start_says_from_where(runs: Runs) -> None:
+    runs.controller(until=5).drive()
+    controller, notes = runs.controller(), []
+    watched(runs, lambda beat: notes.append(controller.status()["note"]))
+    controller.drive()
+    assert "starting 2 workers from the commit at step 5" in notes
+
+
+def test_every_event_has_the_same_columns(runs: Runs) -> None:
+    runs.controller(faults=("kill@1:7",)).drive()
+    wanted = {
+        "time", "attempt", "phase", "reason", "step", "seconds_lost", "layout_before", "layout_after", "first_fault",
+    }  # fmt: skip
+    assert all(wanted <= event.keys() for event in runs.events())
+    times = [event["time"] for event in runs.events()]
+    assert times == sorted(times)
+
+
+def test_a_run_on_another_file_system(runs: Runs, tmp_path: Path) -> None:
+    """Objects cannot grow: rows are numbered parts there, and the run is the same."""
+    runs.run = RunDir(f"memory://{tmp_path.name}/runs/small")
+    runs.training = Training(kill_controller_at=6)
+    with pytest.raises(ControllerKilled):
+        runs.controller().drive()
+    runs.training = Training()
+    summary = runs.controller().drive()
+    assert summary["state"] == "done"
+    assert [row["step"] for row in runs.run.rows("metrics.jsonl")] == list(range(1, 13))

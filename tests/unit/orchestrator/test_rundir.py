@@ -1,0 +1,238 @@
+"""The run directory: documents and rows that survive crashes, on a disk and on an object store."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator import rundir
+from orchestrator.errors import InputError
+from orchestrator.rundir import RunDir
+
+
+@pytest.fixture(params=["local", "memory"])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> RunDir:
+    """A run directory on a disk, and one on a store whose objects cannot grow."""
+    uri = str(tmp_path / "runs" / "a") if request.param == "local" else f"memory://{tmp_path}/runs/a"
+    found = RunDir(uri)
+    found.create()
+    return found
+
+
+def parts(run: RunDir, name: str) -> list[str]:
+    return sorted(run.fs.find(f"{run.path}/{name}"))
+
+
+# -- places
+
+
+def test_a_run_directory_knows_its_name_and_places(run: RunDir) -> None:
+    assert run.name == "a"
+    assert run.at("checkpoints") == f"{run.uri}/checkpoints"
+
+
+def test_the_uri_of_a_local_directory_is_its_path(tmp_path: Path) -> None:
+    assert RunDir(f"file://{tmp_path}/a").uri == str(tmp_path / "a")
+    assert RunDir("memory://b/runs/a/").uri == "memory://b/runs/a"
+
+
+def test_creating_twice_leaves_nothing_but_the_directory(run: RunDir) -> None:
+    run.create()
+    assert run.fs.find(run.path) == []
+
+
+def test_a_place_below_a_file_cannot_be_created(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError) as found:
+        RunDir(str(tmp_path / "file" / "runs" / "a")).create()
+    assert "the run directory cannot be written" in str(found.value)
+    assert str(found.value).startswith(f"{tmp_path}/file/runs/a: ")
+    assert str(found.value).endswith("give another --run-dir")
+    assert "\n" not in str(found.value)
+
+
+def test_a_protocol_that_is_not_known_is_wrong_input() -> None:
+    with pytest.raises(InputError, match="nosuch://a"):
+        RunDir("nosuch://a/b")
+
+
+# -- documents
+
+
+def test_documents_are_replaced_whole(run: RunDir) -> None:
+    assert run.read_text("job.yaml") is None
+    assert run.read_json("plan.json") is None
+    assert not run.exists("job.yaml")
+    run.write_text("job.yaml", "name: größer\n")
+    run.write_text("job.yaml", "name: a\n")
+    run.write_json("plan.json", {"a": [1, None]})
+    assert run.exists("job.yaml")
+    assert run.read_text("job.yaml") == "name: a\n"
+    assert run.read_json("plan.json") == {"a": [1, None]}
+    assert len(run.fs.find(run.path)) == 2
+
+
+def test_text_beyond_ascii_survives(run: RunDir) -> None:
+    run.write_text("report.html", "größer · 学")
+    assert run.read_text("report.html") == "größer · 学"
+
+
+def test_a_reader_never_sees_half_a_document(tmp_path: Path) -> None:
+    """A writer that is killed over and over leaves the last whole document."""
+    run = RunDir(str(tmp_path))
+    run.write_json("status.json", {"n": 0})
+    code = (
+        "import sys; from orchestrator.rundir import RunDir\n"
+        "run, n = RunDir(sys.argv[1]), 0\n"
+        "while True:\n    n += 1; run.write_json('status.json', {'n': n, 'fill': 'x' * 100_000})\n"
+        "    n == 3 and print(flush=True)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    seen = [run.read_json("status.json")["n"] for _ in range(200)]
+    process.kill()
+    process.wait()
+    assert seen == sorted(seen)
+    assert run.read_json("status.json")["n"] >= 3
+
+
+# -- rows
+
+
+def test_rows_come_back_in_order(run: RunDir) -> None:
+    assert run.rows("metrics.jsonl") == []
+    run.append("metrics.jsonl", [{"step": 1}, {"step": 2, "loss": 0.1}])
+    run.append("metrics.jsonl", [])
+    run.append("metrics.jsonl", [{"step": 3, "text": "größer\nand more"}])
+    assert run.rows("metrics.jsonl") == [
+        {"step": 1},
+        {"step": 2, "loss": 0.1},
+        {"step": 3, "text": "größer\nand more"},
+    ]
+
+
+def test_floats_come_back_to_the_last_bit(run: RunDir) -> None:
+    values = [0.1, 1 / 3, 5e-324, 1.7976931348623157e308]
+    run.append("metrics.jsonl", [{"loss": value} for value in values])
+    assert [row["loss"] for row in run.rows("metrics.jsonl")] == values
+
+
+def test_rows_are_exchanged(run: RunDir) -> None:
+    for step in range(5):
+        run.append("metrics.jsonl", [{"step": step}])
+    run.replace_rows("metrics.jsonl", [{"step": 0}, {"step": 1}])
+    assert run.rows("metrics.jsonl") == [{"step": 0}, {"step": 1}]
+    run.append("metrics.jsonl", [{"step": 2}])
+    assert [row["step"] for row in run.rows("metrics.jsonl")] == [0, 1, 2]
+
+
+def test_rows_exchanged_for_none(run: RunDir) -> None:
+    run.append("metrics.jsonl", [{"step": 1}])
+    run.replace_rows("metrics.jsonl", [])
+    assert run.rows("metrics.jsonl") == []
+    run.append("metrics.jsonl", [{"step": 1}])
+    assert run.rows("metrics.jsonl") == [{"step": 1}]
+
+
+def test_files_of_rows_do_not_mix(run: RunDir) -> None:
+    run.append("metrics.jsonl", [{"step": 1}])
+    run.append("events.jsonl", [{"phase": "wait"}])
+    assert run.rows("metrics.jsonl") == [{"step": 1}]
+    assert run.rows("events.jsonl") == [{"phase": "wait"}]
+
+
+def test_objects_are_numbered_parts(tmp_path: Path) -> None:
+    run = RunDir(f"memory://{tmp_path}/parts")
+    run.create()
+    for step in range(12):
+        run.append("metrics.jsonl", [{"step": step}])
+    assert [name.rsplit("/", 1)[1] for name in parts(run, "metrics.jsonl")] == [
+        f"part-{n:08d}" for n in range(12)
+    ]
+    run.replace_rows("metrics.jsonl", [{"step": 0}])
+    assert [name.rsplit("/", 1)[1] for name in parts(run, "metrics.jsonl")] == ["part-00000012"]
+    run.append("metrics.jsonl", [{"step": 1}])
+    assert len(parts(run, "metrics.jsonl")) == 2
+
+
+def test_a_torn_last_row_is_dropped_and_the_next_is_not(tmp_path: Path) -> None:
+    run = RunDir(str(tmp_path))
+    run.append("metrics.jsonl", [{"step": 1}, {"step": 2}])
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[:-4])
+    assert run.rows("metrics.jsonl") == [{"step": 1}]
+    run.append("metrics.jsonl", [{"step": 2, "again": True}])
+    assert run.rows("metrics.jsonl") == [{"step": 1}, {"step": 2, "again": True}]
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_crash_anywhere_loses_only_the_row_it_tore(data: st.DataObject, tmp_path_factory: Any) -> None:
+    run = RunDir(str(tmp_path_factory.mktemp("torn")))
+    path = Path(run.path) / "metrics.jsonl"
+    rows = [{"step": n, "text": "ä\u2028é" * n} for n in range(data.draw(st.integers(1, 4)))]
+    run.append("metrics.jsonl", rows)
+    kept = data.draw(st.integers(0, path.stat().st_size))
+    path.write_bytes(path.read_bytes()[:kept])
+    run.append("metrics.jsonl", [{"step": 9}])
+    whole = [
+        row for row in rows if len("".join(json.dumps(r) + "\n" for r in rows[: row["step"] + 1])) <= kept + 1
+    ]
+    assert run.rows("metrics.jsonl") == [*whole, {"step": 9}]
+
+
+# -- the lock
+
+HOLD = "import sys, time; from orchestrator.rundir import RunDir\nwith RunDir(sys.argv[1]).lock():\n    print(flush=True)\n    time.sleep(60)\n"
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process that holds the lock of the run."""
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.usefixtures("holder")
+def test_only_one_process_holds_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rundir, "LOCK_TIMEOUT", 0.3)
+    began = time.monotonic()
+    with (
+        pytest.raises(InputError, match="another controller is at work on this run"),
+        RunDir(str(tmp_path)).lock(),
+    ):
+        pytest.fail("two controllers at work")
+    assert time.monotonic() - began < 5
+
+
+def test_the_lock_ends_with_its_process(tmp_path: Path, holder: subprocess.Popen[bytes]) -> None:
+    holder.kill()
+    with RunDir(str(tmp_path)).lock():
+        pass
+
+
+def test_the_lock_ends_with_its_block(tmp_path: Path) -> None:
+    for _ in range(2):
+        with RunDir(str(tmp_path)).lock():
+            assert os.path.exists(tmp_path / ".lock")
+
+
+def test_an_object_store_has_no_lock(tmp_path: Path) -> None:
+    run = RunDir(f"memory://{tmp_path}/a")
+    with run.lock(), run.lock():
+        pass

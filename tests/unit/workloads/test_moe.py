@@ -1,0 +1,198 @@
+"""Experts: where tokens go, what is dropped, how they are kept balanced."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from workloads.moe import Experts, MixtureOfExperts, Router, grouped_linear
+from workloads.parts import MoE
+from workloads.presets import preset
+from workloads.transformer_workload import TransformerWorkload
+from workloads.workload import Vocabulary
+
+CONFIG = preset("mixtral-tiny").changed({"hidden": 16, "heads": 2, "kv_heads": 2})
+BASE = MoE(experts=4, top_k=2, intermediate=8)
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def filled(module: nn.Module) -> nn.Module:
+    for number, tensor in enumerate([*module.parameters(), *module.buffers()]):
+        with torch.no_grad():
+            tensor.copy_(random(*tensor.shape, seed=number))
+    return module
+
+
+def mixture(**options: object) -> MixtureOfExperts:
+    return filled(MixtureOfExperts(CONFIG, replace(BASE, **options)))
+
+
+def slowly(module: MixtureOfExperts, hidden: Tensor) -> Tensor:
+    """The definition, token by token."""
+    routes, experts = module.router(hidden), module.experts
+    out = torch.zeros_like(hidden)
+    for b, i, k in torch.ones(routes.experts.shape).nonzero().tolist():
+        e = routes.experts[b, i, k]
+        if e >= 0:
+            x = hidden[b, i]
+            inner = F.silu(experts.gate[e] @ x) * (experts.up[e] @ x)
+            out[b, i] += routes.weights[b, i, k] * (experts.down[e] @ inner)
+    return out if module.shared is None else out + module.shared(hidden)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"top_k": 1},
+        {"normalise": True},
+        {"capacity_factor": 0.6},
+        {"shared": 2},
+        {"gate": "sigmoid", "normalise": True, "scale": 2.5, "bias_rate": 0.1, "groups": 2, "top_groups": 1},
+    ],
+)
+def test_dispatch_is_the_sum_over_chosen_experts(options: dict) -> None:
+    module, hidden = mixture(**options), random(2, 9, 16, seed=7)
+    assert torch.allclose(module(hidden)[0], slowly(module, hidden), atol=1e-5)
+
+
+def test_gradients_are_those_of_the_definition() -> None:
+    module, hidden = mixture(normalise=True), random(2, 9, 16, seed=7)
+    module(hidden)[0].square().sum().backward()
+    found = [p.grad.clone() for p in module.parameters()]
+    module.zero_grad()
+    slowly(module, hidden).square().sum().backward()
+    for mine, other in zip(found, module.parameters(), strict=True):
+        assert torch.allclose(mine, other.grad, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(("inner", "outer"), [(16, 24), (6, 10)])
+def test_grouped_linear_in_every_type_and_size(dtype: torch.dtype, inner: int, outer: int) -> None:
+    rows, weight = random(7, inner).to(dtype).requires_grad_(), random(3, outer, inner, seed=1).to(dtype)
+    counts = torch.tensor([2, 0, 5])
+    out = grouped_linear(rows, weight, counts)
+    expected = torch.cat([rows[:2] @ weight[0].t(), rows[2:] @ weight[2].t()])
+    assert out.dtype == dtype
+    assert torch.allclose(out, expected, atol=1e-1 if dtype == torch.bfloat16 else 1e-5)
+    out.square().sum().backward()
+    assert rows.grad.isfinite().all()
+
+
+def test_experts_without_tokens_are_no_trouble() -> None:
+    experts = filled(Experts(CONFIG, BASE))
+    assert experts(random(0, 16), torch.zeros(4, dtype=torch.int64)).shape == (0, 16)
+
+
+def test_capacity_drops_the_last_tokens_of_a_sequence() -> None:
+    module = mixture(top_k=1, capacity_factor=1.0)
+    with torch.no_grad():
+        module.router.weight.zero_()
+        module.router.weight[2] = 1.0
+    hidden = random(1, 8, 16).abs()
+    chosen = module.router(hidden).experts[0, :, 0].tolist()
+    assert chosen == [2, 2, -1, -1, -1, -1, -1, -1]
+    out = module(hidden)[0]
+    assert out[0, :2].abs().sum() > 0
+    assert out[0, 2:].abs().sum() == 0
+
+
+def test_what_is_dropped_does_not_depend_on_the_batch() -> None:
+    module, hidden = mixture(capacity_factor=0.7, auxiliary=0.01, z_loss=0.001), random(4, 9, 16, seed=3)
+    whole, extra = module(hidden)
+    parts = [module(part) for part in hidden.split(1)]
+    assert torch.allclose(whole, torch.cat([p[0] for p in parts]), atol=1e-5)
+    assert torch.allclose(extra, torch.stack([p[1] for p in parts]).mean())
+
+
+def test_the_balancing_loss_is_switchs() -> None:
+    moe = replace(BASE, top_k=1, auxiliary=0.01)
+    router, hidden = filled(Router(CONFIG, moe)), random(1, 50, 16)
+    routes = router(hidden)
+    probabilities = (hidden[0] @ router.weight.t()).softmax(-1)
+    share = torch.bincount(routes.experts.flatten(), minlength=4) / 50
+    assert torch.allclose(routes.extra, 0.01 * 4 * (share * probabilities.mean(0)).sum())
+
+
+def test_a_balanced_router_has_the_least_balancing_loss() -> None:
+    moe = replace(BASE, auxiliary=1.0)
+    router = Router(CONFIG, moe)
+    with torch.no_grad():
+        router.weight.copy_(torch.eye(4, 16) * 10)
+    even = torch.eye(4, 16).repeat(1, 3).view(1, 12, 16)
+    uneven = torch.eye(4, 16)[:1].expand(12, -1).view(1, 12, 16)
+    assert router(even).extra < router(uneven).extra
+    assert 0.9 < router(even).extra < 1.1
+
+
+def test_the_z_loss_is_the_squared_log_partition() -> None:
+    router, hidden = filled(Router(CONFIG, replace(BASE, z_loss=0.5))), random(1, 5, 16)
+    logits = hidden @ router.weight.t()
+    assert torch.allclose(router(hidden).extra, 0.5 * logits.logsumexp(-1).square().mean())
+
+
+def test_a_router_keeps_to_its_groups() -> None:
+    moe = MoE(experts=8, top_k=3, intermediate=8, groups=4, top_groups=2)
+    router = filled(Router(CONFIG, moe))
+    groups = router(random(2, 30, 16, seed=5)).experts // 2
+    assert max(len(set(row.tolist())) for row in groups.flatten(0, 1)) == 2
+
+
+def test_the_bias_evens_the_load_without_changing_weights() -> None:
+    module, hidden = mixture(gate="sigmoid", top_k=1, bias_rate=0.01), random(4, 64, 16, seed=2)
+    hidden[..., 0] = 1.0
+    with torch.no_grad():
+        module.router.weight.mul_(0.1)
+        module.router.weight[:, 0] = torch.tensor([1.0, 0.0, 0.0, 0.0])  # expert 0 is liked by all
+        module.router.bias.zero_()
+
+    def load() -> Tensor:
+        module(hidden)
+        found, module.load = module.load, None
+        return found
+
+    before = load()
+    for _ in range(40):
+        module(hidden)
+        module.update(module.load)
+    after = load()
+    assert before.max() > 150
+    assert after.max() < 85
+    assert module.load is None
+    routes = module.router(hidden)
+    scores = (hidden @ module.router.weight.t()).sigmoid()
+    assert torch.allclose(routes.weights, scores.gather(-1, routes.experts))
+
+
+def test_the_load_is_summed_over_micro_batches() -> None:
+    module, hidden = mixture(gate="sigmoid", bias_rate=0.1), random(2, 9, 16)
+    module(hidden)
+    module(hidden)
+    assert module.load.sum() == 2 * 2 * 9 * 2
+
+
+def test_the_workload_balances_all_layers_by_the_load_of_all_ranks() -> None:
+    workload = TransformerWorkload("deepseek", preset("deepseek-v3-tiny"), None, Vocabulary(4096, 0))
+    model = workload.build()
+    model.load_state_dict({n: workload.initial(n, 0) for n in workload.shapes})
+    model({"tokens": torch.randint(4096, (2, 16), generator=torch.Generator().manual_seed(0))})
+    asked = []
+
+    def two_ranks(load: Tensor) -> Tensor:
+        asked.append(load)
+        return 2 * load
+
+    workload.balance(model, two_ranks)
+    assert [int(load.sum()) for load in asked] == [2 * 16 * 2]  # layer 0 is dense
+    bias = model.layers["1"].feedforward.router.bias
+    assert set(bias.sign().tolist()) <= {-1.0, 0.0, 1.0}
+    assert torch.allclose(bias.abs()[bias != 0], torch.tensor(0.001))
+    assert bias[asked[0].argmax()] < 0 < bias[asked[0].argmin()]
+    before = bias.clone()
+    workload.balance(model)  # nothing was routed since: an even load moves nothing
+    assert torch.equal(bias, before)
