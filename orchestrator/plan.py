@@ -344,10 +344,18 @@ def _beyond_deepspeed(train: TrainSpec, layout: Layout) -> list[str]:
         )
     if train.determinism == "bitwise":
         found.append(
-            "determinism bitwise needs sums in an order of ours; set train.determinism to rerun, or parallel.engine to torch"
+            "determinism bitwise adds gradients in an order that DeepSpeed does not; "
+            "set train.determinism to rerun, or parallel.engine to torch"
         )
-    if train.compile and layout.zero == 3:
-        found.append("DeepSpeed's ZeRO 3 frees weights between layers, which compiled blocks keep; set train.compile to false")
+    if layout.zero == 3 and train.compile:
+        found.append(
+            "DeepSpeed's ZeRO 3 frees weights between layers, which compiled blocks keep; set train.compile to false"
+        )
+    if layout.zero == 3 and layout.recompute == "selective":
+        found.append(
+            "DeepSpeed's ZeRO 3 fetches weights anew, which selective recomputation takes for another computation; "
+            "set recompute to full"
+        )
     return found
 
 
