@@ -36,7 +36,9 @@ def import_checkpoint(
     if config is not None and not Path(config).is_file():
         raise InputError("there is no such file", config, "give the config.json of the model")
     out.mkdir(parents=True, exist_ok=True)
-    answer = _ask({"folder": str(folder.resolve()), "target": str(out.resolve()), "trust": trust}, folder, out)
+    answer = _ask(
+        {"folder": str(folder.resolve()), "target": str(out.resolve()), "trust": trust}, folder, out
+    )
     if "refused" in answer:
         out.rmdir()
         raise InputError(answer["refused"], str(folder), "")
@@ -52,13 +54,19 @@ def _tagged(source: Path, tag: str | None) -> Path:
     folder = source / tag if tag else source
     if not folder.is_dir() or not any(folder.glob("*_optim_states.pt")):
         raise InputError(
-            "there is no DeepSpeed ZeRO checkpoint (*_optim_states.pt)", str(folder), "name its folder, or --tag"
+            "there is no DeepSpeed ZeRO checkpoint (*_optim_states.pt)",
+            str(folder),
+            "name its folder, or --tag",
         )
     return folder
 
 
 def _ask(request: dict[str, Any], folder: Path, out: Path) -> dict[str, Any]:
-    environment = {"PATH": os.defpath, "HOME": str(out), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = {
+        "PATH": os.defpath,
+        "HOME": str(out),
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
     done = subprocess.run(
         [sys.executable, "-m", CHILD],
         input=json.dumps(request),

@@ -86,7 +86,9 @@ def _load(path: Path, trust: bool) -> dict[str, Any]:
         with torch.serialization.safe_globals(stand_ins):
             loaded = torch.load(path, map_location="cpu", mmap=True, weights_only=not trust)
     except Exception as error:  # whatever a broken or hostile pickle raises
-        named = re.search(r"GLOBAL (\S+)", str(error)) or re.search(r"(?:Unsupported|class) ([\w.]+)", str(error))
+        named = re.search(r"GLOBAL (\S+)", str(error)) or re.search(
+            r"(?:Unsupported|class) ([\w.]+)", str(error)
+        )
         if named and not trust:
             raise Refused(
                 f"{path.name} would run {named[1]} when it is unpickled; if you trust who made it, add --trust"
@@ -135,7 +137,10 @@ def _of_parts(optimizers: Sequence[Mapping[str, Any]], groups: Any) -> Iterator[
     for shapes in groups:
         for name, shape in shapes.items():
             size = -(-math.prod(shape) // len(flats))
-            yield name, lambda at=offset, size=size, shape=shape: _cut([f[at : at + size] for f in flats], 0, shape)
+            yield (
+                name,
+                lambda at=offset, size=size, shape=shape: _cut([f[at : at + size] for f in flats], 0, shape),
+            )
             offset += size
     if offset > len(flats[0]):
         raise Refused(f"the parameters need {offset} elements a rank and the files hold {len(flats[0])}")

@@ -87,8 +87,12 @@ def import_deepspeed(
     source: Annotated[str, typer.Argument(help="folder that DeepSpeed's save_checkpoint wrote")],
     target: Annotated[str, typer.Argument(help="new folder for model.safetensors")],
     tag: Annotated[str | None, typer.Option(help="which checkpoint [default: the one in `latest`]")] = None,
-    config: Annotated[str | None, typer.Option(help="config.json of the model, to train it as hf:<target>")] = None,
-    trust: Annotated[bool, typer.Option("--trust", help="unpickle whole: runs code that the files carry")] = False,
+    config: Annotated[
+        str | None, typer.Option(help="config.json of the model, to train it as hf:<target>")
+    ] = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="unpickle whole: runs code that the files carry")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Take the fp32 weights out of another project's DeepSpeed ZeRO checkpoint.

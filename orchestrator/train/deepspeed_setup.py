@@ -34,7 +34,9 @@ def open_deepspeed(device: torch.device) -> ModuleType:
         import deepspeed
     except ImportError as error:
         raise InputError(
-            f"DeepSpeed cannot be imported ({error})", "parallel.engine", "install deepspeed, or set engine to torch"
+            f"DeepSpeed cannot be imported ({error})",
+            "parallel.engine",
+            "install deepspeed, or set engine to torch",
         ) from None
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     # Its all-reduce through shared memory serves inference alone, and would take minutes to compile.
@@ -63,7 +65,9 @@ def settings(spec: JobSpec, layout: Layout) -> dict[str, Any]:
     }
 
 
-def optimizer_of(spec: OptimizerSpec, parameters: Iterable[nn.Parameter], offload: bool) -> torch.optim.Optimizer:
+def optimizer_of(
+    spec: OptimizerSpec, parameters: Iterable[nn.Parameter], offload: bool
+) -> torch.optim.Optimizer:
     """AdamW over whole parameters, which DeepSpeed replaces by its partitions. Weight decay is of matrices alone.
 
     Where the state is in host memory it is DeepSpeed's own for processors (Ren et al., 2021, section 5).
@@ -72,7 +76,10 @@ def optimizer_of(spec: OptimizerSpec, parameters: Iterable[nn.Parameter], offloa
     parameters = list(parameters)
     dims = [len(getattr(p, "ds_shape", p.shape)) for p in parameters]
     groups: list[dict[str, Any]] = [
-        {"params": [p for p, d in zip(parameters, dims, strict=True) if d > 1], "weight_decay": spec.weight_decay},
+        {
+            "params": [p for p, d in zip(parameters, dims, strict=True) if d > 1],
+            "weight_decay": spec.weight_decay,
+        },
         {"params": [p for p, d in zip(parameters, dims, strict=True) if d <= 1], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]

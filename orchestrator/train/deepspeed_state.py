@@ -126,6 +126,8 @@ def _fully_sharded(zero: Any, named: Mapping[str, nn.Parameter]) -> Iterator[Fra
             yield _fragment(name, shape, begin, size, zero.fp32_partitioned_groups_flat[group], start)
 
 
-def _fragment(name: str, shape: tuple[int, ...], begin: int, size: int, partition: Tensor, start: int) -> Fragment:
+def _fragment(
+    name: str, shape: tuple[int, ...], begin: int, size: int, partition: Tensor, start: int
+) -> Fragment:
     whole = Cut(shape, (0,) * len(shape), shape)
     return Fragment(name, shape, boxes_of(whole, begin, begin + size), partition, start, size)

@@ -32,7 +32,11 @@ QUICK = [*(case("decoder", 2, way) for way in WAYS), case("encoder", 2, {**THREE
 ALL = {
     1: [case("decoder", 1, way) for way in WAYS],
     2: [
-        *(case(model, 2, way) for model in ("modern", "moe", "latent", "pair", "pair-moe") for way in (TWO, THREE)),
+        *(
+            case(model, 2, way)
+            for model in ("modern", "moe", "latent", "pair", "pair-moe")
+            for way in (TWO, THREE)
+        ),
         *(case("decoder", 2, way, optimizer={"clip": clip}) for way in (ONE, THREE) for clip in (None, 0.05)),
         *(case("decoder", 2, {**way, "recompute": "full"}) for way in (ONE, THREE)),
         case("decoder", 2, {**TWO, "recompute": "selective"}),
@@ -65,7 +69,9 @@ def test_two_ranks_train_what_one_process_trains(results: Results, one: dict[str
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("world", "number"), [(w, n) for w, cases in ALL.items() for n in range(len(cases))])
-def test_every_model_and_mode_trains_what_one_process_trains(results: Results, world: int, number: int) -> None:
+def test_every_model_and_mode_trains_what_one_process_trains(
+    results: Results, world: int, number: int
+) -> None:
     run(results, world, ALL[world], 1500)
     one = ALL[world][number]
     check_equal(results.of(one), results.of(reference_of(one)))

@@ -34,12 +34,19 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[JobSpec, str]:
 
 
 def attempt(
-    prepared: tuple[JobSpec, str], run: Path, layout: Layout, number: int, restore: int | None, fault: str = ""
+    prepared: tuple[JobSpec, str],
+    run: Path,
+    layout: Layout,
+    number: int,
+    restore: int | None,
+    fault: str = "",
 ) -> list[Row]:
     """One gang, until it has done all steps or a rank of it died. Returns the rows of its steps."""
     spec, data = prepared
     faults = (f"{fault}/{number}",) if fault else ()
-    task = Task(spec.model_dump(mode="json"), layout.to_json(), str(run), data, number, restore, STEPS, True, faults)
+    task = Task(
+        spec.model_dump(mode="json"), layout.to_json(), str(run), data, number, restore, STEPS, True, faults
+    )
     gang, rows = ProcessGang(), list[Row]()
     try:
         gang.start(layout.world, Bundle(), ENTRY, task.to_json())
@@ -72,7 +79,9 @@ def walk(prepared: tuple[JobSpec, str], run: Path, layouts: list[Layout]) -> dic
 
 
 @pytest.fixture(scope="module")
-def undisturbed(prepared: tuple[JobSpec, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, Row]]:
+def undisturbed(
+    prepared: tuple[JobSpec, str], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[int, Row]]:
     run = tmp_path_factory.mktemp("undisturbed")
     return run, walk(prepared, run, [Layout(micro_batch=2)])
 
@@ -94,7 +103,9 @@ def check(run: Path, rows: dict[int, Row], undisturbed: tuple[Path, dict[int, Ro
     for name in theirs.manifest.tensors:
         found, wanted = mine.read(name), theirs.read(name)
         size = max(float(wanted.abs().max()), 0.1)
-        torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE * size, msg=lambda t, n=name: f"{n}: {t}")
+        torch.testing.assert_close(
+            found, wanted, rtol=0, atol=TOLERANCE * size, msg=lambda t, n=name: f"{n}: {t}"
+        )
 
 
 @pytest.mark.parametrize("width", [1, pytest.param(4, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])

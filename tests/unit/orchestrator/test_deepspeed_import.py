@@ -88,7 +88,9 @@ def test_with_trust_it_runs_in_another_process(tmp_path: Path) -> None:
     source = save(tmp_path / "theirs", 2, extra=Opens(mark))
     import_checkpoint(str(source), str(tmp_path / "ours"), trust=True)
     assert mark.exists()
-    assert torch.equal(load_file(tmp_path / "ours" / "model.safetensors")["norm.weight"], WEIGHTS["norm.weight"])
+    assert torch.equal(
+        load_file(tmp_path / "ours" / "model.safetensors")["norm.weight"], WEIGHTS["norm.weight"]
+    )
 
 
 def test_a_missing_rank_is_told(tmp_path: Path) -> None:
