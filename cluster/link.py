@@ -9,13 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Seat:
-    """A rank's place in the world and the address where the ranks meet."""
+    """A rank's place in the world, the address where the ranks meet, and that of the node it is on."""
 
     rank: int
     world: int
     local_rank: int
     host: str
     port: int
+    node: str = ""
 
 
 class Link:

@@ -129,7 +129,7 @@ class RayGang:
         launches = []
         for rank, (actor, place) in enumerate(zip(self._actors, places, strict=True)):
             local_rank = seen[place["node"]] = seen.get(place["node"], -1) + 1
-            seat = Seat(rank, len(places), local_rank, host, port)
+            seat = Seat(rank, len(places), local_rank, host, port, place["ip"])
             launches.append(actor.launch.remote(seat, target, config))
             self._status.append(
                 RankStatus(rank, place["ip"], place["pid"], "starting", heard=time.monotonic())

@@ -11,9 +11,8 @@ from typing import Any
 import ray
 
 from cluster.local import NAMESPACE
-from cluster.machine import smallest_offer
-from cluster.ray_gang import RayGang, capacity
-from orchestrator.controller import Cluster, Controller
+from cluster.on_ray import on_ray
+from orchestrator.controller import Controller
 from orchestrator.errors import InputError
 from orchestrator.rundir import RunDir
 from orchestrator.spec import parse
@@ -56,16 +55,6 @@ class ControllerActor:
             self._error = {"line": f"{type(error).__name__}: {' '.join(str(error).split())}", "input": False}
         time.sleep(LINGER)
         ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
-
-
-def on_ray() -> Cluster:
-    """The cluster that this process is connected to, as the controller sees it."""
-
-    def call(function: Any, *arguments: Any) -> Any:
-        # A process of its own: what it imports, torch and transformers, must not weigh on the controller.
-        return ray.get(ray.remote(num_cpus=0, max_retries=1)(function).remote(*arguments))
-
-    return Cluster(gang=RayGang, capacity=capacity, offer=smallest_offer, call=call)
 
 
 def controller_of(run: RunDir) -> Any | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import InputError
 from orchestrator.layout import ModelShape
@@ -15,7 +15,7 @@ from workloads.errors import WorkloadError
 if TYPE_CHECKING:
     from orchestrator.data.batches import Batches
     from orchestrator.data.tokens import Tokens
-    from workloads.workload import Workload
+    from workloads.workload import Vocabulary, Workload
 
 
 def data_cache(spec: JobSpec, run: RunDir) -> str:
@@ -26,20 +26,23 @@ def data_cache(spec: JobSpec, run: RunDir) -> str:
 def prepare(spec: JobSpec, run: RunDir, tell: Callable[[str, int, int], None]) -> str:
     """The URI of the job's token shards, made now unless they are there. Raises InputError."""
     from orchestrator.data.prepare import prepare as prepare_data
-    from workloads.objectives import special_tokens
 
-    return prepare_data(spec.data, special_tokens(spec.workload.objective), data_cache(spec, run), tell)
+    return prepare_data(spec.data, _special_tokens(spec), data_cache(spec, run), tell)
 
 
 def workload_of(spec: JobSpec, tokens: Tokens) -> Workload:
     """The workload over the vocabulary of prepared data. Raises InputError."""
+    return _load(spec, tokens.vocabulary())
+
+
+def _load(spec: JobSpec, vocabulary: Vocabulary) -> Workload:
     from workloads.load import load
 
     try:
         return load(
             spec.workload.model,
             spec.workload.objective,
-            tokens.vocabulary(),
+            vocabulary,
             changes=spec.workload.changes,
             options=spec.workload.options,
             sequence_length=spec.data.sequence_length,
@@ -87,15 +90,49 @@ def check_objective(spec: JobSpec) -> None:
         raise InputError(what, "workload.objective", f"choose from {', '.join(known)}")
 
 
+def check_workload(spec: JobSpec) -> None:
+    """Refuse what model, objective, options, sequence length and tokenizer cannot do together, before there is data.
+
+    What only the text decides is left open: which tokens begin a word or end a sentence. Raises InputError.
+    """
+    import numpy as np
+    from tokenizers import Tokenizer
+
+    from orchestrator.data import tokenizer
+    from workloads.workload import Vocabulary
+
+    size, special = vocabulary_size(spec), _special_tokens(spec)
+    if isinstance(spec.data.tokenizer, TrainBpe):
+        tokenizer.check_size(size, special)
+        text = tokenizer.train((), size, special)
+        roles = tokenizer.roles_of(Tokenizer.from_str(text), {})
+    else:
+        text, roles = tokenizer.load(spec.data.tokenizer, special)
+    sentinels, anywhere = tokenizer.sentinels(Tokenizer.from_str(text)), np.ones(size, bool)
+    known: dict[str, Any] = {role: number for role, number in roles.items() if role != "unk"}
+    _load(
+        spec,
+        Vocabulary(size, **known, sentinels=tuple(sentinels), word_start=anywhere, sentence_end=anywhere),
+    )
+
+
 def vocabulary_size(spec: JobSpec) -> int:
     """Entries of the job's tokenizer, known before any data is prepared. Raises InputError."""
     if isinstance(spec.data.tokenizer, TrainBpe):
         return spec.data.tokenizer.train_bpe
     from orchestrator.data import tokenizer
+
+    text, _ = tokenizer.load(spec.data.tokenizer, _special_tokens(spec))
+    return tokenizer.size_of(tokenizer.encoder(text))
+
+
+def _special_tokens(spec: JobSpec) -> tuple[str, ...]:
     from workloads.objectives import special_tokens
 
-    text, _ = tokenizer.load(spec.data.tokenizer, special_tokens(spec.workload.objective))
-    return tokenizer.size_of(tokenizer.encoder(text))
+    try:
+        return special_tokens(spec.workload.objective)
+    except WorkloadError as error:
+        raise InputError(str(error), "workload.objective") from None
 
 
 def check_data(spec: JobSpec, data: str) -> ModelShape:

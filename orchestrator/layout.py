@@ -26,8 +26,8 @@ class ModelShape:
 
     stages: most stages that a pipeline may cut the model into. expert_feedforward: columns of one expert.
     heads_cut: whether tensor parallelism cuts attention. whole_context and whole_sequence: why a sequence cannot be
-    split over context-parallel or tensor-parallel ranks, empty if it can. uneven_vocabulary: whether the vocabulary may be cut
-    into unequal parts. used_once: whether every weight of a stage is used once in it.
+    split over context-parallel or tensor-parallel ranks, empty if it can. uneven_vocabulary: whether the
+    vocabulary may be cut into unequal parts. used_once: whether every weight of a stage is used once in it.
     """
 
     parameters: int
@@ -156,7 +156,9 @@ def _cuts(layout: Layout, shape: ModelShape) -> list[str]:
     if shape.experts:
         found += _indivisible(layout.tp, shape.expert_feedforward, "tp", "columns of an expert")
     if not shape.uneven_vocabulary:
-        found += _indivisible(layout.tp, shape.vocabulary, "tp", "tokens of the vocabulary, which the generator samples from")
+        found += _indivisible(
+            layout.tp, shape.vocabulary, "tp", "tokens of the vocabulary, which the generator samples from"
+        )
     stages = shape.stages or shape.layers
     if layout.stages > max(stages, 1):
         each = f", two a rank under {layout.schedule}" if layout.stages > layout.pp else ""
@@ -174,7 +176,9 @@ def _cuts(layout: Layout, shape: ModelShape) -> list[str]:
     elif layout.ep > 1:
         found += _indivisible(layout.ep, shape.experts, "ep", "experts")
     if layout.dp % layout.ep:
-        found.append(f"ep {layout.ep} does not divide the {layout.dp} data-parallel ranks it borrows; lower ep")
+        found.append(
+            f"ep {layout.ep} does not divide the {layout.dp} data-parallel ranks it borrows; lower ep"
+        )
     return found
 
 
@@ -182,11 +186,15 @@ def _combinations(layout: Layout, shape: ModelShape) -> list[str]:
     """What must not stand together. Torch would run some of these and be wrong without a word."""
     found = []
     if layout.sequence and layout.tp == 1:
-        found.append("sequence shares work out among tensor-parallel ranks, and tp is 1; set sequence to false")
+        found.append(
+            "sequence shares work out among tensor-parallel ranks, and tp is 1; set sequence to false"
+        )
     elif layout.sequence and shape.whole_sequence:
         found.append(f"sequence slices the residuals, and {shape.whole_sequence}; set sequence to false")
     elif layout.sequence:
-        found += _indivisible(layout.tp * layout.cp, shape.sequence_length, "tp x cp", "positions in a sequence")
+        found += _indivisible(
+            layout.tp * layout.cp, shape.sequence_length, "tp x cp", "positions in a sequence"
+        )
     split = layout.pp > 1 and layout.schedule in ("zero_bubble", "zbv")
     if split and not shape.used_once:
         found.append(
@@ -216,7 +224,7 @@ def _engine(layout: Layout) -> list[str]:
     if layout.zero == 0:
         found.append("the DeepSpeed engine shards at least optimiser state; set zero to 1, 2 or 3, or engine to torch")
     if layout.offload == "parameters" and layout.zero != 3:
-        found.append("offload parameters needs every rank to hold only its part; set zero to 3, or offload to optimizer")
+        found.append("offload parameters needs weights cut over ranks; set zero to 3, or offload to optimizer")
     return found
 
 

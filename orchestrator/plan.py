@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cluster.gang import Bundle
-from cluster.machine import Offer
 from orchestrator.errors import InputError
 from orchestrator.layout import Layout, ModelShape, divisors, fit, nearest
+from orchestrator.machines import Machine
 from orchestrator.spec import JobSpec, ParallelSpec, TrainSpec
 from workloads.config import TransformerConfig
 
@@ -29,27 +26,8 @@ if TYPE_CHECKING:
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 MEMORY_SHARE = 0.8
 """Share of a worker's memory that a plan may fill: allocators and libraries need the rest."""
-GPUS = {
-    "H200": (141e9, 989e12),
-    "H100": (80e9, 989e12),
-    "A100": (40e9, 312e12),
-    "L4": (24e9, 121e12),
-    "T4": (16e9, 65e12),
-}
-"""Bytes of memory and dense bf16 (T4: fp16) FLOP/s by Ray's accelerator name, from the vendor's data sheets."""
-GPU_BANDWIDTH = 1e11
-"""Bytes a second between GPUs: a guess between NVLink and a network card, good for ordering layouts."""
 EFFICIENCY = 0.4
 """Share of the matrix-multiplication rate that a whole training step reaches."""
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What one worker offers: bytes of memory for the model, matrix multiplication in FLOP/s, bytes/s to others."""
-
-    memory: float
-    flops: float
-    bandwidth: float = 1e9
 
 
 @dataclass(frozen=True)
@@ -99,35 +77,42 @@ class Plan:
 
 
 def model_shape(config: TransformerConfig | ForeignModel, sequence_length: int) -> ModelShape:
-    """The sizes that planning needs. A model of transformers run as it is says one layer and one head."""
-    moe, layers = config.moe, config.layers + config.decoder_layers
-    foreign = not hasattr(config, "positions")
-    parameters = config.parameters()
-    experts = 0
-    if moe and not foreign:
-        stacks = [config.layers, config.decoder_layers]
-        places = sum(moe.at(i) for count in stacks for i in range(count))
-        experts = places * moe.experts * (3 if config.gated else 2) * config.hidden * moe.intermediate
-    uncut = foreign or bool(config.generator) or config.shared_layers
-    return ModelShape(
-        parameters=parameters,
-        layers=layers,
+    """The sizes that planning needs. A model of transformers run as it is cannot be cut."""
+    whole = ModelShape(
+        parameters=config.parameters(),
+        layers=config.layers + config.decoder_layers,
         hidden=config.hidden,
         heads=config.heads,
         kv_heads=config.kv_heads or config.heads,
         feedforward=config.intermediate,
         vocabulary=config.vocab_size,
         sequence_length=sequence_length,
-        experts=moe.experts if moe else 0,
         flops_per_token=config.flops(sequence_length),
-        stages=1 if uncut else layers,
+        stages=1,
+        whole_context="this model is run as it is",
+        whole_sequence="this model is run as it is",
+    )
+    return _cuts(config, whole) if isinstance(config, TransformerConfig) else whole
+
+
+def _cuts(config: TransformerConfig, whole: ModelShape) -> ModelShape:
+    """The shape with what may be cut in a model of ours."""
+    moe, stacks = config.moe, (config.layers, config.decoder_layers)
+    experts = 0
+    if moe:
+        places = sum(moe.at(i) for count in stacks for i in range(count))
+        experts = places * moe.experts * (3 if config.gated else 2) * config.hidden * moe.intermediate
+    return dataclasses.replace(
+        whole,
+        experts=moe.experts if moe else 0,
+        stages=1 if config.generator or config.shared_layers else whole.layers,
         expert_feedforward=moe.intermediate if moe else 0,
-        heads_cut=foreign or config.latent is None,
-        whole_context="this model is run as it is" if foreign else _whole_context(config),
-        whole_sequence="this model is run as it is" if foreign else _whole_sequence(config),
-        uneven_vocabulary=foreign or not config.generator,
-        expert_share=experts / parameters,
-        used_once=foreign or not (config.decoder_layers or config.positions == "relative"),
+        heads_cut=config.latent is None,
+        whole_context=_whole_context(config),
+        whole_sequence=_whole_sequence(config),
+        uneven_vocabulary=not config.generator,
+        expert_share=experts / whole.parameters,
+        used_once=not (config.decoder_layers or config.positions == "relative"),
     )
 
 
@@ -197,7 +182,9 @@ def chooser(spec: JobSpec, shape: ModelShape, machine: Machine) -> Callable[[int
 def predict(spec: JobSpec, shape: ModelShape, layout: Layout, machine: Machine) -> Candidate:
     """Bytes a rank and seconds a step under `layout`."""
     replicas = layout.dp * layout.cp
-    held = shape.parameters * (1 - shape.expert_share + shape.expert_share / layout.ep) / (layout.tp * layout.pp)
+    held = (
+        shape.parameters * (1 - shape.expert_share + shape.expert_share / layout.ep) / (layout.tp * layout.pp)
+    )
     weights = 4.0 * held
     gradients, optimizer = weights, 2 * weights
     optimizer /= replicas if layout.zero >= 1 else 1
@@ -217,7 +204,11 @@ def predict(spec: JobSpec, shape: ModelShape, layout: Layout, machine: Machine) 
     activations = flight * shape.layers / layout.pp * per_layer / layout.tp + logits / layout.tp
     work = shape.flops_per_token * spec.train.global_batch * shape.sequence_length / layout.world
     again = {"none": 1.0, "selective": 1.05, "full": 4 / 3}[layout.recompute]
-    bubble = {"interleaved": 0.5, "zero_bubble": 1 / 6, "zbv": 0.0}.get(layout.schedule, 1.0) * (layout.pp - 1) / parts
+    bubble = (
+        {"interleaved": 0.5, "zero_bubble": 1 / 6, "zbv": 0.0}.get(layout.schedule, 1.0)
+        * (layout.pp - 1)
+        / parts
+    )
     seconds = work * again * (1 + bubble) / (machine.flops * EFFICIENCY)
     # Small micro-batches leave the arithmetic units idle: the fixed cost of launching a layer's operations.
     launches = parts * shape.layers / layout.pp * 4e-4
@@ -246,33 +237,6 @@ def _traffic(shape: ModelShape, layout: Layout, parts: int, weights: float, hidd
     return data + tensor + context + experts + stages
 
 
-def machine_for(offer: Offer | None, bundle: Bundle) -> Machine:
-    """What a worker of that size offers: a GPU by its name, processors by a short measurement here.
-
-    An unknown GPU is taken for the smallest one known. With no offer at all, no worker fits the cluster yet, and
-    this machine stands for those to come.
-    """
-    if bundle.gpu:
-        memory, flops = GPUS.get(offer.accelerator if offer else "", min(GPUS.values()))
-        return Machine(memory, flops, GPU_BANDWIDTH)
-    memory = offer.memory if offer else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Machine(memory, probe(bundle.cpu))
-
-
-def probe(cpu: float, seconds: float = 0.2) -> float:
-    """Matrix multiplication by `cpu` of this machine's cores in FLOP/s, fp32, measured with all of them."""
-    import numpy as np
-
-    a = np.ones((512, 512), np.float32)
-    a @ a  # the first product starts the library's threads
-    start, rounds = time.perf_counter(), 0
-    while time.perf_counter() - start < seconds:
-        a @ a
-        rounds += 1
-    rate = 2.0 * 512**3 * rounds / (time.perf_counter() - start)
-    return rate * min(cpu / (os.cpu_count() or 1), 1.0)
-
-
 def _candidates(spec: JobSpec, shape: ModelShape, workers: int) -> Iterator[Layout]:
     """Every layout to consider: the hand-written one, or all degrees that the workers allow."""
     batch = spec.train.global_batch
@@ -296,7 +260,14 @@ def _candidates(spec: JobSpec, shape: ModelShape, workers: int) -> Iterator[Layo
         schedules = ("1f1b", "interleaved") if pp > 1 else ("1f1b",)
         for micro, schedule in itertools.product(micros, schedules):
             degrees = Layout(
-                pp=pp, cp=cp, tp=tp, ep=ep, zero=zero, micro_batch=micro, recompute=recompute, schedule=schedule
+                pp=pp,
+                cp=cp,
+                tp=tp,
+                ep=ep,
+                zero=zero,
+                micro_batch=micro,
+                recompute=recompute,
+                schedule=schedule,
             )
             layout = fit(degrees, workers, batch, virtual)
             if layout:
@@ -351,11 +322,9 @@ def _beyond_deepspeed(train: TrainSpec, layout: Layout) -> list[str]:
         found.append(
             "DeepSpeed's ZeRO 3 frees weights between layers, which compiled blocks keep; set train.compile to false"
         )
-    if layout.zero == 3 and layout.recompute == "selective":
-        found.append(
-            "DeepSpeed's ZeRO 3 fetches weights anew, which selective recomputation takes for another computation; "
-            "set recompute to full"
-        )
+    if layout.recompute == "selective":
+        # Seen: ZeRO 3 stops, since it fetches weights anew, and ZeRO 2 trains something slightly different.
+        found.append("selective recomputation is wrong beside DeepSpeed's own hooks; set recompute to full or none")
     return found
 
 

@@ -14,7 +14,8 @@ import yaml
 
 from orchestrator import assemble
 from orchestrator.errors import InputError
-from orchestrator.plan import Machine, plan
+from orchestrator.machines import Machine
+from orchestrator.plan import plan
 from orchestrator.rundir import RunDir
 from orchestrator.spec import JobSpec, parse
 
@@ -85,8 +86,9 @@ def check(spec: JobSpec) -> None:
             "data.sources",
             "give more text or lower data.sequence_length",
         )
-    shape = assemble.shape_of(spec, assemble.vocabulary_size(spec))
     assemble.check_objective(spec)
+    shape = assemble.shape_of(spec, assemble.vocabulary_size(spec))
+    assemble.check_workload(spec)
     boundless = Machine(memory=float("inf"), flops=1e12)
     plan(spec, shape, spec.resources.workers.max, boundless)
 

@@ -70,7 +70,7 @@ class RunDir:
         """A document, or None if there is none."""
         try:
             return self.fs.cat_file(self._path(name)).decode()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def write_text(self, name: str, text: str) -> None:

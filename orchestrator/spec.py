@@ -6,12 +6,9 @@ one `InputError` line. Importable without torch or ray.
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
-import types
-import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,6 +17,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from orchestrator.errors import InputError
+from orchestrator.wording import one_line
 
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
@@ -93,12 +91,17 @@ class TrainSpec(_Model):
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         default="fp32", description="type of matrix products; weights and optimiser state are fp32"
     )
-    z_loss: float = Field(default=0.0, ge=0.0, description="weight of the squared log of the softmax's normaliser")
+    z_loss: float = Field(
+        default=0.0, ge=0.0, description="weight of the squared log of the softmax's normaliser"
+    )
     compile: bool = Field(default=False, description="torch.compile every block")
     determinism: Literal["rerun", "bitwise"] = Field(
-        default="rerun", description="bitwise: losses and weights have the same bits at every data-parallel width"
+        default="rerun",
+        description="bitwise: losses and weights have the same bits at every data-parallel width",
     )
-    virtual_shards: Positive = Field(default=8, description="parts of the global batch that bitwise computes alone")
+    virtual_shards: Positive = Field(
+        default=8, description="parts of the global batch that bitwise computes alone"
+    )
 
     @model_validator(mode="after")
     def virtual_shards_divide_the_batch(self) -> TrainSpec:
@@ -134,7 +137,9 @@ class ParallelSpec(_Model):
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv"] = Field(
         default="1f1b", description="order of a pipeline's work"
     )
-    sequence: bool = Field(default=False, description="tensor-parallel ranks share norms and residuals out too")
+    sequence: bool = Field(
+        default=False, description="tensor-parallel ranks share norms and residuals out too"
+    )
     offload: Literal["none", "optimizer", "parameters"] = Field(
         default="none", description="what of a GPU stands in host memory: optimiser state, or the weights too"
     )
@@ -185,7 +190,16 @@ class CheckpointSpec(_Model):
 
     every: Positive = Field(default=100, description="steps between commits")
     keep: Positive = Field(default=3, description="commits that stay")
-    export: Literal["hf"] | None = Field(default="hf", description="format of the model at the end")
+    snapshot_every: Positive | None = Field(
+        default=None, description="steps between snapshots into the memory of other nodes; none if unset"
+    )
+    export: Literal["hf"] | None = Field(default="hf", description="format of the exported model")
+    export_at: Literal["end", "commit"] = Field(
+        default="end", description="once, or beside training at every commit"
+    )
+    export_to: str | None = Field(
+        default=None, description="folder or URI of the export; <run>/export if unset"
+    )
 
 
 class TrackingSpec(_Model):
@@ -259,7 +273,7 @@ def parse(document: Mapping[str, Any], where: str = "job") -> JobSpec:
     try:
         return JobSpec.model_validate(document)
     except ValidationError as error:
-        raise _one_line(error, where) from None
+        raise one_line(error, where, JobSpec) from None
 
 
 def dump(spec: JobSpec) -> str:
@@ -279,6 +293,7 @@ def resolve_paths(spec: JobSpec, base: Path) -> JobSpec:
     if isinstance(tokenizer, str):
         tokenizer = absolute(tokenizer, base)
     cache = spec.data.cache and absolute(spec.data.cache, base)
+    target = spec.checkpoint.export_to and absolute(spec.checkpoint.export_to, base)
     model = spec.workload.model
     if model.startswith("hf:"):
         model = "hf:" + absolute(model[3:], base)
@@ -290,6 +305,7 @@ def resolve_paths(spec: JobSpec, base: Path) -> JobSpec:
             "data": spec.data.model_copy(update={"sources": sources, "tokenizer": tokenizer, "cache": cache}),
             "workload": spec.workload.model_copy(update={"model": model}),
             "tracking": tracking,
+            "checkpoint": spec.checkpoint.model_copy(update={"export_to": target}),
         }
     )
 
@@ -316,64 +332,3 @@ def _override(document: dict[str, Any], override: str) -> None:
         document[last] = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError) as error:
         raise InputError(f"the value is not YAML ({error})", where) from None
-
-
-def _one_line(error: ValidationError, where: str) -> InputError:
-    first, others = _plainest(error)
-    names = _written(first)
-    more = f" (and {others} more)" if others else ""
-    place = f"{where}: {'.'.join(names)}" if any(names) else where
-    if first["type"] == "extra_forbidden":
-        known = _keys(first["loc"][:-1])
-        near = difflib.get_close_matches(names[-1], known, n=1)
-        mend = f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(known)}"
-        return InputError(f"unknown key{more}", place, mend)
-    if first["type"] == "missing":
-        return InputError(f"is missing{more}", place, "add it; `orchestrator schema` describes it")
-    value = first.get("input")
-    got = f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""
-    if first["type"] == "model_type":
-        mend = f"its keys: {', '.join(_keys(first['loc']))}"
-        return InputError(f"must be a mapping of keys to values{got}{more}", place, mend)
-    message = str(first["msg"]).removeprefix("Value error, ")
-    return InputError(message[:1].lower() + message[1:] + got + more, place)
-
-
-def _plainest(error: ValidationError) -> tuple[Any, int]:
-    """The error to tell, and how many others there are. Of the types a value may have, the one it came nearest."""
-    errors: list[dict[str, Any]] = [dict(e) for e in error.errors()]
-    deeper = [e for e in errors if not any(_is_branch(e["loc"], o["loc"]) for o in errors if o is not e)]
-    deeper.sort(key=lambda e: e["type"] == "missing")
-    return deeper[0], len({_written(e) for e in deeper}) - 1
-
-
-def _written(error: Mapping[str, Any]) -> tuple[str, ...]:
-    """The place of an error as the user wrote it, without the tags of a union's members."""
-    *path, last = error["loc"] or ("",)
-    names = tuple(str(part) for part in path if not _is_tag(part))
-    return (*names, str(last)) if error["type"] == "extra_forbidden" or not _is_tag(last) else names
-
-
-def _is_tag(part: int | str) -> bool:
-    return isinstance(part, str) and ("[" in part or part[:1].isupper() or part == "str")
-
-
-def _is_branch(loc: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    """Whether `loc` only says that another branch of the union at its place was not taken."""
-    return _is_tag(loc[-1]) and len(other) > len(loc) and loc[:-1] == other[: len(loc) - 1]
-
-
-def _keys(location: Iterable[Any]) -> list[str]:
-    """The keys that the job file knows at `location`."""
-    model: type[BaseModel] | None = JobSpec
-    for part in location:
-        if model is not None and part in model.model_fields:
-            model = _model_in(model.model_fields[part].annotation)
-    return list(model.model_fields) if model is not None else []
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The first model class within a type annotation such as list[Source] or Workers | None."""
-    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
-        return annotation if issubclass(annotation, BaseModel) else None
-    return next((m for a in typing.get_args(annotation) if (m := _model_in(a)) is not None), None)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,19 @@ from cluster.fake_gang import FakeGang
 from cluster.faults import Fault
 from cluster.gang import Beat, RankState, RankStatus
 from cluster.link import Link, Seat
+from cluster.machine import Offer
+from cluster.place import Cluster
+from orchestrator.checkpoint.committer import Outcome
+from orchestrator.checkpoint.holder import Holder
 from orchestrator.checkpoint.manifest import CorruptCommit
+from orchestrator.checkpoint.replicas import peer_store
 from orchestrator.checkpoint.shard import RawPiece
 from orchestrator.checkpoint.store import Store
+from orchestrator.controller import Controller
 from orchestrator.data.receipt import START, roll
 from orchestrator.layout import Layout
+from orchestrator.rundir import RunDir
+from orchestrator.spec import JobSpec
 from orchestrator.train.task import Task
 
 STEP_SECONDS = 0.002
@@ -32,11 +40,13 @@ class Training:
     """A script for `FakeGang`. It obeys the faults of its task, and gives the same rows for the same steps.
 
     `polls` is how many steps pass between two looks. `kill_controller_at` ends the controller's process after
-    that step and its commit, before anyone hears of it. `gangs` collects what was started.
+    that step and its commit, before anyone hears of it. Commits at the steps of `failing` fail. `gangs` collects
+    what was started.
     """
 
     polls: int = 1
     kill_controller_at: int = 0
+    failing: frozenset[int] = frozenset()
     gangs: list[FakeGang] = field(default_factory=list)
 
     def __call__(self, gang: FakeGang) -> Iterator[Beat]:
@@ -46,9 +56,9 @@ class Training:
     def _attempt(self, gang: FakeGang) -> Iterator[Beat]:
         yield beat(gang, "starting")
         task, link = Task(**gang.config), Link(Seat(0, gang.world, 0, "node-0", 0))
-        store = Store(f"{task.run}/checkpoints")
+        stores = [*peers(task), Store(f"{task.run}/checkpoints")]
         try:
-            step, receipt = restore(store, task)
+            step, receipt = restore(next(s for s in stores if task.restore in [None, *s.steps()]), task)
         except CorruptCommit as error:
             yield beat(
                 gang, "failed", error=f"CorruptCommit: step {task.restore}: {error}", failed_at=time.time()
@@ -62,8 +72,12 @@ class Training:
                 return
             receipt, stopped = roll(receipt, step), gang.stop_requested
             row = a_row(task, step, receipt)
-            if step % task.job["checkpoint"]["every"] == 0 or step == task.until or stopped:
-                commit(store, task, step, receipt, [*link.unsaved_rows(), row])
+            final = step == task.until or stopped
+            row["saves"] = [
+                self._save(store, task, step, receipt, [*link.unsaved_rows(), row])
+                for store in stores
+                if is_due(store, task, step, final)
+            ]
             link.report(step, row)
             if step == self.kill_controller_at:
                 raise ControllerKilled
@@ -73,6 +87,28 @@ class Training:
                 yield beat(gang, "running", step, rows)
         ended = "steps" if step >= task.job["train"]["steps"] else "stop" if stopped else "until"
         yield beat(gang, "done", step, link.take(taken, gang.saved), result={"step": step, "ended": ended})
+
+    def _save(
+        self, store: Store, task: Task, step: int, receipt: str, rows: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Commit unless it is to fail; what became of it, as rows tell."""
+        if step in self.failing:
+            return asdict(Outcome(step, store.place, "failed", 0.0, 0, "OSError: the disk is full"))
+        commit(store, task, step, receipt, rows)
+        return asdict(Outcome(step, store.place, "published", 0.0, 4))
+
+
+def peers(task: Task) -> list[Store]:
+    """The memory of the task's holders, if it has any."""
+    addresses = [holder["address"] for holder in task.holders]
+    return [peer_store(task.holder_token, addresses, addresses[:1])] if addresses else []
+
+
+def is_due(store: Store, task: Task, step: int, final: bool) -> bool:
+    """Whether the job asks for a commit at that step in that store."""
+    checkpoint = task.job["checkpoint"]
+    every = checkpoint["snapshot_every" if store.uri.startswith("peers:") else "every"]
+    return final or step % every == 0
 
 
 def restore(store: Store, task: Task) -> tuple[int, str]:
@@ -149,3 +185,63 @@ def broken(gang: FakeGang, fault: Fault, step: int, rows: tuple[Any, ...]) -> Be
 def status(rank: int, state: RankState, step: int, **more: Any) -> RankStatus:
     """A rank, heard just now."""
     return RankStatus(rank, "node-0", 1000 + rank, state, step, **{"heard": time.monotonic(), **more})
+
+
+@dataclass
+class Errand:
+    """A function that runs in this process after `looks` looks at it."""
+
+    call: Callable[[], Any]
+    looks: int = 0
+
+    def done(self) -> bool:
+        """Whether it has been looked at often enough."""
+        self.looks -= 1
+        return self.looks < 0
+
+    def result(self) -> Any:
+        """What the function returns."""
+        return self.call()
+
+
+class Holders:
+    """The service that keeps snapshots, on the only node there is."""
+
+    def __init__(self, target: str, token: str) -> None:
+        self.target, self._token = target, token
+        self.running: list[Holder] = []
+
+    def everywhere(self) -> list[dict[str, str]]:
+        """Where it is, started if it is not running."""
+        if not self.running:
+            self.running.append(Holder(self._token))
+        return [{"node": "node-0", "address": holder.address} for holder in self.running]
+
+    def stop(self) -> None:
+        """End it."""
+        while self.running:
+            self.running.pop().close()
+
+
+def place(
+    gang: Callable[[], FakeGang],
+    capacity: Callable[[], int],
+    errand: Callable[..., Errand] = lambda function, *arguments: Errand(lambda: function(*arguments)),
+    services: Callable[[str, str], Holders] = Holders,
+) -> Cluster:
+    """A cluster with room for that many workers, whose gangs are fakes."""
+    return Cluster(
+        gang=gang,
+        capacity=lambda bundle: capacity(),
+        offer=lambda bundle: Offer(8e9),
+        errand=errand,
+        services=services,
+    )
+
+
+def drive(spec: JobSpec, uri: str, until: int | None = None) -> dict[str, Any]:
+    """A whole run of the script in the directory at `uri`; its data must be prepared. Returns the summary."""
+    run = RunDir(uri)
+    run.create()
+    cluster = place(lambda: FakeGang(Training()), lambda: spec.resources.workers.max)
+    return Controller(spec, run, until, cluster).drive()

@@ -49,7 +49,9 @@ class Stack(nn.Module):
         bias = None
         if self.relative_bias is not None:
             bias = masked_bias(self.relative_bias(length), mask.dense(length, hidden.device))
-        hidden, extra = run_layers(self.layers, hidden, Context(mask, table, bias, memory, memory_mask), extra)
+        hidden, extra = run_layers(
+            self.layers, hidden, Context(mask, table, bias, memory, memory_mask), extra
+        )
         return (hidden if self.norm is None else self.norm(hidden)), extra
 
     def keep(self, start: int, stop: int) -> bool:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 Batch = dict[str, Tensor]
@@ -85,6 +86,14 @@ class Workload(Protocol):
         """The preset's name, or hf:<folder>."""
 
     @property
+    def config(self) -> Any:
+        """The model's configuration: a `TransformerConfig`, or what stands for one of a class run as it is."""
+
+    @property
+    def shapes(self) -> Mapping[str, torch.Size]:
+        """Shape of every canonical tensor, parameters and buffers."""
+
+    @property
     def objective(self) -> Objective:
         """What it is trained to do."""
 
@@ -105,6 +114,12 @@ class Workload(Protocol):
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Forward pass and loss of one micro-batch."""
+
+    def criterion(self, output: Any, batch: Batch, of_tokens: Callable[[Tensor, Tensor], Loss] = ...) -> Loss:
+        """The loss of a forward pass that was already done; `of_tokens` takes logits and labels."""
+
+    def balance(self, model: nn.Module, reduce: Callable[[Tensor], Tensor] = ...) -> None:
+        """Move the routers' biases after an optimiser step; `reduce` sums loads over data-parallel ranks."""
 
     def sharding(self) -> Mapping[str, str]:
         """fnmatch pattern of a module name -> 'column', 'row', 'vocab', 'sequence' or 'expert'.

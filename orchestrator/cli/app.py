@@ -11,6 +11,9 @@ import typer
 
 from orchestrator.errors import InputError
 
+INTERRUPTED = 130
+"""What typer makes of a KeyboardInterrupt."""
+
 app = typer.Typer(
     name="orchestrator",
     help="Train Transformer and Mixture-of-Experts models on Ray: a run that survives anything and stays the same run.",
@@ -33,24 +36,35 @@ def call(arguments: list[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
-    sys.exit(_guarded(lambda: app(args=words, prog_name="orchestrator"), debug))
+    sys.exit(_guarded(lambda: app(args=words, prog_name="orchestrator", standalone_mode=False), debug))
 
 
 def _guarded(command: Callable[[], object], debug: bool) -> int:
+    failure: BaseException | None = None
     try:
-        command()
-        return 0
+        code = command()
+        if code != INTERRUPTED:
+            return code if isinstance(code, int) else 0
+        code, line = 1, "interrupted before a commit"
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    except typer.TyperException as error:
+        if error.format_message().startswith("Usage:"):  # no words at all: typer gives the help for an error
+            print(error.format_message(), file=sys.stderr)
+            return 2
+        failure, code, line = error, 2, _usage(error)
     except InputError as error:
-        code, line = 2, str(error)
-    except KeyboardInterrupt:
-        code, line = 1, "interrupted before a commit"
-    except BrokenPipeError:
-        return 0
+        failure, code, line = error, 2, str(error)
     except Exception as error:
-        code, line = 1, f"{type(error).__name__}: {' '.join(str(error).split())}"
-    if debug:
-        traceback.print_exc()
+        failure, code, line = error, 1, f"{type(error).__name__}: {' '.join(str(error).split())}"
+    if debug and failure:
+        traceback.print_exception(failure)
     print(f"orchestrator: {line}", file=sys.stderr)
     return code
+
+
+def _usage(error: typer.TyperException) -> str:
+    """What is wrong with the words of a command, and where its help is."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "orchestrator"
+    return f"{' '.join(error.format_message().split()).rstrip('.')}; see `{command} --help`"

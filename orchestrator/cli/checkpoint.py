@@ -44,7 +44,8 @@ def verify(run_dir: Run, step: Step = None, as_json: Json = False) -> None:
     store = _store(run_dir)
     steps = store.steps() if step is None else [step]
     if not steps or (step is not None and step not in store.steps()):
-        raise InputError("there is no such commit", f"{store.uri} step {step}", f"steps: {store.steps()}")
+        where = store.uri if step is None else f"{store.uri} step {step}"
+        raise InputError("there is no such commit", where, f"steps: {store.steps()}")
     problems = {number: store.verify(number) for number in steps}
     if as_json:
         emit(problems)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,7 @@ name: {name}
 seed: 17
 workload: {{model: gpt-tiny, objective: causal_lm}}
 data:
-  sources: [{{uri: "{text}", weight: 1.0}}]   # .txt, .jsonl or .parquet; globs and s3:// work
+  sources: [{{uri: {text}, weight: 1.0}}]   # .txt, .jsonl or .parquet; globs and s3:// work
   tokenizer: {{train_bpe: 4096}}
   sequence_length: 128
 train:
@@ -45,10 +46,17 @@ def init(
     name: Annotated[str | None, typer.Option(help="the run's name [default: the file's]")] = None,
 ) -> None:
     """Write a job file to start from."""
+    import yaml
+
+    from orchestrator.spec import parse
+
     if path.exists():
         raise InputError("there is a file already", str(path), "give another name")
+    chosen = name or path.stem
+    document = TEMPLATE.format(name=json.dumps(chosen), text=json.dumps(text))
+    parse(yaml.safe_load(document), "the name" if name else str(path))
     try:
-        path.write_text(TEMPLATE.format(name=name or path.stem, text=text))
+        path.write_text(document)
     except OSError as error:
         raise InputError(f"cannot be written ({error.strerror})", str(path), "give another path") from None
     print(f"{path} is written; next: orchestrator plan {path}, then orchestrator run {path}")
@@ -78,7 +86,7 @@ def plan(
     job: Job,
     overrides: Set = None,
     workers: Annotated[
-        int | None, typer.Option(help="how many workers [default: resources.workers.max]")
+        int | None, typer.Option(min=1, help="how many workers [default: resources.workers.max]")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -86,11 +94,12 @@ def plan(
     from cluster.gang import Bundle
     from orchestrator import assemble, planning_text
     from orchestrator import plan as planning
+    from orchestrator.machines import machine_for
 
     spec = job_of(job, overrides)
     shape = assemble.shape_of(spec, assemble.vocabulary_size(spec))
     worker = spec.resources.per_worker
-    machine = planning.machine_for(None, Bundle(worker.cpu, worker.gpu))
+    machine = machine_for(None, Bundle(worker.cpu, worker.gpu))
     found = planning.plan(spec, shape, workers or spec.resources.workers.max, machine)
     if as_json:
         emit(found.to_json())

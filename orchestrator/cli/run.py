@@ -68,10 +68,16 @@ def status(
     run_dir: Annotated[str, typer.Option("--run-dir", help="a run directory")], as_json: Json = False
 ) -> None:
     """Show phase, step, attempt, layout and ranks of a run."""
-    directory, _ = existing_run(run_dir)
-    found = directory.read_json("status.json") or {"phase": "unknown", "ranks": []}
+    directory, spec = existing_run(run_dir)
+    unknown = {"name": spec.name, "phase": "unknown", "step": 0, "steps": spec.train.steps, "attempt": 0}
+    found = directory.read_json("status.json") or {
+        **unknown,
+        "layout": None,
+        "ranks": [],
+        "time": time.time(),
+    }
     summary = directory.read_json("summary.json")
-    silent = time.time() - found.get("time", 0.0)
+    silent = time.time() - found["time"]
     ended = found["phase"] in ("done", "failed", "stopped")
     found["controller"] = (
         "ended" if ended else "alive" if silent < LOST_AFTER else f"silent for {silent:.0f} s"
@@ -150,7 +156,8 @@ def _show_status(found: dict[str, Any]) -> None:
 
     eta = f", {duration(found['eta_seconds'])} left" if found.get("eta_seconds") else ""
     print(f"{found.get('name')}: {found['phase']}, step {found.get('step')} of {found.get('steps')}{eta}")
-    print(f"attempt {found.get('attempt')}, layout {found.get('layout')}, controller {found['controller']}")
+    layout = found.get("layout") or "not chosen yet"
+    print(f"attempt {found.get('attempt')}, layout {layout}, controller {found['controller']}")
     if found.get("note"):
         print(found["note"])
     if found["ranks"]:

@@ -11,12 +11,14 @@ import torch.distributed as dist
 from orchestrator.data.receipt import add
 
 
-def agree(digest: int, stop: bool) -> tuple[int, bool]:
-    """The sum of all ranks' digests, as `receipt.add` makes it, and whether any rank was asked to stop."""
-    everyone = torch.empty(dist.get_world_size() * 2, dtype=torch.int64)
-    dist.all_gather_single(everyone, torch.tensor([digest, int(stop)], dtype=torch.int64))
+def agree(digest: int, stop: bool, failures: int = 0) -> tuple[int, bool, int]:
+    """The sum of all ranks' digests, as `receipt.add` makes it, whether any rank was asked to stop, and the most
+    saves in a row that failed on any rank."""
+    mine = torch.tensor([digest, int(stop), failures], dtype=torch.int64)
+    everyone = torch.empty(dist.get_world_size() * 3, dtype=torch.int64)
+    dist.all_gather_single(everyone, mine)
     values = everyone.tolist()
-    return add(values[0::2]), any(values[1::2])
+    return add(values[0::3]), any(values[1::3]), max(values[2::3])
 
 
 def gather_json(value: Any) -> list[Any]:

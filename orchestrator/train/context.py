@@ -109,7 +109,9 @@ class WholeRouter:
         """As `Router.forward`, for hidden [B, L / ranks, hidden]."""
         routes = self._whole(in_order(gather(hidden, 1, self._cp), 1, self._cp))
         mine = positions_of(routes.experts.shape[1], self._cp, hidden.device)
-        return Routes(routes.weights.index_select(1, mine), routes.experts.index_select(1, mine), routes.extra)
+        return Routes(
+            routes.weights.index_select(1, mine), routes.experts.index_select(1, mine), routes.extra
+        )
 
 
 def in_order(whole: Tensor, dim: int, cp: Group) -> Tensor:

@@ -7,6 +7,7 @@ its first dimension.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,7 +15,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from orchestrator.train.cut import Cut
 from orchestrator.train.mesh import Group, Mesh
 from orchestrator.train.parameters import Held
 from orchestrator.train.shard import Shard, boxes_of
@@ -26,7 +26,7 @@ def shard_fully(model: nn.Module, mesh: Mesh, zero: int, device: str) -> None:
     Token embeddings stay in the last group, since a tied head reads their weight outside of their module.
     """
     dense = DeviceMesh.from_group(_handle(mesh.data), device)
-    options = {"reshard_after_forward": zero == 3}
+    options: dict[str, Any] = {"reshard_after_forward": zero == 3}
     for layers in (m for m in model.modules() if isinstance(m, nn.ModuleDict)):
         for layer in layers.values():
             experts = getattr(getattr(layer, "feedforward", None), "experts", None)
@@ -83,7 +83,9 @@ class FullShards:
         """See `DataParallel.finish`."""
         for shard, parameter in zip(self.shards, self._parameters, strict=True):
             gradient = parameter.grad
-            shard.parameter.grad = torch.zeros_like(shard.parameter) if gradient is None else local_of(gradient)
+            shard.parameter.grad = (
+                torch.zeros_like(shard.parameter) if gradient is None else local_of(gradient)
+            )
 
     def publish(self) -> None:
         """Nothing: weights are gathered when they are needed."""
@@ -91,10 +93,10 @@ class FullShards:
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part of a tensor, the same memory."""
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 
-def _rows(held: Held) -> tuple:  # type: ignore[type-arg]
+def _rows(held: Held) -> tuple[Any, ...]:
     """The box of this rank's rows."""
     cut, parameter = held.cut, held.parameter
     if not isinstance(parameter, DTensor):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from orchestrator.train.device import Device
 from orchestrator.train.mesh import Mesh
 from orchestrator.train.tensor import VocabularyLoss
 from orchestrator.train.virtual_shards import tree_sum
+from workloads.transformer import IGNORED
 from workloads.workload import Batch, Loss, Workload
 
 
@@ -31,15 +32,31 @@ class StepLosses:
     def __init__(self, spec: JobSpec, workload: Workload, layout: Layout, mesh: Mesh, device: Device) -> None:
         self._workload, self._layout, self._mesh, self._device = workload, layout, mesh, device
         self.expected = float(spec.train.global_batch * spec.data.sequence_length)
+        config = workload.config
+        self._has_means = bool(
+            config.moe or getattr(config, "sentence_head", False) or getattr(config, "generator", 0)
+        )
         vocabulary = workload.shapes["tokens.weight"][0] if mesh.tp.size > 1 else 0
         self._token_loss = VocabularyLoss(vocabulary, mesh.tp, spec.train.z_loss)
         self.scale = 1.0
         self._parts: dict[str, list[Tensor]] = {}
         self._names: list[str] | None = None
 
-    def begin(self) -> None:
-        """Forget the last step."""
+    def begin(self, micro_batches: Sequence[Batch]) -> None:
+        """Forget the last step, and count what the next one predicts where the loss is more than a sum over tokens."""
         self._parts = {}
+        if self._has_means:
+            self.expected = max(float(self._count(micro_batches)), 1.0)
+
+    def _count(self, micro_batches: Sequence[Batch]) -> int:
+        """Labels in the global batch: with them known, a mean beside the sum (of a router, of a sentence head) keeps
+        its weight whatever share of the tokens is predicted."""
+        place = self._mesh.place
+        mine = place["pp"] == place["cp"] == place["tp"] == 0
+        labels = sum(int((batch["labels"] != IGNORED).sum()) for batch in micro_batches if "labels" in batch)
+        total = torch.tensor([labels if mine else 0])
+        dist.all_reduce(total)
+        return int(total)
 
     def prepare(self, batch: Batch) -> Batch:
         """This rank's part of a micro-batch, on its device."""

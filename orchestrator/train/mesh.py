@@ -52,9 +52,7 @@ class Mesh:
 
     def of_stages(self, places: frozenset[int]) -> Group:
         """The ranks at these places of this rank's pipeline; this rank alone if it is at none of them."""
-        return self._groups(
-            lambda p: (p["dp"], p["cp"], p["tp"], 0 if p["pp"] in places else 1 + p["pp"])
-        )
+        return self._groups(lambda p: (p["dp"], p["cp"], p["tp"], 0 if p["pp"] in places else 1 + p["pp"]))
 
     def _groups(self, key: Callable[[Place], tuple[int, ...]]) -> Group:
         """Make the groups of ranks with equal keys, and return this rank's."""

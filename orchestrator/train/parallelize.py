@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -34,7 +35,15 @@ from orchestrator.train.tensor import apply_tensor
 from orchestrator.train.virtual_shards import VirtualShards
 from workloads.workload import Workload
 
-SAVED = ("mm", "addmm", "bmm", "_grouped_mm", "_scaled_dot_product", "_flash_attention", "_efficient_attention")
+SAVED = (
+    "mm",
+    "addmm",
+    "bmm",
+    "_grouped_mm",
+    "_scaled_dot_product",
+    "_flash_attention",
+    "_efficient_attention",
+)
 """Operators whose results selective recomputation keeps: what is dear to compute."""
 
 
@@ -47,16 +56,21 @@ class Parallel:
     data: DataParallel
 
 
-def parallelize(workload: Workload, layout: Layout, mesh: Mesh, device: torch.device, train: TrainSpec) -> Parallel:
+def parallelize(
+    workload: Workload, layout: Layout, mesh: Mesh, device: torch.device, train: TrainSpec
+) -> Parallel:
     """This rank's part of the workload's model, its memory not initialised."""
     at = _stages_with(workload, layout)
-    stages, held = [], []
+    stages: list[nn.Module] = []
+    held: list[Any] = []
     for number in layout.stages_of(mesh.place["pp"]):
         stage, cuts = _stage(workload, layout, mesh, device, train.compile, number)
         stages.append(stage)
         held += held_by(stage, cuts, {name for name, numbers in at.items() if numbers[0] < number})
     # In the order of the names, since groups are made by all ranks together.
-    places = {name: frozenset(layout.place_of(n) for n in at[name]) for name in sorted(at) if len(at[name]) > 1}
+    places = {
+        name: frozenset(layout.place_of(n) for n in at[name]) for name in sorted(at) if len(at[name]) > 1
+    }
     shared = SharedGradients(held, mesh, {name: mesh.of_stages(ranks) for name, ranks in places.items()})
     overlap = layout.pp == 1 and not shared.any
     sharded = layout.zero if mesh.data.size > 1 else 0
@@ -129,10 +143,14 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 def recompute(model: nn.Module, selective: bool) -> None:
     """Keep of each block only its input, or with `selective` also the results of matrix products and attention
     (Chen et al., 2016; Korthikanti et al., 2022, section 5)."""
-    context = {"context_fn": partial(create_selective_checkpoint_contexts, _policy)} if selective else {}
+    context: dict[str, Any] = (
+        {"context_fn": partial(create_selective_checkpoint_contexts, _policy)} if selective else {}
+    )
     for layer in blocks(model):
         # No model draws random numbers, so there is no random state to put back.
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False, **context)
+        layer.forward = partial(
+            checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False, **context
+        )
 
 
 def _policy(_: object, op: torch._ops.OpOverload, *args: object, **kwargs: object) -> CheckpointPolicy:

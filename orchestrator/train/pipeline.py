@@ -86,7 +86,9 @@ class Pipeline:
         source = self._mesh.pp.ranks[self._layout.place_of(number - 1)]
         if source == self._mesh.rank:
             return kept.pop(0)
-        received = tuple(torch.empty_like(t, device=self._device.device) for t in self._carried(number, batch))
+        received = tuple(
+            torch.empty_like(t, device=self._device.device) for t in self._carried(number, batch)
+        )
         for tensor in received:
             dist.recv(tensor, source, group=self._mesh.pp.handle)
         return received
@@ -117,7 +119,9 @@ class Pipeline:
         """What a stage hands on: hidden states, the routers' loss if there are experts, the decoder's memory."""
         extra = output.extra
         if self._workload.config.moe:
-            if extra is None:  # no layer so far has experts; the sum starts at zero, and gradients may come back
+            if (
+                extra is None
+            ):  # no layer so far has experts; the sum starts at zero, and gradients may come back
                 extra = 0.0 * output.hidden.flatten()[0].float()
             extra = torch.stack([extra])
         # The schedules detach in place what was sent, which neither a view nor what was received may be.

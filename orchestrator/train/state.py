@@ -63,4 +63,3 @@ def restore(
         # The fused kernel keeps its step count on the device.
         state["step"] = torch.tensor(steps, device=shard.parameter.device)
         optimizer.state[shard.parameter] = state
-

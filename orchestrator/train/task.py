@@ -15,7 +15,9 @@ class Task:
 
     `run` and `data` are URIs; `restore` is the step of the commit to start from, None for a fresh start; the
     gang ends with a commit at step `until`, at the latest when all steps are done. `commit` is False in a replay,
-    which writes nothing. `faults` are injected, for tests; see `cluster.faults`.
+    which writes nothing. `token` is new for every gang, so that the files of a dead one are told apart.
+    `holders` keep snapshots in memory, each {"node", "address"}, and know `holder_token`. `faults` are injected,
+    for tests; see `cluster.faults`.
     """
 
     job: dict[str, Any]
@@ -26,6 +28,9 @@ class Task:
     restore: int | None
     until: int
     commit: bool = True
+    token: str = ""
+    holders: tuple[dict[str, str], ...] = ()
+    holder_token: str = ""
     faults: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:

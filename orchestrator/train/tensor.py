@@ -61,7 +61,7 @@ class RowLinear(nn.Module):
         """[B, L, in / group] to [B, L, out], or to this rank's slice of L."""
         partial = F.linear(x, self.weight)  # type: ignore[arg-type]
         y = scatter(partial, LENGTH, self._group) if self._sequence else reduce(partial, self._group)
-        return y if self.bias is None else y + self.bias.to(y.dtype)
+        return y if self.bias is None else y + self.bias.to(y.dtype)  # type: ignore[operator]
 
 
 class VocabularyEmbedding(nn.Module):
@@ -140,7 +140,7 @@ def _enter(tp: Group, sequence: bool) -> Any:
 def _inside_experts(experts: nn.Module, tp: Group) -> None:
     """Each expert is cut inside like a feed-forward: gate and up by column, down by row."""
     whole = experts.forward
-    experts.forward = lambda rows, counts: reduce(whole(copy(rows, tp), counts), tp)  # type: ignore[method-assign]
+    experts.forward = lambda rows, counts: reduce(whole(copy(rows, tp), counts), tp)
 
 
 def _slice_sequence(model: nn.Module, entered: set[str], tp: Group) -> None:
@@ -154,7 +154,7 @@ def _slice_sequence(model: nn.Module, entered: set[str], tp: Group) -> None:
             module.register_forward_hook(_split_first(tp))
     last = getattr(model, "norm", None)
     if last is None and (getattr(model, "head", None) or getattr(model, "sentence_head", None)):
-        last = list(model.layers.values())[-1]  # type: ignore[operator, union-attr]
+        last = list(model.layers.values())[-1]  # type: ignore[operator]
     if last is not None:
         last.register_forward_hook(_join_out(tp))
 

@@ -54,7 +54,7 @@ class TorchEngine:
     def train_step(self, micro_batches: Sequence[Batch], lr: float) -> Metrics:
         """See `Engine.train_step`."""
         self._data.begin()
-        self._losses.begin()
+        self._losses.begin(micro_batches)
         self._losses.scale = self._scale.value
         self._runner.train(micro_batches)
         self.parallel.shared.sum()
@@ -65,7 +65,11 @@ class TorchEngine:
             extra = {**extra, "loss_scale": self._scale.value, "skipped": 0.0}
         if not math.isfinite(square):
             # Every rank sees the same sum, so all skip the step or all end here.
-            return Metrics(loss, 0.0, {**extra, "skipped": 1.0}) if self._scale.overflow() else Metrics(loss, math.nan, extra)
+            return (
+                Metrics(loss, 0.0, {**extra, "skipped": 1.0})
+                if self._scale.overflow()
+                else Metrics(loss, math.nan, extra)
+            )
         norm = math.sqrt(square) * factor
         self._update(lr, factor * self._clip(norm))
         self._scale.succeed()
@@ -76,7 +80,7 @@ class TorchEngine:
         """See `Engine.eval_step`."""
         for stage in self._stages:
             stage.eval()
-        self._losses.begin()
+        self._losses.begin(micro_batches)
         self._runner.evaluate(micro_batches)
         for stage in self._stages:
             stage.train()

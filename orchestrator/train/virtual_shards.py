@@ -22,10 +22,9 @@ class VirtualShards:
 
     def __init__(self, held: list[Held], mesh: Mesh) -> None:
         self._group = mesh.data
-        self.shards = [
-            Shard(h.name, h.cut, h.parameter, boxes_of(h.cut, 0, h.parameter.numel()), mesh.data, mesh.data.index == 0, True)
-            for h in held
-        ]  # fmt: skip
+        mine = mesh.data.index == 0
+        whole = [(h, boxes_of(h.cut, 0, h.parameter.numel())) for h in held]
+        self.shards = [Shard(h.name, h.cut, h.parameter, boxes, mesh.data, mine, True) for h, boxes in whole]
         size = sum(h.parameter.numel() for h in held)
         ways = self._group.size
         self._flat = torch.zeros(-(-size // ways) * ways, device=held[0].parameter.device)

@@ -2,7 +2,7 @@
 
     python tests/bench/bench_deepspeed.py --ranks 2 --rounds 3
     python tests/bench/bench_deepspeed.py --gpu --hidden 2048 --layers 24            # on one GPU
-    python tests/bench/bench_deepspeed.py --gpu --hidden 4096 --largest              # layers that fit, with offload and without
+    python tests/bench/bench_deepspeed.py --gpu --hidden 4096 --largest   # layers that fit, with offload and without
 
 Every measurement is a gang of its own, so that peaks of memory do not add up; rounds go through all of them in turns.
 Memory is what a rank holds at its peak above what it held when the libraries were imported: of the GPU as PyTorch's

@@ -44,7 +44,9 @@ def bubble() -> None:
         "layouts": {s: {"pp": p, "schedule": s} for s in ("gpipe", "1f1b", "interleaved", "zero_bubble", "zbv")},
     }  # fmt: skip
     measured = ranks(p, "pipeline", config)
-    print(f"\n| schedule, {p} ranks, {m} micro-batches | idle, measured | idle, theory | formula |\n|---|---|---|---|")
+    print(
+        f"\n| schedule, {p} ranks, {m} micro-batches | idle, measured | idle, theory | formula |\n|---|---|---|---|"
+    )
     for name in config["layouts"]:
         busy: dict[str, float] = {}
         for rank in measured:
@@ -67,7 +69,9 @@ def played(order: dict[int, list[str]], stages: list[dict[str, float]]) -> float
     while any(at[rank] < len(rows[rank]) for rank in rows):
         moved = False
         for rank, row in rows.items():
-            while at[rank] < len(row) and all(need in done for need in needs(row[at[rank]], len(stages), done)):
+            while at[rank] < len(row) and all(
+                need in done for need in needs(row[at[rank]], len(stages), done)
+            ):
                 stage, letter, micro = row[at[rank]]
                 begin = max([clock[rank], *(done[n] for n in needs(row[at[rank]], len(stages), done))])
                 seconds = stages[stage][letter] or stages[stage]["I"] + stages[stage]["W"]
@@ -81,7 +85,7 @@ def played(order: dict[int, list[str]], stages: list[dict[str, float]]) -> float
 
 
 def parse(action: str) -> tuple[int, str, int]:
-    """"3F0" to (stage, letter, micro-batch)."""
+    """ "3F0" to (stage, letter, micro-batch)."""
     letter = next(c for c in action if c.isalpha())
     stage, _, micro = action.partition(letter)
     return int(stage), letter, int(micro)
@@ -145,7 +149,9 @@ def traffic() -> None:
     for name in ("tp", "tp, sequence"):
         # Four all-reduces a layer, or their halves; one for the embedding and one for the head's input.
         theory = (4 * 4 + 2) * 2 * (n - 1) / n * hidden
-        print(f"| {name} | {tensor[name]:,.0f} | {theory:,.0f} | an all-reduce for each block and direction, two ends |")
+        print(
+            f"| {name} | {tensor[name]:,.0f} | {theory:,.0f} | an all-reduce for each block and direction, two ends |"
+        )
 
 
 def peers() -> None:

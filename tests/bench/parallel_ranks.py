@@ -7,7 +7,7 @@ import resource
 import statistics
 import time
 from collections import defaultdict
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -89,7 +89,11 @@ def pipeline(config: dict[str, Any], link: Link) -> dict[str, Any]:
 class _Stopwatch:
     """Processor seconds of every call of a stage, under "<stage><F, B, I or W>"."""
 
-    METHODS = {"forward_one_chunk": "F", "backward_one_chunk": "B", "backward_weight_one_chunk": "W"}
+    METHODS: ClassVar[dict[str, str]] = {
+        "forward_one_chunk": "F",
+        "backward_one_chunk": "B",
+        "backward_weight_one_chunk": "W",
+    }
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = defaultdict(list)

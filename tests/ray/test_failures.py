@@ -96,6 +96,22 @@ def test_a_corrupted_commit_is_passed_over(quiet: Path, tmp_path: Path) -> None:
     assert any("the commit at step 8 is passed over" in reason for reason in told)
 
 
+def test_snapshots_in_the_memory_of_other_nodes_lose_no_step(
+    cluster: Cluster, quiet: Path, tmp_path: Path
+) -> None:
+    """No commit to the store is due before the fault; what the holders keep is used, and is whole."""
+    checkpoint = {"every": 100, "keep": 3, "snapshot_every": 1, "export": None}
+    path, run = same_job(quiet, tmp_path, checkpoint=checkpoint)
+    done = orchestrator("run", path, "--address", cluster.address, "--fault", "kill@1:7", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    starts = [event["reason"] for event in rows(run, "events.jsonl") if event["phase"] == "start"]
+    restored = int(starts[1].rsplit(" ", 1)[1])
+    assert restored >= 4  # two generations may still have been on their way, at milliseconds a step
+    assert curve(run) == curve(quiet)
+    assert weights(run, 12) == weights(quiet, 12)
+    assert [p.name for p in (run / "checkpoints").glob("step-*")] == ["step-00000012"]
+
+
 def test_a_lost_node_makes_the_gang_smaller(cluster: Cluster, quiet: Path, tmp_path: Path) -> None:
     path, run = same_job(quiet, tmp_path)
     with started("run", path, "--address", cluster.address, "--fault", "stop@1:7", cwd=tmp_path) as process:

@@ -13,6 +13,7 @@ from workloads.presets import PRESETS
 
 
 def decoder_heads(prefix: str) -> dict[str, Head]:
+    """The heads of a decoder family whose classes begin with `prefix`, by the names of our heads."""
     return {
         "language": Head(f"{prefix}LMHeadModel" if prefix == "GPT2" else f"{prefix}ForCausalLM",
                          one("head.weight", "lm_head.weight")),
@@ -84,6 +85,7 @@ def read_rope(theirs: Any) -> dict[str, Any]:
 
 
 def write_rope(config: TransformerConfig) -> dict[str, Any]:
+    """What config.json says of rotary positions."""
     scaling = config.rope_scaling
     rope: dict[str, Any] = {
         "rope_theta": config.rope_theta,

@@ -38,8 +38,7 @@ ALL = {
             for way in (TWO, THREE)
         ),
         *(case("decoder", 2, way, optimizer={"clip": clip}) for way in (ONE, THREE) for clip in (None, 0.05)),
-        *(case("decoder", 2, {**way, "recompute": "full"}) for way in (ONE, THREE)),
-        case("decoder", 2, {**TWO, "recompute": "selective"}),
+        *(case("decoder", 2, {**way, "recompute": "full"}) for way in (ONE, TWO, THREE)),
         case("decoder", 2, TWO, train={"z_loss": 1e-2}),
         case("decoder", 2, {**ONE, "offload": "optimizer"}),
         case("decoder", 2, {**THREE, "offload": "optimizer"}),

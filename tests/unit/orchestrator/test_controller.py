@@ -11,16 +11,14 @@ from typing import Any
 import pytest
 from jobs import curve, job, rows, write_text
 from prepared import prepare_here
-from scripted import ControllerKilled, Training
+from scripted import ControllerKilled, Errand, Holders, Training, place
 
 from cluster.fake_gang import FakeGang
 from cluster.gang import Beat
-from cluster.machine import Offer
 from orchestrator import controller as controllers
-from orchestrator import decide, export
-from orchestrator import plan as planning
+from orchestrator import decide, export, machines, record
 from orchestrator.checkpoint.store import Store
-from orchestrator.controller import Cluster, Controller
+from orchestrator.controller import Controller
 from orchestrator.errors import InputError
 from orchestrator.rundir import RunDir
 from orchestrator.spec import JobSpec, load, parse
@@ -48,6 +46,11 @@ class Runs:
     capacity: Callable[[], int] = lambda: 2
     refusals: list[str] = field(default_factory=list)
     calls: list[tuple[Any, ...]] = field(default_factory=list)
+    services: list[Holders] = field(default_factory=list)
+    looks: int = 1
+    export: Callable[[int, str], dict[str, Any]] = lambda step, target: {
+        "uri": target, "step": step, "logits_difference": 0.0, "sample": "once upon",
+    }  # fmt: skip
 
     def job(self, **changes: Any) -> JobSpec:
         document = job(self.text)
@@ -60,12 +63,16 @@ class Runs:
         def gang() -> FakeGang:
             return FakeGang(self.training, self.refusals.pop(0) if self.refusals else "")
 
-        def call(*call: Any) -> Any:
+        def errand(*call: Any) -> Errand:
             self.calls.append(call)
-            return {"uri": call[3], "step": call[2], "logits_difference": 0.0, "sample": "once upon"}
+            return Errand(lambda: self.export(call[2], call[3]), self.looks)
 
-        place = Cluster(gang, lambda bundle: self.capacity(), lambda bundle: Offer(8e9), call)
-        return Controller(spec or self.job(), self.run, until, place, faults)
+        def services(target: str, token: str) -> Holders:
+            self.services.append(Holders(target, token))
+            return self.services[-1]
+
+        cluster = place(gang, self.capacity, errand, services)
+        return Controller(spec or self.job(), self.run, until, cluster, faults)
 
     @property
     def path(self) -> Path:
@@ -84,7 +91,7 @@ class Runs:
 @pytest.fixture
 def runs(tmp_path: Path, shards: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
     """No waiting between looks, no measuring of this machine; at the end no gang is left."""
-    monkeypatch.setattr(planning, "probe", lambda cpu: 1e10)
+    monkeypatch.setattr(machines, "probe", lambda cpu: 1e10)
     monkeypatch.setattr(controllers, "POLL", 0.0)
     monkeypatch.setattr(decide, "SETTLE", 0.0)
     run = RunDir(str(tmp_path / "runs" / "small"))
@@ -92,6 +99,7 @@ def runs(tmp_path: Path, shards: tuple[str, str], monkeypatch: pytest.MonkeyPatc
     found = Runs(*shards, run)
     yield found
     assert [gang for gang in found.training.gangs if gang.running] == []
+    assert [holders for holders in found.services if holders.running] == []
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +159,66 @@ def test_an_export_is_made_in_another_process(runs: Runs) -> None:
     assert runs.phases() == [*QUIET[:-1], "export", "done"]
     assert summary["sample"] == "once upon"
     assert summary["export"]["step"] == 12
+
+
+def exporting(runs: Runs, **checkpoint: Any) -> JobSpec:
+    """The job with an export, and what else is asked of checkpoints."""
+    return runs.job(checkpoint={"every": 4, "export": "hf", **checkpoint})
+
+
+def test_an_export_may_go_elsewhere(runs: Runs) -> None:
+    runs.controller(exporting(runs, export_to="s3://models/small")).drive()
+    assert [call[3] for call in runs.calls] == ["s3://models/small"]
+
+
+@pytest.mark.parametrize(("looks", "exported"), [(0, [4, 8, 12]), (1, [4, 12]), (9, [4, 12])])
+def test_commits_may_be_exported_beside_training(runs: Runs, looks: int, exported: list[int]) -> None:
+    """One at a time: what is committed while an export is under way is left out, but for the last."""
+    runs.looks = looks
+    summary = runs.controller(exporting(runs, export_at="commit")).drive()
+    assert [call[2] for call in runs.calls] == exported
+    assert summary["export"]["step"] == 12
+    assert runs.phases() == [*QUIET[:-1], "export", "done"]
+
+
+def test_no_export_is_made_that_nobody_asked_for(runs: Runs) -> None:
+    runs.controller(runs.job(checkpoint={"every": 4, "export": None, "export_at": "commit"})).drive()
+    assert runs.calls == []
+
+
+def failing_at(*steps: int) -> Callable[[int, str], dict[str, Any]]:
+    def export(step: int, target: str) -> dict[str, Any]:
+        if step in steps:
+            raise RuntimeError(f"the logits of step {step}\ndiffer")
+        return {"uri": target, "step": step}
+
+    return export
+
+
+def test_an_export_that_fails_beside_training_only_tells(runs: Runs) -> None:
+    runs.export = failing_at(4)
+    summary = runs.controller(exporting(runs, export_at="commit")).drive()
+    assert (summary["state"], summary["export"]["step"]) == ("done", 12)
+    assert "the export of step 4 failed: RuntimeError: the logits of step 4 differ" in [
+        event["reason"] for event in runs.events("train")
+    ]
+
+
+def test_the_last_export_is_the_run_s(runs: Runs) -> None:
+    runs.export = failing_at(12)
+    with pytest.raises(RuntimeError, match="the logits of step 12"):
+        runs.controller(exporting(runs)).drive()
+
+
+def test_a_save_that_fails_is_told_and_training_goes_on(runs: Runs, quiet_curve: list[Any]) -> None:
+    runs.training = Training(failing=frozenset({4}))
+    summary = runs.controller(faults=("kill@0:7",)).drive()
+    assert summary["state"] == "done"
+    assert "the save at step 4 failed: OSError: the disk is full" in [
+        event["reason"] for event in runs.events("train")
+    ]
+    assert runs.training.gangs[1].config["restore"] is None
+    assert curve(runs.path) == quiet_curve
 
 
 def test_a_run_that_was_stopped_is_not_exported(runs: Runs) -> None:
@@ -257,7 +325,7 @@ def test_a_damaged_commit_is_passed_over(runs: Runs, quiet_curve: list[Any]) -> 
     assert summary["state"] == "done"
     assert [gang.config["restore"] for gang in runs.training.gangs] == [None, 8, 4]
     assert any("CorruptCommit: step 8" in (event["first_fault"] or "") for event in runs.events("stop"))
-    assert any("the commit at step 8 is passed over" in event["reason"] for event in runs.events("wait"))
+    assert any("a commit is passed over: step 8" in event["reason"] for event in runs.events("wait"))
     assert curve(runs.path) == quiet_curve
     assert Store(runs.run.at("checkpoints")).verify(8) == []
 
@@ -267,8 +335,53 @@ def test_a_commit_without_its_manifest_never_was(runs: Runs, quiet_curve: list[A
     (runs.path / "checkpoints/step-00000008/manifest.json").write_text("{")
     runs.controller().drive()
     assert [gang.config["restore"] for gang in runs.training.gangs] == [None, 4]
-    assert any("the commit at step 8 is passed over" in event["reason"] for event in runs.events("wait"))
+    (told,) = [
+        event["reason"] for event in runs.events("wait") if "a commit is passed over" in event["reason"]
+    ]
+    assert "step-00000008: the manifest is damaged" in told
     assert curve(runs.path) == quiet_curve
+
+
+# -- snapshots in memory
+
+
+def snapshots(runs: Runs) -> JobSpec:
+    return runs.job(checkpoint={"every": 4, "snapshot_every": 1, "export": None})
+
+
+def test_a_run_without_snapshots_has_no_holders(runs: Runs) -> None:
+    runs.controller().drive()
+    assert runs.services == []
+    assert runs.training.gangs[0].config["holders"] == ()
+
+
+def test_a_death_costs_nothing_that_was_held_in_memory(runs: Runs, quiet_curve: list[Any]) -> None:
+    summary = runs.controller(snapshots(runs), faults=("kill@1:7",)).drive()
+    first, second = runs.training.gangs
+    assert first.config["holders"][0]["node"] == "node-0"
+    assert first.config["token"] != second.config["token"]
+    assert second.config["restore"] == 6
+    assert runs.events("stop")[0]["lost_steps"] == 0
+    assert curve(runs.path) == quiet_curve
+    assert summary["commit"] == 12
+    assert runs.commits() == [4, 8, 12]
+
+
+def test_memory_that_is_gone_leaves_the_store(runs: Runs, quiet_curve: list[Any]) -> None:
+    runs.training = Training(kill_controller_at=7)
+    with pytest.raises(ControllerKilled):
+        runs.controller(snapshots(runs)).drive()
+    runs.training = Training()
+    runs.controller(snapshots(runs)).drive()
+    assert runs.training.gangs[0].config["restore"] == 4
+    assert curve(runs.path) == quiet_curve
+
+
+def test_a_run_that_failed_names_the_commit_that_lasts(runs: Runs) -> None:
+    """Memory ends with the run; only what the store holds can be gone on from."""
+    summary = runs.controller(snapshots(runs), faults=("raise@1:7", "raise@1:7/2")).drive()
+    assert summary["state"] == "failed"
+    assert summary["commit"] == 4
 
 
 # -- the controller's own death
@@ -418,7 +531,7 @@ def test_until_ends_with_a_commit(runs: Runs, quiet_curve: list[Any], until: int
 
 
 def test_a_ceiling_on_cost_stops_with_a_commit(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controllers, "COUNT_EVERY", 0.0)
+    monkeypatch.setattr(record, "COUNT_EVERY", 0.0)
     limits = {"cost_usd": 1e-4, "usd_per_worker_hour": 3600.0}
     summary = runs.controller(runs.job(limits=limits)).drive()
     assert (summary["state"], summary["reason"]) == ("stopped", "limits.cost_usd 0.0001 is reached")
@@ -427,7 +540,7 @@ def test_a_ceiling_on_cost_stops_with_a_commit(runs: Runs, monkeypatch: pytest.M
 
 
 def test_a_ceiling_on_hours_counts_all_attempts(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controllers, "COUNT_EVERY", 0.0)
+    monkeypatch.setattr(record, "COUNT_EVERY", 0.0)
     runs.controller(until=4).drive()
     summary = runs.controller(runs.job(limits={"hours": 1e-6})).drive()
     assert (summary["state"], summary["reason"]) == ("stopped", "limits.hours 1e-06 is reached")
@@ -444,7 +557,7 @@ def test_the_status_tells_where_the_run_is(runs: Runs) -> None:
     controller.drive()
     after = controller.status()
     assert (before["phase"], before["step"], before["attempt"], before["ranks"]) == ("prepare", 0, 0, [])
-    beat, status = next(pair for pair in seen if pair[0].ranks[0].step == 7)
+    _, status = next(pair for pair in seen if pair[0].ranks[0].step == 7)
     assert (status["name"], status["phase"], status["attempt"]) == ("small", "train", 1)
     assert (status["step"], status["steps"], status["loss"]) == (7, 12, 6.0 / 7)
     assert status["layout"].startswith("dp2")

@@ -194,7 +194,10 @@ def test_a_crash_anywhere_loses_only_the_row_it_tore(data: st.DataObject, tmp_pa
 
 # -- the lock
 
-HOLD = "import sys, time; from orchestrator.rundir import RunDir\nwith RunDir(sys.argv[1]).lock():\n    print(flush=True)\n    time.sleep(60)\n"
+HOLD = (
+    "import sys, time; from orchestrator.rundir import RunDir\n"
+    "with RunDir(sys.argv[1]).lock():\n    print(flush=True)\n    time.sleep(60)\n"
+)
 
 
 @pytest.fixture

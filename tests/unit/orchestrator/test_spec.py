@@ -99,10 +99,20 @@ def refusal(document: dict[str, Any]) -> str:
         ("train.steps", 1.5, ["train.steps: input should be a valid integer", "(got 1.5)"]),
         ("train.steps", "many", ["train.steps: input should be a valid integer", "(got 'many')"]),
         ("train.optimizer.warmup", 100, ["train: optimizer.warmup 100 is not below steps 100", "shorten"]),
-        ("train.optimizer.name", "sgd", ["train.optimizer.name: input should be 'adamw' (got 'sgd')"]),
+        ("train.optimizer.name", "sgd", ["train.optimizer.name: input should be 'adamw', ", "(got 'sgd')"]),
         ("train.optimizer.lr", float("inf"), ["train.optimizer.lr: input should be a finite number"]),
         ("train.optimizer.betas", [0.9, 1.0], ["train.optimizer.betas.1: input should be less than 1"]),
-        ("train.precision", "fp16", ["train.precision: input should be 'fp32' or 'bf16' (got 'fp16')"]),
+        ("train.precision", "fp8", ["train.precision: input should be 'fp32', ", "(got 'fp8')"]),
+        (
+            "train",
+            {"steps": 9, "global_batch": 12, "determinism": "bitwise"},
+            ["train: virtual_shards 8 must be a power of two that divides global_batch 12", "change one"],
+        ),
+        (
+            "train",
+            {"steps": 9, "global_batch": 12, "determinism": "bitwise", "virtual_shards": 6},
+            ["train: virtual_shards 6 must be a power of two"],
+        ),
         ("parallel", "aut", ["parallel: input should be 'auto' (got 'aut')"]),
         ("parallel", {"tp": 0}, ["parallel.tp: input should be greater than or equal to 1"]),
         ("parallel", {"zero": 4}, ["parallel.zero: input should be 0, 1, 2 or 3 (got 4)"]),
@@ -278,6 +288,7 @@ def test_relative_paths_become_absolute_and_others_stay() -> None:
         "workload": {"model": "hf:models/a"},
         "tracking": {"uri": "sqlite:///mlflow.db"},
     }
+    document["checkpoint"] = {"export_to": "out"}
     document["data"]["tokenizer"] = "../tokenizer.json"
     document["data"]["sources"] = [
         {"uri": "a/*.txt"}, {"uri": "/b.txt"}, {"uri": "s3://bucket/c.txt"}, {"uri": "zip://d.txt::e.zip"},
@@ -288,9 +299,15 @@ def test_relative_paths_become_absolute_and_others_stay() -> None:
     ]  # fmt: skip
     assert job.data.tokenizer == "/work/tokenizer.json"
     assert job.data.cache == "/work/here/cache"
+    assert job.checkpoint.export_to == "/work/here/out"
     assert job.workload.model == "hf:/work/here/models/a"
     assert job.tracking is not None
     assert job.tracking.uri == "sqlite:////work/here/mlflow.db"
+
+
+def test_what_is_not_given_stays_so() -> None:
+    job = spec.resolve_paths(spec.parse(SMALLEST), Path("/here"))
+    assert (job.data.cache, job.checkpoint.export_to, job.tracking) == (None, None, None)
 
 
 @pytest.mark.parametrize("uri", ["http://host:5000", "sqlite:////abs/mlflow.db", "postgresql://host/db"])
@@ -365,7 +382,7 @@ def test_the_schema_accepts_a_dumped_job(schema: Draft202012Validator) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("stepz", 1), ("train.steps", 0), ("train.precision", "fp16"), ("name", MISSING)]
+    ("key", "value"), [("stepz", 1), ("train.steps", 0), ("train.precision", "fp8"), ("name", MISSING)]
 )
 def test_the_schema_refuses_what_the_program_refuses(
     schema: Draft202012Validator, key: str, value: Any

@@ -37,7 +37,15 @@ def test_small_models_train_plainly_data_parallel(workers: int) -> None:
 
 
 def test_a_layout_by_hand_is_taken_whole() -> None:
-    asked = {"pp": 2, "tp": 2, "zero": 2, "schedule": "gpipe", "sequence": True, "recompute": "selective", "micro_batch": 2}
+    asked = {
+        "pp": 2,
+        "tp": 2,
+        "zero": 2,
+        "schedule": "gpipe",
+        "sequence": True,
+        "recompute": "selective",
+        "micro_batch": 2,
+    }
     assert chosen(8, parallel=asked) == Layout(
         pp=2, dp=2, tp=2, zero=2, micro_batch=2, recompute="selective", schedule="gpipe", sequence=True
     )

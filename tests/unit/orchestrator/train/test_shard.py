@@ -1,6 +1,8 @@
 """Boxes of a flat range, and who saves what."""
 
+import functools
 import math
+import operator
 
 import torch
 from hypothesis import given
@@ -23,7 +25,9 @@ def test_boxes_hold_exactly_the_range_in_order(shape: list[int], data: st.DataOb
     parts = []
     for box in boxes_of(cut, begin, end):
         assert box.offset == sum(len(p) for p in parts)
-        parts.append(whole[tuple(slice(a, a + n) for a, n in zip(box.start, box.extent, strict=True))].flatten())
+        parts.append(
+            whole[tuple(slice(a, a + n) for a, n in zip(box.start, box.extent, strict=True))].flatten()
+        )
     assert torch.cat([torch.empty(0, dtype=torch.int64), *parts]).tolist() == list(range(begin, end))
 
 
@@ -51,5 +55,5 @@ def test_holders_share_out_the_writing() -> None:
             for i, n in enumerate(sizes)
         ]  # fmt: skip
         by_rank.append([s.name for s in share(shards)])
-    assert sorted(sum(by_rank, [])) == ["p0", "p1", "p2", "p3", "p4"]
+    assert sorted(functools.reduce(operator.iadd, by_rank, [])) == ["p0", "p1", "p2", "p3", "p4"]
     assert by_rank[0] == ["p0"]

@@ -1,0 +1,33 @@
+"""The Ray cluster that this process is connected to, as a place to run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+
+from cluster.machine import smallest_offer
+from cluster.place import Cluster
+from cluster.ray_gang import RayGang, capacity
+from cluster.services import RayServices
+
+
+class RayErrand:
+    """A function in a process of its own: what it imports, torch and transformers, must not weigh on others."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        remote: Any = ray.remote(function)
+        self._reference = remote.options(num_cpus=0, max_retries=1).remote(*arguments)
+
+    def done(self) -> bool:
+        """See `Errand.done`."""
+        return bool(ray.wait([self._reference], timeout=0)[0])
+
+    def result(self) -> Any:
+        """See `Errand.result`."""
+        return ray.get(self._reference)
+
+
+def on_ray() -> Cluster:
+    """The connected cluster."""
+    return Cluster(RayGang, capacity, smallest_offer, RayErrand, RayServices)

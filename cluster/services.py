@@ -1,0 +1,60 @@
+"""Small services that live on every node of a Ray cluster, beside the gang."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+START_TIMEOUT = 60.0
+"""Seconds for a node to start its service; a node that does not is left out."""
+
+
+class Service:
+    """An object made from "module:Class" that serves on its node's address as long as this actor lives."""
+
+    def __init__(self, target: str, token: str) -> None:
+        module, _, name = target.partition(":")
+        self._node = ray.util.get_node_ip_address()
+        self._service = getattr(importlib.import_module(module), name)(token, self._node)
+
+    def place(self) -> dict[str, str]:
+        """The node, and the address that the service answers at."""
+        return {"node": self._node, "address": self._service.address}
+
+
+class RayServices:
+    """One service a node that has processors. They end with the process that holds this."""
+
+    def __init__(self, target: str, token: str) -> None:
+        self._target, self._token = target, token
+        self._actors: dict[str, Any] = {}
+        self._places: dict[str, dict[str, str]] = {}
+
+    def everywhere(self) -> list[dict[str, str]]:
+        """{"node", "address"} of the services on all alive nodes; started where there is none yet."""
+        alive = {n["NodeID"] for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU")}
+        for node in self._actors.keys() - alive:
+            self._actors.pop(node)
+            self._places.pop(node, None)
+        remote: Any = ray.remote(Service)
+        for node in alive - self._actors.keys():
+            where = NodeAffinitySchedulingStrategy(node, soft=False)
+            actor = remote.options(num_cpus=0, scheduling_strategy=where).remote(self._target, self._token)
+            self._actors[node] = actor
+        for node, actor in list(self._actors.items()):
+            try:
+                self._places[node] = ray.get(actor.place.remote(), timeout=START_TIMEOUT)
+            except RayError:
+                self._actors.pop(node)
+                self._places.pop(node, None)
+        return [self._places[node] for node in sorted(self._places)]
+
+    def stop(self) -> None:
+        """End them all."""
+        for actor in self._actors.values():
+            ray.kill(actor)
+        self._actors, self._places = {}, {}

@@ -1,0 +1,143 @@
+"""A rank's commits: when they are due, what goes into them, and what became of them.
+
+The step pays for a copy to host memory; a process beside the rank writes. Where the task names holders, snapshots go
+into the memory of other nodes too, as often as the job asks.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+from cluster.link import Link
+from orchestrator.checkpoint.committer import Outcome, Retention
+from orchestrator.checkpoint.manifest import Manifest
+from orchestrator.checkpoint.reader import Reader
+from orchestrator.checkpoint.replicas import peer_store
+from orchestrator.checkpoint.saver import Saver
+from orchestrator.checkpoint.store import Store
+from orchestrator.layout import Layout
+from orchestrator.rundir import Row
+from orchestrator.spec import JobSpec
+from orchestrator.train.engine import Engine
+from orchestrator.train.task import Task
+
+SETTLE_TIMEOUT = 300.0
+"""Seconds that the end of a task waits for its last commit to be written."""
+LONGEST_PAUSE = 8
+"""Commits that are left out at most after a failed one, before storage is tried again."""
+
+
+class Commits:
+    """Saves the engine's state after steps. Used as a context, it leaves no process behind."""
+
+    def __init__(self, task: Task, spec: JobSpec, layout: Layout, link: Link, engine: Engine) -> None:
+        self._task, self._spec, self._layout, self._link, self._engine = task, spec, layout, link, engine
+        self._store = Store(f"{task.run}/checkpoints", attempt=task.token)
+        self._peers = _peers(task, link) if task.holders else None
+        self._saver: Saver | None = None
+        self._saved = task.restore or 0
+        self._skip = 0
+        self._outcomes: list[Outcome] = []
+        self._latest = (-1, "")  # step of the last save that ended, and why it failed
+        self.failures = 0
+
+    def open(self, step: int) -> tuple[Manifest, Reader]:
+        """The commit of that step and its tensors: from the memory of peers if they have it whole, else the store."""
+        for store in [self._peers, self._store]:
+            if store is not None and step in store.steps():
+                manifest = store.manifest(step)
+                return manifest, store.reader(manifest)
+        manifest = self._store.manifest(step)
+        return manifest, self._store.reader(manifest)
+
+    def __enter__(self) -> Commits:
+        if self._task.commit:
+            seat = self._link.seat
+            retention = Retention(keep=self._spec.checkpoint.keep)
+            self._saver = Saver(self._store, seat.rank, seat.world, peers=self._peers, retention=retention)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._saver is not None:
+            self._saver.close(SETTLE_TIMEOUT if kind is None else 0.0)
+            self._saver = None
+
+    def after_step(self, progress: dict[str, Any], row: Row | None, failures: int, final: bool) -> float:
+        """Save if it is due. Returns the seconds that the step was held up.
+
+        `failures` is the most saves in a row that failed on any rank, so that all ranks pause alike.
+        """
+        checkpoint, step = self._spec.checkpoint, progress["step"]
+        durable = final or (step % checkpoint.every == 0 and not self._pausing(failures))
+        every = checkpoint.snapshot_every
+        snapshot = self._peers is not None and every is not None and step % every == 0
+        if self._saver is None or not (durable or snapshot):
+            return 0.0
+        return self._save(progress, row, durable)
+
+    def outcomes(self) -> list[dict[str, Any]]:
+        """What became of the saves to the store that ended since the last call."""
+        if self._saver is not None:
+            self._note(self._saver.poll())
+        ended, self._outcomes = self._outcomes, []
+        return [asdict(outcome) for outcome in ended]
+
+    def settle(self, progress: dict[str, Any]) -> None:
+        """Make sure of a commit of this state. Raises OSError, in words, if there is none."""
+        if self._saver is None:
+            return
+        step = progress["step"]
+        if self._saved != step:
+            self._save(progress, None, durable=True)
+        self._note(self._saver.close(SETTLE_TIMEOUT))
+        self._saver = None
+        if step != self._task.restore and self._latest != (step, ""):
+            reason = self._latest[1] or f"it was not written within {SETTLE_TIMEOUT:.0f} s"
+            raise OSError(f"the commit at step {step} failed: {reason}")
+
+    def _save(self, progress: dict[str, Any], row: Row | None, durable: bool) -> float:
+        assert self._saver is not None
+        meta = {
+            "position": progress["position"],
+            "receipt": progress["receipt"],
+            "tokens": progress["tokens"],
+            "attempt": self._task.attempt,
+            "layout": self._layout.to_json(),
+            "engine": self._layout.engine,
+            "seed": self._spec.seed,
+            "data": self._task.data,
+            # Rows that nobody has stored yet: a run that is killed right after this commit misses none of them.
+            "rows": [*self._link.unsaved_rows(), *([row] if row else [])]
+            if self._link.seat.rank == 0
+            else [],
+        }
+        began = time.perf_counter()
+        self._saver.save(progress["step"], self._engine.state(), meta, durable)
+        self._saved = progress["step"] if durable else self._saved
+        return time.perf_counter() - began
+
+    def _pausing(self, failures: int) -> bool:
+        """After a failed save the next ones are left out, more of them each time it fails again."""
+        if not failures:
+            self._skip = 0
+            return False
+        self._skip += 1
+        return self._skip % min(2**failures, LONGEST_PAUSE) != 0
+
+    def _note(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            if outcome.place == self._store.place:
+                failed = outcome.state == "failed"
+                self.failures = self.failures + 1 if failed else 0
+                self._latest = (outcome.step, outcome.reason or "no reason given" if failed else "")
+                self._outcomes.append(outcome)
+
+
+def _peers(task: Task, link: Link) -> Store:
+    """The memory of the other nodes' holders; of this node's own if there is no other."""
+    addresses = [holder["address"] for holder in task.holders]
+    others = [holder["address"] for holder in task.holders if holder["node"] != link.seat.node] or addresses
+    chosen = others[link.seat.rank % len(others)]
+    return peer_store(task.holder_token, addresses, [chosen], task.token)

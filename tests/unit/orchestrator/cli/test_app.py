@@ -1,0 +1,125 @@
+"""How a command begins and ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from orchestrator import spec
+from orchestrator.cli.app import _guarded
+from orchestrator.errors import InputError
+
+HEAVY = ("torch", "ray", "pydantic", "rich", "transformers", "numpy", "fsspec", "mlflow", "yaml", "pyarrow")
+COMMANDS = (
+    "", "init", "schema", "doctor", "plan", "run", "status", "stop", "verify-resume", "report", "checkpoint",
+    "checkpoint list", "checkpoint verify", "checkpoint export", "checkpoint prune", "data", "data corpus",
+    "data prepare", "data inspect",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("commands", [COMMANDS[:1], COMMANDS[1:]], ids=["program", "commands"])
+def test_help_imports_nothing_heavy(commands: tuple[str, ...]) -> None:
+    """What keeps --help under half a second on any machine. For a command's help, typer imports pydantic."""
+    code = (
+        "import sys\nfrom orchestrator.cli.app import call\n"
+        f"for words in {commands!r}:\n"
+        "    try:\n        call([*words.split(), '--help'])\n"
+        "    except SystemExit as end:\n        assert end.code == 0, (words, end.code)\n"
+        f"print('HEAVY', *sorted(set({HEAVY!r}) & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.splitlines()[-1].split()[1:]) <= ({"pydantic"} if commands[0] else set())
+    assert done.stdout.count("Usage: ") == len(commands)
+
+
+def test_the_whole_program_is_one_word() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator", "-h"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0
+    assert done.stdout.startswith("Usage: orchestrator ")
+    for name in COMMANDS:
+        assert name.split(" ")[0] in done.stdout
+
+
+def raises(error: BaseException) -> object:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (
+            InputError("is wrong", "job.yaml: a", "mend it"),
+            2,
+            "orchestrator: job.yaml: a: is wrong; mend it\n",
+        ),
+        (RuntimeError("two\n  lines"), 1, "orchestrator: RuntimeError: two lines\n"),
+        (typer.TyperException("odd words."), 2, "orchestrator: odd words; see `orchestrator --help`\n"),
+        (SystemExit(3), 3, ""),
+        (SystemExit(None), 0, ""),
+        (SystemExit("text"), 1, ""),
+    ],
+)
+def test_every_end_has_its_code(
+    error: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _guarded(lambda: raises(error), debug=False) == code
+    assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize(("value", "code"), [(None, 0), (0, 0), (3, 3), ("text", 0)])
+def test_what_a_command_returns(value: object, code: int) -> None:
+    assert _guarded(lambda: value, debug=False) == code
+
+
+def test_debug_adds_the_trace(command, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(spec, "schema", lambda: raises(ValueError("inside")))
+    plain, traced = command("schema"), command("schema", "--debug")
+    assert (plain.code, plain.err) == (1, "orchestrator: ValueError: inside\n")
+    assert traced.code == 1
+    assert traced.err.startswith("Traceback")
+    assert traced.err.endswith(plain.err)
+
+
+def test_an_interruption_is_told(command, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(spec, "schema", lambda: raises(KeyboardInterrupt()))
+    ended = command("schema")
+    assert (ended.code, ended.err) == (1, "orchestrator: interrupted before a commit\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["nope"], "No such command 'nope'; see `orchestrator --help`"),
+        (["checkpoint", "nope"], "No such command 'nope'; see `orchestrator checkpoint --help`"),
+        (["run"], "Missing argument 'job'; see `orchestrator run --help`"),
+        (["run", "a.yaml", "b.yaml"], "see `orchestrator run --help`"),
+        (["run", "a.yaml", "--unti", "5"], "No such option: --unti"),
+        (["run", "a.yaml", "--until", "0"], "Invalid value for '--until'"),
+        (["run", "a.yaml", "--until", "x"], "Invalid value for '--until'"),
+        (["run", "a.yaml", "--until"], "--until"),
+        (["status"], "Missing option '--run-dir'"),
+        (["plan", "a.yaml", "--workers", "0"], "Invalid value for '--workers'"),
+        (["verify-resume", "a", "--steps", "0"], "Invalid value for '--steps'"),
+        (["checkpoint", "prune", "a", "--keep", "0"], "Invalid value for '--keep'"),
+    ],
+)
+def test_words_that_are_no_command_are_one_line(command, words: list[str], wanted: str) -> None:  # type: ignore[no-untyped-def]
+    ended = command(*words)
+    assert ended.code == 2
+    assert ended.err.startswith("orchestrator: ")
+    assert wanted in ended.err
+    assert ended.err.count("\n") == 1
+    assert ended.out == ""
+
+
+def test_no_words_at_all_are_answered_with_help(command) -> None:  # type: ignore[no-untyped-def]
+    for words in ([], ["checkpoint"], ["data"]):
+        ended = command(*words)
+        assert ended.code == 2
+        assert "Usage: orchestrator" in ended.err

@@ -1,0 +1,91 @@
+"""checkpoint list, verify, prune."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def run(runs: Path, tmp_path: Path) -> Path:
+    """A finished run with commits at steps 4, 8 and 12, to do with as one likes."""
+    return Path(shutil.copytree(runs / "runs" / "small", tmp_path / "small"))
+
+
+def flip(run: Path, step: int, pattern: str) -> None:
+    """Change one bit of a commit's file."""
+    (path,) = (run / "checkpoints" / f"step-{step:08d}").glob(pattern)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_commits_are_listed(command: Any, run: Path) -> None:
+    said = command("checkpoint", "list", run, "--json")
+    assert (said.code, said.err) == (0, "")
+    found = json.loads(said.out)
+    assert [(row["step"], row["position"], row["state"]) for row in found] == [
+        (4, 32, "committed"), (8, 64, "committed"), (12, 96, "committed"),
+    ]  # fmt: skip
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["receipt"] for row in found] == [rows[3]["samples"], rows[7]["samples"], rows[11]["samples"]]
+    assert all(row["layout"] == "dp2" for row in found)
+    shown = command("checkpoint", "list", run)
+    assert shown.code == 0
+    assert "committed" in shown.out
+
+
+def test_a_damaged_manifest_is_listed_as_such(command: Any, run: Path) -> None:
+    flip(run, 8, "manifest.json")
+    said = command("checkpoint", "list", run, "--json")
+    assert said.code == 0
+    assert [row["state"][:7] for row in json.loads(said.out)] == ["committ", "damaged", "committ"]
+
+
+def test_sound_commits_are_verified(command: Any, run: Path) -> None:
+    said = command("checkpoint", "verify", run)
+    assert (said.code, said.out) == (0, "step 4: sound\nstep 8: sound\nstep 12: sound\n")
+    assert command("checkpoint", "verify", run, "--step", 8).out == "step 8: sound\n"
+    assert json.loads(command("checkpoint", "verify", run, "--json").out) == {"4": [], "8": [], "12": []}
+
+
+@pytest.mark.parametrize("pattern", ["*.safetensors", "manifest.json"])
+def test_a_flipped_bit_is_found(command: Any, run: Path, pattern: str) -> None:
+    flip(run, 8, pattern)
+    said = command("checkpoint", "verify", run)
+    assert said.code == 1
+    lines = said.out.splitlines()
+    assert (lines[0], lines[2]) == ("step 4: sound", "step 12: sound")
+    assert lines[1].startswith("step 8: ")
+    assert "damaged" in lines[1]
+    assert command("checkpoint", "verify", run, "--step", 4).code == 0
+    listed = json.loads(command("checkpoint", "verify", run, "--json").out)
+    assert [bool(problems) for problems in listed.values()] == [False, True, False]
+
+
+def test_a_missing_shard_is_found(command: Any, run: Path) -> None:
+    (path,) = (run / "checkpoints" / "step-00000012").glob("*.safetensors")
+    path.unlink()
+    said = command("checkpoint", "verify", run, "--step", 12)
+    assert (said.code, said.out) == (1, f"step 12: step 12: {path.name} is missing\n")
+
+
+def test_a_damaged_commit_is_not_exported(command: Any, run: Path) -> None:
+    flip(run, 12, "manifest.json")
+    said = command("checkpoint", "export", run, "--step", 12)
+    assert said.code == 1
+    assert said.err.count("\n") == 1
+    assert "step-00000012: the manifest is damaged" in said.err
+    assert not (run / "export").exists()
+
+
+def test_pruning_keeps_the_newest(command: Any, run: Path) -> None:
+    said = command("checkpoint", "prune", run, "--keep", 2)
+    assert (said.code, said.out) == (0, "removed steps 4\n")
+    assert command("checkpoint", "prune", run, "--keep", 2).out == "removed steps none\n"
+    assert command("checkpoint", "prune", run).out == "removed steps 8\n"
+    assert [row["step"] for row in json.loads(command("checkpoint", "list", run, "--json").out)] == [12]

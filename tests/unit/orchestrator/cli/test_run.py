@@ -1,0 +1,75 @@
+"""run and status, where nothing has to be started."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def here(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a job file and its finished run."""
+    folder = Path(shutil.copytree(runs, tmp_path / "folder"))
+    document = (folder / "job.yaml").read_text().replace(str(runs), str(folder))
+    (folder / "job.yaml").write_text(document)
+    stored = (folder / "runs/small/job.yaml").read_text().replace(str(runs), str(folder))
+    (folder / "runs/small/job.yaml").write_text(stored)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_a_finished_run_says_so_and_does_nothing(command: Any, here: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (here / "runs").rglob("*")}
+    said = command("run", "job.yaml")
+    assert said.code == 0
+    assert f"orchestrator: {here}/runs/small is finished: nothing to do\n" in said.err
+    assert {path: path.stat().st_mtime_ns for path in (here / "runs").rglob("*")} == before
+
+
+def test_a_finished_run_as_json(command: Any, here: Path) -> None:
+    said = command("run", "job.yaml", "--json")
+    found = json.loads(said.out)
+    assert (said.code, found["exit_code"], found["run_dir"]) == (0, 0, f"{here}/runs/small")
+    assert found["summary"]["state"] == "done"
+    assert found["summary"] == json.loads((here / "runs/small/summary.json").read_text())
+
+
+@pytest.mark.parametrize(("name", "state", "step"), [("small", "done", 12), ("half", "stopped", 6)])
+def test_the_status_of_a_run_that_has_ended(
+    command: Any, here: Path, name: str, state: str, step: int
+) -> None:
+    said = command("status", "--run-dir", f"runs/{name}", "--json")
+    found = json.loads(said.out)
+    assert (said.code, said.err) == (0, "")
+    assert (found["phase"], found["state"], found["controller"]) == (state, state, "ended")
+    assert (found["step"], found["steps"], found["attempt"], found["ranks"]) == (step, 12, 1, [])
+    shown = command("status", "--run-dir", f"runs/{name}")
+    assert shown.out.startswith(f"{name}: {state}, step {step} of 12\nattempt 1, layout dp2")
+
+
+def test_the_status_of_a_run_that_is_at_work_or_lost(command: Any, here: Path) -> None:
+    path = here / "runs/small/status.json"
+    status = {**json.loads(path.read_text()), "phase": "train", "time": 1.0, "eta_seconds": 90.0}
+    status["ranks"] = [{"rank": 0, "node": "node-7", "pid": 4711, "state": "running", "step": 5}]
+    path.write_text(json.dumps(status))
+    found = json.loads(command("status", "--run-dir", "runs/small", "--json").out)
+    assert found["controller"].startswith("silent for ")
+    assert found["state"] == "train"
+    shown = command("status", "--run-dir", "runs/small").out
+    assert "node-7" in shown
+    assert "4711" in shown
+    assert " left" in shown.splitlines()[0]
+    path.write_text(json.dumps({**status, "time": 1e12}))
+    assert json.loads(command("status", "--run-dir", "runs/small", "--json").out)["controller"] == "alive"
+
+
+def test_a_run_that_has_written_no_status_yet(command: Any, here: Path) -> None:
+    (here / "runs/small/status.json").unlink()
+    assert json.loads(command("status", "--run-dir", "runs/small", "--json").out)["phase"] == "unknown"
+    shown = command("status", "--run-dir", "runs/small")
+    assert shown.code == 0
+    assert "None" not in shown.out

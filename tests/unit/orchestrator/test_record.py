@@ -1,0 +1,85 @@
+"""What is written down of a run; how a controller uses it is tested with the controller."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import job
+
+from orchestrator.record import Record, by_step
+from orchestrator.rundir import RunDir
+from orchestrator.spec import load, parse
+
+
+def row(step: int, attempt: int = 1, **more: Any) -> dict[str, Any]:
+    return {"step": step, "attempt": attempt, "step_seconds": 0.5, "time": 1000.0 + step, **more}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    found = RunDir(str(tmp_path / "small"))
+    found.create()
+    return found
+
+
+def test_of_each_step_the_newest_row_counts() -> None:
+    rows = [row(2), row(1), row(3), row(2, 2)]
+    assert by_step(rows) == [row(1), row(2, 2), row(3)]
+    assert by_step([]) == []
+
+
+def test_a_record_begins_with_the_job(run: RunDir) -> None:
+    spec = parse(job("a.txt"))
+    record = Record(spec, run)
+    assert load(Path(run.path) / "job.yaml") == spec
+    assert (record.attempts, record.step, record.step_seconds) == (0, 0, 0.0)
+    (event,) = run.rows("events.jsonl")
+    assert (event["phase"], event["reason"], event["attempt"], event["last_seen"]) == (
+        "prepare",
+        "begun",
+        0,
+        None,
+    )
+    assert record.events == [event]
+
+
+def test_a_record_is_taken_up_where_it_was(run: RunDir) -> None:
+    record = Record(parse(job("a.txt")), run)
+    record.event(3, 7, "train", "the first step")
+    record.take([row(n, 3, step_seconds=float(n)) for n in range(1, 26)])
+    run.write_json("status.json", {"time": 5.0})
+    again = Record(parse(job("a.txt")), run)
+    assert (again.attempts, again.step) == (3, 25)
+    assert again.step_seconds == 15.5  # the median of the last 20
+    assert (again.events[-1]["reason"], again.events[-1]["last_seen"]) == ("resumed", 5.0)
+    assert (again.events[-1]["attempt"], again.events[-1]["step"]) == (3, 25)
+
+
+def test_rows_are_counted_as_they_are_stored(run: RunDir) -> None:
+    record = Record(parse(job("a.txt")), run)
+    record.take([row(1), row(2)])
+    record.take([])
+    record.take([row(3)])
+    assert record.saved == 3
+    assert [r["step"] for r in run.rows("metrics.jsonl")] == [1, 2, 3]
+    assert record.beyond(1) == [row(2), row(3)]
+
+
+def test_without_a_commit_everything_is_rolled_back(run: RunDir) -> None:
+    record = Record(parse(job("a.txt")), run)
+    record.take([row(1), row(2)])
+    assert record.roll_back(frozenset()) == (None, [])
+    assert (run.rows("metrics.jsonl"), record.step, record.saved) == ([], 0, 0)
+
+
+def test_training_began_with_its_first_step(run: RunDir) -> None:
+    record = Record(parse(job("a.txt")), run)
+    late = time.time() + 100
+    record.take([row(1, 1, time=late), row(2, 2, time=late + 5)])
+    assert record.training_began(2) == late + 4.5
+    assert record.training_began(3) == pytest.approx(time.time(), abs=5)
+    record.take([row(3, 4, time=1.0)])
+    assert record.training_began(4) == record.events[-1]["time"]  # a clock that is behind

@@ -1,0 +1,173 @@
+"""The rules of the house: which way imports run, what is light, and how long a file may be."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("workloads", "orchestrator", "cluster")
+SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+FORBIDDEN = {
+    "workloads": {"orchestrator", "cluster", "ray", "deepspeed", "mlflow"},
+    "cluster": {"orchestrator", "workloads", "mlflow", "transformers"},
+    "orchestrator": {"tests"},
+}
+"""What each package may not import, at the top of a module or within a function."""
+LONGEST = 350
+LIGHT = {
+    "orchestrator.spec": ("torch", "ray", "transformers", "mlflow", "numpy"),
+    "orchestrator.layout": ("torch", "ray", "transformers", "mlflow", "numpy", "pydantic"),
+    "orchestrator.decide": ("torch", "ray", "transformers", "mlflow"),
+    "orchestrator.plan": ("torch", "ray", "transformers", "mlflow"),
+    "orchestrator.rundir": ("torch", "ray", "transformers", "mlflow"),
+    "orchestrator.train.task": ("torch", "ray", "transformers", "mlflow"),
+    "orchestrator.controller": ("torch", "ray", "transformers"),
+    "orchestrator.checkpoint.store": ("torch", "ray", "transformers", "mlflow"),
+    "cluster.gang": ("torch", "ray"),
+    "cluster.link": ("torch", "ray"),
+    "cluster.host": ("torch", "ray"),
+    "cluster.process_gang": ("torch", "ray"),
+}
+"""Modules that decide, or that run in every process, and what importing them may not bring with it."""
+UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+UNSAFE_CALLS = {
+    ("torch", "load"),
+    ("numpy", "load"),
+    ("np", "load"),
+    ("yaml", "load"),
+    ("yaml", "unsafe_load"),
+}
+OBJECT_COLLECTIVES = {
+    ("all_gather_object",),
+    ("broadcast_object_list",),
+    ("gather_object",),
+    ("scatter_object_list",),
+}
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Every module that is imported anywhere in a file."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield node.module or ""
+
+
+def dotted(node: ast.expr) -> tuple[str, ...]:
+    """The names of `a.b.c`."""
+    if isinstance(node, ast.Attribute):
+        return (*dotted(node.value), node.attr)
+    return (node.id,) if isinstance(node, ast.Name) else ()
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert len(SOURCES) > 80
+    assert {path.relative_to(ROOT).parts[0] for path in SOURCES} == set(PACKAGES)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_run_one_way(package: str) -> None:
+    wrong = [
+        f"{name_of(path)} imports {module}"
+        for path in SOURCES
+        if path.relative_to(ROOT).parts[0] == package
+        for module in imported(parsed(path))
+        if module.split(".")[0] in FORBIDDEN[package]
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_what_decides_is_light(module: str) -> None:
+    code = f"import sys, {module}\nprint(*sorted(set({LIGHT[module]!r}) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
+def test_the_package_needs_nothing_of_the_tests() -> None:
+    own = {path.stem for path in (ROOT / "tests").glob("*.py")} | {"conftest", "tests"}
+    wrong = [
+        f"{name_of(path)} imports {module}"
+        for path in SOURCES
+        for module in imported(parsed(path))
+        if module.split(".")[0] in own
+    ]
+    assert wrong == []
+
+
+def test_nothing_is_unpickled() -> None:
+    """What is loaded is JSON, YAML by its safe loader, or safetensors."""
+    wrong = []
+    for path in SOURCES:
+        tree = parsed(path)
+        wrong += [f"{name_of(path)} imports {m}" for m in imported(tree) if m.split(".")[0] in UNSAFE_MODULES]
+        for node in ast.walk(tree):
+            words = dotted(node.func) if isinstance(node, ast.Call) else ()
+            if words[-2:] in UNSAFE_CALLS or words[-1:] in OBJECT_COLLECTIVES:
+                wrong.append(f"{name_of(path)}:{node.lineno} calls {'.'.join(words)}")
+    assert wrong == []
+
+
+def test_files_are_short() -> None:
+    long = {
+        name_of(path): count for path in SOURCES if (count := len(path.read_text().splitlines())) > LONGEST
+    }
+    assert long == {}
+
+
+def test_no_state_is_global() -> None:
+    wrong = [
+        f"{name_of(path)}:{node.lineno}"
+        for path in SOURCES
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Global)
+    ]
+    assert wrong == []
+
+
+def test_every_module_and_public_name_says_what_it_is() -> None:
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    wrong = []
+    for path in SOURCES:
+        tree = parsed(path)
+        if tree.body and not ast.get_docstring(tree):
+            wrong.append(name_of(path))
+        for node in tree.body:
+            if isinstance(node, kinds) and not node.name.startswith("_") and not ast.get_docstring(node):
+                wrong.append(f"{name_of(path)}: {node.name}")
+    assert wrong == []
+
+
+def test_inheritance_is_one_deep() -> None:
+    """A class of ours inherits from a library's, or from one of ours that inherits from no other of ours."""
+    bases = {}
+    for path in SOURCES:
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ClassDef):
+                bases[node.name] = {dotted(base)[-1] for base in node.bases if dotted(base)}
+    deep = {
+        f"{name} < {base} < {grand}"
+        for name, found in bases.items()
+        for base in found & bases.keys()
+        for grand in bases[base] & bases.keys()
+    }
+    assert deep == set()
