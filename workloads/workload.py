@@ -122,11 +122,11 @@ class Workload(Protocol):
         """Move the routers' biases after an optimiser step; `reduce` sums loads over data-parallel ranks."""
 
     def sharding(self) -> Mapping[str, str]:
-        """fnmatch pattern of a module name -> 'column', 'row', 'vocab', 'sequence' or 'expert'.
+        """fnmatch pattern of a module name -> 'column', 'row', 'vocab', 'sequence', 'heads' or 'expert'.
 
         column: weight [out, in] is split over out; row: over in; vocab: embedding or head over the
-        vocabulary; sequence: a norm that may run on a slice of the sequence; expert: a stack of experts
-        split over its first dimension. What no pattern names is replicated.
+        vocabulary; sequence: a norm that may run on a slice of the sequence; heads: a norm inside a head;
+        expert: a stack of experts split over its first dimension. What no pattern names is replicated.
         """
 
     def stages(self) -> Sequence[str]:

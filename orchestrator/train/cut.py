@@ -43,6 +43,14 @@ def style_of(styles: Mapping[str, str], module: str) -> str | None:
     return next((style for pattern, style in styles.items() if fnmatchcase(module, pattern)), None)
 
 
+def is_sliced(module: str) -> bool:
+    """Whether a module stands on slices of the sequence under sequence parallelism.
+
+    Shared experts do not: the router beside them judges the whole sequence.
+    """
+    return ".shared." not in f"{module}."
+
+
 def cut_of(name: str, shape: Sequence[int], styles: Mapping[str, str], mesh: Mesh) -> Cut:
     """The part of the tensor `name` of that global shape which this rank holds."""
     module, _, leaf = name.rpartition(".")
@@ -61,6 +69,6 @@ def cut_of(name: str, shape: Sequence[int], styles: Mapping[str, str], mesh: Mes
     elif tp.size > 1 and (style in ("column", "vocab") or (style == "row" and leaf == "weight")):
         take(1 if style == "row" else 0, tp.index, tp.size)
         over = True
-    in_slices = mesh.layout.sequence and style in ("sequence", "row") and not over
+    in_slices = mesh.layout.sequence and style in ("sequence", "row") and not over and is_sliced(module)
     partial = tp.size > 1 and (style == "heads" or in_slices)
     return Cut(tuple(shape), tuple(start), tuple(extent), over, partial, style == "expert")

@@ -7,7 +7,6 @@ its first dimension.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from orchestrator.train.mesh import Group, Mesh
 from orchestrator.train.parameters import Held
-from orchestrator.train.shard import Shard, boxes_of
+from orchestrator.train.shard import Box, Shard, boxes_of
 
 
 def shard_fully(model: nn.Module, mesh: Mesh, zero: int, device: str) -> None:
@@ -25,16 +24,16 @@ def shard_fully(model: nn.Module, mesh: Mesh, zero: int, device: str) -> None:
 
     Token embeddings stay in the last group, since a tied head reads their weight outside of their module.
     """
-    dense = DeviceMesh.from_group(_handle(mesh.data), device)
-    options: dict[str, Any] = {"reshard_after_forward": zero == 3}
+    dense, free = _device_mesh(mesh.data, device), zero == 3
     for layers in (m for m in model.modules() if isinstance(m, nn.ModuleDict)):
         for layer in layers.values():
             experts = getattr(getattr(layer, "feedforward", None), "experts", None)
             if experts is not None and mesh.expert.size > 1 and mesh.expert_data.size > 1:
-                replicas = DeviceMesh.from_group(_handle(mesh.expert_data), device)
-                fully_shard(experts, mesh=replicas, **options)
-            fully_shard(layer, mesh=dense, ignored_params=_unsharded_experts(layer, mesh), **options)
-    fully_shard(model, mesh=dense, ignored_params=_unsharded_experts(model, mesh), **options)
+                fully_shard(experts, mesh=_device_mesh(mesh.expert_data, device), reshard_after_forward=free)
+            fully_shard(
+                layer, mesh=dense, reshard_after_forward=free, ignored_params=_unsharded_experts(layer, mesh)
+            )
+    fully_shard(model, mesh=dense, reshard_after_forward=free, ignored_params=_unsharded_experts(model, mesh))
     for module in model.modules():
         if isinstance(module, FSDPModule):
             # Gradients are sums here: the loss is already divided by the tokens of the global batch.
@@ -49,9 +48,9 @@ def _unsharded_experts(module: nn.Module, mesh: Mesh) -> set[nn.Parameter]:
     return {p for name, p in module.named_parameters() if ".experts." in f".{name}"}
 
 
-def _handle(group: Group):  # type: ignore[no-untyped-def]
+def _device_mesh(group: Group, device: str) -> DeviceMesh:
     assert group.handle is not None
-    return group.handle
+    return DeviceMesh.from_group(group.handle, device)
 
 
 class FullShards:
@@ -96,7 +95,7 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 
-def _rows(held: Held) -> tuple[Any, ...]:
+def _rows(held: Held) -> tuple[Box, ...]:
     """The box of this rank's rows."""
     cut, parameter = held.cut, held.parameter
     if not isinstance(parameter, DTensor):

@@ -27,7 +27,7 @@ from orchestrator.train.flat_shards import FlatShards
 from orchestrator.train.full_shards import FullShards, shard_fully
 from orchestrator.train.mesh import Mesh
 from orchestrator.train.offload import Offload
-from orchestrator.train.parameters import cut_parameters, held_by
+from orchestrator.train.parameters import Held, cut_parameters, held_by
 from orchestrator.train.replicas import Replicas
 from orchestrator.train.shard import DataParallel
 from orchestrator.train.shared import SharedGradients
@@ -62,7 +62,7 @@ def parallelize(
     """This rank's part of the workload's model, its memory not initialised."""
     at = _stages_with(workload, layout)
     stages: list[nn.Module] = []
-    held: list[Any] = []
+    held: list[Held] = []
     for number in layout.stages_of(mesh.place["pp"]):
         stage, cuts = _stage(workload, layout, mesh, device, train.compile, number)
         stages.append(stage)
@@ -143,9 +143,9 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 def recompute(model: nn.Module, selective: bool) -> None:
     """Keep of each block only its input, or with `selective` also the results of matrix products and attention
     (Chen et al., 2016; Korthikanti et al., 2022, section 5)."""
-    context: dict[str, Any] = (
-        {"context_fn": partial(create_selective_checkpoint_contexts, _policy)} if selective else {}
-    )
+    context: dict[str, Any] = {}
+    if selective:
+        context["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
     for layer in blocks(model):
         # No model draws random numbers, so there is no random state to put back.
         layer.forward = partial(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from orchestrator.train.mesh import Group, Mesh
 from orchestrator.train.parameters import Held
-from orchestrator.train.reduce import GradientBuckets
+from orchestrator.train.reduce import GradientBuckets, Start
 from orchestrator.train.shard import Shard, boxes_of
 
 
@@ -51,7 +51,7 @@ class Replicas:
         """Nothing: every replica made the same update."""
 
 
-def _sum_over(group: Group):  # type: ignore[no-untyped-def]
+def _sum_over(group: Group) -> Start:
     def start(_: int, flat: Tensor) -> dist.Work | None:
         return dist.all_reduce(flat, group=group.handle, async_op=True) if group.size > 1 else None
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from orchestrator.train.collectives import copy, gather, join, reduce, scatter, split
-from orchestrator.train.cut import span, style_of
+from orchestrator.train.cut import is_sliced, span, style_of
 from orchestrator.train.mesh import Group
 from workloads.attention import Context
 from workloads.transformer import IGNORED
@@ -31,9 +31,9 @@ def apply_tensor(model: nn.Module, styles: Mapping[str, str], tp: Group, sequenc
     entered: set[str] = set()
     for name, module in list(model.named_modules()):
         parent, _, leaf = name.rpartition(".")
-        style = style_of(styles, name)
-        if style == "row":
-            setattr(model.get_submodule(parent), leaf, RowLinear(module, tp, sequence))
+        style, sliced = style_of(styles, name), sequence and is_sliced(name)
+        if style == "row" and isinstance(module, nn.Linear):
+            setattr(model.get_submodule(parent), leaf, RowLinear(module, tp, sliced))
         elif style == "vocab" and isinstance(module, nn.Embedding):
             setattr(model.get_submodule(parent), leaf, VocabularyEmbedding(module, tp))
         elif style == "vocab":
@@ -42,7 +42,7 @@ def apply_tensor(model: nn.Module, styles: Mapping[str, str], tp: Group, sequenc
                 module.register_forward_hook(lambda _, __, out: join(out, -1, tp))
         elif style == "column" and isinstance(module, nn.Linear) and parent not in entered:
             entered.add(parent)
-            model.get_submodule(parent).register_forward_pre_hook(_enter(tp, sequence))
+            model.get_submodule(parent).register_forward_pre_hook(_enter(tp, sliced))
         elif style == "expert":
             _inside_experts(module, tp)
     if sequence:
@@ -52,16 +52,16 @@ def apply_tensor(model: nn.Module, styles: Mapping[str, str], tp: Group, sequenc
 class RowLinear(nn.Module):
     """A linear map cut over its inputs: partial products are summed over the group, then the bias added."""
 
-    def __init__(self, whole: nn.Module, group: Group, sequence: bool) -> None:
+    def __init__(self, whole: nn.Linear, group: Group, sequence: bool) -> None:
         super().__init__()
         self.weight, self.bias = whole.weight, whole.bias
         self._group, self._sequence = group, sequence
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, L, in / group] to [B, L, out], or to this rank's slice of L."""
-        partial = F.linear(x, self.weight)  # type: ignore[arg-type]
+        partial = F.linear(x, self.weight)
         y = scatter(partial, LENGTH, self._group) if self._sequence else reduce(partial, self._group)
-        return y if self.bias is None else y + self.bias.to(y.dtype)  # type: ignore[operator]
+        return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
 class VocabularyEmbedding(nn.Module):

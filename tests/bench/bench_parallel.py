@@ -21,6 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "dist" / "train"))
 
 from harness import finished
 
+Call = tuple[int, str, int]
+"""Stage, F(orward), B(ackward) or its halves I(nput) and W(eight), and micro-batch."""
 SMALL = {"hidden": 64, "heads": 4, "kv_heads": 4, "intermediate": 192, "max_positions": 512}
 
 
@@ -52,46 +54,37 @@ def bubble() -> None:
         for rank in measured:
             busy |= rank[name]["busy"]
         stages = [{letter: busy.get(f"{s}{letter}", 0.0) for letter in "FBIW"} for s in range(_stages(busy))]
-        idle = played(measured[0][name]["order"], stages)
-        theory, formula = ideal(name, p, m, stages)
-        print(f"| {name} | {idle:.1%} | {theory:.1%} | {formula} |")
+        idle = played([rank[name]["calls"] for rank in measured], stages)
+        even = [{"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}] * len(stages)
+        equal = played([rank[name]["calls"] for rank in measured], even)
+        theory, formula = ideal(name, p, m)
+        print(f"| {name} | {idle:.1%} | {equal:.1%} | {theory:.1%} | {formula} |")
 
 
 def _stages(busy: dict[str, float]) -> int:
     return 1 + max(int(key[:-1]) for key in busy)
 
 
-def played(order: dict[int, list[str]], stages: list[dict[str, float]]) -> float:
+def played(rows: list[list[Call]], stages: list[dict[str, float]]) -> float:
     """The mean idle share of the ranks when every call takes its stage's median time."""
-    done: dict[tuple[int, str, int], float] = {}
-    rows = {rank: [parse(a) for a in row] for rank, row in order.items()}
-    clock, at, work = dict.fromkeys(rows, 0.0), dict.fromkeys(rows, 0), dict.fromkeys(rows, 0.0)
-    while any(at[rank] < len(rows[rank]) for rank in rows):
-        moved = False
-        for rank, row in rows.items():
-            while at[rank] < len(row) and all(
-                need in done for need in needs(row[at[rank]], len(stages), done)
-            ):
-                stage, letter, micro = row[at[rank]]
-                begin = max([clock[rank], *(done[n] for n in needs(row[at[rank]], len(stages), done))])
-                seconds = stages[stage][letter] or stages[stage]["I"] + stages[stage]["W"]
-                clock[rank] = done[stage, letter, micro] = begin + seconds
-                work[rank] += seconds
+    done: dict[Call, float] = {}
+    rows = [[(stage, letter, micro) for stage, letter, micro in row] for row in rows]
+    every = {call for row in rows for call in row}
+    clock, at, work = [0.0] * len(rows), [0] * len(rows), [0.0] * len(rows)
+    while any(at[rank] < len(row) for rank, row in enumerate(rows)):
+        before = list(at)
+        for rank, row in enumerate(rows):
+            while at[rank] < len(row) and all(n in done for n in needs(row[at[rank]], len(stages), every)):
+                stage, letter, _ = call = row[at[rank]]
+                begin = max([clock[rank], *(done[n] for n in needs(call, len(stages), every))])
+                clock[rank] = done[call] = begin + stages[stage][letter]
+                work[rank] += stages[stage][letter]
                 at[rank] += 1
-                moved = True
-        assert moved, "the schedule waits for itself"
-    whole = max(clock.values())
-    return statistics.mean(1 - work[rank] / whole for rank in rows)
+        assert at != before, "the schedule waits for itself"
+    return statistics.mean(1 - done / max(clock) for done in work)
 
 
-def parse(action: str) -> tuple[int, str, int]:
-    """ "3F0" to (stage, letter, micro-batch)."""
-    letter = next(c for c in action if c.isalpha())
-    stage, _, micro = action.partition(letter)
-    return int(stage), letter, int(micro)
-
-
-def needs(call: tuple[int, str, int], stages: int, done: Any) -> list[tuple[int, str, int]]:
+def needs(call: Call, stages: int, every: set[Call]) -> list[Call]:
     """The calls whose results a call takes."""
     stage, letter, micro = call
     if letter == "F":
@@ -100,22 +93,17 @@ def needs(call: tuple[int, str, int], stages: int, done: Any) -> list[tuple[int,
         return [(stage, "I", micro)]
     if stage + 1 == stages:
         return [(stage, "F", micro)]
-    after = "I" if (stage + 1, "I", micro) in done else "B"
-    return [(stage, "F", micro), (stage + 1, after, micro)]
+    after = (stage + 1, "I", micro)
+    return [(stage, "F", micro), after if after in every else (stage + 1, "B", micro)]
 
 
-def ideal(name: str, p: int, m: int, stages: list[dict[str, float]]) -> tuple[float, str]:
-    """The idle share that the papers give."""
-    if name in ("gpipe", "1f1b"):
-        return (p - 1) / (m + p - 1), "(p-1)/(m+p-1)"
+def ideal(name: str, p: int, m: int) -> tuple[float, str]:
+    """The idle share that the papers give, where forward and both halves of the backward pass take as long."""
     if name == "interleaved":
         return (p - 1) / (2 * m + p - 1), "(p-1)/(2m+p-1), two stages a rank"
-    mean = {letter: statistics.mean(s[letter] for s in stages) for letter in "FIW"}
-    rest = (p - 1) * max(mean["F"] + mean["I"] - 2 * mean["W"], 0.0) if name == "zero_bubble" else 0.0
-    work = 2 * m * sum(mean.values())
     if name == "zero_bubble":
-        return rest / (work + rest), "(p-1)(F+B-2W) over itself and the work"
-    return 0.0, "none, if F = B = W"
+        return (p - 1) / (6 * m + p - 1), "(p-1)(F+B-W) of two stages a rank: a third of interleaved"
+    return ((p - 1) / (m + p - 1), "(p-1)/(m+p-1)") if name != "zbv" else (0.0, "none")
 
 
 def memory() -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import resource
 import statistics
 import time
 from collections import defaultdict
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -76,31 +75,28 @@ def pipeline(config: dict[str, Any], link: Link) -> dict[str, Any]:
                 engine.train_step(batches(spec, layout, config["vocabulary"]), 1e-4)
                 if step == 0:
                     watch.seconds.clear()
-        (schedule,) = engine._runner._schedules.values()  # type: ignore[union-attr]
-        order = getattr(schedule, "pipeline_order", None) or schedule._get_pipeline_order()
-        texts = {rank: [str(action) for action in row] for rank, row in order.items()}
-        actions = {rank: [a for a in row if re.fullmatch(r"\d+[FBIW]\d+", a)] for rank, row in texts.items()}
+                if step + 1 < config["steps"]:
+                    watch.calls.clear()
         busy = {key: statistics.median(values) for key, values in watch.seconds.items()}
-        found[name] = {"busy": busy, "order": actions}
+        found[name] = {"busy": busy, "calls": watch.calls}
+        engine.close()
     close_device()
     return found
 
 
-class _Stopwatch:
-    """Processor seconds of every call of a stage, under "<stage><F, B, I or W>"."""
+METHODS = {"forward_one_chunk": "F", "backward_one_chunk": "B", "backward_weight_one_chunk": "W"}
 
-    METHODS: ClassVar[dict[str, str]] = {
-        "forward_one_chunk": "F",
-        "backward_one_chunk": "B",
-        "backward_weight_one_chunk": "W",
-    }
+
+class _Stopwatch:
+    """Processor seconds of every call of a stage, under "<stage><F, B, I or W>", and the calls in order."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = defaultdict(list)
-        self._plain = {name: getattr(_PipelineStageBase, name) for name in self.METHODS}
+        self.calls: list[tuple[int, str, int]] = []
+        self._plain = {name: getattr(_PipelineStageBase, name) for name in METHODS}
 
     def __enter__(self) -> _Stopwatch:
-        for name, letter in self.METHODS.items():
+        for name, letter in METHODS.items():
             setattr(_PipelineStageBase, name, self._timed(self._plain[name], letter))
         return self
 
@@ -109,11 +105,12 @@ class _Stopwatch:
             setattr(_PipelineStageBase, name, plain)
 
     def _timed(self, plain: Any, letter: str) -> Any:
-        def run(stage: Any, *args: Any, **kwargs: Any) -> Any:
-            half = letter == "B" and not kwargs.get("full_backward", True)
+        def run(stage: Any, number: int, *args: Any, **kwargs: Any) -> Any:
+            kind = "I" if letter == "B" and not kwargs.get("full_backward", True) else letter
             began = time.thread_time()
-            result = plain(stage, *args, **kwargs)
-            self.seconds[f"{stage.stage_index}{'I' if half else letter}"].append(time.thread_time() - began)
+            result = plain(stage, number, *args, **kwargs)
+            self.seconds[f"{stage.stage_index}{kind}"].append(time.thread_time() - began)
+            self.calls.append((stage.stage_index, kind, number))
             return result
 
         return run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,17 +67,14 @@ def features(layout: Layout) -> frozenset[str]:
     return frozenset(found)
 
 
-def cover(layouts: Sequence[Layout], size: int, known: Iterable[frozenset[str]] = ()) -> list[Layout]:
-    """Few layouts in which every combination of `size` features that any of them has is found: the greedy choice.
-
-    Combinations within a layout of `known` count as covered.
-    """
+def cover(layouts: Sequence[Layout], size: int) -> list[Layout]:
+    """Few layouts in which every combination of `size` features that any of them has is found: the greedy choice."""
 
     def combinations(found: frozenset[str]) -> set[tuple[str, ...]]:
         return {c for n in range(1, size + 1) for c in itertools.combinations(sorted(found), n)}
 
     wanted = {layout: combinations(features(layout)) for layout in layouts}
-    missing = set().union(*wanted.values()) - set().union(*(combinations(f) for f in known))
+    missing = set().union(*wanted.values())
     chosen = []
     while missing:
         best = max(layouts, key=lambda layout: len(wanted[layout] & missing))
@@ -87,7 +84,11 @@ def cover(layouts: Sequence[Layout], size: int, known: Iterable[frozenset[str]] 
 
 
 def run(
-    world: int, cases: list[dict[str, Any]], folder: Path, target: str = "rank_cases:main", timeout: float = 280
+    world: int,
+    cases: list[dict[str, Any]],
+    folder: Path,
+    target: str = "rank_cases:main",
+    timeout: float = 280,
 ) -> list[str]:
     """Run the cases on a gang of `world` ranks. Returns the errors of ranks that failed, none if all is done."""
     ranks = _ended(world, {"cases": cases, "folder": str(folder)}, target, timeout)

@@ -37,7 +37,7 @@ def job(case: dict[str, Any]) -> JobSpec:
         "seed": 3,
         "workload": {
             "model": case["model"],
-            "changes": {**SMALL, **case.get("changes", {})},
+            "changes": case["changes"] if "hf:" in case["model"] else {**SMALL, **case.get("changes", {})},
             "objective": case.get("objective", "causal_lm"),
         },
         "data": {"sources": [{"uri": "none"}], "tokenizer": "none", "sequence_length": LENGTH},
@@ -49,7 +49,12 @@ def workload_of(spec: JobSpec) -> Workload:
     """The case's workload over a made-up vocabulary."""
     asked = spec.workload
     return load(
-        asked.model, asked.objective, VOCABULARY, changes=asked.changes, sequence_length=LENGTH, seed=spec.seed
+        asked.model,
+        asked.objective,
+        VOCABULARY,
+        changes=asked.changes,
+        sequence_length=LENGTH,
+        seed=spec.seed,
     )
 
 

@@ -36,18 +36,40 @@ def alone(name: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def bitwise(width: int, **fields: Any) -> dict[str, Any]:
-    return case_of(f"bitwise-{width}-{len(fields)}", {**BITWISE, "layout": {"dp": width, "micro_batch": 2}, **fields})
+    return case_of(
+        f"bitwise-{width}-{len(fields)}", {**BITWISE, "layout": {"dp": width, "micro_batch": 2}, **fields}
+    )
+
+
+def foreign(zero: int, folder: str = "") -> dict[str, Any]:
+    """A class of transformers that has no table here, run as it is; zero -1 is one process."""
+    layout = {"dp": 2, "zero": zero} if zero >= 0 else {}
+    fields = {"model": f"hf:{folder}", "changes": {}, "steps": 3, "layout": {"micro_batch": 2, **layout}}
+    return {**fields, "id": f"foreign {zero}"}
+
+
+def write_foreign(folder: str) -> None:
+    """A tiny GPT-NeoX whose head is tied."""
+    from transformers import GPTNeoXConfig
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    config = GPTNeoXConfig(vocab_size=160, max_position_embeddings=64, tie_word_embeddings=True, **sizes)
+    config.architectures = ["GPTNeoXForCausalLM"]
+    config.save_pretrained(folder)
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     found = Results(tmp_path_factory.mktemp("modes"))
+    folder = str(tmp_path_factory.mktemp("neox"))
+    write_foreign(folder)
     references = {r["id"]: r for r in (alone(name, fields) for name, fields in EXACT.items())}
     precise = [precision_case("bf16", {}), precision_case("fp16", {})]
-    found.run(1, [*references.values(), *precise, bitwise(1)])
+    found.run(1, [*references.values(), *precise, bitwise(1), foreign(-1, folder)])
     halves = [precision_case(p, layout) for p in ("bf16", "fp16") for layout in (TP, FULL)]
     tree = [bitwise(2), bitwise(2, steps=25, commit=True)]
     found.run(2, [case_of(n, f) for n, f in EXACT.items()] + halves + tree)
+    found.run(2, [foreign(zero, folder) for zero in range(4)])
     found.run(4, [bitwise(4), bitwise(4, steps=25, restore=tree[1]["id"])])
     return found
 
@@ -60,6 +82,11 @@ def precision_case(precision: str, layout: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("name", EXACT)
 def test_a_mode_changes_nothing_that_one_process_would_not(results: Results, name: str) -> None:
     check_equal(results.of(case_of(name, EXACT[name])), results.of(alone(name, EXACT[name])))
+
+
+@pytest.mark.parametrize("zero", range(4))
+def test_a_model_run_as_it_is_trains_under_every_zero_stage(results: Results, zero: int) -> None:
+    check_equal(results.of(foreign(zero)), results.of(foreign(-1)))
 
 
 @pytest.mark.parametrize("layout", [TP, FULL], ids=str)
@@ -88,7 +115,11 @@ def test_bitwise_has_the_same_bits_at_every_width(results: Results, width: int) 
 def test_bitwise_has_the_same_bits_across_a_change_of_width(results: Results) -> None:
     first = results.of(bitwise(2, steps=25, commit=True))
     second = results.of(bitwise(4, steps=25, restore="x"))
-    joined = {**second, "losses": first["losses"] + second["losses"], "norms": first["norms"] + second["norms"]}
+    joined = {
+        **second,
+        "losses": first["losses"] + second["losses"],
+        "norms": first["norms"] + second["norms"],
+    }
     same_bits(joined, results.of(bitwise(1)))
 
 

@@ -1,5 +1,6 @@
 """A commit made under one layout goes on under any other, as if nothing had happened."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -60,7 +61,7 @@ def test_a_run_that_changes_its_layout_is_the_same_run(results: Results, model: 
 @pytest.mark.parametrize("model", WALKS)
 def test_a_commit_is_taken_over_bit_by_bit(results: Results, model: str) -> None:
     legs = [results.of(case) for case in walk(model)]
-    for before, after in zip(legs, legs[1:], strict=False):
+    for before, after in itertools.pairwise(legs):
         assert before["state"].keys() == after["first"].keys()
         for name, tensor in before["state"].items():
             assert after["first"][name].equal(tensor), name
