@@ -55,7 +55,7 @@ class DeepSpeedEngine:
 
     def train_step(self, micro_batches: Sequence[Batch], lr: float) -> Metrics:
         """See `Engine.train_step`."""
-        self._losses.begin()
+        self._losses.begin(micro_batches)
         self._losses.scale, self._zero.loss_scale = self._scale.value, 1.0
         for number, batch in enumerate(micro_batches, start=1):
             part = self._engine(self._losses.prepare(batch), len(micro_batches))
@@ -84,7 +84,7 @@ class DeepSpeedEngine:
     def eval_step(self, micro_batches: Sequence[Batch]) -> Metrics:
         """See `Engine.eval_step`."""
         self._engine.eval()
-        self._losses.begin()
+        self._losses.begin(micro_batches)
         for batch in micro_batches:
             self._engine(self._losses.prepare(batch), len(micro_batches))
         self._engine.train()
