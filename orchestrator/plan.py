@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.errors import InputError
 from orchestrator.layout import Layout, ModelShape, divisors, fit, nearest
 from orchestrator.machines import Machine
-from orchestrator.spec import JobSpec, ParallelSpec
+from orchestrator.spec import JobSpec, ParallelSpec, TrainSpec
 from workloads.config import TransformerConfig
 
 if TYPE_CHECKING:
@@ -190,7 +190,8 @@ def predict(spec: JobSpec, shape: ModelShape, layout: Layout, machine: Machine) 
     optimizer /= replicas if layout.zero >= 1 else 1
     gradients /= replicas if layout.zero >= 2 else 1
     weights /= replicas if layout.zero >= 3 else 1
-    optimizer *= 0.0 if layout.offload else 1.0
+    optimizer *= 1.0 if layout.offload == "none" else 0.0
+    weights *= 0.0 if layout.offload == "parameters" else 1.0
     width = 4 if spec.train.precision == "fp32" else 2
     tokens = layout.micro_batch * shape.sequence_length / layout.cp
     attention = 2.5 * shape.heads * shape.sequence_length / shape.hidden
@@ -243,7 +244,7 @@ def _candidates(spec: JobSpec, shape: ModelShape, workers: int) -> Iterator[Layo
     micros = [batch // virtual] if virtual else [m for m in MICRO_BATCHES if m <= batch]
     if isinstance(spec.parallel, ParallelSpec):
         asked = spec.parallel
-        fields = asked.model_dump(exclude={"micro_batch", "engine"})
+        fields = asked.model_dump(exclude={"micro_batch"})
         for micro in [asked.micro_batch] if asked.micro_batch else micros:
             wide = Layout(**fields, micro_batch=micro)
             # A layout that does not fit is still yielded, so that its reason is told.
@@ -281,8 +282,10 @@ def _beyond_this_version(spec: JobSpec, layout: Layout) -> list[str]:
             f"schedule {layout.schedule} splits the backward pass, which compiled blocks cannot; "
             "set train.compile to false"
         )
-    if layout.offload and not spec.resources.per_worker.gpu:
-        found.append("offload takes optimiser state off a GPU, and workers have none; set offload to false")
+    if layout.offload != "none" and not spec.resources.per_worker.gpu:
+        found.append("offload takes state off a GPU, and workers have none; set offload to none")
+    if layout.engine == "deepspeed":
+        found += _beyond_deepspeed(train, layout)
     if train.determinism != "bitwise":
         return found
     cut = [axis for axis in ("pp", "cp", "tp", "ep") if getattr(layout, axis) > 1]
@@ -299,6 +302,29 @@ def _beyond_this_version(spec: JobSpec, layout: Layout) -> list[str]:
             f"determinism bitwise computes each of {train.virtual_shards} virtual shards alone; leave micro_batch "
             f"out or set it to {whole}, on a number of workers that divides {train.virtual_shards}"
         )
+    return found
+
+
+def _beyond_deepspeed(train: TrainSpec, layout: Layout) -> list[str]:
+    """What the DeepSpeed engine does not train, or not as the torch engine would."""
+    found = []
+    if train.optimizer.name != "adamw":
+        found.append(
+            f"the DeepSpeed engine runs adamw, and the optimizer is {train.optimizer.name}; "
+            "set train.optimizer.name to adamw, or parallel.engine to torch"
+        )
+    if train.determinism == "bitwise":
+        found.append(
+            "determinism bitwise adds gradients in an order that DeepSpeed does not; "
+            "set train.determinism to rerun, or parallel.engine to torch"
+        )
+    if layout.zero == 3 and train.compile:
+        found.append(
+            "DeepSpeed's ZeRO 3 frees weights between layers, which compiled blocks keep; set train.compile to false"
+        )
+    if layout.recompute == "selective":
+        # Seen: ZeRO 3 stops, since it fetches weights anew, and ZeRO 2 trains something slightly different.
+        found.append("selective recomputation is wrong beside DeepSpeed's own hooks; set recompute to full or none")
     return found
 
 

@@ -1,0 +1,113 @@
+"""DeepSpeed as a library: imported for our device, inside our process group, with settings equal to our engine's."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.cpp_extension import get_default_build_root
+
+from orchestrator.errors import InputError
+from orchestrator.layout import Layout
+from orchestrator.spec import JobSpec, OptimizerSpec
+
+log = logging.getLogger(__name__)
+
+
+def open_deepspeed(device: torch.device) -> ModuleType:
+    """The library, set to that device and to the process group that is there already.
+
+    Raises InputError if it is not installed.
+    """
+    # DeepSpeed reads both on import and on initialisation, and would otherwise look for a launcher or for MPI.
+    os.environ["DS_ACCELERATOR"] = device.type
+    os.environ["LOCAL_RANK"] = str(device.index or 0)
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    try:
+        import deepspeed
+    except ImportError as error:
+        raise InputError(
+            f"DeepSpeed cannot be imported ({error})",
+            "parallel.engine",
+            "install deepspeed, or set engine to torch",
+        ) from None
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    # Its all-reduce through shared memory serves inference alone, and would take minutes to compile.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
+    return deepspeed
+
+
+def settings(spec: JobSpec, layout: Layout) -> dict[str, Any]:
+    """DeepSpeed's configuration: all that has a default which differs from ours is said."""
+    train = spec.train
+    zero: dict[str, Any] = {"stage": layout.zero, "overlap_comm": False, "contiguous_gradients": True}
+    host = {"device": "cpu", "pin_memory": bool(spec.resources.per_worker.gpu)}
+    if layout.offload != "none":
+        zero["offload_optimizer"] = host
+    if layout.offload == "parameters":
+        zero["offload_param"] = host
+    return {
+        "train_batch_size": train.global_batch,
+        "train_micro_batch_size_per_gpu": layout.micro_batch,
+        "gradient_accumulation_steps": layout.accumulation(train.global_batch),
+        "gradient_clipping": train.optimizer.clip or 0.0,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 2**62,
+    }
+
+
+def optimizer_of(
+    spec: OptimizerSpec, parameters: Iterable[nn.Parameter], offload: bool
+) -> torch.optim.Optimizer:
+    """AdamW over whole parameters, which DeepSpeed replaces by its partitions. Weight decay is of matrices alone.
+
+    Where the state is in host memory it is DeepSpeed's own for processors (Ren et al., 2021, section 5).
+    """
+    # Partitioned parameters are empty, and say their shape otherwise.
+    parameters = list(parameters)
+    dims = [len(getattr(p, "ds_shape", p.shape)) for p in parameters]
+    groups: list[dict[str, Any]] = [
+        {
+            "params": [p for p, d in zip(parameters, dims, strict=True) if d > 1],
+            "weight_decay": spec.weight_decay,
+        },
+        {"params": [p for p, d in zip(parameters, dims, strict=True) if d <= 1], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if not offload:
+        return torch.optim.AdamW(groups, lr=spec.lr, betas=spec.betas, eps=spec.eps, fused=True)
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    compile_once("cpu_adam")
+    return DeepSpeedCPUAdam(groups, lr=spec.lr, betas=spec.betas, eps=spec.eps, adamw_mode=True)
+
+
+def compile_once(operator: str) -> None:
+    """Say what a first use waits for: PyTorch compiles the operator, one process of a machine for all.
+
+    Raises InputError if there is no compiler.
+    """
+    missing = [tool for tool in ("g++", "ninja") if shutil.which(tool) is None]
+    if missing:
+        raise InputError(
+            f"offload compiles DeepSpeed's {operator}, and this machine has no {' and no '.join(missing)}",
+            "parallel.offload",
+            "install what is missing, or set offload to none",
+        )
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
+    if not any(root.glob(f"**/{operator}/{operator}*.so")):
+        log.warning(
+            "compiling DeepSpeed's %s under %s: about two minutes, once a machine; if a compilation there was killed, "
+            "remove its file `lock`",
+            operator,
+            root,
+        )
