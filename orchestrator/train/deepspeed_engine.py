@@ -38,7 +38,8 @@ class DeepSpeedEngine:
         self._losses = StepLosses(spec, workload, layout, self._mesh, device)
         self._scale = LossScale(spec.train.precision == "fp16")
         deepspeed = open_deepspeed(device.device)
-        config = settings(spec, layout)
+        elements = sum(shape.numel() for shape in workload.shapes.values())
+        config = settings(spec, layout, elements, workload.config.hidden)
         self.model = _build(deepspeed, workload, layout, device.device, config)
         if layout.recompute != "none":
             recompute(self.model, layout.recompute == "selective")

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import shutil
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.cpp_extension import get_default_build_root
+from torch.utils.cpp_extension import _get_build_directory
 
 from orchestrator.errors import InputError
 from orchestrator.layout import Layout
 from orchestrator.spec import JobSpec, OptimizerSpec
 
 log = logging.getLogger(__name__)
+
+BUCKET = 50_000_000
+"""Elements whose gradients are reduced at once."""
 
 
 def open_deepspeed(device: torch.device) -> ModuleType:
@@ -45,10 +50,19 @@ def open_deepspeed(device: torch.device) -> ModuleType:
     return deepspeed
 
 
-def settings(spec: JobSpec, layout: Layout) -> dict[str, Any]:
-    """DeepSpeed's configuration: all that has a default which differs from ours is said."""
+def settings(spec: JobSpec, layout: Layout, elements: int, hidden: int) -> dict[str, Any]:
+    """DeepSpeed's configuration for a model of so many parameters and that width: all that has a default which
+    differs from ours is said."""
     train = spec.train
-    zero: dict[str, Any] = {"stage": layout.zero, "overlap_comm": False, "contiguous_gradients": True}
+    zero: dict[str, Any] = {
+        "stage": layout.zero,
+        "overlap_comm": False,
+        "contiguous_gradients": True,
+        # It is allocated whole, and by default is 2 GB for the smallest model.
+        "reduce_bucket_size": min(elements, BUCKET),
+        # Under ZeRO 3 vectors stay whole on every rank, and matrices are fetched when they are used.
+        "stage3_param_persistence_threshold": 10 * hidden,
+    }
     host = {"device": "cpu", "pin_memory": bool(spec.resources.per_worker.gpu)}
     if layout.offload != "none":
         zero["offload_optimizer"] = host
@@ -86,28 +100,42 @@ def optimizer_of(
     if not offload:
         return torch.optim.AdamW(groups, lr=spec.lr, betas=spec.betas, eps=spec.eps, fused=True)
     from deepspeed.ops.adam import DeepSpeedCPUAdam
+    from deepspeed.ops.op_builder import CPUAdamBuilder
 
-    compile_once("cpu_adam")
+    compile_once("cpu_adam", CPUAdamBuilder().load)
     return DeepSpeedCPUAdam(groups, lr=spec.lr, betas=spec.betas, eps=spec.eps, adamw_mode=True)
 
 
-def compile_once(operator: str) -> None:
-    """Say what a first use waits for: PyTorch compiles the operator, one process of a machine for all.
+def compile_once(operator: str, load: Callable[[], object]) -> None:
+    """Load an operator of DeepSpeed, which compiles it where nobody has; one process of a machine for all.
 
-    Raises InputError if there is no compiler.
+    A compilation that was killed holds nobody up: the kernel lets go of its lock.
+    Raises InputError if there is no compiler, or if it fails.
     """
-    missing = [tool for tool in ("g++", "ninja") if shutil.which(tool) is None]
+    where, mend = "parallel.offload", "or set offload to none"
+    if shutil.which("ninja") is None:  # it came with DeepSpeed, beside a Python that nobody activated
+        os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)])
+    missing = [tool for tool in (os.environ.get("CXX", "c++"), "ninja") if shutil.which(tool) is None]
     if missing:
+        absent = " and no ".join(missing)
         raise InputError(
-            f"offload compiles DeepSpeed's {operator}, and this machine has no {' and no '.join(missing)}",
-            "parallel.offload",
-            "install what is missing, or set offload to none",
+            f"offload compiles DeepSpeed's {operator}, and this machine has no {absent}",
+            where,
+            f"install {' and '.join('g++' if tool == 'c++' else tool for tool in missing)}, {mend}",
         )
-    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
-    if not any(root.glob(f"**/{operator}/{operator}*.so")):
-        log.warning(
-            "compiling DeepSpeed's %s under %s: about two minutes, once a machine; if a compilation there was killed, "
-            "remove its file `lock`",
-            operator,
-            root,
-        )
+    folder = Path(_get_build_directory(operator, verbose=False))
+    with open(folder / "in-use", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        # PyTorch's own lock is a file, which stays behind a killed process and would be waited for without end.
+        (folder / "lock").unlink(missing_ok=True)
+        if not (folder / f"{operator}.so").exists():
+            log.warning("compiling DeepSpeed's %s in %s: about two minutes, once a machine", operator, folder)
+        try:
+            load()
+        except Exception as error:
+            why = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
+            raise InputError(
+                f"DeepSpeed's {operator} does not compile in {folder}: {why[-1]}",
+                where,
+                f"mend the compiler, {mend}",
+            ) from error

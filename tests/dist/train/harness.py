@@ -124,6 +124,16 @@ def _ended(world: int, config: dict[str, Any], target: str, timeout: float) -> t
         gang.stop()
 
 
+def write_foreign(folder: str) -> None:
+    """A tiny GPT-NeoX whose head is tied."""
+    from transformers import GPTNeoXConfig
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    config = GPTNeoXConfig(vocab_size=160, max_position_embeddings=64, tie_word_embeddings=True, **sizes)
+    config.architectures = ["GPTNeoXForCausalLM"]
+    config.save_pretrained(folder)
+
+
 class Results:
     """Runs cases in gangs, and compares each with the same steps of one process."""
 

@@ -11,7 +11,7 @@ import torch
 from jobs import job, write_text
 from prepared import prepare_here
 
-from cluster.gang import FINISHED, Bundle
+from cluster.gang import Bundle
 from cluster.process_gang import ProcessGang
 from orchestrator.checkpoint.store import Store
 from orchestrator.layout import Layout
@@ -33,49 +33,52 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[JobSpec, str]:
     return spec, prepare_here(spec, str(folder / "cache"))
 
 
+def walk(prepared: tuple[JobSpec, str], run: Path, layouts: list[Layout]) -> dict[int, Row]:
+    """Every layout but the last is killed in the second step after its first commit. Returns the last row of each
+    step."""
+    rows: dict[int, Row] = {}
+    restore: int | None = None
+    for number, layout in enumerate(layouts, start=1):
+        last = number == len(layouts)
+        step = STEPS if last else 4 * number
+        fault = () if last else (f"stop@{layout.world - 1}:{step + 2}/{number}",)
+        for row in attempt(prepared, run, layout, number, restore, step, fault):
+            rows[row["step"]] = row
+        restore = max(Store(f"{run}/checkpoints").steps())
+        assert restore == step
+    return rows
+
+
 def attempt(
     prepared: tuple[JobSpec, str],
     run: Path,
     layout: Layout,
     number: int,
     restore: int | None,
-    fault: str = "",
+    step: int,
+    faults: tuple[str, ...],
 ) -> list[Row]:
-    """One gang, until it has done all steps or a rank of it died. Returns the rows of its steps."""
+    """One gang, killed once its commit of `step` is there; with a fault, some rank stands still later on by then.
+
+    Returns the rows of its steps: those that were told, and those that only the commit has.
+    """
     spec, data = prepared
-    faults = (f"{fault}/{number}",) if fault else ()
-    task = Task(
-        spec.model_dump(mode="json"), layout.to_json(), str(run), data, number, restore, STEPS, True, faults
-    )
+    task = Task(spec.model_dump(mode="json"), layout.to_json(), str(run), data, number, restore, STEPS,
+                token=f"attempt{number}", faults=faults)  # fmt: skip
     gang, rows = ProcessGang(), list[Row]()
+    store = Store(f"{run}/checkpoints")
     try:
         gang.start(layout.world, Bundle(), ENTRY, task.to_json())
         deadline = time.monotonic() + 280
-        while time.monotonic() < deadline:
+        while step not in store.steps():
+            assert time.monotonic() < deadline, f"{layout} has no commit of step {step}"
             beat = gang.poll(0)
             rows += beat.rows
-            ended = [r for r in beat.ranks if r.state in FINISHED]
-            if len(ended) == layout.world or any(r.state == "dead" for r in ended):
-                assert [r.state for r in ended].count("dead") == bool(fault), [r.error for r in ended]
-                return rows
+            assert not any(r.state in ("failed", "dead") for r in beat.ranks), [r.error for r in beat.ranks]
             time.sleep(0.02)
-        raise AssertionError(f"{layout} is not done")
     finally:
         gang.stop()
-
-
-def walk(prepared: tuple[JobSpec, str], run: Path, layouts: list[Layout]) -> dict[int, Row]:
-    """Every layout but the last is killed two steps after a commit. Returns the last row of each step."""
-    rows: dict[int, Row] = {}
-    restore = None
-    for number, layout in enumerate(layouts, start=1):
-        last = number == len(layouts)
-        fault = "" if last else f"kill@{layout.world - 1}:{4 * number + 2}"
-        for row in attempt(prepared, run, layout, number, restore, fault):
-            rows[row["step"]] = row
-        restore = max(Store(f"{run}/checkpoints").steps())
-        assert restore == (STEPS if last else 4 * number)
-    return rows
+    return [*rows, *store.manifest(step).meta["rows"]]
 
 
 @pytest.fixture(scope="module")

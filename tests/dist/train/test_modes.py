@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import MODELS, Results, check_equal
+from harness import MODELS, Results, check_equal, write_foreign
 
 DECODER = {"name": "decoder", **MODELS["decoder"], "steps": 3}
 TP, PP, DP = {"tp": 2}, {"pp": 2, "schedule": "interleaved"}, {"dp": 2, "zero": 1}
@@ -46,16 +46,6 @@ def foreign(zero: int, folder: str = "") -> dict[str, Any]:
     layout = {"dp": 2, "zero": zero} if zero >= 0 else {}
     fields = {"model": f"hf:{folder}", "changes": {}, "steps": 3, "layout": {"micro_batch": 2, **layout}}
     return {**fields, "id": f"foreign {zero}"}
-
-
-def write_foreign(folder: str) -> None:
-    """A tiny GPT-NeoX whose head is tied."""
-    from transformers import GPTNeoXConfig
-
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-    config = GPTNeoXConfig(vocab_size=160, max_position_embeddings=64, tie_word_embeddings=True, **sizes)
-    config.architectures = ["GPTNeoXForCausalLM"]
-    config.save_pretrained(folder)
 
 
 @pytest.fixture(scope="module")

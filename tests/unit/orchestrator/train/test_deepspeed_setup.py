@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ from orchestrator.errors import InputError
 from orchestrator.layout import Layout, ModelShape
 from orchestrator.plan import Machine, model_shape, plan
 from orchestrator.spec import JobSpec, parse
-from orchestrator.train.deepspeed_setup import compile_once, settings
+from orchestrator.train.deepspeed_setup import BUCKET, compile_once, settings
 from workloads.describe import describe
 
 MACHINE = Machine(16e9, 1e11)
@@ -79,42 +82,82 @@ def test_the_nearest_legal_layouts_are_of_the_same_engine() -> None:
 
 def test_the_batch_and_clipping_are_those_of_the_job() -> None:
     layout = Layout(dp=2, micro_batch=2, zero=2, engine="deepspeed")
-    found = settings(job({"optimizer": {"clip": None}}, zero=2), layout)
+    found = settings(job({"optimizer": {"clip": None}}, zero=2), layout, 1000, 32)
     assert (found["train_batch_size"], found["gradient_accumulation_steps"]) == (16, 4)
     assert found["gradient_clipping"] == 0.0
-    assert settings(job({"optimizer": {"clip": 0.3}}, zero=2), layout)["gradient_clipping"] == 0.3
+    assert settings(job({"optimizer": {"clip": 0.3}}, zero=2), layout, 1000, 32)["gradient_clipping"] == 0.3
+
+
+def test_buffers_are_no_larger_than_the_model_needs() -> None:
+    layout = Layout(zero=2, engine="deepspeed")
+    assert settings(job(zero=2), layout, 1000, 32)["zero_optimization"]["reduce_bucket_size"] == 1000
+    assert settings(job(zero=2), layout, 10**10, 32)["zero_optimization"]["reduce_bucket_size"] == BUCKET
 
 
 def test_offload_says_which_part_goes_to_the_host() -> None:
     layout = Layout(zero=3, engine="deepspeed", offload="parameters")
-    zero = settings(job(zero=3), layout)["zero_optimization"]
+    zero = settings(job(zero=3), layout, 1000, 32)["zero_optimization"]
     assert zero["offload_param"]["device"] == zero["offload_optimizer"]["device"] == "cpu"
-    zero = settings(job(zero=3), Layout(zero=3, engine="deepspeed"))["zero_optimization"]
+    zero = settings(job(zero=3), Layout(zero=3, engine="deepspeed"), 1000, 32)["zero_optimization"]
     assert "offload_param" not in zero
     assert "offload_optimizer" not in zero
 
 
-def test_a_missing_compiler_is_told_with_the_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(
-        InputError, match=r"no g\+\+ and no ninja; install what is missing, or set offload to none"
-    ):
-        compile_once("cpu_adam")
-
-
-def test_a_first_compilation_is_announced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    for tool in ("g++", "ninja"):
+@pytest.fixture
+def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of an operator `small`, on a machine that has a compiler."""
+    for tool in ("c++", "ninja"):
         (tmp_path / tool).write_text("#!/bin/sh\n")
         (tmp_path / tool).chmod(0o755)
+    monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "built"))
+    return tmp_path / "built" / "small"
+
+
+def test_a_missing_compiler_is_told_with_the_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(
+        InputError, match=r"has no c\+\+ and no ninja; install g\+\+ and ninja, or set offload to none"
+    ):
+        compile_once("cpu_adam", lambda: None)
+
+
+def test_a_first_compilation_is_announced_and_no_other(built: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        compile_once("cpu_adam")
-        assert f"compiling DeepSpeed's cpu_adam under {tmp_path / 'built'}" in caplog.text
+        compile_once("small", (built / "small.so").touch)
+        assert f"compiling DeepSpeed's small in {built}" in caplog.text
         caplog.clear()
-        (tmp_path / "built" / "cpu_adam").mkdir(parents=True)
-        (tmp_path / "built" / "cpu_adam" / "cpu_adam.so").touch()
-        compile_once("cpu_adam")
+        compile_once("small", lambda: None)
     assert not caplog.records
+
+
+def test_a_compilation_that_fails_is_told_in_one_line(built: Path) -> None:
+    def load() -> None:
+        raise RuntimeError("a long story\nPython.h: No such file or directory")
+
+    with pytest.raises(InputError, match=r"small does not compile in .*: Python\.h: No such file") as found:
+        compile_once("small", load)
+    assert "\n" not in str(found.value)
+
+
+COMPILE_SLOWLY = """
+import time
+from orchestrator.train.deepspeed_setup import compile_once
+compile_once("small", lambda: (print("began", flush=True), time.sleep(60)))
+"""
+
+
+def test_a_killed_compilation_holds_nobody_up(built: Path) -> None:
+    command = [sys.executable, "-c", COMPILE_SLOWLY]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "began\n"
+        (built / "lock").touch()  # as PyTorch would have made it
+        process.kill()
+    done: list[bool] = []
+    compile_once("small", lambda: done.append((built / "lock").exists()))
+    assert done == [False]
