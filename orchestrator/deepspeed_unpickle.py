@@ -81,7 +81,7 @@ def _files(folder: Path, pattern: str) -> list[Path]:
 
 
 def _load(path: Path, trust: bool) -> dict[str, Any]:
-    stand_ins = [(StandIn, name) for name in KNOWN]
+    stand_ins: list[Any] = [(StandIn, name) for name in KNOWN]
     try:
         with torch.serialization.safe_globals(stand_ins):
             loaded = torch.load(path, map_location="cpu", mmap=True, weights_only=not trust)

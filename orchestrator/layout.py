@@ -117,7 +117,12 @@ class Layout:
 
     def problems(self, shape: ModelShape, global_batch: int) -> list[str]:
         """Every rule that this layout breaks for that model, in words with the mend; empty if it is legal."""
-        return [*_cuts(self, shape), *_combinations(self, shape), *_engine(self), *_batches(self, global_batch)]
+        return [
+            *_cuts(self, shape),
+            *_combinations(self, shape),
+            *_engine(self),
+            *_batches(self, global_batch),
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """The layout as plain data."""
@@ -222,9 +227,13 @@ def _engine(layout: Layout) -> list[str]:
         if getattr(layout, axis) > 1
     ]
     if layout.zero == 0:
-        found.append("the DeepSpeed engine shards at least optimiser state; set zero to 1, 2 or 3, or engine to torch")
+        found.append(
+            "the DeepSpeed engine shards at least optimiser state; set zero to 1, 2 or 3, or engine to torch"
+        )
     if layout.offload == "parameters" and layout.zero != 3:
-        found.append("offload parameters needs weights cut over ranks; set zero to 3, or offload to optimizer")
+        found.append(
+            "offload parameters needs weights cut over ranks; set zero to 3, or offload to optimizer"
+        )
     return found
 
 
@@ -281,7 +290,7 @@ def nearest(layout: Layout, shape: ModelShape, global_batch: int, count: int = 3
         return steps, others, str(other)
 
     micros = sorted({1, layout.micro_batch, max(layout.micro_batch // 2, 1)})
-    same = {"recompute": layout.recompute, "offload": layout.offload, "engine": layout.engine}
+    same: dict[str, Any] = {"recompute": layout.recompute, "offload": layout.offload, "engine": layout.engine}
     found = (dataclasses.replace(o, **same) for o in legal(shape, layout.world, global_batch, micros))
     return sorted((o for o in found if not o.problems(shape, global_batch)), key=distance)[:count]
 

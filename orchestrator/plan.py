@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.engine_rules import refused
 from orchestrator.errors import InputError
 from orchestrator.layout import Layout, ModelShape, divisors, fit, nearest
 from orchestrator.machines import Machine
-from orchestrator.spec import JobSpec, ParallelSpec, TrainSpec
+from orchestrator.spec import JobSpec, ParallelSpec
 from workloads.config import TransformerConfig
 
 if TYPE_CHECKING:
@@ -28,6 +29,11 @@ MEMORY_SHARE = 0.8
 """Share of a worker's memory that a plan may fill: allocators and libraries need the rest."""
 EFFICIENCY = 0.4
 """Share of the matrix-multiplication rate that a whole training step reaches."""
+
+DEEPSPEED = {1: 1.0, 2: 1.0, 3: 1.0}
+"""A step of the DeepSpeed engine over one of the torch engine, by ZeRO stage: `tests/bench/bench_deepspeed.py`."""
+HOST_LINK, HOST_MEMORY = 2e10, 5e10
+"""Bytes a second between a GPU and its host (PCIe 4.0, 16 lanes), and of the host's memory: cautious guesses."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +149,7 @@ def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine) -> Pl
     """
     legal, rejected = [], []
     for layout in dict.fromkeys(_candidates(spec, shape, workers)):
-        problems = [*layout.problems(shape, spec.train.global_batch), *_beyond_this_version(spec, layout)]
+        problems = [*layout.problems(shape, spec.train.global_batch), *refused(spec, layout)]
         if layout.world > workers:
             problems.append(
                 f"{layout} needs {layout.world} workers of {workers}; lower a degree or add workers"
@@ -181,17 +187,9 @@ def chooser(spec: JobSpec, shape: ModelShape, machine: Machine) -> Callable[[int
 
 def predict(spec: JobSpec, shape: ModelShape, layout: Layout, machine: Machine) -> Candidate:
     """Bytes a rank and seconds a step under `layout`."""
-    replicas = layout.dp * layout.cp
     held = (
         shape.parameters * (1 - shape.expert_share + shape.expert_share / layout.ep) / (layout.tp * layout.pp)
     )
-    weights = 4.0 * held
-    gradients, optimizer = weights, 2 * weights
-    optimizer /= replicas if layout.zero >= 1 else 1
-    gradients /= replicas if layout.zero >= 2 else 1
-    weights /= replicas if layout.zero >= 3 else 1
-    optimizer *= 1.0 if layout.offload == "none" else 0.0
-    weights *= 0.0 if layout.offload == "parameters" else 1.0
     width = 4 if spec.train.precision == "fp32" else 2
     tokens = layout.micro_batch * shape.sequence_length / layout.cp
     attention = 2.5 * shape.heads * shape.sequence_length / shape.hidden
@@ -213,8 +211,38 @@ def predict(spec: JobSpec, shape: ModelShape, layout: Layout, machine: Machine) 
     # Small micro-batches leave the arithmetic units idle: the fixed cost of launching a layer's operations.
     launches = parts * shape.layers / layout.pp * 4e-4
     traffic = _traffic(shape, layout, parts, 4.0 * held, tokens * shape.hidden * width) / machine.bandwidth
-    memory = weights + gradients + optimizer + activations
-    return Candidate(layout, memory, seconds + launches + traffic)
+    price = DEEPSPEED.get(layout.zero, 1.0) if layout.engine == "deepspeed" else 1.0
+    seconds = price * (seconds + launches + traffic)
+    return Candidate(
+        layout, _states(layout, held) + activations, seconds + _host_seconds(layout, held, parts)
+    )
+
+
+def _states(layout: Layout, held: float) -> float:
+    """Bytes of weights, gradients and optimiser state that a rank keeps on its device, of `held` parameters.
+
+    What is offloaded goes to the host, whose memory is not counted. DeepSpeed keeps a second fp32 copy of the
+    weights that a rank updates, and sends gradients to the host as they are summed (Ren et al., 2021, section 4.1).
+    """
+    replicas = layout.dp * layout.cp
+    theirs = layout.engine == "deepspeed"
+    optimizer = (12.0 if theirs else 8.0) * held / (replicas if layout.zero >= 1 else 1)
+    gradients = 4.0 * held / (replicas if layout.zero >= 2 else 1)
+    weights = 4.0 * held / (replicas if layout.zero >= 3 else 1)
+    if layout.offload == "none":
+        return weights + gradients + optimizer
+    gradients *= 0.0 if theirs and layout.zero >= 2 else 1.0
+    return gradients + (weights if layout.offload == "optimizer" else 0.0)
+
+
+def _host_seconds(layout: Layout, held: float, parts: int) -> float:
+    """What offload adds to a step of `parts` micro-batches: gradients to the host, Adam there (reads four numbers of
+    a parameter and writes three), weights back; offloaded weights come for every forward and backward pass."""
+    if layout.offload == "none":
+        return 0.0
+    part = 4.0 * held / (layout.dp * layout.cp if layout.zero >= 1 else 1)
+    again = 2 * parts if layout.offload == "parameters" else 0
+    return (2 + again) * part / HOST_LINK + 7 * part / HOST_MEMORY
 
 
 def _traffic(shape: ModelShape, layout: Layout, parts: int, weights: float, hidden: float) -> float:
@@ -272,60 +300,18 @@ def _candidates(spec: JobSpec, shape: ModelShape, workers: int) -> Iterator[Layo
             layout = fit(degrees, workers, batch, virtual)
             if layout:
                 yield layout
+                yield from _otherwise(spec, shape, layout)
 
 
-def _beyond_this_version(spec: JobSpec, layout: Layout) -> list[str]:
-    """What the engine cannot run under this job, in words."""
-    found, train = [], spec.train
-    if train.compile and layout.pp > 1 and layout.schedule in ("zero_bubble", "zbv"):
-        found.append(
-            f"schedule {layout.schedule} splits the backward pass, which compiled blocks cannot; "
-            "set train.compile to false"
-        )
-    if layout.offload != "none" and not spec.resources.per_worker.gpu:
-        found.append("offload takes state off a GPU, and workers have none; set offload to none")
-    if layout.engine == "deepspeed":
-        found += _beyond_deepspeed(train, layout)
-    if train.determinism != "bitwise":
-        return found
-    cut = [axis for axis in ("pp", "cp", "tp", "ep") if getattr(layout, axis) > 1]
-    found += [
-        f"determinism bitwise holds for any data-parallel width, and {axis} {getattr(layout, axis)} changes the "
-        f"order of sums; set {axis} to 1"
-        for axis in cut
-    ]
-    if layout.zero:
-        found.append("determinism bitwise sums gradients in a tree of its own; set zero to 0")
-    whole = train.global_batch // train.virtual_shards
-    if layout.micro_batch != whole or train.virtual_shards % layout.dp:
-        found.append(
-            f"determinism bitwise computes each of {train.virtual_shards} virtual shards alone; leave micro_batch "
-            f"out or set it to {whole}, on a number of workers that divides {train.virtual_shards}"
-        )
-    return found
-
-
-def _beyond_deepspeed(train: TrainSpec, layout: Layout) -> list[str]:
-    """What the DeepSpeed engine does not train, or not as the torch engine would."""
-    found = []
-    if train.optimizer.name != "adamw":
-        found.append(
-            f"the DeepSpeed engine runs adamw, and the optimizer is {train.optimizer.name}; "
-            "set train.optimizer.name to adamw, or parallel.engine to torch"
-        )
-    if train.determinism == "bitwise":
-        found.append(
-            "determinism bitwise adds gradients in an order that DeepSpeed does not; "
-            "set train.determinism to rerun, or parallel.engine to torch"
-        )
-    if layout.zero == 3 and train.compile:
-        found.append(
-            "DeepSpeed's ZeRO 3 frees weights between layers, which compiled blocks keep; set train.compile to false"
-        )
-    if layout.recompute == "selective":
-        # Seen: ZeRO 3 stops, since it fetches weights anew, and ZeRO 2 trains something slightly different.
-        found.append("selective recomputation is wrong beside DeepSpeed's own hooks; set recompute to full or none")
-    return found
+def _otherwise(spec: JobSpec, shape: ModelShape, layout: Layout) -> Iterator[Layout]:
+    """The same degrees with state offloaded, and on DeepSpeed, where that is legal."""
+    gpu = spec.resources.per_worker.gpu and spec.train.determinism != "bitwise"
+    offloads = ("none", "optimizer", "parameters") if gpu else ("none",)
+    for engine, offload in itertools.product(("torch", "deepspeed"), offloads):
+        other = dataclasses.replace(layout, engine=engine, offload=offload)
+        problems = [*other.problems(shape, spec.train.global_batch), *refused(spec, other)]
+        if other != layout and not problems:
+            yield other
 
 
 def _none_fits(

@@ -114,7 +114,9 @@ def compile_once(operator: str, load: Callable[[], object]) -> None:
     """
     where, mend = "parallel.offload", "or set offload to none"
     if shutil.which("ninja") is None:  # it came with DeepSpeed, beside a Python that nobody activated
-        os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)])
+        os.environ["PATH"] = os.pathsep.join(
+            [os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)]
+        )
     missing = [tool for tool in (os.environ.get("CXX", "c++"), "ninja") if shutil.which(tool) is None]
     if missing:
         absent = " and no ".join(missing)

@@ -115,7 +115,7 @@ def _flat(zero: Any, named: Mapping[str, nn.Parameter]) -> Iterator[Fragment]:
             yield _fragment(name, shape, ours.start, ours.numel, partition, theirs.start)
 
 
-def _fully_sharded(zero: Any, named: Mapping[str, nn.Parameter]) -> Iterator[Fragment]:
+def _fully_sharded(zero: Any, named: Mapping[str, Any]) -> Iterator[Fragment]:
     """ZeRO 3: each rank has a stretch of every parameter; the last ones are shorter than their place."""
     for name, parameter in named.items():
         group, start, place = zero.grad_position[zero.get_param_id(parameter)]
