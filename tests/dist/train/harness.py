@@ -172,6 +172,14 @@ def check_equal(found: dict[str, Any], reference: dict[str, Any], tolerance: flo
     check_state(found["state"], reference["state"], tolerance)
 
 
+def same_bits(found: dict[str, Any], reference: dict[str, Any]) -> None:
+    """Losses, norms and the final state, with zero tolerance."""
+    assert found["losses"] == reference["losses"]
+    assert found["norms"] == reference["norms"]
+    for name, tensor in reference["state"].items():
+        assert torch.equal(found["state"][name], tensor), name
+
+
 def check_state(found: dict[str, Any], wanted: dict[str, Any], tolerance: float = TOLERANCE) -> None:
     """Every tensor within the tolerance of its largest element, or of 0.1, the size of a typical weight."""
     assert found.keys() == wanted.keys()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import MODELS, Results, check_equal, reference_of, write_foreign
+from harness import MODELS, Results, check_equal, reference_of, same_bits, write_foreign
 
 ONE, TWO, THREE = {"zero": 1}, {"zero": 2}, {"zero": 3}
 WAYS = [ONE, TWO, THREE, {**TWO, "offload": "optimizer"}, {**THREE, "offload": "parameters"}]
@@ -45,6 +45,8 @@ STAGES = (1, 2, 3)
 OVERFLOWS = [
     case("decoder", 2, way, train={"precision": "fp16", "z_loss": 1e2}, steps=8) for way in (TWO, THREE)
 ]
+RESUMED = [case("decoder", 2, way, steps=2) for way in (*WAYS[1:3], WAYS[4])]
+"""Two steps and a commit, two more from it; and four at a stretch."""
 ALL = {
     2: [
         *(case(m, 2, way) for m in ("modern", "moe", "latent", "pair", "pair-moe") for way in (TWO, THREE)),
@@ -65,6 +67,16 @@ def foreign(zero: int, folder: str = "") -> Case:
     return {"model": f"hf:{folder}", "changes": {}, "steps": 3, "layout": layout, "id": f"foreign {zero}"}
 
 
+def parts_of(one: Case) -> tuple[Case, Case, Case]:
+    """Steps up to a commit, steps from it on, and all of them at a stretch."""
+    first = {**one, "id": f"{one['id']} first", "commit": True}
+    return (
+        first,
+        {**one, "id": f"{one['id']} second", "restore": first["id"]},
+        {**one, "id": f"{one['id']} whole", "steps": 2 * one["steps"]},
+    )
+
+
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """Two gangs for all tests of the default suite: importing DeepSpeed takes longer than their steps."""
@@ -73,7 +85,9 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Results:
     write_foreign(folder)
     results.run(1, [*references(EVERY), foreign(0, folder), *QUICK[1]])
     twins = [twin_of(one) for one in (*PLAIN, *OVERFLOWS)]
-    results.run(2, [*twins, *QUICK[2], *OVERFLOWS, *(foreign(zero, folder) for zero in STAGES)])
+    parts = [part for one in RESUMED for part in parts_of(one)]
+    models = [foreign(zero, folder) for zero in STAGES]
+    results.run(2, [*twins, *QUICK[2], *OVERFLOWS, *parts, *models])
     return results
 
 
@@ -111,6 +125,13 @@ def test_an_overflow_skips_the_steps_that_the_torch_engine_skips(quick: Results,
     for name in ("optim.step", "optim.loss_scale"):
         assert torch.equal(found["state"][name], reference["state"][name])
     torch.testing.assert_close(found["losses"], reference["losses"], rtol=PRECISIONS["fp16"], atol=0)
+
+
+@pytest.mark.parametrize("one", RESUMED, ids=lambda one: one["id"])
+def test_a_resume_under_the_same_layout_has_the_same_bits(quick: Results, one: Case) -> None:
+    first, second, whole = (quick.of(part) for part in parts_of(one))
+    joined = {key: first[key] + second[key] for key in ("losses", "norms")}
+    same_bits({**second, **joined}, whole)
 
 
 @pytest.mark.slow

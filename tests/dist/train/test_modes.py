@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import MODELS, Results, check_equal, write_foreign
+from harness import MODELS, Results, check_equal, same_bits, write_foreign
 
 DECODER = {"name": "decoder", **MODELS["decoder"], "steps": 3}
 TP, PP, DP = {"tp": 2}, {"pp": 2, "schedule": "interleaved"}, {"dp": 2, "zero": 1}
@@ -111,10 +111,3 @@ def test_bitwise_has_the_same_bits_across_a_change_of_width(results: Results) ->
         "norms": first["norms"] + second["norms"],
     }
     same_bits(joined, results.of(bitwise(1)))
-
-
-def same_bits(found: dict[str, Any], reference: dict[str, Any]) -> None:
-    assert found["losses"] == reference["losses"]
-    assert found["norms"] == reference["norms"]
-    for name, tensor in reference["state"].items():
-        assert torch.equal(found["state"][name], tensor), name
