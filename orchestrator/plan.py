@@ -148,7 +148,7 @@ def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine) -> Pl
     Raises InputError if a layout written by hand is illegal, or if none fits, with the reasons.
     """
     legal, rejected = [], []
-    for layout in dict.fromkeys(_candidates(spec, shape, workers)):
+    for layout in dict.fromkeys(_candidates(spec, shape, workers, machine)):
         problems = [*layout.problems(shape, spec.train.global_batch), *refused(spec, layout)]
         if layout.world > workers:
             problems.append(
@@ -265,7 +265,7 @@ def _traffic(shape: ModelShape, layout: Layout, parts: int, weights: float, hidd
     return data + tensor + context + experts + stages
 
 
-def _candidates(spec: JobSpec, shape: ModelShape, workers: int) -> Iterator[Layout]:
+def _candidates(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine) -> Iterator[Layout]:
     """Every layout to consider: the hand-written one, or all degrees that the workers allow."""
     batch = spec.train.global_batch
     virtual = spec.train.virtual_shards if spec.train.determinism == "bitwise" else 0
@@ -300,13 +300,14 @@ def _candidates(spec: JobSpec, shape: ModelShape, workers: int) -> Iterator[Layo
             layout = fit(degrees, workers, batch, virtual)
             if layout:
                 yield layout
-                yield from _otherwise(spec, shape, layout)
+                yield from _otherwise(spec, shape, layout, machine)
 
 
-def _otherwise(spec: JobSpec, shape: ModelShape, layout: Layout) -> Iterator[Layout]:
-    """The same degrees with state offloaded, and on DeepSpeed, where that is legal."""
+def _otherwise(spec: JobSpec, shape: ModelShape, layout: Layout, machine: Machine) -> Iterator[Layout]:
+    """The same degrees on DeepSpeed, and, where a GPU does not hold them, with state offloaded: what is legal of it."""
     gpu = spec.resources.per_worker.gpu and spec.train.determinism != "bitwise"
-    offloads = ("none", "optimizer", "parameters") if gpu else ("none",)
+    tight = gpu and predict(spec, shape, layout, machine).memory > machine.memory * MEMORY_SHARE
+    offloads = ("none", "optimizer", "parameters") if tight else ("none",)
     for engine, offload in itertools.product(("torch", "deepspeed"), offloads):
         other = dataclasses.replace(layout, engine=engine, offload=offload)
         problems = [*other.problems(shape, spec.train.global_batch), *refused(spec, other)]

@@ -12,6 +12,7 @@ import pytest
 import torch
 from harness import MODELS, Results, check_equal, reference_of, same_bits, write_foreign
 
+pytestmark = pytest.mark.timeout(600)  # the first run on a machine compiles DeepSpeed's optimiser
 ONE, TWO, THREE = {"zero": 1}, {"zero": 2}, {"zero": 3}
 WAYS = [ONE, TWO, THREE, {**TWO, "offload": "optimizer"}, {**THREE, "offload": "parameters"}]
 PRECISIONS = {"bf16": 2**-8, "fp16": 2**-11}
