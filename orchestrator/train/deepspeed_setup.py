@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
@@ -44,6 +45,8 @@ def open_deepspeed(device: torch.device) -> ModuleType:
             "install deepspeed, or set engine to torch",
         ) from None
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    # Of the collectives it calls, which are torch's older ones: a line of every rank, again and again.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     # Its all-reduce through shared memory serves inference alone, and would take minutes to compile.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)

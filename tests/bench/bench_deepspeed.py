@@ -4,6 +4,7 @@
     python tests/bench/bench_deepspeed.py --gpu --hidden 2048 --layers 24            # on one GPU
     python tests/bench/bench_deepspeed.py --gpu --hidden 4096 --largest   # layers that fit, with offload and without
 
+Seconds are of the clock and of the processor; the latter hardly change on a machine that others use too.
 Every measurement is a gang of its own, so that peaks of memory do not add up; rounds go through all of them in turns.
 Memory is what a rank holds at its peak above what it held when the libraries were imported: of the GPU as PyTorch's
 allocator counts it, of a processor's machine as resident memory.
@@ -48,9 +49,9 @@ def main() -> None:
     )
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--gpu", action="store_true")
@@ -63,15 +64,20 @@ def main() -> None:
     for number in range(options.rounds):
         order = list(WAYS) if number % 2 == 0 else list(reversed(WAYS))
         for name in order:
-            found[name].append(measured(options, name, options.layers))
-    print(f"| {options.ranks} ranks, {found['torch zero 1'][0]['parameters'] / 1e6:.1f} M parameters "
-          "| s a step | tokens/s | peak MiB a rank | bytes a parameter |\n|---|---|---|---|---|")  # fmt: skip
+            row = measured(options, name, options.layers)
+            found[name].append(row)
+            print(f"round {number + 1}, {name}: {row}", file=sys.stderr, flush=True)
+    parameters = found["torch zero 1"][0]["parameters"]
+    print(
+        f"| {options.ranks} ranks, {parameters / 1e6:.1f} M parameters | s a step | processor s | tokens/s "
+        "| peak MiB a rank | bytes a parameter |\n|---|---|---|---|---|---|"
+    )
     for name, rows in found.items():
-        seconds = statistics.median(row["seconds"] for row in rows)
-        peak = statistics.median(row["peak"] for row in rows)
+        seconds, busy, peak = (statistics.median(r[key] for r in rows) for key in ("seconds", "busy", "peak"))
         tokens = options.batch * options.length / seconds
         print(
-            f"| {name} | {seconds:.3f} | {tokens:.0f} | {peak / 2**20:.0f} | {peak / rows[0]['parameters']:.1f} |"
+            f"| {name} | {seconds:.3f} | {busy:.3f} | {tokens:.0f} | {peak / 2**20:.0f} "
+            f"| {peak / rows[0]['parameters']:.1f} |"
         )
 
 
@@ -110,7 +116,7 @@ def measured(options: argparse.Namespace, name: str, layers: int) -> dict[str, f
 
 
 def measure(config: dict[str, Any], link: Link) -> dict[str, float]:
-    """As one rank: median seconds of a step, peak bytes, parameters."""
+    """As one rank: median seconds of a step, of the clock and of the processor, peak bytes, parameters."""
     document = job(config).model_dump(mode="json")
     document["train"]["precision"] = config["precision"]
     document["resources"]["per_worker"]["gpu"] = config["gpu"]
@@ -124,16 +130,23 @@ def measure(config: dict[str, Any], link: Link) -> dict[str, float]:
     before = _held()
     engine = make_engine(spec, workload, layout, device)
     engine.initialise(0)
-    data, seconds = batches(spec, layout, config["vocabulary"]), []
+    data = batches(spec, layout, config["vocabulary"])
+    seconds, busy = list[float](), list[float]()
     for _ in range(config["steps"] + 2):
-        began = time.perf_counter()
+        began, worked = time.perf_counter(), time.process_time()
         engine.train_step(data, 1e-4)  # its metrics are numbers, so the device is done
         seconds.append(time.perf_counter() - began)
+        busy.append(time.process_time() - worked)
     peak = torch.cuda.max_memory_allocated() if config["gpu"] else _peak() - before
     engine.close()
     close_device()
     count = sum(shape.numel() for shape in workload.shapes.values())
-    return {"seconds": statistics.median(seconds[2:]), "peak": float(peak), "parameters": float(count)}
+    return {
+        "seconds": statistics.median(seconds[2:]),
+        "busy": statistics.median(busy[2:]),
+        "peak": float(peak),
+        "parameters": float(count),
+    }
 
 
 def _held() -> int:
