@@ -21,6 +21,8 @@ from orchestrator.track.tracker import Tracker
 METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
 RECENT = 200
 """Rows kept in memory, for a run may have millions."""
+LATEST = 20
+"""Rows that the longest step of late is taken from."""
 COUNT_EVERY = 10.0
 """Seconds between countings of what the job has spent."""
 
@@ -62,6 +64,19 @@ class Record:
     def step_seconds(self) -> float:
         """Median of the latest steps, 0 if there are none."""
         return statistics.median(row["step_seconds"] for row in self.recent) if self.recent else 0.0
+
+    @property
+    def longest_step(self) -> float:
+        """Seconds of the longest of the latest steps of the attempt that runs, 0 if there are none."""
+        latest = [row for row in self.recent if row["attempt"] == self.recent[-1]["attempt"]][-LATEST:]
+        return max((row["step_seconds"] for row in latest), default=0.0)
+
+    @property
+    def restart_seconds(self) -> float:
+        """From the end of an attempt to the first step of the next, as last measured; 0 if there was none."""
+        began = [n for n, event in enumerate(self.events) if event["phase"] == "train"]
+        ends = [e["time"] for e in self.events[: began[-1]] if e["phase"] == "stop"] if began else []
+        return float(self.events[began[-1]]["time"] - ends[-1]) if ends else 0.0
 
     def event(self, attempt: int, step: int, phase: str, reason: str, **more: Any) -> None:
         """Add a row to events.jsonl."""

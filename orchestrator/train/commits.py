@@ -91,9 +91,9 @@ class Commits:
         step = progress["step"]
         if self._saved != step:
             self._save(progress, None, durable=True)
-        self._link.saving(True)
+        self._link.waiting(True)
         self._note(self._saver.close(SETTLE_TIMEOUT))
-        self._link.saving(False)
+        self._link.waiting(False)
         self._saver = None
         if step != self._task.restore and self._latest != (step, ""):
             reason = self._latest[1] or f"it was not written within {SETTLE_TIMEOUT:.0f} s"
@@ -116,9 +116,9 @@ class Commits:
             else [],
         }
         began = time.perf_counter()
-        self._link.saving(True)
+        self._link.waiting(True)
         self._saver.save(progress["step"], self._engine.state(), meta, durable)
-        self._link.saving(False)
+        self._link.waiting(False)
         self._saved = progress["step"] if durable else self._saved
         return time.perf_counter() - began
 
