@@ -138,9 +138,10 @@ def compile_once(operator: str, load: Callable[[], object]) -> None:
         try:
             load()
         except Exception as error:
-            why = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            why = next((line for line in lines if "error:" in line), lines[-1])
             raise InputError(
-                f"DeepSpeed's {operator} does not compile in {folder}: {why[-1]}",
+                f"DeepSpeed's {operator} does not compile in {folder}: {why.strip()}",
                 where,
                 f"mend the compiler, {mend}",
             ) from error

@@ -136,9 +136,11 @@ def test_a_first_compilation_is_announced_and_no_other(built: Path, caplog: pyte
 
 def test_a_compilation_that_fails_is_told_in_one_line(built: Path) -> None:
     def load() -> None:
-        raise RuntimeError("a long story\nPython.h: No such file or directory")
+        raise RuntimeError("Error building\nfatal error: Python.h: No such file or directory\nninja: stopped")
 
-    with pytest.raises(InputError, match=r"small does not compile in .*: Python\.h: No such file") as found:
+    with pytest.raises(
+        InputError, match=r"small does not compile in .*: fatal error: Python\.h: No such file"
+    ) as found:
         compile_once("small", load)
     assert "\n" not in str(found.value)
 
