@@ -128,7 +128,7 @@ class TrainSpec(_Model):
 class ParallelSpec(_Model):
     """A layout written by hand. The data-parallel width is what the workers leave after tp, pp and cp."""
 
-    engine: Literal["torch"] = "torch"
+    engine: Literal["torch", "deepspeed"] = "torch"
     tp: Positive = 1
     pp: Positive = 1
     cp: Positive = 1
@@ -142,7 +142,9 @@ class ParallelSpec(_Model):
     sequence: bool = Field(
         default=False, description="tensor-parallel ranks share norms and residuals out too"
     )
-    offload: bool = Field(default=False, description="optimiser state of a GPU in host memory")
+    offload: Literal["none", "optimizer", "parameters"] = Field(
+        default="none", description="what of a GPU stands in host memory: optimiser state, or the weights too"
+    )
 
 
 class Workers(_Model):

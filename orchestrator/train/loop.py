@@ -27,9 +27,9 @@ from orchestrator.train.agree import agree
 from orchestrator.train.commits import Commits
 from orchestrator.train.device import close_device, open_device, peak_memory
 from orchestrator.train.engine import Engine, Metrics
+from orchestrator.train.engines import make_engine
 from orchestrator.train.schedule import learning_rate
 from orchestrator.train.task import Task
-from orchestrator.train.torch_engine import TorchEngine
 from workloads.workload import Batch
 
 
@@ -64,7 +64,7 @@ def main(config: dict[str, Any], link: Link) -> dict[str, Any]:
         tokens = Tokens.open(task.data)
         workload = workload_of(spec, tokens)
         batches = batches_of(spec, tokens, workload)
-        engine = TorchEngine(spec, workload, layout, device)
+        engine = make_engine(spec, workload, layout, device)
         rank = Rank(task, spec, layout, link, engine, batches, libraries)
         try:
             return rank.train()
