@@ -82,6 +82,12 @@ class DeepSpeedEngine:
         return Metrics(loss, norm, extra)
 
     @torch.no_grad()
+    def poison(self) -> None:
+        """See `Engine.poison`. Under stage 3 a rank holds its partition of a parameter apart from it."""
+        for parameter in self.model.parameters():
+            getattr(parameter, "ds_tensor", parameter).data.fill_(math.nan)
+
+    @torch.no_grad()
     def eval_step(self, micro_batches: Sequence[Batch]) -> Metrics:
         """See `Engine.eval_step`."""
         self._engine.eval()
