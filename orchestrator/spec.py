@@ -216,6 +216,9 @@ class LimitSpec(_Model):
     restarts: Count = Field(default=10, description="failures allowed within restart_window")
     restart_window: float = Field(default=3600.0, gt=0, description="seconds")
     wait: float = Field(default=600.0, gt=0, description="seconds to wait for the smallest gang")
+    unsaved: float = Field(
+        default=3600.0, gt=0, description="seconds to train on while every save fails; then the run stops"
+    )
 
 
 class JobSpec(_Model):

@@ -20,11 +20,14 @@ from orchestrator.checkpoint.store import Store
 from orchestrator.layout import Layout
 from orchestrator.rundir import Row
 from orchestrator.spec import JobSpec
+from orchestrator.train.agree import agree
 from orchestrator.train.engine import Engine
 from orchestrator.train.task import Task
 
 SETTLE_TIMEOUT = 300.0
 """Seconds that the end of a task waits for its last commit to be written."""
+RETRY_EVERY = 2.0
+"""Seconds between tries of the last commit."""
 LONGEST_PAUSE = 8
 """Commits that are left out at most after a failed one, before storage is tried again."""
 
@@ -54,9 +57,7 @@ class Commits:
 
     def __enter__(self) -> Commits:
         if self._task.commit:
-            seat = self._link.seat
-            retention = Retention(keep=self._spec.checkpoint.keep)
-            self._saver = Saver(self._store, seat.rank, seat.world, peers=self._peers, retention=retention)
+            self._saver = self._open_saver()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -85,19 +86,36 @@ class Commits:
         return [asdict(outcome) for outcome in ended]
 
     def settle(self, progress: dict[str, Any]) -> None:
-        """Make sure of a commit of this state. Raises OSError, in words, if there is none."""
+        """Make sure of a commit of this state, tried until there is one or storage has failed for too long.
+
+        Raises OSError, in words, if there is none.
+        """
         if self._saver is None:
             return
-        step = progress["step"]
-        if self._saved != step:
-            self._save(progress, None, durable=True)
+        step, restored = progress["step"], self._task.restore
+        patience = min(SETTLE_TIMEOUT, self._spec.limits.unsaved)
+        end, late, failures = time.monotonic() + patience, False, 1
         self._link.saving(True)
-        self._note(self._saver.close(SETTLE_TIMEOUT))
+        while failures and not late:
+            if self._saved != step:
+                self._save(progress, None, durable=True)
+                self._link.saving(True)
+            assert self._saver is not None
+            self._note(self._saver.close(patience))
+            self._saver = None
+            failed = step != restored and self._latest != (step, "")
+            _, late, failures = agree(0, time.monotonic() > end, int(failed))
+            if failures and not late:
+                time.sleep(RETRY_EVERY)
+                self._saved, self._saver = -1, self._open_saver()
         self._link.saving(False)
-        self._saver = None
-        if step != self._task.restore and self._latest != (step, ""):
-            reason = self._latest[1] or f"it was not written within {SETTLE_TIMEOUT:.0f} s"
+        if failed:
+            reason = self._latest[1] or f"it was not written within {patience:.0f} s"
             raise OSError(f"the commit at step {step} failed: {reason}")
+
+    def _open_saver(self) -> Saver:
+        seat, retention = self._link.seat, Retention(keep=self._spec.checkpoint.keep)
+        return Saver(self._store, seat.rank, seat.world, peers=self._peers, retention=retention)
 
     def _save(self, progress: dict[str, Any], row: Row | None, durable: bool) -> float:
         assert self._saver is not None
