@@ -187,7 +187,14 @@ class CheckpointSpec(_Model):
     """When to commit and what to keep."""
 
     every: Positive = Field(default=100, description="steps between commits")
-    keep: Positive = Field(default=3, description="commits that stay")
+    keep: Positive = Field(default=3, description="newest commits that stay")
+    keep_every: Positive | None = Field(
+        default=None, description="commits whose step is a multiple of this stay too"
+    )
+    keep_best: bool = Field(
+        default=False,
+        description="so does the one with the least training loss, a mean over the steps since the commit before",
+    )
     snapshot_every: Positive | None = Field(
         default=None, description="steps between snapshots into the memory of other nodes; none if unset"
     )
@@ -198,6 +205,15 @@ class CheckpointSpec(_Model):
     export_to: str | None = Field(
         default=None, description="folder or URI of the export; <run>/export if unset"
     )
+
+    @model_validator(mode="after")
+    def what_is_kept_is_committed(self) -> CheckpointSpec:
+        if self.keep_every is not None and self.keep_every % self.every:
+            raise ValueError(
+                f"keep_every {self.keep_every} is no multiple of every {self.every}, so that few of those steps "
+                "are committed; change one of them"
+            )
+        return self
 
 
 class TrackingSpec(_Model):

@@ -79,7 +79,12 @@ def export(
 
 def prune(run_dir: Run, keep: Annotated[int, typer.Option(min=1, help="commits that stay")] = 1) -> None:
     """Remove all but the newest commits."""
-    removed = _store(run_dir).prune(keep)
+    from orchestrator.checkpoint.retention import BEST
+    from orchestrator.checkpoint.store import Store
+
+    run, spec = existing_run(run_dir)
+    best = BEST if spec.checkpoint.keep_best else None
+    removed = Store(run.at("checkpoints")).prune(keep, spec.checkpoint.keep_every, best)
     print(f"removed steps {', '.join(map(str, removed)) or 'none'}")
 
 

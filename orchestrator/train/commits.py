@@ -15,11 +15,12 @@ from orchestrator.checkpoint.committer import Outcome, Retention
 from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.checkpoint.replicas import peer_store
+from orchestrator.checkpoint.retention import BEST
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.store import Store
 from orchestrator.layout import Layout
 from orchestrator.rundir import Row
-from orchestrator.spec import JobSpec
+from orchestrator.spec import CheckpointSpec, JobSpec
 from orchestrator.train.agree import agree
 from orchestrator.train.engine import Engine
 from orchestrator.train.task import Task
@@ -43,6 +44,7 @@ class Commits:
         self._saved = task.restore or 0
         self._skip = 0
         self._outcomes: list[Outcome] = []
+        self._losses: list[float] = []  # of the steps since the last save to the store
         self._latest = (-1, "")  # step of the last save that ended, and why it failed
         self.failures = 0
 
@@ -71,6 +73,7 @@ class Commits:
         `failures` is the most saves in a row that failed on any rank, so that all ranks pause alike.
         """
         checkpoint, step = self._spec.checkpoint, progress["step"]
+        self._losses += [row["loss"]] if row else []
         durable = final or (step % checkpoint.every == 0 and not self._pausing(failures))
         every = checkpoint.snapshot_every
         snapshot = self._peers is not None and every is not None and step % every == 0
@@ -114,7 +117,7 @@ class Commits:
             raise OSError(f"the commit at step {step} failed: {reason}")
 
     def _open_saver(self) -> Saver:
-        seat, retention = self._link.seat, Retention(keep=self._spec.checkpoint.keep)
+        seat, retention = self._link.seat, retention_of(self._spec.checkpoint)
         return Saver(self._store, seat.rank, seat.world, peers=self._peers, retention=retention)
 
     def _save(self, progress: dict[str, Any], row: Row | None, durable: bool) -> float:
@@ -128,6 +131,7 @@ class Commits:
             "engine": self._layout.engine,
             "seed": self._spec.seed,
             "data": self._task.data,
+            "loss": sum(self._losses) / len(self._losses) if self._losses else None,
             # Rows that nobody has stored yet: a run that is killed right after this commit misses none of them.
             "rows": [*self._link.unsaved_rows(), *([row] if row else [])]
             if self._link.seat.rank == 0
@@ -137,7 +141,8 @@ class Commits:
         self._link.saving(True)
         self._saver.save(progress["step"], self._engine.state(), meta, durable)
         self._link.saving(False)
-        self._saved = progress["step"] if durable else self._saved
+        if durable:
+            self._saved, self._losses = progress["step"], []
         return time.perf_counter() - began
 
     def _pausing(self, failures: int) -> bool:
@@ -155,6 +160,11 @@ class Commits:
                 self.failures = self.failures + 1 if failed else 0
                 self._latest = (outcome.step, outcome.reason or "no reason given" if failed else "")
                 self._outcomes.append(outcome)
+
+
+def retention_of(checkpoint: CheckpointSpec) -> Retention:
+    """What the job wants kept."""
+    return Retention(checkpoint.keep, checkpoint.keep_every, BEST if checkpoint.keep_best else None)
 
 
 def _peers(task: Task, link: Link) -> Store:

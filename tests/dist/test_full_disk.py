@@ -12,17 +12,11 @@ from typing import Any
 
 import pytest
 from jobs import job, rows, write_text
-from prepared import prepare_here
-from scripted import Holders
+from local_run import drive_here
 
 from cluster.gang import Beat
-from cluster.machine import Offer
-from cluster.place import Cluster
 from cluster.process_gang import ProcessGang
 from orchestrator.checkpoint.store import Store
-from orchestrator.controller import Controller
-from orchestrator.rundir import RunDir
-from orchestrator.spec import parse
 
 STEPS = 300
 
@@ -92,20 +86,8 @@ def drive(disk: Path, filler: Filler, tmp_path: Path, **limits: Any) -> dict[str
     """A run whose directory is on the disk, and whose data is not; its summary."""
     document = job(write_text(tmp_path, 20_000), steps=STEPS)
     document["checkpoint"] = {"every": 10, "keep": 2, "export": None}
-    document["data"]["cache"] = str(tmp_path / "cache")
     document["limits"] = limits
-    spec = parse(document)
-    prepare_here(spec, str(tmp_path / "cache"))
-    run = RunDir(str(disk / "run"))
-    run.create()
-    cluster = Cluster(
-        gang=lambda: Watched(filler),
-        capacity=lambda bundle: 2,
-        offer=lambda bundle: Offer(8e9),
-        errand=lambda *call: pytest.fail("nothing is exported"),
-        services=Holders,
-    )
-    return Controller(spec, run, None, cluster).drive()
+    return drive_here(document, disk / "run", tmp_path / "cache", gang=lambda: Watched(filler))
 
 
 def told(run: Path) -> list[str]:

@@ -121,6 +121,12 @@ def refusal(document: dict[str, Any]) -> str:
         ("resources.per_worker.gpu", 2, ["resources.per_worker.gpu", "0 or 1 GPU", "raise workers"]),
         ("resources.per_worker.cpu", 0, ["resources.per_worker.cpu: input should be greater than 0"]),
         ("checkpoint.every", 0, ["checkpoint.every: input should be greater than or equal to 1"]),
+        (
+            "checkpoint",
+            {"every": 10, "keep_every": 25},
+            ["checkpoint: keep_every 25 is no multiple of every 10", "change one of them"],
+        ),
+        ("limits.unsaved", 0, ["limits.unsaved: input should be greater than 0"]),
         ("checkpoint.export", "onnx", ["checkpoint.export: input should be 'hf' (got 'onnx')"]),
         ("limits.cost_usd", 0, ["limits.cost_usd: input should be greater than 0"]),
         ("limits.wait", "10 min", ["limits.wait: input should be a valid number", "'10 min'"]),
