@@ -45,9 +45,9 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     document["checkpoint"] |= {"export": "hf", "export_at": "commit"}
     path, run = write_job(folder, document), folder / "runs" / "small"
     # What became of the save at step 4 is in the row of step 12 at the latest, whose save waits for its memory.
-    with started("run", path, "--fault", "stop@0:14", cwd=folder) as process:
+    with started("run", path, "--fault", "stop@1:14", cwd=folder) as process:
         pid = wait_for(
-            lambda: is_frozen(rank_pid(run, 0)) and rank_pid(run, 0), "rank 0 to freeze at step 14"
+            lambda: is_frozen(rank_pid(run, 1)) and rank_pid(run, 1), "rank 1 to freeze at step 14"
         )
         wait_for((run / "export/export.json").exists, "an export beside training", timeout=50)
         assert (status(run)["phase"], exported(run) in (4, 8)) == ("train", True)
