@@ -21,7 +21,7 @@ from orchestrator.spec import parse
 
 def drive_here(
     document: dict[str, Any],
-    run: Path,
+    run: str,
     cache: Path,
     *,
     gang: Callable[[], Gang] = ProcessGang,
@@ -32,7 +32,7 @@ def drive_here(
     document["data"]["cache"] = str(cache)
     spec = parse(document)
     prepare_here(spec, str(cache))
-    place = RunDir(str(run))
+    place = RunDir(run)
     place.create()
     cluster = Cluster(
         gang=gang,

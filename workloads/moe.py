@@ -14,6 +14,9 @@ from workloads.feedforward import FeedForward
 from workloads.layers import activation
 from workloads.parts import MoE
 
+KERNEL = (torch.float32, torch.bfloat16, torch.float16)
+"""Types that the grouped kernel takes."""
+
 
 class Routes(NamedTuple):
     """Where tokens go: weights and experts are [B, L, top_k]; a dropped token has expert -1.
@@ -189,7 +192,9 @@ def grouped_linear(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
         dtype = torch.get_autocast_dtype(rows.device.type)
         rows, weight = rows.to(dtype), weight.to(dtype)
     aligned = all(size * weight.element_size() % 16 == 0 for size in weight.shape[1:])
-    if aligned and weight.dtype in (torch.float32, torch.bfloat16, torch.float16):
+    # torch 2.13 compiles the grouped kernel in bf16 alone.
+    usable = (torch.bfloat16,) if torch.compiler.is_compiling() else KERNEL
+    if aligned and weight.dtype in usable:
         ends = counts.cumsum(0).to(torch.int32)
         return F.grouped_mm(rows, weight.transpose(-2, -1), offs=ends)
     # The grouped kernel takes neither fp64 nor rows that are no multiple of 16 bytes.

@@ -35,9 +35,9 @@ def test_kills_that_change_the_width_change_no_bit(tmp_path: Path, monkeypatch: 
         gangs.append(ProcessGang())
         return gangs[-1]
 
-    drive_here(bitwise(text), quiet, cache, capacity=lambda: 1)
+    drive_here(bitwise(text), str(quiet), cache, capacity=lambda: 1)
     faults = ("kill@1:7", "kill@0:12/2")
-    drive_here(bitwise(text), killed, cache, gang=gang, capacity=lambda: (2, 1, 2)[len(gangs)], faults=faults)
+    drive_here(bitwise(text), str(killed), cache, gang=gang, capacity=lambda: (2, 1, 2)[len(gangs)], faults=faults)
     found = rows(killed)
     assert [width for width, _ in itertools.groupby(row["layout"].split()[0] for row in found)] == ["dp2", "dp1", "dp2"]
     died = [event["first_fault"] for event in rows(killed, "events.jsonl") if event["first_fault"]]

@@ -87,7 +87,7 @@ def drive(disk: Path, filler: Filler, tmp_path: Path, **limits: Any) -> dict[str
     document = job(write_text(tmp_path, 20_000), steps=STEPS)
     document["checkpoint"] = {"every": 10, "keep": 2, "export": None}
     document["limits"] = limits
-    return drive_here(document, disk / "run", tmp_path / "cache", gang=lambda: Watched(filler))
+    return drive_here(document, str(disk / "run"), tmp_path / "cache", gang=lambda: Watched(filler))
 
 
 def told(run: Path) -> list[str]:
