@@ -3,43 +3,89 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass
 from typing import Any
 
 from cluster.gang import Beat, Bundle
 
 
-class FakeGang:
-    """Each poll shows the next beat of `script(gang)`; after its end the last one again, without rows.
+@dataclass
+class Attempt:
+    """What one start was given, and what was asked of the gang since."""
 
-    The script may look at the gang between beats: `world` and `config` as started, `saved` as polled, and
-    whether a stop is asked for. What it raises, the poll raises. With a `refusal`, the start fails with it.
+    world: int
+    config: dict[str, Any]
+    together: int = 1
+    avoid: frozenset[str] = frozenset()
+    running: bool = True
+    saved: int = 0
+    stop_requested: bool = False
+
+
+class FakeGang:
+    """Each poll shows the next beat of `script(attempt)`; after its end the last one again, without rows.
+
+    The script may look at the attempt between beats. What it raises, the poll raises. A start fails with the first
+    of `refusals` that is left and not empty. `capacity` tells how many ranks could run, all of which are ready.
     """
 
-    def __init__(self, script: Callable[[FakeGang], Iterator[Beat]], refusal: str = "") -> None:
-        self.world, self.saved = 0, 0
-        self.config: dict[str, Any] = {}
-        self.running = self.stop_requested = False
-        self._beats, self._last, self._refusal = script(self), Beat(), refusal
+    def __init__(
+        self,
+        script: Callable[[Attempt], Iterator[Beat]],
+        refusals: list[str] | None = None,
+        capacity: Callable[[], int] = lambda: 1,
+    ) -> None:
+        self._script, self._refusals, self._capacity = script, refusals or [], capacity
+        self._attempt: Attempt | None = None
+        self._beats: Iterator[Beat] = iter(())
+        self._last = Beat()
 
-    def start(self, world: int, bundle: Bundle, target: str, config: dict[str, Any]) -> None:
+    def capacity(self, bundle: Bundle, avoid: Set[str] = frozenset()) -> int:
+        """See `Gang.capacity`."""
+        return self._capacity()
+
+    def start(
+        self,
+        world: int,
+        bundle: Bundle,
+        target: str,
+        config: dict[str, Any],
+        together: int = 1,
+        avoid: Set[str] = frozenset(),
+    ) -> None:
         """See `Gang.start`."""
-        if self._refusal:
-            raise TimeoutError(self._refusal)
-        self.world, self.config, self.running = world, config, True
+        if self._refusals and (refusal := self._refusals.pop(0)):
+            raise TimeoutError(refusal)
+        self._attempt = Attempt(world, config, together, frozenset(avoid))
+        self._beats, self._last = self._script(self._attempt), Beat()
 
-    def poll(self, saved: int) -> Beat:
+    def hold(self, count: int) -> None:
+        """See `Gang.hold`."""
+
+    def ready(self) -> int:
+        """See `Gang.ready`."""
+        return self._capacity()
+
+    def poll(self, saved: int, wait: float = 0.0) -> Beat:
         """See `Gang.poll`. Raises RuntimeError if the gang is not running: nobody may look at it then."""
-        if not self.running:
+        if self._attempt is None:
             raise RuntimeError("this gang is not running")
-        self.saved = saved
+        self._attempt.saved = saved
         self._last = next(self._beats, dataclasses.replace(self._last, rows=()))
         return self._last
 
     def request_stop(self) -> None:
         """See `Gang.request_stop`."""
-        self.stop_requested = True
+        if self._attempt is not None:
+            self._attempt.stop_requested = True
 
     def stop(self) -> None:
         """See `Gang.stop`."""
-        self.running = False
+        if self._attempt is not None:
+            self._attempt.running = False
+            self._attempt = None
+
+    def close(self) -> None:
+        """See `Gang.close`."""
+        self.stop()

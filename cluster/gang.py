@@ -1,12 +1,14 @@
-"""A gang: the processes of one attempt, started together, watched together, stopped together.
+"""A gang: the processes of a run, started together, watched together, ended together, attempt after attempt.
 
 The same contract on Ray actors (`RayGang`), on local processes (`ProcessGang`) and on a fake for tests. A gang
 runs one entry point, named "module:function", on every rank with the same configuration; the entry point gets a
-`Link` and knows nothing of what started it.
+`Link` and knows nothing of what started it. Ranks are disposable; the places that they run in stay between
+attempts, with a process that has all imports done, so that the next attempt begins at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -20,8 +22,8 @@ class RankStatus:
     """What is known of one rank.
 
     `failed` raised an exception and told; `dead` is gone without a word. `result` is what the entry point
-    returned. `saving` if the rank waits for storage. `heard` is the local monotonic time in seconds of the last
-    sign of life.
+    returned. `waiting` if the rank waits for storage, `leaving` if its process or node will be taken away soon.
+    `heard` is the local monotonic time in seconds of the last sign of life.
     """
 
     rank: int
@@ -33,15 +35,18 @@ class RankStatus:
     failed_at: float = 0.0
     result: Any = None
     heard: float = 0.0
-    saving: bool = False
+    waiting: bool = False
+    leaving: bool = False
 
 
 @dataclass(frozen=True)
 class Beat:
-    """One look at a gang: the ranks, and the rows that rank 0 reported since the last look."""
+    """One look at a gang: the ranks, the rows that rank 0 reported since the last look, and the largest gap in
+    seconds between two signs of life of a rank lately."""
 
     ranks: tuple[RankStatus, ...] = ()
     rows: tuple[dict[str, Any], ...] = ()
+    gap: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -53,17 +58,44 @@ class Bundle:
 
 
 class Gang(Protocol):
-    """Start, poll, stop."""
+    """Start, poll, stop, start again; close."""
 
-    def start(self, world: int, bundle: Bundle, target: str, config: dict[str, Any]) -> None:
-        """Place `world` ranks and run `target` on them. Raises TimeoutError if they cannot all be placed."""
+    def capacity(self, bundle: Bundle, avoid: Set[str] = frozenset()) -> int:
+        """How many ranks of that size could run now: in the places held, and in what is free on other nodes than
+        those to `avoid`, named by address."""
 
-    def poll(self, saved: int) -> Beat:
-        """What happened since the last call; never blocks for long. `saved` is the number of rows, of all
-        that polls have returned, which are safely stored: ranks need not hold those any more."""
+    def start(
+        self,
+        world: int,
+        bundle: Bundle,
+        target: str,
+        config: dict[str, Any],
+        together: int = 1,
+        avoid: Set[str] = frozenset(),
+    ) -> None:
+        """Run `target` on `world` ranks; each `together` consecutive ones share a node where one is large enough.
+
+        Raises TimeoutError if they cannot all be placed.
+        """
+
+    def hold(self, count: int) -> None:
+        """Make places ready for that many ranks in all, beside those that run, as far as there is room."""
+
+    def ready(self) -> int:
+        """For how many ranks there are places with all imports done."""
+
+    def poll(self, saved: int, wait: float = 0.0) -> Beat:
+        """What happened since the last call; returns as soon as there is news, at the latest after `wait` seconds.
+
+        `saved` is the number of rows, of all that polls have returned, which are safely stored: ranks need not
+        hold those any more.
+        """
 
     def request_stop(self) -> None:
         """Ask the ranks to commit and end at the next step boundary."""
 
     def stop(self) -> None:
-        """End every process of the gang now and release what it occupied. Safe to call twice."""
+        """End the ranks now. What they ran in stays ready for the next start."""
+
+    def close(self) -> None:
+        """End every process and release what it occupied. Safe to call twice."""

@@ -6,30 +6,39 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+MEETING = 180.0
+"""Seconds to wait for the port where the ranks meet."""
+
 
 @dataclass(frozen=True)
 class Seat:
-    """A rank's place in the world, the address where the ranks meet, and that of the node it is on."""
+    """A rank's place in the world, the address where the ranks meet, and that of the node it is on.
+
+    A `port` of 0 is told later, once rank 0 serves there.
+    """
 
     rank: int
     world: int
     local_rank: int
     host: str
-    port: int
+    port: int = 0
     node: str = ""
 
 
 class Link:
     """The training thread writes, the heartbeat reads; every method is safe from both.
 
-    `store` is the c10d store behind (host, port) where this process serves it (rank 0), else None.
+    `store` is the c10d store where the ranks meet, where this process serves it (rank 0), else None. `news` is set
+    when there is something to tell.
     """
 
     def __init__(self, seat: Seat, store: Any = None) -> None:
         self.seat, self.store = seat, store
         self._lock = threading.Lock()
+        self._port, self._met = seat.port, threading.Event()
+        self.news = threading.Event()
         self._step, self._stop = -1, False
-        self._saving = False
+        self._waiting = self._leaving = False
         self._rows: list[dict[str, Any]] = []
         self._dropped = 0
 
@@ -39,6 +48,18 @@ class Link:
             self._step = step
             if row is not None:
                 self._rows.append(row)
+        self.news.set()
+
+    def meet(self, port: int) -> None:
+        """Tell the port where rank 0 serves the store."""
+        self._port = port
+        self._met.set()
+
+    def port(self) -> int:
+        """The port where the ranks meet, waited for. Raises TimeoutError if rank 0 never opens it."""
+        if not self._port and not self._met.wait(MEETING):
+            raise TimeoutError(f"rank 0 opened no store on {self.seat.host} within {MEETING:.0f} s")
+        return self._port
 
     def stop_requested(self) -> bool:
         """Whether the gang was asked to commit and end."""
@@ -48,14 +69,24 @@ class Link:
         """Ask this rank to commit and end at the next step boundary."""
         self._stop = True
 
-    def saving(self, now: bool) -> None:
+    def leave(self) -> None:
+        """Note that this process will be taken away soon."""
+        self._leaving = True
+        self.news.set()
+
+    def waiting(self, now: bool) -> None:
         """Say that the rank waits for storage, which may take longer than any step."""
-        self._saving = now
+        self._waiting = now
 
     @property
-    def is_saving(self) -> bool:
+    def is_waiting(self) -> bool:
         """Whether the rank waits for storage."""
-        return self._saving
+        return self._waiting
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether this process was told that it will be taken away."""
+        return self._leaving
 
     @property
     def step(self) -> int:

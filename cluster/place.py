@@ -32,12 +32,11 @@ class Services(Protocol):
 
 @dataclass(frozen=True)
 class Cluster:
-    """`gang` makes a gang that is not started, `capacity` tells how many workers would fit now, `offer` what the
-    least of them has, `errand` runs a function in another process, and `services` keeps an object, "module:Class"
-    made with a token and an address, on every node."""
+    """`gang` makes a gang that is not started, `offer` tells what the least of the workers has, `errand` runs a
+    function in another process, and `services` keeps an object, "module:Class" made with a token and an address, on
+    every node."""
 
     gang: Callable[[], Gang]
-    capacity: Callable[[Bundle], int]
     offer: Callable[[Bundle], Offer | None]
     errand: Callable[..., Errand]
     services: Callable[[str, str], Services]

@@ -2,117 +2,105 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import multiprocessing
 import os
 import time
-from multiprocessing.connection import Connection, wait
+from collections.abc import Set
 from typing import Any
 
-from cluster.gang import FINISHED, Beat, Bundle, RankStatus
-from cluster.host import RankHost, die_with_parent
+from cluster.gang import Beat, Bundle, RankStatus
 from cluster.link import Seat
+from cluster.watch import Watch
+from cluster.zygote import Zygote
 
-START_TIMEOUT = 120.0
-"""Seconds for a fresh process to import torch and answer, on a slow and busy disk."""
+LOOPBACK = "127.0.0.1"
 
 
 class ProcessGang:
-    """Ranks as spawned processes that die with this one, on loopback."""
+    """Ranks forked from one process that dies with this one, on loopback."""
 
     def __init__(self) -> None:
-        self._processes: list[Any] = []
-        self._pipes: list[Connection] = []
-        self._status: list[RankStatus] = []
-        self._received = 0
-        self._asked = 0
+        self._watch = Watch(LOOPBACK)
+        self._zygote: Zygote | None = None
 
-    def start(self, world: int, bundle: Bundle, target: str, config: dict[str, Any]) -> None:
+    def capacity(self, bundle: Bundle, avoid: Set[str] = frozenset()) -> int:
+        """See `Gang.capacity`. As many as there are processors for; `start` takes more."""
+        return int((os.cpu_count() or 1) / bundle.cpu)
+
+    def start(
+        self,
+        world: int,
+        bundle: Bundle,
+        target: str,
+        config: dict[str, Any],
+        together: int = 1,
+        avoid: Set[str] = frozenset(),
+    ) -> None:
         """See `Gang.start`."""
-        context = multiprocessing.get_context("spawn")
-        for rank in range(world):
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_serve, args=(theirs, os.getpid()), name=f"rank-{rank}", daemon=True
-            )
-            process.start()
-            theirs.close()
-            self._processes.append(process)
-            self._pipes.append(ours)
-            self._status.append(
-                RankStatus(rank, "local", process.pid or 0, "starting", heard=time.monotonic())
-            )
-        port = self._ask(0, "open_store", "127.0.0.1")
-        for rank in range(world):
-            self._ask(rank, "launch", Seat(rank, world, rank, "127.0.0.1", port), target, config)
+        if self._zygote is None or self._zygote.target != target:
+            self._end()
+            self._zygote = Zygote(target)
+        self.stop()
+        now = time.monotonic()
+        token = self._watch.expect(
+            [RankStatus(rank, "local", 0, "starting", heard=now) for rank in range(world)]
+        )
+        words = {"target": target, "config": config, "watcher": self._watch.address, "token": token}
+        try:
+            for rank in range(world):
+                seat = dataclasses.asdict(Seat(rank, world, rank, LOOPBACK))
+                pid = self._zygote.launch(seat=seat, **words)
+                self._watch.mark(rank, pid=pid, heard=time.monotonic())
+        except OSError as error:
+            self._end()
+            raise TimeoutError(f"workers did not start: {error}") from None
 
-    def poll(self, saved: int) -> Beat:
+    def hold(self, count: int) -> None:
+        """See `Gang.hold`. There is nothing to hold: one process forks any number of ranks."""
+
+    def ready(self) -> int:
+        """See `Gang.ready`."""
+        return os.cpu_count() or 1
+
+    def poll(self, saved: int, wait: float = 0.0) -> Beat:
         """See `Gang.poll`."""
-        rows: tuple[dict[str, Any], ...] = ()
-        for rank, status in enumerate(self._status):
-            if status.state in FINISHED:
-                continue
-            answer = self._ask(rank, "beat", self._received, saved, timeout=1.0)
-            if answer is None:
-                continue
-            fields = {k: answer[k] for k in ("state", "error", "failed_at", "result", "step", "saving")}
-            self._status[rank] = dataclasses.replace(status, heard=time.monotonic(), **fields)
-            if rank == 0:
-                rows = tuple(answer["rows"])
-                self._received += len(rows)
-        return Beat(tuple(self._status), rows)
+        beat = self._watch.poll(saved, wait)
+        silent = [r for r in beat.ranks if r.state == "dead" and not r.error]
+        if not silent:
+            return beat
+        for rank in silent:
+            self._watch.mark(rank.rank, error=f"process ended with exit code {self._exit_code(rank.pid)}")
+        return dataclasses.replace(self._watch.poll(saved, 0.0), rows=beat.rows)
 
     def request_stop(self) -> None:
         """See `Gang.request_stop`."""
-        for rank in range(len(self._processes)):
-            self._ask(rank, "request_stop", timeout=1.0)
+        self._watch.tell({"stop": True})
 
     def stop(self) -> None:
         """See `Gang.stop`."""
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.join(timeout=10)
-        for pipe in self._pipes:
-            pipe.close()
-        self._processes, self._pipes = [], []
+        if self._zygote is not None:
+            try:
+                self._zygote.end_ranks()
+            except OSError:
+                self._end()
 
-    def _ask(self, rank: int, method: str, *arguments: Any, timeout: float = START_TIMEOUT) -> Any:
-        """Call a method of a rank's host. None, and the rank marked dead, if its process is gone."""
-        pipe = self._pipes[rank]
-        self._asked += 1
-        deadline = time.monotonic() + timeout
-        dead = False
-        try:
-            pipe.send((self._asked, method, arguments))
-            while wait([pipe], max(deadline - time.monotonic(), 0)):
-                number, answer = pipe.recv()
-                if number == self._asked:  # else the late answer to a question that was given up
-                    return answer
-            dead = not self._processes[rank].is_alive()
-        except (EOFError, OSError):
-            dead = True
-            self._processes[rank].join(timeout=5)
-        if dead:
-            code = self._processes[rank].exitcode
-            self._status[rank] = dataclasses.replace(
-                self._status[rank],
-                state="dead",
-                error=f"process ended with exit code {code}",
-                failed_at=time.time(),
-            )
+    def close(self) -> None:
+        """See `Gang.close`."""
+        self.stop()
+        self._end()
+        self._watch.close()
+
+    def _end(self) -> None:
+        if self._zygote is not None:
+            self._zygote.close()
+            self._zygote = None
+
+    def _exit_code(self, pid: int) -> int | None:
+        deadline = time.monotonic() + 1.0
+        with contextlib.suppress(OSError):
+            while self._zygote is not None and time.monotonic() < deadline:
+                if (code := self._zygote.exits().get(pid)) is not None:
+                    return code
+                time.sleep(0.002)  # the kernel closes the connection just before the process ends
         return None
-
-
-def _serve(pipe: Connection, parent: int) -> None:
-    """A child's life: answer the parent until it is gone."""
-    die_with_parent()
-    if os.getppid() != parent:
-        os._exit(1)
-    host = RankHost()
-    try:
-        while True:
-            number, method, arguments = pipe.recv()
-            pipe.send((number, getattr(host, method)(*arguments)))
-    except (EOFError, OSError):
-        os._exit(0)

@@ -46,6 +46,8 @@ class RayServices:
             actor = remote.options(num_cpus=0, scheduling_strategy=where).remote(self._target, self._token)
             self._actors[node] = actor
         for node, actor in list(self._actors.items()):
+            if node in self._places:
+                continue  # it may be gone, but whoever needs it finds that out sooner than it can be asked here
             try:
                 self._places[node] = ray.get(actor.place.remote(), timeout=START_TIMEOUT)
             except RayError:

@@ -10,17 +10,19 @@ import dataclasses
 import os
 import secrets
 import time
+from collections.abc import Set
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-from cluster.gang import FINISHED, Beat, Bundle, Gang
-from cluster.host import describe
+from cluster.gang import Beat, Bundle, Gang
 from cluster.place import Cluster, Errand
+from cluster.rank import describe
 from orchestrator import assemble, export, finish
 from orchestrator import plan as planning
 from orchestrator.checkpoint.manifest import Manifest
-from orchestrator.decide import ENDED, Action, Failure, Rules, Seen, State, decide
+from orchestrator.decide import ENDED, Action, Rules, Seen, State, decide
 from orchestrator.errors import InputError
+from orchestrator.health import Failure, excluded
 from orchestrator.layout import Layout, ModelShape
 from orchestrator.machines import Machine, machine_for
 from orchestrator.record import Record
@@ -29,7 +31,11 @@ from orchestrator.spec import JobSpec
 from orchestrator.train.task import ENTRY, Task
 
 POLL = 0.1
-"""Seconds between looks at a running gang; a look itself waits a little for answers."""
+"""Seconds between looks at a gang that has no news."""
+COUNT_EVERY = 2.0
+"""Seconds between counts of the room that there is beside a running gang."""
+FIRST_RESTART = 10.0
+"""Seconds that a change of the gang is taken to cost before one has been measured."""
 STATUS_EVERY = 1.0
 """Seconds between writings of status.json."""
 HOLDER = "orchestrator.checkpoint.holder:Holder"
@@ -55,8 +61,11 @@ class Controller:
         self._machine: Machine | None = None
         self._data = ""
         self._preparing: Future[str] | None = None
-        self._gang: Gang | None = None
+        self._gang: Gang = cluster.gang()
+        self._running = False
         self._beat = Beat()
+        self._room, self._counted = 0, 0.0
+        self._avoid: Set[str] = frozenset()
         self._exporting: tuple[int, Errand] | None = None
         self._exported: dict[str, Any] = {}
         self._export_failed = ""
@@ -91,7 +100,7 @@ class Controller:
             "note": self._note,
             "time": time.time(),
             "pid": os.getpid(),
-            "ranks": ranks if self._gang is not None else [],
+            "ranks": ranks if self._running else [],
         }
 
     def drive(self) -> dict[str, Any]:
@@ -106,7 +115,10 @@ class Controller:
         self._state = State(
             since=time.time(),
             attempt=record.attempts,
-            failures=tuple(Failure(e["time"], e["step"], "", e["first_fault"], told=False) for e in faults),
+            failures=tuple(
+                Failure(e["time"], e["step"], "", e["first_fault"], told=False, node=e.get("node") or "")
+                for e in faults
+            ),
             step=record.step,
         )
         self._write_status(force=True)
@@ -124,7 +136,7 @@ class Controller:
             self._write_status(force=True)
             raise
         finally:
-            self._stop_gang()
+            self._gang.close()
             if self._services is not None:
                 self._services.stop()
 
@@ -145,6 +157,7 @@ class Controller:
             "wait": self._wait,
             "start": self._start,
             "watch": self._watch,
+            "hold": self._hold,
             "ask_stop": self._ask_stop,
             "halt": self._halt,
             "export": self._export,
@@ -157,25 +170,41 @@ class Controller:
 
     def _observe(self, record: Record) -> Seen:
         now = time.time()
-        if self._gang is not None:
-            self._beat = self._gang.poll(record.saved)
+        if self._running:
+            self._beat = self._gang.poll(record.saved, POLL)
             self._take(record, self._beat.rows)
-        heard = [r.heard for r in self._beat.ranks if r.state not in FINISHED]
+            now = time.time()
         hours, usd = record.spent(now)
         return Seen(
             now=now,
+            clock=time.monotonic(),
             prepared=bool(self._data),
             exported=self._exported.get("step") == self._state.step,
             export_failed=self._export_failed,
-            capacity=self._cluster.capacity(self._bundle) if self._state.phase == "wait" else 0,
-            ranks=self._beat.ranks if self._gang is not None else (),
-            silent=time.monotonic() - min(heard) if heard else 0.0,
+            capacity=self._count_room(now),
+            ready=self._gang.ready(),
+            ranks=self._beat.ranks if self._running else (),
+            gap=self._beat.gap,
             placement_failed=self._placement_failed,
             stop=self._stop or record.unsaved(now),
             step_seconds=record.step_seconds,
+            longest_step=record.longest_step,
+            restart_seconds=record.restart_seconds or FIRST_RESTART,
             spent_hours=hours,
             spent_usd=usd,
         )
+
+    def _count_room(self, now: float) -> int:
+        """Workers that could run; counted now and then while some do, and not where it does not matter."""
+        if self._state.phase == "train" and time.monotonic() - self._counted > COUNT_EVERY:
+            self._counted = time.monotonic()
+            self._room = self._gang.capacity(self._bundle, excluded(self._state.failures, now))
+        elif self._state.phase == "wait":
+            apart = self._gang.capacity(self._bundle, excluded(self._state.failures, now))
+            enough = apart >= self._spec.resources.workers.min
+            self._avoid = excluded(self._state.failures, now) if enough else frozenset()
+            self._room = apart if enough else self._gang.capacity(self._bundle)
+        return self._room
 
     def _take(self, record: Record, rows: tuple[Row, ...]) -> None:
         """Write rows down, tell of saves that failed, and export beside training what was published."""
@@ -204,7 +233,12 @@ class Controller:
         self._machine = machine_for(self._cluster.offer(self._bundle), self._bundle)
         # What is illegal is told before anything starts.
         planning.plan(self._spec, self._shape, self._spec.resources.workers.max, self._machine)
-        self._rules = Rules(self._spec, planning.chooser(self._spec, self._shape, self._machine))
+        shape, machine = self._shape, self._machine
+        self._rules = Rules(
+            self._spec,
+            planning.chooser(self._spec, shape, machine),
+            lambda layout: planning.predict(self._spec, shape, layout, machine).seconds,
+        )
         record.track()
 
     def _wait(self, record: Record, action: Action, before: State) -> None:
@@ -233,11 +267,11 @@ class Controller:
         self._event("start", f"{layout.world} workers {source}", layout=layout.to_json(), **told)
         self._write_status(force=True)
         self._beat = Beat()
-        self._gang = self._cluster.gang()
+        task = self._task(record, layout, restored).to_json()
         try:
-            self._gang.start(
-                layout.world, self._bundle, ENTRY, self._task(record, layout, restored).to_json()
-            )
+            self._gang.start(layout.world, self._bundle, ENTRY, task, layout.tp, self._avoid)
+            self._running = True
+            self._gang.hold(layout.world + self._spec.resources.spares)
         except TimeoutError as error:
             self._stop_gang()
             self._placement_failed = str(error)
@@ -264,19 +298,24 @@ class Controller:
             self._note = ""
             began = record.training_began(self._state.attempt)
             self._event("train", f"the first step of attempt {self._state.attempt} is done", time=began)
-        time.sleep(POLL)
+
+    def _hold(self, record: Record, action: Action, before: State) -> None:
+        self._note = action.reason
+        self._gang.hold(action.workers + self._spec.resources.spares)
 
     def _ask_stop(self, record: Record, action: Action, before: State) -> None:
         self._note = f"stopping: {action.reason}"
-        if self._gang is not None:
-            self._gang.request_stop()
+        self._gang.request_stop()
 
     def _halt(self, record: Record, action: Action, before: State) -> None:
         """End the gang; after a fault, count what must be done again."""
-        if self._gang is not None:
+        if self._running:
             self._take(record, self._gang.poll(record.saved).rows)
+            self._state = dataclasses.replace(self._state, step=max(self._state.step, record.step))
         self._stop_gang()
         if not action.first_fault:
+            if self._state.phase == "export":
+                self._gang.close()  # what it occupied is free for others while the model is written
             self._note = action.reason
             self._event("stop", action.reason)
             return
@@ -284,7 +323,8 @@ class Controller:
         commit, _ = record.last_commit(self._state.bad_commits)
         lost = record.beyond(commit.step if commit else 0)
         counted = {"lost_steps": len(lost), "seconds_lost": sum(row["step_seconds"] for row in lost)}
-        self._event("stop", "a fault ended the attempt", first_fault=action.first_fault, **counted)
+        node = self._state.failures[-1].node
+        self._event("stop", "a fault ended the attempt", first_fault=action.first_fault, node=node, **counted)
 
     def _export(self, record: Record, action: Action, before: State) -> None:
         """Wait for an export under way, then export the last commit."""
@@ -336,6 +376,5 @@ class Controller:
             self._record.document("status.json", self.status())
 
     def _stop_gang(self) -> None:
-        if self._gang is not None:
-            self._gang.stop()
-            self._gang = None
+        self._running = False
+        self._gang.stop()

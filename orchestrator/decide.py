@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from cluster.gang import RankStatus
+from orchestrator.health import Failure, Vital, bad_commit, first_fault
 from orchestrator.layout import Layout
 from orchestrator.spec import JobSpec
 
@@ -21,35 +22,22 @@ ENDED: frozenset[str] = frozenset({"done", "failed", "stopped"})
 
 SETTLE = 3.0
 """Seconds to wait for more workers once the smallest gang fits: nodes and freed resources arrive one by one."""
-GRACE = 3.0
-"""Seconds that a lost connection may wait for the death that explains it to be seen."""
-SILENCE = 60.0
-"""Seconds after which a rank that does not answer is taken for lost."""
-FIRST_STEP = 900.0
-"""Seconds that a gang may take to its first step: imports, compilation, reading a checkpoint."""
-STALL = 20.0
-"""Steps' worth of time without a step after which the gang is taken to hang, but never under SILENCE."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """One attempt that ended badly after `step` steps: which rank, where, and why; `told` if the rank raised it."""
-
-    time: float
-    step: int
-    where: str
-    why: str
-    told: bool
-
-    @property
-    def text(self) -> str:
-        """The first fault in one line."""
-        return f"{self.where}: {self.why}" if self.where else self.why
+DEATHS = 3
+"""Deaths of one rank at one step, in the same way, after which the program is taken to be the cause."""
+ROOMY = 10.0
+"""Seconds for which there must be room for more workers before the gang grows."""
+WORTH = 2.0
+"""Times its cost that growing must save over the rest of the run."""
 
 
 @dataclass(frozen=True)
 class State:
-    """Where the run is. `since` is when the phase began, unix seconds."""
+    """Where the run is.
+
+    `since` is when the phase began, and `moved` when the last step was seen, unix seconds. `stopping` says why the
+    run is to end, `resizing` why the gang is to be replaced though nothing failed. `suspected` is since when a rank
+    complains of a peer, and `roomy` since when there has been room for more workers; 0 if it is not so.
+    """
 
     phase: Phase = "prepare"
     since: float = 0.0
@@ -58,6 +46,9 @@ class State:
     step: int = 0
     moved: float = 0.0
     stopping: str = ""
+    resizing: str = ""
+    suspected: float = 0.0
+    roomy: float = 0.0
     failures: tuple[Failure, ...] = ()
     bad_commits: frozenset[int] = frozenset()
     outcome: str = ""
@@ -65,39 +56,51 @@ class State:
 
 @dataclass(frozen=True)
 class Seen:
-    """One observation. `capacity` is how many workers would fit, looked at only while no gang runs;
-    `spent_hours` and `spent_usd` are the whole job's, all attempts together."""
+    """One observation.
+
+    `clock` is the monotonic time that `RankStatus.heard` is in. `capacity` is how many workers could run, without
+    nodes that are excluded or will be taken away; `ready` for how many of them all imports are done. `step_seconds`
+    and `longest_step` are of the latest steps, `gap` between the latest beats, `restart_seconds` what the last
+    change of the gang cost. `spent_hours` and `spent_usd` are the whole job's, all attempts together.
+    """
 
     now: float
+    clock: float = 0.0
     prepared: bool = False
     exported: bool = False
     export_failed: str = ""
     capacity: int = 0
+    ready: int = 0
     ranks: tuple[RankStatus, ...] = ()
-    silent: float = 0.0
+    gap: float = 0.0
     placement_failed: str = ""
     stop: str = ""
     step_seconds: float = 0.0
+    longest_step: float = 0.0
+    restart_seconds: float = 0.0
     spent_hours: float = 0.0
     spent_usd: float = 0.0
 
 
 @dataclass(frozen=True)
 class Action:
-    """What the controller does. `do` is prepare, wait, start, watch, ask_stop, halt, export or finish."""
+    """What the controller does. `do` is prepare, wait, start, watch, hold, ask_stop, halt, export or finish."""
 
     do: str
     reason: str = ""
     layout: Layout | None = None
     first_fault: str = ""
+    workers: int = 0
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What does not change during a run. `choose` gives the best layout on that many workers, or None."""
+    """What does not change during a run. `choose` gives the best layout on that many workers, or None, and `predict`
+    the seconds that a step under a layout takes."""
 
     spec: JobSpec
     choose: Callable[[int], Layout | None]
+    predict: Callable[[Layout], float] = lambda layout: 1.0 / layout.world
 
 
 def decide(rules: Rules, state: State, seen: Seen) -> tuple[State, Action]:
@@ -131,14 +134,17 @@ def _wait(rules: Rules, state: State, seen: Seen) -> tuple[State, Action]:
         return _finish(state, seen, "stopped", limit)
     waited = seen.now - state.since
     room = min(seen.capacity, workers.max)
-    if room < workers.max and waited < SETTLE:
+    # Later attempts take what is there at once: time without a gang is lost, and one that is too small can grow.
+    settle = SETTLE if state.layout is None or room < workers.min else 0.0
+    if room < workers.max and waited < settle:
         return state, Action("wait", f"room for {room} of {workers.max} workers")
     layout = rules.choose(room) if room >= workers.min else None
     if layout is not None and layout.world >= workers.min:
         reason = f"{layout.world} workers, layout {layout}"
         changes = {"attempt": state.attempt + 1, "layout": layout, "moved": seen.now}
+        changes |= {"resizing": "", "suspected": 0.0, "roomy": 0.0}
         return _enter(state, "start", seen, **changes), Action("start", reason, layout)
-    if room == workers.max and waited >= SETTLE:
+    if room == workers.max and waited >= settle:
         text = f"no legal layout uses {workers.min} to {workers.max} workers"
         return _finish(state, seen, "failed", text + "; change resources.workers or train.global_batch")
     if waited > rules.spec.limits.wait:
@@ -158,6 +164,8 @@ def _train(rules: Rules, state: State, seen: Seen) -> tuple[State, Action]:
         return _enter(state, "train", seen, step=step, moved=seen.now), Action("watch")
     if step > state.step:
         state = dataclasses.replace(state, step=step, moved=seen.now)
+    if any(r.state == "failed" for r in seen.ranks) and not state.suspected:
+        state = dataclasses.replace(state, suspected=seen.now)
     if fault := _fault(state, seen):
         return _failed(rules, state, seen, fault)
     if seen.ranks and all(r.state == "done" for r in seen.ranks):
@@ -165,7 +173,31 @@ def _train(rules: Rules, state: State, seen: Seen) -> tuple[State, Action]:
     stop = seen.stop or _limit(rules, seen)
     if stop and not state.stopping:
         return dataclasses.replace(state, stopping=stop), Action("ask_stop", stop)
+    if state.phase == "train" and not state.stopping and not state.resizing:
+        return _resize(rules, state, seen)
     return state, Action("watch")
+
+
+def _resize(rules: Rules, state: State, seen: Seen) -> tuple[State, Action]:
+    """Leave nodes in time that are taken away, and use room for more workers where that pays."""
+    if leaving := sorted({r.node for r in seen.ranks if r.leaving}):
+        reason = f"{', '.join(leaving)} will be taken away"
+        return dataclasses.replace(state, resizing=reason), Action("ask_stop", reason)
+    assert state.layout is not None
+    room = min(seen.capacity, rules.spec.resources.workers.max)
+    larger = rules.choose(room) if room > state.layout.world else None
+    if larger is None or larger.world <= state.layout.world:
+        return dataclasses.replace(state, roomy=0.0), Action("watch")
+    if not state.roomy:
+        return dataclasses.replace(state, roomy=seen.now), Action("watch")
+    left = (rules.spec.train.steps - state.step) * seen.step_seconds
+    saved = left * (1 - rules.predict(larger) / rules.predict(state.layout))
+    if seen.now - state.roomy < ROOMY or saved < WORTH * seen.restart_seconds:
+        return state, Action("watch")
+    if seen.ready < larger.world:
+        return state, Action("hold", f"{larger.world} workers are made ready", workers=larger.world)
+    reason = f"there is room for {larger.world} workers, which saves {saved:.0f} s"
+    return dataclasses.replace(state, resizing=reason), Action("ask_stop", reason)
 
 
 def _ended(state: State, seen: Seen) -> tuple[State, Action]:
@@ -173,6 +205,8 @@ def _ended(state: State, seen: Seen) -> tuple[State, Action]:
     result = seen.ranks[0].result
     if result["ended"] == "steps":
         return _enter(state, "export", seen, step=result["step"]), Action("halt", "all steps are done")
+    if state.resizing and not state.stopping and result["ended"] == "stop":
+        return _enter(state, "stop", seen, step=result["step"]), Action("halt", state.resizing)
     text = state.stopping or f"step {result['step']} is reached, as asked by --until"
     stopped = _enter(state, "stop", seen, step=result["step"], outcome="stopped", stopping=text)
     return stopped, Action("halt", text)
@@ -181,8 +215,10 @@ def _ended(state: State, seen: Seen) -> tuple[State, Action]:
 def _failed(rules: Rules, state: State, seen: Seen, fault: Failure) -> tuple[State, Action]:
     limits = rules.spec.limits
     recent = [f for f in state.failures if seen.now - f.time < limits.restart_window]
-    bad = _bad_commit(fault.text)
-    same = [f for f in recent if f.told and fault.told and (f.step, f.why) == (fault.step, fault.why)]
+    bad = bad_commit(fault.text)
+    alike = [f for f in recent if (f.step, f.told) == (fault.step, fault.told)]
+    same = fault.told and any(f.why == fault.why for f in alike)
+    same = same or (bool(fault.where) and sum(f.where == fault.where for f in alike) + 1 >= DEATHS)
     changes: dict[str, Any] = {"failures": (*recent, fault)}
     if bad is not None and bad not in state.bad_commits:
         changes["bad_commits"] = state.bad_commits | {bad}
@@ -219,52 +255,20 @@ def _finish(state: State, seen: Seen, outcome: str, text: str) -> tuple[State, A
 
 
 def _fault(state: State, seen: Seen) -> Failure | None:
-    """The first fault of the gang: what was raised first, else who died, else who went silent or hangs."""
-    told = sorted((r for r in seen.ranks if r.state == "failed"), key=lambda r: r.failed_at)
-    dead = sorted((r for r in seen.ranks if r.state == "dead"), key=lambda r: r.failed_at)
-    # A peer's death makes others raise connection errors: the death came first, whoever was heard first.
-    late = bool(told) and not dead and seen.now - told[0].failed_at >= GRACE
-    if told and (late or not all(_is_consequence(r.error) for r in told)):
-        root = next((r for r in told if not _is_consequence(r.error)), told[0])
-        return Failure(seen.now, state.step, f"rank {root.rank} on {root.node}", root.error, told=True)
-    if dead:
-        first = dead[0]
-        return Failure(
-            seen.now, state.step, f"rank {first.rank} on {first.node} died", first.error, told=False
+    return first_fault(
+        Vital(
+            now=seen.now,
+            clock=seen.clock,
+            ranks=seen.ranks,
+            step=state.step,
+            moved=state.moved,
+            suspected=state.suspected,
+            longest_step=seen.longest_step,
+            gap=seen.gap,
+            starting=state.phase == "start",
+            ending=bool(state.stopping or state.resizing),
         )
-    if told:
-        return None  # a peer will be found dead within GRACE
-    still = seen.now - state.moved
-    patience = (
-        FIRST_STEP
-        if state.phase == "start" or any(r.saving for r in seen.ranks)
-        else max(SILENCE, STALL * seen.step_seconds)
     )
-    if seen.silent > SILENCE:
-        return Failure(seen.now, state.step, "", f"no answer from a rank for {seen.silent:.0f} s", told=False)
-    if seen.ranks and still > patience and not all(r.state == "done" for r in seen.ranks):
-        return Failure(seen.now, state.step, "", f"no step for {still:.0f} s", told=False)
-    return None
-
-
-def _is_consequence(text: str) -> bool:
-    """Whether an exception only says that a peer is gone."""
-    signs = (
-        "Connection closed by peer",
-        "Connection reset",
-        "Broken pipe",
-        "Timed out",
-        "DistNetworkError",
-        "NCCL",
-    )
-    return any(sign in text for sign in signs)
-
-
-def _bad_commit(text: str) -> int | None:
-    """The step of the commit that a rank found corrupt, from its error."""
-    _, found, rest = text.partition("CorruptCommit: step ")
-    digits = rest.split(":")[0].split(" ")[0] if found else ""
-    return int(digits) if digits.isdigit() else None
 
 
 def _limit(rules: Rules, seen: Seen) -> str:

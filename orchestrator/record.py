@@ -27,6 +27,8 @@ PATIENCE = 60.0
 """Seconds that the end of a run waits for storage to take its last rows."""
 PAUSE = 5.0
 """Seconds without a try after a document could not be written."""
+LATEST = 20
+"""Rows that the longest step of late is taken from."""
 COUNT_EVERY = 10.0
 """Seconds between countings of what the job has spent."""
 
@@ -72,6 +74,21 @@ class Record:
     def step_seconds(self) -> float:
         """Median of the latest steps, 0 if there are none."""
         return statistics.median(row["step_seconds"] for row in self.recent) if self.recent else 0.0
+
+    @property
+    def longest_step(self) -> float:
+        """Seconds of the longest of the latest steps of the attempt that runs, 0 if there are none."""
+        latest = [row for row in self.recent if row["attempt"] == self.recent[-1]["attempt"]][-LATEST:]
+        return max((row["step_seconds"] for row in latest), default=0.0)
+
+    @property
+    def restart_seconds(self) -> float:
+        """From the end of an attempt to the first step of the next, as last measured; 0 if there was none."""
+        for n in reversed([n for n, event in enumerate(self.events) if event["phase"] == "stop"]):
+            began = next((event for event in self.events[n:] if event["phase"] == "train"), None)
+            if began is not None:  # later ones tell of saves
+                return float(began["time"] - self.events[n]["time"])
+        return 0.0
 
     def event(self, attempt: int, step: int, phase: str, reason: str, **more: Any) -> None:
         """Add a row to events.jsonl."""

@@ -120,7 +120,7 @@ def _run(spec: JobSpec, task: Task, last: int) -> dict[int, Row]:
             _refuse(beat.ranks, time.monotonic() - moved, last)
             time.sleep(0.05)
     finally:
-        gang.stop()
+        gang.close()
 
 
 def _refuse(ranks: tuple[RankStatus, ...], still: float, last: int) -> None:

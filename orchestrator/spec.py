@@ -175,7 +175,7 @@ class ResourceSpec(_Model):
 
     workers: Workers = Workers(min=1, max=1)
     per_worker: PerWorker = Field(default_factory=PerWorker)
-    spares: Literal[0] = Field(default=0, description="workers that stand by; none in this version")
+    spares: Count = Field(default=0, description="workers that stand by, with all imports done")
 
     @field_validator("workers", mode="before", json_schema_input_type=Workers | int)
     @classmethod

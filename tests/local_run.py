@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 from prepared import prepare_here
 from scripted import Holders
 
-from cluster.gang import Gang
+from cluster.gang import Bundle, Gang
 from cluster.machine import Offer
 from cluster.place import Cluster
 from cluster.process_gang import ProcessGang
@@ -19,13 +19,36 @@ from orchestrator.rundir import RunDir
 from orchestrator.spec import parse
 
 
+class LocalGang(ProcessGang):
+    """A gang of local processes that has room for so many workers in each attempt; the last number stays."""
+
+    def __init__(self, rooms: list[int]) -> None:
+        super().__init__()
+        self._rooms, self._running = rooms, False
+
+    def capacity(self, bundle: Bundle, avoid: Set[str] = frozenset()) -> int:
+        """See `Gang.capacity`."""
+        return self._rooms[0]
+
+    def start(self, *arguments: Any, **more: Any) -> None:
+        """See `Gang.start`."""
+        super().start(*arguments, **more)
+        self._running = True
+
+    def stop(self) -> None:
+        """See `Gang.stop`."""
+        super().stop()
+        if self._running and len(self._rooms) > 1:
+            del self._rooms[0]
+        self._running = False
+
+
 def drive_here(
     document: dict[str, Any],
     run: str,
     cache: Path,
     *,
-    gang: Callable[[], Gang] = ProcessGang,
-    capacity: Callable[[], int] = lambda: 2,
+    gang: Callable[[], Gang] | None = None,
     faults: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """Run a job that exports nothing, with its data prepared in `cache`. Returns the summary."""
@@ -35,8 +58,7 @@ def drive_here(
     place = RunDir(run)
     place.create()
     cluster = Cluster(
-        gang=gang,
-        capacity=lambda bundle: capacity(),
+        gang=gang or (lambda: LocalGang([2])),
         offer=lambda bundle: Offer(8e9),
         errand=lambda *call: pytest.fail("nothing is exported"),
         services=Holders,

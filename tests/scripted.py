@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cluster.fake_gang import FakeGang
+from cluster.fake_gang import Attempt, FakeGang
 from cluster.faults import Fault
 from cluster.gang import Beat, RankState, RankStatus
 from cluster.link import Link, Seat
@@ -47,13 +47,13 @@ class Training:
     polls: int = 1
     kill_controller_at: int = 0
     failing: frozenset[int] = frozenset()
-    gangs: list[FakeGang] = field(default_factory=list)
+    gangs: list[Attempt] = field(default_factory=list)
 
-    def __call__(self, gang: FakeGang) -> Iterator[Beat]:
+    def __call__(self, gang: Attempt) -> Iterator[Beat]:
         self.gangs.append(gang)
         return self._attempt(gang)
 
-    def _attempt(self, gang: FakeGang) -> Iterator[Beat]:
+    def _attempt(self, gang: Attempt) -> Iterator[Beat]:
         yield beat(gang, "starting")
         task, link = Task(**gang.config), Link(Seat(0, gang.world, 0, "node-0", 0))
         stores = [*peers(task), Store(f"{task.run}/checkpoints")]
@@ -164,12 +164,12 @@ def tokens(task: Task, step: int) -> int:
     return int(step * task.job["train"]["global_batch"] * task.job["data"]["sequence_length"])
 
 
-def beat(gang: FakeGang, state: RankState, step: int = -1, rows: tuple[Any, ...] = (), **more: Any) -> Beat:
+def beat(gang: Attempt, state: RankState, step: int = -1, rows: tuple[Any, ...] = (), **more: Any) -> Beat:
     """All ranks in one state."""
     return Beat(tuple(status(rank, state, step, **more) for rank in range(gang.world)), rows)
 
 
-def broken(gang: FakeGang, fault: Fault, step: int, rows: tuple[Any, ...]) -> Beat:
+def broken(gang: Attempt, fault: Fault, step: int, rows: tuple[Any, ...]) -> Beat:
     """All ranks run but the one that the fault befalls."""
     ranks = [status(rank, "running", step) for rank in range(gang.world)]
     if fault.kind == "kill":
@@ -225,14 +225,12 @@ class Holders:
 
 def place(
     gang: Callable[[], FakeGang],
-    capacity: Callable[[], int],
     errand: Callable[..., Errand] = lambda function, *arguments: Errand(lambda: function(*arguments)),
     services: Callable[[str, str], Holders] = Holders,
 ) -> Cluster:
-    """A cluster with room for that many workers, whose gangs are fakes."""
+    """A cluster whose gangs are fakes."""
     return Cluster(
         gang=gang,
-        capacity=lambda bundle: capacity(),
         offer=lambda bundle: Offer(8e9),
         errand=errand,
         services=services,
@@ -243,5 +241,5 @@ def drive(spec: JobSpec, uri: str, until: int | None = None) -> dict[str, Any]:
     """A whole run of the script in the directory at `uri`; its data must be prepared. Returns the summary."""
     run = RunDir(uri)
     run.create()
-    cluster = place(lambda: FakeGang(Training()), lambda: spec.resources.workers.max)
+    cluster = place(lambda: FakeGang(Training(), capacity=lambda: spec.resources.workers.max))
     return Controller(spec, run, until, cluster).drive()

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.host import RankHost
 from cluster.link import Link, Seat
+from cluster.rank import serve_store
 
 
 def train_each(config: dict[str, Any], link: Link) -> dict[str, Any]:
     """Train the tasks in `config` one after another, each alone in the world; name -> losses, or the error."""
-    from cluster.host import describe
+    from cluster.rank import describe
     from orchestrator.train.loop import main
 
     found: dict[str, Any] = {}
     for name, task in config.items():
-        host = RankHost()
-        port = host.open_store("127.0.0.1")
-        alone = Link(Seat(0, 1, 0, "127.0.0.1", port), host._store)
+        store = serve_store("127.0.0.1")
+        alone = Link(Seat(0, 1, 0, "127.0.0.1", store.port), store)
         try:
             main(task, alone)
             found[name] = [row["loss"] for row in alone.unsaved_rows()]

@@ -97,23 +97,26 @@ class Commits:
             return
         step, restored = progress["step"], self._task.restore
         patience = min(SETTLE_TIMEOUT, self._spec.limits.unsaved)
-        end, late, failures = time.monotonic() + patience, False, 1
-        self._link.saving(True)
+        end, late, failures, tries = time.monotonic() + patience, False, 1, 0
         while failures and not late:
             if self._saved != step:
                 self._save(progress, None, durable=True)
-                self._link.saving(True)
+            self._link.waiting(True)
             assert self._saver is not None
-            self._note(self._saver.close(patience))
+            self._note(self._saver.close(SETTLE_TIMEOUT))
             self._saver = None
-            failed = step != restored and self._latest != (step, "")
+            # Rank 0 publishes, so its word is the commit's; a writer whose note it withdrew may fail in its wake.
+            failed = self._link.seat.rank == 0 and step != restored and self._latest != (step, "")
             _, late, failures = agree(0, time.monotonic() > end, int(failed))
             if failures and not late:
                 time.sleep(RETRY_EVERY)
+                tries += 1
+                # Another name for each try: what a writer notes late is of none but its own.
+                self._store = Store(self._store.uri, attempt=f"{tries}{self._task.token}")
                 self._saved, self._saver = -1, self._open_saver()
-        self._link.saving(False)
+        self._link.waiting(False)
         if failed:
-            reason = self._latest[1] or f"it was not written within {patience:.0f} s"
+            reason = self._latest[1] or f"it was not written within {SETTLE_TIMEOUT:.0f} s"
             raise OSError(f"the commit at step {step} failed: {reason}")
 
     def _open_saver(self) -> Saver:
@@ -138,9 +141,9 @@ class Commits:
             else [],
         }
         began = time.perf_counter()
-        self._link.saving(True)
+        self._link.waiting(True)
         self._saver.save(progress["step"], self._engine.state(), meta, durable)
-        self._link.saving(False)
+        self._link.waiting(False)
         if durable:
             self._saved, self._losses = progress["step"], []
         return time.perf_counter() - began

@@ -56,7 +56,7 @@ def open_device(spec: JobSpec, link: Link) -> Device:
         device, backend = torch.device("cpu"), "gloo"
     if seat.host.startswith("127."):
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # gloo would resolve the host name, which may lead elsewhere
-    store = link.store or dist.TCPStore(seat.host, seat.port, is_master=False, timeout=COLLECTIVE_TIMEOUT)
+    store = link.store or dist.TCPStore(seat.host, link.port(), is_master=False, timeout=COLLECTIVE_TIMEOUT)
     dist.init_process_group(
         backend, store=store, rank=seat.rank, world_size=seat.world, timeout=COLLECTIVE_TIMEOUT
     )

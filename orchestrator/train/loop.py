@@ -116,7 +116,9 @@ class Rank:
         began, at = time.perf_counter(), self._progress.step
         for fault in self._faults:
             fault.strike(self._link.seat.rank, at + 1, self._task.attempt)
+        self._link.waiting(True)
         micro_batches, digest = prefetched.next()
+        self._link.waiting(False)
         waited = time.perf_counter() - began
         lr = learning_rate(self._spec.train.optimizer, at, self._spec.train.steps)
         _seed_step(self._spec.seed, at, self._link.seat.rank)

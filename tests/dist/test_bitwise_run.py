@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 from jobs import curve, job, rows, weights, write_text
-from local_run import drive_here
+from local_run import LocalGang, drive_here
 
-from cluster.process_gang import ProcessGang
 from orchestrator import decide
 from orchestrator.checkpoint.store import Store
 
@@ -29,15 +28,10 @@ def test_kills_that_change_the_width_change_no_bit(tmp_path: Path, monkeypatch: 
     """Two workers, then one, then two again; against one that nothing disturbs."""
     monkeypatch.setattr(decide, "SETTLE", 0.0)
     text, cache = write_text(tmp_path, 20_000), tmp_path / "cache"
-    quiet, killed, gangs = tmp_path / "quiet", tmp_path / "killed", []
-
-    def gang() -> ProcessGang:
-        gangs.append(ProcessGang())
-        return gangs[-1]
-
-    drive_here(bitwise(text), str(quiet), cache, capacity=lambda: 1)
+    quiet, killed = tmp_path / "quiet", tmp_path / "killed"
+    drive_here(bitwise(text), str(quiet), cache, gang=lambda: LocalGang([1]))
     faults = ("kill@1:7", "kill@0:12/2")
-    drive_here(bitwise(text), str(killed), cache, gang=gang, capacity=lambda: (2, 1, 2)[len(gangs)], faults=faults)
+    drive_here(bitwise(text), str(killed), cache, gang=lambda: LocalGang([2, 1, 2]), faults=faults)
     found = rows(killed)
     assert [width for width, _ in itertools.groupby(row["layout"].split()[0] for row in found)] == ["dp2", "dp1", "dp2"]
     died = [event["first_fault"] for event in rows(killed, "events.jsonl") if event["first_fault"]]

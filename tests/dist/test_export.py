@@ -57,7 +57,7 @@ def _train(task: dict[str, Any]) -> None:
             time.sleep(0.05)
         assert rank.state == "done", rank.error
     finally:
-        gang.stop()
+        gang.close()
 
 
 def test_an_export_unpickles_nothing_and_agrees(run: Path, tmp_path: Path) -> None:

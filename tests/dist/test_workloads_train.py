@@ -81,7 +81,7 @@ def train(tasks: dict[str, Any]) -> dict[str, Any]:
                 return rank.result
             time.sleep(0.2)
     finally:
-        gang.stop()
+        gang.close()
 
 
 def check(tmp_path: Path, pairs: list[tuple[str, str]]) -> None:

@@ -121,7 +121,7 @@ def _ended(world: int, config: dict[str, Any], target: str, timeout: float) -> t
             time.sleep(0.05)
         return ()
     finally:
-        gang.stop()
+        gang.close()
 
 
 class Results:

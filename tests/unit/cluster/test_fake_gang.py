@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.fake_gang import FakeGang
+from cluster.fake_gang import Attempt, FakeGang
 from cluster.gang import Beat, Bundle, Gang, RankStatus
 
 RANK = RankStatus(0, "node-0", 1, "running", step=1)
 
 
-def two_beats(gang: FakeGang) -> Iterator[Beat]:
+def two_beats(gang: Attempt) -> Iterator[Beat]:
     yield Beat((RANK,), ({"step": 1},))
     yield Beat((RANK,), ({"step": gang.saved, "stop": gang.stop_requested},))
 
@@ -29,10 +29,11 @@ def test_beats_follow_the_script_and_the_last_one_stays() -> None:
 
 
 def test_a_gang_that_is_refused_never_ran() -> None:
-    gang = FakeGang(two_beats, refusal="no room")
+    gang = FakeGang(two_beats, refusals=["no room"])
     with pytest.raises(TimeoutError, match="no room"):
         gang.start(2, Bundle(), "module:function", {})
-    assert not gang.running
+    with pytest.raises(RuntimeError, match="not running"):
+        gang.poll(0)
 
 
 def test_nobody_looks_at_a_gang_that_does_not_run() -> None:

@@ -9,7 +9,6 @@ import ray
 
 from cluster.gang import Bundle
 from cluster.machine import Offer, smallest_offer
-from cluster.ray_gang import capacity
 
 
 def node(name: str, alive: bool = True, **resources: float) -> dict[str, Any]:
@@ -55,15 +54,3 @@ def test_a_worker_without_a_gpu_has_no_accelerator(nodes: list[dict[str, Any]]) 
 def test_a_node_without_processors_is_passed_over(nodes: list[dict[str, Any]]) -> None:
     nodes += [node("head", memory=1e9), node("a", CPU=1.0, memory=8e9)]
     assert smallest_offer(Bundle(1)) == Offer(8e9)
-
-
-@pytest.mark.parametrize(
-    ("bundle", "room"), [(Bundle(1), 5), (Bundle(2), 2), (Bundle(0.5), 11), (Bundle(1, 1), 1), (Bundle(9), 0)]
-)
-def test_room_is_counted_node_by_node(
-    nodes: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, bundle: Bundle, room: int
-) -> None:
-    nodes += [node("a"), node("b"), node("dead", alive=False)]
-    free = {"a": {"CPU": 3.0, "GPU": 1.0}, "b": {"CPU": 2.5}, "dead": {"CPU": 64.0}, "unknown": {"CPU": 64.0}}
-    monkeypatch.setattr("ray._private.state.available_resources_per_node", lambda: free)
-    assert capacity(bundle) == room

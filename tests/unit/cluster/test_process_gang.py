@@ -25,7 +25,7 @@ def gang() -> Iterator[ProcessGang]:
     """A gang that is not started; all its processes are gone at the end."""
     found = ProcessGang()
     yield found
-    found.stop()
+    found.close()
 
 
 def poll_until(gang: ProcessGang, seen: Callable[[Beat], bool], rows: list[Any] | None = None) -> Beat:
@@ -67,6 +67,8 @@ def test_ranks_run_to_their_end_and_no_row_is_lost(gang: ProcessGang) -> None:
     gang.stop()
     gang.stop()
     assert all(gone(pid) for pid in pids)
+    gang.close()
+    gang.close()
 
 
 def test_a_rank_that_dies_one_that_fails_and_one_that_stops(gang: ProcessGang) -> None:
@@ -99,7 +101,7 @@ def test_a_frozen_rank_is_heard_of_no_more_and_can_be_stopped(gang: ProcessGang)
     pid, heard = beat.ranks[0].pid, beat.ranks[0].heard
     os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
-    beats = [gang.poll(0) for _ in range(2)]
+    beats = [gang.poll(0, 0.3) for _ in range(2)]
     assert time.monotonic() - began < 10
     assert beats[-1].ranks[0].state == "running"
     assert beats[-1].ranks[0].heard - heard < 0.5

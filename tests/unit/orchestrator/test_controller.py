@@ -13,7 +13,7 @@ from jobs import curve, job, rows, write_text
 from prepared import prepare_here
 from scripted import ControllerKilled, Errand, Holders, Training, place
 
-from cluster.fake_gang import FakeGang
+from cluster.fake_gang import Attempt, FakeGang
 from cluster.gang import Beat
 from orchestrator import controller as controllers
 from orchestrator import decide, export, machines, record
@@ -61,7 +61,7 @@ class Runs:
         self, spec: JobSpec | None = None, until: int | None = None, faults: tuple[str, ...] = ()
     ) -> Controller:
         def gang() -> FakeGang:
-            return FakeGang(self.training, self.refusals.pop(0) if self.refusals else "")
+            return FakeGang(lambda attempt: self.training(attempt), self.refusals, lambda: self.capacity())
 
         def errand(*call: Any) -> Errand:
             self.calls.append(call)
@@ -71,7 +71,7 @@ class Runs:
             self.services.append(Holders(target, token))
             return self.services[-1]
 
-        cluster = place(gang, self.capacity, errand, services)
+        cluster = place(gang, errand, services)
         return Controller(spec or self.job(), self.run, until, cluster, faults)
 
     @property
@@ -318,7 +318,7 @@ def test_deaths_in_a_row(runs: Runs, quiet_curve: list[Any]) -> None:
 
 def test_a_silent_rank_is_a_fault(runs: Runs, quiet_curve: list[Any]) -> None:
     runs.controller(faults=("stop@1:6",)).drive()
-    assert "no answer from a rank for 3600 s" in runs.events("stop")[0]["first_fault"]
+    assert "no sign of life for 3600.0 s" in runs.events("stop")[0]["first_fault"]
     assert curve(runs.path) == quiet_curve
 
 
@@ -491,13 +491,13 @@ def test_rows_torn_by_a_crash_are_made_whole(runs: Runs, quiet_curve: list[Any])
 
 
 def test_no_gang_is_left_when_something_breaks(runs: Runs) -> None:
-    def breaks(gang: FakeGang) -> Iterator[Beat]:
+    def breaks(gang: Attempt) -> Iterator[Beat]:
         runs.training.gangs.append(gang)
         raise OSError("the disk is gone")
         yield
 
     class Breaking(Training):
-        def __call__(self, gang: FakeGang) -> Iterator[Beat]:
+        def __call__(self, gang: Attempt) -> Iterator[Beat]:
             return breaks(gang)
 
     gangs = runs.training.gangs
@@ -509,7 +509,8 @@ def test_no_gang_is_left_when_something_breaks(runs: Runs) -> None:
 
 def test_no_gang_is_left_when_its_start_breaks(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     def start(self: FakeGang, *arguments: Any) -> None:
-        self.running = True
+        self._attempt = Attempt(2, {})
+        runs.training.gangs.append(self._attempt)
         raise OSError("too many processes")
 
     monkeypatch.setattr(FakeGang, "start", start)
@@ -526,7 +527,7 @@ class Watched(Training):
 
     look: Callable[[Beat], None]
 
-    def __call__(self, gang: FakeGang) -> Iterator[Beat]:
+    def __call__(self, gang: Attempt) -> Iterator[Beat]:
         for beat in super().__call__(gang):
             yield beat
             self.look(beat)

@@ -10,24 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.gang import RankStatus
-from orchestrator.decide import (
-    ENDED,
-    FIRST_STEP,
-    GRACE,
-    SETTLE,
-    SILENCE,
-    STALL,
-    Failure,
-    Phase,
-    Rules,
-    Seen,
-    State,
-    decide,
-)
+from orchestrator.decide import ENDED, ROOMY, SETTLE, Phase, Rules, Seen, State, decide
+from orchestrator.health import FIRST_STEP, GRACE, SILENCE, STEPS, Failure
 from orchestrator.layout import Layout
 from orchestrator.spec import JobSpec, parse
 
 NOW = 10_000.0
+CLOCK = 500.0
 TWO = Layout(dp=2)
 
 
@@ -49,7 +38,7 @@ def rules(spec: JobSpec | None = None, fits: bool = True) -> Rules:
 
 
 def rank(number: int, state: Any = "running", step: int = 7, **more: Any) -> RankStatus:
-    return RankStatus(number, f"node-{number}", 100 + number, state, step=step, **more)
+    return RankStatus(number, f"node-{number}", 100 + number, state, step=step, **({"heard": CLOCK} | more))
 
 
 def failed(number: int, error: str, ago: float = 10.0, step: int = 7) -> RankStatus:
@@ -77,6 +66,7 @@ def told(why: str, ago: float = 100.0, step: int = 7) -> Failure:
 
 
 RUNNING = (rank(0), rank(1))
+DEATH = Failure(NOW - 100, 7, "rank 1 on node-1 died", "process ended with exit code -9", told=False)
 RESET = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.2]:1"
 DIVERGED = "NonFinite: loss is nan at step 8"
 CORRUPT = "CorruptCommit: step 40: shard-00000 is damaged (loop.py:83)"
@@ -99,7 +89,7 @@ class Case:
 
 
 def see(**fields: Any) -> Seen:
-    return Seen(now=NOW, **fields)
+    return Seen(now=NOW, clock=CLOCK, **fields)
 
 
 PREPARE = (
@@ -120,6 +110,10 @@ WAIT = (
     Case(
         "less room waits for more to settle", in_phase("wait", SETTLE / 2), see(capacity=3), "wait", "wait",
         "room for 3 of 4", {"attempt": 0},
+    ),
+    Case(
+        "a later attempt takes what is there at once", in_phase("wait", 0, layout=TWO), see(capacity=3), "start",
+        "start", "3 workers",
     ),
     Case(
         "less room has settled", in_phase("wait", SETTLE), see(capacity=3), "start", "start", "3 workers",
@@ -180,7 +174,7 @@ TRAIN = (
         "a later step", in_phase("train", 30), see(ranks=(rank(0, step=8), rank(1))), "train", "watch",
         becomes={"step": 8, "moved": NOW, "since": NOW - 30},
     ),
-    Case("no news", in_phase("train", 30), see(ranks=RUNNING), "train", "watch", becomes={"moved": NOW - 30}),
+    Case("no news", in_phase("train", 1), see(ranks=RUNNING), "train", "watch", becomes={"moved": NOW - 1}),
     Case(
         "one rank is done before the other", in_phase("train"),
         see(ranks=(ended("steps", 100)[0], rank(1, step=100))), "train", "watch",
@@ -262,11 +256,15 @@ FAULTS = (
     ),
     Case(
         "a lost connection waits for its explanation", in_phase("train"),
-        see(ranks=(failed(0, RESET, GRACE / 2), rank(1))), "train", "watch",
+        see(ranks=(failed(0, RESET), rank(1))), "train", "watch", becomes={"suspected": NOW},
     ),
     Case(
-        "a lost connection that nothing explains", in_phase("train"),
-        see(ranks=(failed(0, RESET, GRACE), rank(1))), "stop", "halt",
+        "it waits no longer than the grace", in_phase("train", suspected=NOW - GRACE / 2),
+        see(ranks=(failed(0, RESET), rank(1))), "train", "watch", becomes={"suspected": NOW - GRACE / 2},
+    ),
+    Case(
+        "a lost connection that nothing explains", in_phase("train", suspected=NOW - GRACE),
+        see(ranks=(failed(0, RESET, -3600), rank(1))), "stop", "halt",
         first_fault=f"rank 0 on node-0: {RESET}",
     ),
     Case(
@@ -285,29 +283,120 @@ FAULTS = (
         first_fault=f"rank 0 on node-0: {DIVERGED}",
     ),
     Case(
-        "silence", in_phase("train"), see(ranks=RUNNING, silent=SILENCE + 1), "stop", "halt",
-        first_fault="no answer from a rank for 61 s",
-    ),
-    Case("not silent yet", in_phase("train"), see(ranks=RUNNING, silent=SILENCE), "train", "watch"),
-    Case(
-        "a hang", in_phase("train", SILENCE + 1), see(ranks=RUNNING, step_seconds=0.1), "stop", "halt",
-        first_fault="no step for 61 s",
+        "silence", in_phase("train"), see(ranks=(rank(0), rank(1, heard=CLOCK - SILENCE - 0.1))), "stop", "halt",
+        first_fault="rank 1 on node-1: no sign of life for 2.1 s",
     ),
     Case(
-        "long steps are no hang", in_phase("train", SILENCE + 1), see(ranks=RUNNING, step_seconds=60.0),
+        "not silent yet", in_phase("train"), see(ranks=(rank(0), rank(1, heard=CLOCK - SILENCE))), "train", "watch",
+    ),
+    Case(
+        "who is done may be silent", in_phase("train"),
+        see(ranks=(rank(0), dataclasses.replace(ended("steps", 100)[1], heard=0.0))), "train", "watch",
+    ),
+    Case(
+        "where beats come late, silence is judged later", in_phase("train"),
+        see(ranks=(rank(0), rank(1, heard=CLOCK - 5)), gap=1.5), "train", "watch",
+    ),
+    Case(
+        "a hang", in_phase("train", SILENCE + 1), see(ranks=RUNNING, longest_step=0.1), "stop", "halt",
+        first_fault="no step for 3 s",
+    ),
+    Case(
+        "a hang of one rank", in_phase("train", SILENCE + 1), see(ranks=(rank(0), rank(1, step=6)), longest_step=0.1),
+        "stop", "halt", first_fault="rank 1 on node-1: no step for 3 s",
+    ),
+    Case(
+        "long steps are no hang", in_phase("train", 100), see(ranks=RUNNING, longest_step=60.0), "train", "watch",
+    ),
+    Case(
+        "a hang in long steps", in_phase("train", STEPS * 60 + 1), see(ranks=RUNNING, longest_step=60.0),
+        "stop", "halt", first_fault="no step for 181 s",
+    ),
+    Case(
+        "storage may take its time", in_phase("train", 100), see(ranks=(rank(0), rank(1, waiting=True))),
         "train", "watch",
     ),
     Case(
-        "a hang in long steps", in_phase("train", STALL * 60 + 1), see(ranks=RUNNING, step_seconds=60.0),
-        "stop", "halt", first_fault="no step for 1201 s",
+        "storage that never answers", in_phase("train", FIRST_STEP + 1), see(ranks=(rank(0), rank(1, waiting=True))),
+        "stop", "halt", first_fault="no step for 901 s",
     ),
     Case(
-        "a slow start is no hang", in_phase("start", SILENCE * 2), see(ranks=(rank(0, "starting", -1),)),
-        "start", "watch",
+        "the last commit may take its time", in_phase("train", 100, stopping=USER), see(ranks=RUNNING),
+        "train", "watch",
+    ),
+    Case(
+        "a slow start is no hang", in_phase("start", 100), see(ranks=(rank(0, "starting", -1),)), "start", "watch",
+    ),
+    Case(
+        "a start may be silent for longer", in_phase("start", 20),
+        see(ranks=(rank(0, "starting", -1, heard=CLOCK - 20),)), "start", "watch",
+    ),
+    Case(
+        "a start that is silent for too long", in_phase("start", 40),
+        see(ranks=(rank(0, "starting", -1, heard=CLOCK - 31),)), "stop", "halt",
+        first_fault="rank 0 on node-0: no sign of life for 31.0 s",
     ),
     Case(
         "a start that never ends", in_phase("start", FIRST_STEP + 1), see(ranks=(rank(0, "starting", -1),)),
         "stop", "halt", first_fault="no step for 901 s",
+    ),
+)  # fmt: skip
+
+GROWING = {"capacity": 4, "ready": 4, "step_seconds": 2.0, "restart_seconds": 5.0}
+"""Room for twice the workers over 93 steps of two seconds: it saves 93 s, and the change costs 5 s."""
+
+RESIZES = (
+    Case(
+        "a node that is to be taken away", in_phase("train"), see(ranks=(rank(0), rank(1, leaving=True))),
+        "train", "ask_stop", "node-1 will be taken away", {"resizing": "node-1 will be taken away"},
+    ),
+    Case(
+        "it is left once", in_phase("train", resizing="node-1 will be taken away"),
+        see(ranks=(rank(0), rank(1, leaving=True))), "train", "watch",
+    ),
+    Case(
+        "the gang has left: the road again", in_phase("train", resizing="room"), see(ranks=ended("stop", 9)),
+        "stop", "halt", "room", {"outcome": "", "step": 9},
+    ),
+    Case(
+        "the last step came before", in_phase("train", resizing="room"), see(ranks=ended("steps", 100)),
+        "export", "halt",
+    ),
+    Case(
+        "a stop comes before a change of size", in_phase("train", resizing="room", stopping=USER),
+        see(ranks=ended("stop", 9), stop=USER), "stop", "halt", USER, {"outcome": "stopped"},
+    ),
+    Case(
+        "a stop while leaving", in_phase("train", resizing="room"), see(ranks=RUNNING, stop=USER), "train", "ask_stop",
+        USER, {"stopping": USER},
+    ),
+    Case(
+        "room for more begins", in_phase("train"), see(ranks=RUNNING, **GROWING), "train", "watch",
+        becomes={"roomy": NOW},
+    ),
+    Case(
+        "room that has not lasted", in_phase("train", roomy=NOW - ROOMY / 2), see(ranks=RUNNING, **GROWING),
+        "train", "watch", becomes={"roomy": NOW - ROOMY / 2},
+    ),
+    Case(
+        "room that went away", in_phase("train", roomy=NOW - ROOMY), see(ranks=RUNNING, capacity=2), "train", "watch",
+        becomes={"roomy": 0.0},
+    ),
+    Case(
+        "room that lasts is made ready", in_phase("train", roomy=NOW - ROOMY),
+        see(ranks=RUNNING, **{**GROWING, "ready": 2}), "train", "hold", "4 workers", {"resizing": ""},
+    ),
+    Case(
+        "room that is ready is used", in_phase("train", roomy=NOW - ROOMY), see(ranks=RUNNING, **GROWING),
+        "train", "ask_stop", "room for 4 workers, which saves 93 s",
+    ),
+    Case(
+        "no more than the job wants", in_phase("train", roomy=NOW - ROOMY, layout=Layout(dp=4)),
+        see(ranks=RUNNING, **{**GROWING, "capacity": 64}), "train", "watch", becomes={"roomy": 0.0},
+    ),
+    Case(
+        "growing that does not pay", in_phase("train", roomy=NOW - ROOMY, step=95),
+        see(ranks=tuple(rank(n, step=95) for n in (0, 1)), **GROWING), "train", "watch",
     ),
 )  # fmt: skip
 
@@ -328,6 +417,16 @@ VERDICTS = (
     Case(
         "another fault at the same step", in_phase("train", failures=(told("OSError: disk"),)),
         see(ranks=(failed(1, DIVERGED),)), "stop", "halt", becomes={"outcome": ""}, first_fault=DIVERGED,
+    ),
+    Case(
+        "three deaths of one rank at one step are the program's",
+        in_phase("train", failures=(DEATH, DEATH)), see(ranks=(dead(1),)), "stop", "halt",
+        becomes={"outcome": "failed"}, first_fault="died",
+    ),
+    Case(
+        "deaths of other ranks at one step are not",
+        in_phase("train", failures=(DEATH, DEATH)), see(ranks=(dead(0),)), "stop", "halt", becomes={"outcome": ""},
+        first_fault="died",
     ),
     Case(
         "two deaths at one step do not repeat",
@@ -355,7 +454,9 @@ VERDICTS = (
         becomes={
             "outcome": "",
             "failures": (
-                Failure(NOW, 7, "rank 1 on node-1 died", "process ended with exit code -9", told=False),
+                Failure(
+                    NOW, 7, "rank 1 on node-1 died", "process ended with exit code -9", told=False, node="node-1"
+                ),
             ),
         },
         rules=rules(job(limits={"restarts": 2, "restart_window": 50})), first_fault="died",
@@ -400,7 +501,7 @@ ENDS = (
 
 
 @pytest.mark.parametrize(
-    "case", [*PREPARE, *WAIT, *TRAIN, *STOPS, *FAULTS, *VERDICTS, *ENDS], ids=lambda case: case.name
+    "case", [*PREPARE, *WAIT, *TRAIN, *STOPS, *FAULTS, *RESIZES, *VERDICTS, *ENDS], ids=lambda case: case.name
 )
 def test_case(case: Case) -> None:
     state, action = decide(case.rules, case.state, case.seen)
@@ -489,7 +590,8 @@ SIGHTS = st.builds(
     exported=st.booleans(),
     capacity=st.integers(0, 9),
     ranks=ranks(),
-    silent=st.floats(0, 100),
+    gap=st.floats(0, 100),
+    longest_step=st.floats(0, 100),
     placement_failed=st.sampled_from(["", "no room"]),
     stop=st.sampled_from(["", USER]),
     step_seconds=st.floats(0, 100),

@@ -1,0 +1,60 @@
+"""What Ray knows of its nodes: who is alive, what is free, who is to be taken away."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Set
+from dataclasses import dataclass
+
+import ray
+from ray.exceptions import RayError
+
+from cluster.gang import Bundle
+
+RPC_TIMEOUT = 2.0
+"""Seconds that a question to Ray's control store may take."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """An alive node: Ray's id, its address, and resources in all and free."""
+
+    id: str
+    address: str
+    total: dict[str, float]
+    free: dict[str, float]
+
+
+def alive() -> list[Node]:
+    """The alive nodes that have processors."""
+    from ray._private.state import available_resources_per_node  # no public call tells it by node
+
+    free = available_resources_per_node()
+    return [
+        Node(node["NodeID"], node["NodeManagerAddress"], node["Resources"], free.get(node["NodeID"], {}))
+        for node in ray.nodes()
+        if node["Alive"] and node["Resources"].get("CPU")
+    ]
+
+
+def leaving() -> frozenset[str]:
+    """The ids of nodes that are drained: they take nothing new, and end at their deadline."""
+    from ray._private.worker import global_worker  # no public call tells it
+
+    with contextlib.suppress(RayError, RuntimeError):
+        client = global_worker.gcs_client  # type: ignore[attr-defined]
+        return frozenset(client.get_draining_nodes(timeout=RPC_TIMEOUT))
+    return frozenset()
+
+
+def room(resources: dict[str, float], bundle: Bundle) -> int:
+    """How many workers of that size fit into resources."""
+    fits = [resources.get("CPU", 0.0) / bundle.cpu]
+    fits += [resources.get("GPU", 0.0) / bundle.gpu] if bundle.gpu else []
+    return int(min(fits) + 1e-6)
+
+
+def free(bundle: Bundle, avoid: Set[str]) -> int:
+    """How many workers would fit now on nodes whose id and address are not to be avoided, nor are leaving."""
+    avoided = avoid | leaving()
+    return sum(room(n.free, bundle) for n in alive() if n.id not in avoided and n.address not in avoided)

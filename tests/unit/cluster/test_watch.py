@@ -1,0 +1,148 @@
+"""What a gang hears of its ranks, and who is not listened to."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from cluster.gang import Beat, RankStatus
+from cluster.watch import Watch
+
+
+@pytest.fixture
+def watch() -> Iterator[Watch]:
+    """Listens for two ranks."""
+    found = Watch("127.0.0.1")
+    yield found
+    found.close()
+
+
+def expect(watch: Watch) -> str:
+    return watch.expect([RankStatus(n, "local", 0, "starting", heard=time.monotonic()) for n in (0, 1)])
+
+
+class Caller:
+    """A rank's end of a connection."""
+
+    def __init__(self, watch: Watch, token: str, rank: int) -> None:
+        host, _, port = watch.address.rpartition(":")
+        self.socket = socket.create_connection((host, int(port)), 10)
+        self._lines = self.socket.makefile("r")
+        self.say(token=token, rank=rank, pid=100 + rank)
+
+    def say(self, **message: Any) -> None:
+        self.socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def hear(self, wanted: str) -> dict[str, Any]:
+        """The next message that has this word."""
+        while line := self._lines.readline():
+            if wanted in (message := json.loads(line)):
+                return dict(message)
+        raise AssertionError(f"hung up before {wanted}")
+
+    def is_hung_up_on(self) -> bool:
+        return all("saved" in json.loads(line) for line in self._lines)
+
+
+def until(watch: Watch, seen: Callable[[Beat], bool]) -> Beat:
+    deadline = time.monotonic() + 10
+    while not seen(beat := watch.poll(0, 0.01)):
+        assert time.monotonic() < deadline, beat
+    return beat
+
+
+def test_a_connection_that_ends_is_a_death_and_is_news_at_once(watch: Watch) -> None:
+    token = expect(watch)
+    first, second = Caller(watch, token, 0), Caller(watch, token, 1)
+    first.say(state="running", step=3)
+    second.say(state="running", step=3)
+    until(watch, lambda beat: [r.state for r in beat.ranks] == ["running", "running"])
+    watch.poll(0, 0.0)
+    second.socket.close()
+    second._lines.close()
+    began = time.monotonic()
+    beat = watch.poll(0, 10.0)
+    assert time.monotonic() - began < 5
+    assert [(r.state, r.step, r.pid) for r in beat.ranks] == [("running", 3, 100), ("dead", 3, 101)]
+    assert abs(time.time() - beat.ranks[1].failed_at) < 5
+
+
+def test_who_has_ended_may_hang_up(watch: Watch) -> None:
+    caller = Caller(watch, expect(watch), 0)
+    caller.say(state="done", ended=True, result={"step": 4})
+    assert caller.hear("bye") == {"bye": True}
+    caller.socket.close()
+    caller._lines.close()
+    time.sleep(0.05)
+    assert until(watch, lambda beat: beat.ranks[0].state == "done").ranks[0].result == {"step": 4}
+    assert watch.poll(0, 0.05).ranks[0].state == "done"
+
+
+def test_all_ranks_are_told_the_port_whoever_comes_first(watch: Watch) -> None:
+    token = expect(watch)
+    early = Caller(watch, token, 1)
+    early.say(state="running")
+    until(watch, lambda beat: beat.ranks[1].state == "running")
+    zero = Caller(watch, token, 0)
+    zero.say(state="running", port=4711)
+    assert early.hear("port") == {"port": 4711}
+    assert zero.hear("port") == {"port": 4711}
+    assert Caller(watch, token, 1).hear("port") == {"port": 4711}
+
+
+@pytest.mark.parametrize("token", ["", "wrong", None])
+def test_a_stranger_is_hung_up_on(watch: Watch, token: Any) -> None:
+    expect(watch)
+    stranger = Caller(watch, token, 0)
+    stranger.say(state="failed", error="lies")
+    assert stranger.is_hung_up_on()
+    assert [r.state for r in watch.poll(0, 0.0).ranks] == ["starting", "starting"]
+
+
+def test_what_is_no_message_is_hung_up_on(watch: Watch) -> None:
+    caller = Caller(watch, expect(watch), 0)
+    caller.socket.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    assert caller.is_hung_up_on()
+
+
+def test_ranks_of_an_attempt_that_is_over_say_nothing_any_more(watch: Watch) -> None:
+    old = Caller(watch, expect(watch), 0)
+    old.say(state="running", rows=[{"step": 1}])
+    until(watch, lambda beat: beat.ranks[0].state == "running")
+    expect(watch)
+    old.say(state="running", rows=[{"step": 2}])
+    assert old.is_hung_up_on()
+    beat = watch.poll(0, 0.0)
+    assert (beat.rows, [r.state for r in beat.ranks]) == ((), ["starting", "starting"])
+
+
+def test_rows_come_once_and_in_order_and_what_is_saved_is_told(watch: Watch) -> None:
+    caller = Caller(watch, expect(watch), 0)
+    for step in range(100):
+        caller.say(state="running", step=step, rows=[{"step": step}])
+    rows: list[Any] = []
+    while len(rows) < 100:
+        rows += watch.poll(len(rows), 0.01).rows
+    assert rows == [{"step": step} for step in range(100)]
+    assert watch.poll(100, 0.0).rows == ()
+    watch.tell({"saved": 100})
+    while caller.hear("saved") != {"saved": 100}:
+        pass
+
+
+def test_the_largest_gap_between_beats_is_known_and_fades(watch: Watch) -> None:
+    caller = Caller(watch, expect(watch), 0)
+    caller.say(state="running")
+    until(watch, lambda beat: beat.ranks[0].state == "running")
+    time.sleep(0.3)
+    caller.say(state="running", step=1)
+    gap = until(watch, lambda beat: beat.ranks[0].step == 1).gap
+    assert gap >= 0.3
+    for step in range(2, 60):
+        caller.say(state="running", step=step)
+    assert until(watch, lambda beat: beat.ranks[0].step == 59).gap < gap / 2

@@ -1,0 +1,117 @@
+"""A process that forks ranks: quickly, again and again, and leaves none behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from cluster.gang import RankStatus
+from cluster.link import Seat
+from cluster.watch import Watch
+from cluster.zygote import Zygote
+
+
+@pytest.fixture
+def watch() -> Iterator[Watch]:
+    found = Watch("127.0.0.1")
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def zygote() -> Iterator[Zygote]:
+    found = Zygote("targets:wait")
+    yield found
+    found.close()
+
+
+def rank(watch: Watch, target: str = "targets:wait") -> dict[str, Any]:
+    token = watch.expect([RankStatus(0, "local", 0, "starting")])
+    seat = dataclasses.asdict(Seat(0, 1, 0, "127.0.0.1", 1))
+    return {"seat": seat, "target": target, "config": {}, "watcher": watch.address, "token": token}
+
+
+def wait_for(seen: Any) -> None:
+    deadline = time.monotonic() + 20
+    while not seen():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_a_second_rank_starts_at_once_and_the_first_leaves_its_exit_code(
+    zygote: Zygote, watch: Watch
+) -> None:
+    first = zygote.launch(**rank(watch))
+    wait_for(lambda: watch.poll(0, 0.0).ranks[0].state == "running")
+    assert zygote.exits() == {}
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: watch.poll(0, 0.0).ranks[0].state == "dead")
+    wait_for(lambda: zygote.exits() == {first: -signal.SIGKILL})
+    began = time.monotonic()
+    second = zygote.launch(**rank(watch))
+    wait_for(lambda: watch.poll(0, 0.0).ranks[0].state == "running")
+    assert (
+        time.monotonic() - began < 5
+    )  # an interpreter with its imports takes longer; a fork some milliseconds
+    zygote.end_ranks()
+    assert gone(second)
+    assert zygote.exits() == {first: -signal.SIGKILL, second: -signal.SIGKILL}
+
+
+def test_a_frozen_rank_can_be_ended(zygote: Zygote, watch: Watch) -> None:
+    pid = zygote.launch(**rank(watch))
+    os.kill(pid, signal.SIGSTOP)
+    zygote.end_ranks()
+    assert gone(pid)
+
+
+def test_a_rank_that_fails_is_told_and_exits_with_one(zygote: Zygote, watch: Watch) -> None:
+    pid = zygote.launch(**rank(watch, "no_such_module:main"))
+    wait_for(lambda: watch.poll(0, 0.0).ranks[0].state == "failed")
+    wait_for(lambda: zygote.exits() == {pid: 1})
+
+
+def test_ranks_die_with_their_zygote(zygote: Zygote, watch: Watch) -> None:
+    pid = zygote.launch(**rank(watch))
+    zygote.close()
+    zygote.close()
+    wait_for(lambda: gone(pid))
+    with pytest.raises(OSError):
+        zygote.launch(**rank(watch))
+
+
+def test_everything_dies_with_who_started_it(watch: Watch) -> None:
+    code = (
+        "import json, sys, time; from cluster.zygote import Zygote\n"
+        "zygote = Zygote('targets:wait'); rank = zygote.launch(**json.loads(sys.argv[1]))\n"
+        "print(zygote._process.pid, rank, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code, json.dumps(rank(watch))], stdout=subprocess.PIPE, env=environment
+    )
+    assert parent.stdout is not None
+    pids = [int(word) for word in parent.stdout.readline().split()]
+    assert len(pids) == 2
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    wait_for(lambda: all(gone(pid) for pid in pids))
