@@ -11,17 +11,17 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from cluster.address import NoCluster, place_of
+
 NAMESPACE = "orchestrator"
+ON_HEAD = {"node:__internal_head__": 0.001}
+"""What only the head has: for small actors that should neither be lost with a worker's machine nor keep it up."""
 OBJECT_STORE_BYTES = 300 * 2**20
 """Shards go through files, so a small object store serves."""
 CONNECT_TIMEOUT = 5.0
 """Seconds for a cluster to accept a connection."""
 LOOPBACK = "127.0.0.2"
 """Ray replaces 127.0.0.1 by the machine's outward address; any other loopback address it keeps."""
-
-
-class NoCluster(ConnectionError):
-    """There is no Ray cluster at the address, or it refuses this token."""
 
 
 @contextlib.contextmanager
@@ -42,6 +42,10 @@ def ray_at(address: str | None, cpus: float = 0, gpus: float = 0) -> Iterator[No
             **({"num_gpus": int(gpus)} if gpus else {}),
         }
     else:
+        place = place_of(address)
+        if not place.ray:
+            raise NoCluster(f"{address} is a Jobs API, and a run needs Ray's own address; use `submit` there")
+        address = place.ray
         _require_answer(address)
     import ray
 
@@ -53,6 +57,8 @@ def ray_at(address: str | None, cpus: float = 0, gpus: float = 0) -> Iterator[No
             reason = " ".join(str(error).split())[:200]
             if last and address is None:
                 raise RuntimeError(f"Ray did not start on this machine: {reason}") from None
+            if last and "oken" in reason:
+                raise NoCluster(f"the Ray cluster at {address} refuses this token") from None
             if last:
                 raise NoCluster(f"no Ray cluster answers at {address}: {reason}") from None
             ray.shutdown()

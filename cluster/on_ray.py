@@ -6,7 +6,7 @@ from typing import Any
 
 import ray
 
-from cluster.machine import smallest_offer
+from cluster.machine import machines, smallest_offer
 from cluster.place import Cluster
 from cluster.ray_gang import RayGang
 from cluster.services import RayServices
@@ -30,4 +30,4 @@ class RayErrand:
 
 def on_ray() -> Cluster:
     """The connected cluster."""
-    return Cluster(RayGang, smallest_offer, RayErrand, RayServices)
+    return Cluster(RayGang, smallest_offer, RayErrand, RayServices, machines=machines)

@@ -28,6 +28,7 @@ from orchestrator.machines import Machine, machine_for
 from orchestrator.record import Record
 from orchestrator.rundir import Row, RunDir
 from orchestrator.spec import JobSpec
+from orchestrator.stability import on_record
 from orchestrator.train.task import ENTRY, Task
 
 POLL = 0.1
@@ -38,6 +39,8 @@ FIRST_RESTART = 10.0
 """Seconds that a change of the gang is taken to cost before one has been measured."""
 STATUS_EVERY = 1.0
 """Seconds between writings of status.json."""
+NO_WORKERS = ENDED | {"export"}
+"""Phases in which a run has no use for workers."""
 HOLDER = "orchestrator.checkpoint.holder:Holder"
 """What keeps snapshots in the memory of a node."""
 
@@ -52,6 +55,7 @@ class Controller:
         self._until = min(until or spec.train.steps, spec.train.steps)
         worker = spec.resources.per_worker
         self._bundle = Bundle(worker.cpu, worker.gpu)
+        self._useful = spec.resources.workers.max
         self._token = secrets.token_hex(16)
         self._services = cluster.services(HOLDER, self._token) if spec.checkpoint.snapshot_every else None
         self._record: Record | None = None
@@ -120,6 +124,7 @@ class Controller:
                 for e in faults
             ),
             step=record.step,
+            skips=on_record(record.events),
         )
         self._write_status(force=True)
         try:
@@ -152,6 +157,7 @@ class Controller:
         seen = self._observe(record)
         self._state, action = decide(self._rules, before, seen)
         self._placement_failed = ""
+        self._cluster.want(self._bundle, 0 if self._state.phase in NO_WORKERS else self._useful)
         act = {
             "prepare": self._prepare,
             "wait": self._wait,
@@ -175,6 +181,8 @@ class Controller:
             self._take(record, self._beat.rows)
             now = time.time()
         hours, usd = record.spent(now)
+        for line in record.near_ceilings():
+            self._event(self._state.phase, line)
         return Seen(
             now=now,
             clock=time.monotonic(),
@@ -239,6 +247,8 @@ class Controller:
             planning.chooser(self._spec, shape, machine),
             lambda layout: planning.predict(self._spec, shape, layout, machine).seconds,
         )
+        widest = self._rules.choose(self._useful)
+        self._useful = widest.world if widest else self._useful
         record.track()
 
     def _wait(self, record: Record, action: Action, before: State) -> None:
@@ -291,13 +301,17 @@ class Controller:
             holders=tuple(holders),
             holder_token=self._token,
             faults=self._faults,
+            skips=tuple(skip.to_json() for skip in self._state.skips),
         )
 
     def _watch(self, record: Record, action: Action, before: State) -> None:
         if before.phase == "start" and self._state.phase == "train":
             self._note = ""
             began = record.training_began(self._state.attempt)
-            self._event("train", f"the first step of attempt {self._state.attempt} is done", time=began)
+            market = record.market(self._cluster.machines(sorted({r.node for r in self._beat.ranks})))
+            self._event(
+                "train", f"the first step of attempt {self._state.attempt} is done", time=began, **market
+            )
 
     def _hold(self, record: Record, action: Action, before: State) -> None:
         self._note = action.reason
@@ -324,7 +338,12 @@ class Controller:
         lost = record.beyond(commit.step if commit else 0)
         counted = {"lost_steps": len(lost), "seconds_lost": sum(row["step_seconds"] for row in lost)}
         node = self._state.failures[-1].node
-        self._event("stop", "a fault ended the attempt", first_fault=action.first_fault, node=node, **counted)
+        told: dict[str, Any] = {"first_fault": action.first_fault, "node": node, **counted}
+        reason = "a fault ended the attempt"
+        for skip in self._state.skips[len(before.skips) :]:
+            reason += f"; {skip.count} samples from position {skip.start} are left out"
+            told["skipped"] = skip.to_json()
+        self._event("stop", reason, **told)
 
     def _export(self, record: Record, action: Action, before: State) -> None:
         """Wait for an export under way, then export the last commit."""

@@ -6,9 +6,10 @@ import contextlib
 import statistics
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from orchestrator import prices
 from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.checkpoint.replicas import newest, peer_store
 from orchestrator.checkpoint.retry import storage_failed
@@ -16,8 +17,9 @@ from orchestrator.checkpoint.store import Store
 from orchestrator.rows import HOLD, Rows
 from orchestrator.rundir import Row, RunDir
 from orchestrator.spec import JobSpec, dump
+from orchestrator.stability import Skip, is_before, merged, on_record
 from orchestrator.track.ledger import timeline
-from orchestrator.track.summary import worker_seconds
+from orchestrator.track.summary import cost
 from orchestrator.track.tracker import Tracker
 
 METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
@@ -164,14 +166,16 @@ class Record:
         self._peers = peer_store(token, held, held[:1]) if held else None
 
     def last_commit(self, bad: frozenset[int] = frozenset()) -> tuple[Manifest | None, list[str]]:
-        """The newest commit but those in `bad`, and a line for each that is passed over."""
+        """The newest commit but those in `bad` and those that have used samples which are to be left out, and a line
+        for each bad one."""
         notes = [f"step {step}: a rank found its bytes damaged" for step in sorted(bad)]
         at_most: int | None = None
+        skips = on_record(self.events)
         while True:
             found = newest(self._stores, at_most, deep=False)
             told = found[2] if found else [f"step {step}: {why}" for step, why in self.store.skipped]
             notes += [note for note in told if note not in notes]
-            if found is None or found[1].step not in bad:
+            if found is None or (found[1].step not in bad and _is_before(found[1], skips)):
                 return (found[1] if found else None), notes
             at_most = found[1].step - 1
 
@@ -202,13 +206,34 @@ class Record:
             rows = list(self.recent)
             phases = timeline(self.events, rows, now)
             hours = sum(phase.seconds for phase in phases if phase.name != "down") / 3600
-            self._spent = (hours, worker_seconds(phases, rows) / 3600 * limits.usd_per_worker_hour)
+            self._spent = (hours, cost(phases, rows, self.events, limits.usd_per_worker_hour) or 0.0)
             self._counted = now
         return self._spent
+
+    def near_ceilings(self) -> list[str]:
+        """A line for each ceiling of the job that has come near, told once."""
+        limits, (hours, usd) = self._spec.limits, self._spent
+        told = [event["reason"] for event in self.events]
+        spent = {"hours": hours, "cost_usd": usd}
+        return prices.near({"hours": limits.hours, "cost_usd": limits.cost_usd}, spent, told)
+
+    def market(self, machines: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+        """What an event tells of the machines that a gang is on: type, market, zone, and USD an hour if known.
+
+        Raises InputError if limits.prices is no table of prices.
+        """
+        return {
+            "machines": list(machines),
+            "usd_per_hour": prices.rate(machines, prices.load(self._spec.limits.prices)),
+        }
 
     @property
     def _stores(self) -> list[Store]:
         return [self._peers, self.store] if self._peers else [self.store]
+
+
+def _is_before(commit: Manifest, skips: Sequence[Skip]) -> bool:
+    return is_before(commit.position, merged(commit.meta.get("skips", ())), skips)
 
 
 def by_step(rows: Sequence[Row]) -> list[Row]:

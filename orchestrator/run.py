@@ -14,13 +14,14 @@ from typing import Any
 
 import yaml
 
-from orchestrator import assemble
+from orchestrator import assemble, prices
 from orchestrator.errors import InputError
 from orchestrator.export import check_target
 from orchestrator.machines import Machine
 from orchestrator.plan import plan
 from orchestrator.rundir import RunDir
 from orchestrator.spec import JobSpec, parse
+from orchestrator.submission import no_cluster
 
 DONE, FAILED, WRONG_INPUT, STOPPED = 0, 1, 2, 3
 """Exit codes."""
@@ -47,6 +48,7 @@ def run(
     address: str | None,
     show: Callable[[dict[str, Any]], None],
     faults: tuple[str, ...] = (),
+    priority: int = 0,
 ) -> Outcome:
     """Drive a run to its end, or on from where it is. `show` gets the status several times a second.
 
@@ -71,11 +73,12 @@ def run(
         with ray_at(address, workers.max * worker.cpu, gpus):
             # Ray puts handlers of its own in place, which would abort this process.
             signal.signal(signal.SIGTERM, signal.default_int_handler)
-            outcome = _watch(_attach(spec, run_dir, until, faults), run_dir, show)
+            queue = None if address is None else priority
+            outcome = _watch(_attach(spec, run_dir, until, faults, queue), run_dir, show)
     except NoCluster as error:
         if fresh:
             _leave_nothing(run_dir, made)
-        raise InputError(str(error), f"--address {address}", "start one with `ray start --head`") from None
+        raise no_cluster(error, address) from None
     if outcome.code == WRONG_INPUT and fresh:
         _leave_nothing(run_dir, made)
     return outcome
@@ -127,6 +130,7 @@ def check(spec: JobSpec) -> None:
             "resources.workers.min",
             "lower it, or choose a train.global_batch that divides",
         )
+    prices.load(spec.limits.prices)
     if spec.checkpoint.export_to:
         check_target(spec.checkpoint.export_to)
 
@@ -195,7 +199,9 @@ def _watch(controller: Any, run_dir: RunDir, show: Callable[[dict[str, Any]], No
             return Outcome(FAILED, None, f"the controller does not answer: {type(error).__name__}")
 
 
-def _attach(spec: JobSpec, run_dir: RunDir, until: int | None, faults: tuple[str, ...]) -> Any:
+def _attach(
+    spec: JobSpec, run_dir: RunDir, until: int | None, faults: tuple[str, ...], priority: int | None
+) -> Any:
     """The run's controller: the one that is at work with the same job, else a new one."""
     import ray
 
@@ -216,7 +222,7 @@ def _attach(spec: JobSpec, run_dir: RunDir, until: int | None, faults: tuple[str
         deadline = time.monotonic() + 10
         while controller_of(run_dir) is not None and time.monotonic() < deadline:
             time.sleep(0.1)
-    return start_controller(job, run_dir, until, faults)
+    return start_controller(job, run_dir, until, faults, priority)
 
 
 def _outcome(status: dict[str, Any]) -> Outcome:

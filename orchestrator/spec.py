@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from orchestrator.errors import InputError
+from orchestrator.stability import StabilitySpec
 from orchestrator.wording import one_line
 
 Positive = Annotated[int, Field(ge=1)]
@@ -102,6 +103,7 @@ class TrainSpec(_Model):
     virtual_shards: Positive = Field(
         default=8, description="parts of the global batch that bitwise computes alone"
     )
+    stability: StabilitySpec = Field(default_factory=StabilitySpec)
 
     @model_validator(mode="after")
     def virtual_shards_divide_the_batch(self) -> TrainSpec:
@@ -126,7 +128,7 @@ class TrainSpec(_Model):
 class ParallelSpec(_Model):
     """A layout written by hand. The data-parallel width is what the workers leave after tp, pp and cp."""
 
-    engine: Literal["torch"] = "torch"
+    engine: Literal["torch", "deepspeed"] = "torch"
     tp: Positive = 1
     pp: Positive = 1
     cp: Positive = 1
@@ -140,7 +142,9 @@ class ParallelSpec(_Model):
     sequence: bool = Field(
         default=False, description="tensor-parallel ranks share norms and residuals out too"
     )
-    offload: bool = Field(default=False, description="optimiser state of a GPU in host memory")
+    offload: Literal["none", "optimizer", "parameters"] = Field(
+        default="none", description="what of a GPU stands in host memory: optimiser state, or the weights too"
+    )
 
 
 class Workers(_Model):
@@ -228,7 +232,13 @@ class LimitSpec(_Model):
 
     hours: float | None = Field(default=None, gt=0)
     cost_usd: float | None = Field(default=None, gt=0)
-    usd_per_worker_hour: float = Field(default=0.0, ge=0, description="price that cost_usd is counted with")
+    usd_per_worker_hour: float = Field(
+        default=0.0, ge=0, description="price that cost_usd is counted with; from the table of prices if 0"
+    )
+    prices: str | None = Field(
+        default=None,
+        description="a CSV of prices by machine type, market and zone; the program's own if unset",
+    )
     restarts: Count = Field(default=10, description="failures allowed within restart_window")
     restart_window: float = Field(default=3600.0, gt=0, description="seconds")
     wait: float = Field(default=600.0, gt=0, description="seconds to wait for the smallest gang")
@@ -254,9 +264,14 @@ class JobSpec(_Model):
     limits: LimitSpec = Field(default_factory=LimitSpec)
 
     def identity(self) -> dict[str, Any]:
-        """What makes two runs the same run: all that decides the samples and the weights, nothing else."""
+        """What makes two runs the same run: all that decides the samples and the weights, nothing else.
+
+        What is done about an instability is on record once it has been, and may change for the next one.
+        """
         return self.model_dump(
-            mode="json", include={"seed", "workload", "data", "train"}, exclude={"data": {"cache"}}
+            mode="json",
+            include={"seed", "workload", "data", "train"},
+            exclude={"data": {"cache"}, "train": {"stability"}},
         )
 
 
@@ -311,6 +326,7 @@ def resolve_paths(spec: JobSpec, base: Path) -> JobSpec:
         tokenizer = absolute(tokenizer, base)
     cache = spec.data.cache and absolute(spec.data.cache, base)
     target = spec.checkpoint.export_to and absolute(spec.checkpoint.export_to, base)
+    prices = spec.limits.prices and absolute(spec.limits.prices, base)
     model = spec.workload.model
     if model.startswith("hf:"):
         model = "hf:" + absolute(model[3:], base)
@@ -323,6 +339,7 @@ def resolve_paths(spec: JobSpec, base: Path) -> JobSpec:
             "workload": spec.workload.model_copy(update={"model": model}),
             "tracking": tracking,
             "checkpoint": spec.checkpoint.model_copy(update={"export_to": target}),
+            "limits": spec.limits.model_copy(update={"prices": prices}),
         }
     )
 

@@ -44,6 +44,15 @@ def job(text: str, **train: Any) -> dict[str, Any]:
     }
 
 
+def slow_job(text: str, **train: Any) -> dict[str, Any]:
+    """The same with a model of a million parameters that takes some tenths of a second a step on one core."""
+    document = job(text, **train)
+    document["workload"]["changes"] = {"hidden": 128, "layers": 4, "heads": 4, "intermediate": 512}
+    document["data"]["sequence_length"] = 128
+    document["train"]["global_batch"] = 16
+    return document
+
+
 def write_job(folder: Path, document: dict[str, Any], name: str = "job.yaml") -> Path:
     """The job as a file."""
     path = folder / name

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from cluster.machine import MACHINE_TYPE
 from cluster.render.needs import ClusterNeeds, Group
 
 Document = dict[str, Any]
@@ -51,6 +52,7 @@ def cloud(kind: str, needs: ClusterNeeds, place: Place) -> Document:
     }
     for group in needs.groups():
         types[group.name] = _node_type(group, node(place, place.worker_machine, group.spot))
+        types[group.name]["labels"][MACHINE_TYPE] = place.worker_machine
     return {
         "cluster_name": needs.name,
         "max_workers": max(group.max for group in needs.groups()),

@@ -1,4 +1,4 @@
-"""cluster render: a job's machines as files for Kubernetes and for Ray's cluster launcher."""
+"""cluster render: a job's machines as files for Kubernetes and for Ray's cluster launcher. (The rest: `nodes`.)"""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from orchestrator.cli import nodes
 from orchestrator.cli.options import Job, Set
 from orchestrator.errors import InputError
 
@@ -33,7 +34,11 @@ HeadMachine = Annotated[str | None, typer.Option(help="machine type of the head"
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    cluster = typer.Typer(help="Where jobs run: files for Kubernetes and clouds.", no_args_is_help=True)
+    cluster = typer.Typer(
+        help="Where jobs run: nodes on this machine, files for Kubernetes and clouds.", no_args_is_help=True
+    )
+    for verb in (nodes.up, nodes.show, nodes.add, nodes.remove, nodes.down):
+        cluster.command()(verb)
     render = typer.Typer(help="Write a job's machines as files.", no_args_is_help=True)
     for command in (kuberay, aws, gcp, azure, local):
         render.command()(command)

@@ -29,6 +29,17 @@ Address = Annotated[
     typer.Option(help="a Ray cluster's address, or 'auto'; without it Ray runs inside this command"),
 ]
 
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        help="Ray's address or that of its Jobs API [default: RAY_API_SERVER_ADDRESS, RAY_ADDRESS, the local cluster]",
+    ),
+]
+Priority = Annotated[
+    int, typer.Option(help="of several jobs on a cluster the highest goes first; a lower one makes room")
+]
+
 
 def job_of(path: Path, overrides: list[str] | None) -> JobSpec:
     """The job file with its overrides, relative paths made absolute against the current folder."""

@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.options import Address, Job, Json, RunDirectory, Set, emit, existing_run, job_of, run_of
+from orchestrator.cli.options import (
+    Address,
+    Cluster,
+    Job,
+    Json,
+    Priority,
+    RunDirectory,
+    Set,
+    emit,
+    existing_run,
+    job_of,
+    run_of,
+)
 from orchestrator.errors import InputError
+
+if TYPE_CHECKING:
+    from cluster.jobs import Jobs, Submission
+    from orchestrator.rundir import RunDir
+
+Target = Annotated[str, typer.Argument(help="a run directory, or a job's name", show_default=False)]
 
 LOST_AFTER = 15.0
 """Seconds without a word from the controller after which `status` calls it lost."""
@@ -34,6 +52,7 @@ def run(
         list[str] | None,
         typer.Option(metavar="KIND@RANK:STEP", help="inject a fault, to see it survived", hidden=True),
     ] = None,
+    priority: Priority = 0,
     as_json: Json = False,
 ) -> None:
     """Train a job to its end, or go on with it from its last commit."""
@@ -44,7 +63,7 @@ def run(
     directory = run_of(spec, run_dir)
     faults = _faults(fault or [])
     with Progress() as progress:
-        outcome = drive(spec, directory, until, address, progress.update, faults)
+        outcome = drive(spec, directory, until, address, progress.update, faults, priority)
     if as_json:
         emit(
             {
@@ -62,18 +81,95 @@ def run(
     raise typer.Exit(outcome.code)
 
 
-def status(
-    run_dir: Annotated[str, typer.Option("--run-dir", help="a run directory")], as_json: Json = False
+def status(target: Target, address: Cluster = None, as_json: Json = False) -> None:
+    """Show phase, step, attempt, layout and ranks of a run, here or on a cluster."""
+    local = None if address else _run_at(target)
+    job = None if local else _job_at(target, address)[1]
+    directory = local or _run_at(job.run_dir if job else "")
+    if directory is None:
+        assert job is not None
+        found: dict[str, Any] = {
+            "name": job.name,
+            "phase": job.state,
+            "ranks": [],
+            "note": job.message,
+            "state": job.state,
+        }
+    else:
+        found = _status_of(directory)
+    if job is not None:
+        found |= {"job": job.to_json()}
+    if as_json:
+        emit(found)
+        return
+    if job is not None:
+        print(f"{job.id}: {job.state}, run directory {job.run_dir}")
+    if directory is not None:
+        _show_status(found)
+
+
+def stop(
+    target: Target,
+    address: Cluster = None,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="until it has committed and ended")] = True,
+    as_json: Json = False,
 ) -> None:
-    """Show phase, step, attempt, layout and ranks of a run."""
-    directory, spec = existing_run(run_dir)
+    """Ask a run on a cluster to commit and end. (A run inside `orchestrator run`: Ctrl-C.)"""
+    from cluster.jobs import ENDED, STOP_WAIT
+
+    local = _run_at(target)
+    jobs: Jobs | None = None
+    job: Submission | None = None
+    try:
+        jobs, job = _job_at(local.uri if local else target, address)
+    except InputError:
+        if local is None:  # else it was not submitted; Ray may be there without a Jobs API
+            raise
+    if jobs is not None and job is not None and job.state not in ENDED:
+        jobs.stop(job.id)
+        found = (jobs.wait(job.id, STOP_WAIT) if wait else job).to_json()
+    elif (directory := local or _run_at(job.run_dir if job else "")) is not None:
+        if _status_of(directory)["controller"] == "ended":
+            raise InputError("this run has ended already", target, "see `orchestrator status`")
+        _stop_controller(directory, address)
+        found = {"name": directory.name, "run_dir": directory.uri, "state": "stopping"}
+    else:
+        raise InputError("this job has ended already", target, "see `orchestrator list`")
+    if as_json:
+        emit(found)
+    elif found["state"] in ENDED:
+        print(f"{found['id']}: {found['state']}; the same job goes on from its last commit")
+    else:
+        print(f"{found['run_dir']} will commit and end")
+
+
+def _job_at(target: str, address: str | None) -> tuple[Jobs, Submission]:
+    """The newest submission of that name, where it is. Raises InputError if there is none, or no cluster to ask."""
+    from orchestrator.submission import existing, jobs_at
+
+    try:
+        jobs = jobs_at(address)
+        return jobs, existing(jobs, target)
+    except InputError as error:
+        if "no address is given" in error.what:
+            existing_run(target)  # which raises: there is neither such a run nor a cluster
+        raise
+
+
+def _run_at(target: str) -> RunDir | None:
+    """The run directory of that name, None if there is no run in it or it cannot be read from here."""
+    try:
+        return existing_run(target)[0] if target else None
+    except InputError as error:
+        if "there is no run here" in error.what or "cannot be" in error.what:
+            return None
+        raise
+
+
+def _status_of(directory: RunDir) -> dict[str, Any]:
+    spec = existing_run(directory.uri)[1]
     unknown = {"name": spec.name, "phase": "unknown", "step": 0, "steps": spec.train.steps, "attempt": 0}
-    found = directory.read_json("status.json") or {
-        **unknown,
-        "layout": None,
-        "ranks": [],
-        "time": 0.0,
-    }
+    found = directory.read_json("status.json") or {**unknown, "layout": None, "ranks": [], "time": 0.0}
     summary = directory.read_json("summary.json")
     silent = time.time() - found["time"]
     ended = found["phase"] in ("done", "failed", "stopped")
@@ -81,23 +177,17 @@ def status(
         "ended" if ended else "alive" if silent < LOST_AFTER else f"silent for {silent:.0f} s"
     )
     found["state"] = summary["state"] if ended and summary else found["phase"]
-    if as_json:
-        emit(found)
-        return
-    _show_status(found)
+    return dict(found)
 
 
-def stop(
-    run_dir: Annotated[str, typer.Option("--run-dir", help="a run directory")],
-    address: Annotated[str, typer.Option(help="the Ray cluster's address")] = "auto",
-) -> None:
-    """Ask a run on a cluster to commit and end. (A run inside `orchestrator run`: Ctrl-C.)"""
+def _stop_controller(directory: RunDir, address: str | None) -> None:
+    """Ask the controller itself, for a run that no job of the cluster drives now."""
     from cluster.local import NoCluster, ray_at
     from orchestrator.actor import controller_of
+    from orchestrator.submission import no_cluster
 
-    directory, _ = existing_run(run_dir)
     try:
-        with ray_at(address):
+        with ray_at(address or "auto"):
             controller = controller_of(directory)
             if controller is None:
                 raise InputError(
@@ -107,8 +197,7 @@ def stop(
 
             ray.get(controller.request_stop.remote("stopped by the user"), timeout=30)
     except NoCluster as error:
-        raise InputError(str(error), f"--address {address}", "give the address of the cluster") from None
-    print(f"{directory.uri} will commit and end")
+        raise no_cluster(error, address) from None
 
 
 def _faults(texts: list[str]) -> tuple[str, ...]:

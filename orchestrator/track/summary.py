@@ -68,7 +68,7 @@ def summary(
         "predicted": _predicted(plan),
         "measured": measured(useful),
         "worker_hours": used,
-        **_footprint(spec, used),
+        **_footprint(spec, used, cost(phases, rows, events, spec.limits.usd_per_worker_hour)),
         "sample": sample,
     }
 
@@ -87,14 +87,32 @@ def measured(rows: Sequence[Row]) -> dict[str, float | None]:
 
 def worker_seconds(phases: Sequence[Phase], rows: Sequence[Row]) -> float:
     """Seconds x workers that gangs held: from the start of each gang until it was stopped."""
+    return sum(phase.seconds * world(layout) for phase, layout in held(phases, rows))
+
+
+def cost(phases: Sequence[Phase], rows: Sequence[Row], events: Sequence[Row], usd: float) -> float | None:
+    """USD that gangs have cost, from the start of each until it was stopped: by `usd` a worker and hour if that is
+    given, else by what the events say of the machines; None if there is no price for any of them."""
+    rates = {e["attempt"]: e["usd_per_hour"] for e in events if e.get("usd_per_hour") is not None}
+    total, known = 0.0, bool(usd)
+    for phase, layout in held(phases, rows):
+        if usd:
+            total += phase.seconds / 3600 * usd * world(layout)
+        elif phase.attempt in rates:
+            known = True
+            total += phase.seconds / 3600 * rates[phase.attempt]
+    return total if known else None
+
+
+def held(phases: Sequence[Phase], rows: Sequence[Row]) -> list[tuple[Phase, Any]]:
+    """The phases in which a gang held workers, each with its layout."""
     by_attempt: dict[int, Any] = {}
     for row in rows:
         by_attempt.setdefault(row.get("attempt") or 0, row.get("layout"))
     for phase in phases:
         if phase.layout and phase.name in ("start", "train"):
             by_attempt[phase.attempt] = phase.layout
-    held = [phase for phase in phases if phase.name in _HELD]
-    return sum(phase.seconds * world(by_attempt.get(phase.attempt)) for phase in held)
+    return [(phase, by_attempt.get(phase.attempt)) for phase in phases if phase.name in _HELD]
 
 
 def world(layout: Any) -> int:
@@ -104,25 +122,25 @@ def world(layout: Any) -> int:
     return math.prod(int(degree) for degree in re.findall(r"\b(?:pp|dp|cp|tp)(\d+)\b", str(layout or "")))
 
 
-def _footprint(spec: JobSpec, worker_hours: float) -> dict[str, Any]:
+def _footprint(spec: JobSpec, worker_hours: float, usd: float | None) -> dict[str, Any]:
     """Cost and energy of so many worker hours, with the assumptions in words."""
     worker, price = spec.resources.per_worker, spec.limits.usd_per_worker_hour
     watts = worker.cpu * WATTS_PER_CPU + worker.gpu * WATTS_PER_GPU
     kwh = worker_hours * watts * PUE / 1000
-    cost = (
-        f"Cost is worker hours x {price:g} USD."
-        if price
-        else "Cost is unknown: usd_per_worker_hour is not set."
-    )
+    told = "Cost is unknown: usd_per_worker_hour is not set, and no machine's price is known."
+    if usd is not None:
+        told = "Cost is hours of whole machines x their prices in the table."
+    if price:
+        told = f"Cost is worker hours x {price:g} USD."
     return {
-        "cost_usd": worker_hours * price if price else None,
+        "cost_usd": usd,
         "kwh": kwh,
         "co2e_kg": kwh * KG_CO2E_PER_KWH,
         "assumptions": (
             f"Energy is estimated, not measured: a worker's {worker.cpu:g} CPU x {WATTS_PER_CPU:g} W and "
             f"{worker.gpu:g} GPU x {WATTS_PER_GPU:g} W at full load, times {PUE} for the building, and "
             f"{KG_CO2E_PER_KWH} kg CO2e per kWh (defaults of Green Algorithms, Lannelongue et al., 2021; "
-            f"H100 SXM board power). {cost}"
+            f"H100 SXM board power). {told}"
         ),
     }
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,8 @@ class Runs:
     refusals: list[str] = field(default_factory=list)
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     services: list[Holders] = field(default_factory=list)
+    wants: list[int] = field(default_factory=list)
+    machine: str = ""
     looks: int = 1
     export: Callable[[int, str], dict[str, Any]] = lambda step, target: {
         "uri": target, "step": step, "logits_difference": 0.0, "sample": "once upon",
@@ -71,7 +75,14 @@ class Runs:
             self.services.append(Holders(target, token))
             return self.services[-1]
 
-        cluster = place(gang, errand, services)
+        def machines(nodes: Sequence[str]) -> list[dict[str, str]]:
+            return [{"node": node, "machine": self.machine, "market": "spot", "zone": "a"} for node in nodes]
+
+        cluster = dataclasses.replace(
+            place(gang, errand, services),
+            want=lambda bundle, workers: self.wants.append(workers),
+            machines=machines,
+        )
         return Controller(spec or self.job(), self.run, until, cluster, faults)
 
     @property
@@ -387,6 +398,54 @@ def test_a_commit_without_its_manifest_never_was(runs: Runs, quiet_curve: list[A
     assert curve(runs.path) == quiet_curve
 
 
+# -- instability
+
+
+def test_nan_leaves_out_the_samples_of_its_step(runs: Runs, quiet_curve: list[Any]) -> None:
+    summary = runs.controller(faults=("nan@1:7",)).drive()
+    assert summary["state"] == "done"
+    first, second = runs.training.gangs
+    assert first.config["skips"] == ()
+    assert second.config["restore"] == 4
+    window = {"step": 7, "start": 48, "count": 8, "lr_scale": 1.0}
+    assert second.config["skips"] == (window,)
+    (stop,) = [event for event in runs.events("stop") if event["first_fault"]]
+    assert stop["skipped"] == window
+    assert (stop["step"], stop["lost_steps"]) == (6, 2)
+    assert stop["reason"].endswith("8 samples from position 48 are left out")
+    assert curve(runs.path)[:6] == quiet_curve[:6]
+    assert [row[3] for row in curve(runs.path)[6:]] != [row[3] for row in quiet_curve[6:]]
+    assert Store(runs.run.at("checkpoints")).manifest(12).position == 13 * 8
+
+
+def test_retries_are_bounded_and_the_first_fault_is_told(runs: Runs) -> None:
+    train = {**job(runs.text)["train"], "stability": {"retries": 2, "skip": 2, "lr_scale": 0.5}}
+    faults = ("nan@0:7", "nan@0:7/2", "nan@0:7/3")
+    summary = runs.controller(runs.job(train=train), faults=faults).drive()
+    assert summary["state"] == "failed"
+    assert "NonFinite: loss is nan at step 7, samples from position 88" in summary["reason"]
+    assert "train.stability.retries 2 are spent" in summary["reason"]
+    assert [e["skipped"]["start"] for e in runs.events("stop") if e.get("skipped")] == [48, 40]
+    more = runs.job(train={**train, "stability": {"retries": 3}})
+    assert runs.controller(more).drive()["state"] == "done"
+    assert Store(runs.run.at("checkpoints")).manifest(12).position == (12 + 5) * 8
+
+
+def test_a_new_controller_leaves_out_the_same_samples(runs: Runs, quiet_curve: list[Any]) -> None:
+    """The commit that it starts from is older than the window, and does not know of it: the events do."""
+    undisturbed = RunDir(str(Path(runs.run.path).with_name("whole")))
+    undisturbed.create()
+    Runs(runs.text, runs.cache, undisturbed).controller(faults=("nan@0:7",)).drive()
+    runs.training = Training(kill_controller_at=9, gangs=runs.training.gangs)
+    with pytest.raises(ControllerKilled):
+        runs.controller(faults=("nan@0:7",)).drive()
+    runs.training = Training(gangs=runs.training.gangs)
+    (runs.path / "checkpoints/step-00000008/manifest.json").unlink()
+    assert runs.controller().drive()["state"] == "done"
+    assert runs.training.gangs[-1].config["restore"] == 4
+    assert curve(runs.path) == curve(Path(undisturbed.path))
+
+
 # -- snapshots in memory
 
 
@@ -583,6 +642,47 @@ def test_a_ceiling_on_cost_stops_with_a_commit(runs: Runs, monkeypatch: pytest.M
     assert (summary["state"], summary["reason"]) == ("stopped", "limits.cost_usd 0.0001 is reached")
     assert 0 < summary["step"] < 12
     assert summary["commit"] == summary["step"]
+
+
+def test_at_a_ceiling_the_model_is_exported_and_a_warning_came_before(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prices come from the table, by the machines that the gang is on."""
+    monkeypatch.setattr(record, "COUNT_EVERY", 0.0)
+    table = runs.path / "prices.csv"
+    table.parent.mkdir(parents=True, exist_ok=True)
+    table.write_text("machine,market,zone,usd_per_hour\nbig,spot,a,3600\nbig,on-demand,a,9999\n")
+    runs.machine = "big"
+    checkpoint = {"every": 4, "keep": 3, "export": "hf"}
+    limits = {"cost_usd": 0.05, "prices": str(table)}
+    spec = runs.job(limits=limits, checkpoint=checkpoint, train=job(runs.text, steps=5000)["train"])
+    summary = runs.controller(spec).drive()
+    assert (summary["state"], summary["reason"]) == ("stopped", "limits.cost_usd 0.05 is reached")
+    assert 0.05 <= summary["cost_usd"] < 5
+    assert summary["export"]["step"] == summary["commit"] == summary["step"] < 5000
+    events = runs.events()
+    (warned,) = [n for n, event in enumerate(events) if event["reason"].startswith("80% of limits.cost_usd")]
+    asked = next(n for n, event in enumerate(events) if "is reached" in event["reason"] and n != warned)
+    assert warned < asked
+    (began,) = [event for event in events if event.get("machines")]
+    assert began["usd_per_hour"] == 3600
+    assert began["machines"] == [{"node": "node-0", "machine": "big", "market": "spot", "zone": "a"}]
+    assert runs.wants[-1] == 0
+
+
+def test_a_price_that_is_not_known_is_not_made_up(runs: Runs) -> None:
+    runs.machine = "unheard-of"
+    assert runs.controller().drive()["cost_usd"] is None
+    assert {event.get("usd_per_hour") for event in runs.events()} == {None}
+
+
+def test_the_cluster_is_told_what_the_planner_can_use_until_the_run_lands(runs: Runs) -> None:
+    """Eight sequences a step: three workers cannot share them, so two are wanted, and none for the export."""
+    spec = runs.job(
+        resources={"workers": {"min": 1, "max": 3}}, checkpoint={"every": 4, "keep": 3, "export": "hf"}
+    )
+    runs.controller(spec).drive()
+    assert [workers for workers, _ in itertools.groupby(runs.wants)] == [3, 2, 0]
 
 
 def test_a_ceiling_on_hours_counts_all_attempts(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

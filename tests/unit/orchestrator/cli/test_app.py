@@ -16,7 +16,8 @@ HEAVY = ("torch", "ray", "pydantic", "rich", "transformers", "numpy", "fsspec", 
 COMMANDS = (
     "", "init", "schema", "doctor", "plan", "run", "status", "stop", "verify-resume", "report", "checkpoint",
     "checkpoint list", "checkpoint verify", "checkpoint export", "checkpoint prune", "data", "data corpus",
-    "data prepare", "data inspect",
+    "data prepare", "data inspect", "submit", "attach", "logs", "list", "cluster", "cluster up", "cluster add",
+    "cluster remove", "cluster show", "cluster down",
 )  # fmt: skip
 
 
@@ -106,7 +107,10 @@ def test_an_interruption_is_told(command, monkeypatch: pytest.MonkeyPatch) -> No
         (["run", "a.yaml", "--until", "0"], "Invalid value for '--until'"),
         (["run", "a.yaml", "--until", "x"], "Invalid value for '--until'"),
         (["run", "a.yaml", "--until"], "--until"),
-        (["status"], "Missing option '--run-dir'"),
+        (["status"], "Missing argument 'target'"),
+        (["submit"], "Missing argument 'job'"),
+        (["logs"], "Missing argument 'name'"),
+        (["cluster", "up"], "Missing option '--local'"),
         (["plan", "a.yaml", "--workers", "0"], "Invalid value for '--workers'"),
         (["verify-resume", "a", "--steps", "0"], "Invalid value for '--steps'"),
         (["checkpoint", "prune", "a", "--keep", "0"], "Invalid value for '--keep'"),

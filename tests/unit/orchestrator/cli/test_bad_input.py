@@ -124,7 +124,7 @@ def test_a_job_that_cannot_be_planned(
 @pytest.mark.parametrize(
     "words",
     [
-        ["status", "--run-dir"], ["stop", "--run-dir"], ["verify-resume"], ["report"], ["checkpoint", "list"],
+        ["status"], ["stop"], ["verify-resume"], ["report"], ["checkpoint", "list"],
         ["checkpoint", "verify"], ["checkpoint", "export"], ["checkpoint", "prune"],
     ],
     ids=" ".join,
@@ -203,4 +203,4 @@ def test_a_run_without_commits(command: Any, runs: Path, tmp_path: Path, words: 
 
 def test_a_job_of_a_run_that_was_damaged(command: Any, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(yaml.safe_dump({"name": "a"}))
-    refused(command, tmp_path, ("status", "--run-dir", tmp_path), ["job.yaml: workload: is missing"])
+    refused(command, tmp_path, ("status", tmp_path), ["job.yaml: workload: is missing"])

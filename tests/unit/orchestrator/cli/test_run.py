@@ -42,12 +42,12 @@ def test_a_finished_run_as_json(command: Any, here: Path) -> None:
 def test_the_status_of_a_run_that_has_ended(
     command: Any, here: Path, name: str, state: str, step: int
 ) -> None:
-    said = command("status", "--run-dir", f"runs/{name}", "--json")
+    said = command("status", f"runs/{name}", "--json")
     found = json.loads(said.out)
     assert (said.code, said.err) == (0, "")
     assert (found["phase"], found["state"], found["controller"]) == (state, state, "ended")
     assert (found["step"], found["steps"], found["attempt"], found["ranks"]) == (step, 12, 1, [])
-    shown = command("status", "--run-dir", f"runs/{name}")
+    shown = command("status", f"runs/{name}")
     assert shown.out.startswith(f"{name}: {state}, step {step} of 12\nattempt 1, layout dp2")
 
 
@@ -56,20 +56,20 @@ def test_the_status_of_a_run_that_is_at_work_or_lost(command: Any, here: Path) -
     status = {**json.loads(path.read_text()), "phase": "train", "time": 1.0, "eta_seconds": 90.0}
     status["ranks"] = [{"rank": 0, "node": "node-7", "pid": 4711, "state": "running", "step": 5}]
     path.write_text(json.dumps(status))
-    found = json.loads(command("status", "--run-dir", "runs/small", "--json").out)
+    found = json.loads(command("status", "runs/small", "--json").out)
     assert found["controller"].startswith("silent for ")
     assert found["state"] == "train"
-    shown = command("status", "--run-dir", "runs/small").out
+    shown = command("status", "runs/small").out
     assert "node-7" in shown
     assert "4711" in shown
     assert " left" in shown.splitlines()[0]
     path.write_text(json.dumps({**status, "time": 1e12}))
-    assert json.loads(command("status", "--run-dir", "runs/small", "--json").out)["controller"] == "alive"
+    assert json.loads(command("status", "runs/small", "--json").out)["controller"] == "alive"
 
 
 def test_a_run_that_has_written_no_status_yet(command: Any, here: Path) -> None:
     (here / "runs/small/status.json").unlink()
-    assert json.loads(command("status", "--run-dir", "runs/small", "--json").out)["phase"] == "unknown"
-    shown = command("status", "--run-dir", "runs/small")
+    assert json.loads(command("status", "runs/small", "--json").out)["phase"] == "unknown"
+    shown = command("status", "runs/small")
     assert shown.code == 0
     assert "None" not in shown.out

@@ -1,0 +1,152 @@
+"""submit, attach, logs, list: runs as jobs of a cluster."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.cli.options import (
+    Cluster,
+    Job,
+    Json,
+    Priority,
+    RunDirectory,
+    Set,
+    emit,
+    job_of,
+    run_of,
+    table,
+)
+from orchestrator.errors import InputError
+
+if TYPE_CHECKING:
+    from cluster.jobs import Jobs, Submission
+
+Name = Annotated[
+    str, typer.Argument(help="a job's name, or a submission's, or a run directory", show_default=False)
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command()(submit)
+    app.command()(attach)
+    app.command()(logs)
+    app.command("list")(list_jobs)
+
+
+def submit(
+    job: Job,
+    overrides: Set = None,
+    run_dir: RunDirectory = None,
+    address: Cluster = None,
+    until: Annotated[int | None, typer.Option(min=1, help="end at this step with a commit")] = None,
+    priority: Priority = 0,
+    working_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="send this folder along; .gitignore and .rayignore hold"),
+    ] = None,
+    package: Annotated[
+        bool, typer.Option("--package", help="send this very program along, for nodes that have another")
+    ] = False,
+    exclude: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="what else of the folder not to send; repeat")
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="follow it to its end, as attach does")] = False,
+    as_json: Json = False,
+) -> None:
+    """Submit a job to a cluster; under the same name it goes on from its last commit."""
+    from cluster.jobs import own_packages, working_tree
+    from orchestrator import submission
+
+    if working_dir is not None and package:
+        raise InputError(
+            "give one of them", "--working-dir, --package", "a folder that holds the program will do"
+        )
+    if exclude and working_dir is None:
+        raise InputError("there is no folder to leave it out of", "--exclude", "give --working-dir too")
+    if working_dir is not None and not working_dir.is_dir():
+        raise InputError("there is no such folder", f"--working-dir {working_dir}", "give another")
+    spec = job_of(job, overrides)
+    run = run_of(spec, run_dir)
+    environment = own_packages() if package else {}
+    if working_dir is not None:
+        environment = working_tree(working_dir.absolute(), exclude or ())
+    submission.entrypoint(spec, run, until, priority)  # a secret is found before anything is asked
+    jobs = submission.jobs_at(address)
+    found, new = submission.submit(jobs, spec, run, until, priority, environment)
+    if wait:
+        _follow(jobs, found, as_json)
+    if as_json:
+        emit({**found.to_json(), "new": new})
+        return
+    print(f"{found.id} is {'submitted' if new else 'at work already'}; its run directory: {found.run_dir}")
+    print(
+        f"next: orchestrator attach {found.name}, orchestrator status {found.name}, orchestrator stop {found.name}"
+    )
+
+
+def attach(name: Name, address: Cluster = None, as_json: Json = False) -> None:
+    """Follow a job to its end, and end as it does; Ctrl-C leaves it at work."""
+    from orchestrator import submission
+
+    jobs = submission.jobs_at(address)
+    _follow(jobs, submission.existing(jobs, name), as_json)
+
+
+def logs(
+    name: Name,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="go on until the job ends")] = False,
+    address: Cluster = None,
+    as_json: Json = False,
+) -> None:
+    """Print what a job has said."""
+    from orchestrator import submission
+
+    jobs = submission.jobs_at(address)
+    found = submission.existing(jobs, name)
+    if as_json:
+        ended = jobs.wait(found.id, float("inf")) if follow else found
+        emit({**ended.to_json(), "lines": jobs.logs(found.id).splitlines()})
+    elif follow:
+        for part in jobs.follow(found.id):
+            print(part, end="", flush=True)
+    else:
+        print(jobs.logs(found.id), end="")
+
+
+def list_jobs(address: Cluster = None, as_json: Json = False) -> None:
+    """List the jobs of a cluster, the oldest first."""
+    from orchestrator import submission
+    from orchestrator.track.console import duration
+
+    found = submission.jobs_at(address).all()
+    if as_json:
+        emit([job.to_json() for job in found])
+        return
+    rows = []
+    for job in found:
+        seconds = (job.ended or time.time()) - job.started if job.started else 0.0
+        rows.append([job.id, job.state, str(job.priority), duration(seconds), job.run_dir])
+    table("", ["submission", "state", "priority", "for", "run directory"], rows)
+
+
+def _follow(jobs: Jobs, found: Submission, as_json: bool) -> None:
+    from orchestrator.submission import CODES
+
+    try:
+        for part in jobs.follow(found.id):
+            print(part, end="", flush=True, file=sys.stderr)
+    except KeyboardInterrupt:
+        print(f"\n{found.id} is still at work; `orchestrator stop {found.name}` ends it", file=sys.stderr)
+        raise typer.Exit(0) from None
+    ended = jobs.get(found.id)
+    if as_json:
+        emit(ended.to_json())
+    else:
+        print(f"{ended.id}: {ended.state}")
+    raise typer.Exit(CODES[ended.state])

@@ -1,0 +1,166 @@
+"""cluster up, add, remove, show, down: real Ray nodes on this machine, for trying things."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestrator.cli.options import Json, emit, table
+from orchestrator.errors import InputError
+
+if TYPE_CHECKING:
+    from cluster.loopback import LocalCluster
+    from cluster.node import NodeSpec
+
+Name = Annotated[str, typer.Option(help="the cluster's name, where there are several")]
+Cpus = Annotated[float, typer.Option(min=0, help="processors that a node says it has")]
+Gpus = Annotated[float, typer.Option(min=0, help="GPUs that a node says it has")]
+Resources = Annotated[str, typer.Option(metavar="JSON", help='other resources, such as {"TPU": 4}')]
+Labels = Annotated[str, typer.Option(metavar="JSON", help='labels, such as {"ray.io/market-type": "spot"}')]
+
+
+def up(
+    local: Annotated[int, typer.Option(min=0, help="nodes beside the head")],
+    most: Annotated[
+        int | None,
+        typer.Option("--max", min=1, help="let Ray's autoscaler start and end nodes, up to so many"),
+    ] = None,
+    cpus: Cpus = 1,
+    gpus: Gpus = 0,
+    resources: Resources = "{}",
+    labels: Labels = "{}",
+    idle: Annotated[float, typer.Option(help="seconds before the autoscaler ends an idle node")] = 30.0,
+    name: Name = "local",
+    as_json: Json = False,
+) -> None:
+    """Start a cluster of real Ray nodes on loopback, with token authentication and made-up resources."""
+    from cluster import loopback
+
+    node = _node(cpus, gpus, resources, labels)
+    if most is not None and most < local:
+        raise InputError(f"--max {most} is below --local {local}", "--max", "raise it")
+    scaling = ""
+    if most is not None:
+        from cluster.provider import autoscaling
+
+        scaling = autoscaling(node, local, most, idle)
+    with _told(name):
+        found = loopback.up(name, [] if scaling else [node] * local, scaling)
+    _show(found, as_json)
+    if not as_json:
+        print("\nThe other commands find it. For Ray's own:\n")
+        for key, value in found.environment().items():
+            print(f"  export {key}={value}")
+
+
+def add(
+    nodes: Annotated[int, typer.Argument(min=1, help="how many")] = 1,
+    cpus: Cpus = 1,
+    gpus: Gpus = 0,
+    resources: Resources = "{}",
+    labels: Labels = "{}",
+    name: Name = "local",
+    as_json: Json = False,
+) -> None:
+    """Start more nodes in the local cluster."""
+    from cluster import loopback
+
+    node = _node(cpus, gpus, resources, labels)
+    with _told(name):
+        _show(loopback.add(_there(name), [node] * nodes), as_json)
+
+
+def remove(
+    node: Annotated[str, typer.Argument(help="its address, as `cluster show` has it", show_default=False)],
+    abruptly: Annotated[bool, typer.Option("--abruptly", help="as a power failure would")] = False,
+    name: Name = "local",
+    as_json: Json = False,
+) -> None:
+    """End a node of the local cluster."""
+    from cluster import loopback
+
+    with _told(name):
+        cluster = _there(name)
+        loopback.remove(cluster, node, abruptly)
+        _show(loopback.find(name) or cluster, as_json)
+
+
+def show(name: Name = "local", as_json: Json = False) -> None:
+    """Show the nodes of the local cluster."""
+    _show(_there(name), as_json)
+
+
+def down(name: Name = "local", as_json: Json = False) -> None:
+    """End the local cluster, with all that it started and wrote."""
+    from cluster import loopback
+
+    ended = loopback.down(name)
+    if as_json:
+        emit({"ended": ended})
+    else:
+        print(f"the cluster {name!r} is gone" if ended else f"there is no cluster {name!r}: nothing to do")
+
+
+def _there(name: str) -> LocalCluster:
+    from cluster import loopback
+
+    found = loopback.find(name)
+    if found is None:
+        raise InputError("no local cluster is up", name, "start one with `orchestrator cluster up --local 2`")
+    return found
+
+
+def _node(cpus: float, gpus: float, resources: str, labels: str) -> NodeSpec:
+    from cluster.node import NodeSpec
+
+    return NodeSpec(
+        folder="",
+        ip="",
+        cpus=cpus,
+        gpus=gpus,
+        resources={
+            key: float(value) for key, value in _mapping(resources, "--resources", (int, float)).items()
+        },
+        labels=_mapping(labels, "--labels", (str,)),
+    )
+
+
+def _mapping(text: str, option: str, kinds: tuple[type, ...]) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"is not JSON ({error})", option, 'write for example {"a": 1}') from None
+    if not isinstance(found, dict) or not all(isinstance(value, kinds) for value in found.values()):
+        names = " or ".join(kind.__name__ for kind in kinds)
+        raise InputError(f"must be an object whose values are {names}", option, "see --help")
+    return found
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    from cluster.loopback import ClusterError
+
+    print("starting and ending nodes takes some seconds each", file=sys.stderr)
+    try:
+        yield
+    except ClusterError as error:
+        raise InputError(str(error), f"cluster {name}") from None
+
+
+def _show(cluster: LocalCluster, as_json: bool) -> None:
+    if as_json:
+        emit(cluster.to_json())
+        return
+    print(f"{cluster.name}: Ray at {cluster.address}, dashboard and Jobs API at {cluster.dashboard}")
+    rows = []
+    for node in cluster.nodes:
+        has = {"CPU": node["cpus"], "GPU": node["gpus"], **node["resources"]}
+        told = ", ".join(f"{value:g} {key}" for key, value in has.items() if value) or "nothing to compute on"
+        labels = ", ".join(f"{key}={value}" for key, value in node["labels"].items())
+        rows.append([node["ip"], "node" if node["head_address"] else "head", told, labels, str(node["pid"])])
+    table("", ["address", "", "says it has", "labels", "pid"], rows)

@@ -1,0 +1,84 @@
+"""Training on a cluster that Ray's autoscaler grows and shrinks: real nodes, started by our provider."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from jobs import curve, orchestrator, rows, slow_job, status, wait_for, write_job, write_text
+
+from cluster import loopback
+
+NAME = "t-scale"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder of work; the cluster is gone afterwards."""
+    loopback.down(NAME)
+    try:
+        yield tmp_path
+    finally:
+        loopback.down(NAME)
+
+
+def workers() -> list[str]:
+    """Addresses of the nodes beside the head."""
+    found = loopback.find(NAME)
+    assert found is not None
+    return [node["ip"] for node in found.nodes if node["head_address"]]
+
+
+def up(folder: Path) -> loopback.LocalCluster:
+    words = ["cluster", "up", "--local", 0, "--max", 2, "--idle", 3, "--name", NAME]
+    done = orchestrator(*words, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    found = loopback.find(NAME)
+    assert found is not None
+    assert workers() == []
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_job_that_loses_a_node_and_the_head_ends_with_the_quiet_run_s_receipt(folder: Path) -> None:
+    """From nothing to a submitted job: nodes come for it, one is reclaimed and replaced, the head is lost and the
+    cluster started anew, the same job goes on, and when it has landed no node is left but the head."""
+    document = slow_job(write_text(folder / "corpus"), steps=60)
+    document["resources"]["workers"] = {"min": 2, "max": 2}
+    document["data"]["cache"] = str(folder / "data")
+    path = write_job(folder, document)
+    quiet = orchestrator("run", path, "--run-dir", folder / "quiet", cwd=folder)
+    assert quiet.returncode == 0, quiet.stderr
+
+    cluster = up(folder)
+    run = folder / "runs" / "small"
+    sent = orchestrator("submit", path, "--address", cluster.dashboard, cwd=folder)
+    assert sent.returncode == 0, sent.stderr
+    wait_for(lambda: (run / "checkpoints/step-00000008/manifest.json").exists(), "the commit at step 8", 180)
+    before = workers()
+    assert len(before) == 2
+    loopback.remove(loopback.find(NAME) or cluster, before[0], abruptly=True)
+    wait_for(lambda: len(workers()) == 2 and before[0] not in workers(), "another node in its place", 120)
+    lost = [e["first_fault"] for e in rows(run, "events.jsonl") if e["first_fault"]]
+    wait_for(
+        lambda: status(run).get("attempt", 0) >= 2 and status(run)["phase"] == "train", "training again", 120
+    )
+    step = status(run)["step"]
+    assert lost
+    head = next(node for node in cluster.nodes if not node["head_address"])
+    loopback.end([head], abruptly=True)
+    wait_for(lambda: loopback.find(NAME) is None, "the head to be missed", 20)
+
+    cluster = up(folder)
+    words = ["submit", path, "--address", cluster.dashboard, "--wait", "--json"]
+    done = orchestrator(*words, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert step < 60
+    assert curve(run) == curve(folder / "quiet")
+    ours, theirs = (json.loads((f / "summary.json").read_text()) for f in (run, folder / "quiet"))
+    assert ours["receipt"] == theirs["receipt"]
+    assert ours["attempts"] >= 3
+    wait_for(lambda: workers() == [], "the cluster to be a head only", 120)

@@ -1,0 +1,185 @@
+"""Runs as jobs of a cluster: submitted, followed, stopped with a commit, gone on with, refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from jobs import command, job, orchestrator, rows, status, wait_for, write_job, write_text
+
+from cluster import loopback
+from cluster.node import NodeSpec
+
+NAME = "t-jobs"
+PUBLIC = {
+    "/", "/favicon.ico", "/api/authentication_mode", "/api/gcs_healthz", "/api/healthz", "/api/local_raylet_healthz",
+}  # fmt: skip
+"""What Ray serves to everyone: the page that asks for the token, that it does ask, and that it is alive."""
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[loopback.LocalCluster]:
+    """A head and two nodes of one processor each."""
+    loopback.down(NAME)
+    try:
+        yield loopback.up(NAME, [NodeSpec("", ""), NodeSpec("", "")])
+    finally:
+        loopback.down(NAME)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working tree with a job, and something in it that should not travel."""
+    found = tmp_path_factory.mktemp("tree")
+    write_job(found, job(write_text(found / "corpus")))
+    (found / "huge.bin").write_bytes(os.urandom(2**20))
+    (found / "secret.txt").write_text("stays here")
+    (found / ".gitignore").write_text("secret.txt\n")
+    return found
+
+
+def said(local: loopback.LocalCluster, folder: Path, *words: object, code: int = 0) -> Any:
+    done = orchestrator(*words, "--address", local.dashboard, "--json", cwd=folder)
+    assert done.returncode == code, done.stderr + done.stdout
+    return json.loads(done.stdout)
+
+
+def sent(local: loopback.LocalCluster, pattern: str) -> Path:
+    """Where a node has put what came along with a job."""
+    return next(Path(local.folder).glob(f"*/session_latest/runtime_resources/{pattern}"))
+
+
+def test_a_job_is_submitted_stopped_with_a_commit_and_gone_on_with(
+    local: loopback.LocalCluster, folder: Path
+) -> None:
+    run = folder / "runs" / "small"
+    tree = ["--working-dir", folder, "--exclude", "huge.bin", "--set", "train.steps=600"]
+    first = said(local, folder, "submit", "job.yaml", *tree)
+    assert (first["id"], first["new"], first["run_dir"]) == ("small-1", True, str(run))
+    again = said(local, folder, "submit", "job.yaml", *tree)
+    assert (again["id"], again["new"]) == ("small-1", False)
+    wait_for(lambda: status(run).get("step", 0) >= 6, "some steps", 120)
+    seen = said(local, folder, "status", "small")
+    assert (seen["job"]["state"], seen["phase"], len(seen["ranks"])) == ("running", "train", 2)
+    assert {rank["node"] for rank in seen["ranks"]} == {node["ip"] for node in local.nodes[1:]}
+    tree_there = sent(local, "working_dir_files/*/job.yaml")
+    assert not {"huge.bin", "secret.txt", "runs"} & {path.name for path in tree_there.parent.iterdir()}
+
+    ended = said(local, folder, "stop", "small")
+    assert ended["state"] == "stopped"
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["state"], summary["reason"]) == ("stopped", "stopped by the user")
+    step = summary["commit"]
+    assert step >= 6
+    assert said(local, folder, "attach", "small", code=3)["state"] == "stopped"
+    assert "has ended already" in said(local, folder, "stop", "small", code=2)["line"]
+
+    package = ["--package", "--set", "train.steps=600", "--until", step + 4]
+    more = said(local, folder, "submit", "job.yaml", *package, "--wait", code=3)
+    assert (more["id"], more["exit_code"]) == ("small-2", 3)
+    assert sent(local, "py_modules_files/*/orchestrator/prices.csv").exists()
+    assert [row["step"] for row in rows(run)] == list(range(1, step + 5))
+    assert any(f"from the commit at step {step}" in e["reason"] for e in rows(run, "events.jsonl"))
+    assert [j["id"] for j in said(local, folder, "list")] == ["small-1", "small-2"]
+    lines = said(local, folder, "logs", "small")["lines"]
+    assert any("from the commit" in line for line in lines)
+    followed = orchestrator("logs", "-f", "small", "--address", local.address, cwd=folder)
+    assert followed.stdout.splitlines() == lines
+
+
+def refused(folder: Path, words: list[str], wanted: str, **changes: str | None) -> None:
+    environment = {k: v for k, v in {**os.environ, **changes}.items() if v is not None}
+    done = subprocess.run(
+        command(*words), cwd=folder, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2, done.stderr
+    assert wanted in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+
+
+def test_what_is_wrong_with_an_address_is_one_line(local: loopback.LocalCluster, folder: Path) -> None:
+    for address in (local.address, local.dashboard):
+        refused(folder, ["status", "nobody", "--address", address], "there is no such job on the cluster")
+        wrong = {"RAY_AUTH_TOKEN": "f" * 64}
+        refused(folder, ["list", "--address", address], "refuses this token", **wrong)
+    refused(folder, ["submit", "job.yaml", "--address", "127.0.0.1:9"], "nobody answers at 127.0.0.1:9")
+    refused(folder, ["list", "--address", "http://127.0.0.1:9"], "nobody answers at http://127.0.0.1:9")
+    refused(folder, ["list", "--address", "nonsense"], "nobody answers at nonsense")
+
+
+def test_no_route_is_served_without_the_token(local: loopback.LocalCluster) -> None:
+    """Every route of the dashboard and of the agents, as Ray itself lists them; and every port that is open."""
+    import urllib.error
+    import urllib.request
+
+    routes = ray_routes()
+    assert {"/api/jobs/", "/api/version", "/logs/{filename}"} & {path for _, path in routes}
+    assert len(routes) > 60
+    served = set()
+    for method, path in routes:
+        url = local.dashboard + path.replace("{", "x").replace("}", "x").replace(":", "")
+        request = urllib.request.Request(url, method=method if method != "*" else "GET")
+        try:
+            with urllib.request.urlopen(request, timeout=20):
+                served.add(path)
+        except urllib.error.HTTPError as error:
+            if error.code not in (401, 403):
+                served.add(path)
+    assert served <= PUBLIC
+    for path in PUBLIC - {"/", "/favicon.ico"}:
+        assert status_of("127.0.0.1", int(local.dashboard.rsplit(":", 1)[1]), path.encode()) in (200, 404)
+
+
+def test_no_open_port_answers_without_the_token(local: loopback.LocalCluster) -> None:
+    """Every port that any process of the cluster listens on is asked as a browser would."""
+    keepers = [psutil.Process(node["pid"]) for node in local.nodes]
+    family = [*keepers, *(child for keeper in keepers for child in keeper.children(recursive=True))]
+    places = {
+        (connection.laddr.ip, connection.laddr.port, process.name())
+        for process in family
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert len(places) >= 10
+    served = []
+    for ip, port, name in sorted(places):
+        host = ip if ip.startswith("127.") else "127.0.0.1"
+        for path in (b"/", b"/metrics", b"/api/version"):
+            status = status_of(host, port, path)
+            if status not in (None, 401, 403):
+                served.append((name, ip, port, path, status))
+    assert served == []
+
+
+def status_of(host: str, port: int, path: bytes) -> int | None:
+    """The HTTP status of an answer; None if it is none of HTTP/1, as from gRPC."""
+    with socket.create_connection((host, port), timeout=5) as connection:
+        connection.settimeout(5)
+        connection.sendall(b"GET " + path + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        try:
+            answer = connection.recv(64)
+        except OSError:
+            return None
+    return int(answer.split()[1]) if answer.startswith(b"HTTP/1") else None
+
+
+def ray_routes() -> list[tuple[str, str]]:
+    """Method and path of all that a dashboard can serve: read from Ray's sources, where decorators name them."""
+    import re
+
+    import ray.dashboard
+
+    found = set()
+    for source in Path(ray.dashboard.__file__).parent.rglob("*.py"):
+        for verb, path in re.findall(
+            r"@\w*[rR]outes?\.(get|post|put|delete|patch|view)\(\s*f?[\"']([^\"']+)[\"']", source.read_text()
+        ):
+            found.add(({"view": "GET"}.get(verb, verb.upper()), path))
+    return sorted(found)

@@ -1,0 +1,102 @@
+"""Whose turn it is: a table of cases, and what holds in all of them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.gang import Bundle
+from cluster.turns import Ticket, Verdict, verdicts
+
+ONE = Bundle(1)
+TWO_NODES = [{"CPU": 1.0}, {"CPU": 1.0}]
+FULL = [{"CPU": 0.0}, {"CPU": 0.0}]
+
+
+def ticket(
+    name: str, priority: int = 0, since: float = 0.0, least: int = 1, most: int = 2, **more: object
+) -> Ticket:
+    return Ticket(f"/runs/{name}", priority, since, more.pop("bundle", ONE), least, most, **more)  # type: ignore[arg-type]
+
+
+def ask(*tickets: Ticket, free: list[dict[str, float]]) -> dict[str, Verdict]:
+    return {name.removeprefix("/runs/"): verdict for name, verdict in verdicts(tickets, free).items()}
+
+
+def test_the_first_one_goes_at_once() -> None:
+    assert ask(ticket("a"), free=TWO_NODES) == {"a": Verdict(True, 2)}
+
+
+def test_the_higher_priority_goes_first_and_of_equals_who_waited_longer() -> None:
+    found = ask(ticket("a", since=1), ticket("b", since=2), ticket("c", 5, since=3), free=TWO_NODES)
+    assert [name for name, verdict in found.items() if verdict.go] == ["c"]
+    assert found["a"].waits_for == "1 workers of 1 CPU; there is room for 0, and at work: c"
+    assert found["b"].waits_for == "a comes first"
+
+
+def test_nobody_overtakes_the_first_that_waits() -> None:
+    large, small = ticket("large", since=1, least=3, most=3), ticket("small", since=2, most=1)
+    found = ask(large, small, free=TWO_NODES)
+    assert not found["large"].go
+    assert found["small"].waits_for == "large comes first"
+
+
+def test_what_one_is_about_to_take_is_not_free() -> None:
+    starting = ticket("a", running=True)
+    assert not ask(starting, ticket("b", since=1), free=TWO_NODES)["b"].go
+    half = ticket("a", running=True, held=1)
+    assert ask(half, ticket("b", since=1), free=[{"CPU": 0.0}, {"CPU": 1.0}])["b"].go
+
+
+def test_a_lower_priority_makes_room_the_lowest_and_latest_first() -> None:
+    low, late = ticket("low", 1, running=True, held=1), ticket("late", 1, 9, running=True, held=1)
+    high = ticket("high", 3, since=10)
+    found = ask(low, late, high, free=FULL)
+    assert (found["late"].yield_to, found["low"].yield_to) == ("high", "")
+    both = ask(low, late, ticket("high", 3, since=10, least=2), free=FULL)
+    assert (both["late"].yield_to, both["low"].yield_to) == ("high", "high")
+
+
+@pytest.mark.parametrize("priority", [3, 4])
+def test_an_equal_or_higher_one_makes_no_room(priority: int) -> None:
+    found = ask(ticket("a", priority, running=True, held=2), ticket("b", 3, since=1), free=FULL)
+    assert found["a"].yield_to == ""
+    assert found["a"].go
+
+
+def test_nobody_makes_room_in_vain() -> None:
+    found = ask(ticket("a", 1, running=True, held=2), ticket("b", 3, since=1, least=3, most=3), free=FULL)
+    assert found["a"].yield_to == ""
+
+
+def test_nobody_grows_while_somebody_waits() -> None:
+    running = ticket("a", running=True, held=1, most=4)
+    assert ask(running, free=FULL)["a"].room == 4
+    assert ask(running, ticket("b", since=1), free=FULL)["a"].room == 1
+
+
+def test_gpus_count() -> None:
+    bundle = Bundle(1, 1)
+    found = ask(ticket("a", bundle=bundle), free=TWO_NODES)
+    assert found["a"].waits_for == "1 workers of 1 CPU and 1 GPU; there is room for 0, and at work: nobody"
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(1, 3), st.booleans()), max_size=6),
+    st.lists(st.integers(0, 3), max_size=4),
+)
+def test_who_is_let_in_fits_and_the_first_in_line_is_never_passed(
+    asked: list[tuple[int, int, int, bool]], free: list[int]
+) -> None:
+    tickets = [
+        ticket(f"{n}", priority, since, least, least + 1, running=running, held=least if running else 0)
+        for n, (priority, since, least, running) in enumerate(asked)
+    ]
+    found = ask(*tickets, free=[{"CPU": float(cpus)} for cpus in free])
+    waiting = sorted((t for t in tickets if not t.running), key=lambda t: (-t.priority, t.since, t.name))
+    let_in = [found[t.short].go for t in waiting]
+    assert let_in == sorted(let_in, reverse=True)
+    assert sum(t.least for t, go in zip(waiting, let_in, strict=True) if go) <= sum(free)
+    assert all(found[t.short].go for t in tickets if t.running)
+    assert all(verdict.go or verdict.waits_for for verdict in found.values())

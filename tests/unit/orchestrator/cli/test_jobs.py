@@ -1,0 +1,86 @@
+"""What is wrong with a submission is told before any cluster is asked, and without its secrets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import job, write_job
+
+from cluster import loopback
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A job file, and no cluster anywhere."""
+    for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(loopback.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    write_job(tmp_path, job("corpus.txt"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (
+            ["submit", "job.yaml"],
+            "no address is given, and no local cluster is up; give another --address, or start a",
+        ),
+        (["list"], "no address is given, and no local cluster is up"),
+        (["logs", "small"], "no address is given, and no local cluster is up"),
+        (["attach", "small"], "no address is given, and no local cluster is up"),
+        (["list", "--address", "nonsense"], "--address nonsense: nobody answers at nonsense"),
+        (["list", "--address", "127.0.0.1:9"], "--address 127.0.0.1:9: nobody answers at 127.0.0.1:9"),
+        (["list", "--address", "http://127.0.0.1:9"], "nobody answers at http://127.0.0.1:9"),
+        (["submit", "nowhere.yaml"], "nowhere.yaml: there is no such job file"),
+        (
+            ["submit", "job.yaml", "--working-dir", "nowhere"],
+            "--working-dir nowhere: there is no such folder",
+        ),
+        (
+            ["submit", "job.yaml", "--working-dir", ".", "--package"],
+            "--working-dir, --package: give one of them",
+        ),
+        (["submit", "job.yaml", "--exclude", "*.bin"], "--exclude: there is no folder to leave it out of"),
+        (
+            ["cluster", "show"],
+            "local: no local cluster is up; start one with `orchestrator cluster up --local 2`",
+        ),
+        (["cluster", "add"], "local: no local cluster is up"),
+        (["cluster", "remove", "127.0.1.2"], "local: no local cluster is up"),
+        (["cluster", "up", "--local", "1", "--resources", "{"], "--resources: is not JSON"),
+        (
+            ["cluster", "up", "--local", "1", "--resources", '{"a": "b"}'],
+            "--resources: must be an object whose",
+        ),
+        (
+            ["cluster", "up", "--local", "1", "--labels", "[]"],
+            "--labels: must be an object whose values are str",
+        ),
+        (["cluster", "up", "--local", "3", "--max", "2"], "--max: --max 2 is below --local 3; raise it"),
+        (["cluster", "up", "--local", "0", "--name", "x" * 13], "is too long; use at most 12 letters"),
+    ],
+)
+def test_one_line_and_exit_code_2(command: Any, folder: Path, words: list[str], wanted: str) -> None:
+    ended = command(*words)
+    assert (ended.code, ended.out) == (2, "")
+    line = [line for line in ended.err.splitlines() if line.startswith("orchestrator: ")]
+    assert len(line) == 1
+    assert wanted in line[0]
+    assert not loopback.folder_of("local").exists()
+
+
+def test_a_secret_is_refused_and_not_repeated(command: Any, folder: Path) -> None:
+    tracking = "tracking={uri: 'https://me:hunter2@tracking.example', experiment: a}"
+    ended = command("submit", "job.yaml", "--set", tracking, "--json")
+    assert ended.code == 2
+    assert "the job carries a credential" in json.loads(ended.out)["line"]
+    assert "hunter2" not in ended.out + ended.err
+
+
+def test_there_is_nothing_to_end(command: Any, folder: Path) -> None:
+    assert command("cluster", "down").out == "there is no cluster 'local': nothing to do\n"
