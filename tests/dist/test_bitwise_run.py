@@ -30,11 +30,13 @@ def test_kills_that_change_the_width_change_no_bit(tmp_path: Path, monkeypatch: 
     text, cache = write_text(tmp_path, 20_000), tmp_path / "cache"
     quiet, killed = tmp_path / "quiet", tmp_path / "killed"
     drive_here(bitwise(text), str(quiet), cache, gang=lambda: LocalGang([1]))
-    faults = ("kill@1:7", "kill@0:12/2")
+    # A save waits for the one before the last, so that by then some commit of each attempt is there to go on from.
+    faults = ("kill@1:7", "kill@0:14/2")
     drive_here(bitwise(text), str(killed), cache, gang=lambda: LocalGang([2, 1, 2]), faults=faults)
-    found = rows(killed)
-    assert [width for width, _ in itertools.groupby(row["layout"].split()[0] for row in found)] == ["dp2", "dp1", "dp2"]
-    died = [event["first_fault"] for event in rows(killed, "events.jsonl") if event["first_fault"]]
+    found, events = rows(killed), rows(killed, "events.jsonl")
+    widths = [width for width, _ in itertools.groupby(row["layout"].split()[0] for row in found)]
+    assert widths == ["dp2", "dp1", "dp2"], [(event["phase"], event["reason"]) for event in events]
+    died = [event["first_fault"] for event in events if event["first_fault"]]
     assert [fault.split(":")[0] for fault in died] == ["rank 1 on local died", "rank 0 on local died"]
     assert curve(killed) == curve(quiet)
     assert weights(killed, 16) == weights(quiet, 16)
