@@ -735,11 +735,13 @@ def test_every_event_has_the_same_columns(runs: Runs) -> None:
 
 
 def test_a_run_on_another_file_system(runs: Runs, tmp_path: Path) -> None:
-    """Objects cannot grow: rows are numbered parts there, and the run is the same."""
+    """Objects cannot grow: rows are numbered parts there, written some seconds together, and the run is the same."""
     runs.run = RunDir(f"memory://{tmp_path.name}/runs/small")
     runs.training = Training(kill_controller_at=6)
     with pytest.raises(ControllerKilled):
         runs.controller().drive()
+    stored = [row["step"] for row in runs.run.rows("metrics.jsonl")]
+    assert stored == [1], "rows wait for others; those that a commit needs are in its manifest"
     runs.training = Training()
     summary = runs.controller().drive()
     assert summary["state"] == "done"
