@@ -29,7 +29,7 @@ from orchestrator.record import Record
 from orchestrator.rundir import Row, RunDir
 from orchestrator.spec import JobSpec
 from orchestrator.stability import on_record
-from orchestrator.train.task import ENTRY, Task
+from orchestrator.train.task import ENTRY_OF, Task
 
 POLL = 0.1
 """Seconds between looks at a gang that has no news."""
@@ -279,7 +279,9 @@ class Controller:
         self._beat = Beat()
         task = self._task(record, layout, restored).to_json()
         try:
-            self._gang.start(layout.world, self._bundle, ENTRY, task, layout.tp, self._avoid)
+            self._gang.start(
+                layout.world, self._bundle, ENTRY_OF[layout.engine], task, layout.tp, self._avoid
+            )
             self._running = True
             self._gang.hold(layout.world + self._spec.resources.spares)
         except TimeoutError as error:
@@ -336,7 +338,12 @@ class Controller:
         self._note = f"recovering: {action.first_fault}"
         commit, _ = record.last_commit(self._state.bad_commits)
         lost = record.beyond(commit.step if commit else 0)
-        counted = {"lost_steps": len(lost), "seconds_lost": sum(row["step_seconds"] for row in lost)}
+        still = time.time() - before.moved if before.phase == "train" else 0.0
+        counted = {
+            "still_seconds": still,
+            "lost_steps": len(lost),
+            "seconds_lost": sum(row["step_seconds"] for row in lost),
+        }
         node = self._state.failures[-1].node
         told: dict[str, Any] = {"first_fault": action.first_fault, "node": node, **counted}
         reason = "a fault ended the attempt"

@@ -7,6 +7,8 @@ from typing import Any
 
 ENTRY = "orchestrator.train.loop:main"
 """The rank program, as a gang names it."""
+ENTRY_OF = {"torch": ENTRY, "deepspeed": "orchestrator.train.deepspeed_rank:main"}
+"""The same by engine: what it imports first differs."""
 
 
 @dataclasses.dataclass(frozen=True)
