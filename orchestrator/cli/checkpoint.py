@@ -64,7 +64,7 @@ def export(
 ) -> None:
     """Write a commit as a folder that transformers loads, and check that both agree."""
     from orchestrator.export import export as write
-    from orchestrator.spec import absolute
+    from orchestrator.paths import absolute
 
     run, _ = existing_run(run_dir)
     manifest = _chosen(_store(run_dir), step)
