@@ -123,6 +123,7 @@ class Controller:
                 self._services.stop()
 
     def _summarise(self, record: Record) -> dict[str, Any]:
+        record.settle()
         commit = record.store.latest(deep=False)  # not of the memory of nodes, which ends with the run
         summary = finish.finish(self._spec, self._run, commit, self._data, self._exports.done, record.tracker)
         self._write_status(force=True)
@@ -171,7 +172,7 @@ class Controller:
             ranks=self._beat.ranks if self._running else (),
             gap=self._beat.gap,
             placement_failed=self._placement_failed,
-            stop=self._stop,
+            stop=self._stop or record.unsaved(now),
             step_seconds=record.step_seconds,
             longest_step=record.longest_step,
             restart_seconds=record.restart_seconds or FIRST_RESTART,
@@ -195,10 +196,10 @@ class Controller:
         record.take(rows)
         checkpoint = self._spec.checkpoint
         for outcome in (outcome for row in rows for outcome in row.get("saves", ())):
-            if outcome["state"] == "failed":
-                self._note = f"saving pauses: {outcome['reason']}"
-                self._event("train", f"the save at step {outcome['step']} failed: {outcome['reason']}")
-            elif outcome["state"] == "published" and checkpoint.export and checkpoint.export_at == "commit":
+            if told := record.note_save(outcome):
+                self._note = f"saving pauses: {outcome['reason']}" if outcome["state"] == "failed" else ""
+                self._event("train", told)
+            if outcome["state"] == "published" and checkpoint.export and checkpoint.export_at == "commit":
                 self._exports.advance(outcome["step"])
 
     # -- act
@@ -239,7 +240,7 @@ class Controller:
             self._event("wait", f"a commit is passed over: {note}")
         self._state = dataclasses.replace(self._state, step=restored.step if restored else 0)
         plan = self._planner.plan(layout.world)
-        self._run.write_json("plan.json", {"attempt": self._state.attempt, **plan.to_json()})
+        record.document("plan.json", {"attempt": self._state.attempt, **plan.to_json()})
         record.tracker.document("plan.json")
         source = f"from the commit at step {restored.step}" if restored else "from the beginning"
         told = {"layout_before": str(before.layout) if before.layout else None, "layout_after": str(layout)}
@@ -341,9 +342,10 @@ class Controller:
         self._record.event(self._state.attempt, self._state.step, phase, reason, **more)
 
     def _write_status(self, force: bool = False) -> None:
+        assert self._record is not None
         if force or time.monotonic() - self._written > STATUS_EVERY:
             self._written = time.monotonic()
-            self._run.write_json("status.json", self.status())
+            self._record.document("status.json", self.status())
 
     def _stop_gang(self) -> None:
         self._running = False

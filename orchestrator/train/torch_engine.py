@@ -23,6 +23,7 @@ from orchestrator.train.norms import WholeNorms, squared_norm
 from orchestrator.train.optimizers import SLOTS, make_optimizer
 from orchestrator.train.parallelize import parallelize
 from orchestrator.train.pipeline import Pipeline
+from orchestrator.train.routing import Routing
 from orchestrator.train.state import pieces, restore
 from workloads.workload import Batch, Workload
 
@@ -36,6 +37,7 @@ class TorchEngine:
         self.parallel = parallelize(workload, layout, self._mesh, device.device, spec.train)
         self._data, self._stages = self.parallel.data, self.parallel.stages
         self._losses = StepLosses(spec, workload, layout, self._mesh, device)
+        self._routing = Routing(workload, self._mesh, device.device)
         self._runner: Accumulation | Pipeline
         if layout.pp > 1:
             self._runner = Pipeline(self._stages, workload, layout, self._mesh, self._losses, device)
@@ -60,6 +62,7 @@ class TorchEngine:
         self.parallel.shared.sum()
         self._data.finish()
         loss, extra, count, square = self._losses.over_ranks(squared_norm(self._data.shards))
+        extra = {**extra, **self._routing.take(self._stages)}
         factor = self._losses.expected / count / self._scale.value
         if self._scale.enabled:
             extra = {**extra, "loss_scale": self._scale.value, "skipped": 0.0}
