@@ -20,8 +20,10 @@ from orchestrator import assemble, finish
 from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.decide import ENDED, Action, Rules, Seen, State, decide
 from orchestrator.errors import InputError
+from orchestrator.explain import explain
 from orchestrator.exporting import Exporting
 from orchestrator.health import Failure, excluded
+from orchestrator.holders import Holders
 from orchestrator.layout import Layout
 from orchestrator.machines import machine_for
 from orchestrator.plan import Planner
@@ -30,7 +32,8 @@ from orchestrator.rundir import Row, RunDir
 from orchestrator.spec import JobSpec
 from orchestrator.stability import on_record
 from orchestrator.status import status_of
-from orchestrator.train.task import ENTRY_OF, HOLDER, Task
+from orchestrator.stragglers import Stragglers
+from orchestrator.train.task import ENTRY_OF, Task
 
 POLL = 0.1
 """Seconds between looks at a gang that has no news."""
@@ -55,8 +58,8 @@ class Controller:
         worker = spec.resources.per_worker
         self._bundle = Bundle(worker.cpu, worker.gpu)
         self._useful = spec.resources.workers.max
-        self._token = secrets.token_hex(16)
-        self._services = cluster.services(HOLDER, self._token) if spec.checkpoint.snapshot_every else None
+        self._holders = Holders(spec, cluster)
+        self._stragglers = Stragglers()
         self._record: Record | None = None
         self._state = State()
         self._rules = Rules(spec, lambda workers: None)
@@ -68,8 +71,7 @@ class Controller:
         self._beat = Beat()
         self._room, self._counted = 0, 0.0
         self._avoid: Set[str] = frozenset()
-        target = spec.checkpoint.export_to or run.at("export")
-        self._exports = Exporting(cluster, run.uri, target, self._tell_export)
+        self._exports = Exporting(cluster, spec, run, self._tell_export)
         self._placement_failed = ""
         self._stop = ""
         self._note = ""
@@ -119,8 +121,7 @@ class Controller:
             raise
         finally:
             self._gang.close()
-            if self._services is not None:
-                self._services.stop()
+            self._holders.stop()
 
     def _summarise(self, record: Record) -> dict[str, Any]:
         record.settle()
@@ -149,8 +150,6 @@ class Controller:
         act(record, action, before)
         self._note = action.reason if action.do == "finish" else self._note
         self._write_status(force=self._state.phase != before.phase)
-
-    # -- observe
 
     def _observe(self, record: Record) -> Seen:
         now = time.time()
@@ -194,15 +193,15 @@ class Controller:
     def _take(self, record: Record, rows: tuple[Row, ...]) -> None:
         """Write rows down, tell of saves that failed, and export beside training what was published."""
         record.take(rows)
-        checkpoint = self._spec.checkpoint
+        for slow in filter(None, [self._stragglers.see(row.get("busy_seconds", ())) for row in rows]):
+            place = f"rank {slow[0]} on {self._beat.ranks[slow[0]].node}"
+            self._event("train", f"{place} is slow: {slow[1]:.1f} times the median of the ranks")
         for outcome in (outcome for row in rows for outcome in row.get("saves", ())):
             if told := record.note_save(outcome):
                 self._note = f"saving pauses: {outcome['reason']}" if outcome["state"] == "failed" else ""
                 self._event("train", told)
-            if outcome["state"] == "published" and checkpoint.export and checkpoint.export_at == "commit":
-                self._exports.advance(outcome["step"])
-
-    # -- act
+            if outcome["state"] == "published":
+                self._exports.published(outcome["step"])
 
     def _prepare(self, record: Record, action: Action, before: State) -> None:
         """Data first, in a thread, so that a stop is heard; then what can be planned only over its vocabulary."""
@@ -258,8 +257,9 @@ class Controller:
             self._placement_failed = str(error)
 
     def _task(self, record: Record, layout: Layout, restored: Manifest | None) -> Task:
-        holders = self._services.everywhere() if self._services is not None else []
-        record.use_holders(self._token, [holder["address"] for holder in holders])
+        assert self._planner is not None
+        holders = self._holders.places(self._planner.shape)
+        record.use_holders(self._holders.token, [holder["address"] for holder in holders])
         return Task(
             job=self._spec.model_dump(mode="json"),
             layout=layout.to_json(),
@@ -270,7 +270,7 @@ class Controller:
             until=self._until,
             token=secrets.token_hex(6),
             holders=tuple(holders),
-            holder_token=self._token,
+            holder_token=self._holders.token,
             faults=self._faults,
             skips=tuple(skip.to_json() for skip in self._state.skips),
         )
@@ -310,6 +310,7 @@ class Controller:
         lost = record.beyond(commit.step if commit else 0)
         told: dict[str, Any] = {
             "first_fault": action.first_fault,
+            "explained": explain(action.first_fault),
             "node": self._state.failures[-1].node,
             "still_seconds": time.time() - before.moved if before.phase == "train" else 0.0,
             "lost_steps": len(lost),
@@ -328,8 +329,6 @@ class Controller:
         self._note = "exporting the model"
         self._exports.advance(self._state.step)
         time.sleep(POLL)
-
-    # -- write down
 
     def _tell(self, what: str, done: int, total: int) -> None:
         self._note = f"preparing {what}: {done} of {total} parts"

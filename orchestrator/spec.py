@@ -197,8 +197,10 @@ class CheckpointSpec(_Model):
         default=False,
         description="so does the one with the least training loss, a mean over the steps since the commit before",
     )
-    snapshot_every: Positive | None = Field(
-        default=None, description="steps between snapshots into the memory of other nodes; none if unset"
+    snapshot_every: Positive | Literal["auto"] | None = Field(
+        default="auto",
+        description="steps between snapshots into the memory of other nodes; auto is every step as far as they cost "
+        "one hundredth of the time, where there are several nodes and their memory suffices",
     )
     export: Literal["hf"] | None = Field(default="hf", description="format of the exported model")
     export_at: Literal["end", "commit"] = Field(

@@ -21,12 +21,14 @@ from orchestrator.checkpoint.store import Store
 from orchestrator.layout import Layout
 from orchestrator.rundir import Row
 from orchestrator.spec import CheckpointSpec, JobSpec
-from orchestrator.train.agree import agree
+from orchestrator.train.agree import Agreed, agree
 from orchestrator.train.engine import Engine
 from orchestrator.train.task import Task
 
 SETTLE_TIMEOUT = 300.0
 """Seconds that the end of a task waits for its last commit to be written."""
+SHARE = 0.01
+"""Of a rank's time, what snapshots may take where the job leaves their number open."""
 RETRY_EVERY = 2.0
 """Seconds between tries of the last commit."""
 LONGEST_PAUSE = 8
@@ -44,6 +46,7 @@ class Commits:
         self._saved = task.restore or 0
         self._skip = 0
         self._outcomes: list[Outcome] = []
+        self._snapped, self._cost = 0.0, 0.0  # when the last snapshot was taken, and what it took
         self._losses: list[float] = []  # of the steps since the last save to the store
         self._latest = (-1, "")  # step of the last save that ended, and why it failed
         self.failures = 0
@@ -67,16 +70,20 @@ class Commits:
             self._saver.close(SETTLE_TIMEOUT if kind is None else 0.0)
             self._saver = None
 
-    def after_step(self, progress: dict[str, Any], row: Row | None, failures: int, final: bool) -> float:
-        """Save if it is due. Returns the seconds that the step was held up.
+    @property
+    def ready(self) -> bool:
+        """Whether the next snapshot would keep within SHARE of this rank's time."""
+        return time.monotonic() - self._snapped >= self._cost / SHARE
 
-        `failures` is the most saves in a row that failed on any rank, so that all ranks pause alike.
-        """
+    def after_step(self, progress: dict[str, Any], row: Row | None, agreed: Agreed, final: bool) -> float:
+        """Save if it is due. Returns the seconds that the step was held up."""
         checkpoint, step = self._spec.checkpoint, progress["step"]
         self._losses += [row["loss"]] if row else []
-        durable = final or (step % checkpoint.every == 0 and not self._pausing(failures))
+        durable = final or (step % checkpoint.every == 0 and not self._pausing(agreed.failures))
         every = checkpoint.snapshot_every
-        snapshot = self._peers is not None and every is not None and step % every == 0
+        snapshot = self._peers is not None and (
+            agreed.ready if every == "auto" else every is not None and step % every == 0
+        )
         if self._saver is None or not (durable or snapshot):
             return 0.0
         return self._save(progress, row, durable)
@@ -107,7 +114,8 @@ class Commits:
             self._saver = None
             # Rank 0 publishes, so its word is the commit's; a writer whose note it withdrew may fail in its wake.
             failed = self._link.seat.rank == 0 and step != restored and self._latest != (step, "")
-            _, late, failures = agree(0, time.monotonic() > end, int(failed))
+            agreed = agree(0, time.monotonic() > end, int(failed))
+            late, failures = agreed.stop, agreed.failures
             if failures and not late:
                 time.sleep(RETRY_EVERY)
                 tries += 1
@@ -148,7 +156,9 @@ class Commits:
         self._link.waiting(False)
         if durable:
             self._saved, self._losses = progress["step"], []
-        return time.perf_counter() - began
+        took = time.perf_counter() - began
+        self._snapped, self._cost = time.monotonic(), took
+        return took
 
     def _pausing(self, failures: int) -> bool:
         """After a failed save the next ones are left out, more of them each time it fails again."""
@@ -160,6 +170,8 @@ class Commits:
 
     def _note(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
+            if outcome.place != self._store.place and not self._spec.resources.per_worker.gpu:
+                self._cost += outcome.seconds  # the writer takes its time from the processors that train
             if outcome.place == self._store.place:
                 failed = outcome.state == "failed"
                 self.failures = self.failures + 1 if failed else 0

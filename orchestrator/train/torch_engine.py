@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -33,6 +34,7 @@ class TorchEngine:
 
     def __init__(self, spec: JobSpec, workload: Workload, layout: Layout, device: Device) -> None:
         self._spec, self._workload, self._layout, self._device = spec.train, workload, layout, device
+        self._is_alone_until_reduction = layout.world == layout.dp and layout.zero <= 1 and layout.ep == 1
         self._mesh = Mesh(layout)
         self.parallel = parallelize(workload, layout, self._mesh, device.device, spec.train)
         self._data, self._stages = self.parallel.data, self.parallel.stages
@@ -58,7 +60,9 @@ class TorchEngine:
         self._data.begin()
         self._losses.begin(micro_batches)
         self._losses.scale = self._scale.value
+        began = time.perf_counter()
         self._runner.train(micro_batches)
+        busy = time.perf_counter() - began if self._is_alone_until_reduction else 0.0
         self.parallel.shared.sum()
         self._data.finish()
         loss, extra, count, square = self._losses.over_ranks(squared_norm(self._data.shards))
@@ -76,7 +80,7 @@ class TorchEngine:
         norm = math.sqrt(square) * factor
         self._update(lr, factor * self._clip(norm))
         self._scale.succeed()
-        return Metrics(loss, norm, extra)
+        return Metrics(loss, norm, extra, busy)
 
     @torch.no_grad()
     def eval_step(self, micro_batches: Sequence[Batch]) -> Metrics:
