@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import time
-from collections.abc import Set
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -22,12 +21,13 @@ from orchestrator.decide import ENDED, Action, Rules, Seen, State, decide
 from orchestrator.errors import InputError
 from orchestrator.explain import explain
 from orchestrator.exporting import Exporting
-from orchestrator.health import Failure, excluded
+from orchestrator.health import Failure
 from orchestrator.holders import Holders
 from orchestrator.layout import Layout
 from orchestrator.machines import machine_for
 from orchestrator.plan import Planner
 from orchestrator.record import Record
+from orchestrator.room import Room
 from orchestrator.rundir import Row, RunDir
 from orchestrator.spec import JobSpec
 from orchestrator.stability import on_record
@@ -37,8 +37,6 @@ from orchestrator.train.task import ENTRY_OF, Task
 
 POLL = 0.1
 """Seconds between looks at a gang that has no news."""
-COUNT_EVERY = 2.0
-"""Seconds between counts of the room that there is beside a running gang."""
 FIRST_RESTART = 10.0
 """Seconds that a change of the gang is taken to cost before one has been measured."""
 STATUS_EVERY = 1.0
@@ -69,8 +67,7 @@ class Controller:
         self._gang: Gang = cluster.gang()
         self._running = False
         self._beat = Beat()
-        self._room, self._counted = 0, 0.0
-        self._avoid: Set[str] = frozenset()
+        self._room = Room(self._gang, self._bundle, spec.resources.workers.min)
         self._exports = Exporting(cluster, spec, run, self._tell_export)
         self._placement_failed = ""
         self._stop = ""
@@ -166,7 +163,7 @@ class Controller:
             prepared=bool(self._data),
             exported=self._exports.has(self._state.step),
             export_failed=self._exports.failed(self._state.step) if self._state.phase == "export" else "",
-            capacity=self._count_room(now),
+            capacity=self._room.count(self._state.phase, self._state.failures, now),
             ready=self._gang.ready(),
             ranks=self._beat.ranks if self._running else (),
             gap=self._beat.gap,
@@ -178,17 +175,6 @@ class Controller:
             spent_hours=hours,
             spent_usd=usd,
         )
-
-    def _count_room(self, now: float) -> int:
-        """Workers that could run; counted now and then while some do, and not where it does not matter."""
-        phase, waited = self._state.phase, time.monotonic() - self._counted
-        if phase == "wait" or (phase == "train" and waited > COUNT_EVERY):
-            self._counted = time.monotonic()
-            self._avoid = excluded(self._state.failures, now)
-            self._room = self._gang.capacity(self._bundle, self._avoid)
-            if self._avoid and self._room < self._spec.resources.workers.min:
-                self._avoid, self._room = frozenset(), self._gang.capacity(self._bundle)
-        return self._room
 
     def _take(self, record: Record, rows: tuple[Row, ...]) -> None:
         """Write rows down, tell of saves that failed, and export beside training what was published."""
@@ -249,7 +235,7 @@ class Controller:
         self._beat = Beat()
         task, entry = self._task(record, layout, restored).to_json(), ENTRY_OF[layout.engine]
         try:
-            self._gang.start(layout.world, self._bundle, entry, task, layout.tp, self._avoid)
+            self._gang.start(layout.world, self._bundle, entry, task, layout.tp, self._room.avoid)
             self._running = True
             self._gang.hold(layout.world + self._spec.resources.spares)
         except TimeoutError as error:
