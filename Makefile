@@ -51,6 +51,7 @@ bench: install ## measurements; their tables stand in the README
 	$(BIN)/python tests/bench/bench_checkpoint.py
 	$(BIN)/python tests/bench/bench_workloads.py
 	$(BIN)/python tests/bench/bench_parallel.py
+	$(BIN)/python tests/bench/bench_deepspeed.py --ranks 2 --rounds 3
 
 check: install ## ruff and mypy
 	$(BIN)/ruff check .

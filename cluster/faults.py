@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from dataclasses import dataclass
 
-KINDS = ("kill", "stop", "raise")
+KINDS = ("kill", "stop", "raise", "nan", "slow")
+SLOW = 1.0
+"""Seconds a step that a slow rank loses unless the fault says otherwise."""
 
 
 class InjectedFault(RuntimeError):
@@ -18,27 +21,37 @@ class InjectedFault(RuntimeError):
 class Fault:
     """`kind` befalls `rank` as it begins `step`, counted from 1, in that attempt only.
 
-    kill ends the process by SIGKILL, stop freezes it by SIGSTOP, raise raises InjectedFault.
+    kill ends the process by SIGKILL, stop freezes it by SIGSTOP, raise raises InjectedFault, nan makes the step's
+    numbers NaN, slow makes this and every later step of the attempt take `seconds` longer.
     """
 
     kind: str
     rank: int
     step: int
     attempt: int = 1
+    seconds: float = SLOW
 
     @classmethod
     def parse(cls, text: str) -> Fault:
-        """The fault written as KIND@RANK:STEP or KIND@RANK:STEP/ATTEMPT. Raises ValueError with the mend."""
-        found = re.fullmatch(rf"({'|'.join(KINDS)})@(\d+):(\d+)(?:/(\d+))?", text)
-        if not found:
+        """The fault written as KIND@RANK:STEP[/ATTEMPT], and =SECONDS for slow. Raises ValueError with the mend."""
+        found = re.fullmatch(rf"({'|'.join(KINDS)})@(\d+):(\d+)(?:/(\d+))?(?:=(\d+(?:\.\d+)?))?", text)
+        if not found or (found[5] and found[1] != "slow"):
             kinds = ", ".join(KINDS)
-            raise ValueError(f"write KIND@RANK:STEP or KIND@RANK:STEP/ATTEMPT with KIND one of {kinds}")
-        return cls(found[1], int(found[2]), int(found[3]), int(found[4] or 1))
+            raise ValueError(
+                f"write KIND@RANK:STEP or KIND@RANK:STEP/ATTEMPT with KIND one of {kinds}; slow may end in =SECONDS"
+            )
+        return cls(found[1], int(found[2]), int(found[3]), int(found[4] or 1), float(found[5] or SLOW))
 
-    def strike(self, rank: int, step: int, attempt: int) -> None:
-        """Happen, if this is the place."""
-        if (rank, step, attempt) != (self.rank, self.step, self.attempt):
-            return
+    def strike(self, rank: int, step: int, attempt: int) -> bool:
+        """Happen, if this is the place. Whether the rank must poison its numbers, which only it can do."""
+        if (rank, attempt) != (self.rank, self.attempt):
+            return False
+        if self.kind == "slow" and step >= self.step:
+            time.sleep(self.seconds)
+        if self.kind == "slow" or step != self.step:
+            return False
+        if self.kind == "nan":
+            return True
         if self.kind == "raise":
             raise InjectedFault(f"injected at rank {rank}, step {step}")
         if self.kind == "kill":

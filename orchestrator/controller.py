@@ -28,6 +28,7 @@ from orchestrator.machines import Machine, machine_for
 from orchestrator.record import Record
 from orchestrator.rundir import Row, RunDir
 from orchestrator.spec import JobSpec
+from orchestrator.stability import on_record
 from orchestrator.train.task import ENTRY, Task
 
 POLL = 0.1
@@ -123,6 +124,7 @@ class Controller:
                 for e in faults
             ),
             step=record.step,
+            skips=on_record(record.events),
         )
         self._write_status(force=True)
         try:
@@ -298,6 +300,7 @@ class Controller:
             holders=tuple(holders),
             holder_token=self._token,
             faults=self._faults,
+            skips=tuple(skip.to_json() for skip in self._state.skips),
         )
 
     def _watch(self, record: Record, action: Action, before: State) -> None:
@@ -334,7 +337,12 @@ class Controller:
         lost = record.beyond(commit.step if commit else 0)
         counted = {"lost_steps": len(lost), "seconds_lost": sum(row["step_seconds"] for row in lost)}
         node = self._state.failures[-1].node
-        self._event("stop", "a fault ended the attempt", first_fault=action.first_fault, node=node, **counted)
+        told: dict[str, Any] = {"first_fault": action.first_fault, "node": node, **counted}
+        reason = "a fault ended the attempt"
+        for skip in self._state.skips[len(before.skips) :]:
+            reason += f"; {skip.count} samples from position {skip.start} are left out"
+            told["skipped"] = skip.to_json()
+        self._event("stop", reason, **told)
 
     def _export(self, record: Record, action: Action, before: State) -> None:
         """Wait for an export under way, then export the last commit."""

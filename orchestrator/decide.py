@@ -15,6 +15,7 @@ from cluster.gang import RankStatus
 from orchestrator.health import Failure, Vital, bad_commit, first_fault
 from orchestrator.layout import Layout
 from orchestrator.spec import JobSpec
+from orchestrator.stability import Skip, is_unstable, next_skip
 
 Phase = Literal["prepare", "wait", "start", "train", "stop", "export", "done", "failed", "stopped"]
 
@@ -51,6 +52,7 @@ class State:
     roomy: float = 0.0
     failures: tuple[Failure, ...] = ()
     bad_commits: frozenset[int] = frozenset()
+    skips: tuple[Skip, ...] = ()
     outcome: str = ""
 
 
@@ -227,6 +229,8 @@ def _failed(rules: Rules, state: State, seen: Seen, fault: Failure) -> tuple[Sta
     changes: dict[str, Any] = {"failures": (*recent, fault)}
     if bad is not None and bad not in state.bad_commits:
         changes["bad_commits"] = state.bad_commits | {bad}
+    elif is_unstable(fault.text):
+        changes |= _leave_out(rules, state, fault)
     elif "InputError" in fault.text or same:
         why = "it would repeat" if same else "the input is wrong"
         changes |= {"outcome": "failed", "stopping": f"{fault.text}; {why}, so the run stops here"}
@@ -236,6 +240,15 @@ def _failed(rules: Rules, state: State, seen: Seen, fault: Failure) -> tuple[Sta
     elif state.stopping:
         changes |= {"outcome": "stopped"}
     return _enter(state, "stop", seen, **changes), Action("halt", fault.text, first_fault=fault.text)
+
+
+def _leave_out(rules: Rules, state: State, fault: Failure) -> dict[str, Any]:
+    """Ranks raise before they commit, so that the last commit is before the fault: from there, without its samples."""
+    skip = next_skip(rules.spec.train, state.skips, fault.text)
+    if skip is not None:
+        return {"skips": (*state.skips, skip), "outcome": "stopped" if state.stopping else ""}
+    text = f"{fault.text}; train.stability.retries {rules.spec.train.stability.retries} are spent"
+    return {"outcome": "failed", "stopping": f"{text}; lower train.optimizer.lr or look at the data"}
 
 
 def _stopped(rules: Rules, state: State, seen: Seen) -> tuple[State, Action]:

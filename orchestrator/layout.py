@@ -65,7 +65,7 @@ class Layout:
     engine: str = "torch"
     schedule: str = "1f1b"
     sequence: bool = False
-    offload: bool = False
+    offload: str = "none"
 
     @property
     def world(self) -> int:
@@ -117,7 +117,12 @@ class Layout:
 
     def problems(self, shape: ModelShape, global_batch: int) -> list[str]:
         """Every rule that this layout breaks for that model, in words with the mend; empty if it is legal."""
-        return [*_cuts(self, shape), *_combinations(self, shape), *_batches(self, global_batch)]
+        return [
+            *_cuts(self, shape),
+            *_combinations(self, shape),
+            *_engine(self),
+            *_batches(self, global_batch),
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """The layout as plain data."""
@@ -129,12 +134,13 @@ class Layout:
         return cls(**data)
 
     def __str__(self) -> str:
+        extra = [] if self.engine == "torch" else [self.engine]
         degrees = [f"{axis}{getattr(self, axis)}" for axis in AXES if getattr(self, axis) > 1 or axis == "dp"]
-        extra = [f"ep{self.ep}"] if self.ep > 1 else []
+        extra += [f"ep{self.ep}"] if self.ep > 1 else []
         extra += [self.schedule] if self.pp > 1 else []
         extra += ["sequence"] if self.sequence else []
         extra += [f"recompute-{self.recompute}"] if self.recompute != "none" else []
-        extra += ["offload"] if self.offload else []
+        extra += [f"offload-{self.offload}"] if self.offload != "none" else []
         return " ".join([*degrees, *extra, f"zero{self.zero}", f"mb{self.micro_batch}"])
 
 
@@ -208,6 +214,29 @@ def _combinations(layout: Layout, shape: ModelShape) -> list[str]:
     return found
 
 
+def _engine(layout: Layout) -> list[str]:
+    """What the engine cannot run."""
+    if layout.engine == "torch":
+        if layout.offload != "parameters":
+            return []
+        return ["offload parameters is DeepSpeed's alone; set engine to deepspeed, or offload to optimizer"]
+    found = [
+        f"the DeepSpeed engine is data parallel only, and {axis} is {getattr(layout, axis)}; "
+        f"set {axis} to 1, or engine to torch"
+        for axis in ("pp", "tp", "cp", "ep")
+        if getattr(layout, axis) > 1
+    ]
+    if layout.zero == 0:
+        found.append(
+            "the DeepSpeed engine shards at least optimiser state; set zero to 1, 2 or 3, or engine to torch"
+        )
+    if layout.offload == "parameters" and layout.zero != 3:
+        found.append(
+            "offload parameters needs weights cut over ranks; set zero to 3, or offload to optimizer"
+        )
+    return found
+
+
 def _batches(layout: Layout, global_batch: int) -> list[str]:
     """Whether the global batch divides into micro-batches that fill the pipeline."""
     if global_batch % (layout.dp * layout.micro_batch):
@@ -261,10 +290,8 @@ def nearest(layout: Layout, shape: ModelShape, global_batch: int, count: int = 3
         return steps, others, str(other)
 
     micros = sorted({1, layout.micro_batch, max(layout.micro_batch // 2, 1)})
-    found = (
-        dataclasses.replace(o, recompute=layout.recompute, offload=layout.offload)
-        for o in legal(shape, layout.world, global_batch, micros)
-    )
+    same: dict[str, Any] = {"recompute": layout.recompute, "offload": layout.offload, "engine": layout.engine}
+    found = (dataclasses.replace(o, **same) for o in legal(shape, layout.world, global_batch, micros))
     return sorted((o for o in found if not o.problems(shape, global_batch)), key=distance)[:count]
 
 

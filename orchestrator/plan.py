@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.engine_rules import refused
 from orchestrator.errors import InputError
 from orchestrator.layout import Layout, ModelShape, divisors, fit, nearest
 from orchestrator.machines import Machine
@@ -28,6 +29,11 @@ MEMORY_SHARE = 0.8
 """Share of a worker's memory that a plan may fill: allocators and libraries need the rest."""
 EFFICIENCY = 0.4
 """Share of the matrix-multiplication rate that a whole training step reaches."""
+
+DEEPSPEED = {1: 1.0, 2: 1.0, 3: 1.0}
+"""A step of the DeepSpeed engine over one of the torch engine, by ZeRO stage: `tests/bench/bench_deepspeed.py`."""
+HOST_LINK, HOST_MEMORY = 2e10, 5e10
+"""Bytes a second between a GPU and its host (PCIe 4.0, 16 lanes), and of the host's memory: cautious guesses."""
 
 
 @dataclass(frozen=True)
@@ -142,8 +148,8 @@ def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine) -> Pl
     Raises InputError if a layout written by hand is illegal, or if none fits, with the reasons.
     """
     legal, rejected = [], []
-    for layout in dict.fromkeys(_candidates(spec, shape, workers)):
-        problems = [*layout.problems(shape, spec.train.global_batch), *_beyond_this_version(spec, layout)]
+    for layout in dict.fromkeys(_candidates(spec, shape, workers, machine)):
+        problems = [*layout.problems(shape, spec.train.global_batch), *refused(spec, layout)]
         if layout.world > workers:
             problems.append(
                 f"{layout} needs {layout.world} workers of {workers}; lower a degree or add workers"
@@ -181,16 +187,9 @@ def chooser(spec: JobSpec, shape: ModelShape, machine: Machine) -> Callable[[int
 
 def predict(spec: JobSpec, shape: ModelShape, layout: Layout, machine: Machine) -> Candidate:
     """Bytes a rank and seconds a step under `layout`."""
-    replicas = layout.dp * layout.cp
     held = (
         shape.parameters * (1 - shape.expert_share + shape.expert_share / layout.ep) / (layout.tp * layout.pp)
     )
-    weights = 4.0 * held
-    gradients, optimizer = weights, 2 * weights
-    optimizer /= replicas if layout.zero >= 1 else 1
-    gradients /= replicas if layout.zero >= 2 else 1
-    weights /= replicas if layout.zero >= 3 else 1
-    optimizer *= 0.0 if layout.offload else 1.0
     width = 4 if spec.train.precision == "fp32" else 2
     tokens = layout.micro_batch * shape.sequence_length / layout.cp
     attention = 2.5 * shape.heads * shape.sequence_length / shape.hidden
@@ -212,8 +211,38 @@ def predict(spec: JobSpec, shape: ModelShape, layout: Layout, machine: Machine) 
     # Small micro-batches leave the arithmetic units idle: the fixed cost of launching a layer's operations.
     launches = parts * shape.layers / layout.pp * 4e-4
     traffic = _traffic(shape, layout, parts, 4.0 * held, tokens * shape.hidden * width) / machine.bandwidth
-    memory = weights + gradients + optimizer + activations
-    return Candidate(layout, memory, seconds + launches + traffic)
+    price = DEEPSPEED.get(layout.zero, 1.0) if layout.engine == "deepspeed" else 1.0
+    seconds = price * (seconds + launches + traffic)
+    return Candidate(
+        layout, _states(layout, held) + activations, seconds + _host_seconds(layout, held, parts)
+    )
+
+
+def _states(layout: Layout, held: float) -> float:
+    """Bytes of weights, gradients and optimiser state that a rank keeps on its device, of `held` parameters.
+
+    What is offloaded goes to the host, whose memory is not counted. DeepSpeed keeps a second fp32 copy of the
+    weights that a rank updates, and sends gradients to the host as they are summed (Ren et al., 2021, section 4.1).
+    """
+    replicas = layout.dp * layout.cp
+    theirs = layout.engine == "deepspeed"
+    optimizer = (12.0 if theirs else 8.0) * held / (replicas if layout.zero >= 1 else 1)
+    gradients = 4.0 * held / (replicas if layout.zero >= 2 else 1)
+    weights = 4.0 * held / (replicas if layout.zero >= 3 else 1)
+    if layout.offload == "none":
+        return weights + gradients + optimizer
+    gradients *= 0.0 if theirs and layout.zero >= 2 else 1.0
+    return gradients + (weights if layout.offload == "optimizer" else 0.0)
+
+
+def _host_seconds(layout: Layout, held: float, parts: int) -> float:
+    """What offload adds to a step of `parts` micro-batches: gradients to the host, Adam there (reads four numbers of
+    a parameter and writes three), weights back; offloaded weights come for every forward and backward pass."""
+    if layout.offload == "none":
+        return 0.0
+    part = 4.0 * held / (layout.dp * layout.cp if layout.zero >= 1 else 1)
+    again = 2 * parts if layout.offload == "parameters" else 0
+    return (2 + again) * part / HOST_LINK + 7 * part / HOST_MEMORY
 
 
 def _traffic(shape: ModelShape, layout: Layout, parts: int, weights: float, hidden: float) -> float:
@@ -236,14 +265,14 @@ def _traffic(shape: ModelShape, layout: Layout, parts: int, weights: float, hidd
     return data + tensor + context + experts + stages
 
 
-def _candidates(spec: JobSpec, shape: ModelShape, workers: int) -> Iterator[Layout]:
+def _candidates(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine) -> Iterator[Layout]:
     """Every layout to consider: the hand-written one, or all degrees that the workers allow."""
     batch = spec.train.global_batch
     virtual = spec.train.virtual_shards if spec.train.determinism == "bitwise" else 0
     micros = [batch // virtual] if virtual else [m for m in MICRO_BATCHES if m <= batch]
     if isinstance(spec.parallel, ParallelSpec):
         asked = spec.parallel
-        fields = asked.model_dump(exclude={"micro_batch", "engine"})
+        fields = asked.model_dump(exclude={"micro_batch"})
         for micro in [asked.micro_batch] if asked.micro_batch else micros:
             wide = Layout(**fields, micro_batch=micro)
             # A layout that does not fit is still yielded, so that its reason is told.
@@ -271,35 +300,19 @@ def _candidates(spec: JobSpec, shape: ModelShape, workers: int) -> Iterator[Layo
             layout = fit(degrees, workers, batch, virtual)
             if layout:
                 yield layout
+                yield from _otherwise(spec, shape, layout, machine)
 
 
-def _beyond_this_version(spec: JobSpec, layout: Layout) -> list[str]:
-    """What the engine cannot run under this job, in words."""
-    found, train = [], spec.train
-    if train.compile and layout.pp > 1 and layout.schedule in ("zero_bubble", "zbv"):
-        found.append(
-            f"schedule {layout.schedule} splits the backward pass, which compiled blocks cannot; "
-            "set train.compile to false"
-        )
-    if layout.offload and not spec.resources.per_worker.gpu:
-        found.append("offload takes optimiser state off a GPU, and workers have none; set offload to false")
-    if train.determinism != "bitwise":
-        return found
-    cut = [axis for axis in ("pp", "cp", "tp", "ep") if getattr(layout, axis) > 1]
-    found += [
-        f"determinism bitwise holds for any data-parallel width, and {axis} {getattr(layout, axis)} changes the "
-        f"order of sums; set {axis} to 1"
-        for axis in cut
-    ]
-    if layout.zero:
-        found.append("determinism bitwise sums gradients in a tree of its own; set zero to 0")
-    whole = train.global_batch // train.virtual_shards
-    if layout.micro_batch != whole or train.virtual_shards % layout.dp:
-        found.append(
-            f"determinism bitwise computes each of {train.virtual_shards} virtual shards alone; leave micro_batch "
-            f"out or set it to {whole}, on a number of workers that divides {train.virtual_shards}"
-        )
-    return found
+def _otherwise(spec: JobSpec, shape: ModelShape, layout: Layout, machine: Machine) -> Iterator[Layout]:
+    """The same degrees on DeepSpeed, and, where a GPU does not hold them, with state offloaded: what is legal of it."""
+    gpu = spec.resources.per_worker.gpu and spec.train.determinism != "bitwise"
+    tight = gpu and predict(spec, shape, layout, machine).memory > machine.memory * MEMORY_SHARE
+    offloads = ("none", "optimizer", "parameters") if tight else ("none",)
+    for engine, offload in itertools.product(("torch", "deepspeed"), offloads):
+        other = dataclasses.replace(layout, engine=engine, offload=offload)
+        problems = [*other.problems(shape, spec.train.global_batch), *refused(spec, other)]
+        if other != layout and not problems:
+            yield other
 
 
 def _none_fits(

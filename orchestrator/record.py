@@ -15,6 +15,7 @@ from orchestrator.checkpoint.replicas import newest, peer_store
 from orchestrator.checkpoint.store import Store
 from orchestrator.rundir import Row, RunDir
 from orchestrator.spec import JobSpec, dump
+from orchestrator.stability import Skip, is_before, merged, on_record
 from orchestrator.track.ledger import timeline
 from orchestrator.track.summary import cost
 from orchestrator.track.tracker import Tracker
@@ -116,14 +117,16 @@ class Record:
         self._peers = peer_store(token, held, held[:1]) if held else None
 
     def last_commit(self, bad: frozenset[int] = frozenset()) -> tuple[Manifest | None, list[str]]:
-        """The newest commit but those in `bad`, and a line for each that is passed over."""
+        """The newest commit but those in `bad` and those that have used samples which are to be left out, and a line
+        for each bad one."""
         notes = [f"step {step}: a rank found its bytes damaged" for step in sorted(bad)]
         at_most: int | None = None
+        skips = on_record(self.events)
         while True:
             found = newest(self._stores, at_most, deep=False)
             told = found[2] if found else [f"step {step}: {why}" for step, why in self.store.skipped]
             notes += [note for note in told if note not in notes]
-            if found is None or found[1].step not in bad:
+            if found is None or (found[1].step not in bad and _is_before(found[1], skips)):
                 return (found[1] if found else None), notes
             at_most = found[1].step - 1
 
@@ -178,6 +181,10 @@ class Record:
     @property
     def _stores(self) -> list[Store]:
         return [self._peers, self.store] if self._peers else [self.store]
+
+
+def _is_before(commit: Manifest, skips: Sequence[Skip]) -> bool:
+    return is_before(commit.position, merged(commit.meta.get("skips", ())), skips)
 
 
 def by_step(rows: Sequence[Row]) -> list[Row]:

@@ -18,6 +18,7 @@ from orchestrator.checkpoint.store import Store
 from orchestrator.errors import InputError
 from orchestrator.rundir import Row, RunDir
 from orchestrator.spec import JobSpec
+from orchestrator.stability import on_record
 from orchestrator.train.task import ENTRY, Task
 
 TIMEOUT = 600.0
@@ -76,6 +77,7 @@ def replay(spec: JobSpec, run: RunDir, step: int | None, steps: int) -> Verdict:
         restore=manifest.step,
         until=last,
         commit=False,
+        skips=tuple(skip.to_json() for skip in on_record(run.rows("events.jsonl"))),
     )
     replayed = _run(spec, task, last)
     return Verdict(manifest.step, [_compare(recorded[n], replayed[n]) for n in range(first, last + 1)])

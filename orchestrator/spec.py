@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from orchestrator.errors import InputError
+from orchestrator.stability import StabilitySpec
 from orchestrator.wording import one_line
 
 Positive = Annotated[int, Field(ge=1)]
@@ -102,6 +103,7 @@ class TrainSpec(_Model):
     virtual_shards: Positive = Field(
         default=8, description="parts of the global batch that bitwise computes alone"
     )
+    stability: StabilitySpec = Field(default_factory=StabilitySpec)
 
     @model_validator(mode="after")
     def virtual_shards_divide_the_batch(self) -> TrainSpec:
@@ -126,7 +128,7 @@ class TrainSpec(_Model):
 class ParallelSpec(_Model):
     """A layout written by hand. The data-parallel width is what the workers leave after tp, pp and cp."""
 
-    engine: Literal["torch"] = "torch"
+    engine: Literal["torch", "deepspeed"] = "torch"
     tp: Positive = 1
     pp: Positive = 1
     cp: Positive = 1
@@ -140,7 +142,9 @@ class ParallelSpec(_Model):
     sequence: bool = Field(
         default=False, description="tensor-parallel ranks share norms and residuals out too"
     )
-    offload: bool = Field(default=False, description="optimiser state of a GPU in host memory")
+    offload: Literal["none", "optimizer", "parameters"] = Field(
+        default="none", description="what of a GPU stands in host memory: optimiser state, or the weights too"
+    )
 
 
 class Workers(_Model):
@@ -241,9 +245,14 @@ class JobSpec(_Model):
     limits: LimitSpec = Field(default_factory=LimitSpec)
 
     def identity(self) -> dict[str, Any]:
-        """What makes two runs the same run: all that decides the samples and the weights, nothing else."""
+        """What makes two runs the same run: all that decides the samples and the weights, nothing else.
+
+        What is done about an instability is on record once it has been, and may change for the next one.
+        """
         return self.model_dump(
-            mode="json", include={"seed", "workload", "data", "train"}, exclude={"data": {"cache"}}
+            mode="json",
+            include={"seed", "workload", "data", "train"},
+            exclude={"data": {"cache"}, "train": {"stability"}},
         )
 
 

@@ -26,6 +26,7 @@ from orchestrator.data.receipt import START, roll
 from orchestrator.layout import Layout
 from orchestrator.rundir import RunDir
 from orchestrator.spec import JobSpec
+from orchestrator.stability import merged, start_of, where
 from orchestrator.train.task import Task
 
 STEP_SECONDS = 0.002
@@ -68,9 +69,9 @@ class Training:
         while step < task.until and not stopped:
             step += 1
             if fault := next((f for f in faults if (f.step, f.attempt) == (step, task.attempt)), None):
-                yield broken(gang, fault, step - 1, link.take(taken, gang.saved))
+                yield broken(gang, fault, step - 1, link.take(taken, gang.saved), position(task, step))
                 return
-            receipt, stopped = roll(receipt, step), gang.stop_requested
+            receipt, stopped = roll(receipt, position(task, step)), gang.stop_requested
             row = a_row(task, step, receipt)
             final = step == task.until or stopped
             row["saves"] = [
@@ -125,7 +126,7 @@ def commit(store: Store, task: Task, step: int, receipt: str, rows: list[dict[st
     """One tensor of one number, the step, with what a manifest carries."""
     piece = RawPiece("model.w", "F32", (1,), (0,), (1,), memoryview(np.full(1, step, np.float32)).cast("B"))
     meta = {
-        "position": step * task.job["train"]["global_batch"],
+        "position": position(task, step) + task.job["train"]["global_batch"],
         "receipt": receipt,
         "tokens": tokens(task, step),
         "attempt": task.attempt,
@@ -134,9 +135,15 @@ def commit(store: Store, task: Task, step: int, receipt: str, rows: list[dict[st
         "seed": task.job["seed"],
         "data": task.data,
         "rows": rows,
+        "skips": list(task.skips),
     }
     store.publish(step, store.write_raw(step, 0, [piece]), meta)
     store.prune(task.job["checkpoint"]["keep"])
+
+
+def position(task: Task, step: int) -> int:
+    """Where the samples of a step begin, with the windows that the task leaves out."""
+    return start_of(0, step - 1, task.job["train"]["global_batch"], merged(task.skips))
 
 
 def a_row(task: Task, step: int, receipt: str) -> dict[str, Any]:
@@ -169,8 +176,11 @@ def beat(gang: Attempt, state: RankState, step: int = -1, rows: tuple[Any, ...] 
     return Beat(tuple(status(rank, state, step, **more) for rank in range(gang.world)), rows)
 
 
-def broken(gang: Attempt, fault: Fault, step: int, rows: tuple[Any, ...]) -> Beat:
-    """All ranks run but the one that the fault befalls."""
+def broken(gang: Attempt, fault: Fault, step: int, rows: tuple[Any, ...], start: int = 0) -> Beat:
+    """All ranks run but the one that the fault befalls; NaN is seen by all."""
+    if fault.kind == "nan":
+        error = f"NonFinite: loss is nan {where(fault.step, start)}"
+        return beat(gang, "failed", step, rows, error=error, failed_at=time.time())
     ranks = [status(rank, "running", step) for rank in range(gang.world)]
     if fault.kind == "kill":
         ranks[fault.rank] = status(fault.rank, "dead", step, error="killed", failed_at=time.time())

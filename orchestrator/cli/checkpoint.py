@@ -1,4 +1,4 @@
-"""checkpoint list, verify, export."""
+"""checkpoint list, verify, export, prune, import-deepspeed."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def register(app: typer.Typer) -> None:
     group.command()(verify)
     group.command()(export)
     group.command()(prune)
+    group.command("import-deepspeed")(import_deepspeed)
     app.add_typer(group, name="checkpoint")
 
 
@@ -81,6 +82,36 @@ def prune(run_dir: Run, keep: Annotated[int, typer.Option(min=1, help="commits t
     """Remove all but the newest commits."""
     removed = _store(run_dir).prune(keep)
     print(f"removed steps {', '.join(map(str, removed)) or 'none'}")
+
+
+def import_deepspeed(
+    source: Annotated[str, typer.Argument(help="folder that DeepSpeed's save_checkpoint wrote")],
+    target: Annotated[str, typer.Argument(help="new folder for model.safetensors")],
+    tag: Annotated[str | None, typer.Option(help="which checkpoint [default: the one in `latest`]")] = None,
+    config: Annotated[
+        str | None, typer.Option(help="config.json of the model, to train it as hf:<target>")
+    ] = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="unpickle whole: runs code that the files carry")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Take the fp32 weights out of another project's DeepSpeed ZeRO checkpoint.
+
+    Its files are pickles: a separate process opens them, with an empty environment, and lets nothing but tensors
+    and plain data through unless --trust is given. Optimiser state stays behind.
+    """
+    from orchestrator.deepspeed_import import import_checkpoint
+
+    found = import_checkpoint(source, target, tag, config, trust)
+    if as_json:
+        emit(found)
+        return
+    how = "unpickled whole" if trust else "tensors and plain data only"
+    print(
+        f"{target}: {len(found['tensors'])} tensors of a ZeRO {found['stage']} checkpoint of {found['ranks']} ranks, "
+        f"read in a process of its own ({how})"
+    )
 
 
 def _store(run_dir: str) -> Store:

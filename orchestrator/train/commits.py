@@ -105,6 +105,8 @@ class Commits:
             "position": progress["position"],
             "receipt": progress["receipt"],
             "tokens": progress["tokens"],
+            "losses": progress["losses"],
+            "skips": progress["skips"],
             "attempt": self._task.attempt,
             "layout": self._layout.to_json(),
             "engine": self._layout.engine,

@@ -46,5 +46,8 @@ class Engine(Protocol):
     def load(self, reader: Reader) -> None:
         """Take over a commit. Raises InputError if it is of another model."""
 
+    def poison(self) -> None:
+        """Make the numbers of the next step of all ranks NaN, by this rank's weights; for tests of what follows."""
+
     def close(self) -> None:
         """Release what the engine holds."""

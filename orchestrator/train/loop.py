@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from typing import Any
 
@@ -21,13 +22,14 @@ from orchestrator.data.tokens import Tokens
 from orchestrator.layout import Layout
 from orchestrator.rundir import Row
 from orchestrator.spec import JobSpec, parse
+from orchestrator.stability import Skip, lr_factor, merged, spike, start_of, where
 from orchestrator.train.agree import agree
 from orchestrator.train.commits import Commits
 from orchestrator.train.device import close_device, open_device, peak_memory
 from orchestrator.train.engine import Engine, Metrics
+from orchestrator.train.engines import make_engine
 from orchestrator.train.schedule import learning_rate
 from orchestrator.train.task import Task
-from orchestrator.train.torch_engine import TorchEngine
 from workloads.workload import Batch
 
 
@@ -35,14 +37,21 @@ class NonFinite(ArithmeticError):
     """The loss or the gradient norm is not a number; every rank raises it at the same step, before any commit."""
 
 
+class LossSpike(ArithmeticError):
+    """The loss is far above the last ones, by the job's measure; raised as `NonFinite` is."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """Where a run stands between two steps: optimiser steps, samples and tokens consumed, and the receipt."""
+    """Where a run stands between two steps: optimiser steps, samples consumed or left out, tokens consumed, the
+    receipt, the last losses where spikes are looked for, and the windows of samples that are left out."""
 
     step: int = 0
     position: int = 0
     tokens: int = 0
     receipt: str = START
+    losses: tuple[float, ...] = ()
+    skips: tuple[Skip, ...] = ()
 
 
 def main(config: dict[str, Any], link: Link) -> dict[str, Any]:
@@ -55,7 +64,7 @@ def main(config: dict[str, Any], link: Link) -> dict[str, Any]:
         tokens = Tokens.open(task.data)
         workload = workload_of(spec, tokens)
         batches = batches_of(spec, tokens, workload)
-        engine = TorchEngine(spec, workload, layout, device)
+        engine = make_engine(spec, workload, layout, device)
         rank = Rank(task, spec, layout, link, engine, batches, libraries)
         try:
             return rank.train()
@@ -84,9 +93,7 @@ class Rank:
         self._faults = [Fault.parse(text) for text in task.faults]
         self._libraries = libraries  # bytes that the process held before it held any of the model
         self._commits = Commits(task, spec, layout, link, engine)
-        self._progress = self._restore()
-        # Samples that the run skipped stay skipped: the distance of position and steps.
-        self._origin = self._progress.position - self._progress.step * spec.train.global_batch
+        self._progress = self._origin = self._restore()
 
     def train(self) -> dict[str, Any]:
         """Step by step to the end. All commits are settled when this returns."""
@@ -102,30 +109,40 @@ class Rank:
         """Take over the commit that the controller named, or begin."""
         if self._task.restore is None:
             self._engine.initialise(self._spec.seed)
-            return Progress()
+            return Progress(skips=merged(self._task.skips))
         try:
             manifest, reader = self._commits.open(self._task.restore)
             self._engine.load(reader)
         except CorruptCommit as error:
             # The controller reads the step in this line, and takes the commit before.
             raise CorruptCommit(f"step {self._task.restore}: {error}") from None
-        return Progress(manifest.step, manifest.position, manifest.meta["tokens"], manifest.receipt)
+        meta = manifest.meta
+        return Progress(
+            manifest.step,
+            manifest.position,
+            meta["tokens"],
+            manifest.receipt,
+            tuple(meta.get("losses", ())),
+            merged(self._task.skips, meta.get("skips", ())),
+        )
 
     def _step(self, prefetched: Prefetch[tuple[list[Batch], int]]) -> bool:
         """One optimiser step, its row and, where it is due, its commit. Returns whether to stop here."""
         began, at = time.perf_counter(), self._progress.step
         for fault in self._faults:
-            fault.strike(self._link.seat.rank, at + 1, self._task.attempt)
+            if fault.strike(self._link.seat.rank, at + 1, self._task.attempt):
+                self._engine.poison()
         self._link.waiting(True)
         micro_batches, digest = prefetched.next()
         self._link.waiting(False)
         waited = time.perf_counter() - began
         lr = learning_rate(self._spec.train.optimizer, at, self._spec.train.steps)
+        lr *= lr_factor(at + 1, self._progress.skips)
         _seed_step(self._spec.seed, at, self._link.seat.rank)
         metrics = self._compute(micro_batches, lr)
         total, stop, failures = agree(digest, self._link.stop_requested(), self._commits.failures)
-        self._advance(total)
-        _refuse_non_finite(metrics, self._progress.step)
+        self._refuse_unstable(metrics)
+        self._advance(total, metrics.loss)
         row = self._row(metrics, lr, time.perf_counter() - began, waited)
         final = stop or self._progress.step == self._last
         row["commit_seconds"] = self._commits.after_step(
@@ -150,20 +167,33 @@ class Rank:
         Ranks of one tensor, context or pipeline group read the same samples; the first of them counts them.
         """
         size, place = self._spec.train.global_batch, self._layout.coordinate(self._link.seat.rank)
-        start = self._origin + step * size
+        origin = self._origin
+        start = start_of(origin.position, step - origin.step, size, origin.skips)
         mine = slices(start, size, place["dp"], self._layout.dp, self._layout.micro_batch)
         parts = [self._batches.batch(position, count) for position, count in mine]
         counts = place["pp"] == place["cp"] == place["tp"] == 0
         return [batch for batch, _ in parts], add(digest for _, digest in parts) if counts else 0
 
-    def _advance(self, digest: int) -> None:
-        size, before = self._spec.train.global_batch, self._progress
+    def _advance(self, digest: int, loss: float) -> None:
+        size, before, stability = self._spec.train.global_batch, self._progress, self._spec.train.stability
         self._progress = Progress(
             step=before.step + 1,
-            position=before.position + size,
+            position=start_of(before.position, 0, size, before.skips) + size,
             tokens=before.tokens + size * self._spec.data.sequence_length,
             receipt=roll(before.receipt, digest),
+            losses=() if stability.spike is None else (*before.losses, loss)[-stability.window :],
+            skips=before.skips,
         )
+
+    def _refuse_unstable(self, metrics: Metrics) -> None:
+        """Every rank has the same numbers, so all raise or none."""
+        train, before = self._spec.train, self._progress
+        place = where(before.step + 1, start_of(before.position, 0, train.global_batch, before.skips))
+        for name, value in (("loss", metrics.loss), ("grad_norm", metrics.grad_norm)):
+            if not math.isfinite(value):
+                raise NonFinite(f"{name} is {value} {place}")
+        if why := spike(metrics.loss, before.losses, train.stability):
+            raise LossSpike(f"{why}, {place}")
 
     def _row(self, metrics: Metrics, lr: float, seconds: float, data_seconds: float) -> Row:
         tokens = self._spec.train.global_batch * self._spec.data.sequence_length
@@ -189,9 +219,3 @@ class Rank:
 def _seed_step(seed: int, step: int, rank: int) -> None:
     """Any randomness in a step is a function of (seed, step, rank), so there is no random state to save."""
     torch.manual_seed(((seed * 1_000_003 + step) * 65_537 + rank) % 2**63)
-
-
-def _refuse_non_finite(metrics: Metrics, step: int) -> None:
-    for name, value in (("loss", metrics.loss), ("grad_norm", metrics.grad_norm)):
-        if value != value or abs(value) == float("inf"):
-            raise NonFinite(f"{name} is {value} at step {step}; lower train.optimizer.lr or look at the data")

@@ -83,7 +83,7 @@ def parallelize(
         data = FlatShards(held, mesh, overlap)
     else:
         data = Replicas(held, mesh, overlap)
-    return Parallel(stages, shared, Offload(data) if layout.offload else data)
+    return Parallel(stages, shared, data if layout.offload == "none" else Offload(data))
 
 
 def _stage(

@@ -17,7 +17,8 @@ class Task:
     gang ends with a commit at step `until`, at the latest when all steps are done. `commit` is False in a replay,
     which writes nothing. `token` is new for every gang, so that the files of a dead one are told apart.
     `holders` keep snapshots in memory, each {"node", "address"}, and know `holder_token`. `faults` are injected,
-    for tests; see `cluster.faults`.
+    for tests; see `cluster.faults`. `skips` are windows of samples that are left out, beside those that the commit
+    names, each as `orchestrator.stability.Skip` writes it.
     """
 
     job: dict[str, Any]
@@ -32,6 +33,7 @@ class Task:
     holders: tuple[dict[str, str], ...] = ()
     holder_token: str = ""
     faults: tuple[str, ...] = ()
+    skips: tuple[dict[str, Any], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The task as plain data."""

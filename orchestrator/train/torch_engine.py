@@ -118,6 +118,13 @@ class TorchEngine:
         self._scale.load(reader)
         self._data.publish()
 
+    @torch.no_grad()
+    def poison(self) -> None:
+        """See `Engine.poison`."""
+        for stage in self._stages:
+            for parameter in stage.parameters():
+                parameter.copy_(torch.full_like(parameter, math.nan))
+
     def close(self) -> None:
         """See `Engine.close`."""
         self._optimizer.state.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -11,8 +12,8 @@ HEALTH = {"health_check_period_ms": 500, "health_check_timeout_ms": 1000, "healt
 """A dead node is noticed in some seconds instead of the default's twenty, so that tests are short."""
 
 
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
+@contextlib.contextmanager
+def three_nodes() -> Iterator[Cluster]:
     """A head at 127.0.0.10 and two workers at .11 and .12; all processes are gone afterwards."""
     found = Cluster()
     try:
@@ -28,3 +29,17 @@ def cluster() -> Iterator[Cluster]:
         yield found
     finally:
         found.shutdown()
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """Three nodes for one test, which may break them."""
+    with three_nodes() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def shared_cluster() -> Iterator[Cluster]:
+    """Three nodes for the tests of a module that break none."""
+    with three_nodes() as found:
+        yield found

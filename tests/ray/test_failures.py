@@ -81,6 +81,30 @@ def test_an_exception_that_repeats_at_the_same_step_ends_the_run(quiet: Path, tm
     assert curve(run) == curve(quiet)
 
 
+def test_after_nan_the_run_goes_on_without_the_samples_of_that_step(quiet: Path, tmp_path: Path) -> None:
+    path, run = same_job(quiet, tmp_path)
+    done = orchestrator("run", path, "--fault", "nan@1:7", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (stop,) = [event for event in rows(run, "events.jsonl") if event["first_fault"]]
+    assert "NonFinite: loss is nan at step 7, samples from position 48" in stop["first_fault"]
+    assert stop["skipped"] == {"step": 7, "start": 48, "count": 8, "lr_scale": 1.0}
+    assert curve(run)[:6] == curve(quiet)[:6]
+    assert curve(run)[6] != curve(quiet)[6]
+    replayed = orchestrator("verify-resume", run, "--step", 4, "--steps", 4, cwd=tmp_path)
+    assert replayed.returncode == 0, replayed.stderr
+
+
+@pytest.mark.slow
+def test_nan_whatever_is_left_out_ends_the_run(quiet: Path, tmp_path: Path) -> None:
+    path, _ = same_job(quiet, tmp_path)
+    words = [word for n in range(1, 5) for word in ("--fault", f"nan@0:7/{n}")]
+    done = orchestrator("run", path, *words, "--json", cwd=tmp_path)
+    assert done.returncode == 1
+    printed = json.loads(done.stdout)
+    assert "NonFinite: loss is nan at step 7, samples from position 72" in printed["line"]
+    assert "train.stability.retries 3 are spent" in printed["line"]
+
+
 def test_a_corrupted_commit_is_passed_over(quiet: Path, tmp_path: Path) -> None:
     path, run = same_job(quiet, tmp_path)
     half = orchestrator("run", path, "--until", 8, cwd=tmp_path)

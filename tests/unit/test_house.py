@@ -44,6 +44,7 @@ UNSAFE_CALLS = {
     ("yaml", "load"),
     ("yaml", "unsafe_load"),
 }
+UNPICKLES = "orchestrator/deepspeed_unpickle.py"
 OBJECT_COLLECTIVES = {
     ("all_gather_object",),
     ("broadcast_object_list",),
@@ -124,7 +125,10 @@ def test_nothing_is_unpickled() -> None:
             words = dotted(node.func) if isinstance(node, ast.Call) else ()
             if words[-2:] in UNSAFE_CALLS or words[-1:] in OBJECT_COLLECTIVES:
                 wrong.append(f"{name_of(path)}:{node.lineno} calls {'.'.join(words)}")
-    assert wrong == []
+    # The one command that reads another project's pickles does so in a process of its own, which runs this file.
+    assert [line for line in wrong if not line.startswith(f"{UNPICKLES}:")] == []
+    module = UNPICKLES.removesuffix(".py").replace("/", ".")
+    assert [name_of(path) for path in SOURCES if module in imported(parsed(path))] == []
 
 
 def test_files_are_short() -> None:

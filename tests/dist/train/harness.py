@@ -124,6 +124,16 @@ def _ended(world: int, config: dict[str, Any], target: str, timeout: float) -> t
         gang.close()
 
 
+def write_foreign(folder: str) -> None:
+    """A tiny GPT-NeoX whose head is tied."""
+    from transformers import GPTNeoXConfig
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    config = GPTNeoXConfig(vocab_size=160, max_position_embeddings=64, tie_word_embeddings=True, **sizes)
+    config.architectures = ["GPTNeoXForCausalLM"]
+    config.save_pretrained(folder)
+
+
 class Results:
     """Runs cases in gangs, and compares each with the same steps of one process."""
 
@@ -160,6 +170,14 @@ def check_equal(found: dict[str, Any], reference: dict[str, Any], tolerance: flo
     torch.testing.assert_close(found["norms"], reference["norms"], rtol=tolerance, atol=0)
     torch.testing.assert_close(found["eval"], reference["eval"], rtol=tolerance, atol=0)
     check_state(found["state"], reference["state"], tolerance)
+
+
+def same_bits(found: dict[str, Any], reference: dict[str, Any]) -> None:
+    """Losses, norms and the final state, with zero tolerance."""
+    assert found["losses"] == reference["losses"]
+    assert found["norms"] == reference["norms"]
+    for name, tensor in reference["state"].items():
+        assert torch.equal(found["state"][name], tensor), name
 
 
 def check_state(found: dict[str, Any], wanted: dict[str, Any], tolerance: float = TOLERANCE) -> None:

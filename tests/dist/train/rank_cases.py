@@ -17,7 +17,8 @@ from orchestrator.layout import Layout
 from orchestrator.spec import JobSpec, parse
 from orchestrator.train.agree import gather_json
 from orchestrator.train.device import COMPUTE, Device, close_device, open_device
-from orchestrator.train.torch_engine import TorchEngine
+from orchestrator.train.engine import Engine
+from orchestrator.train.engines import make_engine
 from workloads.load import load
 from workloads.workload import Batch, Vocabulary, Workload
 
@@ -70,7 +71,7 @@ def micro_batches(workload: Workload, spec: JobSpec, layout: Layout, step: int) 
     return [workload.objective.collate(read, range(start, start + count), 0) for start, count in mine]
 
 
-def assemble(engine: TorchEngine) -> dict[str, torch.Tensor] | None:
+def assemble(engine: Engine) -> dict[str, torch.Tensor] | None:
     """The whole state from all ranks' pieces, on rank 0. Raises AssertionError unless they tile it once."""
     mine = [(p.name, tuple(p.shape), tuple(p.start), p.data.detach().cpu().clone()) for p in engine.state()]
     everyone: list[Any] = [None] * dist.get_world_size()
@@ -90,7 +91,7 @@ def assemble(engine: TorchEngine) -> dict[str, torch.Tensor] | None:
     return state
 
 
-def commit(engine: TorchEngine, uri: str, step: int) -> None:
+def commit(engine: Engine, uri: str, step: int) -> None:
     """Publish a commit as the loop does."""
     store = Store(uri)
     records = gather_json(store.write_shard(step, dist.get_rank(), engine.state()))
@@ -108,7 +109,7 @@ def run_case(case: dict[str, Any], folder: Path, device: Device) -> None:
     layout = Layout(**{"dp": 1, **case["layout"]})
     device = dataclasses.replace(device, compute=COMPUTE[spec.train.precision])
     workload = workload_of(spec)
-    engine = TorchEngine(spec, workload, layout, device)
+    engine = make_engine(spec, workload, layout, device)
     start, steps = 0, case.get("steps", 3)
     if "restore" in case:
         store = Store(str(folder / case["restore"]))

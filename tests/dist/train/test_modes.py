@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import MODELS, Results, check_equal
+from harness import MODELS, Results, check_equal, same_bits, write_foreign
 
 DECODER = {"name": "decoder", **MODELS["decoder"], "steps": 3}
 TP, PP, DP = {"tp": 2}, {"pp": 2, "schedule": "interleaved"}, {"dp": 2, "zero": 1}
@@ -16,8 +16,8 @@ EXACT: dict[str, dict[str, Any]] = {
         ("recompute", {**PP, "recompute": "selective"}, {}),
         ("recompute", {**FULL, "recompute": "selective"}, {}),
         ("recompute", {**CP, "recompute": "full"}, {}),
-        ("offload", {**DP, "offload": True}, {}),
-        ("offload", {**FULL, "offload": True}, {}),
+        ("offload", {**DP, "offload": "optimizer"}, {}),
+        ("offload", {**FULL, "offload": "optimizer"}, {}),
         *[("lamb", layout, {"optimizer": {"name": "lamb"}}) for layout in (TP, PP, DP, FULL)],
         *[("lars", layout, {"optimizer": {"name": "lars", "lr": 1.0}}) for layout in (TP, DP)],
         *[("lion", layout, {"optimizer": {"name": "lion", "lr": 2e-4}}) for layout in (FULL, PP)],
@@ -46,16 +46,6 @@ def foreign(zero: int, folder: str = "") -> dict[str, Any]:
     layout = {"dp": 2, "zero": zero} if zero >= 0 else {}
     fields = {"model": f"hf:{folder}", "changes": {}, "steps": 3, "layout": {"micro_batch": 2, **layout}}
     return {**fields, "id": f"foreign {zero}"}
-
-
-def write_foreign(folder: str) -> None:
-    """A tiny GPT-NeoX whose head is tied."""
-    from transformers import GPTNeoXConfig
-
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-    config = GPTNeoXConfig(vocab_size=160, max_position_embeddings=64, tie_word_embeddings=True, **sizes)
-    config.architectures = ["GPTNeoXForCausalLM"]
-    config.save_pretrained(folder)
 
 
 @pytest.fixture(scope="module")
@@ -121,10 +111,3 @@ def test_bitwise_has_the_same_bits_across_a_change_of_width(results: Results) ->
         "norms": first["norms"] + second["norms"],
     }
     same_bits(joined, results.of(bitwise(1)))
-
-
-def same_bits(found: dict[str, Any], reference: dict[str, Any]) -> None:
-    assert found["losses"] == reference["losses"]
-    assert found["norms"] == reference["norms"]
-    for name, tensor in reference["state"].items():
-        assert torch.equal(found["state"][name], tensor), name

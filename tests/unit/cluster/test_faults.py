@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -19,6 +20,9 @@ from cluster.faults import Fault, InjectedFault
         ("stop@0:12", Fault("stop", 0, 12)),
         ("raise@10:1", Fault("raise", 10, 1)),
         ("kill@1:5/3", Fault("kill", 1, 5, attempt=3)),
+        ("nan@1:5", Fault("nan", 1, 5)),
+        ("slow@1:5", Fault("slow", 1, 5)),
+        ("slow@1:5/2=0.25", Fault("slow", 1, 5, attempt=2, seconds=0.25)),
     ],
 )
 def test_a_fault_is_read(text: str, fault: Fault) -> None:
@@ -38,12 +42,15 @@ def test_a_fault_is_read(text: str, fault: Fault) -> None:
         "kill@1:5:6",
         "kill@-1:5",
         "KILL@1:5",
+        "kill@1:5=2",
+        "slow@1:5=",
+        "slow@1:5=-1",
     ],
 )
 def test_what_is_no_fault_is_refused_with_the_mend(text: str) -> None:
     with pytest.raises(ValueError, match="write KIND@RANK:STEP") as found:
         Fault.parse(text)
-    assert "kill, stop, raise" in str(found.value)
+    assert "kill, stop, raise, nan, slow" in str(found.value)
 
 
 def test_a_fault_strikes_at_its_place_only() -> None:
@@ -52,6 +59,21 @@ def test_a_fault_strikes_at_its_place_only() -> None:
         fault.strike(*place)
     with pytest.raises(InjectedFault, match="rank 1, step 5"):
         fault.strike(1, 5, 1)
+
+
+def test_numbers_are_poisoned_once_and_by_the_rank_itself() -> None:
+    fault = Fault("nan", 1, 5)
+    assert [fault.strike(1, step, 1) for step in (4, 5, 6)] == [False, True, False]
+    assert not fault.strike(1, 5, 2)
+
+
+def test_a_slow_rank_stays_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    fault = Fault("slow", 1, 5, seconds=0.25)
+    for place in ((1, 4, 1), (0, 5, 1), (1, 5, 2), (1, 5, 1), (1, 9, 1)):
+        assert not fault.strike(*place)
+    assert slept == [0.25, 0.25]
 
 
 @pytest.mark.parametrize(("kind", "number"), [("kill", signal.SIGKILL), ("stop", signal.SIGSTOP)])

@@ -355,6 +355,54 @@ def test_a_commit_without_its_manifest_never_was(runs: Runs, quiet_curve: list[A
     assert curve(runs.path) == quiet_curve
 
 
+# -- instability
+
+
+def test_nan_leaves_out_the_samples_of_its_step(runs: Runs, quiet_curve: list[Any]) -> None:
+    summary = runs.controller(faults=("nan@1:7",)).drive()
+    assert summary["state"] == "done"
+    first, second = runs.training.gangs
+    assert first.config["skips"] == ()
+    assert second.config["restore"] == 4
+    window = {"step": 7, "start": 48, "count": 8, "lr_scale": 1.0}
+    assert second.config["skips"] == (window,)
+    (stop,) = [event for event in runs.events("stop") if event["first_fault"]]
+    assert stop["skipped"] == window
+    assert (stop["step"], stop["lost_steps"]) == (6, 2)
+    assert stop["reason"].endswith("8 samples from position 48 are left out")
+    assert curve(runs.path)[:6] == quiet_curve[:6]
+    assert [row[3] for row in curve(runs.path)[6:]] != [row[3] for row in quiet_curve[6:]]
+    assert Store(runs.run.at("checkpoints")).manifest(12).position == 13 * 8
+
+
+def test_retries_are_bounded_and_the_first_fault_is_told(runs: Runs) -> None:
+    train = {**job(runs.text)["train"], "stability": {"retries": 2, "skip": 2, "lr_scale": 0.5}}
+    faults = ("nan@0:7", "nan@0:7/2", "nan@0:7/3")
+    summary = runs.controller(runs.job(train=train), faults=faults).drive()
+    assert summary["state"] == "failed"
+    assert "NonFinite: loss is nan at step 7, samples from position 88" in summary["reason"]
+    assert "train.stability.retries 2 are spent" in summary["reason"]
+    assert [e["skipped"]["start"] for e in runs.events("stop") if e.get("skipped")] == [48, 40]
+    more = runs.job(train={**train, "stability": {"retries": 3}})
+    assert runs.controller(more).drive()["state"] == "done"
+    assert Store(runs.run.at("checkpoints")).manifest(12).position == (12 + 5) * 8
+
+
+def test_a_new_controller_leaves_out_the_same_samples(runs: Runs, quiet_curve: list[Any]) -> None:
+    """The commit that it starts from is older than the window, and does not know of it: the events do."""
+    undisturbed = RunDir(str(Path(runs.run.path).with_name("whole")))
+    undisturbed.create()
+    Runs(runs.text, runs.cache, undisturbed).controller(faults=("nan@0:7",)).drive()
+    runs.training = Training(kill_controller_at=9, gangs=runs.training.gangs)
+    with pytest.raises(ControllerKilled):
+        runs.controller(faults=("nan@0:7",)).drive()
+    runs.training = Training(gangs=runs.training.gangs)
+    (runs.path / "checkpoints/step-00000008/manifest.json").unlink()
+    assert runs.controller().drive()["state"] == "done"
+    assert runs.training.gangs[-1].config["restore"] == 4
+    assert curve(runs.path) == curve(Path(undisturbed.path))
+
+
 # -- snapshots in memory
 
 

@@ -14,6 +14,7 @@ from orchestrator.decide import ENDED, ROOMY, SETTLE, Phase, Rules, Seen, State,
 from orchestrator.health import FIRST_STEP, GRACE, SILENCE, STEPS, Failure
 from orchestrator.layout import Layout
 from orchestrator.spec import JobSpec, parse
+from orchestrator.stability import Skip
 
 NOW = 10_000.0
 CLOCK = 500.0
@@ -68,7 +69,8 @@ def told(why: str, ago: float = 100.0, step: int = 7) -> Failure:
 RUNNING = (rank(0), rank(1))
 DEATH = Failure(NOW - 100, 7, "rank 1 on node-1 died", "process ended with exit code -9", told=False)
 RESET = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.2]:1"
-DIVERGED = "NonFinite: loss is nan at step 8"
+DIVERGED = "FloatingPointError: loss is nan at step 8"
+UNSTABLE = "NonFinite: loss is nan at step 8, samples from position 56"
 CORRUPT = "CorruptCommit: step 40: shard-00000 is damaged (loop.py:83)"
 USER = "stopped by the user"
 
@@ -411,6 +413,26 @@ RESIZES = (
 )  # fmt: skip
 
 VERDICTS = (
+    Case(
+        "an instability leaves out its samples", in_phase("train", failures=(told(UNSTABLE),)),
+        see(ranks=(failed(0, UNSTABLE), failed(1, UNSTABLE, 9.0))), "stop", "halt",
+        becomes={"outcome": "", "skips": (Skip(8, 56, 8),)}, first_fault=UNSTABLE,
+    ),
+    Case(
+        "an instability costs nothing of the budget", in_phase("train"), see(ranks=(failed(0, UNSTABLE),)),
+        "stop", "halt", becomes={"outcome": ""}, rules=rules(job(limits={"restarts": 0})), first_fault=UNSTABLE,
+    ),
+    Case(
+        "its retries are spent", in_phase("train", skips=(Skip(7, 48, 8), Skip(7, 56, 8), Skip(7, 64, 8))),
+        see(ranks=(failed(0, UNSTABLE),)), "stop", "halt",
+        becomes={"outcome": "failed", "skips": (Skip(7, 48, 8), Skip(7, 56, 8), Skip(7, 64, 8))},
+        first_fault=UNSTABLE,
+    ),
+    Case(
+        "an instability while stopping ends the run", in_phase("train", stopping=USER),
+        see(ranks=(failed(0, UNSTABLE),), stop=USER), "stop", "halt",
+        becomes={"outcome": "stopped", "skips": (Skip(8, 56, 8),)}, first_fault=UNSTABLE,
+    ),
     Case(
         "wrong input is told at once", in_phase("start"),
         see(ranks=(failed(0, "InputError: no data", step=-1),)), "stop", "halt",

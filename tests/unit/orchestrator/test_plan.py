@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from orchestrator.errors import InputError
 from orchestrator.layout import Layout, ModelShape
 from orchestrator.machines import Machine
-from orchestrator.plan import MEMORY_SHARE, chooser, model_shape, plan, predict
+from orchestrator.plan import DEEPSPEED, MEMORY_SHARE, chooser, model_shape, plan, predict
 from orchestrator.spec import JobSpec, parse
 from workloads.describe import describe
 
@@ -196,6 +196,50 @@ def test_the_chooser_has_no_answer_where_there_is_none() -> None:
     assert chooser(job(parallel={"tp": 3}), TINY, ROOMY)(3) is None
     assert chooser(job(), TINY, Machine(1e6, 1e12))(2) is None
     assert chooser(job(), TINY, ROOMY)(2) == plan(job(), TINY, 2, ROOMY).chosen.layout
+
+
+# -- engines and offload
+
+
+def gpu_job(batch: int = 8, **parallel: Any) -> JobSpec:
+    document = job(batch, parallel or "auto").model_dump(mode="json")
+    document["resources"]["per_worker"]["gpu"] = 1
+    return parse(document)
+
+
+def test_where_both_engines_fit_torch_is_chosen() -> None:
+    found = plan(job(), TINY, 2, ROOMY)
+    assert found.chosen.layout.engine == "torch"
+    seconds = {(c.layout.engine, c.layout.zero): c.seconds for c in found.candidates if c.layout.dp == 2
+               and c.layout.micro_batch == 4 and c.layout.recompute == "none"}  # fmt: skip
+    for zero, price in DEEPSPEED.items():
+        assert seconds["deepspeed", zero] == pytest.approx(price * seconds["torch", zero])
+
+
+def test_what_fits_no_device_is_offloaded_and_all_of_it_by_deepspeed_alone() -> None:
+    large = dataclasses.replace(TINY, parameters=10**9)
+    sizes = {"all on the device": 24e9, "optimizer": 12e9, "parameters": 3e9}
+    found = {
+        name: plan(gpu_job(), large, 1, Machine(size, 1e12)).chosen.layout for name, size in sizes.items()
+    }
+    assert (found["all on the device"].offload, found["all on the device"].engine) == ("none", "torch")
+    assert found["optimizer"].offload == "optimizer"
+    assert (found["parameters"].offload, found["parameters"].engine) == ("parameters", "deepspeed")
+    with pytest.raises(InputError, match="no legal layout"):
+        plan(job(), large, 1, Machine(sizes["optimizer"], 1e12))
+
+
+def test_what_deepspeed_does_not_train_is_not_planned_for_it() -> None:
+    found = plan(job(optimizer={"name": "lion"}), TINY, 2, ROOMY)
+    assert {c.layout.engine for c in found.candidates} == {"torch"}
+
+
+def test_deepspeed_keeps_a_second_copy_of_the_weights_it_updates() -> None:
+    large = dataclasses.replace(TINY, parameters=10**9)
+    ours, theirs = (
+        predict(job(), large, Layout(dp=2, zero=2, engine=e), ROOMY).memory for e in ("torch", "deepspeed")
+    )
+    assert theirs - ours == pytest.approx(4e9 / 2)
 
 
 # -- what is written

@@ -1,0 +1,20 @@
+"""The one place that picks the engine."""
+
+from __future__ import annotations
+
+from orchestrator.layout import Layout
+from orchestrator.spec import JobSpec
+from orchestrator.train.device import Device
+from orchestrator.train.engine import Engine
+from workloads.workload import Workload
+
+
+def make_engine(spec: JobSpec, workload: Workload, layout: Layout, device: Device) -> Engine:
+    """The engine that the layout names. Raises InputError if what it needs is not on this machine."""
+    if layout.engine == "deepspeed":  # imported only here: it takes seconds
+        from orchestrator.train.deepspeed_engine import DeepSpeedEngine
+
+        return DeepSpeedEngine(spec, workload, layout, device)
+    from orchestrator.train.torch_engine import TorchEngine
+
+    return TorchEngine(spec, workload, layout, device)

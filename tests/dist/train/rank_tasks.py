@@ -1,0 +1,37 @@
+"""A rank program that runs several tasks, one after another, and tells the rows of each or how it failed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cluster.link import Link, Seat
+from cluster.rank import describe, serve_store
+from orchestrator.train.loop import main
+
+
+def alone(config: dict[str, Any], link: Link) -> dict[str, Any]:
+    """Each task alone in the world; name -> rows, or the error."""
+    found: dict[str, Any] = {}
+    for name, task in config.items():
+        store = serve_store("127.0.0.1")
+        found[name] = _rows_of(task, Link(Seat(0, 1, 0, "127.0.0.1", store.port), store))
+        link.report(len(found))
+    return found
+
+
+def together(config: dict[str, Any], link: Link) -> Any:
+    """One task over the gang; rank 0's rows, then the error."""
+    return _rows_of(config, link)
+
+
+def _rows_of(task: dict[str, Any], link: Link) -> Any:
+    error = ""
+    try:
+        main(task, link)
+    except Exception as found:
+        error = describe(found)
+    return {"rows": [_kept(row) for row in link.unsaved_rows()], "error": error}
+
+
+def _kept(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: row[key] for key in ("step", "loss", "lr", "grad_norm", "samples", "tokens")}

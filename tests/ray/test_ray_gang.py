@@ -1,0 +1,176 @@
+"""A gang on several real nodes: where ranks are, what survives an attempt, and how soon a loss is seen."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from cluster.gang import Beat, Bundle
+from cluster.ray_gang import RayGang
+
+ONE = Bundle(1)
+WAIT = "targets:wait"
+
+
+@contextlib.contextmanager
+def gang_on(cluster: Cluster) -> Iterator[RayGang]:
+    """A gang on a cluster, which leaves nothing behind."""
+    before = processes()
+    path = {"env_vars": {"PYTHONPATH": str(Path(__file__).parents[1])}}
+    ray.init(address=cluster.address, logging_level="warning", runtime_env=path)
+    found = RayGang()
+    try:
+        yield found
+    finally:
+        found.close()
+        ray.shutdown()
+    deadline = time.monotonic() + 20
+    while left := processes() - before:
+        assert time.monotonic() < deadline, f"left behind: {left}"
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def gang(shared_cluster: Cluster) -> Iterator[RayGang]:
+    with gang_on(shared_cluster) as found:
+        yield found
+
+
+@pytest.fixture
+def breakable(cluster: Cluster) -> Iterator[RayGang]:
+    with gang_on(cluster) as found:
+        yield found
+
+
+def processes() -> set[str]:
+    """Zygotes and ranks that run on this machine, with their process ids."""
+    found = set()
+    for process in psutil.process_iter(["cmdline", "status"]):
+        words = process.info["cmdline"] or []
+        if "cluster.zygote" in words and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.add(f"{process.pid} {' '.join(words[-3:])}")
+    return found
+
+
+def until(gang: RayGang, seen: Callable[[Beat], bool]) -> Beat:
+    deadline = time.monotonic() + 60
+    while not seen(beat := gang.poll(0, 0.02)):
+        assert time.monotonic() < deadline, beat
+        assert not [rank for rank in beat.ranks if rank.state == "failed"], beat
+    return beat
+
+
+def running(beat: Beat) -> bool:
+    return all(rank.step == 1 for rank in beat.ranks)
+
+
+def seconds(gang: RayGang, act: Callable[[], Any], seen: Callable[[Beat], bool]) -> float:
+    """From the act to the beat that shows it."""
+    began = time.monotonic()
+    act()
+    until(gang, seen)
+    return time.monotonic() - began
+
+
+def test_the_next_attempt_uses_the_same_places_at_once(gang: RayGang) -> None:
+    gang.start(2, ONE, WAIT, {})
+    first = until(gang, running)
+    assert len({rank.node for rank in first.ranks}) == 2
+    took = seconds(
+        gang, lambda: os.kill(first.ranks[1].pid, signal.SIGKILL), lambda beat: beat.ranks[1].state == "dead"
+    )
+    assert took < 5  # an answer of Ray's about a lost worker may take longer; a connection that ends does not
+    assert gang.poll(0).ranks[1].error == "process ended with exit code -9"
+    gang.stop()
+    held = gang.ready()
+    gang.start(2, ONE, WAIT, {})
+    second = until(gang, running)
+    assert [r.node for r in second.ranks] == [r.node for r in first.ranks]
+    assert held == gang.ready() == 2
+    assert not {r.pid for r in first.ranks} & {r.pid for r in second.ranks}
+
+
+def test_a_lost_node_is_seen_and_avoided_and_what_is_left_is_used(
+    breakable: RayGang, cluster: Cluster
+) -> None:
+    gang = breakable
+    assert gang.capacity(ONE) == 2
+    gang.start(2, ONE, WAIT, {})
+    beat = until(gang, running)
+    lost = next(n for n in cluster.worker_nodes if n.node_ip_address == beat.ranks[1].node)
+    cluster.remove_node(lost, allow_graceful=False)
+    beat = until(gang, lambda beat: beat.ranks[1].state == "dead" and beat.ranks[1].error != "")
+    assert "gone" in beat.ranks[1].error or "no answer" in beat.ranks[1].error
+    gang.stop()
+    assert gang.capacity(ONE) == 1
+    gang.start(1, ONE, WAIT, {})
+    assert until(gang, running).ranks[0].node == beat.ranks[0].node
+
+
+def test_places_are_made_ready_beside_running_ranks(gang: RayGang) -> None:
+    gang.start(1, ONE, WAIT, {})
+    until(gang, running)
+    assert (gang.ready(), gang.capacity(ONE)) == (1, 2)
+    gang.hold(2)
+    until(gang, lambda beat: gang.ready() == 2)
+    began = time.monotonic()
+    gang.stop()
+    gang.start(2, ONE, WAIT, {})
+    until(gang, running)
+    assert time.monotonic() - began < 10  # no interpreter starts and nothing is imported
+
+
+def test_nodes_can_be_avoided(gang: RayGang) -> None:
+    gang.start(1, ONE, WAIT, {})
+    before = until(gang, running).ranks[0].node
+    gang.stop()
+    assert gang.capacity(ONE, {before}) == 1
+    gang.start(1, ONE, WAIT, {}, avoid={before})
+    assert until(gang, running).ranks[0].node != before
+
+
+def test_a_drained_node_gives_notice_and_takes_nothing_new(breakable: RayGang) -> None:
+    from ray._private.worker import global_worker
+    from ray.core.generated import autoscaler_pb2
+
+    gang = breakable
+    gang.start(2, ONE, WAIT, {})
+    beat = until(gang, running)
+    room, _ = gang._seats[1]
+    reason = autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
+    deadline = int((time.time() + 600) * 1000)
+    accepted, _ = global_worker.gcs_client.drain_node(room.places[0][0], reason, "spot", deadline)
+    assert accepted
+    beat = until(gang, lambda beat: beat.ranks[1].leaving)
+    assert (beat.ranks[0].leaving, beat.ranks[1].state) == (False, "running")
+    assert gang.capacity(ONE) == 1
+    gang.stop()
+    gang.start(1, ONE, WAIT, {})
+    assert until(gang, running).ranks[0].node == beat.ranks[0].node
+
+
+def test_what_cannot_be_placed_is_told_in_time(gang: RayGang, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.ray_gang.PLACEMENT_TIMEOUT", 1.0)
+    with pytest.raises(TimeoutError, match="no room for 3 of 3 groups of 1 workers"):
+        gang.start(3, Bundle(64), WAIT, {})
+    gang.start(1, ONE, WAIT, {})
+    until(gang, running)
+
+
+def test_a_group_shares_a_node_where_one_is_large_enough(gang: RayGang) -> None:
+    half = Bundle(0.5)
+    gang.start(4, half, WAIT, {}, together=2)
+    nodes = [rank.node for rank in until(gang, running).ranks]
+    assert nodes[0] == nodes[1]
+    assert nodes[2] == nodes[3]
+    assert nodes[0] != nodes[2]
