@@ -31,6 +31,8 @@ def local() -> Iterator[loopback.LocalCluster]:
     try:
         yield loopback.up(NAME, [NodeSpec("", ""), NodeSpec("", "")])
     finally:
+        for log in loopback.folder_of(NAME).glob("1/session_latest/logs/job-driver-*.log"):
+            print(log.read_text()[-3000:])  # seen only if a test has failed
         loopback.down(NAME)
 
 
@@ -65,7 +67,7 @@ def test_a_job_is_submitted_stopped_with_a_commit_and_gone_on_with(
     assert (first["id"], first["new"], first["run_dir"]) == ("small-1", True, str(run))
     again = said(local, folder, "submit", "job.yaml", *tree)
     assert (again["id"], again["new"]) == ("small-1", False)
-    wait_for(lambda: status(run).get("step", 0) >= 6, "some steps")
+    wait_for(lambda: status(run).get("step", 0) >= 6, "some steps", 150)
     seen = said(local, folder, "status", "small")
     assert (seen["job"]["state"], seen["phase"], len(seen["ranks"])) == ("running", "train", 2)
     assert {rank["node"] for rank in seen["ranks"]} == {node["ip"] for node in local.nodes[1:]}
