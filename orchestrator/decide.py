@@ -185,7 +185,8 @@ def _resize(rules: Rules, state: State, seen: Seen) -> tuple[State, Action]:
     if leaving := sorted({r.node for r in seen.ranks if r.leaving}):
         reason = f"{', '.join(leaving)} will be taken away"
         return dataclasses.replace(state, resizing=reason), Action("ask_stop", reason)
-    assert state.layout is not None
+    if state.layout is None:
+        return state, Action("watch")
     room = min(seen.capacity, rules.spec.resources.workers.max)
     larger = rules.choose(room) if room > state.layout.world else None
     if larger is None or larger.world <= state.layout.world:

@@ -31,7 +31,7 @@ from orchestrator import assemble
 from orchestrator.checkpoint.manifest import folder
 from orchestrator.errors import InputError
 from orchestrator.machines import machine_for
-from orchestrator.plan import chooser
+from orchestrator.plan import Planner
 from orchestrator.record import Record
 from orchestrator.run import check, check_same_run
 from orchestrator.rundir import Row, RunDir
@@ -137,7 +137,7 @@ class Books:
         worker = self._spec.resources.per_worker
         bundle = Bundle(worker.cpu, worker.gpu)
         shape = assemble.check_data(self._spec, self._data)
-        layout = chooser(self._spec, shape, machine_for(smallest_offer(bundle), bundle))(world)
+        layout = Planner(self._spec, shape, machine_for(smallest_offer(bundle), bundle)).choose(world)
         if layout is None or layout.world != world:
             mend = "change num_workers of ScalingConfig, or train.global_batch"
             raise InputError(f"no legal layout uses {world} workers", "parallel", mend)

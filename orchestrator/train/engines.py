@@ -6,6 +6,7 @@ from orchestrator.layout import Layout
 from orchestrator.spec import JobSpec
 from orchestrator.train.device import Device
 from orchestrator.train.engine import Engine
+from orchestrator.train.torch_engine import TorchEngine
 from workloads.workload import Workload
 
 
@@ -15,6 +16,4 @@ def make_engine(spec: JobSpec, workload: Workload, layout: Layout, device: Devic
         from orchestrator.train.deepspeed_engine import DeepSpeedEngine
 
         return DeepSpeedEngine(spec, workload, layout, device)
-    from orchestrator.train.torch_engine import TorchEngine
-
     return TorchEngine(spec, workload, layout, device)

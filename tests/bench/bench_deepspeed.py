@@ -55,19 +55,19 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--only", default="", help="ways whose name has this in it")
     parser.add_argument("--largest", action="store_true", help="double the layers until memory ends")
     options = parser.parse_args()
     if options.largest:
         largest(options)
         return
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in WAYS}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in WAYS if options.only in name}
     for number in range(options.rounds):
-        order = list(WAYS) if number % 2 == 0 else list(reversed(WAYS))
-        for name in order:
+        for name in list(found) if number % 2 == 0 else reversed(found):
             row = measured(options, name, options.layers)
             found[name].append(row)
             print(f"round {number + 1}, {name}: {row}", file=sys.stderr, flush=True)
-    parameters = found["torch zero 1"][0]["parameters"]
+    parameters = next(iter(found.values()))[0]["parameters"]
     print(
         f"| {options.ranks} ranks, {parameters / 1e6:.1f} M parameters | s a step | processor s | tokens/s "
         "| peak MiB a rank | bytes a parameter |\n|---|---|---|---|---|---|"

@@ -1,0 +1,90 @@
+"""chaos: break a run on purpose, and see whether it stays the same run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.cli.options import Job, Json, Set, emit, job_of, table
+
+if TYPE_CHECKING:
+    from orchestrator.verdict import Verdict
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    app.command()(chaos)
+
+
+def chaos(
+    job: Job,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND@RANK:STEP",
+            help="a run with this fault: kill, stop, raise, nan, slow, node, drain @RANK:STEP; driver, controller, "
+            "flip, torn, outage, full @STEP [default: one run for each of them]",
+        ),
+    ] = None,
+    randoms: Annotated[
+        int, typer.Option("--random", min=0, help="a run with so many faults of ranks at random places")
+    ] = 0,
+    seed: Annotated[int, typer.Option(help="of the random places")] = 0,
+    overrides: Set = None,
+    runs: Annotated[Path, typer.Option(help="folder of the runs")] = Path("runs/chaos"),
+    as_json: Json = False,
+) -> int:
+    """Train undisturbed and disturbed on real local nodes, and compare; exit code 1 if a run is not the same."""
+    from rich.console import Console
+
+    from orchestrator import chaos as breaking
+    from orchestrator.verdict import to_json
+
+    spec = job_of(job, overrides)
+    disturbed = breaking.expand(fault or [], randoms, seed, spec)
+    _refuse_old(runs)
+    console = Console(stderr=True)
+
+    def tell(news: Verdict | str) -> None:
+        text = (
+            news if isinstance(news, str) else f"{news.fault}: {'held' if news.held else 'NOT the same run'}"
+        )
+        console.print(f"[{len(told)} of {len(disturbed)} faults] {text}", markup=False)
+        told.append(news)
+
+    told: list[Verdict | str] = []
+    verdicts = breaking.chaos(spec, runs.absolute(), disturbed, tell)
+    if as_json:
+        emit(to_json(verdicts))
+    else:
+        _show(verdicts)
+    return 0 if all(verdict.held for verdict in verdicts) else 1
+
+
+def _refuse_old(runs: Path) -> None:
+    from orchestrator.errors import InputError
+
+    if runs.exists() and any(runs.iterdir()):
+        raise InputError(
+            "runs of an earlier chaos are here", str(runs), "remove the folder or name another by --runs"
+        )
+
+
+def _show(verdicts: list[Verdict]) -> None:
+    rows = [
+        [
+            v.fault,
+            v.ended,
+            v.receipt,
+            v.losses,
+            str(v.attempts),
+            str(v.lost_steps),
+            "-" if v.back_after is None else f"{v.back_after:.2f} s",
+            ", ".join(v.left) or "nothing",
+        ]
+        for v in verdicts
+    ]
+    columns = ["fault", "ended", "receipt", "losses", "attempts", "lost steps", "back after", "left behind"]
+    table("The same run?", columns, rows)
