@@ -53,6 +53,14 @@ class RayHost:
         """See `Zygote.exits`."""
         return self._zygote.exits()
 
+    def end_of(self, pid: int) -> str:
+        """How the rank of that process id ended, in words; empty while it has not."""
+        code = self._zygote.exits().get(pid)
+        if code is None:
+            return ""
+        starved = code == -9 and self._zygote.starved()
+        return f"process ended with exit code {code}" + "; the kernel ended it for want of memory" * starved
+
 
 @dataclass(frozen=True)
 class Room:
@@ -309,9 +317,8 @@ class RayGang:
         deadline = time.monotonic() + ANSWER
         try:
             while time.monotonic() < deadline:
-                code = ray.get(room.hosts[place].exits.remote(), timeout=ANSWER).get(rank.pid)
-                if code is not None:
-                    return f"process ended with exit code {code}"
+                if told := ray.get(room.hosts[place].end_of.remote(rank.pid), timeout=ANSWER):
+                    return str(told)
         except RayError as error:
             return f"the node or its Ray worker is gone: {_first_line(error)}"
         return f"no answer from {rank.node} within {ANSWER:g} s"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import time
-from collections.abc import Set
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -20,22 +19,24 @@ from orchestrator import assemble, finish
 from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.decide import ENDED, Action, Rules, Seen, State, decide
 from orchestrator.errors import InputError
+from orchestrator.explain import explain
 from orchestrator.exporting import Exporting
-from orchestrator.health import Failure, excluded
+from orchestrator.health import Failure
+from orchestrator.holders import Holders
 from orchestrator.layout import Layout
 from orchestrator.machines import machine_for
 from orchestrator.plan import Planner
 from orchestrator.record import Record
+from orchestrator.room import Room
 from orchestrator.rundir import Row, RunDir
 from orchestrator.spec import JobSpec
 from orchestrator.stability import on_record
 from orchestrator.status import status_of
-from orchestrator.train.task import ENTRY_OF, HOLDER, Task
+from orchestrator.stragglers import Stragglers
+from orchestrator.train.task import ENTRY_OF, Task
 
 POLL = 0.1
 """Seconds between looks at a gang that has no news."""
-COUNT_EVERY = 2.0
-"""Seconds between counts of the room that there is beside a running gang."""
 FIRST_RESTART = 10.0
 """Seconds that a change of the gang is taken to cost before one has been measured."""
 STATUS_EVERY = 1.0
@@ -55,8 +56,8 @@ class Controller:
         worker = spec.resources.per_worker
         self._bundle = Bundle(worker.cpu, worker.gpu)
         self._useful = spec.resources.workers.max
-        self._token = secrets.token_hex(16)
-        self._services = cluster.services(HOLDER, self._token) if spec.checkpoint.snapshot_every else None
+        self._holders = Holders(spec, cluster)
+        self._stragglers = Stragglers()
         self._record: Record | None = None
         self._state = State()
         self._rules = Rules(spec, lambda workers: None)
@@ -66,10 +67,8 @@ class Controller:
         self._gang: Gang = cluster.gang()
         self._running = False
         self._beat = Beat()
-        self._room, self._counted = 0, 0.0
-        self._avoid: Set[str] = frozenset()
-        target = spec.checkpoint.export_to or run.at("export")
-        self._exports = Exporting(cluster, run.uri, target, self._tell_export)
+        self._room = Room(self._gang, self._bundle, spec.resources.workers.min)
+        self._exports = Exporting(cluster, spec, run, self._tell_export)
         self._placement_failed = ""
         self._stop = ""
         self._note = ""
@@ -119,10 +118,10 @@ class Controller:
             raise
         finally:
             self._gang.close()
-            if self._services is not None:
-                self._services.stop()
+            self._holders.stop()
 
     def _summarise(self, record: Record) -> dict[str, Any]:
+        record.settle()
         commit = record.store.latest(deep=False)  # not of the memory of nodes, which ends with the run
         summary = finish.finish(self._spec, self._run, commit, self._data, self._exports.done, record.tracker)
         self._write_status(force=True)
@@ -149,8 +148,6 @@ class Controller:
         self._note = action.reason if action.do == "finish" else self._note
         self._write_status(force=self._state.phase != before.phase)
 
-    # -- observe
-
     def _observe(self, record: Record) -> Seen:
         now = time.time()
         if self._running:
@@ -166,12 +163,12 @@ class Controller:
             prepared=bool(self._data),
             exported=self._exports.has(self._state.step),
             export_failed=self._exports.failed(self._state.step) if self._state.phase == "export" else "",
-            capacity=self._count_room(now),
+            capacity=self._room.count(self._state.phase, self._state.failures, now),
             ready=self._gang.ready(),
             ranks=self._beat.ranks if self._running else (),
             gap=self._beat.gap,
             placement_failed=self._placement_failed,
-            stop=self._stop,
+            stop=self._stop or record.unsaved(now),
             step_seconds=record.step_seconds,
             longest_step=record.longest_step,
             restart_seconds=record.restart_seconds or FIRST_RESTART,
@@ -179,29 +176,18 @@ class Controller:
             spent_usd=usd,
         )
 
-    def _count_room(self, now: float) -> int:
-        """Workers that could run; counted now and then while some do, and not where it does not matter."""
-        phase, waited = self._state.phase, time.monotonic() - self._counted
-        if phase == "wait" or (phase == "train" and waited > COUNT_EVERY):
-            self._counted = time.monotonic()
-            self._avoid = excluded(self._state.failures, now)
-            self._room = self._gang.capacity(self._bundle, self._avoid)
-            if self._avoid and self._room < self._spec.resources.workers.min:
-                self._avoid, self._room = frozenset(), self._gang.capacity(self._bundle)
-        return self._room
-
     def _take(self, record: Record, rows: tuple[Row, ...]) -> None:
         """Write rows down, tell of saves that failed, and export beside training what was published."""
         record.take(rows)
-        checkpoint = self._spec.checkpoint
+        for slow in filter(None, [self._stragglers.see(row.get("busy_seconds", ())) for row in rows]):
+            place = f"rank {slow[0]} on {self._beat.ranks[slow[0]].node}"
+            self._event("train", f"{place} is slow: {slow[1]:.1f} times the median of the ranks")
         for outcome in (outcome for row in rows for outcome in row.get("saves", ())):
-            if outcome["state"] == "failed":
-                self._note = f"saving pauses: {outcome['reason']}"
-                self._event("train", f"the save at step {outcome['step']} failed: {outcome['reason']}")
-            elif outcome["state"] == "published" and checkpoint.export and checkpoint.export_at == "commit":
-                self._exports.advance(outcome["step"])
-
-    # -- act
+            if told := record.note_save(outcome):
+                self._note = f"saving pauses: {outcome['reason']}" if outcome["state"] == "failed" else ""
+                self._event("train", told)
+            if outcome["state"] == "published":
+                self._exports.published(outcome["step"])
 
     def _prepare(self, record: Record, action: Action, before: State) -> None:
         """Data first, in a thread, so that a stop is heard; then what can be planned only over its vocabulary."""
@@ -239,7 +225,7 @@ class Controller:
             self._event("wait", f"a commit is passed over: {note}")
         self._state = dataclasses.replace(self._state, step=restored.step if restored else 0)
         plan = self._planner.plan(layout.world)
-        self._run.write_json("plan.json", {"attempt": self._state.attempt, **plan.to_json()})
+        record.document("plan.json", {"attempt": self._state.attempt, **plan.to_json()})
         record.tracker.document("plan.json")
         source = f"from the commit at step {restored.step}" if restored else "from the beginning"
         told = {"layout_before": str(before.layout) if before.layout else None, "layout_after": str(layout)}
@@ -249,7 +235,7 @@ class Controller:
         self._beat = Beat()
         task, entry = self._task(record, layout, restored).to_json(), ENTRY_OF[layout.engine]
         try:
-            self._gang.start(layout.world, self._bundle, entry, task, layout.tp, self._avoid)
+            self._gang.start(layout.world, self._bundle, entry, task, layout.tp, self._room.avoid)
             self._running = True
             self._gang.hold(layout.world + self._spec.resources.spares)
         except TimeoutError as error:
@@ -257,8 +243,9 @@ class Controller:
             self._placement_failed = str(error)
 
     def _task(self, record: Record, layout: Layout, restored: Manifest | None) -> Task:
-        holders = self._services.everywhere() if self._services is not None else []
-        record.use_holders(self._token, [holder["address"] for holder in holders])
+        assert self._planner is not None
+        holders = self._holders.places(self._planner.shape)
+        record.use_holders(self._holders.token, [holder["address"] for holder in holders])
         return Task(
             job=self._spec.model_dump(mode="json"),
             layout=layout.to_json(),
@@ -269,7 +256,7 @@ class Controller:
             until=self._until,
             token=secrets.token_hex(6),
             holders=tuple(holders),
-            holder_token=self._token,
+            holder_token=self._holders.token,
             faults=self._faults,
             skips=tuple(skip.to_json() for skip in self._state.skips),
         )
@@ -309,6 +296,7 @@ class Controller:
         lost = record.beyond(commit.step if commit else 0)
         told: dict[str, Any] = {
             "first_fault": action.first_fault,
+            "explained": explain(action.first_fault),
             "node": self._state.failures[-1].node,
             "still_seconds": time.time() - before.moved if before.phase == "train" else 0.0,
             "lost_steps": len(lost),
@@ -328,8 +316,6 @@ class Controller:
         self._exports.advance(self._state.step)
         time.sleep(POLL)
 
-    # -- write down
-
     def _tell(self, what: str, done: int, total: int) -> None:
         self._note = f"preparing {what}: {done} of {total} parts"
 
@@ -341,9 +327,10 @@ class Controller:
         self._record.event(self._state.attempt, self._state.step, phase, reason, **more)
 
     def _write_status(self, force: bool = False) -> None:
+        assert self._record is not None
         if force or time.monotonic() - self._written > STATUS_EVERY:
             self._written = time.monotonic()
-            self._run.write_json("status.json", self.status())
+            self._record.document("status.json", self.status())
 
     def _stop_gang(self) -> None:
         self._running = False

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from cluster.gang import RankStatus
+from orchestrator.explain import explain
 from orchestrator.health import Failure, Vital, bad_commit, first_fault
 from orchestrator.layout import Layout
 from orchestrator.spec import JobSpec
@@ -234,7 +235,8 @@ def _failed(rules: Rules, state: State, seen: Seen, fault: Failure) -> tuple[Sta
         changes |= _leave_out(rules, state, fault)
     elif "InputError" in fault.text or same:
         why = "it would repeat" if same else "the input is wrong"
-        changes |= {"outcome": "failed", "stopping": f"{fault.text}; {why}, so the run stops here"}
+        text = f"{fault.text}; {why}, so the run stops here: {explain(fault.text)}"
+        changes |= {"outcome": "failed", "stopping": text}
     elif len(recent) >= limits.restarts:
         window = f"{len(recent) + 1} failures within {limits.restart_window:.0f} s"
         changes |= {"outcome": "failed", "stopping": f"{window}, the last: {fault.text}"}

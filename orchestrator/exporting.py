@@ -7,13 +7,16 @@ from typing import Any
 
 from cluster.place import Cluster, Errand
 from orchestrator import export
+from orchestrator.rundir import RunDir
+from orchestrator.spec import JobSpec
 
 
 class Exporting:
-    """Writes commits of the run at `run` to `target`. `tell` hears, in a line, of an export that failed."""
+    """Writes commits of a run where its job says. `tell` hears, in a line, of an export that failed."""
 
-    def __init__(self, cluster: Cluster, run: str, target: str, tell: Callable[[str], None]) -> None:
-        self._cluster, self._run, self._target, self._tell = cluster, run, target, tell
+    def __init__(self, cluster: Cluster, spec: JobSpec, run: RunDir, tell: Callable[[str], None]) -> None:
+        self._cluster, self._checkpoint, self._run, self._tell = cluster, spec.checkpoint, run, tell
+        self._target = spec.checkpoint.export_to or run.at("export")
         self._under_way: tuple[int, Errand] | None = None
         self._failures: dict[int, str] = {}
         self.done: dict[str, Any] = {}
@@ -25,6 +28,11 @@ class Exporting:
     def failed(self, step: int) -> str:
         """Why the last export of that step failed, empty if it did not."""
         return self._failures.get(step, "")
+
+    def published(self, step: int) -> None:
+        """Hear of a commit; it is exported if the job wants each of them."""
+        if self._checkpoint.export and self._checkpoint.export_at == "commit":
+            self.advance(step)
 
     def try_again(self) -> None:
         """Forget the failures so far."""
@@ -47,4 +55,4 @@ class Exporting:
                 if exported == step:
                     return
         if not self.has(step):
-            self._under_way = (step, self._cluster.errand(export.export, self._run, step, self._target))
+            self._under_way = (step, self._cluster.errand(export.export, self._run.uri, step, self._target))

@@ -31,11 +31,12 @@ from orchestrator import assemble
 from orchestrator.checkpoint.manifest import folder
 from orchestrator.errors import InputError
 from orchestrator.machines import machine_for
+from orchestrator.paths import absolute, resolve_paths
 from orchestrator.plan import Planner
 from orchestrator.record import Record
 from orchestrator.run import check, check_same_run
 from orchestrator.rundir import Row, RunDir
-from orchestrator.spec import JobSpec, absolute, parse, resolve_paths
+from orchestrator.spec import JobSpec, parse
 from orchestrator.stability import is_unstable, next_skip, on_record
 from orchestrator.train.loop import main
 from orchestrator.train.task import Task
