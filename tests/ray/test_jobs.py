@@ -61,6 +61,9 @@ def sent(local: loopback.LocalCluster, pattern: str) -> Path:
 def test_a_job_is_submitted_stopped_with_a_commit_and_gone_on_with(
     local: loopback.LocalCluster, folder: Path
 ) -> None:
+    # Not to be taken for another cluster that happens to run on this machine.
+    known = [path.read_text() for path in Path(local.folder).glob("*/ray_current_cluster")]
+    assert known == [local.address] * 3
     run = folder / "runs" / "small"
     tree = ["--working-dir", folder, "--exclude", "huge.bin", "--set", "train.steps=600"]
     first = said(local, folder, "submit", "job.yaml", *tree)
