@@ -153,7 +153,7 @@ def test_no_open_port_answers_without_the_token(local: loopback.LocalCluster) ->
     served = []
     for ip, port, name in sorted(places):
         host = ip if ip.startswith("127.") else "127.0.0.1"
-        for path in (b"/", b"/metrics", b"/api/version"):
+        for path in (b"/metrics", b"/api/version", b"/api/jobs/"):
             status = status_of(host, port, path)
             if status not in (None, 401, 403):
                 served.append((name, ip, port, path, status))
