@@ -137,6 +137,7 @@ class RayGang:
         self._avoid: frozenset[str] = frozenset()
         self._held = 0
         self._suspects: dict[str, float] = {}
+        self._addresses: dict[str, str] = {}
         self._looked = 0.0
 
     def capacity(self, bundle: Bundle, avoid: Set[str] = frozenset()) -> int:
@@ -179,6 +180,10 @@ class RayGang:
     def ready(self) -> int:
         """See `Gang.ready`."""
         return sum(len(room.hosts) for room in self._rooms)
+
+    def lost(self) -> Set[str]:
+        """See `Gang.lost`."""
+        return {address for node, address in self._addresses.items() if node in self._unsafe()}
 
     def poll(self, saved: int, wait: float = 0.0) -> Beat:
         """See `Gang.poll`."""
@@ -282,6 +287,7 @@ class RayGang:
     def _lose(self, room: Room) -> None:
         if room in self._rooms:
             self._suspects |= {node: time.monotonic() for node, _ in room.places}
+            self._addresses |= dict(room.places)
             self._release(room)
 
     def _unsafe(self) -> set[str]:

@@ -244,7 +244,7 @@ class Controller:
 
     def _task(self, record: Record, layout: Layout, restored: Manifest | None) -> Task:
         assert self._planner is not None
-        holders = self._holders.places(self._planner.shape)
+        holders = self._holders.places(self._planner.shape, self._gang.lost())
         record.use_holders(self._holders.token, [holder["address"] for holder in holders])
         return Task(
             job=self._spec.model_dump(mode="json"),

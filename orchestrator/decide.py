@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from cluster.gang import RankStatus
 from orchestrator.explain import explain
-from orchestrator.health import Failure, Vital, bad_commit, first_fault
+from orchestrator.health import Failure, Vital, bad_commit, first_fault, is_consequence
 from orchestrator.layout import Layout
 from orchestrator.spec import JobSpec
 from orchestrator.stability import Skip, is_unstable, next_skip
@@ -226,7 +226,7 @@ def _failed(rules: Rules, state: State, seen: Seen, fault: Failure) -> tuple[Sta
     recent = [f for f in state.failures if seen.now - f.time < limits.restart_window]
     bad = bad_commit(fault.text)
     alike = [f for f in recent if (f.step, f.told) == (fault.step, fault.told)]
-    same = fault.told and any(f.why == fault.why for f in alike)
+    same = fault.told and not is_consequence(fault.why) and any(f.why == fault.why for f in alike)
     same = same or (bool(fault.where) and sum(f.where == fault.where for f in alike) + 1 >= DEATHS)
     changes: dict[str, Any] = {"failures": (*recent, fault)}
     if bad is not None and bad not in state.bad_commits:

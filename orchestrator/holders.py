@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Set
 
 from cluster.place import Cluster
 from orchestrator.layout import ModelShape
@@ -25,13 +26,14 @@ class Holders:
         self.token = secrets.token_hex(16)
         self._services = cluster.services(HOLDER, self.token) if self._every else None
 
-    def places(self, shape: ModelShape) -> list[dict[str, str]]:
+    def places(self, shape: ModelShape, lost: Set[str] = frozenset()) -> list[dict[str, str]]:
         """{"node", "address"} of each. Where the job leaves it open, none on a single node, whose loss takes all
-        along, and none where they would not have the memory."""
+        along, and none where they would not have the memory. Not those on nodes that are `lost`, though Ray may not
+        know it yet."""
         if self._services is None:
             return []
         open_ = self._every == "auto"
-        found = self._services.everywhere(at_least=2 if open_ else 1)
+        found = [p for p in self._services.everywhere(at_least=2 if open_ else 1) if p["node"] not in lost]
         fits = HELD * STATE * shape.parameters <= LIMIT * len(found)
         return found if fits or not open_ else []
 

@@ -6,6 +6,7 @@ into the memory of other nodes too, as often as the job asks.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import asdict
 from typing import Any
@@ -53,10 +54,11 @@ class Commits:
 
     def open(self, step: int) -> tuple[Manifest, Reader]:
         """The commit of that step and its tensors: from the memory of peers if they have it whole, else the store."""
-        for store in [self._peers, self._store]:
-            if store is not None and step in store.steps():
-                manifest = store.manifest(step)
-                return manifest, store.reader(manifest)
+        if self._peers is not None:
+            with contextlib.suppress(OSError):  # nodes that are gone: the store has it
+                held = self._peers.latest(step, deep=False)
+                if held is not None and held.step == step:
+                    return held, self._peers.reader(held)
         manifest = self._store.manifest(step)
         return manifest, self._store.reader(manifest)
 
