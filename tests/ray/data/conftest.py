@@ -10,6 +10,7 @@ import ray
 def two_cpus() -> Iterator[None]:
     """A Ray of two CPUs in this process."""
     ray.init(
+        address="local",
         num_cpus=2,
         include_dashboard=False,
         object_store_memory=2 * 10**8,
