@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -20,6 +20,9 @@ def tune(
     overrides: Set = None,
     run_dir: RunDirectory = None,
     address: Address = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="only write the report of what there is anew")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Search over keys of a job with Ray Tune; the same command goes on after anything."""
@@ -28,6 +31,12 @@ def tune(
 
     spec = job_of(job, overrides)
     sweep = run_of(spec, run_dir)
+    if report:
+        from orchestrator.tune.report import report as page
+
+        sweep.write_text("report.html", page(sweep))
+        print(sweep.at("report.html"))
+        return
     with SweepProgress() as progress:
         outcome = search(spec, sweep, address, progress.update)
     if as_json:
@@ -41,6 +50,8 @@ def tune(
         )
     else:
         show(outcome.summary)
+        for problem in filter(None, (outcome.summary["problem"], outcome.summary["tracking"])):
+            print(f"orchestrator: {problem}", file=sys.stderr)
         print(f"report.html, sweep.json and best.yaml are in {sweep.uri}", file=sys.stderr)
     if outcome.line and not as_json:
         print(f"orchestrator: {outcome.line}", file=sys.stderr)

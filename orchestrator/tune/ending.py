@@ -10,12 +10,13 @@ from orchestrator.rundir import RunDir
 from orchestrator.spec import JobSpec, dump
 from orchestrator.tune import lineage
 from orchestrator.tune.ledger import Ledger
+from orchestrator.tune.mlflow_sweep import publish
 from orchestrator.tune.progress import Standing
 from orchestrator.tune.space import Config, job_of
 
 
 def finish(spec: JobSpec, sweep: RunDir, ledger: Ledger, standing: Standing) -> dict[str, Any]:
-    """Write sweep.json, best.yaml and report.html; what stands in sweep.json."""
+    """Write sweep.json, best.yaml and report.html, and tell MLflow; what stands in sweep.json."""
     found = summarise(spec, sweep, ledger, standing)
     sweep.write_json("sweep.json", found)
     if found["best"] is not None:
@@ -23,7 +24,21 @@ def finish(spec: JobSpec, sweep: RunDir, ledger: Ledger, standing: Standing) -> 
         best = job_of(spec, found["best"]["config"], name=name)
         header = f"# the best of {len(ledger.configs)} trials: {found['best']['trial']}, {found['metric']} "
         sweep.write_text("best.yaml", f"{header}{found['best']['value']:.6g}\n{dump(best)}")
+    found["problem"] = draw(sweep)
+    found["tracking"] = publish(spec, sweep, found)
+    sweep.write_json("sweep.json", found)
     return found
+
+
+def draw(sweep: RunDir) -> str | None:
+    """Write report.html; what went wrong, since a drawing fails no search."""
+    from orchestrator.tune.report import report
+
+    try:
+        sweep.write_text("report.html", report(sweep))
+    except Exception as error:
+        return f"report.html was not written: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return None
 
 
 def summarise(spec: JobSpec, sweep: RunDir, ledger: Ledger, standing: Standing) -> dict[str, Any]:

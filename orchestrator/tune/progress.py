@@ -86,11 +86,12 @@ class Standing:
         """A trial is over; `result` is its last one, None if it failed."""
         self._at_work.discard(trial)
         run = lineage.runs_of(self._sweep, trial)[-1]
-        if result is None:
-            told = lineage.at(self._sweep, run).read_json("failed.json") or {}
-            reason = told.get("reason") or "its process died, and died again when it was started anew"
-            last = self._told.get(run, {})
-            self._ledger.end(trial, Ended("failed", run, last.get("step", 0), None, reason))
+        if result is None or result["failed"]:
+            reason = (
+                result["failed"] if result else "its process died, and died again when it was started anew"
+            )
+            step = self._told.get(run, {}).get("step", 0)
+            self._ledger.end(trial, Ended("failed", run, step, None, reason))
         elif not result["limited"] and (result["finished"] or not self.limit()):
             full = result["finished"]
             state = "done" if full else "stopped"

@@ -99,7 +99,7 @@ class Tpe(Searcher):
         asked = self._asked.pop(trial_id, None)
         if asked is None:
             return
-        if error or not result or VALUE not in result:
+        if error or not result or result.get("failed"):
             self._study.tell(asked, state=self._failed)
         else:
             self._study.tell(asked, result[VALUE])

@@ -36,7 +36,7 @@ STEP, VALUE = "step", "value"
 """Keys of a result that schedulers decide by: Tune's own count of results begins anew with every restore."""
 
 
-class TrialFailed(RuntimeError):
+class RunFailed(RuntimeError):
     """The run of a trial failed; the text says why."""
 
 
@@ -67,24 +67,24 @@ class Trial(ray_tune.Trainable):
         self._at = 0
 
     def step(self) -> dict[str, Any]:
-        """Train to the next rung. Raises TrialFailed."""
+        """Train to the next rung. A run that fails is a result too: Tune would start all anew for an exception."""
         run = lineage.at(self._sweep, self._name)
         try:
-            if told := run.read_json(FAILED):
-                raise TrialFailed(told["reason"])
             spec = self._job()
             every = rungs(self._tune, spec.train.steps)
-            rung = next((step for step in every if step > self._at), every[-1])
-            reached = rung
+            rung = reached = next((step for step in every if step > self._at), every[-1])
+            if told := run.read_json(FAILED):
+                return self._failed(told["reason"])
             if self._given["ended"] is None and _committed(run) < rung:
                 reached = self._drive(spec, run, rung)
             return self._result(spec, run, rung, reached)
         except InputError as error:
-            self._fail(run, str(error))
-            raise TrialFailed(str(error)) from None
-        except TrialFailed as error:
-            self._fail(run, str(error))
-            raise
+            reason = str(error)
+        except RunFailed as error:
+            reason = str(error)
+        run.create()
+        run.write_json(FAILED, {"reason": reason})
+        return self._failed(reason)
 
     def _job(self) -> JobSpec:
         """The job of the run: the values of the trial put in, and no more that a trial does not need."""
@@ -104,7 +104,7 @@ class Trial(ray_tune.Trainable):
         return spec
 
     def _drive(self, spec: JobSpec, run: RunDir, rung: int) -> int:
-        """Train to the rung, or to where a limit ends it; the step reached."""
+        """Train to the rung, or to where a limit ends it; the step reached. Raises RunFailed."""
         document = spec.model_dump(mode="json")
         for promotion in self._tune.promote:
             if promotion.at <= self._at:
@@ -119,7 +119,7 @@ class Trial(ray_tune.Trainable):
         with run.lock():
             found = Controller(spec, run, rung, cluster).drive()
         if found["state"] == "failed":
-            raise TrialFailed(found["reason"] or "the run failed")
+            raise RunFailed(found["reason"] or "the run failed")
         return int(found["commit"] or 0)
 
     def _hours(self, spec: JobSpec, run: RunDir) -> float:
@@ -142,6 +142,7 @@ class Trial(ray_tune.Trainable):
         return {
             STEP: min(rung, reached),
             VALUE: statistics.fmean(float(row[self._tune.metric]) for row in recent),
+            "failed": "",
             "trial": self._trial,
             "run": self._name,
             "own_steps": lineage.own_steps(self._sweep, self._name, min(rung, reached)),
@@ -151,10 +152,11 @@ class Trial(ray_tune.Trainable):
             "done": done,
         }
 
-    def _fail(self, run: RunDir, reason: str) -> None:
-        """Leave the reason where whoever looks after this process is gone finds it."""
-        run.create()
-        run.write_json(FAILED, {"reason": reason})
+    def _failed(self, reason: str) -> dict[str, Any]:
+        """A result that no scheduler prefers to another."""
+        worst = math.inf if self._tune.mode == "min" else -math.inf
+        told = {STEP: self._at, VALUE: worst, "failed": reason, "trial": self._trial, "run": self._name}
+        return told | {"own_steps": 0, "cost_usd": 0.0, "limited": False, "finished": False, "done": True}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Name the commit that the last result is of. The weights stay where they are."""
