@@ -74,12 +74,12 @@ class Tpe(Searcher):
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
         direction = optuna.study.StudyDirection(1 if tune.mode == "min" else 2)
-        self._study = optuna.create_study(sampler=sampler, direction=direction)
+        self._study = optuna.create_study(direction=direction)
         self._distributions = {key: _distribution(value) for key, value in tune.space.items()}
         self._ledger, self._names, self._given = ledger, names, given
         self._asked: dict[str, Any] = {}
+        self._sampler, self._seed = optuna.samplers.TPESampler, seed
         self._failed = optuna.trial.TrialState.FAIL
 
     def suggest(self, trial_id: str) -> dict[str, Any]:
@@ -87,6 +87,9 @@ class Tpe(Searcher):
         recorded = self._names.pop(0) if self._names else None
         if recorded is not None:
             self._study.enqueue_trial(self._ledger.configs[recorded])
+        # Else what a resumed search draws next would be what it drew first.
+        number = len(self._study.trials)
+        self._study.sampler = self._sampler(seed=self._seed * 1_000_003 + number, constant_liar=True)
         asked = self._study.ask(self._distributions)
         self._asked[trial_id] = asked
         name = recorded or self._ledger.draw([dict(asked.params)])[0]
