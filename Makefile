@@ -48,6 +48,7 @@ test-gpu: install ## what needs a GPU
 
 bench: install ## measurements; their tables stand in the README
 	$(BIN)/python tests/bench/bench_overhead.py
+	$(BIN)/python tests/bench/bench_recovery.py
 	$(BIN)/python tests/bench/bench_checkpoint.py
 	$(BIN)/python tests/bench/bench_workloads.py
 	$(BIN)/python tests/bench/bench_parallel.py

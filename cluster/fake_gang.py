@@ -67,6 +67,10 @@ class FakeGang:
         """See `Gang.ready`."""
         return self._capacity()
 
+    def lost(self) -> Set[str]:
+        """See `Gang.lost`."""
+        return frozenset()
+
     def poll(self, saved: int, wait: float = 0.0) -> Beat:
         """See `Gang.poll`. Raises RuntimeError if the gang is not running: nobody may look at it then."""
         if self._attempt is None:

@@ -84,6 +84,9 @@ class Gang(Protocol):
     def ready(self) -> int:
         """For how many ranks there are places with all imports done."""
 
+    def lost(self) -> Set[str]:
+        """Addresses of nodes that were found to be gone lately."""
+
     def poll(self, saved: int, wait: float = 0.0) -> Beat:
         """What happened since the last call; returns as soon as there is news, at the latest after `wait` seconds.
 

@@ -6,6 +6,7 @@ A job keeps its name over all its submissions: each has a number of its own, and
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 import urllib.error
@@ -34,6 +35,10 @@ IGNORED = (
     "runs", "mlruns", "mlflow.db", "*.safetensors",
 )  # fmt: skip
 """What of a working tree never travels, beside what .gitignore and .rayignore name."""
+CHATTY = (
+    "ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk", "ray._private.runtime_env.packaging",
+)  # fmt: skip
+"""Loggers of Ray that would tell of every upload."""
 PACKAGES = ("orchestrator", "workloads", "cluster")
 
 
@@ -73,6 +78,8 @@ class Jobs:
             if _is_open(url) and not _accepts_open():
                 mend = "RAY_AUTH_MODE=disabled accepts that"
                 raise NoCluster(f"{url} asks for no token, so anyone may run code there; {mend}")
+            for name in CHATTY:
+                logging.getLogger(name).setLevel(logging.ERROR)
             # Ray prefers this variable to an address that is given.
             os.environ["RAY_API_SERVER_ADDRESS"] = url
             self._client = JobSubmissionClient(url)

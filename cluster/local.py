@@ -49,7 +49,7 @@ def ray_at(address: str | None, cpus: float = 0, gpus: float = 0) -> Iterator[No
         _require_answer(address)
     import ray
 
-    for last in (address is not None, True):
+    for last in (False, True):
         try:
             ray.init(address=address or "local", **quiet)
             break
@@ -57,7 +57,7 @@ def ray_at(address: str | None, cpus: float = 0, gpus: float = 0) -> Iterator[No
             reason = " ".join(str(error).split())[:200]
             if last and address is None:
                 raise RuntimeError(f"Ray did not start on this machine: {reason}") from None
-            if last and "oken" in reason:
+            if address is not None and "oken" in reason:
                 raise NoCluster(f"the Ray cluster at {address} refuses this token") from None
             if last:
                 raise NoCluster(f"no Ray cluster answers at {address}: {reason}") from None

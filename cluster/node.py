@@ -93,6 +93,7 @@ def _start(spec: NodeSpec) -> Any:
     from ray._private import services
     from ray._private.node import Node
     from ray._private.parameter import RayParams
+    from ray._private.utils import write_ray_address
 
     head = not spec.head_address
     options: dict[str, Any] = {"node_ip_address": spec.ip, "object_store_memory": STORE_BYTES}
@@ -113,6 +114,8 @@ def _start(spec: NodeSpec) -> Any:
         options |= {"gcs_address": spec.head_address}
     node = Node(RayParams(**options), head=head, shutdown_at_exit=False, spawn_reaper=True)
     services.wait_for_node(node.gcs_address, node.plasma_store_socket_name, ALIVE_TIMEOUT)
+    # Where jobs look for their cluster; without it they would take any head that runs on this machine.
+    write_ray_address(node.gcs_address, options["temp_dir"])
     return node
 
 

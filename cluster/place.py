@@ -23,8 +23,8 @@ class Errand(Protocol):
 class Services(Protocol):
     """The same object on every node."""
 
-    def everywhere(self) -> list[dict[str, str]]:
-        """{"node", "address"} of each, started where there is none yet."""
+    def everywhere(self, at_least: int = 1) -> list[dict[str, str]]:
+        """{"node", "address"} of each, started where there is none yet; none where there are fewer nodes than that."""
 
     def stop(self) -> None:
         """End them all."""

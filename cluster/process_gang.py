@@ -63,6 +63,10 @@ class ProcessGang:
         """See `Gang.ready`."""
         return os.cpu_count() or 1
 
+    def lost(self) -> Set[str]:
+        """See `Gang.lost`."""
+        return frozenset()
+
     def poll(self, saved: int, wait: float = 0.0) -> Beat:
         """See `Gang.poll`."""
         beat = self._watch.poll(saved, wait)

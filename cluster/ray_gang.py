@@ -53,6 +53,14 @@ class RayHost:
         """See `Zygote.exits`."""
         return self._zygote.exits()
 
+    def end_of(self, pid: int) -> str:
+        """How the rank of that process id ended, in words; empty while it has not."""
+        code = self._zygote.exits().get(pid)
+        if code is None:
+            return ""
+        starved = code == -9 and self._zygote.starved()
+        return f"process ended with exit code {code}" + "; the kernel ended it for want of memory" * starved
+
 
 @dataclass(frozen=True)
 class Room:
@@ -129,6 +137,7 @@ class RayGang:
         self._avoid: frozenset[str] = frozenset()
         self._held = 0
         self._suspects: dict[str, float] = {}
+        self._addresses: dict[str, str] = {}
         self._looked = 0.0
 
     def capacity(self, bundle: Bundle, avoid: Set[str] = frozenset()) -> int:
@@ -171,6 +180,10 @@ class RayGang:
     def ready(self) -> int:
         """See `Gang.ready`."""
         return sum(len(room.hosts) for room in self._rooms)
+
+    def lost(self) -> Set[str]:
+        """See `Gang.lost`."""
+        return {address for node, address in self._addresses.items() if node in self._unsafe()}
 
     def poll(self, saved: int, wait: float = 0.0) -> Beat:
         """See `Gang.poll`."""
@@ -274,6 +287,7 @@ class RayGang:
     def _lose(self, room: Room) -> None:
         if room in self._rooms:
             self._suspects |= {node: time.monotonic() for node, _ in room.places}
+            self._addresses |= dict(room.places)
             self._release(room)
 
     def _unsafe(self) -> set[str]:
@@ -309,9 +323,8 @@ class RayGang:
         deadline = time.monotonic() + ANSWER
         try:
             while time.monotonic() < deadline:
-                code = ray.get(room.hosts[place].exits.remote(), timeout=ANSWER).get(rank.pid)
-                if code is not None:
-                    return f"process ended with exit code {code}"
+                if told := ray.get(room.hosts[place].end_of.remote(rank.pid), timeout=ANSWER):
+                    return str(told)
         except RayError as error:
             return f"the node or its Ray worker is gone: {_first_line(error)}"
         return f"no answer from {rank.node} within {ANSWER:g} s"

@@ -34,9 +34,12 @@ class RayServices:
         self._actors: dict[str, Any] = {}
         self._places: dict[str, dict[str, str]] = {}
 
-    def everywhere(self) -> list[dict[str, str]]:
-        """{"node", "address"} of the services on all alive nodes; started where there is none yet."""
+    def everywhere(self, at_least: int = 1) -> list[dict[str, str]]:
+        """{"node", "address"} of the services on all alive nodes; started where there is none yet. None at all where
+        there are fewer nodes than `at_least`."""
         alive = {n["NodeID"] for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU")}
+        if len(alive) < at_least:
+            return []
         for node in self._actors.keys() - alive:
             self._actors.pop(node)
             self._places.pop(node, None)

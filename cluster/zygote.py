@@ -42,7 +42,7 @@ class Zygote:
             )
         ours.settimeout(START_TIMEOUT)
         self._socket, self._file = ours, ours.makefile("r")
-        self.target = target
+        self.target, self._killed = target, _memory_kills()
         self._send({"warm": target})
 
     def launch(self, **rank: Any) -> int:
@@ -52,6 +52,10 @@ class Zygote:
     def exits(self) -> dict[int, int]:
         """The exit codes by process id of the ranks that have ended, negative for a signal as in subprocess."""
         return {int(pid): code for pid, code in self._ask({"do": "exits"})["exits"].items()}
+
+    def starved(self) -> bool:
+        """Whether the kernel has killed a process of this machine for want of memory since the zygote began."""
+        return _memory_kills() > self._killed
 
     def end_ranks(self) -> None:
         """Kill the ranks that run, and wait until they are gone."""
@@ -113,6 +117,15 @@ def _warm(target: str) -> None:
         importlib.import_module(target.partition(":")[0])
     except Exception as error:
         print(f"warming up for {target} failed: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+def _memory_kills() -> int:
+    """Processes that the kernel has killed for want of memory since the machine started, as far as it tells (Linux)."""
+    try:
+        with open("/proc/vmstat") as file:
+            return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
+    except OSError:
+        return 0
 
 
 def _reap(ranks: set[int], ended: dict[int, int], options: int) -> None:

@@ -6,7 +6,6 @@ differ is compared: the receipt of every step, the losses, and that nothing is l
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import random
@@ -14,11 +13,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from cluster import strikes
 from cluster.loopback import LocalCluster, NodeSpec, down, up
@@ -26,44 +22,16 @@ from cluster.strikes import Strike, wait_for
 from orchestrator.errors import InputError
 from orchestrator.rundir import Row
 from orchestrator.spec import JobSpec, dump
+from orchestrator.verdict import Ended, Verdict, compare, left_of
 
 CLUSTER = "chaos"
-TOLERANCE = 1e-4
-"""Relative difference of losses where a fault changed the layout: sums of float32 in another order, carried on by the
-optimiser over many steps. Under the same layout, the bits must be the same."""
-TRIAL_TIMEOUT = 900.0
+TRIAL_TIMEOUT = 2700.0
 """Seconds that one run may take, however disturbed."""
 STANDARD = (
     "kill@1:{a}", "kill@0:{a}", "stop@1:{a}", "raise@0:{a}", "slow@1:{a}=0.2", "nan@0:{a}", "driver@{a}",
     "controller@{a}", "node@1:{a}", "drain@1:{a}", "flip@{a}", "torn@{a}", "outage@{a}=2",
 )  # fmt: skip
 """Faults where none are named, at a step in the middle."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """How a disturbed run compares.
-
-    `receipt` and `losses` say "same", or what differs; `back_after` is seconds from the fault to the next new step,
-    None if nothing stood still; `left` is what still ran or was held afterwards.
-    """
-
-    fault: str
-    ended: str
-    receipt: str
-    losses: str
-    attempts: int
-    lost_steps: int
-    back_after: float | None
-    left: tuple[str, ...]
-    seconds: float
-    first_fault: str = ""
-
-    @property
-    def held(self) -> bool:
-        """Whether it is the same run."""
-        same = self.receipt in ("same", "as on record") and not self.losses.startswith("differ")
-        return self.ended == "done" and same and not self.left
 
 
 def expand(faults: Sequence[str], randoms: int, seed: int, spec: JobSpec) -> list[tuple[str, ...]]:
@@ -132,7 +100,7 @@ def chaos(
                 folder = f"{number:02d}-" + "".join(c if c.isalnum() else "-" for c in name)
                 trial = Trial(job, runs / folder, cluster, faults)
                 trial.run()
-                verdicts.append(compare(name, trial, quiet))
+                verdicts.append(compare(name, trial.told(), quiet.rows()))
                 tell(verdicts[-1])
             return verdicts
     finally:
@@ -161,7 +129,10 @@ class _connected:
         place_of(self._cluster.address)
         import ray
 
-        ray.init(address=self._cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+        # By the head: another node may be one that is broken, and would take this process along.
+        head = self._cluster.address.partition(":")[0]
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        ray.init(address=self._cluster.address, _node_ip_address=head, **quiet)
 
     def __exit__(self, *_: object) -> None:
         import ray
@@ -211,16 +182,11 @@ class Trial:
             return []
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
-    def left(self) -> tuple[str, ...]:
-        """Ranks, writers and placement groups that are still there; waits a little for them to go."""
-        found: tuple[str, ...] = ()
-        deadline = time.monotonic() + 10
-        while time.monotonic() < deadline:
-            found = (*_processes(self._cluster), *_placement_groups())
-            if not found:
-                break
-            time.sleep(0.2)
-        return found
+    def told(self) -> Ended:
+        """What is to be compared."""
+        left = left_of(self._cluster.folder)
+        events = self.rows("events.jsonl")
+        return Ended(self.ended, self.seconds, tuple(self.struck), self.rows(), events, left)
 
     def _befall(self, process: subprocess.Popen[bytes]) -> None:
         """Strike, each time the run has reached the step of a strike."""
@@ -266,93 +232,3 @@ class Trial:
             return next((str(r["node"]) for r in self._status()["ranks"] if r["rank"] == rank), "")
 
         return str(wait_for(seen, f"rank {rank} to have a node", 30.0))
-
-
-def compare(fault: str, trial: Trial, quiet: Trial) -> Verdict:
-    """A disturbed run against the undisturbed one."""
-    rows, wanted, events = trial.rows(), quiet.rows(), trial.rows("events.jsonl")
-    faults = [event for event in events if event.get("first_fault")]
-    return Verdict(
-        fault=fault,
-        ended=trial.ended,
-        receipt=_receipts(rows, wanted, trial.rows("events.jsonl")),
-        losses=_losses(rows, wanted),
-        attempts=max((event["attempt"] for event in events), default=0),
-        lost_steps=sum(event.get("lost_steps") or 0 for event in faults),
-        back_after=_back_after(trial, events, rows),
-        left=trial.left(),
-        seconds=trial.seconds,
-        first_fault=faults[0]["first_fault"] if faults else "",
-    )
-
-
-def _receipts(rows: list[Row], wanted: list[Row], events: list[Row]) -> str:
-    told = [row["samples"] for row in rows]
-    if told == [row["samples"] for row in wanted]:
-        return "same"
-    if len(told) == len(wanted) and any(event.get("skipped") for event in events):
-        return "as on record"  # samples were left out on purpose, and events and manifests say which
-    differs = next(
-        (
-            n
-            for n, (a, b) in enumerate(zip(rows, wanted, strict=False), start=1)
-            if a["samples"] != b["samples"]
-        ),
-        0,
-    )
-    return f"differs from step {differs}" if differs else f"{len(told)} of {len(wanted)} steps"
-
-
-def _losses(rows: list[Row], wanted: list[Row]) -> str:
-    pairs = [
-        (a["loss"], b["loss"]) for a, b in zip(rows, wanted, strict=False) if a["samples"] == b["samples"]
-    ]
-    if all(a == b for a, b in pairs):
-        return "same"
-    apart = max(abs(a - b) / abs(b) for a, b in pairs)
-    layouts = {row["layout"] for row in [*rows, *wanted]}
-    if len(layouts) > 1 and apart <= TOLERANCE:
-        return f"within {apart:.0e}, by another layout"
-    return f"differ by {apart:.0e} under {' and '.join(sorted(layouts))}"
-
-
-def _back_after(trial: Trial, events: list[Row], rows: list[Row]) -> float | None:
-    """The longest time from a fault to the next new step."""
-    found = []
-    for number, event in enumerate(events):
-        if event.get("first_fault"):
-            back = next((e["time"] for e in events[number:] if e["phase"] == "train"), None)
-            found.append(back - event["time"] + event.get("still_seconds", 0.0) if back else 0.0)
-    for struck in trial.struck:
-        if next_row := next((row["time"] for row in rows if row["time"] > struck), None):
-            found.append(next_row - struck)
-    return max(found, default=None)
-
-
-def _processes(cluster: LocalCluster) -> list[str]:
-    """Processes of ranks and of their writers that belong to the cluster."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            words = " ".join(process.cmdline())
-            ours = "cluster.zygote" in words or "orchestrator.checkpoint" in words
-            if ours and cluster.folder in process.environ().get("RAY_AUTH_TOKEN_PATH", ""):
-                found.append(f"process {process.pid}: {words[-80:]}")
-        except psutil.Error:
-            continue
-    return found
-
-
-def _placement_groups() -> list[str]:
-    from ray.util.placement_group import placement_group_table
-
-    return [
-        f"placement group {key}"
-        for key, group in placement_group_table().items()
-        if group["state"] != "REMOVED"
-    ]
-
-
-def to_json(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
-    """Each verdict as plain data, with whether it held."""
-    return [{**dataclasses.asdict(verdict), "held": verdict.held} for verdict in verdicts]

@@ -7,42 +7,42 @@ go on after its own death stands in the run directory.
 from __future__ import annotations
 
 import dataclasses
-import os
 import secrets
 import time
-from collections.abc import Set
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from cluster.gang import Beat, Bundle, Gang
-from cluster.place import Cluster, Errand
+from cluster.place import Cluster
 from cluster.rank import describe
-from orchestrator import assemble, export, finish
-from orchestrator import plan as planning
+from orchestrator import assemble, finish
 from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.decide import ENDED, Action, Rules, Seen, State, decide
 from orchestrator.errors import InputError
-from orchestrator.health import Failure, excluded
-from orchestrator.layout import Layout, ModelShape
-from orchestrator.machines import Machine, machine_for
+from orchestrator.explain import explain
+from orchestrator.exporting import Exporting
+from orchestrator.health import Failure
+from orchestrator.holders import Holders
+from orchestrator.layout import Layout
+from orchestrator.machines import machine_for
+from orchestrator.plan import Planner
 from orchestrator.record import Record
+from orchestrator.room import Room
 from orchestrator.rundir import Row, RunDir
 from orchestrator.spec import JobSpec
 from orchestrator.stability import on_record
+from orchestrator.status import status_of
+from orchestrator.stragglers import Stragglers
 from orchestrator.train.task import ENTRY_OF, Task
 
 POLL = 0.1
 """Seconds between looks at a gang that has no news."""
-COUNT_EVERY = 2.0
-"""Seconds between counts of the room that there is beside a running gang."""
 FIRST_RESTART = 10.0
 """Seconds that a change of the gang is taken to cost before one has been measured."""
 STATUS_EVERY = 1.0
 """Seconds between writings of status.json."""
 NO_WORKERS = ENDED | {"export"}
 """Phases in which a run has no use for workers."""
-HOLDER = "orchestrator.checkpoint.holder:Holder"
-"""What keeps snapshots in the memory of a node."""
 
 
 class Controller:
@@ -56,23 +56,19 @@ class Controller:
         worker = spec.resources.per_worker
         self._bundle = Bundle(worker.cpu, worker.gpu)
         self._useful = spec.resources.workers.max
-        self._token = secrets.token_hex(16)
-        self._services = cluster.services(HOLDER, self._token) if spec.checkpoint.snapshot_every else None
+        self._holders = Holders(spec, cluster)
+        self._stragglers = Stragglers()
         self._record: Record | None = None
         self._state = State()
         self._rules = Rules(spec, lambda workers: None)
-        self._shape: ModelShape | None = None
-        self._machine: Machine | None = None
+        self._planner: Planner | None = None
         self._data = ""
         self._preparing: Future[str] | None = None
         self._gang: Gang = cluster.gang()
         self._running = False
         self._beat = Beat()
-        self._room, self._counted = 0, 0.0
-        self._avoid: Set[str] = frozenset()
-        self._exporting: tuple[int, Errand] | None = None
-        self._exported: dict[str, Any] = {}
-        self._export_failed = ""
+        self._room = Room(self._gang, self._bundle, spec.resources.workers.min)
+        self._exports = Exporting(cluster, spec, run, self._tell_export)
         self._placement_failed = ""
         self._stop = ""
         self._note = ""
@@ -84,28 +80,8 @@ class Controller:
 
     def status(self) -> dict[str, Any]:
         """Phase, step, attempt, layout and ranks, as `orchestrator status` shows them."""
-        state, record = self._state, self._record
-        last = record.recent[-1] if record and record.recent else {}
-        left = (self._until - state.step) * (record.step_seconds if record else 0.0)
-        ranks = [
-            {"rank": r.rank, "node": r.node, "pid": r.pid, "state": r.state, "step": r.step}
-            for r in self._beat.ranks
-        ]
-        return {
-            "name": self._spec.name,
-            "phase": state.phase,
-            "step": state.step,
-            "steps": self._spec.train.steps,
-            "attempt": state.attempt,
-            "layout": str(state.layout) if state.layout else None,
-            "loss": last.get("loss"),
-            "tokens_per_second": last.get("tokens_per_second"),
-            "eta_seconds": left if left and state.phase == "train" else None,
-            "note": self._note,
-            "time": time.time(),
-            "pid": os.getpid(),
-            "ranks": ranks if self._running else [],
-        }
+        ranks = self._beat.ranks if self._running else ()
+        return status_of(self._spec, self._state, self._record, ranks, self._until, self._note)
 
     def drive(self) -> dict[str, Any]:
         """Run to an end. Returns the summary; whatever happens, no gang is left behind.
@@ -142,12 +118,12 @@ class Controller:
             raise
         finally:
             self._gang.close()
-            if self._services is not None:
-                self._services.stop()
+            self._holders.stop()
 
     def _summarise(self, record: Record) -> dict[str, Any]:
+        record.settle()
         commit = record.store.latest(deep=False)  # not of the memory of nodes, which ends with the run
-        summary = finish.finish(self._spec, self._run, commit, self._data, self._exported, record.tracker)
+        summary = finish.finish(self._spec, self._run, commit, self._data, self._exports.done, record.tracker)
         self._write_status(force=True)
         return summary
 
@@ -166,12 +142,11 @@ class Controller:
             "ask_stop": self._ask_stop,
             "halt": self._halt,
             "export": self._export,
-            "finish": self._finish,
+            "finish": lambda *_: None,
         }[action.do]
         act(record, action, before)
+        self._note = action.reason if action.do == "finish" else self._note
         self._write_status(force=self._state.phase != before.phase)
-
-    # -- observe
 
     def _observe(self, record: Record) -> Seen:
         now = time.time()
@@ -186,14 +161,14 @@ class Controller:
             now=now,
             clock=time.monotonic(),
             prepared=bool(self._data),
-            exported=self._exported.get("step") == self._state.step,
-            export_failed=self._export_failed,
-            capacity=self._count_room(now),
+            exported=self._exports.has(self._state.step),
+            export_failed=self._exports.failed(self._state.step) if self._state.phase == "export" else "",
+            capacity=self._room.count(self._state.phase, self._state.failures, now),
             ready=self._gang.ready(),
             ranks=self._beat.ranks if self._running else (),
             gap=self._beat.gap,
             placement_failed=self._placement_failed,
-            stop=self._stop,
+            stop=self._stop or record.unsaved(now),
             step_seconds=record.step_seconds,
             longest_step=record.longest_step,
             restart_seconds=record.restart_seconds or FIRST_RESTART,
@@ -201,30 +176,18 @@ class Controller:
             spent_usd=usd,
         )
 
-    def _count_room(self, now: float) -> int:
-        """Workers that could run; counted now and then while some do, and not where it does not matter."""
-        if self._state.phase == "train" and time.monotonic() - self._counted > COUNT_EVERY:
-            self._counted = time.monotonic()
-            self._room = self._gang.capacity(self._bundle, excluded(self._state.failures, now))
-        elif self._state.phase == "wait":
-            apart = self._gang.capacity(self._bundle, excluded(self._state.failures, now))
-            enough = apart >= self._spec.resources.workers.min
-            self._avoid = excluded(self._state.failures, now) if enough else frozenset()
-            self._room = apart if enough else self._gang.capacity(self._bundle)
-        return self._room
-
     def _take(self, record: Record, rows: tuple[Row, ...]) -> None:
         """Write rows down, tell of saves that failed, and export beside training what was published."""
         record.take(rows)
-        checkpoint = self._spec.checkpoint
+        for slow in filter(None, [self._stragglers.see(row.get("busy_seconds", ())) for row in rows]):
+            place = f"rank {slow[0]} on {self._beat.ranks[slow[0]].node}"
+            self._event("train", f"{place} is slow: {slow[1]:.1f} times the median of the ranks")
         for outcome in (outcome for row in rows for outcome in row.get("saves", ())):
-            if outcome["state"] == "failed":
-                self._note = f"saving pauses: {outcome['reason']}"
-                self._event("train", f"the save at step {outcome['step']} failed: {outcome['reason']}")
-            elif outcome["state"] == "published" and checkpoint.export and checkpoint.export_at == "commit":
-                self._export_beside(outcome["step"])
-
-    # -- act
+            if told := record.note_save(outcome):
+                self._note = f"saving pauses: {outcome['reason']}" if outcome["state"] == "failed" else ""
+                self._event("train", told)
+            if outcome["state"] == "published":
+                self._exports.published(outcome["step"])
 
     def _prepare(self, record: Record, action: Action, before: State) -> None:
         """Data first, in a thread, so that a stop is heard; then what can be planned only over its vocabulary."""
@@ -236,16 +199,11 @@ class Controller:
         if not self._preparing.done():
             return
         self._data = self._preparing.result()
-        self._shape = assemble.check_data(self._spec, self._data)
-        self._machine = machine_for(self._cluster.offer(self._bundle), self._bundle)
-        # What is illegal is told before anything starts.
-        planning.plan(self._spec, self._shape, self._spec.resources.workers.max, self._machine)
-        shape, machine = self._shape, self._machine
-        self._rules = Rules(
-            self._spec,
-            planning.chooser(self._spec, shape, machine),
-            lambda layout: planning.predict(self._spec, shape, layout, machine).seconds,
-        )
+        shape = assemble.check_data(self._spec, self._data)
+        machine = machine_for(self._cluster.offer(self._bundle), self._bundle)
+        self._planner = planner = Planner(self._spec, shape, machine)
+        planner.plan(self._spec.resources.workers.max)  # what is illegal is told before anything starts
+        self._rules = Rules(self._spec, planner.choose, planner.seconds)
         widest = self._rules.choose(self._useful)
         self._useful = widest.world if widest else self._useful
         record.track()
@@ -261,14 +219,13 @@ class Controller:
         """Roll back to the last sound commit, write the plan, start a gang from there."""
         layout = action.layout
         assert layout is not None
-        assert self._shape is not None
-        assert self._machine is not None
+        assert self._planner is not None
         restored, notes = record.roll_back(self._state.bad_commits)
         for note in notes:
             self._event("wait", f"a commit is passed over: {note}")
         self._state = dataclasses.replace(self._state, step=restored.step if restored else 0)
-        plan = planning.plan(self._spec, self._shape, layout.world, self._machine)
-        self._run.write_json("plan.json", {"attempt": self._state.attempt, **plan.to_json()})
+        plan = self._planner.plan(layout.world)
+        record.document("plan.json", {"attempt": self._state.attempt, **plan.to_json()})
         record.tracker.document("plan.json")
         source = f"from the commit at step {restored.step}" if restored else "from the beginning"
         told = {"layout_before": str(before.layout) if before.layout else None, "layout_after": str(layout)}
@@ -276,11 +233,9 @@ class Controller:
         self._event("start", f"{layout.world} workers {source}", layout=layout.to_json(), **told)
         self._write_status(force=True)
         self._beat = Beat()
-        task = self._task(record, layout, restored).to_json()
+        task, entry = self._task(record, layout, restored).to_json(), ENTRY_OF[layout.engine]
         try:
-            self._gang.start(
-                layout.world, self._bundle, ENTRY_OF[layout.engine], task, layout.tp, self._avoid
-            )
+            self._gang.start(layout.world, self._bundle, entry, task, layout.tp, self._room.avoid)
             self._running = True
             self._gang.hold(layout.world + self._spec.resources.spares)
         except TimeoutError as error:
@@ -288,8 +243,9 @@ class Controller:
             self._placement_failed = str(error)
 
     def _task(self, record: Record, layout: Layout, restored: Manifest | None) -> Task:
-        holders = self._services.everywhere() if self._services is not None else []
-        record.use_holders(self._token, [holder["address"] for holder in holders])
+        assert self._planner is not None
+        holders = self._holders.places(self._planner.shape, self._gang.lost())
+        record.use_holders(self._holders.token, [holder["address"] for holder in holders])
         return Task(
             job=self._spec.model_dump(mode="json"),
             layout=layout.to_json(),
@@ -300,7 +256,7 @@ class Controller:
             until=self._until,
             token=secrets.token_hex(6),
             holders=tuple(holders),
-            holder_token=self._token,
+            holder_token=self._holders.token,
             faults=self._faults,
             skips=tuple(skip.to_json() for skip in self._state.skips),
         )
@@ -330,6 +286,7 @@ class Controller:
         self._stop_gang()
         if not action.first_fault:
             if self._state.phase == "export":
+                self._exports.try_again()
                 self._gang.close()  # what it occupied is free for others while the model is written
             self._note = action.reason
             self._event("stop", action.reason)
@@ -337,14 +294,14 @@ class Controller:
         self._note = f"recovering: {action.first_fault}"
         commit, _ = record.last_commit(self._state.bad_commits)
         lost = record.beyond(commit.step if commit else 0)
-        still = time.time() - before.moved if before.phase == "train" else 0.0
-        counted = {
-            "still_seconds": still,
+        told: dict[str, Any] = {
+            "first_fault": action.first_fault,
+            "explained": explain(action.first_fault),
+            "node": self._state.failures[-1].node,
+            "still_seconds": time.time() - before.moved if before.phase == "train" else 0.0,
             "lost_steps": len(lost),
             "seconds_lost": sum(row["step_seconds"] for row in lost),
         }
-        node = self._state.failures[-1].node
-        told: dict[str, Any] = {"first_fault": action.first_fault, "node": node, **counted}
         reason = "a fault ended the attempt"
         for skip in self._state.skips[len(before.skips) :]:
             reason += f"; {skip.count} samples from position {skip.start} are left out"
@@ -356,48 +313,24 @@ class Controller:
         if record.events[-1]["phase"] != "export":
             self._event("export", f"the commit at step {self._state.step}, in the Hugging Face format")
         self._note = "exporting the model"
-        self._export_beside(self._state.step)
+        self._exports.advance(self._state.step)
         time.sleep(POLL)
-
-    def _export_beside(self, step: int) -> None:
-        """Take the result of an export that has ended, and start that of `step` unless one is under way.
-
-        A failure is the run's only if it is of the step that the run ends with.
-        """
-        if self._exporting is not None:
-            exported, errand = self._exporting
-            if not errand.done():
-                return
-            self._exporting = None
-            try:
-                self._exported = errand.result()
-            except Exception as error:  # whatever it is, training goes on
-                ending = self._state.phase == "export"
-                why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-                self._event("export" if ending else "train", f"the export of step {exported} failed: {why}")
-                if ending and exported == self._state.step:
-                    self._export_failed = why
-                    return
-        if self._exported.get("step") != step:
-            target = self._spec.checkpoint.export_to or self._run.at("export")
-            self._exporting = (step, self._cluster.errand(export.export, self._run.uri, step, target))
-
-    def _finish(self, record: Record, action: Action, before: State) -> None:
-        self._note = action.reason
-
-    # -- write down
 
     def _tell(self, what: str, done: int, total: int) -> None:
         self._note = f"preparing {what}: {done} of {total} parts"
+
+    def _tell_export(self, line: str) -> None:
+        self._event("export" if self._state.phase == "export" else "train", line)
 
     def _event(self, phase: str, reason: str, **more: Any) -> None:
         assert self._record is not None
         self._record.event(self._state.attempt, self._state.step, phase, reason, **more)
 
     def _write_status(self, force: bool = False) -> None:
+        assert self._record is not None
         if force or time.monotonic() - self._written > STATUS_EVERY:
             self._written = time.monotonic()
-            self._run.write_json("status.json", self.status())
+            self._record.document("status.json", self.status())
 
     def _stop_gang(self) -> None:
         self._running = False

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from cluster.gang import RankStatus
-from orchestrator.health import Failure, Vital, bad_commit, first_fault
+from orchestrator.explain import explain
+from orchestrator.health import Failure, Vital, bad_commit, first_fault, is_consequence
 from orchestrator.layout import Layout
 from orchestrator.spec import JobSpec
 from orchestrator.stability import Skip, is_unstable, next_skip
@@ -185,7 +186,8 @@ def _resize(rules: Rules, state: State, seen: Seen) -> tuple[State, Action]:
     if leaving := sorted({r.node for r in seen.ranks if r.leaving}):
         reason = f"{', '.join(leaving)} will be taken away"
         return dataclasses.replace(state, resizing=reason), Action("ask_stop", reason)
-    assert state.layout is not None
+    if state.layout is None:
+        return state, Action("watch")
     room = min(seen.capacity, rules.spec.resources.workers.max)
     larger = rules.choose(room) if room > state.layout.world else None
     if larger is None or larger.world <= state.layout.world:
@@ -224,7 +226,7 @@ def _failed(rules: Rules, state: State, seen: Seen, fault: Failure) -> tuple[Sta
     recent = [f for f in state.failures if seen.now - f.time < limits.restart_window]
     bad = bad_commit(fault.text)
     alike = [f for f in recent if (f.step, f.told) == (fault.step, fault.told)]
-    same = fault.told and any(f.why == fault.why for f in alike)
+    same = fault.told and not is_consequence(fault.why) and any(f.why == fault.why for f in alike)
     same = same or (bool(fault.where) and sum(f.where == fault.where for f in alike) + 1 >= DEATHS)
     changes: dict[str, Any] = {"failures": (*recent, fault)}
     if bad is not None and bad not in state.bad_commits:
@@ -233,7 +235,8 @@ def _failed(rules: Rules, state: State, seen: Seen, fault: Failure) -> tuple[Sta
         changes |= _leave_out(rules, state, fault)
     elif "InputError" in fault.text or same:
         why = "it would repeat" if same else "the input is wrong"
-        changes |= {"outcome": "failed", "stopping": f"{fault.text}; {why}, so the run stops here"}
+        text = f"{fault.text}; {why}, so the run stops here: {explain(fault.text)}"
+        changes |= {"outcome": "failed", "stopping": text}
     elif len(recent) >= limits.restarts:
         window = f"{len(recent) + 1} failures within {limits.restart_window:.0f} s"
         changes |= {"outcome": "failed", "stopping": f"{window}, the last: {fault.text}"}

@@ -83,7 +83,7 @@ def first_fault(seen: Vital) -> Failure | None:
 
 def _told(seen: Vital) -> Failure | None:
     told = sorted((r for r in seen.ranks if r.state == "failed"), key=lambda r: r.failed_at)
-    root = next((r for r in told if not _is_consequence(r.error)), None)
+    root = next((r for r in told if not is_consequence(r.error)), None)
     # A peer's death makes others raise connection errors: the death came first, whoever was heard first.
     if root is None and told and seen.now - seen.suspected >= GRACE and not _died(seen):
         root = told[0]
@@ -123,11 +123,12 @@ def _failure(seen: Vital, rank: RankStatus, how: str, why: str, told: bool = Fal
     return Failure(seen.now, seen.step, where, why, told, node=rank.node)
 
 
-def _is_consequence(text: str) -> bool:
+def is_consequence(text: str) -> bool:
     """Whether an exception only says that a peer is gone."""
     signs = (
         "Connection closed by peer",
         "Connection reset",
+        "Connection refused",
         "Broken pipe",
         "Timed out",
         "DistNetworkError",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -174,16 +174,28 @@ def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine) -> Pl
     )
 
 
-def chooser(spec: JobSpec, shape: ModelShape, machine: Machine) -> Callable[[int], Layout | None]:
-    """`plan` as the controller asks it again and again: a layout for that many workers, or None."""
+@dataclass(frozen=True)
+class Planner:
+    """Planning as the controller asks for it again and again."""
 
-    def choose(workers: int) -> Layout | None:
+    spec: JobSpec
+    shape: ModelShape
+    machine: Machine
+
+    def plan(self, workers: int) -> Plan:
+        """See `plan`."""
+        return plan(self.spec, self.shape, workers, self.machine)
+
+    def choose(self, workers: int) -> Layout | None:
+        """The best layout for that many workers, or None."""
         try:
-            return plan(spec, shape, workers, machine).chosen.layout if workers else None
+            return self.plan(workers).chosen.layout if workers else None
         except InputError:
             return None
 
-    return choose
+    def seconds(self, layout: Layout) -> float:
+        """What a step takes, as predicted."""
+        return predict(self.spec, self.shape, layout, self.machine).seconds
 
 
 def predict(spec: JobSpec, shape: ModelShape, layout: Layout, machine: Machine) -> Candidate:

@@ -31,11 +31,12 @@ from orchestrator import assemble
 from orchestrator.checkpoint.manifest import folder
 from orchestrator.errors import InputError
 from orchestrator.machines import machine_for
-from orchestrator.plan import chooser
+from orchestrator.paths import absolute, resolve_paths
+from orchestrator.plan import Planner
 from orchestrator.record import Record
 from orchestrator.run import check, check_same_run
 from orchestrator.rundir import Row, RunDir
-from orchestrator.spec import JobSpec, absolute, parse, resolve_paths
+from orchestrator.spec import JobSpec, parse
 from orchestrator.stability import is_unstable, next_skip, on_record
 from orchestrator.train.loop import main
 from orchestrator.train.task import Task
@@ -137,7 +138,7 @@ class Books:
         worker = self._spec.resources.per_worker
         bundle = Bundle(worker.cpu, worker.gpu)
         shape = assemble.check_data(self._spec, self._data)
-        layout = chooser(self._spec, shape, machine_for(smallest_offer(bundle), bundle))(world)
+        layout = Planner(self._spec, shape, machine_for(smallest_offer(bundle), bundle)).choose(world)
         if layout is None or layout.world != world:
             mend = "change num_workers of ScalingConfig, or train.global_batch"
             raise InputError(f"no legal layout uses {world} workers", "parallel", mend)

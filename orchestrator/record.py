@@ -12,7 +12,9 @@ from typing import Any
 from orchestrator import prices
 from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.checkpoint.replicas import newest, peer_store
+from orchestrator.checkpoint.retry import storage_failed
 from orchestrator.checkpoint.store import Store
+from orchestrator.rows import HOLD, Rows
 from orchestrator.rundir import Row, RunDir
 from orchestrator.spec import JobSpec, dump
 from orchestrator.stability import Skip, is_before, merged, on_record
@@ -23,6 +25,10 @@ from orchestrator.track.tracker import Tracker
 METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
 RECENT = 200
 """Rows kept in memory, for a run may have millions."""
+PATIENCE = 60.0
+"""Seconds that the end of a run waits for storage to take its last rows."""
+PAUSE = 5.0
+"""Seconds without a try after a document could not be written."""
 LATEST = 20
 """Rows that the longest step of late is taken from."""
 COUNT_EVERY = 10.0
@@ -36,8 +42,12 @@ class Record:
         self._spec, self._run = spec, run
         self.store = Store(run.at("checkpoints"))
         self._peers: Store | None = None
-        self.events = run.rows(EVENTS)
-        self.recent: deque[Row] = deque(by_step(run.rows(METRICS)), maxlen=RECENT)
+        self._metrics, self._events = Rows(run, METRICS, 0.0 if run.local else HOLD), Rows(run, EVENTS)
+        self._refused = 0.0  # when a document was not taken, monotonic seconds
+        # Since when saves fail, and why the last one did.
+        self._failing: tuple[float, str] | None = None
+        self.events = self._events.all()
+        self.recent: deque[Row] = deque(by_step(self._metrics.all()), maxlen=RECENT)
         self.saved = 0
         self._spent, self._counted = (0.0, 0.0), 0.0
         run.write_text("job.yaml", dump(spec))
@@ -76,9 +86,11 @@ class Record:
     @property
     def restart_seconds(self) -> float:
         """From the end of an attempt to the first step of the next, as last measured; 0 if there was none."""
-        began = [n for n, event in enumerate(self.events) if event["phase"] == "train"]
-        ends = [e["time"] for e in self.events[: began[-1]] if e["phase"] == "stop"] if began else []
-        return float(self.events[began[-1]]["time"] - ends[-1]) if ends else 0.0
+        for n in reversed([n for n, event in enumerate(self.events) if event["phase"] == "stop"]):
+            began = next((event for event in self.events[n:] if event["phase"] == "train"), None)
+            if began is not None:  # later ones tell of saves
+                return float(began["time"] - self.events[n]["time"])
+        return 0.0
 
     def event(self, attempt: int, step: int, phase: str, reason: str, **more: Any) -> None:
         """Add a row to events.jsonl."""
@@ -90,8 +102,21 @@ class Record:
             "first_fault": None,
             **more,
         }
-        self._run.append(EVENTS, [row])
+        self.saved += self._metrics.flush(now=True)
+        self._events.add([row])
+        self._events.flush(now=True)
         self.events.append(row)
+
+    def document(self, name: str, value: Any) -> None:
+        """Replace a JSON document. Storage that refuses it is left alone for a while: the next one may be taken."""
+        if time.monotonic() - self._refused < PAUSE:
+            return
+        try:
+            self._run.write_json(name, value)
+        except Exception as error:
+            if not storage_failed(error):
+                raise
+            self._refused = time.monotonic()
 
     def track(self) -> None:
         """Begin to copy the run to MLflow; from here on it is known to be one that can run."""
@@ -104,12 +129,36 @@ class Record:
         return max(began, self.events[-1]["time"])
 
     def take(self, rows: Sequence[Row]) -> None:
-        """Add the rows that a gang reported to metrics.jsonl."""
+        """Add the rows that a gang reported to metrics.jsonl; called often, since it also writes what has waited."""
+        self._metrics.add(rows)
+        self.recent.extend(rows)
+        self.saved += self._metrics.flush()
+        self._events.flush()
         if rows:
-            self._run.append(METRICS, rows)
-            self.recent.extend(rows)
-            self.saved += len(rows)
             self.tracker.rows(rows)
+
+    def settle(self) -> None:
+        """Have everything stored. Raises OSError, in words, if storage refuses it."""
+        self._metrics.settle(PATIENCE)
+        self._events.settle(PATIENCE)
+
+    def note_save(self, outcome: dict[str, Any]) -> str:
+        """What is to be told of a save that has ended; empty for one that went well, as the ones before."""
+        if outcome["state"] == "failed":
+            self._failing = (self._failing[0] if self._failing else time.time(), outcome["reason"])
+            return f"the save at step {outcome['step']} failed: {outcome['reason']}"
+        told = f"saving resumes with the commit at step {outcome['step']}" if self._failing else ""
+        self._failing = None
+        return told
+
+    def unsaved(self, now: float) -> str:
+        """That saves have failed for as long as the job allows, in words; empty if not."""
+        since, why = self._failing or (now, "")
+        if now - since < self._spec.limits.unsaved:
+            return ""
+        return (
+            f"limits.unsaved is reached: every save has failed for {now - since:.0f} s, the last one: {why}"
+        )
 
     def use_holders(self, token: str, addresses: Sequence[str]) -> None:
         """Look for commits in the memory of these holders first."""
@@ -138,8 +187,8 @@ class Record:
             with contextlib.suppress(OSError) if store is self._peers else contextlib.nullcontext():
                 store.rewind(step if commit else -1)
         told = commit.meta["rows"] if commit else []
-        rows = [row for row in by_step([*self._run.rows(METRICS), *told]) if row["step"] <= step]
-        self._run.replace_rows(METRICS, rows)
+        rows = [row for row in by_step([*self._metrics.all(), *told]) if row["step"] <= step]
+        self._metrics.exchange(rows)
         self.recent.clear()
         self.recent.extend(rows)
         self.saved = 0
@@ -148,7 +197,7 @@ class Record:
 
     def beyond(self, step: int) -> list[Row]:
         """Rows of steps after that one."""
-        return [row for row in self._run.rows(METRICS) if row["step"] > step]
+        return [row for row in self._metrics.all() if row["step"] > step]
 
     def spent(self, now: float) -> tuple[float, float]:
         """Hours and USD of the whole job so far; counted now and then, and only where there is a ceiling."""

@@ -57,6 +57,7 @@ def run(
     if (finished := finished_summary(run_dir)) and finished["state"] == "done":
         check_same_run(spec, run_dir)
         return Outcome(DONE, finished, f"{run_dir.uri} is finished: nothing to do")
+    check_places(spec, run_dir)
     check(spec)
     check_same_run(spec, run_dir)
     if until is not None and until > spec.train.steps:
@@ -132,6 +133,20 @@ def check(spec: JobSpec) -> None:
     prices.load(spec.limits.prices)
     if spec.checkpoint.export_to:
         check_target(spec.checkpoint.export_to)
+
+
+def check_places(spec: JobSpec, run_dir: RunDir) -> None:
+    """Refuse places that only one process would see. Raises InputError."""
+    places = {
+        "--run-dir": run_dir.uri,
+        **{f"data.sources.{n}.uri": source.uri for n, source in enumerate(spec.data.sources)},
+        "data.cache": spec.data.cache,
+        "checkpoint.export_to": spec.checkpoint.export_to,
+    }
+    for where, uri in places.items():
+        if (uri or "").startswith("memory://"):
+            what = f"{uri} is the memory of one process, and a run has several"
+            raise InputError(what, where, "give a folder that all nodes see, or a store such as s3://")
 
 
 def check_same_run(spec: JobSpec, run_dir: RunDir) -> None:

@@ -14,18 +14,26 @@ import json
 import os
 import posixpath
 import time
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ParamSpec, TypeVar
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from orchestrator.checkpoint.objects import open_filesystem, publish_object
+from orchestrator.checkpoint.retry import Retry
 from orchestrator.errors import InputError
 
 Row = dict[str, Any]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 ALIVE = 15.0
 """Seconds since its last status after which a controller on another machine is taken for dead."""
+REMOTE_TIMEOUT = 15.0
+"""Seconds that a remote store may stay silent before a call counts as failed."""
+RETRY = Retry(attempts=5, first=0.1, cap=3.0, deadline=30.0)
+"""Bounds of every call to a remote store: rows, which can wait, are tried again later."""
 LOCK_TIMEOUT = 20.0
 """Seconds for the processes of a killed command to be gone."""
 
@@ -41,6 +49,9 @@ class RunDir:
             raise InputError(f"the run directory cannot be opened ({error})", uri, mend) from None
         self.local = isinstance(self.fs, LocalFileSystem)
         self.uri = self.path if self.local else uri.rstrip("/")
+        if not self.local and "::" not in uri:
+            self.fs = open_filesystem(uri, REMOTE_TIMEOUT)
+        self._next: dict[str, int] = {}
 
     @property
     def name(self) -> str:
@@ -54,10 +65,10 @@ class RunDir:
     def create(self) -> None:
         """Make the directory and prove that it can be written. Raises InputError."""
         try:
-            self.fs.makedirs(self.path, exist_ok=True)
+            self._call(self.fs.makedirs, self.path, exist_ok=True)
             probe = self._path(f".probe-{os.getpid()}")
-            self.fs.pipe_file(probe, b"")
-            self.fs.rm_file(probe)
+            self._call(self.fs.pipe_file, probe, b"")
+            self._call(self.fs.rm_file, probe)
         except Exception as error:  # every fsspec backend raises its own kind
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise InputError(
@@ -66,12 +77,12 @@ class RunDir:
 
     def exists(self, name: str) -> bool:
         """Whether a document of that name is there."""
-        return bool(self.fs.isfile(self._path(name)))
+        return bool(self._call(self.fs.isfile, self._path(name)))
 
     def read_text(self, name: str) -> str | None:
         """A document, or None if there is none."""
         try:
-            return str(self.fs.cat_file(self._path(name)).decode())
+            return str(self._call(self.fs.cat_file, self._path(name)).decode())
         except (FileNotFoundError, NotADirectoryError):
             return None
         except Exception as error:  # every fsspec backend raises its own kind
@@ -84,14 +95,19 @@ class RunDir:
         """Replace a document whole: a reader sees the old one or the new one."""
         path = self._path(name)
         if not self.local:
-            self.fs.pipe_file(path, text.encode())
+            self._call(self.fs.pipe_file, path, text.encode())
             return
         draft = f"{path}.{os.getpid()}.tmp"
-        with open(draft, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
+        try:
+            with open(draft, "w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, path)
+        except OSError:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(draft)
+            raise
 
     def read_json(self, name: str) -> Any:
         """A JSON document, or None if there is none."""
@@ -108,13 +124,13 @@ class RunDir:
     def remove(self, name: str) -> None:
         """Remove a document or rows. Raises OSError."""
         for path in self._parts(name) if not self.local else [self._path(name)]:
-            self.fs.rm_file(path)
+            self._call(self.fs.rm_file, path)
 
     def rows(self, name: str) -> list[Row]:
         """All rows of `name`, oldest first."""
         rows = []
         for part in self._parts(name):
-            for line in self.fs.cat_file(part).decode(errors="replace").splitlines():
+            for line in self._call(self.fs.cat_file, part).decode(errors="replace").splitlines():
                 try:
                     rows.append(json.loads(line))
                 except ValueError:
@@ -122,23 +138,12 @@ class RunDir:
         return rows
 
     def append(self, name: str, rows: Iterable[Row]) -> None:
-        """Add rows. They are on disk, or in the store, when this returns."""
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        if not text:
-            return
-        if not self.local:
-            parts = self._parts(name)
-            number = int(parts[-1].rsplit("-", 1)[1]) + 1 if parts else 0
-            self.fs.pipe_file(f"{self._path(name)}/part-{number:08d}", text.encode())
-            return
-        with open(self._path(name), "ab+") as file:
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":
-                    text = "\n" + text  # a crash tore the last row: leave it alone on its line
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
+        """Add rows. They are on disk, or in the store, when this returns; if it raises, none of them is on a disk."""
+        data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        if data and not self.local:
+            self._add_part(name, data)
+        elif data:
+            self._extend(name, data)
 
     def replace_rows(self, name: str, rows: Iterable[Row]) -> None:
         """Exchange all rows for these."""
@@ -147,11 +152,46 @@ class RunDir:
             self.write_text(name, text)
             return
         old = self._parts(name)
-        number = int(old[-1].rsplit("-", 1)[1]) + 1 if old else 0
+        self._next[name] = _number(old[-1]) + 1 if old else 0
         # The new part goes first; a crash before the removals leaves duplicates, which readers settle by step.
-        self.fs.pipe_file(f"{self._path(name)}/part-{number:08d}", text.encode())
+        self._add_part(name, text.encode())
         for part in old:
-            self.fs.rm_file(part)
+            self._call(self.fs.rm_file, part)
+
+    def _extend(self, name: str, data: bytes) -> None:
+        with open(self._path(name), "ab+", buffering=0) as file:
+            size = file.tell()
+            if size:
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    data = b"\n" + data  # a crash tore the last row: leave it alone on its line
+            view = memoryview(data)
+            try:
+                while view:
+                    view = view[file.write(view) or 0 :]
+                os.fsync(file.fileno())
+            except OSError:  # a full disk takes a part; none of it may stay, since all will be written again
+                file.truncate(size)
+                raise
+
+    def _add_part(self, name: str, data: bytes) -> None:
+        """Write the next part. There is one writer, so its number is known from the last one, without a listing."""
+        if name not in self._next:
+            parts = self._parts(name)
+            self._next[name] = _number(parts[-1]) + 1 if parts else 0
+        while True:
+            path = f"{self._path(name)}/part-{self._next[name]:08d}"
+            try:
+                self._call(publish_object, self.fs, path, data)
+            except FileExistsError:
+                # Ours, if the answer to an earlier try was lost; what has come since then is still to be written.
+                standing = self._call(self.fs.cat_file, path)
+                data = data.removeprefix(standing)
+                if data:
+                    self._next[name] += 1
+                    continue
+            self._next[name] += 1
+            return
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -194,12 +234,20 @@ class RunDir:
     def _path(self, name: str) -> str:
         return posixpath.join(self.path, name)
 
+    def _call(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """A call to storage, tried again within bounds if it is remote."""
+        return call(*args, **kwargs) if self.local else RETRY(call, *args, **kwargs)
+
     def _parts(self, name: str) -> list[str]:
         path = self._path(name)
         if self.local:
             return [path] if os.path.exists(path) else []
         self.fs.invalidate_cache(path)
         try:
-            return sorted(p for p in self.fs.ls(path, detail=False) if "/part-" in p)
+            return sorted(p for p in self._call(self.fs.ls, path, detail=False) if "/part-" in p)
         except FileNotFoundError:
             return []
+
+
+def _number(part: str) -> int:
+    return int(part.rsplit("-", 1)[1])

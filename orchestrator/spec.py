@@ -7,8 +7,6 @@ one `InputError` line. Importable without torch or ray.
 from __future__ import annotations
 
 import json
-import os
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -193,9 +191,18 @@ class CheckpointSpec(_Model):
     """When to commit and what to keep."""
 
     every: Positive = Field(default=100, description="steps between commits")
-    keep: Positive = Field(default=3, description="commits that stay")
-    snapshot_every: Positive | None = Field(
-        default=None, description="steps between snapshots into the memory of other nodes; none if unset"
+    keep: Positive = Field(default=3, description="newest commits that stay")
+    keep_every: Positive | None = Field(
+        default=None, description="commits whose step is a multiple of this stay too"
+    )
+    keep_best: bool = Field(
+        default=False,
+        description="so does the one with the least training loss, a mean over the steps since the commit before",
+    )
+    snapshot_every: Positive | Literal["auto"] | None = Field(
+        default="auto",
+        description="steps between snapshots into the memory of other nodes; auto is every step as far as they cost "
+        "one hundredth of the time, where there are several nodes and their memory suffices",
     )
     export: Literal["hf"] | None = Field(default="hf", description="format of the exported model")
     export_at: Literal["end", "commit"] = Field(
@@ -204,6 +211,15 @@ class CheckpointSpec(_Model):
     export_to: str | None = Field(
         default=None, description="folder or URI of the export; <run>/export if unset"
     )
+
+    @model_validator(mode="after")
+    def what_is_kept_is_committed(self) -> CheckpointSpec:
+        if self.keep_every is not None and self.keep_every % self.every:
+            raise ValueError(
+                f"keep_every {self.keep_every} is no multiple of every {self.every}, so that few of those steps "
+                "are committed; change one of them"
+            )
+        return self
 
 
 class TrackingSpec(_Model):
@@ -228,6 +244,9 @@ class LimitSpec(_Model):
     restarts: Count = Field(default=10, description="failures allowed within restart_window")
     restart_window: float = Field(default=3600.0, gt=0, description="seconds")
     wait: float = Field(default=600.0, gt=0, description="seconds to wait for the smallest gang")
+    unsaved: float = Field(
+        default=3600.0, gt=0, description="seconds to train on while every save fails; then the run stops"
+    )
 
 
 class JobSpec(_Model):
@@ -302,34 +321,3 @@ def dump(spec: JobSpec) -> str:
 def schema() -> str:
     """The JSON Schema of the job file."""
     return json.dumps(JobSpec.model_json_schema(), indent=2)
-
-
-def resolve_paths(spec: JobSpec, base: Path) -> JobSpec:
-    """The same job with relative local paths made absolute against `base`, so that any node reads them alike."""
-    sources = [s.model_copy(update={"uri": absolute(s.uri, base)}) for s in spec.data.sources]
-    tokenizer = spec.data.tokenizer
-    if isinstance(tokenizer, str):
-        tokenizer = absolute(tokenizer, base)
-    cache = spec.data.cache and absolute(spec.data.cache, base)
-    target = spec.checkpoint.export_to and absolute(spec.checkpoint.export_to, base)
-    prices = spec.limits.prices and absolute(spec.limits.prices, base)
-    model = spec.workload.model
-    if model.startswith("hf:"):
-        model = "hf:" + absolute(model[3:], base)
-    tracking = spec.tracking
-    if tracking and (match := re.fullmatch(r"sqlite:///([^/].*)", tracking.uri)):
-        tracking = tracking.model_copy(update={"uri": f"sqlite:///{base / match[1]}"})
-    return spec.model_copy(
-        update={
-            "data": spec.data.model_copy(update={"sources": sources, "tokenizer": tokenizer, "cache": cache}),
-            "workload": spec.workload.model_copy(update={"model": model}),
-            "tracking": tracking,
-            "checkpoint": spec.checkpoint.model_copy(update={"export_to": target}),
-            "limits": spec.limits.model_copy(update={"prices": prices}),
-        }
-    )
-
-
-def absolute(uri: str, base: Path) -> str:
-    """`uri` itself if it names a protocol, else an absolute path under `base`."""
-    return uri if "://" in uri or "::" in uri else os.path.normpath(base / uri)

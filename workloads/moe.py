@@ -14,16 +14,21 @@ from workloads.feedforward import FeedForward
 from workloads.layers import activation
 from workloads.parts import MoE
 
+KERNEL = (torch.float32, torch.bfloat16, torch.float16)
+"""Types that the grouped kernel takes."""
+
 
 class Routes(NamedTuple):
     """Where tokens go: weights and experts are [B, L, top_k]; a dropped token has expert -1.
 
-    extra is the weighted balancing and z-loss in units of the mean loss, fp32 scalar.
+    extra is the weighted balancing and z-loss in units of the mean loss, fp32 scalar. entropy [2] is the sum over
+    tokens of the entropy of their scores, in nats, and how many tokens they are; detached.
     """
 
     weights: Tensor
     experts: Tensor
     extra: Tensor
+    entropy: Tensor
 
 
 class Router(nn.Module):
@@ -52,7 +57,7 @@ class Router(nn.Module):
         if self.moe.normalise:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
         extra = self._extra(logits, scores, experts)
-        return Routes(weights * self.moe.scale, self._within_capacity(experts), extra)
+        return Routes(weights * self.moe.scale, self._within_capacity(experts), extra, _entropy(scores))
 
     def _among_groups(self, choice: Tensor) -> Tensor:
         """Only experts of the best groups stay; a group is as good as its two best experts."""
@@ -96,6 +101,13 @@ class Router(nn.Module):
         return extra
 
 
+@torch.no_grad()
+def _entropy(scores: Tensor) -> Tensor:
+    shares = scores / scores.sum(-1, keepdim=True)
+    total = torch.special.entr(shares).sum()
+    return torch.stack((total, torch.full_like(total, scores.shape[0] * scores.shape[1])))
+
+
 class Experts(nn.Module):
     """All experts' feed-forward as stacked weights [experts, out, in].
 
@@ -122,7 +134,12 @@ class Experts(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """Routed experts and optional shared ones. `load` sums the tokens each expert got since `update`."""
+    """Routed experts and optional shared ones.
+
+    `load` sums the tokens each expert got in training since `update`. `seen` sums, since someone took it, what
+    routing is judged by, float64 [experts + 3]: choices dropped, choices of each expert, entropy, tokens. It may
+    count a token twice (recomputation does), so only ratios of it say something.
+    """
 
     def __init__(self, config: TransformerConfig, moe: MoE) -> None:
         super().__init__()
@@ -132,6 +149,7 @@ class MixtureOfExperts(nn.Module):
         self.shared = FeedForward(config, moe.shared * moe.intermediate) if moe.shared else None
         # No buffer: it is no state of the run, and a buffer would be lost when built on the meta device.
         self.load: Tensor | None = None
+        self.seen: Tensor | None = None
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """[B, L, hidden] to the same, and the extra loss of the router."""
@@ -143,13 +161,16 @@ class MixtureOfExperts(nn.Module):
         if self.moe.capacity_factor is not None:
             # Dropped tokens have expert -1 and sort first. Without a capacity this wait for the count is saved.
             order = order[counts[0] :]
+        if self.training:
+            seen = torch.cat((counts.double(), routes.entropy.double()))
+            self.seen = seen if self.seen is None else self.seen + seen
         counts = counts[1:]
         rows = self.experts(flat[order // self.moe.top_k], counts)
         # Every row has its own place, so that the sum over a token's experts is in a fixed order on any device.
         placed = rows.new_zeros(len(experts), rows.shape[-1]).index_copy(0, order, rows)
         weights = routes.weights.to(rows.dtype).unsqueeze(-1)
         mixed = (placed.view(*routes.weights.shape, -1) * weights).sum(2)
-        if self.moe.bias_rate is not None:
+        if self.moe.bias_rate is not None and self.training:
             self.load = counts if self.load is None else self.load + counts
         return (mixed if self.shared is None else mixed + self.shared(hidden)), routes.extra
 
@@ -171,7 +192,9 @@ def grouped_linear(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
         dtype = torch.get_autocast_dtype(rows.device.type)
         rows, weight = rows.to(dtype), weight.to(dtype)
     aligned = all(size * weight.element_size() % 16 == 0 for size in weight.shape[1:])
-    if aligned and weight.dtype in (torch.float32, torch.bfloat16, torch.float16):
+    # torch 2.13 compiles the grouped kernel in bf16 alone.
+    usable = (torch.bfloat16,) if torch.compiler.is_compiling() else KERNEL
+    if aligned and weight.dtype in usable:
         ends = counts.cumsum(0).to(torch.int32)
         return F.grouped_mm(rows, weight.transpose(-2, -1), offs=ends)
     # The grouped kernel takes neither fp64 nor rows that are no multiple of 16 bytes.

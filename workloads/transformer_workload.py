@@ -87,6 +87,16 @@ class TransformerWorkload:
                     )
                 module.update(reduce(load))
 
+    def routing(self, model: nn.Module) -> Mapping[str, Tensor]:
+        """See Workload.routing."""
+        found = {}
+        for name, module in model.named_modules():
+            if isinstance(module, MixtureOfExperts):
+                if module.seen is not None:
+                    found[f"{name}.router.weight"] = module.seen
+                module.seen = None
+        return found
+
     def sharding(self) -> Mapping[str, str]:
         """See Workload.sharding. 'heads' marks norms inside a head: their weight is whole on every rank, but
         a rank sees only its heads, so its gradient is to be summed over the tensor-parallel group.

@@ -121,6 +121,13 @@ class Workload(Protocol):
     def balance(self, model: nn.Module, reduce: Callable[[Tensor], Tensor] = ...) -> None:
         """Move the routers' biases after an optimiser step; `reduce` sums loads over data-parallel ranks."""
 
+    def routing(self, model: nn.Module) -> Mapping[str, Tensor]:
+        """By the name of each router's weight, what this model's routers did in training since the last call.
+
+        float64 [experts + 3]: choices dropped, choices of each expert, the sum of the entropies of the tokens' scores
+        in nats, tokens. They add over ranks; only their ratios say something.
+        """
+
     def sharding(self) -> Mapping[str, str]:
         """fnmatch pattern of a module name -> 'column', 'row', 'vocab', 'sequence', 'heads' or 'expert'.
 

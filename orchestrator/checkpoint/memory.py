@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,22 @@ import torch
 from orchestrator.checkpoint.pieces import Piece
 
 ALIGN = 64
+
+
+@contextlib.contextmanager
+def _copying(on_device: bool) -> Iterator[None]:
+    """Copies within go over a stream of their own, after what the device was asked before; they are done at the end.
+
+    The step waits for these copies, and not for what other streams have to do, such as reading the next batch.
+    """
+    if not on_device:
+        yield
+        return
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+    stream.synchronize()
 
 
 class SharedBuffer:
@@ -42,11 +59,10 @@ class SharedBuffer:
             size += -(-count // ALIGN) * ALIGN
         on_device = any(piece.data.is_cuda for piece in pieces)
         self._grow(max(size, ALIGN), on_device)
-        for piece, (*_, at, count) in zip(pieces, entries, strict=True):
-            target = self._bytes[at : at + count].view(piece.data.dtype).view(piece.data.shape)
-            target.copy_(piece.data.detach(), non_blocking=True)
-        if on_device:
-            torch.cuda.synchronize()
+        with _copying(on_device):
+            for piece, (*_, at, count) in zip(pieces, entries, strict=True):
+                target = self._bytes[at : at + count].view(piece.data.dtype).view(piece.data.shape)
+                target.copy_(piece.data.detach(), non_blocking=True)
         return {"bytes": max(size, ALIGN), "pieces": entries}
 
     def close(self) -> None:

@@ -14,25 +14,52 @@ from orchestrator.checkpoint.backends import Buffers
 PART_BYTES = 32 << 20
 
 
+def open_filesystem(uri: str, timeout: float) -> Any:
+    """The fsspec file system of a remote URI: nothing is cached, every call is bounded, and the caller retries.
+
+    Raises ValueError or ImportError for a protocol that cannot be used.
+    """
+    protocol = uri.split("://", 1)[0]
+    options: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": protocol in ("s3", "s3a")}
+    if protocol in ("s3", "s3a"):
+        options["config_kwargs"] = {
+            "connect_timeout": min(10.0, timeout),
+            "read_timeout": timeout,
+            "retries": {"total_max_attempts": 1},
+        }
+    fs: Any = fsspec.filesystem(protocol, **options)
+    if protocol in ("s3", "s3a"):
+        fs.retries = 1
+    return fs
+
+
+def publish_object(fs: Any, path: str, data: bytes) -> None:
+    """Make an object where there is none. Raises FileExistsError where one stands."""
+    try:
+        fs.pipe_file(path, data, mode="create")
+    except FileExistsError:
+        raise
+    except OSError as error:
+        # s3fs says EINVAL for 412, "precondition failed"
+        if error.errno != errno.EINVAL or not _stands(fs, path):
+            raise
+        raise FileExistsError(errno.EEXIST, "the object exists", path) from error
+
+
+def _stands(fs: Any, path: str) -> bool:
+    try:
+        return bool(fs.info(path)["type"] == "file")
+    except FileNotFoundError:
+        return False
+
+
 class ObjectBackend:
     """Any other fsspec file system: an object appears whole when its put is done, and is then durable."""
 
     def __init__(self, uri: str, timeout: float) -> None:
         protocol = uri.split("://", 1)[0]
         self._has_folders = protocol not in ("s3", "s3a", "gs", "gcs", "az", "abfs")
-        options: dict[str, Any] = {
-            "use_listings_cache": False,
-            "skip_instance_cache": protocol in ("s3", "s3a"),
-        }
-        if protocol in ("s3", "s3a"):
-            options["config_kwargs"] = {
-                "connect_timeout": min(10.0, timeout),
-                "read_timeout": timeout,
-                "retries": {"total_max_attempts": 1},
-            }
-        self.fs: Any = fsspec.filesystem(protocol, **options)
-        if protocol in ("s3", "s3a"):
-            self.fs.retries = 1  # the caller retries
+        self.fs: Any = open_filesystem(uri, timeout)
         self.root = self.fs._strip_protocol(uri).rstrip("/")
 
     def _path(self, path: str) -> str:
@@ -71,15 +98,7 @@ class ObjectBackend:
         file.close()
 
     def publish(self, path: str, data: bytes) -> None:
-        try:
-            self.fs.pipe_file(self._path(path), data, mode="create")
-        except FileExistsError:
-            raise
-        except OSError as error:
-            # s3fs says EINVAL for 412, "precondition failed"
-            if error.errno != errno.EINVAL or not self._stands(path):
-                raise
-            raise FileExistsError(errno.EEXIST, "the object exists", path) from error
+        publish_object(self.fs, self._path(path), data)
 
     def replace(self, path: str, data: bytes) -> None:
         self.fs.pipe_file(self._path(path), data)
@@ -95,9 +114,3 @@ class ObjectBackend:
             # some refuse a folder that is not empty, some one that was never made
             with contextlib.suppress(OSError, NotImplementedError):
                 self.fs.rmdir(self._path(folder))
-
-    def _stands(self, path: str) -> bool:
-        try:
-            return bool(self.fs.info(self._path(path))["type"] == "file")
-        except FileNotFoundError:
-            return False

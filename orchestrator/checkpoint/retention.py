@@ -10,6 +10,9 @@ from orchestrator.checkpoint.manifest import FOLDER, MANIFEST, CorruptCommit, Ma
 if TYPE_CHECKING:
     from orchestrator.checkpoint.store import Store
 
+BEST = ("loss", "min")
+"""What makes a commit of a run the best one: the value in its manifest under this key."""
+
 
 def prune(store: Store, keep: int, every: int | None, best: tuple[str, str] | None) -> list[int]:
     """See `Store.prune`."""
@@ -23,7 +26,11 @@ def prune(store: Store, keep: int, every: int | None, best: tuple[str, str] | No
     }
     if best is not None:
         key, sign = best[0], {"min": 1, "max": -1}[best[1]]
-        rated = [(sign * commit.meta[key], step) for step, commit in sound.items() if key in commit.meta]
+        rated = [
+            (sign * commit.meta[key], step)
+            for step, commit in sound.items()
+            if commit.meta.get(key) is not None
+        ]
         stay |= {min(rated)[1]} if rated else set()
     gone = [step for step in _present(sizes) if step < newest and step not in stay]
     for step in gone:

@@ -23,7 +23,16 @@ def transient(error: BaseException) -> bool:
     """Whether a storage error may pass: a lost connection, a timeout, a server that is busy or broken."""
     if isinstance(error, OSError):
         return error.errno not in PERMANENT and not isinstance(error, FileNotFoundError | FileExistsError)
-    # botocore and aiohttp have their own trees, told apart by module so that neither need be imported
+    return _is_foreign(error)
+
+
+def storage_failed(error: BaseException) -> bool:
+    """Whether an error is of storage, for now or for good, and not of the program."""
+    return isinstance(error, OSError) or _is_foreign(error)
+
+
+def _is_foreign(error: BaseException) -> bool:
+    """botocore and aiohttp have their own trees, told apart by module so that neither need be imported."""
     return type(error).__module__.split(".")[0] in ("aiobotocore", "aiohttp", "botocore", "urllib3")
 
 

@@ -10,7 +10,7 @@ import typer
 from orchestrator.cli.options import Job, Json, Set, emit, job_of, table
 
 if TYPE_CHECKING:
-    from orchestrator.chaos import Verdict
+    from orchestrator.verdict import Verdict
 
 
 def register(app: typer.Typer) -> None:
@@ -40,6 +40,7 @@ def chaos(
     from rich.console import Console
 
     from orchestrator import chaos as breaking
+    from orchestrator.verdict import to_json
 
     spec = job_of(job, overrides)
     disturbed = breaking.expand(fault or [], randoms, seed, spec)
@@ -56,7 +57,7 @@ def chaos(
     told: list[Verdict | str] = []
     verdicts = breaking.chaos(spec, runs.absolute(), disturbed, tell)
     if as_json:
-        emit(breaking.to_json(verdicts))
+        emit(to_json(verdicts))
     else:
         _show(verdicts)
     return 0 if all(verdict.held for verdict in verdicts) else 1

@@ -64,7 +64,7 @@ def export(
 ) -> None:
     """Write a commit as a folder that transformers loads, and check that both agree."""
     from orchestrator.export import export as write
-    from orchestrator.spec import absolute
+    from orchestrator.paths import absolute
 
     run, _ = existing_run(run_dir)
     manifest = _chosen(_store(run_dir), step)
@@ -80,7 +80,12 @@ def export(
 
 def prune(run_dir: Run, keep: Annotated[int, typer.Option(min=1, help="commits that stay")] = 1) -> None:
     """Remove all but the newest commits."""
-    removed = _store(run_dir).prune(keep)
+    from orchestrator.checkpoint.retention import BEST
+    from orchestrator.checkpoint.store import Store
+
+    run, spec = existing_run(run_dir)
+    best = BEST if spec.checkpoint.keep_best else None
+    removed = Store(run.at("checkpoints")).prune(keep, spec.checkpoint.keep_every, best)
     print(f"removed steps {', '.join(map(str, removed)) or 'none'}")
 
 

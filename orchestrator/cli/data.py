@@ -67,7 +67,7 @@ def inspect(
 ) -> None:
     """Show what prepared data holds."""
     from orchestrator.data.summary import inspect as look
-    from orchestrator.spec import absolute
+    from orchestrator.paths import absolute
 
     found = look(absolute(data, Path.cwd()))
     if as_json:

@@ -43,15 +43,16 @@ Priority = Annotated[
 
 def job_of(path: Path, overrides: list[str] | None) -> JobSpec:
     """The job file with its overrides, relative paths made absolute against the current folder."""
-    from orchestrator.spec import load, resolve_paths
+    from orchestrator.paths import resolve_paths
+    from orchestrator.spec import load
 
     return resolve_paths(load(path, overrides or ()), Path.cwd())
 
 
 def run_of(spec: JobSpec, run_dir: str | None) -> RunDir:
     """The run directory that a command names, or the job's own."""
+    from orchestrator.paths import absolute
     from orchestrator.rundir import RunDir
-    from orchestrator.spec import absolute
 
     return RunDir(absolute(run_dir or f"{RUNS}/{spec.name}", Path.cwd()))
 
@@ -60,8 +61,9 @@ def existing_run(run_dir: str) -> tuple[RunDir, JobSpec]:
     """A run directory that is there, and its job. Raises InputError."""
     import yaml
 
+    from orchestrator.paths import absolute
     from orchestrator.rundir import RunDir
-    from orchestrator.spec import absolute, parse
+    from orchestrator.spec import parse
 
     run = RunDir(absolute(run_dir, Path.cwd()))
     text = run.read_text("job.yaml")

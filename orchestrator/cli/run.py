@@ -214,7 +214,8 @@ def _faults(texts: list[str]) -> tuple[str, ...]:
 def _where_next(run_dir: str, tracking: str | None, summary: dict[str, Any]) -> None:
     import os
 
-    shown = os.path.relpath(run_dir) if os.path.isabs(run_dir) else run_dir
+    near = os.path.relpath(run_dir) if os.path.isabs(run_dir) else run_dir
+    shown = run_dir if near.startswith("..") else near
     say = _say
     if summary.get("sample"):
         say("\nThe model says:\n  " + summary["sample"].strip().replace("\n", "\n  ") + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,14 +12,32 @@ import torch.distributed as dist
 from orchestrator.data.receipt import add
 
 
-def agree(digest: int, stop: bool, failures: int = 0) -> tuple[int, bool, int]:
-    """The sum of all ranks' digests, as `receipt.add` makes it, whether any rank was asked to stop, and the most
-    saves in a row that failed on any rank."""
-    mine = torch.tensor([digest, int(stop), failures], dtype=torch.int64)
-    everyone = torch.empty(dist.get_world_size() * 3, dtype=torch.int64)
+@dataclass(frozen=True)
+class Agreed:
+    """What holds for all ranks alike: the sum of their digests, as `receipt.add` makes it, whether any was asked to
+    stop, the most saves in a row that failed on any, whether all are ready for a snapshot, and the seconds that each
+    worked by itself."""
+
+    digest: int
+    stop: bool
+    failures: int
+    ready: bool
+    busy: tuple[float, ...]
+
+
+def agree(digest: int, stop: bool, failures: int = 0, ready: bool = True, busy: float = 0.0) -> Agreed:
+    """Every rank says the same of itself, and hears what holds for all."""
+    mine = torch.tensor([digest, int(stop), failures, int(ready), int(busy * 1e6)], dtype=torch.int64)
+    everyone = torch.empty(dist.get_world_size() * len(mine), dtype=torch.int64)
     dist.all_gather_single(everyone, mine)
-    values = everyone.tolist()
-    return add(values[0::3]), any(values[1::3]), max(values[2::3])
+    digests, stops, failed, readies, busies = everyone.view(-1, len(mine)).T.tolist()
+    return Agreed(
+        add(digests),
+        any(stops),
+        max(failed),
+        all(readies),
+        tuple(microseconds / 1e6 for microseconds in busies),
+    )
 
 
 def gather_json(value: Any) -> list[Any]:

@@ -6,6 +6,7 @@ into the memory of other nodes too, as often as the job asks.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import asdict
 from typing import Any
@@ -15,16 +16,22 @@ from orchestrator.checkpoint.committer import Outcome, Retention
 from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.checkpoint.replicas import peer_store
+from orchestrator.checkpoint.retention import BEST
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.store import Store
 from orchestrator.layout import Layout
 from orchestrator.rundir import Row
-from orchestrator.spec import JobSpec
+from orchestrator.spec import CheckpointSpec, JobSpec
+from orchestrator.train.agree import Agreed, agree
 from orchestrator.train.engine import Engine
 from orchestrator.train.task import Task
 
 SETTLE_TIMEOUT = 300.0
 """Seconds that the end of a task waits for its last commit to be written."""
+SHARE = 0.01
+"""Of a rank's time, what snapshots may take where the job leaves their number open."""
+RETRY_EVERY = 2.0
+"""Seconds between tries of the last commit."""
 LONGEST_PAUSE = 8
 """Commits that are left out at most after a failed one, before storage is tried again."""
 
@@ -40,23 +47,24 @@ class Commits:
         self._saved = task.restore or 0
         self._skip = 0
         self._outcomes: list[Outcome] = []
+        self._snapped, self._cost = 0.0, 0.0  # when the last snapshot was taken, and what it took
+        self._losses: list[float] = []  # of the steps since the last save to the store
         self._latest = (-1, "")  # step of the last save that ended, and why it failed
         self.failures = 0
 
     def open(self, step: int) -> tuple[Manifest, Reader]:
         """The commit of that step and its tensors: from the memory of peers if they have it whole, else the store."""
-        for store in [self._peers, self._store]:
-            if store is not None and step in store.steps():
-                manifest = store.manifest(step)
-                return manifest, store.reader(manifest)
+        if self._peers is not None:
+            with contextlib.suppress(OSError):  # nodes that are gone: the store has it
+                held = self._peers.latest(step, deep=False)
+                if held is not None and held.step == step:
+                    return held, self._peers.reader(held)
         manifest = self._store.manifest(step)
         return manifest, self._store.reader(manifest)
 
     def __enter__(self) -> Commits:
         if self._task.commit:
-            seat = self._link.seat
-            retention = Retention(keep=self._spec.checkpoint.keep)
-            self._saver = Saver(self._store, seat.rank, seat.world, peers=self._peers, retention=retention)
+            self._saver = self._open_saver()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -64,15 +72,20 @@ class Commits:
             self._saver.close(SETTLE_TIMEOUT if kind is None else 0.0)
             self._saver = None
 
-    def after_step(self, progress: dict[str, Any], row: Row | None, failures: int, final: bool) -> float:
-        """Save if it is due. Returns the seconds that the step was held up.
+    @property
+    def ready(self) -> bool:
+        """Whether the next snapshot would keep within SHARE of this rank's time."""
+        return time.monotonic() - self._snapped >= self._cost / SHARE
 
-        `failures` is the most saves in a row that failed on any rank, so that all ranks pause alike.
-        """
+    def after_step(self, progress: dict[str, Any], row: Row | None, agreed: Agreed, final: bool) -> float:
+        """Save if it is due. Returns the seconds that the step was held up."""
         checkpoint, step = self._spec.checkpoint, progress["step"]
-        durable = final or (step % checkpoint.every == 0 and not self._pausing(failures))
+        self._losses += [row["loss"]] if row else []
+        durable = final or (step % checkpoint.every == 0 and not self._pausing(agreed.failures))
         every = checkpoint.snapshot_every
-        snapshot = self._peers is not None and every is not None and step % every == 0
+        snapshot = self._peers is not None and (
+            agreed.ready if every == "auto" else every is not None and step % every == 0
+        )
         if self._saver is None or not (durable or snapshot):
             return 0.0
         return self._save(progress, row, durable)
@@ -85,19 +98,40 @@ class Commits:
         return [asdict(outcome) for outcome in ended]
 
     def settle(self, progress: dict[str, Any]) -> None:
-        """Make sure of a commit of this state. Raises OSError, in words, if there is none."""
+        """Make sure of a commit of this state, tried until there is one or storage has failed for too long.
+
+        Raises OSError, in words, if there is none.
+        """
         if self._saver is None:
             return
-        step = progress["step"]
-        if self._saved != step:
-            self._save(progress, None, durable=True)
-        self._link.waiting(True)
-        self._note(self._saver.close(SETTLE_TIMEOUT))
+        step, restored = progress["step"], self._task.restore
+        patience = min(SETTLE_TIMEOUT, self._spec.limits.unsaved)
+        end, late, failures, tries = time.monotonic() + patience, False, 1, 0
+        while failures and not late:
+            if self._saved != step:
+                self._save(progress, None, durable=True)
+            self._link.waiting(True)
+            assert self._saver is not None
+            self._note(self._saver.close(SETTLE_TIMEOUT))
+            self._saver = None
+            # Rank 0 publishes, so its word is the commit's; a writer whose note it withdrew may fail in its wake.
+            failed = self._link.seat.rank == 0 and step != restored and self._latest != (step, "")
+            agreed = agree(0, time.monotonic() > end, int(failed))
+            late, failures = agreed.stop, agreed.failures
+            if failures and not late:
+                time.sleep(RETRY_EVERY)
+                tries += 1
+                # Another name for each try: what a writer notes late is of none but its own.
+                self._store = Store(self._store.uri, attempt=f"{tries}{self._task.token}")
+                self._saved, self._saver = -1, self._open_saver()
         self._link.waiting(False)
-        self._saver = None
-        if step != self._task.restore and self._latest != (step, ""):
+        if failed:
             reason = self._latest[1] or f"it was not written within {SETTLE_TIMEOUT:.0f} s"
             raise OSError(f"the commit at step {step} failed: {reason}")
+
+    def _open_saver(self) -> Saver:
+        seat, retention = self._link.seat, retention_of(self._spec.checkpoint)
+        return Saver(self._store, seat.rank, seat.world, peers=self._peers, retention=retention)
 
     def _save(self, progress: dict[str, Any], row: Row | None, durable: bool) -> float:
         assert self._saver is not None
@@ -112,6 +146,7 @@ class Commits:
             "engine": self._layout.engine,
             "seed": self._spec.seed,
             "data": self._task.data,
+            "loss": sum(self._losses) / len(self._losses) if self._losses else None,
             # Rows that nobody has stored yet: a run that is killed right after this commit misses none of them.
             "rows": [*self._link.unsaved_rows(), *([row] if row else [])]
             if self._link.seat.rank == 0
@@ -121,8 +156,11 @@ class Commits:
         self._link.waiting(True)
         self._saver.save(progress["step"], self._engine.state(), meta, durable)
         self._link.waiting(False)
-        self._saved = progress["step"] if durable else self._saved
-        return time.perf_counter() - began
+        if durable:
+            self._saved, self._losses = progress["step"], []
+        took = time.perf_counter() - began
+        self._snapped, self._cost = time.monotonic(), took
+        return took
 
     def _pausing(self, failures: int) -> bool:
         """After a failed save the next ones are left out, more of them each time it fails again."""
@@ -134,11 +172,18 @@ class Commits:
 
     def _note(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
+            if outcome.place != self._store.place and not self._spec.resources.per_worker.gpu:
+                self._cost += outcome.seconds  # the writer takes its time from the processors that train
             if outcome.place == self._store.place:
                 failed = outcome.state == "failed"
                 self.failures = self.failures + 1 if failed else 0
                 self._latest = (outcome.step, outcome.reason or "no reason given" if failed else "")
                 self._outcomes.append(outcome)
+
+
+def retention_of(checkpoint: CheckpointSpec) -> Retention:
+    """What the job wants kept."""
+    return Retention(checkpoint.keep, checkpoint.keep_every, BEST if checkpoint.keep_best else None)
 
 
 def _peers(task: Task, link: Link) -> Store:

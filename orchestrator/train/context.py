@@ -110,7 +110,10 @@ class WholeRouter:
         routes = self._whole(in_order(gather(hidden, 1, self._cp), 1, self._cp))
         mine = positions_of(routes.experts.shape[1], self._cp, hidden.device)
         return Routes(
-            routes.weights.index_select(1, mine), routes.experts.index_select(1, mine), routes.extra
+            routes.weights.index_select(1, mine),
+            routes.experts.index_select(1, mine),
+            routes.extra,
+            routes.entropy,
         )
 
 

@@ -16,12 +16,14 @@ class Metrics:
     """Of one step over the whole global batch, the same on every rank.
 
     `loss` is the mean over predicted tokens in nats, `grad_norm` the global norm before clipping, `extra`
-    whatever else the workload measured, each a mean over the global batch.
+    whatever else the workload measured, each a mean over the global batch. `busy_seconds` alone is this rank's: how
+    long it worked until it waited for the gradients of others, 0 where the layout has them wait for each other before.
     """
 
     loss: float
     grad_norm: float
     extra: dict[str, float] = field(default_factory=dict)
+    busy_seconds: float = 0.0
 
 
 class Engine(Protocol):

@@ -140,17 +140,19 @@ class Rank:
         lr *= lr_factor(at + 1, self._progress.skips)
         _seed_step(self._spec.seed, at, self._link.seat.rank)
         metrics = self._compute(micro_batches, lr)
-        total, stop, failures = agree(digest, self._link.stop_requested(), self._commits.failures)
+        busy = waited + metrics.busy_seconds if metrics.busy_seconds else 0.0
+        commits, stopping = self._commits, self._link.stop_requested()
+        agreed = agree(digest, stopping, commits.failures, commits.ready, busy)
         self._refuse_unstable(metrics)
-        self._advance(total, metrics.loss)
+        self._advance(agreed.digest, metrics.loss)
         row = self._row(metrics, lr, time.perf_counter() - began, waited)
-        final = stop or self._progress.step == self._last
-        row["commit_seconds"] = self._commits.after_step(
-            dataclasses.asdict(self._progress), row, failures, final
-        )
+        row["busy_seconds"] = agreed.busy if busy else ()
+        final = agreed.stop or self._progress.step == self._last
+        progress = dataclasses.asdict(self._progress)
+        row["commit_seconds"] = self._commits.after_step(progress, row, agreed, final)
         row["saves"] = self._commits.outcomes()
         self._link.report(self._progress.step, row if self._link.seat.rank == 0 else None)
-        return stop
+        return agreed.stop
 
     def _compute(self, micro_batches: list[Batch], lr: float) -> Metrics:
         """The engine's step; whatever it raises says where."""

@@ -15,6 +15,9 @@ from torch import Tensor, nn
 
 BUCKET_BYTES = 25 * 2**20
 
+IN_FLIGHT = 2
+"""Buckets that gloo sums at once: it copies what it scatters, so that all at once would be all gradients twice."""
+
 Start = Callable[[int, Tensor], "dist.Work | None"]
 """Begin the sum of bucket number i, given its flat gradients."""
 
@@ -83,3 +86,5 @@ class GradientBuckets:
         work = self._start(index, self.flats[index])
         if work is not None:
             self._work.append(work)
+        if self.flats[index].device.type == "cpu" and len(self._work) > IN_FLIGHT:
+            self._work.pop(0).wait()

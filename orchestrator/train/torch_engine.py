@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -23,6 +24,7 @@ from orchestrator.train.norms import WholeNorms, squared_norm
 from orchestrator.train.optimizers import SLOTS, make_optimizer
 from orchestrator.train.parallelize import parallelize
 from orchestrator.train.pipeline import Pipeline
+from orchestrator.train.routing import Routing
 from orchestrator.train.state import pieces, restore
 from workloads.workload import Batch, Workload
 
@@ -32,10 +34,12 @@ class TorchEngine:
 
     def __init__(self, spec: JobSpec, workload: Workload, layout: Layout, device: Device) -> None:
         self._spec, self._workload, self._layout, self._device = spec.train, workload, layout, device
+        self._is_alone_until_reduction = layout.world == layout.dp and layout.zero <= 1 and layout.ep == 1
         self._mesh = Mesh(layout)
         self.parallel = parallelize(workload, layout, self._mesh, device.device, spec.train)
         self._data, self._stages = self.parallel.data, self.parallel.stages
         self._losses = StepLosses(spec, workload, layout, self._mesh, device)
+        self._routing = Routing(workload, self._mesh, device.device)
         self._runner: Accumulation | Pipeline
         if layout.pp > 1:
             self._runner = Pipeline(self._stages, workload, layout, self._mesh, self._losses, device)
@@ -56,10 +60,13 @@ class TorchEngine:
         self._data.begin()
         self._losses.begin(micro_batches)
         self._losses.scale = self._scale.value
+        began = time.perf_counter()
         self._runner.train(micro_batches)
+        busy = time.perf_counter() - began if self._is_alone_until_reduction else 0.0
         self.parallel.shared.sum()
         self._data.finish()
         loss, extra, count, square = self._losses.over_ranks(squared_norm(self._data.shards))
+        extra = {**extra, **self._routing.take(self._stages)}
         factor = self._losses.expected / count / self._scale.value
         if self._scale.enabled:
             extra = {**extra, "loss_scale": self._scale.value, "skipped": 0.0}
@@ -73,7 +80,7 @@ class TorchEngine:
         norm = math.sqrt(square) * factor
         self._update(lr, factor * self._clip(norm))
         self._scale.succeed()
-        return Metrics(loss, norm, extra)
+        return Metrics(loss, norm, extra, busy)
 
     @torch.no_grad()
     def eval_step(self, micro_batches: Sequence[Batch]) -> Metrics:

@@ -5,8 +5,8 @@
 Bubbles: every forward and backward call of a stage is timed in processor seconds on real ranks; the schedule that
 they ran is then played with the medians of these times, each rank doing its calls in order and none before what it
 needs is there. So the cores that the ranks share here do not distort it, and stages of unequal size do count.
-Memory: bytes of all tensors that live between steps. Traffic: bytes of every collective, as
-rings move them. Peers: steps in turns within the same processes.
+Memory: bytes of all tensors that live between steps, and at the most after any operator of a step.
+Traffic: bytes of every collective, as rings move them. Peers: steps in turns within the same processes.
 """
 
 from __future__ import annotations
@@ -39,26 +39,31 @@ def ranks(world: int, target: str, config: dict[str, Any]) -> list[Any]:
 
 
 def bubble() -> None:
-    """Idle share of a pipeline of four."""
+    """Idle share of a pipeline of four. Stages are large, so that embedding and head make the ends little heavier."""
     p, m = 4, 8
     config = {
-        "changes": {**SMALL, "layers": 16}, "vocabulary": 64, "length": 128, "batch": m, "steps": 4,
+        "changes": {**SMALL, "hidden": 192, "intermediate": 576, "layers": 16}, "vocabulary": 64, "length": 192,
+        "batch": m, "steps": 4,
         "layouts": {s: {"pp": p, "schedule": s} for s in ("gpipe", "1f1b", "interleaved", "zero_bubble", "zbv")},
     }  # fmt: skip
     measured = ranks(p, "pipeline", config)
-    print(
-        f"\n| schedule, {p} ranks, {m} micro-batches | idle, measured | idle, theory | formula |\n|---|---|---|---|"
-    )
+    measures = "idle, measured | at mean times | at equal times | theory | formula"
+    print(f"\n| schedule, {p} ranks, {m} micro-batches | {measures} |")
+    print("|---|---|---|---|---|---|")
     for name in config["layouts"]:
         busy: dict[str, float] = {}
         for rank in measured:
             busy |= rank[name]["busy"]
+        rows = [rank[name]["calls"] for rank in measured]
         stages = [{letter: busy.get(f"{s}{letter}", 0.0) for letter in "FBIW"} for s in range(_stages(busy))]
-        idle = played([rank[name]["calls"] for rank in measured], stages)
-        even = [{"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}] * len(stages)
-        equal = played([rank[name]["calls"] for rank in measured], even)
+        mean = {letter: statistics.mean(stage[letter] for stage in stages) for letter in "FBIW"}
+        even = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
+        idle, at_mean, equal = (played(rows, s) for s in (stages, [mean] * len(stages), [even] * len(stages)))
         theory, formula = ideal(name, p, m)
-        print(f"| {name} | {idle:.1%} | {equal:.1%} | {theory:.1%} | {formula} |")
+        print(f"| {name} | {idle:.1%} | {at_mean:.1%} | {equal:.1%} | {theory:.1%} | {formula} |")
+        ends = [sum(stage.values()) / sum(mean.values()) for stage in (stages[0], stages[-1])]
+        spread = " ".join(f"{letter} {mean[letter] * 1e3:.1f}" for letter in "FBIW")
+        print(f"{name}: mean ms {spread}; ends over the mean {ends[0]:.2f} {ends[1]:.2f}", file=sys.stderr)
 
 
 def _stages(busy: dict[str, float]) -> int:
@@ -98,27 +103,39 @@ def needs(call: Call, stages: int, every: set[Call]) -> list[Call]:
 
 
 def ideal(name: str, p: int, m: int) -> tuple[float, str]:
-    """The idle share that the papers give, where forward and both halves of the backward pass take as long."""
+    """The idle share that the papers give, where forward and both halves of the backward pass take as long.
+
+    From the first call of the step to the last one, since the optimiser waits for all ranks. ZB-V's own count,
+    which is none, leaves out what each rank waits before its first call and after its last.
+    """
     if name == "interleaved":
         return (p - 1) / (2 * m + p - 1), "(p-1)/(2m+p-1), two stages a rank"
     if name == "zero_bubble":
         return (p - 1) / (6 * m + p - 1), "(p-1)(F+B-W) of two stages a rank: a third of interleaved"
-    return ((p - 1) / (m + p - 1), "(p-1)/(m+p-1)") if name != "zbv" else (0.0, "none")
+    if name == "zbv":
+        return (p - 1) / (6 * m + p - 1), "(p-1)F at the ends, none between"
+    return (p - 1) / (m + p - 1), "(p-1)/(m+p-1)"
 
 
 def memory() -> None:
-    """Bytes of weights, gradients and Adam's states. Between steps, FSDP2 has freed what it gathers in them."""
+    """Bytes of weights, gradients and Adam's states, of a model whose activations are next to nothing.
+
+    In the step, ZeRO 2 holds the gathered weights beside their shards when the backward pass begins, before there are
+    gradients; ZeRO 3 a few blocks of many.
+    """
     n = 2
-    config = {"changes": {**SMALL, "hidden": 256, "intermediate": 768, "layers": 12}, "vocabulary": 256,
-              "length": 8, "batch": n, "steps": 3}  # fmt: skip
-    print(
-        f"\n| zero, {n} ranks, fp32, bytes a parameter | between steps | theory | at the peak, gloo's copies included |"
-    )
-    print("|---|---|---|---|")
+    config = {"changes": {**SMALL, "hidden": 512, "intermediate": 1536, "layers": 24}, "vocabulary": 256,
+              "length": 8, "batch": n, "steps": 2}  # fmt: skip
+    print(f"\n| zero, {n} ranks, fp32, bytes a parameter | between steps | theory | at the peak | theory | |")
+    print("|---|---|---|---|---|---|")
     for zero in range(4):
         (found, *_) = ranks(n, "states", {**config, "layout": {"dp": n, "zero": zero}})
         theory = {0: 16.0, 1: 8 + 8 / n, 2: 16 / n, 3: 16 / n}[zero]
-        print(f"| {zero} | {found['held'] / found['parameters']:.2f} | {theory:.2f} |")
+        highest = 4 + 12 / n if zero == 2 else theory
+        held, peak = (found[key] / found["parameters"] for key in ("held", "peak"))
+        print(
+            f"| {zero} | {held:.2f} | {theory:.2f} | {peak:.2f} | {highest:.2f} | {peak / highest - 1:+.1%} |"
+        )
 
 
 def traffic() -> None:

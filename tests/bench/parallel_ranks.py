@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
+import weakref
 from collections import defaultdict
 from typing import Any
 
@@ -118,20 +119,56 @@ class _Stopwatch:
 
 
 def states(config: dict[str, Any], link: Link) -> dict[str, float]:
-    """Bytes of all tensors that live between steps: weights, gradients and optimiser states."""
+    """Bytes of all tensors that live between steps (weights, gradients, optimiser states), and at a step's peak."""
     spec, workload, device = started(config, link)
     layout = Layout(**config["layout"])
     engine = TorchEngine(spec, workload, layout, device)
     engine.initialise(0)
+    data = batches(spec, layout, config["vocabulary"])
     for _ in range(config["steps"]):
-        engine.train_step(batches(spec, layout, config["vocabulary"]), 1e-4)
+        engine.train_step(data, 1e-4)
     gc.collect()
-    found = [t for t in gc.get_objects() if isinstance(t, torch.Tensor) and type(t) is not DTensor]
-    found += [t.grad for t in found if t.grad is not None]
-    plain = [t for t in found if type(t) is not DTensor and t.device.type != "meta"]
-    storages = {s._cdata: s.nbytes() for s in (t.untyped_storage() for t in plain)}
+    with Peak() as peak:
+        held = peak.bytes
+        engine.train_step(data, 1e-4)
     close_device()
-    return {"held": sum(storages.values()), "parameters": sum(s.numel() for s in workload.shapes.values())}
+    return {"held": held, "peak": peak.bytes, "parameters": sum(s.numel() for s in workload.shapes.values())}
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes of tensors that live at once, looked at after every operator.
+
+    What exists at the start is found among all objects; what operators return is followed until it dies. FSDP2 frees
+    storages by resizing them, so sizes are asked for anew each time. What kernels and gloo allocate within an
+    operator is not seen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._alive: dict[int, weakref.ref[Any]] = {}
+        found = [t for t in gc.get_objects() if issubclass(type(t), torch.Tensor) and type(t) is not DTensor]
+        found += [t.grad for t in found if t.grad is not None]
+        for tensor in found:
+            self._follow(tensor)
+        self.bytes = self._now()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in torch.utils._pytree.tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
+                self._follow(tensor)
+        self.bytes = max(self.bytes, self._now())
+        return out
+
+    def _follow(self, tensor: torch.Tensor) -> None:
+        if type(tensor) is not DTensor and tensor.device.type != "meta":
+            storage = tensor.untyped_storage()
+            self._alive[storage._cdata] = weakref.ref(storage)
+
+    def _now(self) -> int:
+        sizes = {key: storage.nbytes() for key, ref in self._alive.items() if (storage := ref()) is not None}
+        self._alive = {key: self._alive[key] for key in sizes}
+        return sum(sizes.values())
 
 
 class Traffic(TorchDispatchMode):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from jobs import (
     write_text,
 )
 from ray.cluster_utils import Cluster
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_train.py"
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +104,7 @@ def test_nan_whatever_is_left_out_ends_the_run(quiet: Path, tmp_path: Path) -> N
     done = orchestrator("run", path, *words, "--json", cwd=tmp_path)
     assert done.returncode == 1
     printed = json.loads(done.stdout)
-    assert "NonFinite: loss is nan at step 7, samples from position 72" in printed["line"]
+    assert "NonFinite: loss is nan at step 7, samples from position 96" in printed["line"]
     assert "train.stability.retries 3 are spent" in printed["line"]
 
 
@@ -180,6 +183,20 @@ def test_the_controller_may_die(cluster: Cluster, quiet: Path, tmp_path: Path) -
     assert weights(run, 12) == weights(quiet, 12)
     assert any(event["reason"] == "resumed" for event in rows(run, "events.jsonl"))
     assert not psutil.pid_exists(frozen)
+
+
+def test_ray_train_restarts_the_workers_and_they_go_on_from_our_commit(quiet: Path, tmp_path: Path) -> None:
+    """The same rank program in a `TorchTrainer`, by the example: the same bits, and a run directory like ours."""
+    path, run = same_job(quiet, tmp_path)
+    words = [sys.executable, str(EXAMPLE), str(path), "--fault", "kill@1:11"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "done: step 12" in done.stdout
+    starts = [event for event in rows(run, "events.jsonl") if event["phase"] == "start"]
+    assert [event["attempt"] for event in starts] == [1, 2]
+    assert starts[1]["reason"].startswith("2 workers from the commit at step ")
+    assert curve(run) == curve(quiet)
+    assert weights(run, 12) == weights(quiet, 12)
 
 
 def test_a_dead_tracking_server_neither_stops_nor_fails_a_run(quiet: Path, tmp_path: Path) -> None:

@@ -32,7 +32,9 @@ LIGHT = {
     "orchestrator.checkpoint.store": ("torch", "ray", "transformers", "mlflow"),
     "cluster.gang": ("torch", "ray"),
     "cluster.link": ("torch", "ray"),
-    "cluster.host": ("torch", "ray"),
+    "cluster.rank": ("torch", "ray"),
+    "cluster.watch": ("torch", "ray"),
+    "cluster.zygote": ("torch", "ray"),
     "cluster.process_gang": ("torch", "ray"),
 }
 """Modules that decide, or that run in every process, and what importing them may not bring with it."""

@@ -103,6 +103,10 @@ class HuggingFaceWorkload:
     def balance(self, model: nn.Module, reduce: Callable[[Tensor], Tensor] = lambda load: load) -> None:
         """Nothing is balanced here."""
 
+    def routing(self, model: nn.Module) -> Mapping[str, Tensor]:
+        """Nothing is known of its routers."""
+        return {}
+
     def sharding(self) -> Mapping[str, str]:
         """Nothing is cut."""
         return {}

@@ -169,7 +169,17 @@ def check_equal(found: dict[str, Any], reference: dict[str, Any], tolerance: flo
     torch.testing.assert_close(found["losses"], reference["losses"], rtol=tolerance, atol=0)
     torch.testing.assert_close(found["norms"], reference["norms"], rtol=tolerance, atol=0)
     torch.testing.assert_close(found["eval"], reference["eval"], rtol=tolerance, atol=0)
+    check_routers(found["extras"], reference["extras"])
     check_state(found["state"], reference["state"], tolerance)
+
+
+def check_routers(found: list[dict[str, float]], wanted: list[dict[str, float]]) -> None:
+    """What the rows say of routers: counts are exact, so that nothing but the sum of entropies is rounded."""
+    for ours, theirs in zip(found, wanted, strict=True):
+        names = {name for name in theirs if name.startswith("router_")}
+        assert names == {name for name in ours if name.startswith("router_")}
+        for name in names:
+            torch.testing.assert_close(ours[name], theirs[name], rtol=TOLERANCE, atol=0, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def same_bits(found: dict[str, Any], reference: dict[str, Any]) -> None:

@@ -12,9 +12,11 @@ import pytest
 import torch
 from harness import MODELS, Results, check_equal, reference_of, same_bits, write_foreign
 
-pytestmark = pytest.mark.timeout(600)  # the first run on a machine compiles DeepSpeed's optimiser
+pytestmark = pytest.mark.timeout(600)
 ONE, TWO, THREE = {"zero": 1}, {"zero": 2}, {"zero": 3}
-WAYS = [ONE, TWO, THREE, {**TWO, "offload": "optimizer"}, {**THREE, "offload": "parameters"}]
+STAGED = [ONE, TWO, THREE]
+OFFLOADED = [{**TWO, "offload": "optimizer"}, {**THREE, "offload": "parameters"}]
+"""The first run of these on a machine compiles an operator of DeepSpeed for minutes: only in the long suite."""
 PRECISIONS = {"bf16": 2**-8, "fp16": 2**-11}
 """Unit roundoff."""
 Case = dict[str, Any]
@@ -37,27 +39,28 @@ def twin_of(one: Case) -> Case:
 
 
 QUICK = {
-    1: [case("decoder", 1, way) for way in WAYS],
-    2: [*(case("decoder", 2, way) for way in WAYS), case("encoder", 2, {**THREE, "micro_batch": 1})],
+    1: [case("decoder", 1, way) for way in STAGED],
+    2: [*(case("decoder", 2, way) for way in STAGED), case("encoder", 2, {**THREE, "micro_batch": 1})],
 }
 EVERY = [one for cases in QUICK.values() for one in cases]
-PLAIN = [one for one in QUICK[2] if "offload" not in one["layout"]]
 STAGES = (1, 2, 3)
 OVERFLOWS = [
     case("decoder", 2, way, train={"precision": "fp16", "z_loss": 1e2}, steps=8) for way in (TWO, THREE)
 ]
-RESUMED = [case("decoder", 2, way, steps=2) for way in (*WAYS[1:3], WAYS[4])]
+RESUMED = [case("decoder", 2, way, steps=2) for way in (TWO, THREE)]
 """Two steps and a commit, two more from it; and four at a stretch."""
 ALL = {
+    1: [case("decoder", 1, way) for way in OFFLOADED],
     2: [
         *(case(m, 2, way) for m in ("modern", "moe", "latent", "pair", "pair-moe") for way in (TWO, THREE)),
         *(case("decoder", 2, way, optimizer={"clip": clip}) for way in (ONE, THREE) for clip in (None, 0.05)),
         *(case("decoder", 2, {**way, "recompute": "full"}) for way in (ONE, TWO, THREE)),
         case("decoder", 2, TWO, train={"z_loss": 1e-2}),
+        *(case("decoder", 2, way) for way in OFFLOADED),
         case("decoder", 2, {**ONE, "offload": "optimizer"}),
         case("decoder", 2, {**THREE, "offload": "optimizer"}),
     ],
-    4: [case("decoder", 4, {**way, "micro_batch": 1}) for way in WAYS],
+    4: [case("decoder", 4, {**way, "micro_batch": 1}) for way in [*STAGED, *OFFLOADED]],
 }
 HALVES = [case("decoder", 2, way, train={"precision": p}) for way in (TWO, THREE) for p in PRECISIONS]
 
@@ -85,7 +88,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = str(tmp_path_factory.mktemp("neox"))
     write_foreign(folder)
     results.run(1, [*references(EVERY), foreign(0, folder), *QUICK[1]])
-    twins = [twin_of(one) for one in (*PLAIN, *OVERFLOWS)]
+    twins = [twin_of(one) for one in (*QUICK[2], *OVERFLOWS)]
     parts = [part for one in RESUMED for part in parts_of(one)]
     models = [foreign(zero, folder) for zero in STAGES]
     results.run(2, [*twins, *QUICK[2], *OVERFLOWS, *parts, *models])
@@ -107,7 +110,7 @@ def test_it_trains_what_one_process_trains(quick: Results, one: Case) -> None:
     check_equal(quick.of(one), quick.of(reference_of(one)))
 
 
-@pytest.mark.parametrize("one", PLAIN, ids=lambda one: one["id"])
+@pytest.mark.parametrize("one", QUICK[2], ids=lambda one: one["id"])
 def test_it_trains_what_the_torch_engine_trains_at_the_same_stage(quick: Results, one: Case) -> None:
     check_equal(quick.of(one), quick.of(twin_of(one)))
 
@@ -159,3 +162,17 @@ def test_half_precision_agrees_to_its_rounding(results: Results, one: Case) -> N
     torch.testing.assert_close(found["norms"], reference["norms"], rtol=8 * unit, atol=0)
     assert {t.dtype for n, t in found["state"].items() if n.startswith("model.")} == {torch.float32}
     assert found["state"].keys() == reference["state"].keys()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("way", OFFLOADED, ids=lambda way: way["offload"])
+def test_a_resume_with_offload_has_the_same_bits(results: Results, way: dict[str, Any]) -> None:
+    first, second, whole = (results_of(results, part) for part in parts_of(case("decoder", 2, way, steps=2)))
+    joined = {key: first[key] + second[key] for key in ("losses", "norms")}
+    same_bits({**second, **joined}, whole)
+
+
+def results_of(results: Results, one: Case) -> dict[str, Any]:
+    results.run(2, [one], 600)
+    return results.of(one)

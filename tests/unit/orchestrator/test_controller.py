@@ -234,6 +234,49 @@ def test_a_save_that_fails_is_told_and_training_goes_on(runs: Runs, quiet_curve:
     assert curve(runs.path) == quiet_curve
 
 
+def test_saving_that_resumes_is_told(runs: Runs) -> None:
+    runs.training = Training(failing=frozenset({4, 8}))
+    runs.controller().drive()
+    told = [event["reason"] for event in runs.events("train")]
+    assert told[-3:] == [
+        "the save at step 4 failed: OSError: the disk is full",
+        "the save at step 8 failed: OSError: the disk is full",
+        "saving resumes with the commit at step 12",
+    ]
+
+
+def test_saves_that_fail_for_too_long_stop_the_run(runs: Runs) -> None:
+    runs.training = Training(failing=frozenset(range(5, 13)))
+    summary = runs.controller(runs.job(limits={"unsaved": 1e-6})).drive()
+    assert (summary["state"], summary["commit"]) == ("stopped", 4)
+    assert summary["reason"].startswith("limits.unsaved is reached: every save has failed for")
+    assert summary["reason"].endswith("s, the last one: OSError: the disk is full")
+
+
+def test_a_status_that_cannot_be_written_stops_nothing(
+    runs: Runs, quiet_curve: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor do rows that are refused: they wait."""
+    plain = RunDir.append
+
+    def append(run: RunDir, name: str, added: list[Any]) -> None:
+        if name == "metrics.jsonl" and not full.pop():
+            raise OSError(28, "No space left on device")
+        plain(run, name, added)
+
+    def write_json(run: RunDir, name: str, value: Any) -> None:
+        if name in ("status.json", "plan.json"):
+            raise OSError(28, "No space left on device")
+        run.write_text(name, json.dumps(value))
+
+    full = [True] * 99 + [False] * 3
+    monkeypatch.setattr(RunDir, "append", append)
+    monkeypatch.setattr(RunDir, "write_json", write_json)
+    assert runs.controller().drive()["state"] == "done"
+    assert curve(runs.path) == quiet_curve
+    assert len(full) <= 98  # refused three times, and then taken
+
+
 def test_a_run_that_was_stopped_is_not_exported(runs: Runs) -> None:
     document = runs.job().model_dump(mode="json")
     document["checkpoint"]["export"] = "hf"
@@ -412,7 +455,7 @@ def snapshots(runs: Runs) -> JobSpec:
 
 def test_a_run_without_snapshots_has_no_holders(runs: Runs) -> None:
     runs.controller().drive()
-    assert runs.services == []
+    assert [holders.running for holders in runs.services] == [[]]
     assert runs.training.gangs[0].config["holders"] == ()
 
 
@@ -692,11 +735,13 @@ def test_every_event_has_the_same_columns(runs: Runs) -> None:
 
 
 def test_a_run_on_another_file_system(runs: Runs, tmp_path: Path) -> None:
-    """Objects cannot grow: rows are numbered parts there, and the run is the same."""
+    """Objects cannot grow: rows are numbered parts there, written some seconds together, and the run is the same."""
     runs.run = RunDir(f"memory://{tmp_path.name}/runs/small")
     runs.training = Training(kill_controller_at=6)
     with pytest.raises(ControllerKilled):
         runs.controller().drive()
+    stored = [row["step"] for row in runs.run.rows("metrics.jsonl")]
+    assert stored == [1], "rows wait for others; those that a commit needs are in its manifest"
     runs.training = Training()
     summary = runs.controller().drive()
     assert summary["state"] == "done"

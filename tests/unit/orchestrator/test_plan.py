@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from orchestrator.errors import InputError
 from orchestrator.layout import Layout, ModelShape
 from orchestrator.machines import Machine
-from orchestrator.plan import DEEPSPEED, MEMORY_SHARE, chooser, model_shape, plan, predict
+from orchestrator.plan import DEEPSPEED, MEMORY_SHARE, Planner, model_shape, plan, predict
 from orchestrator.spec import JobSpec, parse
 from workloads.describe import describe
 
@@ -121,7 +121,7 @@ def test_experts_that_the_model_has_not_are_refused() -> None:
 
 @pytest.mark.parametrize("parallel", [{"tp": 4}, {"pp": 2, "tp": 2}])
 def test_a_replica_that_needs_more_workers_than_there_are_is_refused(parallel: dict[str, int]) -> None:
-    assert chooser(job(parallel=parallel), TINY, ROOMY)(2) is None
+    assert Planner(job(parallel=parallel), TINY, ROOMY).choose(2) is None
     assert refusal(parallel, 2)
 
 
@@ -139,7 +139,7 @@ def test_a_layout_just_fits() -> None:
     assert (
         plan(job(parallel=by_hand), TINY, 1, Machine(need / MEMORY_SHARE * 1.001, 1e12)).chosen.memory == need
     )
-    assert chooser(job(parallel=by_hand), TINY, Machine(need / MEMORY_SHARE * 0.999, 1e12))(1) is None
+    assert Planner(job(parallel=by_hand), TINY, Machine(need / MEMORY_SHARE * 0.999, 1e12)).choose(1) is None
 
 
 # -- what is chosen
@@ -192,10 +192,10 @@ def test_a_layout_by_hand_is_taken_as_it_is() -> None:
 
 
 def test_the_chooser_has_no_answer_where_there_is_none() -> None:
-    assert chooser(job(), TINY, ROOMY)(0) is None
-    assert chooser(job(parallel={"tp": 3}), TINY, ROOMY)(3) is None
-    assert chooser(job(), TINY, Machine(1e6, 1e12))(2) is None
-    assert chooser(job(), TINY, ROOMY)(2) == plan(job(), TINY, 2, ROOMY).chosen.layout
+    assert Planner(job(), TINY, ROOMY).choose(0) is None
+    assert Planner(job(parallel={"tp": 3}), TINY, ROOMY).choose(3) is None
+    assert Planner(job(), TINY, Machine(1e6, 1e12)).choose(2) is None
+    assert Planner(job(), TINY, ROOMY).choose(2) == plan(job(), TINY, 2, ROOMY).chosen.layout
 
 
 # -- engines and offload

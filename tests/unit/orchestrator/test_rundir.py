@@ -166,6 +166,44 @@ def test_objects_are_numbered_parts(tmp_path: Path) -> None:
     assert len(parts(run, "metrics.jsonl")) == 2
 
 
+def test_a_writer_lists_parts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunDir(f"memory://{tmp_path}/parts")
+    listings: list[str] = []
+    plain = run.fs.ls
+    monkeypatch.setattr(run.fs, "ls", lambda path, **more: [listings.append(path), plain(path, **more)][1])
+    for step in range(12):
+        run.append("metrics.jsonl", [{"step": step}])
+    assert len(listings) == 1
+    assert [row["step"] for row in RunDir(run.uri).rows("metrics.jsonl")] == list(range(12))
+
+
+def test_a_part_whose_answer_was_lost_is_not_written_twice(tmp_path: Path) -> None:
+    """Whoever appended it appends the same rows again, perhaps with more; another's part is left alone."""
+    run, other = RunDir(f"memory://{tmp_path}/parts"), RunDir(f"memory://{tmp_path}/parts")
+    run.append("metrics.jsonl", [{"step": 1}])
+    other.append("metrics.jsonl", [{"step": 2}])
+    run.append("metrics.jsonl", [{"step": 2}])
+    other.append("metrics.jsonl", [{"step": 3}])
+    run.append("metrics.jsonl", [{"step": 3}, {"step": 4}])
+    other.append("metrics.jsonl", [{"step": 5}])
+    assert [row["step"] for row in run.rows("metrics.jsonl")] == [1, 2, 3, 4, 5]
+
+
+def test_a_disk_that_takes_half_of_the_rows_keeps_none_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDir(str(tmp_path))
+    run.append("metrics.jsonl", [{"step": 1}])
+    monkeypatch.setattr(rundir.os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "No space left")))
+    with pytest.raises(OSError, match="No space left"):
+        run.append("metrics.jsonl", [{"step": 2}, {"step": 3}])
+    with pytest.raises(OSError, match="No space left"):
+        run.write_json("status.json", {})
+    monkeypatch.undo()
+    assert run.rows("metrics.jsonl") == [{"step": 1}]
+    assert os.listdir(tmp_path) == ["metrics.jsonl"]
+
+
 def test_a_torn_last_row_is_dropped_and_the_next_is_not(tmp_path: Path) -> None:
     run = RunDir(str(tmp_path))
     run.append("metrics.jsonl", [{"step": 1}, {"step": 2}])

@@ -121,6 +121,12 @@ def refusal(document: dict[str, Any]) -> str:
         ("resources.per_worker.gpu", 2, ["resources.per_worker.gpu", "0 or 1 GPU", "raise workers"]),
         ("resources.per_worker.cpu", 0, ["resources.per_worker.cpu: input should be greater than 0"]),
         ("checkpoint.every", 0, ["checkpoint.every: input should be greater than or equal to 1"]),
+        (
+            "checkpoint",
+            {"every": 10, "keep_every": 25},
+            ["checkpoint: keep_every 25 is no multiple of every 10", "change one of them"],
+        ),
+        ("limits.unsaved", 0, ["limits.unsaved: input should be greater than 0"]),
         ("checkpoint.export", "onnx", ["checkpoint.export: input should be 'hf' (got 'onnx')"]),
         ("limits.cost_usd", 0, ["limits.cost_usd: input should be greater than 0"]),
         ("limits.wait", "10 min", ["limits.wait: input should be a valid number", "'10 min'"]),
@@ -278,50 +284,6 @@ def test_a_wrong_override_is_one_line(tmp_path: Path, override: str, wanted: str
         spec.load(path, [override])
     assert wanted in str(found.value)
     assert "\n" not in str(found.value)
-
-
-# -- paths
-
-
-def test_relative_paths_become_absolute_and_others_stay() -> None:
-    document = changed("data.cache", "cache") | {
-        "workload": {"model": "hf:models/a"},
-        "tracking": {"uri": "sqlite:///mlflow.db"},
-    }
-    document["checkpoint"] = {"export_to": "out"}
-    document["data"]["tokenizer"] = "../tokenizer.json"
-    document["data"]["sources"] = [
-        {"uri": "a/*.txt"}, {"uri": "/b.txt"}, {"uri": "s3://bucket/c.txt"}, {"uri": "zip://d.txt::e.zip"},
-    ]  # fmt: skip
-    job = spec.resolve_paths(spec.parse(document), Path("/work/here"))
-    assert [s.uri for s in job.data.sources] == [
-        "/work/here/a/*.txt", "/b.txt", "s3://bucket/c.txt", "zip://d.txt::e.zip",
-    ]  # fmt: skip
-    assert job.data.tokenizer == "/work/tokenizer.json"
-    assert job.data.cache == "/work/here/cache"
-    assert job.checkpoint.export_to == "/work/here/out"
-    assert job.workload.model == "hf:/work/here/models/a"
-    assert job.tracking is not None
-    assert job.tracking.uri == "sqlite:////work/here/mlflow.db"
-
-
-def test_what_is_not_given_stays_so() -> None:
-    job = spec.resolve_paths(spec.parse(SMALLEST), Path("/here"))
-    assert (job.data.cache, job.checkpoint.export_to, job.tracking) == (None, None, None)
-
-
-@pytest.mark.parametrize("uri", ["http://host:5000", "sqlite:////abs/mlflow.db", "postgresql://host/db"])
-def test_tracking_that_is_no_relative_file_stays(uri: str) -> None:
-    job = spec.resolve_paths(spec.parse(changed("tracking", {"uri": uri})), Path("/here"))
-    assert job.tracking is not None
-    assert job.tracking.uri == uri
-
-
-def test_resolving_twice_changes_nothing() -> None:
-    once = spec.resolve_paths(spec.parse(SMALLEST), Path("/here"))
-    assert spec.resolve_paths(once, Path("/elsewhere")) == once
-    assert once.data.tokenizer == TrainBpe(train_bpe=512)
-    assert once.workload.model == "gpt-tiny"
 
 
 # -- identity

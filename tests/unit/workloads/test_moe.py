@@ -176,6 +176,38 @@ def test_the_load_is_summed_over_micro_batches() -> None:
     assert module.load.sum() == 2 * 2 * 9 * 2
 
 
+@pytest.mark.parametrize("gate", ["softmax", "sigmoid"])
+def test_what_routers_did_is_counted_in_training_alone(gate: str) -> None:
+    module, hidden = mixture(gate=gate, capacity_factor=0.5), random(2, 9, 16)
+    for _ in range(2):
+        module(hidden)
+    module.eval()
+    module(hidden)
+    routes, logits = module.router(hidden), F.linear(hidden, module.router.weight)
+    scores = logits.softmax(-1) if gate == "softmax" else logits.sigmoid()
+    shares = scores / scores.sum(-1, keepdim=True)
+    counted = [2 * int((routes.experts == expert).sum()) for expert in range(-1, 4)]
+    assert counted[0] > 0
+    assert module.seen is not None
+    assert module.seen[:5].tolist() == counted
+    assert float(module.seen[5]) == pytest.approx(
+        -2 * float((shares * shares.log()).sum().detach()), rel=1e-5
+    )
+    assert float(module.seen[6]) == 2 * 2 * 9
+
+
+def test_the_workload_hands_over_what_routers_did_once() -> None:
+    workload = TransformerWorkload("deepseek", preset("deepseek-v3-tiny"), None, Vocabulary(4096, 0))
+    model = workload.build()
+    model.load_state_dict({n: workload.initial(n, 0) for n in workload.shapes})
+    model({"tokens": torch.randint(4096, (2, 16), generator=torch.Generator().manual_seed(0))})
+    found = workload.routing(model)
+    assert list(found) == ["layers.1.feedforward.router.weight"]  # layer 0 is dense
+    assert set(found) <= set(workload.shapes)
+    assert float(found["layers.1.feedforward.router.weight"][:-2].sum()) == 2 * 16 * 2
+    assert workload.routing(model) == {}
+
+
 def test_the_workload_balances_all_layers_by_the_load_of_all_ranks() -> None:
     workload = TransformerWorkload("deepseek", preset("deepseek-v3-tiny"), None, Vocabulary(4096, 0))
     model = workload.build()

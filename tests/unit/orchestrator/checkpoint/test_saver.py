@@ -190,5 +190,46 @@ def test_from_an_accelerator(in_memory: Path) -> None:
     for step in range(1, 5):
         tensor.add_(1)
         saver.save(step, [whole("model.w", tensor)], meta(step))
+    assert saver._buffers[0]._pinned
+    assert saver._buffers[1]._pinned
     assert [outcome.state for outcome in saver.close()] == ["published"] * 4
     assert torch.equal(store.reader(store.manifest(4)).read("model.w"), tensor.cpu())
+
+
+@pytest.mark.gpu
+def test_a_snapshot_is_of_what_the_device_was_asked_before_it(in_memory: Path) -> None:
+    """Work that is queued when the save is called is in it, and what is queued right after it is not."""
+    store = Store(str(in_memory))
+    saver = Saver(store)
+    big, tensor = torch.randn(4096, 4096, device="cuda"), torch.zeros(1_000_000, device="cuda")
+    for step in range(1, 9):
+        for _ in range(20):
+            big = (big @ big).clamp(-1, 1)  # keeps the device busy, so that the copy would come too early
+        tensor.add_(1)
+        saver.save(step, [whole("model.w", tensor), whole("model.part", tensor[:7])], meta(step))
+        tensor.add_(1000)
+        tensor.sub_(1000)
+    saver.close()
+    for step in store.steps():
+        reader = store.reader(store.manifest(step))
+        assert torch.equal(reader.read("model.w"), torch.full((1_000_000,), float(step)))
+        assert torch.equal(reader.read("model.part"), torch.full((7,), float(step)))
+
+
+@pytest.mark.gpu
+def test_a_copy_waits_for_no_other_stream(in_memory: Path) -> None:
+    from orchestrator.checkpoint.memory import SharedBuffer
+
+    buffer, other = SharedBuffer(), torch.cuda.Stream()
+    piece, big = whole("model.w", torch.ones(1000, device="cuda")), torch.randn(8192, 8192, device="cuda")
+    buffer.fill([piece])
+    done = torch.cuda.Event()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(other):
+        for _ in range(50):
+            big = (big @ big).clamp(-1, 1)
+        done.record()
+    buffer.fill([piece])
+    assert not done.query()
+    torch.cuda.synchronize()
+    buffer.close()

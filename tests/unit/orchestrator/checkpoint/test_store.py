@@ -239,6 +239,14 @@ def test_prune_keeps_last_every_best_and_removes_half_commits(uri: str) -> None:
     assert any("step-00000075" in path for path in left)
 
 
+def test_commits_that_were_not_rated_are_not_the_best(uri: str) -> None:
+    store = Store(uri)
+    for step, loss in [(1, None), (2, 3.0), (3, 2.0), (4, 2.5), (5, None)]:
+        commit(store, step, loss=loss)
+    assert store.prune(keep=1, best=("loss", "min")) == [1, 2, 4]
+    assert store.prune(keep=1) == [3]
+
+
 def test_prune_does_not_count_damaged_commits(in_memory: Path) -> None:
     store = Store(str(in_memory))
     held = commit(store, 10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,14 @@ class Said:
 
 
 Command = Callable[..., Said]
+
+
+@pytest.fixture(autouse=True)
+def _no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No cluster anywhere: neither one that variables name, nor one that is up on this machine."""
+    for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
 
 
 @pytest.fixture

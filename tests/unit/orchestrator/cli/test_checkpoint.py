@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from orchestrator.checkpoint.manifest import parse
 
 
 @pytest.fixture
@@ -81,6 +84,20 @@ def test_a_damaged_commit_is_not_exported(command: Any, run: Path) -> None:
     assert said.err.count("\n") == 1
     assert "step-00000012: the manifest is damaged" in said.err
     assert not (run / "export").exists()
+
+
+def test_pruning_keeps_what_the_job_wants_kept(command: Any, run: Path) -> None:
+    text = (run / "job.yaml").read_text()
+    (run / "job.yaml").write_text(text.replace("keep_every: null", "keep_every: 8"))
+    assert command("checkpoint", "prune", run).out == "removed steps 4\n"
+    (run / "job.yaml").write_text(text.replace("keep_best: false", "keep_best: true"))
+    for step, loss in ((8, 1.0), (12, 2.0)):
+        path = run / f"checkpoints/step-{step:08d}/manifest.json"
+        manifest = parse(path.read_bytes(), "")
+        path.write_bytes(replace(manifest, meta=manifest.meta | {"loss": loss}).to_bytes())
+    assert command("checkpoint", "prune", run).out == "removed steps none\n"
+    (run / "job.yaml").write_text(text)
+    assert command("checkpoint", "prune", run).out == "removed steps 8\n"
 
 
 def test_pruning_keeps_the_newest(command: Any, run: Path) -> None:

@@ -14,10 +14,7 @@ from cluster import loopback
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A job file, and no cluster anywhere."""
-    for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(loopback.tempfile, "tempdir", str(tmp_path))
+    """A job file in the current folder."""
     monkeypatch.chdir(tmp_path)
     write_job(tmp_path, job("corpus.txt"))
     return tmp_path

@@ -1,0 +1,58 @@
+"""Exports in a process beside training, one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cluster.place import Cluster, Errand
+from orchestrator import export
+from orchestrator.rundir import RunDir
+from orchestrator.spec import JobSpec
+
+
+class Exporting:
+    """Writes commits of a run where its job says. `tell` hears, in a line, of an export that failed."""
+
+    def __init__(self, cluster: Cluster, spec: JobSpec, run: RunDir, tell: Callable[[str], None]) -> None:
+        self._cluster, self._checkpoint, self._run, self._tell = cluster, spec.checkpoint, run, tell
+        self._target = spec.checkpoint.export_to or run.at("export")
+        self._under_way: tuple[int, Errand] | None = None
+        self._failures: dict[int, str] = {}
+        self.done: dict[str, Any] = {}
+
+    def has(self, step: int) -> bool:
+        """Whether the commit of that step is what was exported last."""
+        return self.done.get("step") == step
+
+    def failed(self, step: int) -> str:
+        """Why the last export of that step failed, empty if it did not."""
+        return self._failures.get(step, "")
+
+    def published(self, step: int) -> None:
+        """Hear of a commit; it is exported if the job wants each of them."""
+        if self._checkpoint.export and self._checkpoint.export_at == "commit":
+            self.advance(step)
+
+    def try_again(self) -> None:
+        """Forget the failures so far."""
+        self._failures.clear()
+
+    def advance(self, step: int) -> None:
+        """Take the result of an export that has ended, and start that of `step` unless one is under way."""
+        if self._under_way is not None:
+            exported, errand = self._under_way
+            if not errand.done():
+                return
+            self._under_way = None
+            try:
+                self.done = errand.result()
+                self._failures.pop(exported, None)
+            except Exception as error:  # whatever it is, training goes on
+                why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                self._failures[exported] = why
+                self._tell(f"the export of step {exported} failed: {why}")
+                if exported == step:
+                    return
+        if not self.has(step):
+            self._under_way = (step, self._cluster.errand(export.export, self._run.uri, step, self._target))

@@ -1,0 +1,41 @@
+"""A run in a bucket of a real S3 server that loses a worker, while many a request is spoiled on its way."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from jobs import curve, job, write_text
+from local_run import drive_here
+from s3 import Proxy, bucket, proxy, s3_server
+
+from orchestrator import decide
+from orchestrator.checkpoint.store import Store
+from orchestrator.rundir import RunDir
+
+__all__ = ["bucket", "proxy", "s3_server"]
+FAULTS = ("busy", "refuse", "deaf", "cut", "slow")
+
+
+def test_a_run_in_a_bucket_goes_on_from_its_commit(
+    bucket: str, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decide, "SETTLE", 0.0)
+    text, cache, quiet = write_text(tmp_path, 20_000), tmp_path / "cache", tmp_path / "quiet"
+    drive_here(job(text), str(quiet), cache)
+    count, kinds = itertools.count(1), itertools.cycle(FAULTS)
+    proxy.spoil = lambda line: "" if next(count) % 9 else next(kinds)
+    summary = drive_here(job(text), f"{bucket}/runs/small", cache, faults=("kill@1:10",))
+    assert {line.split()[0] for line in proxy.spoiled} == set(FAULTS)
+    proxy.spoil = lambda line: ""
+    assert (summary["state"], summary["attempts"], summary["commit"]) == ("done", 2, 12)
+    run = RunDir(f"{bucket}/runs/small")
+    assert run.read_json("summary.json") == summary
+    found = run.rows("metrics.jsonl")
+    assert [(row["step"], row["loss"], row["grad_norm"], row["samples"]) for row in found] == curve(quiet)
+    store = Store(run.at("checkpoints"))
+    assert [(step, store.verify(step)) for step in store.steps()] == [(4, []), (8, []), (12, [])]
+    parts = Counter(path.split("/")[-2] for path in run.fs.find(run.path) if "/part-" in path)
+    assert parts["metrics.jsonl"] <= 4, "rows are written together"

@@ -1,0 +1,131 @@
+"""A disk that is full for a while, under the whole run directory: real ranks, a real file system, the real ENOSPC."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import job, rows, write_text
+from local_run import LocalGang, drive_here
+
+from cluster.gang import Beat
+from orchestrator.checkpoint.store import Store
+
+STEPS = 300
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 6 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(folder)]
+    done = subprocess.run(mount, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"needs leave to mount a tmpfs: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@dataclass
+class Filler:
+    """Fills the disk but for `room` bytes once step 40 is done, and frees it 30 steps after a save has failed, or
+    fills it again and again.
+
+    `failed` has every save that failed, and what was left of it when that was heard.
+    """
+
+    disk: Path
+    frees: bool = True
+    room: int = 0
+    filled_at: int = 0
+    failed: dict[int, list[str]] = field(default_factory=dict)
+
+    def look(self, beat: Beat) -> None:
+        step = max((rank.step for rank in beat.ranks), default=0)
+        if step >= 40 and not (self.filled_at and self.frees):
+            self.filled_at = self.filled_at or step
+            self.fill()
+        for save in (save for row in beat.rows for save in row["saves"] if save["state"] == "failed"):
+            half = self.disk / f"run/checkpoints/step-{save['step']:08d}"
+            self.failed[save["step"]] = os.listdir(half) if half.exists() else []
+        if self.frees and self.failed and step > min(self.failed) + 30:
+            (self.disk / "filler").unlink(missing_ok=True)
+
+    def fill(self) -> None:
+        with open(self.disk / "filler", "ab", buffering=0) as file:
+            try:
+                while file.write(bytes(1 << 12)):
+                    continue
+            except OSError:
+                file.truncate(max(file.tell() - self.room, 0))
+
+
+class Watched(LocalGang):
+    """A gang of two local processes whose beats the filler sees first."""
+
+    def __init__(self, filler: Filler) -> None:
+        super().__init__([2])
+        self._filler = filler
+
+    def poll(self, saved: int, wait: float = 0.0) -> Beat:
+        """See `Gang.poll`."""
+        beat = super().poll(saved, wait)
+        self._filler.look(beat)
+        return beat
+
+
+def drive(disk: Path, filler: Filler, tmp_path: Path, **limits: Any) -> dict[str, Any]:
+    """A run whose directory is on the disk, and whose data is not; its summary."""
+    document = job(write_text(tmp_path, 20_000), steps=STEPS)
+    document["checkpoint"] = {"every": 10, "keep": 2, "export": None}
+    document["limits"] = limits
+    return drive_here(document, str(disk / "run"), tmp_path / "cache", gang=lambda: Watched(filler))
+
+
+def told(run: Path) -> list[str]:
+    """What the user was told while it trained."""
+    return [event["reason"] for event in rows(run, "events.jsonl") if event["phase"] == "train"]
+
+
+def test_a_full_disk_pauses_saving_and_nothing_else(disk: Path, tmp_path: Path) -> None:
+    filler, run = Filler(disk), disk / "run"
+    summary = drive(disk, filler, tmp_path)
+    assert (summary["state"], summary["step"], summary["attempts"], summary["commit"]) == ("done", STEPS, 1, STEPS)
+    assert [row["step"] for row in rows(run)] == list(range(1, STEPS + 1))
+    assert filler.failed
+    assert set(map(tuple, filler.failed.values())) == {()}, "half a commit was left"
+    lines = told(run)
+    failed = [n for n, text in enumerate(lines) if "failed: " in text and "No space left on device" in text]
+    resumed = [n for n, text in enumerate(lines) if text.startswith("saving resumes with the commit at step")]
+    assert len(failed) == len(filler.failed), lines
+    assert min(failed) < min(resumed)
+    store = Store(str(run / "checkpoints"))
+    assert STEPS in store.steps()
+    assert {step: store.verify(step) for step in store.steps()} == {step: [] for step in store.steps()}
+
+
+@pytest.mark.slow
+def test_a_disk_that_stays_full_stops_the_run_at_its_limit(disk: Path, tmp_path: Path) -> None:
+    """With room for rows but for no commit; where room is made, the same command goes on from the last commit."""
+    filler, run = Filler(disk, frees=False, room=150_000), disk / "run"
+    summary = drive(disk, filler, tmp_path, unsaved=0.3)
+    assert summary["state"] == "stopped", (filler, told(run))
+    assert summary["reason"].startswith("limits.unsaved is reached: every save has failed for")
+    assert 0 < summary["commit"] < min(filler.failed)
+    (fault,) = [event["first_fault"] for event in rows(run, "events.jsonl") if event["first_fault"]]
+    assert re.search(r"rank 0 on local: OSError: the commit at step \d+ failed: .*No space left on device", fault)
+    (disk / "filler").unlink()
+    again = drive(disk, Filler(disk, filled_at=1), tmp_path)
+    assert (again["state"], again["commit"]) == ("done", STEPS)
+    assert [row["step"] for row in rows(run)] == list(range(1, STEPS + 1))
+    starts = [event["reason"] for event in rows(run, "events.jsonl") if event["phase"] == "start"]
+    assert starts[1] == f"2 workers from the commit at step {summary['commit']}"

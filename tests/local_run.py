@@ -1,0 +1,66 @@
+"""Whole runs on gangs of local processes: the controller in this process, the ranks real, and no Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prepared import prepare_here
+from scripted import Holders
+
+from cluster.gang import Bundle, Gang
+from cluster.machine import Offer
+from cluster.place import Cluster
+from cluster.process_gang import ProcessGang
+from orchestrator.controller import Controller
+from orchestrator.rundir import RunDir
+from orchestrator.spec import parse
+
+
+class LocalGang(ProcessGang):
+    """A gang of local processes that has room for so many workers in each attempt; the last number stays."""
+
+    def __init__(self, rooms: list[int]) -> None:
+        super().__init__()
+        self._rooms, self._running = rooms, False
+
+    def capacity(self, bundle: Bundle, avoid: Set[str] = frozenset()) -> int:
+        """See `Gang.capacity`."""
+        return self._rooms[0]
+
+    def start(self, *arguments: Any, **more: Any) -> None:
+        """See `Gang.start`."""
+        super().start(*arguments, **more)
+        self._running = True
+
+    def stop(self) -> None:
+        """See `Gang.stop`."""
+        super().stop()
+        if self._running and len(self._rooms) > 1:
+            del self._rooms[0]
+        self._running = False
+
+
+def drive_here(
+    document: dict[str, Any],
+    run: str,
+    cache: Path,
+    *,
+    gang: Callable[[], Gang] | None = None,
+    faults: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """Run a job that exports nothing, with its data prepared in `cache`. Returns the summary."""
+    document["data"]["cache"] = str(cache)
+    spec = parse(document)
+    prepare_here(spec, str(cache))
+    place = RunDir(run)
+    place.create()
+    cluster = Cluster(
+        gang=gang or (lambda: LocalGang([2])),
+        offer=lambda bundle: Offer(8e9),
+        errand=lambda *call: pytest.fail("nothing is exported"),
+        services=Holders,
+    )
+    return Controller(spec, place, None, cluster, faults).drive()
