@@ -154,3 +154,23 @@ def test_a_limit_a_promotion_and_mlflow(tmp_path: Path) -> None:
     }
     page = (sweep / "report.html").read_text()
     assert page.count("<svg") == 2, "two trials say nothing of importance"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheduler", ["hyperband", "median"])
+def test_a_search_under_other_schedulers_ends(tmp_path: Path, scheduler: str) -> None:
+    """HyperBand pauses trials and takes them up again; median stopping ends what is worse than most."""
+    document = sweep_job(write_text(tmp_path / "corpus"), steps=9, scheduler=scheduler, trials=5)
+    document["tune"]["space"] = {LR: {"loguniform": [1e-6, 1e-1]}}
+    document["tune"] |= {"interval": 3, "grace": 3} if scheduler == "median" else {}
+    done = orchestrator("tune", write_job(tmp_path, document), "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    sweep = tmp_path / "runs" / "sweep"
+    ended = states(sweep)
+    assert len(ended) == 5
+    assert {state for state, _ in ended.values()} <= {"done", "stopped"}
+    assert ("done", 9) in ended.values()
+    for name, (_, step) in ended.items():
+        assert [row["step"] for row in rows(sweep / name)] == list(range(1, step + 1)), (
+            "no step twice, none beyond"
+        )
