@@ -64,7 +64,13 @@ class Trial(ray_tune.Trainable):
         assert base.tune is not None
         self._base, self._tune = base, base.tune
         self._name = lineage.runs_of(self._sweep, self._trial)[-1]
-        self._at = 0
+        self._at = self._first() if base.tune.scheduler == "pbt" else 0
+
+    def _first(self) -> int:
+        """The rung before the last one reached: PBT, taken up again, must not judge by results of long ago."""
+        committed = _committed(lineage.at(self._sweep, self._name))
+        reached = [step for step in rungs(self._tune, self._base.train.steps) if step <= committed]
+        return reached[-2] if len(reached) > 1 else 0
 
     def step(self) -> dict[str, Any]:
         """Train to the next rung. A run that fails is a result too: Tune would start all anew for an exception."""

@@ -118,6 +118,28 @@ def test_pbt_hands_the_donor_s_commit_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_pbt_killed_goes_on_from_where_each_trial_was(tmp_path: Path) -> None:
+    """Killed after an exploit: no trial goes back, no step is trained twice, and all come to the end."""
+    document = sweep_job(write_text(tmp_path / "corpus"), steps=40, scheduler="pbt", interval=8, trials=4)
+    document["tune"]["space"] = {LR: {"loguniform": [1e-6, 3e-2]}}
+    document["checkpoint"]["every"] = 2
+    path, sweep = write_job(tmp_path, document), tmp_path / "runs" / "sweep"
+    with started("tune", path, cwd=tmp_path) as process:
+        wait_for(lambda: list(sweep.glob("*/origin.json")), "an exploit")
+        kill_tree(process.pid)
+    before = {run.name: rows(run) for run in sweep.glob("0*") if (run / "metrics.jsonl").exists()}
+    done = orchestrator("tune", path, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert all(state == ("done", 40) for state in states(sweep).values())
+    assert len(states(sweep)) == 4
+    for name, earlier in before.items():
+        now = rows(sweep / name)
+        kept = [row for row in earlier if row in now]
+        assert len(earlier) - len(kept) <= 2, "all but what came after the last commit"
+        assert [row["step"] for row in now] == list(range(now[0]["step"], now[-1]["step"] + 1))
+
+
+@pytest.mark.slow
 def test_a_limit_a_promotion_and_mlflow(tmp_path: Path) -> None:
     """A limit of steps ends the search with exit code 3; with a higher one it goes on, wider from a step on, and MLflow
     has its trials below it and the best model under an alias."""
