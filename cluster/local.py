@@ -62,10 +62,12 @@ def ray_at(address: str | None, cpus: float = 0, gpus: float = 0) -> Iterator[No
             if last:
                 raise NoCluster(f"no Ray cluster answers at {address}: {reason}") from None
             ray.shutdown()
-    try:
-        yield
-    finally:
-        ray.shutdown()
+    # Ray prints news of its nodes, some of it as it ends; standard output is for results.
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            yield
+        finally:
+            ray.shutdown()
 
 
 def _require_answer(address: str) -> None:

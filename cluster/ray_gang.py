@@ -204,7 +204,8 @@ class RayGang:
 
     def stop(self) -> None:
         """See `Gang.stop`."""
-        asked = {room.hosts[place].end_ranks.remote(): room for room, place in self._seats}
+        held = [(room, place) for room, place in self._seats if room in self._rooms]
+        asked = {room.hosts[place].end_ranks.remote(): room for room, place in held}
         self._seats = []
         if not asked:
             return
@@ -326,6 +327,7 @@ class RayGang:
                 if told := ray.get(room.hosts[place].end_of.remote(rank.pid), timeout=ANSWER):
                     return str(told)
         except RayError as error:
+            self._lose(room)  # now, so that nobody waits for its answer again
             return f"the node or its Ray worker is gone: {_first_line(error)}"
         return f"no answer from {rank.node} within {ANSWER:g} s"
 

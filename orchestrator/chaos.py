@@ -6,6 +6,7 @@ differ is compared: the receipt of every step, the losses, and that nothing is l
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import random
@@ -87,7 +88,7 @@ def chaos(
     down(CLUSTER)
     cluster = up(CLUSTER, [node] * world)
     try:
-        with _connected(cluster):
+        with contextlib.redirect_stdout(sys.stderr), _connected(cluster):  # where Ray may tell of its nodes
             tell("the undisturbed run")
             quiet = Trial(job, runs / "undisturbed", cluster, ())
             if quiet.run() != "done":
