@@ -33,7 +33,7 @@ from orchestrator.spec import JobSpec
 from orchestrator.stability import on_record
 from orchestrator.status import status_of
 from orchestrator.stragglers import Stragglers
-from orchestrator.train.task import ENTRY_OF, Task
+from orchestrator.train.task import ENTRY_OF, NOTICES, Task
 
 POLL = 0.1
 """Seconds between looks at a gang that has no news."""
@@ -58,6 +58,8 @@ class Controller:
         self._useful = spec.resources.workers.max
         self._holders = Holders(spec, cluster)
         self._stragglers = Stragglers()
+        source = spec.resources.notices
+        self._notices = cluster.services(NOTICES, source) if source else None
         self._record: Record | None = None
         self._state = State()
         self._rules = Rules(spec, lambda workers: None)
@@ -119,6 +121,8 @@ class Controller:
         finally:
             self._gang.close()
             self._holders.stop()
+            if self._notices is not None:
+                self._notices.stop()
 
     def _summarise(self, record: Record) -> dict[str, Any]:
         record.settle()
@@ -233,6 +237,8 @@ class Controller:
         self._event("start", f"{layout.world} workers {source}", layout=layout.to_json(), **told)
         self._write_status(force=True)
         self._beat = Beat()
+        if self._notices is not None:
+            self._notices.everywhere()
         task, entry = self._task(record, layout, restored).to_json(), ENTRY_OF[layout.engine]
         try:
             self._gang.start(layout.world, self._bundle, entry, task, layout.tp, self._room.avoid)

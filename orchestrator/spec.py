@@ -180,6 +180,11 @@ class ResourceSpec(_Model):
     workers: Workers = Workers(min=1, max=1)
     per_worker: PerWorker = Field(default_factory=PerWorker)
     spares: Count = Field(default=0, description="workers that stand by, with all imports done")
+    notices: str | None = Field(
+        default=None,
+        description="where word comes from that a machine will be taken away: aws, gcp, azure, a path or URL that is "
+        "there when it will",
+    )
 
     @field_validator("workers", mode="before", json_schema_input_type=Workers | int)
     @classmethod

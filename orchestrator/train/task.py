@@ -9,6 +9,8 @@ ENTRY = "orchestrator.train.loop:main"
 """The rank program, as a gang names it."""
 ENTRY_OF = {"torch": ENTRY, "deepspeed": "orchestrator.train.deepspeed_rank:main"}
 """The same by engine: what it imports first differs."""
+NOTICES = "cluster.notices:Notices"
+"""What asks, on a node, whether it will be taken away."""
 HOLDER = "orchestrator.checkpoint.holder:Holder"
 """What keeps snapshots in the memory of a node."""
 
