@@ -15,7 +15,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from orchestrator.errors import InputError
+from orchestrator.overrides import override
 from orchestrator.stability import StabilitySpec
+from orchestrator.tune.spec import TuneSpec
 from orchestrator.wording import one_line
 
 Positive = Annotated[int, Field(ge=1)]
@@ -267,6 +269,9 @@ class JobSpec(_Model):
     checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
     tracking: TrackingSpec | None = None
     limits: LimitSpec = Field(default_factory=LimitSpec)
+    tune: TuneSpec | None = Field(
+        default=None, description="a search over keys of this job, for `orchestrator tune`"
+    )
 
     def identity(self) -> dict[str, Any]:
         """What makes two runs the same run: all that decides the samples and the weights, nothing else.
@@ -300,8 +305,8 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> JobSpec:
         raise InputError(f"is not YAML ({getattr(error, 'problem', error)})", where) from None
     if not isinstance(document, dict):
         raise InputError("must be a mapping of keys to values", str(path), "see `orchestrator init`")
-    for override in overrides:
-        _override(document, override)
+    for text in overrides:
+        override(document, text)
     return parse(document, str(path))
 
 
@@ -321,22 +326,3 @@ def dump(spec: JobSpec) -> str:
 def schema() -> str:
     """The JSON Schema of the job file."""
     return json.dumps(JobSpec.model_json_schema(), indent=2)
-
-
-def _override(document: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    where = f"--set {override}"
-    if not equals or not key:
-        raise InputError("is not of the form a.b=c", where, "write for example --set train.steps=50")
-    *parents, last = key.split(".")
-    for parent in parents:
-        child = document.get(parent)
-        if child is None or isinstance(child, str):
-            child = document[parent] = {}
-        if not isinstance(child, dict):
-            raise InputError(f"'{parent}' is not a mapping", where, "override it whole")
-        document = child
-    try:
-        document[last] = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"the value is not YAML ({error})", where) from None

@@ -25,7 +25,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for _module in ("job", "run", "jobs", "look", "checkpoint", "data", "cluster", "chaos"):
+for _module in ("job", "run", "jobs", "look", "checkpoint", "data", "cluster", "chaos", "tune"):
     import_module(f"orchestrator.cli.{_module}").register(app)
 
 

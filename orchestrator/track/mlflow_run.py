@@ -49,7 +49,7 @@ class MlflowRun:
             logging.getLogger(chatty).setLevel(logging.ERROR)
         self._client = MlflowClient(tracking_uri=uri)
         self._experiment = _experiment(self._client, uri, experiment)
-        tags = {URI_TAG: _quotable(redact(run_uri)), BORN_TAG: f"{born:.6f}"}
+        tags = {URI_TAG: quotable(redact(run_uri)), BORN_TAG: f"{born:.6f}"}
         wanted = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
         found = self._client.search_runs([self._experiment], wanted, order_by=["attributes.start_time ASC"])
         if found:
@@ -169,6 +169,6 @@ def _key(key: Any) -> str:
     return re.sub(r"[^\w.\-/ ]", "_", str(key))[:KEY_LENGTH]
 
 
-def _quotable(text: str) -> str:
-    """MLflow's filters know no escape for a quote."""
+def quotable(text: str) -> str:
+    """`text` without what MLflow's filters, which know no escape for a quote, could not hold."""
     return text.replace("'", "%27").replace('"', "%22").replace("`", "%60")

@@ -26,6 +26,8 @@ LIGHT = {
     "orchestrator.layout": ("torch", "ray", "transformers", "mlflow", "numpy", "pydantic"),
     "orchestrator.decide": ("torch", "ray", "transformers", "mlflow"),
     "orchestrator.plan": ("torch", "ray", "transformers", "mlflow"),
+    "orchestrator.tune.space": ("torch", "ray", "transformers", "mlflow", "optuna"),
+    "orchestrator.tune.rungs": ("torch", "ray", "transformers", "mlflow", "optuna"),
     "orchestrator.rundir": ("torch", "ray", "transformers", "mlflow"),
     "orchestrator.train.task": ("torch", "ray", "transformers", "mlflow"),
     "orchestrator.controller": ("torch", "ray", "transformers"),

@@ -17,7 +17,7 @@ COMMANDS = (
     "", "init", "schema", "doctor", "plan", "run", "status", "stop", "verify-resume", "report", "checkpoint",
     "checkpoint list", "checkpoint verify", "checkpoint export", "checkpoint prune", "data", "data corpus",
     "data prepare", "data inspect", "submit", "attach", "logs", "list", "cluster", "cluster up", "cluster add",
-    "cluster remove", "cluster show", "cluster down",
+    "cluster remove", "cluster show", "cluster down", "tune",
 )  # fmt: skip
 
 

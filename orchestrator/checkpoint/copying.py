@@ -1,0 +1,23 @@
+"""A commit copied into another store, byte by byte, with its manifest last."""
+
+from __future__ import annotations
+
+import contextlib
+
+from orchestrator.checkpoint.manifest import MANIFEST, folder
+from orchestrator.checkpoint.store import Store
+
+
+def copy(source: Store, step: int, target: Store) -> None:
+    """Make the commit of `step` one of `target` too; a copy that was cut short before is made whole.
+
+    Raises CorruptCommit if its manifest is damaged, InputError if there is none. Bytes are not verified: whoever
+    loads them does.
+    """
+    commit = source.manifest(step)
+    for name in commit.files:
+        path = f"{folder(step)}/{name}"
+        target.retry(target.backend.write, path, [source.retry(source.backend.read, path)])
+    path = f"{folder(step)}/{MANIFEST}"
+    with contextlib.suppress(FileExistsError):  # it was whole already
+        target.retry(target.backend.publish, path, source.retry(source.backend.read, path))

@@ -1,0 +1,84 @@
+"""tune: search over keys of a job."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from orchestrator.cli.options import Address, Job, Json, RunDirectory, Set, emit, job_of, run_of, table
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    app.command()(tune)
+
+
+def tune(
+    job: Job,
+    overrides: Set = None,
+    run_dir: RunDirectory = None,
+    address: Address = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="only write the report of what there is anew")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Search over keys of a job with Ray Tune; the same command goes on after anything."""
+    from orchestrator.tune.console import SweepProgress
+    from orchestrator.tune.sweep import tune as search
+
+    spec = job_of(job, overrides)
+    sweep = run_of(spec, run_dir)
+    if report:
+        from orchestrator.tune.report import report as page
+
+        sweep.write_text("report.html", page(sweep))
+        print(sweep.at("report.html"))
+        return
+    with SweepProgress() as progress:
+        outcome = search(spec, sweep, address, progress.update)
+    if as_json:
+        emit(
+            {
+                "exit_code": outcome.code,
+                "run_dir": sweep.uri,
+                "line": outcome.line,
+                "sweep": outcome.summary,
+            }
+        )
+    else:
+        show(outcome.summary)
+        for problem in filter(None, (outcome.summary["problem"], outcome.summary["tracking"])):
+            print(f"orchestrator: {problem}", file=sys.stderr)
+        print(f"report.html, sweep.json and best.yaml are in {sweep.uri}", file=sys.stderr)
+    if outcome.line and not as_json:
+        print(f"orchestrator: {outcome.line}", file=sys.stderr)
+    raise typer.Exit(outcome.code)
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print the trials as a table, the best first."""
+    keys = list(dict.fromkeys(key for trial in found["trials"] for key in trial["config"]))
+    sign = 1 if found["mode"] == "min" else -1
+    ranked = sorted(
+        found["trials"], key=lambda t: (t["value"] is None, sign * (t["value"] or 0.0), t["trial"])
+    )
+    rows = [
+        [
+            trial["trial"],
+            trial["state"],
+            str(trial["step"]),
+            "-" if trial["value"] is None else f"{trial['value']:.4f}",
+            *(_short(trial["config"].get(key)) for key in keys),
+            trial["reason"],
+        ]
+        for trial in ranked
+    ]
+    columns = ["trial", "state", "step", found["metric"], *(key.rsplit(".", 1)[-1] for key in keys), "why"]
+    table(f"{found['name']}: {len(rows)} trials, {found['steps']} steps", columns, rows)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,90 @@
+"""The end of a search: what it found, written down; the best job, ready to run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import fsspec
+
+from orchestrator.rundir import RunDir
+from orchestrator.spec import JobSpec, dump
+from orchestrator.tune import lineage
+from orchestrator.tune.ledger import Ledger
+from orchestrator.tune.mlflow_sweep import publish
+from orchestrator.tune.progress import Standing
+from orchestrator.tune.space import Config, job_of
+
+
+def finish(spec: JobSpec, sweep: RunDir, ledger: Ledger, standing: Standing) -> dict[str, Any]:
+    """Write sweep.json, best.yaml and report.html, and tell MLflow; what stands in sweep.json."""
+    found = summarise(spec, sweep, ledger, standing)
+    sweep.write_json("sweep.json", found)
+    if found["best"] is not None:
+        name = f"{spec.name[:50]}-best"
+        best = job_of(spec, found["best"]["config"], name=name)
+        header = f"# the best of {len(ledger.configs)} trials: {found['best']['trial']}, {found['metric']} "
+        sweep.write_text("best.yaml", f"{header}{found['best']['value']:.6g}\n{dump(best)}")
+    found["problem"] = draw(sweep)
+    found["tracking"] = publish(spec, sweep, found)
+    sweep.write_json("sweep.json", found)
+    return found
+
+
+def draw(sweep: RunDir) -> str | None:
+    """Write report.html; what went wrong, since a drawing fails no search."""
+    from orchestrator.tune.report import report
+
+    try:
+        sweep.write_text("report.html", report(sweep))
+    except Exception as error:
+        return f"report.html was not written: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return None
+
+
+def summarise(spec: JobSpec, sweep: RunDir, ledger: Ledger, standing: Standing) -> dict[str, Any]:
+    """The search in one document."""
+    assert spec.tune is not None
+    best = standing.best()
+    trials = [_trial(spec, sweep, name, ledger) for name in sorted(ledger.configs)]
+    if best is not None:
+        config = next(t["config"] for t in trials if t["trial"] == best["trial"])
+        best = {**best, "config": config, "run_dir": sweep.at(best["run"])}
+    return {
+        "name": spec.name,
+        "metric": spec.tune.metric,
+        "mode": spec.tune.mode,
+        "hours": standing.hours,
+        "steps": sum(trial["steps"] for trial in trials),
+        "exploits": sum(len(trial["runs"]) - 1 for trial in trials),
+        "best": best,
+        "trials": trials,
+    }
+
+
+def _trial(spec: JobSpec, sweep: RunDir, name: str, ledger: Ledger) -> dict[str, Any]:
+    runs = lineage.runs_of(sweep, name)
+    begun, ended = lineage.origin(sweep, runs[-1]), ledger.ended.get(name)
+    config: Config = begun["config"] if begun else ledger.configs[name]
+    return {
+        "trial": name,
+        "config": config,
+        "state": ended.state if ended else "not ended",
+        "value": ended.value if ended else None,
+        "step": ended.step if ended else 0,
+        "reason": ended.reason if ended else "",
+        "runs": runs,
+        "steps": sum(_own_steps(sweep, run) for run in runs),
+    }
+
+
+def _own_steps(sweep: RunDir, run: str) -> int:
+    begun = lineage.origin(sweep, run)
+    rows = lineage.at(sweep, run).rows("metrics.jsonl")
+    return sum(row["step"] > (begun["step"] if begun else 0) for row in rows)
+
+
+def remove_folder(sweep: RunDir, name: str) -> None:
+    """Remove a folder of the sweep's directory, if it is there."""
+    fs, path = fsspec.core.url_to_fs(sweep.at(name))
+    if fs.exists(path):
+        fs.rm(path, recursive=True)

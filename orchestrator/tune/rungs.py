@@ -1,0 +1,45 @@
+"""At which steps of a trial it is decided whether it goes on. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from orchestrator.tune.spec import TuneSpec
+
+
+def grace_of(tune: TuneSpec, steps: int) -> int:
+    """Steps that every trial gets."""
+    return tune.grace or max(1, steps // 9)
+
+
+def interval_of(tune: TuneSpec, steps: int) -> int:
+    """Steps between two decisions where they come at even distances."""
+    return tune.interval or max(1, steps // 10)
+
+
+def rungs(tune: TuneSpec, steps: int) -> list[int]:
+    """Steps at which a trial ends its gang with a commit and reports, ascending, the last step included.
+
+    ASHA: grace times powers of the reduction; HyperBand: the same for the first step of each bracket (Li et al., 2018,
+    algorithm 1); both as Tune's own schedulers have them; PBT and median stopping: even
+    distances. A step of a promotion is one too.
+    """
+    found = {steps} | {promotion.at for promotion in tune.promote}
+    if tune.scheduler == "asha":
+        found |= _geometric(grace_of(tune, steps), tune.reduction, steps)
+    elif tune.scheduler == "hyperband":
+        for bracket in range(round(math.log(steps, tune.reduction)) + 1):
+            found |= _geometric(max(1, int(steps * tune.reduction**-bracket)), tune.reduction, steps)
+    elif tune.scheduler in ("median", "pbt"):
+        every = interval_of(tune, steps)
+        found |= set(range(every, steps, every))
+        found |= {grace_of(tune, steps)} if tune.scheduler == "median" else set()
+    return sorted(step for step in found if step <= steps)
+
+
+def _geometric(first: int, ratio: int, end: int) -> set[int]:
+    found, at = set(), first
+    while at < end:
+        found.add(at)
+        at *= ratio
+    return found

@@ -1,0 +1,110 @@
+"""From a search space to jobs: values drawn, perturbed and put in. Pure; torch-free and Ray-free."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.errors import InputError
+from orchestrator.overrides import put
+from orchestrator.spec import JobSpec, parse
+from orchestrator.tune.spec import Dimension, TuneSpec
+
+Config = dict[str, Any]
+"""Values by dotted key of the job."""
+
+FACTORS = (0.8, 1.2)
+"""What PBT multiplies a value of a range with (Jaderberg et al., 2017, section 4)."""
+RESAMPLE = 0.25
+"""Chance that PBT draws a value anew instead."""
+NOT_SEARCHED = ("name", "tune", "tracking", "checkpoint", "limits")
+
+
+def draw(dimension: Dimension, source: random.Random) -> Any:
+    """One value."""
+    if dimension.listed is not None:
+        return source.choice(dimension.listed)
+    low, high = dimension.ends
+    if dimension.loguniform:
+        return min(max(math.exp(source.uniform(math.log(low), math.log(high))), low), high)
+    return source.randint(int(low), int(high)) if dimension.integer else source.uniform(low, high)
+
+
+def drawn(tune: TuneSpec, seed: int, number: int) -> Config:
+    """The values of trial `number` by random search: a function of (seed, number), whatever was drawn before."""
+    source = random.Random(f"{seed}/{number}")
+    return {key: draw(dimension, source) for key, dimension in tune.space.items()}
+
+
+def grid(tune: TuneSpec) -> list[Config]:
+    """Every point of a grid, the last key fastest."""
+    values = [dimension.listed or [] for dimension in tune.space.values()]
+    return [dict(zip(tune.space, point, strict=True)) for point in itertools.product(*values)]
+
+
+def perturbed(tune: TuneSpec, config: Mapping[str, Any], source: random.Random) -> Config:
+    """PBT's explore step: each value a little lower or higher, or drawn anew, never out of its range."""
+    found = dict(config)
+    for key, dimension in tune.space.items():
+        value = found[key]
+        if source.random() < RESAMPLE:
+            found[key] = draw(dimension, source)
+        elif dimension.listed is not None:
+            place = dimension.listed.index(value) + source.choice((-1, 1))
+            found[key] = dimension.listed[min(max(place, 0), len(dimension.listed) - 1)]
+        else:
+            low, high = dimension.ends
+            moved = min(max(value * source.choice(FACTORS), low), high)
+            found[key] = round(moved) if dimension.integer else moved
+    return found
+
+
+def job_of(spec: JobSpec, config: Mapping[str, Any], **more: Any) -> JobSpec:
+    """The job with the values of `config` and those of `more`, whose keys have __ for dots, and no search.
+
+    Raises InputError where they make no job.
+    """
+    document = spec.model_dump(mode="json") | {"tune": None}
+    for key, value in config.items():
+        put(document, key, value, f"tune.space.{key}")
+    for key, value in more.items():
+        put(document, key.replace("__", "."), value, key)
+    return parse(document, "trial")
+
+
+def check(spec: JobSpec) -> TuneSpec:
+    """The search of a job. Raises InputError if there is none, or one that names no keys of the job."""
+    tune = spec.tune
+    if tune is None:
+        raise InputError("there is no search", "tune", "say which keys to search, see `orchestrator schema`")
+    for key, dimension in tune.space.items():
+        where = f"tune.space.{key}"
+        if key.split(".")[0] in NOT_SEARCHED:
+            raise InputError("is not searched", where, f"search none of {', '.join(NOT_SEARCHED)}")
+        inner = [other for other in tune.space if other.startswith(key + ".")]
+        if inner:
+            raise InputError(f"{inner[0]} lies within it", where, "search one of them")
+        for value in dimension.listed or dimension.ends:
+            _try(spec, {key: value}, where)
+    for promotion in tune.promote:
+        _try(spec, promotion.set, f"tune.promote.{promotion.at}")
+        if promotion.at >= spec.train.steps:
+            what = f"step {promotion.at} is not before train.steps {spec.train.steps}"
+            raise InputError(what, "tune.promote", "lower it")
+    for name, steps in (("grace", tune.grace), ("interval", tune.interval)):
+        if steps is not None and steps >= spec.train.steps:
+            what = f"{steps} is not below train.steps {spec.train.steps}, so nothing would be decided"
+            raise InputError(what, f"tune.{name}", "lower it")
+    return tune
+
+
+def _try(spec: JobSpec, config: Config, where: str) -> None:
+    try:
+        job_of(spec, config)
+    except InputError as error:
+        place = error.where.removeprefix("trial: ")
+        at = "" if where.endswith(place) or place == "trial" else f" ({place})"
+        raise InputError(error.what + at, where, error.mend) from None

@@ -1,0 +1,198 @@
+"""A search on embedded Ray, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jobs import curve, job, kill_tree, orchestrator, rows, started, wait_for, weights, write_job, write_text
+
+LR = "train.optimizer.lr"
+
+
+def sweep_job(text: str, name: str = "sweep", steps: int = 12, **tune: Any) -> dict[str, Any]:
+    document = job(text, steps=steps)
+    document["name"] = name
+    document["resources"] = {"workers": 1}
+    document["checkpoint"] = {"every": 4, "keep": 3, "export": None}
+    document["tune"] = {"space": {LR: {"loguniform": [1e-4, 3e-2]}}, "trials": 4, "window": 2, **tune}
+    return document
+
+
+def states(sweep: Path) -> dict[str, tuple[str, int]]:
+    """State and last step of every trial that has ended."""
+    ended = [row for row in rows(sweep, "trials.jsonl") if row["event"] == "ended"]
+    assert len({row["trial"] for row in ended}) == len(ended), "no trial ends twice"
+    return {row["trial"]: (row["state"], row["step"]) for row in ended}
+
+
+def test_a_failing_trial_is_explained_and_the_search_goes_on(tmp_path: Path) -> None:
+    """By grid over a layout, a learning rate and a width that one model cannot have, under ASHA."""
+    document = sweep_job(
+        write_text(tmp_path / "corpus"), scheduler="asha", grace=4, sampler="grid", trials=None
+    )
+    hidden = "workload.changes.hidden"
+    document["tune"]["space"] = {hidden: {"grid": [32, 34]}, LR: {"grid": [3e-3, 1e-2]}}
+    done = orchestrator("tune", write_job(tmp_path, document), "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    sweep, printed = tmp_path / "runs" / "sweep", json.loads(done.stdout)
+    found = {trial["trial"]: trial for trial in printed["sweep"]["trials"]}
+    assert [found[name]["state"] for name in ("0001", "0003")] == ["failed", "failed"]
+    assert "hidden" in found["0001"]["reason"]
+    assert [found[name]["config"][hidden] for name in ("0000", "0002")] == [32, 32]
+    ended = states(sweep)
+    assert {ended["0000"][0], ended["0002"][0]} <= {"done", "stopped"}
+    best = printed["sweep"]["best"]
+    assert best["step"] == 12
+    metrics = rows(sweep / best["run"])
+    assert [row["step"] for row in metrics] == list(range(1, 13))
+    assert best["value"] == pytest.approx(sum(row["loss"] for row in metrics[-2:]) / 2)
+    assert len(list((tmp_path / "runs" / "_data").iterdir())) == 1, "all trials read the same shards"
+    job_file = yaml.safe_load((sweep / "best.yaml").read_text())
+    assert job_file["train"]["optimizer"]["lr"] == best["config"][LR]
+    assert job_file["tune"] is None
+    assert not (sweep / "_tune").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", ["random", "tpe"])
+def test_a_search_killed_at_any_moment_goes_on(tmp_path: Path, sampler: str) -> None:
+    """The whole tree is killed twice; every trial is trained once and ends as in a search that nothing disturbed."""
+    text = write_text(tmp_path / "corpus")
+    document = sweep_job(text, "quiet", sampler=sampler, concurrency=1, scheduler="asha", grace=4)
+    assert orchestrator("tune", write_job(tmp_path, document, "quiet.yaml"), cwd=tmp_path).returncode == 0
+    quiet = tmp_path / "runs" / "quiet"
+    path = write_job(tmp_path, {**document, "name": "killed"})
+    sweep = tmp_path / "runs" / "killed"
+    for seen in (lambda: (sweep / "0000" / "metrics.jsonl").exists(), lambda: len(states(sweep)) >= 2):
+        with started("tune", path, cwd=tmp_path) as process:
+            wait_for(seen, "the moment to kill")
+            kill_tree(process.pid)
+    before = {
+        p: p.stat().st_mtime_ns for name in states(sweep) for p in (sweep / name).rglob("*") if p.is_file()
+    }
+    done = orchestrator("tune", path, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {p: p.stat().st_mtime_ns for p in before} == before, "what had ended is not touched"
+    drawn = [row["config"] for row in rows(sweep, "trials.jsonl") if row["event"] == "drawn"]
+    assert drawn == [row["config"] for row in rows(quiet, "trials.jsonl") if row["event"] == "drawn"]
+    assert states(sweep) == states(quiet)
+    for name in states(quiet):
+        assert curve(sweep / name) == curve(quiet / name)
+    again = orchestrator("tune", path, "--json", cwd=tmp_path)
+    assert again.returncode == 0
+    assert json.loads(again.stdout)["sweep"]["best"] == json.loads(done.stdout)["sweep"]["best"]
+
+
+@pytest.mark.slow
+def test_pbt_hands_the_donor_s_commit_over(tmp_path: Path) -> None:
+    """Bad learning rates take over the weights of good ones, bit by bit, and go on with them."""
+    document = sweep_job(write_text(tmp_path / "corpus"), steps=40, scheduler="pbt", interval=8, trials=4)
+    document["tune"]["space"] = {LR: {"loguniform": [1e-6, 3e-2]}}
+    document["train"]["optimizer"]["schedule"] = "constant"
+    document["checkpoint"]["keep"] = 20
+    done = orchestrator("tune", write_job(tmp_path, document), "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    sweep, printed = tmp_path / "runs" / "sweep", json.loads(done.stdout)["sweep"]
+    exploits = sorted(path.parent for path in sweep.glob("*/origin.json"))
+    assert printed["exploits"] == len(exploits) >= 1
+    for run in exploits:
+        begun = json.loads((run / "origin.json").read_text())
+        donor, step = sweep / begun["donor"], begun["step"]
+        assert begun["donor"].split("-")[0] != run.name.split("-")[0]
+        first = rows(run)[0]["step"]
+        assert first <= step + 1
+        assert (
+            yaml.safe_load((run / "job.yaml").read_text())["train"]["optimizer"]["lr"] == begun["config"][LR]
+        )
+        ours = run / "checkpoints" / f"step-{step:08d}"
+        theirs = donor / "checkpoints" / ours.name
+        assert ours.exists()
+        assert theirs.exists()
+        assert weights(run, step) == weights(donor, step)
+        assert rows(run)[-1]["step"] == 40 or (sweep / f"{run.name[:4]}-2").exists()
+    assert all(state == ("done", 40) for state in states(sweep).values())
+
+
+@pytest.mark.slow
+def test_pbt_killed_goes_on_from_where_each_trial_was(tmp_path: Path) -> None:
+    """Killed after an exploit: no trial goes back, no step is trained twice, and all come to the end."""
+    document = sweep_job(write_text(tmp_path / "corpus"), steps=40, scheduler="pbt", interval=8, trials=4)
+    document["tune"]["space"] = {LR: {"loguniform": [1e-6, 3e-2]}}
+    document["checkpoint"]["every"] = 2
+    path, sweep = write_job(tmp_path, document), tmp_path / "runs" / "sweep"
+    with started("tune", path, cwd=tmp_path) as process:
+        wait_for(lambda: list(sweep.glob("*/origin.json")), "an exploit")
+        kill_tree(process.pid)
+    before = {run.name: rows(run) for run in sweep.glob("0*") if (run / "metrics.jsonl").exists()}
+    done = orchestrator("tune", path, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert all(state == ("done", 40) for state in states(sweep).values())
+    assert len(states(sweep)) == 4
+    for name, earlier in before.items():
+        now = rows(sweep / name)
+        kept = [row for row in earlier if row in now]
+        assert len(earlier) - len(kept) <= 2, "all but what came after the last commit"
+        assert [row["step"] for row in now] == list(range(now[0]["step"], now[-1]["step"] + 1))
+
+
+@pytest.mark.slow
+def test_a_limit_a_promotion_and_mlflow(tmp_path: Path) -> None:
+    """A limit of steps ends the search with exit code 3; with a higher one it goes on, wider from a step on, and MLflow
+    has its trials below it and the best model under an alias."""
+    from mlflow import MlflowClient
+
+    document = sweep_job(write_text(tmp_path / "corpus"), trials=2, concurrency=1, register_as="small-best")
+    document["tune"]["promote"] = [{"at": 8, "set": {"resources.workers": 2}}]
+    document["tracking"] = {"uri": "sqlite:///mlflow.db", "experiment": "tests"}
+    path, sweep = write_job(tmp_path, document), tmp_path / "runs" / "sweep"
+    half = orchestrator("tune", path, "--set", "tune.limits.steps=8", "--json", cwd=tmp_path)
+    assert half.returncode == 3, half.stderr
+    assert "tune.limits.steps 8 is reached" in json.loads(half.stdout)["line"]
+    assert states(sweep) == {}
+    done = orchestrator("tune", path, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)["sweep"]
+    assert printed["problem"] is None
+    assert printed["tracking"] is None
+    for name in ("0000", "0001"):
+        assert [row["layout"][:3] for row in rows(sweep / name)] == ["dp1"] * 8 + ["dp2"] * 4
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    where = [client.get_experiment_by_name("tests").experiment_id]
+    logged = {run.info.run_name: run for run in client.search_runs(where)}
+    assert set(logged) == {"sweep", "sweep-0000", "sweep-0001"}
+    parent = logged["sweep"].info.run_id
+    trials = [logged["sweep-0000"], logged["sweep-0001"]]
+    assert [run.data.tags["mlflow.parentRunId"] for run in trials] == [parent] * 2
+    assert len({run.data.params[LR] for run in trials}) == 2
+    assert logged["sweep"].data.metrics["best_loss"] == pytest.approx(printed["best"]["value"])
+    best = client.get_model_version_by_alias("small-best", "best")
+    assert best.run_id == logged[f"sweep-{printed['best']['trial']}"].info.run_id
+    assert {"config.json", "model.safetensors"} <= {
+        Path(a.path).name for a in client.list_artifacts(best.run_id, "model")
+    }
+    page = (sweep / "report.html").read_text()
+    assert page.count("<svg") == 2, "two trials say nothing of importance"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheduler", ["hyperband", "median"])
+def test_a_search_under_other_schedulers_ends(tmp_path: Path, scheduler: str) -> None:
+    """HyperBand pauses trials and takes them up again; median stopping ends what is worse than most."""
+    document = sweep_job(write_text(tmp_path / "corpus"), steps=9, scheduler=scheduler, trials=5)
+    document["tune"]["space"] = {LR: {"loguniform": [1e-6, 1e-1]}}
+    document["tune"] |= {"interval": 3, "grace": 3} if scheduler == "median" else {}
+    done = orchestrator("tune", write_job(tmp_path, document), "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    sweep = tmp_path / "runs" / "sweep"
+    ended = states(sweep)
+    assert len(ended) == 5
+    assert {state for state, _ in ended.values()} <= {"done", "stopped"}
+    assert ("done", 9) in ended.values()
+    for name, (_, step) in ended.items():
+        assert [row["step"] for row in rows(sweep / name)] == list(range(1, step + 1)), (
+            "no step twice, none beyond"
+        )

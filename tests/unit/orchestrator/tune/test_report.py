@@ -1,0 +1,79 @@
+"""The page of a search, and its drawings."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import spec
+from orchestrator.errors import InputError
+from orchestrator.rundir import RunDir
+from orchestrator.tune.pictures import BEST, GREY
+from orchestrator.tune.report import report
+
+LR = "train.optimizer.lr"
+
+
+def sweep_of(folder: Path, trials: list[tuple[str, int, float]]) -> RunDir:
+    """A search whose trials have (state, last step, last loss)."""
+    job: dict[str, Any] = {
+        "name": "small",
+        "workload": {"model": "gpt-tiny"},
+        "data": {"sources": [{"uri": "a.txt"}], "tokenizer": {"train_bpe": 512}, "sequence_length": 32},
+        "train": {"steps": 9, "global_batch": 8},
+        "tune": {
+            "space": {
+                LR: {"loguniform": [1e-4, 1e-1]},
+                "train.optimizer.name": {"choice": ["<adamw>", "lion"]},
+            },
+            "trials": 4,
+            "window": 1,
+        },
+    }
+    sweep = RunDir(str(folder))
+    sweep.write_text("job.yaml", spec.dump(spec.parse(job)))
+    found = []
+    for number, (state, step, loss) in enumerate(trials):
+        name = f"{number:04d}"
+        config = {LR: 10.0 ** -(number + 1), "train.optimizer.name": ("<adamw>", "lion")[number % 2]}
+        value = None if state == "failed" else loss
+        found.append({"trial": name, "config": config, "state": state, "value": value, "step": step})
+        found[-1] |= {"reason": "out of <memory>" if state == "failed" else "", "runs": [name], "steps": step}
+        (folder / name).mkdir()
+        rows = [json.dumps({"step": s, "loss": loss + 9 - s}) for s in range(1, step + 1)]
+        (folder / name / "metrics.jsonl").write_text("\n".join(rows))
+    best = min((t for t in found if t["state"] == "done"), key=lambda t: t["value"], default=None)
+    head = {"name": "small", "metric": "loss", "mode": "min", "hours": 0.5, "steps": 20, "exploits": 0}
+    sweep.write_json("sweep.json", head | {"best": best and {**best, "run": best["trial"]}, "trials": found})
+    return sweep
+
+
+def test_the_page_has_every_trial_and_three_drawings(tmp_path: Path) -> None:
+    page = report(
+        sweep_of(tmp_path, [("done", 9, 3.0), ("stopped", 3, 5.0), ("done", 9, 4.0), ("stopped", 3, 6.0)])
+    )
+    lines, curves, _ = re.findall(r"<svg.*?</svg>", page, re.S)
+    assert [drawing.count(f"stroke: {GREY}") >= 2 for drawing in (lines, curves)] == [True, True]
+    assert f"stroke: {BEST}" in lines
+    assert f"stroke: {BEST}" in curves
+    assert 'href="0003/report.html"' in page
+    assert "at step 3, which" in page, "keys are compared where all trials have been"
+    assert "<adamw>" not in page
+    assert "http://" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
+        "http://creativecommons.org", ""
+    ), "nothing is loaded from elsewhere"
+
+
+def test_a_search_whose_trials_all_failed_has_its_reasons(tmp_path: Path) -> None:
+    page = report(sweep_of(tmp_path, [("failed", 0, 0.0), ("failed", 0, 0.0)]))
+    assert "<svg" not in page
+    assert page.count("out of &lt;memory&gt;") == 2
+
+
+def test_where_there_is_no_search_it_says_so(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no search here"):
+        report(RunDir(str(tmp_path)))
