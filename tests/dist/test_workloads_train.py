@@ -11,7 +11,7 @@ from typing import Any
 from jobs import job
 from prepared import prepare_here
 
-from cluster.gang import Bundle
+from cluster.gang import FINISHED, Bundle
 from cluster.process_gang import ProcessGang
 from orchestrator.layout import Layout
 from orchestrator.spec import parse
@@ -76,7 +76,7 @@ def train(tasks: dict[str, Any]) -> dict[str, Any]:
         gang.start(1, Bundle(), "training_targets:train_each", tasks)
         while True:
             (rank,) = gang.poll(0).ranks
-            if rank.state != "running":
+            if rank.state in FINISHED:
                 assert rank.state == "done", rank.error
                 return rank.result
             time.sleep(0.2)

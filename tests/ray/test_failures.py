@@ -69,6 +69,7 @@ def test_a_killed_worker_costs_the_steps_since_the_commit_and_no_bit(quiet: Path
     assert summary["ledger"]["seconds"]["lost_work"] > 0
 
 
+@pytest.mark.slow
 def test_an_exception_that_repeats_at_the_same_step_ends_the_run(quiet: Path, tmp_path: Path) -> None:
     """Without an attempt in the fault it would strike once; two faults strike in two attempts."""
     path, run = same_job(quiet, tmp_path)
@@ -84,6 +85,7 @@ def test_an_exception_that_repeats_at_the_same_step_ends_the_run(quiet: Path, tm
     assert curve(run) == curve(quiet)
 
 
+@pytest.mark.slow
 def test_after_nan_the_run_goes_on_without_the_samples_of_that_step(quiet: Path, tmp_path: Path) -> None:
     path, run = same_job(quiet, tmp_path)
     done = orchestrator("run", path, "--fault", "nan@1:7", cwd=tmp_path)
@@ -108,6 +110,7 @@ def test_nan_whatever_is_left_out_ends_the_run(quiet: Path, tmp_path: Path) -> N
     assert "train.stability.retries 3 are spent" in printed["line"]
 
 
+@pytest.mark.slow
 def test_a_corrupted_commit_is_passed_over(quiet: Path, tmp_path: Path) -> None:
     path, run = same_job(quiet, tmp_path)
     half = orchestrator("run", path, "--until", 8, cwd=tmp_path)
@@ -140,6 +143,7 @@ def test_snapshots_in_the_memory_of_other_nodes_lose_no_step(
     assert [p.name for p in (run / "checkpoints").glob("step-*")] == ["step-00000012"]
 
 
+@pytest.mark.slow
 def test_a_lost_node_makes_the_gang_smaller(cluster: Cluster, quiet: Path, tmp_path: Path) -> None:
     path, run = same_job(quiet, tmp_path)
     with started("run", path, "--address", cluster.address, "--fault", "stop@1:7", cwd=tmp_path) as process:
@@ -185,6 +189,7 @@ def test_the_controller_may_die(cluster: Cluster, quiet: Path, tmp_path: Path) -
     assert not psutil.pid_exists(frozen)
 
 
+@pytest.mark.slow
 def test_ray_train_restarts_the_workers_and_they_go_on_from_our_commit(quiet: Path, tmp_path: Path) -> None:
     """The same rank program in a `TorchTrainer`, by the example: the same bits, and a run directory like ours."""
     path, run = same_job(quiet, tmp_path)
@@ -199,6 +204,7 @@ def test_ray_train_restarts_the_workers_and_they_go_on_from_our_commit(quiet: Pa
     assert weights(run, 12) == weights(quiet, 12)
 
 
+@pytest.mark.slow
 def test_a_dead_tracking_server_neither_stops_nor_fails_a_run(quiet: Path, tmp_path: Path) -> None:
     tracking = {"uri": "http://127.0.0.1:9", "experiment": "tests"}
     path, run = same_job(quiet, tmp_path, tracking=tracking)

@@ -127,7 +127,7 @@ def test_verify_resume_finds_a_loss_that_was_not_the_run_s(quiet: Quiet, tmp_pat
     assert [row["verdict"] for row in json.loads(found.stdout)["rows"]] == ["same", "differs in loss", "same"]
 
 
-@pytest.mark.parametrize("step", [1, 7])
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 7])
 def test_killing_the_whole_tree_changes_no_bit(quiet: Quiet, tmp_path: Path, step: int) -> None:
     """Rank 0 freezes as it begins the step, everything is killed there, and the same command goes on."""
     folder, quiet_run, _ = quiet

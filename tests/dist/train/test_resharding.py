@@ -51,6 +51,7 @@ def test_a_run_that_changes_its_layout_is_the_same_run(results: Results, model: 
     whole = {
         "losses": [loss for leg in legs for loss in leg["losses"]],
         "norms": [norm for leg in legs for norm in leg["norms"]],
+        "extras": [extra for leg in legs for extra in leg["extras"]],
         "eval": legs[-1]["eval"],
         "first": legs[0]["first"],
         "state": legs[-1]["state"],
