@@ -46,7 +46,7 @@ class Saver:
             store: where to; only its settings are used, the writing process opens its own.
             writer: this process's number, from 0.
             writers: how many processes save.
-            peers: the memory of peers, where every save goes first; its last two commits stay.
+            peers: the memory of peers, where saves go first; its last two commits stay.
             retention: what writer 0 keeps after each commit to the store.
             patience: seconds that writer 0 waits for the shards of the others.
             max_wait: seconds that a save waits for memory still being written; then it is given up.
@@ -66,7 +66,14 @@ class Saver:
         self._outcomes: list[Outcome] = []
         self._sidecar = _Sidecar(self._settings, self._buffers)
 
-    def save(self, step: int, pieces: Iterable[Piece], meta: dict[str, Any], durable: bool = True) -> float:
+    def save(
+        self,
+        step: int,
+        pieces: Iterable[Piece],
+        meta: dict[str, Any],
+        durable: bool = True,
+        held: bool = True,
+    ) -> float:
         """Copy the pieces and return; they may change at once.
 
         Args:
@@ -74,6 +81,7 @@ class Saver:
             pieces: what this rank writes of which tensors; on any device.
             meta: as in `Store.publish`; only writer 0's is used.
             durable: False saves to the peers only.
+            held: False leaves the peers out.
 
         Returns:
             Seconds spent waiting for an earlier save. If `max_wait` was not enough the save is given up,
@@ -91,7 +99,7 @@ class Saver:
             self._sidecar.end(patience=0.0)
             self._sidecar = _Sidecar(self._settings, self._buffers)
         self._busy[generation] = step
-        order |= {"step": step, "generation": generation, "meta": meta, "durable": durable}
+        order |= {"step": step, "generation": generation, "meta": meta, "durable": durable, "held": held}
         self._sidecar.send(order)
         return waited
 

@@ -41,7 +41,7 @@ def main() -> None:
             mmap.mmap(settings["memory"][order["generation"]], order["bytes"], prot=mmap.PROT_READ)
         )
         pieces = [_piece(memory, *entry) for entry in order["pieces"]]
-        for committer in [*peers, *(durable if order["durable"] else [])]:
+        for committer in [*(peers if order["held"] else []), *(durable if order["durable"] else [])]:
             outcome = committer.commit(order["step"], pieces, order["meta"])
             answers.write(json.dumps(asdict(outcome)) + "\n")
             answers.flush()

@@ -88,7 +88,7 @@ class Commits:
         )
         if self._saver is None or not (durable or snapshot):
             return 0.0
-        return self._save(progress, row, durable)
+        return self._save(progress, row, durable, held=snapshot or every != "auto")
 
     def outcomes(self) -> list[dict[str, Any]]:
         """What became of the saves to the store that ended since the last call."""
@@ -133,7 +133,7 @@ class Commits:
         seat, retention = self._link.seat, retention_of(self._spec.checkpoint)
         return Saver(self._store, seat.rank, seat.world, peers=self._peers, retention=retention)
 
-    def _save(self, progress: dict[str, Any], row: Row | None, durable: bool) -> float:
+    def _save(self, progress: dict[str, Any], row: Row | None, durable: bool, held: bool = True) -> float:
         assert self._saver is not None
         meta = {
             "position": progress["position"],
@@ -154,12 +154,13 @@ class Commits:
         }
         began = time.perf_counter()
         self._link.waiting(True)
-        self._saver.save(progress["step"], self._engine.state(), meta, durable)
+        self._saver.save(progress["step"], self._engine.state(), meta, durable, held)
         self._link.waiting(False)
         if durable:
             self._saved, self._losses = progress["step"], []
         took = time.perf_counter() - began
-        self._snapped, self._cost = time.monotonic(), took
+        if held:
+            self._snapped, self._cost = time.monotonic(), took
         return took
 
     def _pausing(self, failures: int) -> bool:

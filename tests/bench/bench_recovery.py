@@ -67,12 +67,13 @@ class Bench:
     number: int = 0
 
     def write_job(self, steps: int, snapshots: bool) -> Path:
-        """The job of every peer; ours keeps a snapshot of each step in memory besides."""
+        """The job of every peer; ours keeps snapshots in memory besides, as often as the job leaves open or asks."""
         document = job(str(self.folder / "corpus" / "topics.txt"), steps=steps)
         document["workload"] = {"model": "gpt-tiny"}
         document["data"] |= {"sequence_length": 128, "cache": str(self.folder / "data")}
         document["resources"] = {"workers": {"min": 1, "max": 2}}
-        every = {"snapshot_every": self.options.snapshot_every} if snapshots else {}
+        asked = self.options.snapshot_every
+        every = {"snapshot_every": asked} if snapshots and asked else {}
         document["checkpoint"] = {"every": self.options.every, "keep": 3, "export": None, **every}
         return write_job(self.folder, document, f"job-{self.number}.yaml")
 
@@ -365,7 +366,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60, help="of a run without faults")
     parser.add_argument("--every", type=int, default=10, help="steps between commits")
     parser.add_argument(
-        "--snapshot-every", type=int, default=1, help="ours: steps between snapshots in memory"
+        "--snapshot-every",
+        type=int,
+        default=None,
+        help="ours: steps between snapshots in memory [default: auto]",
     )
     parser.add_argument("--bound", type=float, default=40.0, help="seconds that a stopped rank is waited for")
     parser.add_argument(
