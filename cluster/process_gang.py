@@ -42,10 +42,7 @@ class ProcessGang:
             self._end()
             self._zygote = Zygote(target)
         self.stop()
-        now = time.monotonic()
-        token = self._watch.expect(
-            [RankStatus(rank, "local", 0, "starting", heard=now) for rank in range(world)]
-        )
+        token = self._watch.expect(["local"] * world)
         words = {"target": target, "config": config, "watcher": self._watch.address, "token": token}
         try:
             for rank in range(world):
@@ -69,13 +66,7 @@ class ProcessGang:
 
     def poll(self, saved: int, wait: float = 0.0) -> Beat:
         """See `Gang.poll`."""
-        beat = self._watch.poll(saved, wait)
-        silent = [r for r in beat.ranks if r.state == "dead" and not r.error]
-        if not silent:
-            return beat
-        for rank in silent:
-            self._watch.mark(rank.rank, error=f"process ended with exit code {self._exit_code(rank.pid)}")
-        return dataclasses.replace(self._watch.poll(saved, 0.0), rows=beat.rows)
+        return self._watch.poll(saved, wait, self._cause)
 
     def request_stop(self) -> None:
         """See `Gang.request_stop`."""
@@ -99,6 +90,9 @@ class ProcessGang:
         if self._zygote is not None:
             self._zygote.close()
             self._zygote = None
+
+    def _cause(self, rank: RankStatus) -> str:
+        return f"process ended with exit code {self._exit_code(rank.pid)}"
 
     def _exit_code(self, pid: int) -> int | None:
         deadline = time.monotonic() + 1.0

@@ -142,9 +142,7 @@ class RayGang:
 
     def capacity(self, bundle: Bundle, avoid: Set[str] = frozenset()) -> int:
         """See `Gang.capacity`."""
-        held = sum(
-            len(room.hosts) for room in self._rooms if room.bundle == bundle and self._is_sound(room, avoid)
-        )
+        held = sum(len(room.hosts) for room in self._sound(avoid) if room.bundle == bundle)
         return held + nodes.free(bundle, avoid | self._unsafe())
 
     def start(
@@ -163,8 +161,9 @@ class RayGang:
                 opening.give_up()
             self._openings = []
         self._kind, self._avoid, self._held = kind, frozenset(avoid), world
+        sound = self._sound(avoid)
         for room in list(self._rooms):
-            if (len(room.hosts), room.bundle, room.target) != kind or not self._is_sound(room, avoid):
+            if (len(room.hosts), room.bundle, room.target) != kind or room not in sound:
                 self._release(room)
         self._open(world // together)
         self._wait_for(world // together)
@@ -187,16 +186,10 @@ class RayGang:
 
     def poll(self, saved: int, wait: float = 0.0) -> Beat:
         """See `Gang.poll`."""
-        beat = self._watch.poll(saved, wait)
-        news = False
-        for rank in beat.ranks:
-            if rank.state == "dead" and not rank.error:
-                self._watch.mark(rank.rank, error=self._cause(rank))
-                news = True
         if time.monotonic() - self._looked > LOOK:
             self._looked = time.monotonic()
-            news = self._look() or news
-        return dataclasses.replace(self._watch.poll(saved, 0.0), rows=beat.rows) if news else beat
+            self._look()
+        return self._watch.poll(saved, wait, self._cause)
 
     def request_stop(self) -> None:
         """See `Gang.request_stop`."""
@@ -264,22 +257,26 @@ class RayGang:
                 opening.give_up()
                 self._openings.remove(opening)
 
-    def _look(self) -> bool:
-        """Make ready what is to be held, and see which ranks are to be taken away; whether there are any."""
+    def _look(self) -> None:
+        """Make ready what is to be held, and see which ranks are to be taken away."""
         together, bundle, _ = self._kind
         missing = self._held // together - len(self._rooms) - len(self._openings)
         if missing > 0 and nodes.free(bundle, self._avoid | self._unsafe()) >= together:
             self._open(len(self._rooms) + len(self._openings) + 1)
         self._advance(wait=0.0)
         drained = nodes.leaving()
-        taken = [n for n, (room, place) in enumerate(self._seats) if room.places[place][0] in drained]
-        for number in taken:
-            self._watch.mark(number, leaving=True)
-        return bool(taken)
+        for number, (room, place) in enumerate(self._seats):
+            if room.places[place][0] in drained:
+                self._watch.mark(number, leaving=True)
 
-    def _is_sound(self, room: Room, avoid: Set[str]) -> bool:
+    def _sound(self, avoid: Set[str]) -> list[Room]:
+        """The rooms whose nodes are there, and neither leaving nor to be avoided."""
         here = {node.id for node in nodes.alive()} - self._unsafe() - nodes.leaving()
-        return all(node in here and address not in avoid for node, address in room.places)
+        return [
+            room
+            for room in self._rooms
+            if all(node in here and address not in avoid for node, address in room.places)
+        ]
 
     def _release(self, room: Room) -> None:
         self._rooms.remove(room)
@@ -300,10 +297,7 @@ class RayGang:
 
     def _launch(self, target: str, config: dict[str, Any]) -> None:
         places = [room.places[place] for room, place in self._seats]
-        now = time.monotonic()
-        token = self._watch.expect(
-            [RankStatus(n, address, 0, "starting", heard=now) for n, (_, address) in enumerate(places)]
-        )
+        token = self._watch.expect([address for _, address in places])
         words = {"target": target, "config": config, "watcher": self._watch.address, "token": token}
         seen: dict[str, int] = {}
         launched = []

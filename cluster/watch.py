@@ -15,6 +15,7 @@ import selectors
 import socket
 import threading
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cluster.gang import FINISHED, Beat, RankStatus
@@ -42,10 +43,13 @@ class Watch:
         self._closed = False
         threading.Thread(target=self._listen, name="watch", daemon=True).start()
 
-    def expect(self, ranks: list[RankStatus]) -> str:
-        """Forget the attempt before; returns the token by which the ranks of the next one are known."""
+    def expect(self, nodes: Sequence[str]) -> str:
+        """Forget the attempt before; ranks on these nodes, in order, are the next one's. Returns the token by which
+        they are known."""
+        now = time.monotonic()
         with self._lock:
-            self._status, self._rows, self._callers = list(ranks), [], {}
+            self._status = [RankStatus(n, node, 0, "starting", heard=now) for n, node in enumerate(nodes)]
+            self._rows, self._callers = [], {}
             self._token, self._port, self._gap = secrets.token_hex(16), 0, 0.0
             return self._token
 
@@ -54,10 +58,15 @@ class Watch:
         with self._lock:
             self._status[rank] = dataclasses.replace(self._status[rank], **fields)
 
-    def poll(self, saved: int, wait: float) -> Beat:
-        """What happened since the last call, or within `wait` seconds from now; see `Gang.poll`."""
+    def poll(self, saved: int, wait: float, cause: Callable[[RankStatus], str] = lambda rank: "") -> Beat:
+        """What happened since the last call, or within `wait` seconds from now; see `Gang.poll`.
+
+        `cause` is asked once why a rank is dead.
+        """
         self._news.wait(wait)
         self._news.clear()
+        for rank in [r for r in self._status if r.state == "dead" and not r.error]:
+            self.mark(rank.rank, error=cause(rank))
         if time.monotonic() - self._replied > REPLY:
             self._replied = time.monotonic()
             self.tell({"saved": saved})
@@ -67,12 +76,9 @@ class Watch:
 
     def tell(self, message: dict[str, Any]) -> None:
         """A word to all ranks. One whose connection is full does not listen, and is found silent soon."""
-        line = json.dumps(message).encode() + b"\n"
         with self._lock:
-            callers = list(self._callers.values())
-        for caller in callers:
-            with contextlib.suppress(OSError):
-                caller.send(line, socket.MSG_DONTWAIT)
+            for caller in self._callers.values():
+                _send(caller, message)
 
     def close(self) -> None:
         """Hear no more. Ranks that still run end themselves."""

@@ -35,7 +35,7 @@ def leave_with(*arguments: Any) -> None:
 
 def started(watch: Watch, target: str, **config: Any) -> Any:
     """A process that runs the target as the only rank; killed at the end of the test session at the latest."""
-    token = watch.expect([RankStatus(0, "local", 0, "starting")])
+    token = watch.expect(["local"])
     arguments = (dataclasses.asdict(SEAT), target, config, watch.address, token)
     process = multiprocessing.get_context("fork").Process(target=leave_with, args=arguments, daemon=True)
     process.start()

@@ -24,7 +24,7 @@ def watch() -> Iterator[Watch]:
 
 
 def expect(watch: Watch) -> str:
-    return watch.expect([RankStatus(n, "local", 0, "starting", heard=time.monotonic()) for n in (0, 1)])
+    return watch.expect(["local", "local"])
 
 
 class Caller:
@@ -149,3 +149,26 @@ def test_the_largest_gap_between_beats_is_known_and_fades(watch: Watch) -> None:
     for step in range(2, 60):
         caller.say(state="running", step=step)
     assert until(watch, lambda beat: beat.ranks[0].step == 59).gap < gap / 2
+
+
+def test_rows_that_come_while_a_death_is_looked_into_are_not_lost(watch: Watch) -> None:
+    token = expect(watch)
+    first, second = Caller(watch, token, 0), Caller(watch, token, 1)
+    first.say(state="running", step=1, rows=[{"step": 1}])
+    second.say(state="running", step=1)
+    rows: list[Any] = []
+    until(watch, lambda beat: bool(rows.extend(beat.rows)) or all(r.state == "running" for r in beat.ranks))
+    second.socket.close()
+    second._lines.close()
+
+    def cause(rank: RankStatus) -> str:
+        first.say(state="running", step=2, rows=[{"step": 2}])
+        time.sleep(0.1)
+        return f"rank {rank.rank} was pulled"
+
+    deadline = time.monotonic() + 10
+    while len(rows) < 2:
+        rows += watch.poll(0, 0.01, cause).rows
+        assert time.monotonic() < deadline, rows
+    assert rows == [{"step": 1}, {"step": 2}]
+    assert watch.poll(0, 0.0).ranks[1].error == "rank 1 was pulled"

@@ -15,7 +15,6 @@ from typing import Any
 import psutil
 import pytest
 
-from cluster.gang import RankStatus
 from cluster.link import Seat
 from cluster.watch import Watch
 from cluster.zygote import Zygote
@@ -36,7 +35,7 @@ def zygote() -> Iterator[Zygote]:
 
 
 def rank(watch: Watch, target: str = "targets:wait") -> dict[str, Any]:
-    token = watch.expect([RankStatus(0, "local", 0, "starting")])
+    token = watch.expect(["local"])
     seat = dataclasses.asdict(Seat(0, 1, 0, "127.0.0.1", 1))
     return {"seat": seat, "target": target, "config": {}, "watcher": watch.address, "token": token}
 
