@@ -63,16 +63,16 @@ def _check(text: str, steps: int, world: int) -> None:
 
 
 def _random(count: int, seed: int, steps: int, world: int) -> Iterator[str]:
-    """Deaths, freezes and exceptions at random ranks, spread over the steps, one for each attempt."""
+    """Deaths, freezes and exceptions at random ranks, spread over the steps."""
     if count >= steps:
         raise InputError(
             f"{count} random faults need more than {steps} steps", "--random", "raise train.steps"
         )
     generator = random.Random(seed)
     places = sorted(generator.sample(range(2, steps + 1), count))
-    for attempt, step in enumerate(places, start=1):
+    for step in places:
         kind = generator.choices(["kill", "stop", "raise"], [8, 1, 1])[0]
-        yield f"{kind}@{generator.randrange(world)}:{step}/{attempt}"
+        yield f"{kind}@{generator.randrange(world)}:{step}/*"
 
 
 def chaos(
@@ -101,7 +101,7 @@ def chaos(
                 folder = f"{number:02d}-" + "".join(c if c.isalnum() else "-" for c in name)
                 trial = Trial(job, runs / folder, cluster, faults)
                 trial.run()
-                verdicts.append(compare(name, trial.told(), quiet.rows()))
+                verdicts.append(compare(name, trial.told(), quiet.rows(), faults))
                 tell(verdicts[-1])
             return verdicts
     finally:
