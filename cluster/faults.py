@@ -21,8 +21,9 @@ class InjectedFault(RuntimeError):
 class Fault:
     """`kind` befalls `rank`, or the last one there is, as it begins `step`, counted from 1, in that attempt only.
 
-    Without an attempt it comes in whichever begins that step first; see `still_to_come`. kill ends the process by SIGKILL, stop freezes it by SIGSTOP, raise raises InjectedFault, nan makes the step's
-    numbers NaN, slow makes this and every later step of the attempt take `seconds` longer.
+    Without an attempt it comes in whichever begins that step first; see `still_to_come`. kill ends the process by
+    SIGKILL, stop freezes it by SIGSTOP, raise raises InjectedFault, nan makes the step's numbers NaN, slow makes this
+    and every later step of the attempt take `seconds` longer.
     """
 
     kind: str
@@ -63,6 +64,6 @@ class Fault:
 
 
 def still_to_come(faults: tuple[str, ...], begun: int) -> tuple[str, ...]:
-    """The faults without those of any attempt up to step `begun`, the last that an attempt which failed has begun."""
+    """The faults without those of any attempt up to step `begun`, the last that a failed attempt may have begun."""
     parsed = ((text, Fault.parse(text)) for text in faults)
     return tuple(text for text, fault in parsed if fault.attempt is not None or fault.step > begun)
