@@ -8,7 +8,9 @@ import pytest
 
 from orchestrator.verdict import Ended, compare
 
-ROWS = [{"step": n, "samples": f"r{n}", "loss": 1.0 / n, "layout": "dp2", "time": float(n)} for n in (1, 2, 3)]
+ROWS = [
+    {"step": n, "samples": f"r{n}", "loss": 1.0 / n, "layout": "dp2", "time": float(n)} for n in (1, 2, 3)
+]
 FAULT = {"attempt": 1, "phase": "stop", "time": 2.0, "first_fault": "exit code -9", "lost_steps": 1}
 EVENTS = [{"attempt": 1, "phase": "train", "time": 1.0}, FAULT, {"attempt": 2, "phase": "train", "time": 2.5}]
 ASKED = ("kill@1:2",)
