@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from orchestrator.tune.spec import TuneSpec
+from orchestrator.tune.spec import POPULATION, TuneSpec
 
 
 def grace_of(tune: TuneSpec, steps: int) -> int:
@@ -21,7 +21,7 @@ def rungs(tune: TuneSpec, steps: int) -> list[int]:
     """Steps at which a trial ends its gang with a commit and reports, ascending, the last step included.
 
     ASHA: grace times powers of the reduction; HyperBand: the same for the first step of each bracket (Li et al., 2018,
-    algorithm 1); both as Tune's own schedulers have them; PBT and median stopping: even
+    algorithm 1); both as Tune's own schedulers have them; PBT, PB2 and median stopping: even
     distances. A step of a promotion is one too.
     """
     found = {steps} | {promotion.at for promotion in tune.promote}
@@ -30,7 +30,7 @@ def rungs(tune: TuneSpec, steps: int) -> list[int]:
     elif tune.scheduler == "hyperband":
         for bracket in range(round(math.log(steps, tune.reduction)) + 1):
             found |= _geometric(max(1, int(steps * tune.reduction**-bracket)), tune.reduction, steps)
-    elif tune.scheduler in ("median", "pbt"):
+    elif tune.scheduler in ("median", *POPULATION):
         every = interval_of(tune, steps)
         found |= set(range(every, steps, every))
         found |= {grace_of(tune, steps)} if tune.scheduler == "median" else set()

@@ -17,10 +17,11 @@ from ray.tune.schedulers import (
 )
 from ray.tune.search import Searcher
 
+from orchestrator.tune.bandit import Gain, explored
 from orchestrator.tune.ledger import Ledger
 from orchestrator.tune.rungs import grace_of, interval_of
 from orchestrator.tune.space import Config, perturbed
-from orchestrator.tune.spec import Dimension, TuneSpec
+from orchestrator.tune.spec import POPULATION, Dimension, TuneSpec
 from orchestrator.tune.trial import STEP, VALUE
 
 
@@ -33,8 +34,8 @@ def scheduler_of(tune: TuneSpec, steps: int, seed: int) -> TrialScheduler:
         return HyperBandScheduler(STEP, max_t=steps, reduction_factor=tune.reduction)
     if tune.scheduler == "median":
         return MedianStoppingRule(STEP, grace_period=grace_of(tune, steps), min_samples_required=3)
-    if tune.scheduler == "pbt":
-        return Pbt(tune, interval_of(tune, steps), seed)
+    if tune.scheduler in POPULATION:
+        return (Pbt if tune.scheduler == "pbt" else Pb2)(tune, interval_of(tune, steps), seed)
     return FIFOScheduler()
 
 
@@ -51,9 +52,35 @@ class Pbt(PopulationBasedTraining):
 
     def _get_new_config(self, trial: Any, trial_to_clone: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         new = copy.deepcopy(trial.config)
-        given = trial_to_clone.config["given"]["params"]
-        new["given"]["params"] = perturbed(self._space, given, self._source)
+        new["given"]["params"] = self._explored(trial, trial_to_clone)
         return new, {}
+
+    def _explored(self, trial: Any, donor: Any) -> Config:
+        return perturbed(self._space, donor.config["given"]["params"], self._source)
+
+
+class Pb2(Pbt):
+    """PB2: as PBT, but the new values are those of `bandit.explored`. A search that goes on learns anew."""
+
+    def __init__(self, tune: TuneSpec, interval: int, seed: int) -> None:
+        super().__init__(tune, interval, seed)
+        self._gains: list[Gain] = []
+        self._before: dict[str, tuple[int, float]] = {}
+        """Step and value of each trial at its last result."""
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        """See Ray."""
+        step, value, given = result[STEP], result[VALUE], trial.config["given"]
+        if before := self._before.get(given["trial"]):
+            gain = (value - before[1]) * (1 if self._space.mode == "max" else -1)
+            self._gains.append(Gain(before[0], given["params"], gain))
+        self._before[given["trial"]] = (step, value)
+        return str(super().on_trial_result(tune_controller, trial, result))
+
+    def _explored(self, trial: Any, donor: Any) -> Config:
+        own, given = trial.config["given"], donor.config["given"]
+        self._before[own["trial"]] = step, _ = self._before[given["trial"]]
+        return explored(self._space, given["params"], self._gains, step, self._source)
 
 
 class Tpe(Searcher):

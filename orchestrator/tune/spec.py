@@ -19,6 +19,8 @@ REWRITABLE = ("train.optimizer.", "train.z_loss", "train.stability", "parallel",
 """Keys that may change in the middle of training: the commit of a job with other ones cannot be taken over."""
 FIXED_WITHIN = ("train.optimizer.name", "parallel.engine")
 """Of these, what even so decides which state a commit holds."""
+POPULATION = ("pbt", "pb2")
+"""Schedulers under which trials take over each other's commits and go on with other values."""
 
 
 class _Model(BaseModel):
@@ -108,8 +110,10 @@ class TuneSpec(_Model):
     sampler: Literal["random", "grid", "tpe"] = Field(
         default="random", description="tpe is Optuna's (Bergstra et al., 2011)"
     )
-    scheduler: Literal["none", "asha", "hyperband", "median", "pbt"] = Field(
-        default="none", description="which trials go on: asha (Li et al., 2018), pbt (Jaderberg et al., 2017)"
+    scheduler: Literal["none", "asha", "hyperband", "median", "pbt", "pb2"] = Field(
+        default="none",
+        description="which trials go on: asha (Li et al., 2018), pbt (Jaderberg et al., 2017), "
+        "pb2 (Parker-Holder et al., 2020)",
     )
     trials: Positive | None = Field(default=None, description="how many; a grid has as many as it has points")
     concurrency: Positive | None = Field(default=None, description="at once; as many as have room if unset")
@@ -118,7 +122,7 @@ class TuneSpec(_Model):
     )
     reduction: int = Field(default=3, ge=2, description="of so many trials one goes on (asha, hyperband)")
     interval: Positive | None = Field(
-        default=None, description="steps between decisions (median, pbt); a tenth of all if unset"
+        default=None, description="steps between decisions (median, pbt, pb2); a tenth of all if unset"
     )
     promote: list[Promotion] = Field(default_factory=list, description="layouts for those that go on")
     register_as: str | None = Field(
@@ -137,19 +141,24 @@ class TuneSpec(_Model):
         return self
 
     @model_validator(mode="after")
-    def pbt_perturbs_what_it_can(self) -> TuneSpec:
-        if self.scheduler != "pbt":
+    def a_population_changes_what_it_can(self) -> TuneSpec:
+        name = self.scheduler
+        if name not in POPULATION:
             return self
         if self.sampler != "random":
             raise ValueError(
-                f"pbt draws its first population itself and sampler is {self.sampler}; use sampler: random"
+                f"{name} draws its first population itself and sampler is {self.sampler}; use sampler: random"
             )
         for key in self.space:
             if not key.startswith(REWRITABLE) or key in FIXED_WITHIN:
-                what = f"pbt cannot change {key} in the middle of training"
+                what = f"{name} cannot change {key} in the middle of training"
                 raise ValueError(f"{what}; it can change what begins with {', '.join(REWRITABLE)}")
         if (self.trials or 0) < 2:
-            raise ValueError("pbt needs a population; give trials: 4 or more")
+            raise ValueError(f"{name} needs a population; give trials: 4 or more")
+        if name == "pb2" and all(dimension.listed for dimension in self.space.values()):
+            raise ValueError(
+                "pb2 chooses within ranges, and all values are listed; give one, or use scheduler: pbt"
+            )
         return self
 
     @model_validator(mode="after")
@@ -164,6 +173,6 @@ class TuneSpec(_Model):
     def what_does_not_apply_is_not_given(self) -> TuneSpec:
         if self.grace is not None and self.scheduler not in ("asha", "median"):
             raise ValueError(f"grace has no meaning under scheduler {self.scheduler}; leave it out")
-        if self.interval is not None and self.scheduler not in ("median", "pbt"):
+        if self.interval is not None and self.scheduler not in ("median", *POPULATION):
             raise ValueError(f"interval has no meaning under scheduler {self.scheduler}; leave it out")
         return self

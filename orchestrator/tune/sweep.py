@@ -23,7 +23,7 @@ from orchestrator.tune.lineage import config_of
 from orchestrator.tune.progress import Standing
 from orchestrator.tune.space import Config, drawn, grid, job_of
 from orchestrator.tune.space import check as check_space
-from orchestrator.tune.spec import TuneSpec
+from orchestrator.tune.spec import POPULATION, TuneSpec
 
 SAME = ("space", "metric", "mode", "window", "sampler", "scheduler", "grace", "reduction", "interval")
 """What of a search stays as it was when the same command goes on; trials, limits and layouts may change."""
@@ -150,7 +150,7 @@ def _fit(
         points = [given(name, config_of(sweep, name, ledger.configs[name])) for name in names]
         space, samples = {"given": ray_tune.grid_search(points)}, 1
     # A scheduler that pauses wants all trials to be alive, and only so many at work.
-    pausing = search.scheduler in ("pbt", "hyperband")
+    pausing = search.scheduler in (*POPULATION, "hyperband")
     tuner = Tuner(
         ray_tune.with_resources(Trial, ray_tune.PlacementGroupFactory([{HEAD: _share(at_once)}])),
         param_space=space,
@@ -182,7 +182,7 @@ def _needs_no_telling(name: str, search: TuneSpec, ledger: Ledger) -> bool:
     ended = ledger.ended.get(name)
     if ended is None:
         return False
-    return ended.state == "failed" or (search.sampler != "tpe" and search.scheduler in ("none", "pbt"))
+    return ended.state == "failed" or (search.sampler != "tpe" and search.scheduler in ("none", *POPULATION))
 
 
 def _room(spec: JobSpec) -> int:

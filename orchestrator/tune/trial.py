@@ -30,6 +30,7 @@ from orchestrator.track.summary import summary
 from orchestrator.tune import lineage
 from orchestrator.tune.rungs import interval_of, rungs
 from orchestrator.tune.space import job_of
+from orchestrator.tune.spec import POPULATION
 
 FAILED = "failed.json"
 COMMIT = "commit.json"
@@ -65,7 +66,7 @@ class Trial(ray_tune.Trainable):
         assert base.tune is not None
         self._base, self._tune = base, base.tune
         self._name = lineage.runs_of(self._sweep, self._trial)[-1]
-        self._at = self._first() if base.tune.scheduler == "pbt" else 0
+        self._at = self._first() if base.tune.scheduler in POPULATION else 0
 
     def _first(self) -> int:
         """The rung before the last one reached: PBT, taken up again, must not judge by results of long ago."""
@@ -102,7 +103,7 @@ class Trial(ray_tune.Trainable):
             checkpoint__export=None,
             data__cache=data_cache(self._base, self._sweep),
         )
-        if self._tune.scheduler == "pbt":
+        if self._tune.scheduler in POPULATION:
             # An exploit may come when the donor is two decisions further.
             kept = 1 + 3 * math.ceil(interval_of(self._tune, spec.train.steps) / spec.checkpoint.every)
             checkpoint = spec.checkpoint.model_copy(update={"keep": max(kept, spec.checkpoint.keep)})

@@ -121,9 +121,10 @@ def test_a_search_on_a_cluster_that_loses_its_head_goes_on_on_the_next(tmp_path:
 
 
 @pytest.mark.slow
-def test_pbt_hands_the_donor_s_commit_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheduler", ["pbt", "pb2"])
+def test_a_population_hands_the_donor_s_commit_over(tmp_path: Path, scheduler: str) -> None:
     """Bad learning rates take over the weights of good ones, bit by bit, and go on with them."""
-    document = sweep_job(write_text(tmp_path / "corpus"), steps=40, scheduler="pbt", interval=8, trials=4)
+    document = sweep_job(write_text(tmp_path / "corpus"), steps=40, scheduler=scheduler, interval=8, trials=4)
     document["tune"]["space"] = {LR: {"loguniform": [1e-6, 3e-2]}}
     document["train"]["optimizer"]["schedule"] = "constant"
     document["checkpoint"]["keep"] = 20

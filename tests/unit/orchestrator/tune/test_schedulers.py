@@ -6,9 +6,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from orchestrator.rundir import RunDir
+from orchestrator.tune.bandit import Gain
 from orchestrator.tune.ledger import Ended, Ledger
-from orchestrator.tune.schedulers import Pbt, Tpe
+from orchestrator.tune.schedulers import Pb2, Pbt, Tpe
 from orchestrator.tune.spec import TuneSpec
 
 LR = "train.optimizer.lr"
@@ -65,3 +68,23 @@ def test_an_exploit_takes_the_donor_s_values_changed_and_keeps_the_trial_s_name(
     assert new["trial"] == "0001"
     assert new["params"][LR] not in (0.2, 0.5)
     assert trial.config["given"]["params"] == {LR: 0.2}
+
+
+def test_pb2_learns_what_each_trial_gained_and_goes_on_from_the_donor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tune = TuneSpec(space={LR: {"uniform": [0.1, 0.9]}}, trials=4, scheduler="pb2")  # type: ignore[arg-type]
+    monkeypatch.setattr(Pbt, "on_trial_result", lambda *_: "CONTINUE")
+    scheduler = Pb2(tune, 5, 0)
+    trial, donor = (
+        SimpleNamespace(config={"given": {"trial": name, "params": {LR: rate}}})
+        for name, rate in (("0001", 0.2), ("0002", 0.5))
+    )
+    for one, values in ((trial, (9.0, 8.0)), (donor, (9.0, 5.0))):
+        for step, value in zip((5, 10), values, strict=True):
+            scheduler.on_trial_result(None, one, {"step": step, "value": value})
+    assert scheduler._gains == [Gain(5, {LR: 0.2}, 1.0), Gain(5, {LR: 0.5}, 4.0)]
+    new = scheduler._get_new_config(trial, donor)[0]["given"]
+    assert new["trial"] == "0001"
+    scheduler.on_trial_result(None, trial, {"step": 15, "value": 4.0})
+    assert scheduler._gains[-1].value == 1.0, "from the donor's 5, not from its own 8"
