@@ -21,6 +21,7 @@ from orchestrator.train.engine import Metrics
 from orchestrator.train.loss_scale import LossScale
 from orchestrator.train.losses import StepLosses
 from orchestrator.train.mesh import Mesh
+from orchestrator.train.optimizers import set_lr
 from orchestrator.train.parallelize import blocks, recompute
 from workloads.workload import Batch, Workload
 
@@ -46,7 +47,8 @@ class DeepSpeedEngine:
         if spec.train.compile:
             for layer in blocks(self.model):
                 layer.compile()
-        optimizer = optimizer_of(spec.train.optimizer, self.model.parameters(), layout.offload != "none")
+        scaled = [(p, workload.lr_scale(name)) for name, p in self.model.named_parameters()]
+        optimizer = optimizer_of(spec.train.optimizer, scaled, layout.offload != "none")
         step = _WithLoss(self.model, self._losses, device)
         self._engine, self._zero, _, _ = deepspeed.initialize(
             model=step, optimizer=optimizer, config=config, dist_init_required=False
@@ -68,8 +70,7 @@ class DeepSpeedEngine:
             extra = {**extra, "loss_scale": self._scale.value, "skipped": 0.0}
         # Sums, divided by DeepSpeed by the number of ranks.
         self._zero.loss_scale = self._scale.value * count / (self._losses.expected * self._layout.dp)
-        for group in self._zero.param_groups:
-            group["lr"] = lr
+        set_lr(self._zero.param_groups, lr)
         self._engine.step()
         norm = float(self._engine.get_global_grad_norm())
         if self._zero.overflow or not math.isfinite(norm):
