@@ -56,6 +56,11 @@ class Bundle:
     cpu: float = 1.0
     gpu: float = 0.0
 
+    @property
+    def resources(self) -> dict[str, float]:
+        """The same as Ray names it."""
+        return {"CPU": self.cpu} | ({"GPU": self.gpu} if self.gpu else {})
+
 
 class Gang(Protocol):
     """Start, poll, stop, start again; close."""

@@ -71,7 +71,7 @@ class Queue:
 
     def _request(self) -> None:
         bundles = [
-            {"CPU": ticket.bundle.cpu} | ({"GPU": ticket.bundle.gpu} if ticket.bundle.gpu else {})
+            ticket.bundle.resources
             for name, ticket in sorted(self._tickets.items())
             for _ in range(self._wants[name])
         ]

@@ -53,8 +53,8 @@ class _Nodes:
         """Take up to `count` bundles, first fit; how many there were."""
         taken = 0
         for node in self.free:
-            while taken < count and all(node.get(k, 0.0) + 1e-6 >= v for k, v in _needs(bundle).items()):
-                for key, value in _needs(bundle).items():
+            while taken < count and all(node.get(k, 0.0) + 1e-6 >= v for k, v in bundle.resources.items()):
+                for key, value in bundle.resources.items():
                     node[key] -= value
                 taken += 1
         return taken
@@ -102,18 +102,14 @@ def _victims(first: Ticket, nodes: _Nodes, running: Sequence[Ticket]) -> list[Ti
     given: list[dict[str, float]] = []
     for count, ticket in enumerate(lower, start=1):
         held = ticket.held or ticket.most
-        given.append({key: value * held for key, value in _needs(ticket.bundle).items()})
+        given.append({key: value * held for key, value in ticket.bundle.resources.items()})
         if _Nodes([*nodes.free, *given]).fits(first.bundle, first.least) >= first.least:
             return lower[:count]
     return []
 
 
-def _needs(bundle: Bundle) -> dict[str, float]:
-    return {"CPU": bundle.cpu} | ({"GPU": bundle.gpu} if bundle.gpu else {})
-
-
 def _what(ticket: Ticket, fitting: int, running: Sequence[Ticket]) -> str:
     """What the first in line waits for, in words."""
-    size = " and ".join(f"{value:g} {key}" for key, value in _needs(ticket.bundle).items())
+    size = " and ".join(f"{value:g} {key}" for key, value in ticket.bundle.resources.items())
     others = ", ".join(sorted(t.short for t in running)) or "nobody"
     return f"{ticket.least} workers of {size}; there is room for {fitting}, and at work: {others}"

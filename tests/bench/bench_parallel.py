@@ -42,7 +42,7 @@ def bubble() -> None:
     """Idle share of a pipeline of four. Stages are large, so that embedding and head make the ends little heavier."""
     p, m = 4, 8
     config = {
-        "changes": {**SMALL, "hidden": 192, "intermediate": 576, "layers": 16}, "vocabulary": 64, "length": 192,
+        "changes": {**SMALL, "hidden": 192, "intermediate": 576, "layers": 48}, "vocabulary": 64, "length": 192,
         "batch": m, "steps": 4,
         "layouts": {s: {"pp": p, "schedule": s} for s in ("gpipe", "1f1b", "interleaved", "zero_bubble", "zbv")},
     }  # fmt: skip
