@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -47,7 +46,8 @@ class Record:
         # Since when saves fail, and why the last one did.
         self._failing: tuple[float, str] | None = None
         self.events = self._events.all()
-        self.recent: deque[Row] = deque(by_step(self._metrics.all()), maxlen=RECENT)
+        # Never changed in place: what asks for the status reads it from another thread.
+        self.recent: tuple[Row, ...] = tuple(by_step(self._metrics.all())[-RECENT:])
         self.saved = 0
         self._spent, self._counted = (0.0, 0.0), 0.0
         run.write_text("job.yaml", dump(spec))
@@ -70,12 +70,14 @@ class Record:
     @property
     def step(self) -> int:
         """The last step on record."""
-        return self.recent[-1]["step"] if self.recent else 0
+        recent = self.recent
+        return recent[-1]["step"] if recent else 0
 
     @property
     def step_seconds(self) -> float:
         """Median of the latest steps, 0 if there are none."""
-        return statistics.median(row["step_seconds"] for row in self.recent) if self.recent else 0.0
+        recent = self.recent
+        return statistics.median(row["step_seconds"] for row in recent) if recent else 0.0
 
     @property
     def longest_step(self) -> float:
@@ -131,7 +133,8 @@ class Record:
     def take(self, rows: Sequence[Row]) -> None:
         """Add the rows that a gang reported to metrics.jsonl; called often, since it also writes what has waited."""
         self._metrics.add(rows)
-        self.recent.extend(rows)
+        if rows:
+            self.recent = (*self.recent, *rows)[-RECENT:]
         self.saved += self._metrics.flush()
         self._events.flush()
         if rows:
@@ -189,8 +192,7 @@ class Record:
         told = commit.meta["rows"] if commit else []
         rows = [row for row in by_step([*self._metrics.all(), *told]) if row["step"] <= step]
         self._metrics.exchange(rows)
-        self.recent.clear()
-        self.recent.extend(rows)
+        self.recent = tuple(rows[-RECENT:])
         self.saved = 0
         self.tracker.rows(told)
         return commit, notes

@@ -196,7 +196,8 @@ def _watch(controller: Any, run_dir: RunDir, show: Callable[[dict[str, Any]], No
                 return Outcome(FAILED, None, f"the controller is gone: {' '.join(str(error).split())[:200]}")
             time.sleep(REFRESH)
         except RayError as error:
-            return Outcome(FAILED, None, f"the controller does not answer: {type(error).__name__}")
+            why = " ".join(str(error).strip().splitlines()[-1:])[:300]
+            return Outcome(FAILED, None, f"the controller does not answer: {type(error).__name__}: {why}")
 
 
 def _attach(

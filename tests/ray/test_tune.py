@@ -10,6 +10,10 @@ import pytest
 import yaml
 from jobs import curve, job, kill_tree, orchestrator, rows, started, wait_for, weights, write_job, write_text
 
+from cluster import loopback
+from cluster.node import NodeSpec
+
+CLUSTER = "t-tune"
 LR = "train.optimizer.lr"
 
 
@@ -24,6 +28,8 @@ def sweep_job(text: str, name: str = "sweep", steps: int = 12, **tune: Any) -> d
 
 def states(sweep: Path) -> dict[str, tuple[str, int]]:
     """State and last step of every trial that has ended."""
+    if not (sweep / "trials.jsonl").exists():
+        return {}
     ended = [row for row in rows(sweep, "trials.jsonl") if row["event"] == "ended"]
     assert len({row["trial"] for row in ended}) == len(ended), "no trial ends twice"
     return {row["trial"]: (row["state"], row["step"]) for row in ended}
@@ -85,6 +91,33 @@ def test_a_search_killed_at_any_moment_goes_on(tmp_path: Path, sampler: str) -> 
     again = orchestrator("tune", path, "--json", cwd=tmp_path)
     assert again.returncode == 0
     assert json.loads(again.stdout)["sweep"]["best"] == json.loads(done.stdout)["sweep"]["best"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_search_on_a_cluster_that_loses_its_head_goes_on_on_the_next(tmp_path: Path) -> None:
+    """Every trial is trained once, and each is the run that it is in a search that nothing disturbed."""
+    text = write_text(tmp_path / "corpus")
+    document = sweep_job(text, "quiet", steps=60, concurrency=2)
+    document["data"]["cache"] = str(tmp_path / "data")
+    assert orchestrator("tune", write_job(tmp_path, document, "quiet.yaml"), cwd=tmp_path).returncode == 0
+    path, sweep = write_job(tmp_path, {**document, "name": "lost"}), tmp_path / "runs" / "lost"
+    loopback.down(CLUSTER)
+    try:
+        cluster = loopback.up(CLUSTER, [NodeSpec("", "")])
+        with started("tune", path, "--address", cluster.address, cwd=tmp_path) as process:
+            wait_for(lambda: len(states(sweep)) >= 1, "a trial to end")
+            loopback.end([node for node in cluster.nodes if not node["head_address"]], abruptly=True)
+            wait_for(lambda: process.poll() is not None, "the command to notice", 120)
+        wait_for(lambda: loopback.find(CLUSTER) is None, "the head to be missed", 60)
+        cluster = loopback.up(CLUSTER, [NodeSpec("", "")])
+        done = orchestrator("tune", path, "--address", cluster.address, "--json", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    finally:
+        loopback.down(CLUSTER)
+    assert states(sweep) == states(tmp_path / "runs" / "quiet")
+    for name in states(sweep):
+        assert curve(sweep / name) == curve(tmp_path / "runs" / "quiet" / name)
 
 
 @pytest.mark.slow

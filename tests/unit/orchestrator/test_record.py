@@ -83,3 +83,14 @@ def test_training_began_with_its_first_step(run: RunDir) -> None:
     assert record.training_began(3) == pytest.approx(time.time(), abs=5)
     record.take([row(3, 4, time=1.0)])
     assert record.training_began(4) == record.events[-1]["time"]  # a clock that is behind
+
+
+def test_whoever_reads_the_latest_rows_is_not_disturbed_by_new_ones(run: RunDir) -> None:
+    """The status is asked for in another thread than the one that takes rows."""
+    record = Record(parse(job("a.txt")), run)
+    record.take([row(1), row(2)])
+    reading = iter(record.recent)
+    next(reading)
+    record.take([row(3)])
+    record.roll_back(frozenset())
+    assert [r["step"] for r in reading] == [2]
