@@ -54,6 +54,7 @@ bench: install ## measurements; their tables stand in the README
 	$(BIN)/python tests/bench/bench_parallel.py
 	$(BIN)/python tests/bench/bench_deepspeed.py --ranks 2 --rounds 3
 	$(BIN)/python tests/bench/bench_tune.py
+	$(BIN)/python tests/bench/bench_mup.py
 
 check: install ## ruff and mypy
 	$(BIN)/ruff check .

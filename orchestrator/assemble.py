@@ -64,6 +64,7 @@ def _load(spec: JobSpec, vocabulary: Vocabulary) -> Workload:
             vocabulary,
             changes=spec.workload.changes,
             options=spec.workload.options,
+            mup=spec.workload.mup,
             sequence_length=spec.data.sequence_length,
             seed=spec.seed,
         )

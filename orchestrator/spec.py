@@ -36,6 +36,11 @@ class WorkloadSpec(_Model):
     changes: dict[str, Any] = Field(default_factory=dict, description="fields of the preset to change")
     objective: str = Field(default="causal_lm", description="the pre-training recipe")
     options: dict[str, Any] = Field(default_factory=dict, description="options of the objective")
+    mup: dict[str, Any] | None = Field(
+        default=None,
+        description="sizes of the narrow model that the learning rate was found for, as in changes; weights, learning "
+        "rates and logits are scaled beside it (maximal update parametrisation)",
+    )
 
 
 class Source(_Model):
@@ -272,6 +277,16 @@ class JobSpec(_Model):
     tune: TuneSpec | None = Field(
         default=None, description="a search over keys of this job, for `orchestrator tune`"
     )
+
+    @model_validator(mode="after")
+    def mup_has_an_optimizer_that_it_is_defined_for(self) -> JobSpec:
+        name = self.train.optimizer.name
+        if self.workload.mup is not None and name not in ("adamw", "lion"):
+            raise ValueError(
+                f"workload.mup says how adamw and lion learn at another width, and the optimizer is {name}; "
+                "set train.optimizer.name to one of them, or workload.mup to null"
+            )
+        return self
 
     def identity(self) -> dict[str, Any]:
         """What makes two runs the same run: all that decides the samples and the weights, nothing else.

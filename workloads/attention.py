@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from workloads.config import TransformerConfig
 from workloads.layers import norm
 from workloads.masks import Mask
+from workloads.mup import latent_score_scale, score_scale
 from workloads.parts import LatentAttention
 from workloads.positions import Rotary, rotate, yarn_mscale
 
@@ -73,7 +74,7 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, config.hidden, bias=config.output_bias)
         self.query_norm = norm(config, config.head_dim) if config.qk_norm else None
         self.key_norm = norm(config, config.head_dim) if config.qk_norm else None
-        self.core = AttentionCore(config.attention_scale or config.head_dim**-0.5)
+        self.core = AttentionCore(score_scale(config))
 
     def forward(self, hidden: Tensor, context: Context) -> Tensor:
         """[B, L, hidden] to the same."""
@@ -117,7 +118,7 @@ class LatentMultiHeadAttention(nn.Module):
             latent.key_value_rank, config.heads * (latent.nope_dim + latent.value_dim), bias=False
         )
         self.output = nn.Linear(config.heads * latent.value_dim, config.hidden, bias=config.output_bias)
-        self.core = AttentionCore(width**-0.5 * _temperature(config))
+        self.core = AttentionCore(latent_score_scale(config) * _temperature(config))
 
     def forward(self, hidden: Tensor, context: Context) -> Tensor:
         """[B, L, hidden] to the same."""

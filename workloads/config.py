@@ -27,7 +27,8 @@ class TransformerConfig:
     """Every option of the one transformer. Zero in a size means the usual value derived from the others.
 
     family names the published class: it selects the Hugging Face map. max_positions is the longest sequence
-    that learned positions allow (and what rotary models declare).
+    that learned positions allow (and what rotary models declare). base is the narrow model beside which this one
+    is scaled, None for none; see `workloads.mup`.
     """
 
     family: str
@@ -77,6 +78,7 @@ class TransformerConfig:
     initial: str = "normal"
     initial_std: float = 0.02
     residual_scaling: bool = False
+    base: TransformerConfig | None = None
 
     def __post_init__(self) -> None:
         for name, allowed in CHOICES.items():
@@ -165,6 +167,7 @@ class TransformerConfig:
             embedding_size=self.embedding_size,
             head="masked",
             generator=0,
+            base=self.base and self.base.generator_config(),
         )
 
     def changed(self, changes: Mapping[str, Any]) -> TransformerConfig:
@@ -172,7 +175,7 @@ class TransformerConfig:
 
         Raises WorkloadError for an unknown field.
         """
-        known = {f.name for f in fields(self)}
+        known = {f.name for f in fields(self)} - {"base"}
         nested = {"moe": MoE, "latent": LatentAttention, "rope_scaling": RopeScaling}
         values: dict[str, Any] = {}
         for name, value in changes.items():

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from workloads.config import TransformerConfig
 from workloads.layers import activation, norm
+from workloads.mup import logit_scale
 
 
 class VocabularyProjection(nn.Module):
@@ -17,7 +18,7 @@ class VocabularyProjection(nn.Module):
 
     def __init__(self, config: TransformerConfig, size: int, bias: bool) -> None:
         super().__init__()
-        self.scale = config.hidden**-0.5 if config.scaled_head else 1.0
+        self.scale = logit_scale(config)
         self.weight = None if config.tied else nn.Parameter(torch.empty(config.vocab_size, size))
         self.bias = nn.Parameter(torch.empty(config.vocab_size)) if bias else None
         self.product: Callable[..., Tensor] = F.linear

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from workloads.config import TransformerConfig
+from workloads.mup import std_scale
 
 
 def normal(seed: int, name: str, shape: Sequence[int], beyond: float = math.inf) -> Tensor:
@@ -27,10 +28,12 @@ def normal(seed: int, name: str, shape: Sequence[int], beyond: float = math.inf)
     return torch.from_numpy(values).view(torch.Size(shape))
 
 
-def initial(config: TransformerConfig, name: str, shape: torch.Size, seed: int) -> Tensor:
-    """The tensor `name` of `shape`, fp32 on CPU.
+def initial(
+    config: TransformerConfig, name: str, shape: torch.Size, seed: int, base: torch.Size | None = None
+) -> Tensor:
+    """The tensor `name` of `shape`, fp32 on CPU; `base` is its shape in the configuration's base, if that has one.
 
-    Norm weights are one; biases and buffers zero; the rest has the spread of `spread`.
+    Norm weights are one; biases and buffers zero; the rest has the spread of `spread`, scaled beside the base.
     """
     if is_norm(name):
         return torch.ones(shape)
@@ -38,7 +41,9 @@ def initial(config: TransformerConfig, name: str, shape: torch.Size, seed: int) 
         return torch.zeros(shape)
     # As tf.truncated_normal: nothing beyond two standard deviations.
     beyond = 2.0 if config.initial == "truncated" else math.inf
-    return normal(seed, name, shape, beyond).mul_(spread(config, name, shape))
+    base = base or shape
+    std = spread(config.base or config, name, base) * std_scale(name, shape, base)
+    return normal(seed, name, shape, beyond).mul_(std)
 
 
 def is_norm(name: str) -> bool:

@@ -12,6 +12,7 @@ from workloads.errors import WorkloadError
 from workloads.hf.folder import ForeignModel, root
 from workloads.hf.foreign import HuggingFaceWorkload
 from workloads.hf.weights import has_weights
+from workloads.mup import beside
 from workloads.transformer_workload import TransformerWorkload
 from workloads.workload import Objective, Vocabulary
 
@@ -26,15 +27,21 @@ def load(
     *,
     changes: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
+    mup: Mapping[str, Any] | None = None,
     sequence_length: int,
     seed: int = 0,
 ) -> TransformerWorkload | HuggingFaceWorkload:
     """The workload of preset `model` (with `changes`) or of `hf:<folder>`, trained with `objective`.
 
-    options are those of the objective. Raises WorkloadError for an unknown model, field or objective, an
-    objective that the architecture cannot train, a sequence longer than the model's positions, a vocabulary
-    larger than the model's, or a checkpoint that does not fit.
+    options are those of the objective; mup the widths of the model beside which this one is scaled, see
+    `workloads.mup`. Raises WorkloadError for an unknown model, field or objective, an objective that the
+    architecture cannot train, a sequence longer than the model's positions, a vocabulary larger than the model's,
+    a checkpoint that does not fit, or a base model with other tensors.
     """
+    if mup is not None and model.startswith(FOLDER):
+        raise WorkloadError(
+            f"mup scales weights that begin anew, and {model} has its own; use a preset or set mup to null"
+        )
     config = describe(model, changes, vocabulary.size)
     _check(model, config, objective, vocabulary, sequence_length)
     built = objectives.build(
@@ -46,7 +53,18 @@ def load(
     if config.family == "roberta" and not model.startswith(FOLDER) and vocabulary.pad is not None:
         # RoBERTa counts positions from the padding id on; transformers derives the offset from it.
         config = config.changed({"position_offset": vocabulary.pad + 1})
-    return _workload(model, config, built, vocabulary)
+    if mup is None:
+        return _workload(model, config, built, vocabulary)
+    return _scaled(TransformerWorkload(model, beside(config, mup), built, vocabulary))
+
+
+def _scaled(workload: TransformerWorkload) -> TransformerWorkload:
+    if other := workload.shapes.keys() ^ workload.base_shapes.keys():
+        raise WorkloadError(
+            f"only one of the model and the base that mup names has {min(other)}; "
+            "give it widths at which both have the same tensors"
+        )
+    return workload
 
 
 def _workload(

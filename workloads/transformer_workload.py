@@ -15,6 +15,7 @@ from workloads.electra import Electra, ElectraOutput
 from workloads.errors import WorkloadError
 from workloads.initialise import initial
 from workloads.moe import MixtureOfExperts
+from workloads.mup import lr_scale
 from workloads.seq2seq import EncoderDecoder
 from workloads.transformer import Output, Transformer
 from workloads.workload import Batch, Loss, Objective, Vocabulary
@@ -47,8 +48,12 @@ class TransformerWorkload:
     @cached_property
     def shapes(self) -> Mapping[str, torch.Size]:
         """Shape of every canonical tensor, parameters and buffers."""
-        with torch.device("meta"):
-            return {name: tensor.shape for name, tensor in self.build().state_dict().items()}
+        return _shapes(self.config)
+
+    @cached_property
+    def base_shapes(self) -> Mapping[str, torch.Size]:
+        """The same of the model beside which this one is scaled; its own if there is none."""
+        return self.shapes if self.config.base is None else _shapes(self.config.base)
 
     def initial(self, name: str, seed: int) -> Tensor:
         """The initial value of `name`, fp32 on CPU: the checkpoint's if there is one, else from (seed, name).
@@ -58,7 +63,13 @@ class TransformerWorkload:
         if name not in self.shapes:
             raise WorkloadError(f"{self.name} has no tensor {name!r}; its names are those of state_dict()")
         found = self.pretrained(name) if self.pretrained else None
-        return initial(self.config, name, self.shapes[name], seed) if found is None else found.float()
+        if found is not None:
+            return found.float()
+        return initial(self.config, name, self.shapes[name], seed, self.base_shapes[name])
+
+    def lr_scale(self, name: str) -> float:
+        """See Workload.lr_scale."""
+        return lr_scale(name, self.shapes[name], self.base_shapes[name])
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Forward pass and loss of one micro-batch."""
@@ -125,6 +136,11 @@ class TransformerWorkload:
 
         start = getattr(self.objective, "decoder_start", None)
         export(self.config, self.vocabulary, self.shapes, read, folder, start)
+
+
+def _shapes(config: TransformerConfig) -> dict[str, torch.Size]:
+    with torch.device("meta"):
+        return {name: tensor.shape for name, tensor in build_model(config).state_dict().items()}
 
 
 def _sharding(config: TransformerConfig) -> dict[str, str]:

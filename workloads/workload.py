@@ -112,6 +112,9 @@ class Workload(Protocol):
     def initial(self, name: str, seed: int) -> Tensor:
         """The initial value of the parameter or buffer `name` in fp32 on CPU, from (seed, name) alone."""
 
+    def lr_scale(self, name: str) -> float:
+        """What the learning rate of the parameter `name` is multiplied by (muP, see `workloads.mup`)."""
+
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Forward pass and loss of one micro-batch."""
 

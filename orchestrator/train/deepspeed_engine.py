@@ -21,7 +21,9 @@ from orchestrator.train.engine import Metrics
 from orchestrator.train.loss_scale import LossScale
 from orchestrator.train.losses import StepLosses
 from orchestrator.train.mesh import Mesh
+from orchestrator.train.optimizers import set_lr
 from orchestrator.train.parallelize import blocks, recompute
+from orchestrator.train.routing import Routing
 from workloads.workload import Batch, Workload
 
 
@@ -36,6 +38,7 @@ class DeepSpeedEngine:
         self._workload, self._layout, self._device = workload, layout, device
         self._mesh = Mesh(layout)
         self._losses = StepLosses(spec, workload, layout, self._mesh, device)
+        self._routing = Routing(workload, self._mesh, device.device)
         self._scale = LossScale(spec.train.precision == "fp16")
         deepspeed = open_deepspeed(device.device)
         elements = sum(shape.numel() for shape in workload.shapes.values())
@@ -46,7 +49,8 @@ class DeepSpeedEngine:
         if spec.train.compile:
             for layer in blocks(self.model):
                 layer.compile()
-        optimizer = optimizer_of(spec.train.optimizer, self.model.parameters(), layout.offload != "none")
+        scaled = [(p, workload.lr_scale(name)) for name, p in self.model.named_parameters()]
+        optimizer = optimizer_of(spec.train.optimizer, scaled, layout.offload != "none")
         step = _WithLoss(self.model, self._losses, device)
         self._engine, self._zero, _, _ = deepspeed.initialize(
             model=step, optimizer=optimizer, config=config, dist_init_required=False
@@ -64,12 +68,12 @@ class DeepSpeedEngine:
             if number < len(micro_batches):
                 self._engine.step()  # counts the micro-batch
         loss, extra, count, _ = self._losses.over_ranks(torch.zeros(()))
+        extra = {**extra, **self._routing.take([self.model])}
         if self._scale.enabled:
             extra = {**extra, "loss_scale": self._scale.value, "skipped": 0.0}
         # Sums, divided by DeepSpeed by the number of ranks.
         self._zero.loss_scale = self._scale.value * count / (self._losses.expected * self._layout.dp)
-        for group in self._zero.param_groups:
-            group["lr"] = lr
+        set_lr(self._zero.param_groups, lr)
         self._engine.step()
         norm = float(self._engine.get_global_grad_norm())
         if self._zero.overflow or not math.isfinite(norm):

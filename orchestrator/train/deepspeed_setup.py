@@ -20,6 +20,7 @@ from torch.utils.cpp_extension import _get_build_directory
 from orchestrator.errors import InputError
 from orchestrator.layout import Layout
 from orchestrator.spec import JobSpec, OptimizerSpec
+from orchestrator.train.optimizers import groups_of
 
 log = logging.getLogger(__name__)
 
@@ -83,23 +84,16 @@ def settings(spec: JobSpec, layout: Layout, elements: int, hidden: int) -> dict[
 
 
 def optimizer_of(
-    spec: OptimizerSpec, parameters: Iterable[nn.Parameter], offload: bool
+    spec: OptimizerSpec, parameters: Iterable[tuple[nn.Parameter, float]], offload: bool
 ) -> torch.optim.Optimizer:
-    """AdamW over whole parameters, which DeepSpeed replaces by its partitions. Weight decay is of matrices alone.
+    """AdamW over whole parameters, each with its `lr_scale`, which DeepSpeed replaces by its partitions.
 
     Where the state is in host memory it is DeepSpeed's own for processors (Ren et al., 2021, section 5).
     """
     # Partitioned parameters are empty, and say their shape otherwise.
-    parameters = list(parameters)
-    dims = [len(getattr(p, "ds_shape", p.shape)) for p in parameters]
-    groups: list[dict[str, Any]] = [
-        {
-            "params": [p for p, d in zip(parameters, dims, strict=True) if d > 1],
-            "weight_decay": spec.weight_decay,
-        },
-        {"params": [p for p, d in zip(parameters, dims, strict=True) if d <= 1], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
+    groups = groups_of(
+        spec, ((p, len(getattr(p, "ds_shape", p.shape)) > 1, scale) for p, scale in parameters)
+    )
     if not offload:
         return torch.optim.AdamW(groups, lr=spec.lr, betas=spec.betas, eps=spec.eps, fused=True)
     from deepspeed.ops.adam import DeepSpeedCPUAdam

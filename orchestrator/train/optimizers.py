@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from orchestrator.spec import OptimizerSpec
 from orchestrator.train.shard import Shard
@@ -27,25 +27,55 @@ Norms = Callable[[Sequence[Tensor]], list[Tensor]]
 """A tensor for each shard, in the order of the shards, to the norm of the whole tensor it is part of."""
 
 
-def make_optimizer(spec: OptimizerSpec, shards: Iterable[Shard], norms: Norms) -> torch.optim.Optimizer:
-    """The optimiser that the job names. Weight decay is of matrices alone."""
-    shards = list(shards)
-    groups: list[dict[str, Any]] = [
-        {"params": [s.parameter for s in shards if s.matrix], "weight_decay": spec.weight_decay},
-        {"params": [s.parameter for s in shards if not s.matrix], "weight_decay": 0.0},
+def plain(name: str) -> float:
+    """The learning rate as it is, for every parameter."""
+    return 1.0
+
+
+def groups_of(
+    spec: OptimizerSpec, parameters: Iterable[tuple[nn.Parameter, bool, float]]
+) -> list[dict[str, Any]]:
+    """Parameter groups of (parameter, whether it is a matrix, its `lr_scale`).
+
+    Weight decay is of matrices alone. It is divided by the scale, so that what a step takes away, learning rate times
+    decay, does not depend on the width (Wang and Aitchison, 2024; the mup package does the same).
+    """
+    found: dict[tuple[bool, float], list[nn.Parameter]] = {}
+    for parameter, matrix, scale in parameters:
+        found.setdefault((matrix, scale), []).append(parameter)
+    return [
+        {
+            "params": found[matrix, scale],
+            "lr": spec.lr * scale,
+            "lr_scale": scale,
+            "weight_decay": spec.weight_decay / scale if matrix else 0.0,
+        }
+        for matrix, scale in sorted(found, reverse=True)
     ]
-    groups = [group for group in groups if group["params"]]
+
+
+def set_lr(groups: Iterable[dict[str, Any]], lr: float) -> None:
+    """The learning rate of the next step."""
+    for group in groups:
+        group["lr"] = lr * group["lr_scale"]
+
+
+def make_optimizer(
+    spec: OptimizerSpec, shards: Iterable[Shard], norms: Norms, lr_scale: Callable[[str], float] = plain
+) -> torch.optim.Optimizer:
+    """The optimiser that the job names; `lr_scale` says by a parameter's name what its learning rate is times."""
+    shards = list(shards)
+    scaled = [(s.parameter, s.matrix, lr_scale(s.name)) for s in shards]
+    groups = groups_of(spec, scaled)
     if spec.name == "adamw":
         return torch.optim.AdamW(groups, lr=spec.lr, betas=spec.betas, eps=spec.eps, fused=True)
     if spec.name == "lion":
         return Lion(groups, {"lr": spec.lr, "betas": spec.betas})
-    scaled = [s.matrix for s in shards]
-    ordered = [
-        {"params": [s.parameter], "weight_decay": spec.weight_decay if s.matrix else 0.0} for s in shards
-    ]
+    matrices = [s.matrix for s in shards]
+    ordered = [group for one in scaled for group in groups_of(spec, [one])]
     if spec.name == "lamb":
-        return Lamb(ordered, {"lr": spec.lr, "betas": spec.betas, "eps": spec.eps}, norms, scaled)
-    return Lars(ordered, {"lr": spec.lr, "betas": spec.betas, "eps": spec.eps}, norms, scaled)
+        return Lamb(ordered, {"lr": spec.lr, "betas": spec.betas, "eps": spec.eps}, norms, matrices)
+    return Lars(ordered, {"lr": spec.lr, "betas": spec.betas, "eps": spec.eps}, norms, matrices)
 
 
 class Lion(torch.optim.Optimizer):

@@ -21,7 +21,7 @@ from orchestrator.train.loss_scale import LossScale
 from orchestrator.train.losses import StepLosses
 from orchestrator.train.mesh import Mesh
 from orchestrator.train.norms import WholeNorms, squared_norm
-from orchestrator.train.optimizers import SLOTS, make_optimizer
+from orchestrator.train.optimizers import SLOTS, make_optimizer, set_lr
 from orchestrator.train.parallelize import parallelize
 from orchestrator.train.pipeline import Pipeline
 from orchestrator.train.routing import Routing
@@ -141,8 +141,7 @@ class TorchEngine:
         gradients = [s.parameter.grad for s in self._data.shards if s.parameter.grad is not None]
         if scale != 1.0 and gradients:
             torch._foreach_mul_(gradients, scale)
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
+        set_lr(self._optimizer.param_groups, lr)
         self._optimizer.step()
         self._data.publish()
         for stage in self._stages:
@@ -158,7 +157,7 @@ class TorchEngine:
     def _make_optimizer(self) -> torch.optim.Optimizer:
         shards = self._data.shards
         norms = WholeNorms(shards, self._workload.shapes)
-        return make_optimizer(self._spec.optimizer, shards, norms)
+        return make_optimizer(self._spec.optimizer, shards, norms, self._workload.lr_scale)
 
     def _steps(self) -> int:
         return next((int(state["step"]) for state in self._optimizer.state.values()), 0)

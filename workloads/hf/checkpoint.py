@@ -17,10 +17,11 @@ from workloads.hf.families import family_of
 from workloads.hf.family import Family
 from workloads.hf.folder import GENERATOR
 from workloads.hf.weights import Weights, write
+from workloads.mup import folded
 from workloads.workload import Vocabulary
 
 NO_STRUCTURE = ("family", "architecture", "head", "sentence_head", "classes", "pooler", "generator", "initial",
-                "initial_std", "residual_scaling")  # fmt: skip
+                "initial_std", "residual_scaling", "base")  # fmt: skip
 SHOWN = 4
 """Misfits that an error names."""
 
@@ -110,7 +111,8 @@ def _export_one(
     config: TransformerConfig, their_config: Any, shapes: Shapes, read: Callable[[str], Tensor], folder: str
 ) -> None:
     Path(folder).mkdir(parents=True, exist_ok=True)
-    tensors = theirs(family_of(config), config, shapes, lambda name: read(name).detach().float())
+    scaled = lambda name: read(name).detach().float() * folded(config, name)  # noqa: E731
+    tensors = theirs(family_of(config), config, shapes, scaled)
     write(tensors, folder)
     # The configuration last: a folder with it is whole.
     their_config.save_pretrained(folder)

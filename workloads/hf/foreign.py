@@ -89,6 +89,10 @@ class HuggingFaceWorkload:
             )
         return _initialised(self.config, seed).state_dict()[name.removeprefix(NETWORK)].float()
 
+    def lr_scale(self, name: str) -> float:
+        """Nothing is scaled here."""
+        return 1.0
+
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Forward pass and loss of one micro-batch."""
         return self.criterion(model(batch), batch)

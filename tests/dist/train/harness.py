@@ -40,6 +40,12 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 """Dense and with experts; decoder, encoder and encoder-decoder."""
+WIDE = {
+    "model": "mixtral-tiny",
+    "changes": {**EXPERTS, "tied": True},
+    "mup": {"hidden": 8, "heads": 2, "kv_heads": 1, "intermediate": 16, "moe": {"intermediate": 8}},
+}
+"""Scaled beside a narrower base, so that learning rates differ from tensor to tensor."""
 BATCH = 8
 
 

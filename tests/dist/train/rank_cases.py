@@ -39,6 +39,7 @@ def job(case: dict[str, Any]) -> JobSpec:
             "model": case["model"],
             "changes": case["changes"] if "hf:" in case["model"] else {**SMALL, **case.get("changes", {})},
             "objective": case.get("objective", "causal_lm"),
+            "mup": case.get("mup"),
         },
         "data": {"sources": [{"uri": "none"}], "tokenizer": "none", "sequence_length": LENGTH},
         "train": train,
@@ -53,6 +54,7 @@ def workload_of(spec: JobSpec) -> Workload:
         asked.objective,
         VOCABULARY,
         changes=asked.changes,
+        mup=asked.mup,
         sequence_length=LENGTH,
         seed=spec.seed,
     )

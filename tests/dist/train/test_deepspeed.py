@@ -40,7 +40,11 @@ def twin_of(one: Case) -> Case:
 
 QUICK = {
     1: [case("decoder", 1, way) for way in STAGED],
-    2: [*(case("decoder", 2, way) for way in STAGED), case("encoder", 2, {**THREE, "micro_batch": 1})],
+    2: [
+        *(case("decoder", 2, way) for way in STAGED),
+        *(case("decoder", 2, way, mup={"hidden": 8, "intermediate": 16}) for way in (TWO, THREE)),
+        case("encoder", 2, {**THREE, "micro_batch": 1}),
+    ],
 }
 EVERY = [one for cases in QUICK.values() for one in cases]
 STAGES = (1, 2, 3)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import MODELS, Results, check_equal, cover, layouts_of, reference_of, worst
+from harness import MODELS, WIDE, Results, check_equal, cover, layouts_of, reference_of, worst
 
 from orchestrator.layout import AXES, Layout
 
@@ -35,8 +35,16 @@ def dimensions(layout: Layout) -> int:
     return sum(getattr(layout, axis) > 1 for axis in AXES)
 
 
+def wide(**layout: Any) -> dict[str, Any]:
+    """A case of the model that is scaled beside a narrower one."""
+    found = Layout(**{"micro_batch": 2, **layout})
+    return {**WIDE, "name": "wide", "steps": SHORT, "layout": found.to_json(), "id": f"wide {found} {SHORT}"}
+
+
 QUICK = {
     2: [
+        *(wide(**way) for way in ({"tp": 2}, {"pp": 2}, {"dp": 2, "ep": 2})),
+        *(wide(dp=2, zero=zero) for zero in (1, 3)),
         *(case for model in ("decoder", "moe") for case in cases_of(model, 2, SHORT)),
         *(case for model in ("encoder", "pair") for case in cases_of(model, 2, SHORT, size=1)),
     ],

@@ -4,7 +4,7 @@ import itertools
 from typing import Any
 
 import pytest
-from harness import MODELS, Results, check_equal
+from harness import MODELS, WIDE, Results, check_equal
 
 from orchestrator.layout import Layout
 
@@ -19,8 +19,10 @@ WALKS: dict[str, list[Layout]] = {
     ],
     "moe": [Layout(dp=4, ep=2, zero=1), Layout(pp=2, dp=2, ep=2, schedule="interleaved"), Layout(cp=2, tp=2)],
     "pair": [Layout(pp=4, schedule="gpipe"), Layout(dp=2, tp=2, zero=3)],
+    "wide": [Layout(dp=2, tp=2, zero=3), Layout(pp=2, dp=2, ep=2), Layout(dp=4, zero=1)],
 }
 """Layouts of four ranks, each of which goes on from the commit of the one before."""
+TRAINED = {**MODELS, "wide": WIDE}
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +35,13 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 def alone(model: str) -> dict[str, Any]:
     steps = STEPS * len(WALKS[model])
-    return {**MODELS[model], "id": f"{model}-alone", "steps": steps, "layout": {"micro_batch": 2}}
+    return {**TRAINED[model], "id": f"{model}-alone", "steps": steps, "layout": {"micro_batch": 2}}
 
 
 def walk(model: str) -> list[dict[str, Any]]:
     cases: list[dict[str, Any]] = []
     for number, layout in enumerate(WALKS[model]):
-        case = {**MODELS[model], "layout": layout.to_json(), "steps": STEPS, "id": f"{model}-{number}"}
+        case = {**TRAINED[model], "layout": layout.to_json(), "steps": STEPS, "id": f"{model}-{number}"}
         cases.append({**case, "commit": True} | ({"restore": cases[-1]["id"]} if cases else {}))
     return cases
 

@@ -139,6 +139,14 @@ def test_a_wrong_job_is_one_line(key: str, value: Any, wanted: list[str]) -> Non
     assert line.startswith("job.yaml: ")
 
 
+@pytest.mark.parametrize("name", ["lamb", "lars"])
+def test_mup_is_refused_where_it_is_not_defined(name: str) -> None:
+    document = changed("workload.mup", {"hidden": 64})
+    assert spec.parse(document).workload.mup == {"hidden": 64}
+    document["train"]["optimizer"] = {"name": name}
+    assert f"the optimizer is {name}; set train.optimizer.name to one of them" in refusal(document)
+
+
 def test_the_line_says_how_many_more_there_are() -> None:
     document = changed("train.stepz", 1) | {"colour": "red"}
     assert "(and 1 more)" in refusal(document)
@@ -294,7 +302,7 @@ def test_a_wrong_override_is_one_line(tmp_path: Path, override: str, wanted: str
     [
         ("seed", 5), ("workload.changes", {"hidden": 32}), ("data.sequence_length", 64), ("train.steps", 101),
         ("train.global_batch", 16), ("train.optimizer.lr", 1.0), ("train.precision", "bf16"),
-        ("data.sources.0.weight", 2.0), ("data.tokenizer", "tokenizer.json"),
+        ("data.sources.0.weight", 2.0), ("data.tokenizer", "tokenizer.json"), ("workload.mup", {"hidden": 64}),
     ],
 )  # fmt: skip
 def test_what_decides_the_weights_is_the_identity(key: str, value: Any) -> None:

@@ -81,6 +81,7 @@ SOURCE = "data.sources=[{uri: %s}]"
         (["job.yaml", "--set", "workload.model=hf:nowhere"], ["nowhere", "config.json"]),
         (["job.yaml", "--set", "workload.changes.hiden=32"], ["unknown model field 'hiden'", "hidden"]),
         (["job.yaml", "--set", "workload.changes.hidden=33"], ["hidden 33 is no multiple of heads 4"]),
+        (["job.yaml", "--set", "workload.mup={layers: 1}"], ["workload: mup.layers is no width"]),
         (["job.yaml", "--set", "workload.objective=casual_lm"], ["no objective 'casual_lm'", "causal_lm"]),
         (
             ["job.yaml", "--set", "workload.objective=casual_lm", "--set", "data.tokenizer=nowhere.json"],

@@ -1,6 +1,7 @@
 """Optimisers against their papers' formulas, written out for one matrix."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from orchestrator.spec import OptimizerSpec
 from orchestrator.train.cut import Cut
 from orchestrator.train.mesh import Group
-from orchestrator.train.optimizers import SLOTS, make_optimizer
+from orchestrator.train.optimizers import SLOTS, groups_of, make_optimizer, set_lr
 from orchestrator.train.shard import Shard, boxes_of
 
 START = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
@@ -73,6 +74,37 @@ def test_adamw() -> None:
         m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
         w = w * (1 - 0.1 * 0.01) - 0.1 * (m / (1 - 0.9**t)) / ((v / (1 - 0.99**t)).sqrt() + 1e-6)
     torch.testing.assert_close(updated(spec), w)
+
+
+@pytest.mark.parametrize("name", ["adamw", "lion"])
+def test_a_scaled_parameter_learns_at_its_own_rate(name: str) -> None:
+    """What decay takes away at a step is the same at every scale."""
+    spec = OptimizerSpec(name=name, lr=0.1, eps=1e-6, weight_decay=0.01)  # type: ignore[arg-type]
+    fast, slow, vector = shard_of(START), shard_of(START), shard_of(START[0])
+    slow = replace(slow, name="q")
+    optimizer = make_optimizer(spec, [fast, slow, vector], norms, lambda name: 0.25 if name == "q" else 1.0)
+    set_lr(optimizer.param_groups, 0.1)
+    for shard in (fast, slow, vector):
+        shard.parameter.grad = torch.zeros_like(shard.parameter)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.025, 0.1]
+    optimizer.step()
+    assert torch.equal(fast.parameter, slow.parameter)
+    assert torch.equal(vector.parameter, START[0])
+    for shard in (fast, slow):
+        shard.parameter.grad = torch.ones_like(START)
+    before = fast.parameter.detach().clone()
+    optimizer.step()
+    assert len(optimizer.state) == 3
+    torch.testing.assert_close(
+        slow.parameter - before * (1 - 0.001), (fast.parameter - before * (1 - 0.001)) / 4
+    )
+
+
+def test_groups_without_scales_are_matrices_and_vectors() -> None:
+    matrix, vector = nn.Parameter(START), nn.Parameter(START[0])
+    groups = groups_of(OptimizerSpec(weight_decay=0.5), [(vector, False, 1.0), (matrix, True, 1.0)])
+    assert [(len(g["params"]), g["weight_decay"]) for g in groups] == [(1, 0.5), (1, 0.0)]
+    assert groups[0]["params"][0] is matrix
 
 
 @pytest.mark.parametrize("name", sorted(SLOTS))
