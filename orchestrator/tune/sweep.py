@@ -14,7 +14,7 @@ import yaml
 
 from orchestrator import assemble
 from orchestrator.errors import InputError
-from orchestrator.run import DONE, FAILED, STOPPED, check, no_cluster
+from orchestrator.run import DONE, FAILED, STOPPED, check, check_labels, no_cluster
 from orchestrator.rundir import RunDir
 from orchestrator.spec import JobSpec, dump, parse
 from orchestrator.tune.ledger import Ledger
@@ -51,6 +51,7 @@ def tune(
     search = check_space(spec)
     first = grid(search)[0] if search.sampler == "grid" else drawn(search, spec.seed, 0)
     check(job_of(spec, first))
+    check_labels(spec, address)
     check_same_sweep(spec, sweep)
     from cluster.local import NoCluster, ray_at
 
