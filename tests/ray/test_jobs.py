@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +107,8 @@ def open_while_training(local: loopback.LocalCluster, ranks: set[int]) -> None:
     places = listening(local)
     assert served(places) == []
     addresses = {ip for ip, _, _, pid in places if pid in ranks}
-    assert addresses
-    assert addresses <= {node["ip"] for node in local.nodes}
+    assert local.nodes[1]["ip"] in addresses
+    assert all(ip.startswith("127.") for ip in addresses)
 
 
 def refused(folder: Path, words: list[str], wanted: str, **changes: str | None) -> None:
@@ -160,24 +162,26 @@ def listening(local: loopback.LocalCluster) -> set[tuple[str, int, str, int]]:
     """Address, port, name and id of all processes of the cluster that listen."""
     keepers = [psutil.Process(node["pid"]) for node in local.nodes]
     family = [*keepers, *(child for keeper in keepers for child in keeper.children(recursive=True))]
-    return {
-        (connection.laddr.ip, connection.laddr.port, process.name(), process.pid)
-        for process in family
-        for connection in process.net_connections("tcp")
-        if connection.status == psutil.CONN_LISTEN
-    }
+    found = set()
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):  # Ray's idle workers come and go
+            for connection in process.net_connections("tcp"):
+                if connection.status == psutil.CONN_LISTEN:
+                    found.add((connection.laddr.ip, connection.laddr.port, process.name(), process.pid))
+    return found
 
 
 def served(places: set[tuple[str, int, str, int]]) -> list[tuple[object, ...]]:
     """Where something else than a refusal was answered, and what."""
-    found: list[tuple[object, ...]] = []
-    for ip, port, name, _ in sorted(places):
-        host = ip if ip.startswith("127.") else "127.0.0.1"
-        for path in (b"/metrics", b"/api/version", b"/api/jobs/"):
-            status = status_of(host, port, path)
-            if status not in (None, 401, 403):
-                found.append((name, ip, port, path, status))
-    return found
+
+    def ask(place: tuple[str, int, str, int]) -> list[tuple[object, ...]]:
+        host = place[0] if place[0].startswith("127.") else "127.0.0.1"
+        paths = (b"/metrics", b"/api/version", b"/api/jobs/")
+        answers = [(*place, path, status_of(host, place[1], path)) for path in paths]
+        return [answer for answer in answers if answer[-1] not in (None, 401, 403)]
+
+    with ThreadPoolExecutor(len(places)) as pool:  # what is silent takes its whole time
+        return [answer for answers in pool.map(ask, sorted(places)) for answer in answers]
 
 
 def status_of(host: str, port: int, path: bytes) -> int | None:
