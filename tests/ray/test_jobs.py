@@ -176,11 +176,15 @@ def served(places: set[tuple[str, int, str, int]]) -> list[tuple[object, ...]]:
 
     def ask(place: tuple[str, int, str, int]) -> list[tuple[object, ...]]:
         host = place[0] if place[0].startswith("127.") else "127.0.0.1"
-        paths = (b"/metrics", b"/api/version", b"/api/jobs/")
-        answers = [(*place, path, status_of(host, place[1], path)) for path in paths]
-        return [answer for answer in answers if answer[-1] not in (None, 401, 403)]
+        found: list[tuple[object, ...]] = []
+        for path in (b"/metrics", b"/api/version", b"/api/jobs/"):
+            status = status_of(host, place[1], path)
+            if status is None:
+                break
+            found += [(*place, path, status)] if status not in (401, 403) else []
+        return found
 
-    with ThreadPoolExecutor(len(places)) as pool:  # what is silent takes its whole time
+    with ThreadPoolExecutor(len(places)) as pool:  # those that are silent take their whole time
         return [answer for answers in pool.map(ask, sorted(places)) for answer in answers]
 
 
