@@ -7,10 +7,14 @@ token. Where they say nothing, the local cluster that is up is meant.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from dataclasses import dataclass
 
 from cluster.loopback import LocalCluster, find, folder_of, user_token
+
+CONNECT_TIMEOUT = 5.0
+"""Seconds for a cluster to accept a connection."""
 
 
 class NoCluster(ConnectionError):
@@ -47,6 +51,16 @@ def place_of(address: str | None) -> Place:
     if "://" in said and not said.startswith("ray://"):
         return Place(said, "" if said != variables else os.environ.get("RAY_ADDRESS", ""), said.rstrip("/"))
     return Place(said, said, os.environ.get("RAY_API_SERVER_ADDRESS", "") if said == variables else "")
+
+
+def require_answer(address: str) -> None:
+    """Do not let Ray wait minutes for a host:port where nobody listens. Raises NoCluster."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT).close()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise NoCluster(f"nobody answers at {address} ({why})") from None
 
 
 def require_token_mode() -> None:

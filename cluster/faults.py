@@ -19,32 +19,35 @@ class InjectedFault(RuntimeError):
 
 @dataclass(frozen=True)
 class Fault:
-    """`kind` befalls `rank` as it begins `step`, counted from 1, in that attempt only.
+    """`kind` befalls `rank`, or the last one there is, as it begins `step`, counted from 1, in that attempt only.
 
-    kill ends the process by SIGKILL, stop freezes it by SIGSTOP, raise raises InjectedFault, nan makes the step's
-    numbers NaN, slow makes this and every later step of the attempt take `seconds` longer.
+    Without an attempt it comes in whichever begins that step first; see `still_to_come`. kill ends the process by
+    SIGKILL, stop freezes it by SIGSTOP, raise raises InjectedFault, nan makes the step's numbers NaN, slow makes this
+    and every later step of the attempt take `seconds` longer.
     """
 
     kind: str
     rank: int
     step: int
-    attempt: int = 1
+    attempt: int | None = 1
     seconds: float = SLOW
 
     @classmethod
     def parse(cls, text: str) -> Fault:
         """The fault written as KIND@RANK:STEP[/ATTEMPT], and =SECONDS for slow. Raises ValueError with the mend."""
-        found = re.fullmatch(rf"({'|'.join(KINDS)})@(\d+):(\d+)(?:/(\d+))?(?:=(\d+(?:\.\d+)?))?", text)
+        found = re.fullmatch(rf"({'|'.join(KINDS)})@(\d+):(\d+)(?:/(\d+|\*))?(?:=(\d+(?:\.\d+)?))?", text)
         if not found or (found[5] and found[1] != "slow"):
             kinds = ", ".join(KINDS)
             raise ValueError(
-                f"write KIND@RANK:STEP or KIND@RANK:STEP/ATTEMPT with KIND one of {kinds}; slow may end in =SECONDS"
+                f"write KIND@RANK:STEP or KIND@RANK:STEP/ATTEMPT with KIND one of {kinds}, and ATTEMPT a number or * "
+                "for any; slow may end in =SECONDS"
             )
-        return cls(found[1], int(found[2]), int(found[3]), int(found[4] or 1), float(found[5] or SLOW))
+        attempt = None if found[4] == "*" else int(found[4] or 1)
+        return cls(found[1], int(found[2]), int(found[3]), attempt, float(found[5] or SLOW))
 
-    def strike(self, rank: int, step: int, attempt: int) -> bool:
+    def strike(self, rank: int, world: int, step: int, attempt: int) -> bool:
         """Happen, if this is the place. Whether the rank must poison its numbers, which only it can do."""
-        if (rank, attempt) != (self.rank, self.attempt):
+        if rank != min(self.rank, world - 1) or self.attempt not in (None, attempt):
             return False
         if self.kind == "slow" and step >= self.step:
             time.sleep(self.seconds)
@@ -58,3 +61,9 @@ class Fault:
             os.kill(os.getpid(), signal.SIGKILL)
         while True:  # the kernel continues a stopped process whose group is orphaned
             os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def still_to_come(faults: tuple[str, ...], begun: int) -> tuple[str, ...]:
+    """The faults without those of any attempt up to step `begun`, the last that a failed attempt may have begun."""
+    parsed = ((text, Fault.parse(text)) for text in faults)
+    return tuple(text for text, fault in parsed if fault.attempt is not None or fault.step > begun)

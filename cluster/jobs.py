@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.address import NoCluster, Place
+from cluster.address import NoCluster, Place, require_answer
 
 READY_TIMEOUT = 60.0
 """Seconds for a cluster that has just started to take a job: its agents come up after its Jobs API."""
@@ -74,7 +74,9 @@ class Jobs:
             import ray.dashboard.utils
             from ray.job_submission import JobSubmissionClient
 
-            url = place.api or ray.dashboard.utils.ray_address_to_api_server_url(_listening(place.ray))
+            if not place.api:
+                require_answer(place.ray)
+            url = place.api or ray.dashboard.utils.ray_address_to_api_server_url(place.ray)
             if _is_open(url) and not _accepts_open():
                 mend = "RAY_AUTH_MODE=disabled accepts that"
                 raise NoCluster(f"{url} asks for no token, so anyone may run code there; {mend}")
@@ -204,20 +206,6 @@ def _submission(job: Any) -> Submission:
         exit_code=job.driver_exit_code,
         message=_line(job.message or ""),
     )
-
-
-def _listening(address: str) -> str:
-    """The address itself. Raises NoCluster if nobody listens there: Ray would wait for minutes."""
-    import socket
-
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=ANSWER_TIMEOUT).close()
-    except (OSError, ValueError) as error:
-        raise NoCluster(
-            f"nobody answers at {address} ({getattr(error, 'strerror', None) or error})"
-        ) from None
-    return address
 
 
 def _is_open(url: str) -> bool:

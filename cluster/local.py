@@ -6,30 +6,27 @@ import contextlib
 import logging
 import os
 import secrets
-import socket
 import sys
 from collections.abc import Iterator
 from typing import Any
 
-from cluster.address import NoCluster, place_of
+from cluster.address import NoCluster, place_of, require_answer
 
 NAMESPACE = "orchestrator"
 ON_HEAD = {"node:__internal_head__": 0.001}
 """What only the head has: for small actors that should neither be lost with a worker's machine nor keep it up."""
 OBJECT_STORE_BYTES = 300 * 2**20
 """Shards go through files, so a small object store serves."""
-CONNECT_TIMEOUT = 5.0
-"""Seconds for a cluster to accept a connection."""
 LOOPBACK = "127.0.0.2"
 """Ray replaces 127.0.0.1 by the machine's outward address; any other loopback address it keeps."""
 
 
 @contextlib.contextmanager
-def ray_at(address: str | None, cpus: float = 0, gpus: float = 0) -> Iterator[None]:
+def ray_at(address: str | None, cpus: float = 0, gpus: float = 0, node: str | None = None) -> Iterator[None]:
     """Be connected to the cluster at `address`, or to one that starts here on loopback and ends with this process.
 
-    An embedded cluster has at least `cpus` and `gpus` to schedule on and accepts only holders of its token.
-    Raises NoCluster.
+    An embedded cluster has at least `cpus` and `gpus` to schedule on and accepts only holders of its token. `node` is
+    the address of the node to be connected by, where several are on this machine. Raises NoCluster.
     """
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": NAMESPACE}
     if address is None:
@@ -46,7 +43,9 @@ def ray_at(address: str | None, cpus: float = 0, gpus: float = 0) -> Iterator[No
         if not place.ray:
             raise NoCluster(f"{address} is a Jobs API, and a run needs Ray's own address; use `submit` there")
         address = place.ray
-        _require_answer(address)
+        if _is_host_and_port(address):
+            require_answer(address)
+        quiet |= {"_node_ip_address": node} if node else {}
     import ray
 
     for last in (False, True):
@@ -70,15 +69,9 @@ def ray_at(address: str | None, cpus: float = 0, gpus: float = 0) -> Iterator[No
             ray.shutdown()
 
 
-def _require_answer(address: str) -> None:
-    """Do not let Ray wait minutes for an address where nobody listens. Raises NoCluster."""
+def _is_host_and_port(address: str) -> bool:
     host, _, port = address.rpartition(":")
-    if "://" in address or not host or not port.isdigit():
-        return
-    try:
-        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT).close()
-    except OSError as error:
-        raise NoCluster(f"nobody answers at {address} ({error.strerror or error})") from None
+    return "://" not in address and bool(host) and port.isdigit()
 
 
 def _require_token() -> None:

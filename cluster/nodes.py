@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
@@ -52,6 +53,17 @@ def leaving() -> frozenset[str]:
         client = global_worker.gcs_client  # type: ignore[attr-defined]
         return frozenset(client.get_draining_nodes(timeout=RPC_TIMEOUT))
     return frozenset()
+
+
+def drain(node: str, seconds: float, why: str) -> bool:
+    """Tell Ray that the node of that id will be taken away in so many seconds; whether it accepts that."""
+    from ray._private.worker import global_worker  # no public call tells it
+    from ray.core.generated import autoscaler_pb2 as messages
+
+    reason = messages.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION  # type: ignore[attr-defined]
+    client = global_worker.gcs_client  # type: ignore[attr-defined]
+    accepted, _ = client.drain_node(node, reason, why, int((time.time() + seconds) * 1000))
+    return bool(accepted)
 
 
 def room(resources: Mapping[str, float], labels: Mapping[str, str], bundle: Bundle) -> int:

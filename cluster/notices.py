@@ -13,7 +13,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from typing import Any
 
 EVERY = 2.0
 """Seconds between questions; clouds give between 30 seconds and two minutes."""
@@ -64,12 +63,10 @@ def noticed(source: str) -> bool:
 def drain_this_node(seconds: float) -> None:
     """Tell Ray that this node ends in so many seconds: it takes nothing new from now on."""
     import ray
-    from ray._private.worker import global_worker
-    from ray.core.generated import autoscaler_pb2 as messages
 
-    reason: Any = messages.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION  # type: ignore[attr-defined]
-    node, deadline = ray.get_runtime_context().get_node_id(), int((time.time() + seconds) * 1000)
-    global_worker.gcs_client.drain_node(node, reason, "notice of the cloud", deadline)  # type: ignore[attr-defined]
+    from cluster import nodes
+
+    nodes.drain(ray.get_runtime_context().get_node_id(), seconds, "notice of the cloud")
 
 
 def _aws() -> bool:

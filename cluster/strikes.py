@@ -79,25 +79,23 @@ def kill_tree(pid: int) -> None:
 
 def lose_node(cluster: LocalCluster, ip: str) -> None:
     """As a power failure would; another machine comes in its place."""
-    present = find(cluster.name) or cluster
-    record = next(n for n in present.nodes if n["ip"] == ip)
-    remove(present, ip, abruptly=True)
-    add(present, [NodeSpec("", "", cpus=record["cpus"], gpus=record["gpus"])])
+    spare = _like(cluster, ip)
+    remove(find(cluster.name) or cluster, ip, abruptly=True)
+    add(cluster, [spare])
 
 
 def drain_node(cluster: LocalCluster, ip: str) -> None:
     """Tell Ray, to which this process is connected, that the node will be taken away; another comes in its place."""
-    import ray
-    from ray._private.worker import global_worker
-    from ray.core.generated import autoscaler_pb2 as messages
+    from cluster import nodes
 
-    node = next(n["NodeID"] for n in ray.nodes() if n["Alive"] and n["NodeManagerAddress"] == ip)
-    reason = messages.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION  # type: ignore[attr-defined]
-    deadline = int((time.time() + DRAIN) * 1000)
-    global_worker.gcs_client.drain_node(node, reason, "chaos", deadline)  # type: ignore[attr-defined]
-    present = find(cluster.name) or cluster
-    record = next(n for n in present.nodes if n["ip"] == ip)
-    add(present, [NodeSpec("", "", cpus=record["cpus"], gpus=record["gpus"])])
+    nodes.drain(next(node.id for node in nodes.alive() if node.address == ip), DRAIN, "chaos")
+    add(cluster, [_like(cluster, ip)])
+
+
+def _like(cluster: LocalCluster, ip: str) -> NodeSpec:
+    """A node as large as that one."""
+    record = next(node for node in (find(cluster.name) or cluster).nodes if node["ip"] == ip)
+    return NodeSpec("", "", cpus=record["cpus"], gpus=record["gpus"])
 
 
 def newest_shard(checkpoints: Path) -> Path:

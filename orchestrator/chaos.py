@@ -6,9 +6,6 @@ differ is compared: the receipt of every step, the losses, and that nothing is l
 
 from __future__ import annotations
 
-import contextlib
-import json
-import logging
 import random
 import subprocess
 import sys
@@ -18,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from cluster import strikes
+from cluster.local import ray_at
 from cluster.loopback import LocalCluster, NodeSpec, down, up
 from cluster.strikes import Strike, wait_for
 from orchestrator.errors import InputError
-from orchestrator.rundir import Row
+from orchestrator.record import EVENTS, METRICS
+from orchestrator.rundir import Row, RunDir
 from orchestrator.spec import JobSpec, dump
 from orchestrator.verdict import Ended, Verdict, compare, left_of
 
@@ -64,16 +63,19 @@ def _check(text: str, steps: int, world: int) -> None:
 
 
 def _random(count: int, seed: int, steps: int, world: int) -> Iterator[str]:
-    """Deaths, freezes and exceptions at random ranks, spread over the steps, one for each attempt."""
-    if count >= steps:
+    """Deaths, freezes and exceptions at random ranks, spread over the steps."""
+    if 2 * count >= steps:
         raise InputError(
-            f"{count} random faults need more than {steps} steps", "--random", "raise train.steps"
+            f"{count} random faults need more than {steps} steps",
+            "--random",
+            f"raise train.steps above {2 * count}",
         )
     generator = random.Random(seed)
-    places = sorted(generator.sample(range(2, steps + 1), count))
-    for attempt, step in enumerate(places, start=1):
+    # Not at two steps running: which of them was begun is known to one step.
+    places = sorted(generator.sample(range(2, steps + 1, 2), count))
+    for step in places:
         kind = generator.choices(["kill", "stop", "raise"], [8, 1, 1])[0]
-        yield f"{kind}@{generator.randrange(world)}:{step}/{attempt}"
+        yield f"{kind}@{generator.randrange(world)}:{step}/*"
 
 
 def chaos(
@@ -88,7 +90,8 @@ def chaos(
     down(CLUSTER)
     cluster = up(CLUSTER, [node] * world)
     try:
-        with contextlib.redirect_stdout(sys.stderr), _connected(cluster):  # where Ray may tell of its nodes
+        # By the head: another node may be one that is broken, and would take this process along.
+        with ray_at(cluster.address, node=cluster.address.partition(":")[0]):
             tell("the undisturbed run")
             quiet = Trial(job, runs / "undisturbed", cluster, ())
             if quiet.run() != "done":
@@ -101,7 +104,7 @@ def chaos(
                 folder = f"{number:02d}-" + "".join(c if c.isalnum() else "-" for c in name)
                 trial = Trial(job, runs / folder, cluster, faults)
                 trial.run()
-                verdicts.append(compare(name, trial.told(), quiet.rows()))
+                verdicts.append(compare(name, trial.told(), quiet.rows(), faults))
                 tell(verdicts[-1])
             return verdicts
     finally:
@@ -121,34 +124,11 @@ def _job(spec: JobSpec, runs: Path) -> Path:
     return path
 
 
-class _connected:
-    """This process as a driver of the cluster, for what only Ray can be asked."""
-
-    def __init__(self, cluster: LocalCluster) -> None:
-        self._cluster = cluster
-
-    def __enter__(self) -> None:
-        from cluster.address import place_of
-
-        place_of(self._cluster.address)
-        import ray
-
-        # By the head: another node may be one that is broken, and would take this process along.
-        head = self._cluster.address.partition(":")[0]
-        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-        ray.init(address=self._cluster.address, _node_ip_address=head, **quiet)
-
-    def __exit__(self, *_: object) -> None:
-        import ray
-
-        ray.shutdown()
-
-
 class Trial:
     """One run in a folder of its own, and what befalls it."""
 
     def __init__(self, job: Path, folder: Path, cluster: LocalCluster, faults: Sequence[str]) -> None:
-        self.folder, self._cluster = folder, cluster
+        self.folder, self.run_dir, self._cluster = folder, RunDir(str(folder)), cluster
         found = [(text, Strike.parse(text)) for text in faults]
         self._strikes = sorted((s for _, s in found if s is not None), key=lambda s: s.step)
         inner = [word for text, s in found if s is None for word in ("--fault", text)]
@@ -178,18 +158,14 @@ class Trial:
         self.seconds = time.monotonic() - began
         return self.ended
 
-    def rows(self, name: str = "metrics.jsonl") -> list[Row]:
-        """The rows of a file of the run; a last one that is only half there is left out."""
-        try:
-            lines = (self.folder / name).read_text().splitlines(keepends=True)
-        except FileNotFoundError:
-            return []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+    def rows(self) -> list[Row]:
+        """A row a step."""
+        return self.run_dir.rows(METRICS)
 
     def told(self) -> Ended:
         """What is to be compared."""
         left = left_of(self._cluster.folder)
-        events = self.rows("events.jsonl")
+        events = self.run_dir.rows(EVENTS)
         return Ended(self.ended, self.seconds, tuple(self.struck), self.rows(), events, left)
 
     def _befall(self, process: subprocess.Popen[bytes]) -> None:
@@ -229,7 +205,7 @@ class Trial:
         return int(rows[-1]["step"]) if rows else 0
 
     def _status(self) -> dict[str, Any]:
-        return dict(json.loads((self.folder / "status.json").read_text()))
+        return dict(self.run_dir.read_json("status.json"))
 
     def _node_of(self, rank: int) -> str:
         def seen() -> str:

@@ -12,6 +12,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
+from cluster.faults import still_to_come
 from cluster.gang import Beat, Gang
 from cluster.place import Cluster
 from cluster.rank import describe
@@ -297,6 +298,8 @@ class Controller:
             self._event("stop", action.reason)
             return
         self._note = f"recovering: {action.first_fault}"
+        # A rank may be a step further than the last row that was seen.
+        self._faults = still_to_come(self._faults, self._state.step + 2)
         commit, _ = record.last_commit(self._state.bad_commits)
         lost = record.beyond(commit.step if commit else 0)
         told: dict[str, Any] = {

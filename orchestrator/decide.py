@@ -212,9 +212,8 @@ def _ended(state: State, seen: Seen) -> tuple[State, Action]:
     if state.resizing and not state.stopping and result["ended"] == "stop":
         return _enter(state, "stop", seen, step=result["step"]), Action("halt", state.resizing)
     text = state.stopping or f"step {result['step']} is reached, as asked by --until"
-    if (
-        text.startswith("limits.") and result["step"] > 0
-    ):  # nobody may come back for it: what there is is written for others
+    if text.startswith("limits.") and result["step"] > 0:
+        # Nobody may come back for it: what there is is written for others.
         ceiling = _enter(state, "export", seen, step=result["step"], outcome="stopped", stopping=text)
         return ceiling, Action("halt", text)
     stopped = _enter(state, "stop", seen, step=result["step"], outcome="stopped", stopping=text)

@@ -5,14 +5,14 @@ What a layout alone forbids is in `layout`. Torch-free and ray-free.
 
 from __future__ import annotations
 
-from orchestrator.layout import Layout
+from orchestrator.layout import SPLIT, Layout
 from orchestrator.spec import JobSpec, TrainSpec
 
 
 def refused(spec: JobSpec, layout: Layout) -> list[str]:
     """Every reason why the layout's engine cannot run this job, in words with the mend; empty if it can."""
     found, train = [], spec.train
-    if train.compile and layout.pp > 1 and layout.schedule in ("zero_bubble", "zbv"):
+    if train.compile and layout.pp > 1 and layout.schedule in SPLIT:
         found.append(
             f"schedule {layout.schedule} splits the backward pass, which compiled blocks cannot; "
             "set train.compile to false"

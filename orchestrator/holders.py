@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Set
 
 from cluster.place import Cluster
+from orchestrator.checkpoint.holder import LIMIT
 from orchestrator.layout import ModelShape
 from orchestrator.spec import JobSpec
 from orchestrator.train.task import HOLDER
@@ -14,8 +15,6 @@ HELD = 2 + 1
 """Snapshots that are held at a time: two generations, and the one that arrives."""
 STATE = 12.0
 """Bytes of a snapshot for each parameter: weights and the two moments of Adam, all fp32."""
-LIMIT = 8 << 30
-"""Bytes that one holder takes, as `checkpoint.holder` has it."""
 
 
 class Holders:

@@ -18,6 +18,8 @@ AXES = ("pp", "dp", "cp", "tp")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "zbv")
 TWO_STAGES = ("interleaved", "zero_bubble", "zbv")
 """Schedules under which each rank runs two stages."""
+SPLIT = ("zero_bubble", "zbv")
+"""Schedules that run the backward pass in two halves: for the input of a stage, and later for its weights."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class ModelShape:
     stages: most stages that a pipeline may cut the model into. expert_feedforward: columns of one expert.
     heads_cut: whether tensor parallelism cuts attention. whole_context and whole_sequence: why a sequence cannot be
     split over context-parallel or tensor-parallel ranks, empty if it can. uneven_vocabulary: whether the
-    vocabulary may be cut into unequal parts. used_once: whether every weight of a stage is used once in it.
+    vocabulary may be cut into unequal parts.
     """
 
     parameters: int
@@ -47,7 +49,6 @@ class ModelShape:
     whole_sequence: str = ""
     uneven_vocabulary: bool = True
     expert_share: float = 0.0
-    used_once: bool = True
 
 
 @dataclass(frozen=True)
@@ -199,17 +200,6 @@ def _combinations(layout: Layout, shape: ModelShape) -> list[str]:
     elif layout.sequence:
         found += _indivisible(
             layout.tp * layout.cp, shape.sequence_length, "tp x cp", "positions in a sequence"
-        )
-    split = layout.pp > 1 and layout.schedule in ("zero_bubble", "zbv")
-    if split and not shape.used_once:
-        found.append(
-            f"{layout.schedule} runs the backward pass in two halves, and this model uses weights several times in a "
-            "stage; set schedule to interleaved"
-        )
-    if split and layout.zero == 3:
-        found.append(
-            f"{layout.schedule} runs the backward pass in two halves, between which zero 3 would free the weights; "
-            "choose zero 2, or schedule 1f1b"
         )
     return found
 

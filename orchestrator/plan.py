@@ -119,7 +119,6 @@ def _cuts(config: TransformerConfig, whole: ModelShape) -> ModelShape:
         whole_sequence=_whole_sequence(config),
         uneven_vocabulary=not config.generator,
         expert_share=experts / whole.parameters,
-        used_once=not (config.decoder_layers or config.positions == "relative"),
     )
 
 

@@ -214,6 +214,8 @@ class Record:
     def near_ceilings(self) -> list[str]:
         """A line for each ceiling of the job that has come near, told once."""
         limits, (hours, usd) = self._spec.limits, self._spent
+        if not (limits.hours or limits.cost_usd):
+            return []
         told = [event["reason"] for event in self.events]
         spent = {"hours": hours, "cost_usd": usd}
         return prices.near({"hours": limits.hours, "cost_usd": limits.cost_usd}, spent, told)

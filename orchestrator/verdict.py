@@ -15,6 +15,8 @@ from orchestrator.rundir import Row
 TOLERANCE = 1e-4
 """Relative difference of losses where a fault changed the layout: sums of float32 in another order, carried on by the
 optimiser over many steps. Under the same layout, the bits must be the same."""
+DEADLY = ("kill@", "stop@", "raise@")
+"""Faults of a rank that end an attempt."""
 LEAVING = 10.0
 """Seconds that processes have to be gone after a run."""
 
@@ -37,7 +39,8 @@ class Verdict:
     """How a disturbed run compares.
 
     `receipt` and `losses` say "same", or what differs; `back_after` is seconds from the fault to the next new step,
-    None if nothing stood still; `left` is what still ran or was held afterwards.
+    None if nothing stood still; `left` is what still ran or was held afterwards; `missed` are faults that never came,
+    so that nothing is proved.
     """
 
     fault: str
@@ -50,16 +53,17 @@ class Verdict:
     left: tuple[str, ...]
     seconds: float
     first_fault: str = ""
+    missed: int = 0
 
     @property
     def held(self) -> bool:
         """Whether it is the same run."""
         same = self.receipt in ("same", "as on record") and not self.losses.startswith("differ")
-        return self.ended == "done" and same and not self.left
+        return self.ended == "done" and same and not self.left and not self.missed
 
 
-def compare(fault: str, trial: Ended, wanted: list[Row]) -> Verdict:
-    """A disturbed run against the rows of the undisturbed one."""
+def compare(fault: str, trial: Ended, wanted: list[Row], asked: Sequence[str]) -> Verdict:
+    """A run that `asked` for these faults against the rows of the undisturbed one."""
     rows, events = trial.rows, trial.events
     faults = [event for event in events if event.get("first_fault")]
     return Verdict(
@@ -73,6 +77,7 @@ def compare(fault: str, trial: Ended, wanted: list[Row]) -> Verdict:
         left=trial.left,
         seconds=trial.seconds,
         first_fault=faults[0]["first_fault"] if faults else "",
+        missed=max(sum(word.startswith(DEADLY) for word in asked) - len(faults), 0),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,12 +20,13 @@ class VocabularyProjection(nn.Module):
         self.scale = config.hidden**-0.5 if config.scaled_head else 1.0
         self.weight = None if config.tied else nn.Parameter(torch.empty(config.vocab_size, size))
         self.bias = nn.Parameter(torch.empty(config.vocab_size)) if bias else None
+        self.product: Callable[..., Tensor] = F.linear
 
     def forward(self, hidden: Tensor, tokens: Tensor | None) -> Tensor:
         """[.., size] to [.., vocabulary]; tokens is the embedding [vocabulary, size]."""
         weight = tokens if self.weight is None else self.weight
         assert weight is not None
-        return F.linear(hidden if self.scale == 1.0 else hidden * self.scale, weight, self.bias)
+        return self.product(hidden if self.scale == 1.0 else hidden * self.scale, weight, self.bias)
 
 
 class MaskedHead(nn.Module):

@@ -18,6 +18,8 @@ import sys
 import threading
 from typing import Any
 
+LIMIT = 8 << 30
+"""Bytes that a holder takes unless it is told otherwise."""
 ERRNO = {"missing": errno.ENOENT, "exists": errno.EEXIST, "full": errno.ENOSPC, "malformed": errno.EPROTO}
 
 
@@ -51,9 +53,7 @@ def receive_message(connection: socket.socket) -> dict[str, Any]:
 class Holder:
     """Files in memory behind a socket, `limit_bytes` of them at most. They are gone when the process is."""
 
-    def __init__(
-        self, token: str, host: str = "127.0.0.1", port: int = 0, limit_bytes: int = 8 << 30
-    ) -> None:
+    def __init__(self, token: str, host: str = "127.0.0.1", port: int = 0, limit_bytes: int = LIMIT) -> None:
         self._files: dict[str, bytearray] = {}
         self._arriving = 0  # bytes of writes under way
         self._lock = threading.Lock()

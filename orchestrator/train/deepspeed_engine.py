@@ -104,7 +104,7 @@ class DeepSpeedEngine:
         for fragment in self._partitions.fragments:
             value = self._workload.initial(fragment.name, seed)
             for box, view in fragment.views(fragment.partition):
-                view.copy_(value[tuple(slice(a, a + n) for a, n in zip(box.start, box.extent, strict=True))])
+                view.copy_(box.of(value))
         for name, buffer in self._buffers.items():
             buffer.copy_(self._workload.initial(name, seed))
         self._partitions.begin(0)

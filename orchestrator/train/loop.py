@@ -130,7 +130,7 @@ class Rank:
         """One optimiser step, its row and, where it is due, its commit. Returns whether to stop here."""
         began, at = time.perf_counter(), self._progress.step
         for fault in self._faults:
-            if fault.strike(self._link.seat.rank, at + 1, self._task.attempt):
+            if fault.strike(self._link.seat.rank, self._link.seat.world, at + 1, self._task.attempt):
                 self._engine.poison()
         self._link.waiting(True)
         micro_batches, digest = prefetched.next()

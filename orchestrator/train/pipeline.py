@@ -22,7 +22,8 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
-from orchestrator.layout import TWO_STAGES, Layout
+from orchestrator.layout import SPLIT, TWO_STAGES, Layout
+from orchestrator.train.deferred import Deferred
 from orchestrator.train.device import Device
 from orchestrator.train.losses import StepLosses
 from orchestrator.train.mesh import Mesh
@@ -55,6 +56,8 @@ class Pipeline:
         self._numbers = layout.stages_of(mesh.place["pp"])
         self._batches: list[Batch] = []
         self._schedules: dict[tuple[Any, ...], Any] = {}
+        splits = layout.schedule in SPLIT
+        self._deferred = {n: Deferred(s) for n, s in zip(self._numbers, stages, strict=True) if splits}
         for stage, number in zip(stages, self._numbers, strict=True):
             # The stage itself must stay the module that FSDP2 wraps, so its forward is replaced in place.
             stage.forward = self._forward_of(stage.forward, number)
@@ -165,6 +168,7 @@ class Pipeline:
             input_args=self._carried(number, batch) if number else (),
             output_args=tuple(t.requires_grad_() for t in leaving),
             group=self._mesh.pp.handle,
+            dw_builder=self._deferred[number].take if number in self._deferred else None,
         )
 
     def _carried(self, number: int, batch: Batch) -> tuple[Tensor, ...]:

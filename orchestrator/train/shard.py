@@ -26,6 +26,10 @@ class Box:
         """Number of elements."""
         return math.prod(self.extent)
 
+    def of(self, tensor: Tensor) -> Tensor:
+        """The box of the whole global tensor."""
+        return tensor[tuple(slice(a, a + n) for a, n in zip(self.start, self.extent, strict=True))]
+
 
 @dataclass(frozen=True)
 class Shard:

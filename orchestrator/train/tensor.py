@@ -56,10 +56,11 @@ class RowLinear(nn.Module):
         super().__init__()
         self.weight, self.bias = whole.weight, whole.bias
         self._group, self._sequence = group, sequence
+        self.product: Callable[..., Tensor] = F.linear
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, L, in / group] to [B, L, out], or to this rank's slice of L."""
-        partial = F.linear(x, self.weight)
+        partial = self.product(x, self.weight)
         y = scatter(partial, LENGTH, self._group) if self._sequence else reduce(partial, self._group)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 

@@ -100,7 +100,7 @@ class TorchEngine:
         for shard in self._data.shards:
             value = self._workload.initial(shard.name, seed)
             for box, view in shard.views(shard.parameter):
-                view.copy_(value[tuple(slice(a, a + n) for a, n in zip(box.start, box.extent, strict=True))])
+                view.copy_(box.of(value))
         for name, buffer in self._buffers.items():
             buffer.copy_(self._workload.initial(name, seed))
         self._data.publish()

@@ -12,7 +12,7 @@ from orchestrator.tune import lineage
 from orchestrator.tune.ledger import Ledger
 from orchestrator.tune.mlflow_sweep import publish
 from orchestrator.tune.progress import Standing
-from orchestrator.tune.space import Config, job_of
+from orchestrator.tune.space import job_of
 
 
 def finish(spec: JobSpec, sweep: RunDir, ledger: Ledger, standing: Standing) -> dict[str, Any]:
@@ -63,11 +63,10 @@ def summarise(spec: JobSpec, sweep: RunDir, ledger: Ledger, standing: Standing) 
 
 def _trial(spec: JobSpec, sweep: RunDir, name: str, ledger: Ledger) -> dict[str, Any]:
     runs = lineage.runs_of(sweep, name)
-    begun, ended = lineage.origin(sweep, runs[-1]), ledger.ended.get(name)
-    config: Config = begun["config"] if begun else ledger.configs[name]
+    ended = ledger.ended.get(name)
     return {
         "trial": name,
-        "config": config,
+        "config": lineage.config_of(sweep, name, ledger.configs[name]),
         "state": ended.state if ended else "not ended",
         "value": ended.value if ended else None,
         "step": ended.step if ended else 0,

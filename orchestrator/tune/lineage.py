@@ -40,6 +40,12 @@ def origin(sweep: RunDir, run: str) -> dict[str, Any] | None:
     return dict(found) if found else None
 
 
+def config_of(sweep: RunDir, trial: str, drawn: Config) -> Config:
+    """The values of a trial: those of its last exploit, or else as they were drawn."""
+    begun = origin(sweep, runs_of(sweep, trial)[-1])
+    return dict(begun["config"]) if begun else drawn
+
+
 def exploit(sweep: RunDir, trial: str, donor: str, step: int, config: Config) -> str:
     """A new run of the trial that begins with the donor's commit at `step`; its name.
 

@@ -14,10 +14,12 @@ import yaml
 
 from orchestrator import assemble
 from orchestrator.errors import InputError
-from orchestrator.run import DONE, FAILED, STOPPED, check, check_labels, no_cluster
+from orchestrator.run import DONE, FAILED, STOPPED, check, check_labels
 from orchestrator.rundir import RunDir
 from orchestrator.spec import JobSpec, dump, parse
+from orchestrator.submission import no_cluster
 from orchestrator.tune.ledger import Ledger
+from orchestrator.tune.lineage import config_of
 from orchestrator.tune.progress import Standing
 from orchestrator.tune.space import Config, drawn, grid, job_of
 from orchestrator.tune.space import check as check_space
@@ -113,11 +115,8 @@ def _search(
 
 def _prepare(spec: JobSpec, sweep: RunDir, show: Callable[[dict[str, Any]], None]) -> None:
     """Make the token shards once, before trials would each begin to; a search over data has more than these."""
-    cache = spec.data.cache or f"{sweep.uri.rsplit('/', 1)[0]}/_data"
-    data = spec.data.model_copy(update={"cache": cache})
-    job = spec.model_copy(update={"data": data})
     assemble.prepare(
-        job, sweep, lambda what, done, total: show({"note": f"preparing {what}: {done} of {total} parts"})
+        spec, sweep, lambda what, done, total: show({"note": f"preparing {what}: {done} of {total} parts"})
     )
 
 
@@ -149,7 +148,7 @@ def _fit(
         searcher = Tpe(search, spec.seed, ledger, list(names), given)
         samples = wanted - (len(ledger.configs) - len(names))
     else:
-        points = [given(name, _now(sweep, name, ledger)) for name in names]
+        points = [given(name, config_of(sweep, name, ledger.configs[name])) for name in names]
         space, samples = {"given": ray_tune.grid_search(points)}, 1
     # A scheduler that pauses wants all trials to be alive, and only so many at work.
     pausing = search.scheduler in ("pbt", "hyperband")
@@ -187,24 +186,13 @@ def _needs_no_telling(name: str, search: TuneSpec, ledger: Ledger) -> bool:
     return ended.state == "failed" or (search.sampler != "tpe" and search.scheduler in ("none", "pbt"))
 
 
-def _now(sweep: RunDir, name: str, ledger: Ledger) -> Config:
-    """The values of a trial, those of its last exploit if there was one."""
-    from orchestrator.tune import lineage
-
-    begun = lineage.origin(sweep, lineage.runs_of(sweep, name)[-1])
-    return dict(begun["config"]) if begun else ledger.configs[name]
-
-
 def _room(spec: JobSpec) -> int:
     """How many gangs of the largest size the cluster has room for, at least one."""
-    import ray
+    from cluster import nodes
 
-    workers, worker = spec.resources.workers, spec.resources.per_worker
-    there = ray.cluster_resources()
-    found = there.get("CPU", 0.0) / (workers.max * worker.cpu)
-    if worker.gpu:
-        found = min(found, there.get("GPU", 0.0) / workers.max)
-    return max(1, int(found))
+    bundle = spec.resources.per_worker.bundle
+    there = sum(nodes.room(node.total, node.labels, bundle) for node in nodes.alive())
+    return max(1, there // spec.resources.workers.max)
 
 
 def _share(at_once: int) -> float:

@@ -19,6 +19,7 @@ from ray import tune as ray_tune
 
 from cluster.gang import Gang
 from cluster.on_ray import on_ray
+from orchestrator.assemble import data_cache
 from orchestrator.checkpoint.store import Store
 from orchestrator.controller import Controller
 from orchestrator.errors import InputError
@@ -94,13 +95,12 @@ class Trial(ray_tune.Trainable):
 
     def _job(self) -> JobSpec:
         """The job of the run: the values of the trial put in, and no more that a trial does not need."""
-        folder = self._sweep.uri.rsplit("/", 1)[0]
         spec = job_of(
             self._base,
             self._given["params"],
             name=f"{self._base.name[:50]}-{self._name}",
             checkpoint__export=None,
-            data__cache=self._base.data.cache or f"{folder}/_data",
+            data__cache=data_cache(self._base, self._sweep),
         )
         if self._tune.scheduler == "pbt":
             # An exploit may come when the donor is two decisions further.

@@ -9,7 +9,8 @@ Ray each case has a cluster of its own: a head and three nodes of one processor,
 kill    SIGKILL of rank 1 as it begins a step, to the next new step finished
 stop    SIGSTOP of rank 1, likewise; given up after --bound seconds
 node    SIGKILL of the raylet under a rank, likewise
-cost    a step without any fault, over that of torchrun
+cost    a step without any fault, over that of torchrun; also torchrun's while Ray's own processes idle beside it,
+        which here share the processors with the ranks
 goodput steps done while a random rank is killed after random times, of those done by torchrun undisturbed
 """
 
@@ -51,6 +52,7 @@ NAMES = {
     "train": "Ray Train V2, defaults",
     "tuned": "Ray Train V2, tuned",
     "torchrun": "torchrun --max-restarts",
+    "beside": "torchrun, beside an idle Ray cluster",
 }
 FAULT_STEP, WARM_UP = 26, 10
 CASE_TIMEOUT = 150.0
@@ -232,7 +234,7 @@ def started(bench: Bench, peer: str, steps: int, faults: tuple[str, ...] = ()) -
     if peer == "ours":
         words = [*command("run", path, "--run-dir", run, "--address", place.cluster.address)]
         words += [word for fault in faults for word in ("--fault", fault)]
-    elif peer == "torchrun":
+    elif peer in ("torchrun", "beside"):
         words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
         words += ["--master-addr", "127.0.0.1", "--master-port", str(29_600 + bench.number)]
         words += [
@@ -397,6 +399,8 @@ def _measure(bench: Bench) -> dict[tuple[str, str], list[Any]]:
     for _ in range(bench.options.rounds):
         for case in bench.options.cases:
             for peer in bench.options.peers:
+                if peer == "beside" and case != "cost":
+                    continue
                 if case == "cost" or (case == "goodput" and peer == "torchrun"):
                     measured("cost", peer, lambda p=peer: step_seconds(bench, p))
                 if case in ("kill", "stop") or (case == "node" and peer != "torchrun"):

@@ -1,50 +1,90 @@
-"""Steps to a target loss: ASHA against random search, over the same trials.
+"""Searches: ASHA against random search, PBT against fixed settings, and the seconds of a search beside plain Ray Tune.
 
-    python tests/bench/bench_tune.py --seeds 5 --trials 9 --steps 54
+    python tests/bench/bench_tune.py [asha] [pbt] [wall] --seeds 5
 
-Both searches of a seed draw the same learning rates (1e-5 to 1, uniform in the logarithm) and weight decays, and
-train the same small decoder on real text, so a trial that ASHA stops is the beginning of one that random search
-ends. The target is the loss, mean of 5 steps, that the best trial of the random search ends with, plus `--margin`;
-steps are those of all trials of a search until one of them first reaches it, in the order in which they were done.
-"not reached" counts as all steps.
+asha: both searches of a seed draw the same learning rates (1e-5 to 1, uniform in the logarithm) and weight decays, and
+train the same small decoder on real text, so a trial that ASHA stops is the beginning of one that random search ends.
+The target is the loss, mean of 5 steps, that the best trial of the random search ends with, plus a margin; steps are
+those of all trials until one of them first reaches it, in the order in which they were done. "not reached" counts as
+all steps.
+
+pbt: a population at constant learning rates that PBT may change, and the same population left alone. With few samples
+a step the noise of the gradient sets how low a constant rate can go, and how fast, so that a schedule is needed. What
+is compared is the mean loss of the last steps of the best trial of each, over the same samples.
+
+wall: seconds of whole commands in turns, ours and plain Ray Tune's with a function that trains the same model
+(`plain_tune.py`): the same trials, two at a time, one core each, all to their end, Ray's start and end included.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from jobs import job, orchestrator, rows, write_job, write_text
+from jobs import job, orchestrator, rows, slow_job, write_job, write_text
 
 WINDOW = 5
+LR = "train.optimizer.lr"
 
 
-def search(folder: Path, text: str, seed: int, scheduler: str, options: argparse.Namespace) -> Path:
+def main() -> None:
+    """Measure what the command line names, or all."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("measures", nargs="*", default=["asha", "pbt", "wall"])
+    parser.add_argument("--seeds", type=int, default=5)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        text = write_text(Path(name) / "corpus")
+        for measure in options.measures:
+            {"asha": asha, "pbt": pbt, "wall": wall}[measure](Path(name), text, options.seeds)
+
+
+def search(folder: Path, document: dict[str, Any], name: str) -> Path:
     """The directory of a search that has ended."""
-    document: dict[str, Any] = job(text, steps=options.steps)
-    document |= {"name": f"{scheduler}-{seed}", "seed": seed, "resources": {"workers": 1}}
-    document["checkpoint"] = {"every": options.steps, "keep": 1, "export": None}
-    document["tune"] = {
-        "space": {
-            "train.optimizer.lr": {"loguniform": [1e-5, 1.0]},
-            "train.optimizer.weight_decay": {"uniform": [0.0, 0.3]},
-        },
-        "trials": options.trials,
-        "window": WINDOW,
-        "scheduler": scheduler,
-    }
-    if scheduler == "asha":
-        document["tune"]["grace"] = options.steps // 9
+    document = {**document, "name": name, "resources": {"workers": 1}}
     done = orchestrator("tune", write_job(folder, document), "--json", cwd=folder, timeout=1200)
     if done.returncode:
         raise SystemExit(done.stderr)
-    return folder / "runs" / document["name"]
+    return folder / "runs" / name
+
+
+def best_of(sweep: Path) -> float:
+    """The best trial's value."""
+    return float(json.loads((sweep / "sweep.json").read_text())["best"]["value"])
+
+
+def asha(folder: Path, text: str, seeds: int, trials: int = 9, steps: int = 54, margin: float = 0.02) -> None:
+    """A line a seed, and the ratio of all."""
+    ratios = []
+    for seed in range(seeds):
+        document = {**job(text, steps=steps), "seed": seed}
+        document["checkpoint"] = {"every": steps, "keep": 1, "export": None}
+        space = {LR: {"loguniform": [1e-5, 1.0]}, "train.optimizer.weight_decay": {"uniform": [0.0, 0.3]}}
+        document["tune"] = {"space": space, "trials": trials, "window": WINDOW}
+        plain = search(folder, document, f"random-{seed}")
+        document["tune"] |= {"scheduler": "asha", "grace": steps // 9}
+        stopping = search(folder, document, f"asha-{seed}")
+        target = best_of(plain) + margin
+        (a, a_found), (b, b_found) = steps_to(curve(stopping), target), steps_to(curve(plain), target)
+        ratios.append(a / b)
+        told = "" if a_found and b_found else "  not reached by " + ("asha" if b_found else "random")
+        whole = f"{len(curve(stopping))} of {len(curve(plain))} steps in all"
+        print(
+            f"seed {seed}: target {target:.3f}  asha {a}  random {b}  ratio {a / b:.2f}  {whole}{told}",
+            flush=True,
+        )
+    print(f"ratio: median {statistics.median(ratios):.2f}, least {min(ratios):.2f}, most {max(ratios):.2f}")
 
 
 def curve(sweep: Path) -> list[tuple[float, float]]:
@@ -64,31 +104,56 @@ def steps_to(points: list[tuple[float, float]], target: float) -> tuple[int, boo
     return (len(points), False) if reached is None else (reached, True)
 
 
-def main() -> None:
-    """Print a line a seed, and the ratio of all."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--trials", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=54)
-    parser.add_argument("--margin", type=float, default=0.02)
-    options = parser.parse_args()
+def pbt(folder: Path, text: str, seeds: int, trials: int = 6, steps: int = 400, last: int = 40) -> None:
+    """A line a seed."""
+    print("| seed | best of the fixed | its learning rate | best of PBT | exploits |\n|---|---|---|---|---|")
+    for seed in range(seeds):
+        document = {**job(text, steps=steps, global_batch=2), "seed": seed}
+        document["train"]["optimizer"] = {"lr": 1e-3, "warmup": 10, "schedule": "constant"}
+        document["checkpoint"] = {"every": steps // 10, "keep": 1, "export": None}
+        document["tune"] = {
+            "space": {LR: {"loguniform": [1e-3, 1e-1]}}, "trials": trials, "window": last,
+        }  # fmt: skip
+        fixed = search(folder, document, f"fixed-{seed}")
+        document["tune"] |= {"scheduler": "pbt", "interval": steps // 10}
+        changing = search(folder, document, f"pbt-{seed}")
+        lr = json.loads((fixed / "sweep.json").read_text())["best"]["config"][LR]
+        exploits = json.loads((changing / "sweep.json").read_text())["exploits"]
+        print(
+            f"| {seed} | {best_of(fixed):.3f} | {lr:.1e} | {best_of(changing):.3f} | {exploits} |", flush=True
+        )
+
+
+def wall(folder: Path, text: str, seeds: int, trials: int = 8, steps: int = 60) -> None:
+    """A line a round, and the ratio of all."""
+    document = slow_job(text, steps=steps)
+    document["checkpoint"] = {"every": steps, "keep": 1, "export": None}
+    document["data"]["cache"] = str(folder / "tokens")
+    space = {LR: {"loguniform": [1e-5, 1e-2]}, "train.optimizer.weight_decay": {"uniform": [0.0, 0.3]}}
+    document["tune"] = {"space": space, "trials": trials, "concurrency": 2}
+    path = write_job(folder, {**document, "tune": None}, "plain.yaml")
     ratios = []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        text = write_text(folder / "corpus")
-        for seed in range(options.seeds):
-            plain, asha = (search(folder, text, seed, kind, options) for kind in ("none", "asha"))
-            target = json.loads((plain / "sweep.json").read_text())["best"]["value"] + options.margin
-            (a, a_found), (b, b_found) = steps_to(curve(asha), target), steps_to(curve(plain), target)
-            ratios.append(a / b)
-            told = "" if a_found and b_found else "  not reached by " + ("asha" if b_found else "random")
-            whole = f"{len(curve(asha))} of {len(curve(plain))} steps in all"
-            print(
-                f"seed {seed}: target {target:.3f}  asha {a}  random {b}  ratio {a / b:.2f}  {whole}{told}",
-                flush=True,
-            )
+    for number in range(seeds + 1):
+        began = time.monotonic()
+        ours = search(folder, document, f"wall-{number}")
+        middle = time.monotonic()
+        drawn = [row["config"] for row in rows(ours, "trials.jsonl") if row["event"] == "drawn"]
+        points = folder / "points.json"
+        points.write_text(json.dumps([list(config.values()) for config in drawn]))
+        words = [path, folder / f"plain-{number}", 512, 2, points]
+        peer = [sys.executable, str(Path(__file__).with_name("plain_tune.py")), *map(str, words)]
+        started = time.monotonic()
+        done = subprocess.run(peer, env={**os.environ, **PATHS}, capture_output=True, text=True, timeout=1200)
+        if done.returncode:
+            raise SystemExit(done.stderr)
+        mine, theirs = middle - began, time.monotonic() - started
+        if number:  # the first round made the token shards
+            ratios.append(mine / theirs)
+            print(f"round {number}: ours {mine:.1f} s  plain Ray Tune {theirs:.1f} s", flush=True)
     print(f"ratio: median {statistics.median(ratios):.2f}, least {min(ratios):.2f}, most {max(ratios):.2f}")
 
+
+PATHS = {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
 
 if __name__ == "__main__":
     main()

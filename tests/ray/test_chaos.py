@@ -67,5 +67,6 @@ def test_hundreds_of_random_faults_lose_and_double_no_sample(path: Path) -> None
     words = ["--random", 200, "--seed", 11, "--set", "train.steps=1200"]
     code, (verdict,), told = chaos(path, *words, timeout=2900)
     assert code == 0, (verdict, told)
-    assert verdict["attempts"] == 201
+    assert verdict["missed"] == 0
+    assert verdict["attempts"] >= 201
     assert (verdict["receipt"], verdict["losses"]) == ("same", "same")

@@ -15,6 +15,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
+from cluster import nodes
 from cluster.gang import Beat, Bundle
 from cluster.ray_gang import RayGang
 
@@ -140,17 +141,11 @@ def test_nodes_can_be_avoided(gang: RayGang) -> None:
 
 
 def test_a_drained_node_gives_notice_and_takes_nothing_new(breakable: RayGang) -> None:
-    from ray._private.worker import global_worker
-    from ray.core.generated import autoscaler_pb2
-
     gang = breakable
     gang.start(2, ONE, WAIT, {})
     beat = until(gang, running)
     room, _ = gang._seats[1]
-    reason = autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
-    deadline = int((time.time() + 600) * 1000)
-    accepted, _ = global_worker.gcs_client.drain_node(room.places[0][0], reason, "spot", deadline)
-    assert accepted
+    assert nodes.drain(room.places[0][0], 600, "spot")
     beat = until(gang, lambda beat: beat.ranks[1].leaving)
     assert (beat.ranks[0].leaving, beat.ranks[1].state) == (False, "running")
     assert gang.capacity(ONE) == 1
@@ -170,7 +165,7 @@ def test_what_cannot_be_placed_is_told_in_time(gang: RayGang, monkeypatch: pytes
 def test_a_group_shares_a_node_where_one_is_large_enough(gang: RayGang) -> None:
     half = Bundle(0.5)
     gang.start(4, half, WAIT, {}, together=2)
-    nodes = [rank.node for rank in until(gang, running).ranks]
-    assert nodes[0] == nodes[1]
-    assert nodes[2] == nodes[3]
-    assert nodes[0] != nodes[2]
+    places = [rank.node for rank in until(gang, running).ranks]
+    assert places[0] == places[1]
+    assert places[2] == places[3]
+    assert places[0] != places[2]

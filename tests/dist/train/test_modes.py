@@ -9,6 +9,7 @@ from harness import MODELS, Results, check_equal, same_bits, write_foreign
 DECODER = {"name": "decoder", **MODELS["decoder"], "steps": 3}
 TP, PP, DP = {"tp": 2}, {"pp": 2, "schedule": "interleaved"}, {"dp": 2, "zero": 1}
 FULL, CP = {"dp": 2, "zero": 3}, {"cp": 2}
+SPLIT = {"pp": 2, "schedule": "zbv"}
 EXACT: dict[str, dict[str, Any]] = {
     f"{name} {layout}": {"layout": {"micro_batch": 2, **layout}, **fields}
     for name, layout, fields in [
@@ -16,6 +17,7 @@ EXACT: dict[str, dict[str, Any]] = {
         ("recompute", {**PP, "recompute": "selective"}, {}),
         ("recompute", {**FULL, "recompute": "selective"}, {}),
         ("recompute", {**CP, "recompute": "full"}, {}),
+        ("recompute", {**SPLIT, "recompute": "full"}, {}),
         ("offload", {**DP, "offload": "optimizer"}, {}),
         ("offload", {**FULL, "offload": "optimizer"}, {}),
         *[("lamb", layout, {"optimizer": {"name": "lamb"}}) for layout in (TP, PP, DP, FULL)],
@@ -56,7 +58,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     references = {r["id"]: r for r in (alone(name, fields) for name, fields in EXACT.items())}
     precise = [precision_case("bf16", {}), precision_case("fp16", {})]
     found.run(1, [*references.values(), *precise, bitwise(1), foreign(-1, folder)])
-    halves = [precision_case(p, layout) for p in ("bf16", "fp16") for layout in (TP, FULL)]
+    halves = [precision_case(p, layout) for p in ("bf16", "fp16") for layout in (TP, FULL, SPLIT)]
     tree = [bitwise(2), bitwise(2, steps=25, commit=True)]
     found.run(2, [case_of(n, f) for n, f in EXACT.items()] + halves + tree)
     found.run(2, [foreign(zero, folder) for zero in range(4)])
@@ -79,7 +81,7 @@ def test_a_model_run_as_it_is_trains_under_every_zero_stage(results: Results, ze
     check_equal(results.of(foreign(zero)), results.of(foreign(-1)))
 
 
-@pytest.mark.parametrize("layout", [TP, FULL], ids=str)
+@pytest.mark.parametrize("layout", [TP, FULL, SPLIT], ids=str)
 @pytest.mark.parametrize(("precision", "unit"), [("bf16", 2**-8), ("fp16", 2**-11)])
 def test_half_precision_agrees_to_its_rounding(
     results: Results, precision: str, unit: float, layout: dict[str, Any]

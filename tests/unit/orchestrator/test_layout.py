@@ -61,8 +61,6 @@ def test_zbv_comes_back_to_the_first_rank() -> None:
             dataclasses.replace(DENSE, whole_sequence="it reads all"),
             "it reads all; set sequence",
         ),
-        (Layout(pp=2, dp=2, zero=3, schedule="zbv"), DENSE, "zero 3 would free the weights; choose zero 2"),
-        (Layout(pp=2, schedule="zbv"), dataclasses.replace(DENSE, used_once=False), "set schedule to interleaved"),
         (Layout(dp=3), DENSE, "global_batch 16 is not a multiple of 3 data-parallel ranks"),
         (Layout(pp=4, micro_batch=8), DENSE, "needs at least pp 4 micro-batches, and there are 2"),
         (Layout(pp=3, schedule="interleaved"), DENSE, "needs a multiple of pp 3 micro-batches, and there are 16"),
