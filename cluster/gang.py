@@ -8,11 +8,18 @@ attempts, with a process that has all imports done, so that the next attempt beg
 
 from __future__ import annotations
 
-from collections.abc import Set
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 RankState = Literal["starting", "running", "done", "failed", "dead"]
+
+_WORD = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+LABEL = re.compile(rf"([A-Za-z0-9.-]{{1,253}}/)?{_WORD}")
+"""Names of labels of nodes, as Ray has them."""
+SELECTOR = re.compile(rf"!?({_WORD}|in\({_WORD}(,{_WORD})*\))")
+"""What is wanted of a label: `value`, `!value`, `in(a,b)`, `!in(a,b)`, as Ray has it but for its white space."""
 
 FINISHED: frozenset[str] = frozenset({"done", "failed", "dead"})
 
@@ -51,15 +58,29 @@ class Beat:
 
 @dataclass(frozen=True)
 class Bundle:
-    """What one rank occupies."""
+    """What one rank occupies, and a SELECTOR for each label that its node must have."""
 
     cpu: float = 1.0
     gpu: float = 0.0
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def resources(self) -> dict[str, float]:
-        """The same as Ray names it."""
+        """By Ray's names."""
         return {"CPU": self.cpu} | ({"GPU": self.gpu} if self.gpu else {})
+
+    def suits(self, labels: Mapping[str, str]) -> bool:
+        """Whether a node with these labels will do. One without the label is none of those excluded, as for Ray."""
+        for label, wanted in self.labels.items():
+            value = wanted.removeprefix("!")
+            values = value[3:-1].split(",") if value.startswith("in(") else [value]
+            if (labels.get(label) in values) == wanted.startswith("!"):
+                return False
+        return True
+
+    def __str__(self) -> str:
+        parts = [f"{value:g} {key}" for key, value in self.resources.items()]
+        return " and ".join([*parts, *(f"{label}={value}" for label, value in self.labels.items())])
 
 
 class Gang(Protocol):

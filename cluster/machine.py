@@ -27,13 +27,12 @@ def smallest_offer(bundle: Bundle) -> Offer | None:
     """
     import ray
 
+    from cluster.nodes import room
+
     offers = []
     for node in ray.nodes():
         total = node["Resources"]
-        fits = [total.get("CPU", 0.0) / bundle.cpu] + (
-            [total.get("GPU", 0.0) / bundle.gpu] if bundle.gpu else []
-        )
-        workers = int(min(fits) + 1e-6)
+        workers = room(total, node.get("Labels", {}), bundle)
         if node["Alive"] and workers:
             kinds = [key.split(":", 1)[1] for key in total if key.startswith("accelerator_type:")]
             offers.append(Offer(total.get("memory", 0.0) / workers, kinds[0] if kinds and bundle.gpu else ""))

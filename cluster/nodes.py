@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Set
-from dataclasses import dataclass
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
 
 import ray
 from ray.exceptions import RayError
@@ -18,12 +18,13 @@ RPC_TIMEOUT = 2.0
 
 @dataclass(frozen=True)
 class Node:
-    """An alive node: Ray's id, its address, and resources in all and free."""
+    """An alive node: Ray's id, its address, resources in all and free, and labels."""
 
     id: str
     address: str
     total: dict[str, float]
     free: dict[str, float]
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 def alive() -> list[Node]:
@@ -31,10 +32,16 @@ def alive() -> list[Node]:
     from ray._private.state import available_resources_per_node  # no public call tells it by node
 
     free = available_resources_per_node()
+    found = (node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU"))
     return [
-        Node(node["NodeID"], node["NodeManagerAddress"], node["Resources"], free.get(node["NodeID"], {}))
-        for node in ray.nodes()
-        if node["Alive"] and node["Resources"].get("CPU")
+        Node(
+            n["NodeID"],
+            n["NodeManagerAddress"],
+            n["Resources"],
+            free.get(n["NodeID"], {}),
+            n.get("Labels", {}),
+        )
+        for n in found
     ]
 
 
@@ -59,14 +66,15 @@ def drain(node: str, seconds: float, why: str) -> bool:
     return bool(accepted)
 
 
-def room(resources: dict[str, float], bundle: Bundle) -> int:
-    """How many workers of that size fit into resources."""
-    fits = [resources.get("CPU", 0.0) / bundle.cpu]
-    fits += [resources.get("GPU", 0.0) / bundle.gpu] if bundle.gpu else []
-    return int(min(fits) + 1e-6)
+def room(resources: Mapping[str, float], labels: Mapping[str, str], bundle: Bundle) -> int:
+    """How many workers of that size fit into a node's resources, none if its labels do not suit."""
+    if not bundle.suits(labels):
+        return 0
+    return int(min(resources.get(key, 0.0) / needed for key, needed in bundle.resources.items()) + 1e-6)
 
 
 def free(bundle: Bundle, avoid: Set[str]) -> int:
     """How many workers would fit now on nodes whose id and address are not to be avoided, nor are leaving."""
     avoided = avoid | leaving()
-    return sum(room(n.free, bundle) for n in alive() if n.id not in avoided and n.address not in avoided)
+    here = (n for n in alive() if n.id not in avoided and n.address not in avoided)
+    return sum(room(n.free, n.labels, bundle) for n in here)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -108,23 +109,22 @@ class LocalNodes(NodeProvider):
             loopback.end([{"folder": self._cluster.folder, "ip": node_id, **_born(process)}])
 
 
-def autoscaling(node: NodeSpec, least: int, most: int, idle: float) -> str:
-    """Ray's autoscaling configuration for `least` to `most` of these nodes, the idle ones ended after `idle` seconds.
+def autoscaling(nodes: Sequence[NodeSpec], least: int, most: int, idle: float) -> str:
+    """Ray's autoscaling configuration for `least` to `most` of each of these types of nodes, the idle ones ended
+    after `idle` seconds.
 
     {folder}, {address} and {network} are for `loopback.up` to fill in.
     """
-    resources = {"CPU": node.cpus, **({"GPU": node.gpus} if node.gpus else {}), **node.resources}
     cluster = {"folder": "{folder}", "address": "{address}", "dashboard": "", "network": "{network}"}
-    kinds = {
-        HEAD: {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
-        "worker": {
-            "resources": resources,
+    kinds: dict[str, Any] = {HEAD: {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0}}
+    for number, node in enumerate(nodes, start=1):
+        kinds[f"worker-{number}"] = {
+            "resources": {"CPU": node.cpus, **({"GPU": node.gpus} if node.gpus else {}), **node.resources},
             "labels": node.labels,
             "node_config": {},
             "min_workers": least,
             "max_workers": most,
-        },
-    }
+        }
     # What Ray's launcher would do to a machine; there is nothing to do.
     launcher: dict[str, Any] = {"auth": {}, "file_mounts": {}, "initialization_commands": []}
     launcher |= {"cluster_synced_files": [], "file_mounts_sync_continuously": False, "rsync_exclude": []}
@@ -136,7 +136,7 @@ def autoscaling(node: NodeSpec, least: int, most: int, idle: float) -> str:
         {
             **launcher,
             "cluster_name": "local",
-            "max_workers": most,
+            "max_workers": most * len(nodes),
             "idle_timeout_minutes": idle / 60,
             "provider": {**provider, "disable_node_updaters": True, "disable_launch_config_check": True},
             "available_node_types": kinds,

@@ -38,7 +38,7 @@ class Queue:
         self._tickets: dict[str, Ticket] = {}
         self._wants: dict[str, int] = {}
         self._heard: dict[str, float] = {}
-        self._requested: list[dict[str, float]] = []
+        self._requested: list[Bundle] = []
 
     def ask(self, ticket: dict[str, Any], want: int) -> dict[str, Any]:
         """The verdict on a job that says what it asks for, and how many workers it would use."""
@@ -50,7 +50,8 @@ class Queue:
         self._heard[mine.name] = time.monotonic()
         for name in [name for name, heard in self._heard.items() if time.monotonic() - heard > FORGET]:
             self._forget(name)
-        verdict = verdicts(list(self._tickets.values()), [node.free for node in alive()])[mine.name]
+        free = [(node.free, node.labels) for node in alive()]
+        verdict = verdicts(list(self._tickets.values()), free)[mine.name]
         if verdict.go:
             self._tickets[mine.name] = dataclasses.replace(mine, running=True)
         self._request()
@@ -70,16 +71,13 @@ class Queue:
             table.pop(name, None)
 
     def _request(self) -> None:
-        bundles = [
-            ticket.bundle.resources
-            for name, ticket in sorted(self._tickets.items())
-            for _ in range(self._wants[name])
-        ]
-        if bundles != self._requested:
+        wanted = [t.bundle for name, t in sorted(self._tickets.items()) for _ in range(self._wants[name])]
+        if wanted != self._requested:
             from ray.autoscaler.sdk import request_resources
 
-            request_resources(bundles=bundles)
-            self._requested = bundles
+            labels = [dict(bundle.labels) for bundle in wanted]
+            request_resources(bundles=[b.resources for b in wanted], bundle_label_selectors=labels)
+            self._requested = wanted
 
 
 class Turn:

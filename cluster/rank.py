@@ -118,13 +118,15 @@ class Pulse:
 
 
 def serve_store(host: str) -> Any:
-    """A c10d TCPStore on a free port of `host`.
+    """A c10d TCPStore on a free port of `host`, and of no other address, since it believes whoever comes.
 
     The socket is bound before anyone is told of it, so no other process can take the port in between.
     """
     from torch.distributed import TCPStore
 
-    return TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    bound = socket.create_server((host, 0), backlog=1024)
+    port, descriptor = bound.getsockname()[1], bound.detach()
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor)
 
 
 def describe(error: BaseException) -> str:

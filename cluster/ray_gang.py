@@ -78,13 +78,13 @@ class Opening:
 
     def __init__(self, together: int, bundle: Bundle, target: str, avoid: Set[str]) -> None:
         present = nodes.alive()
-        packed = any(nodes.room(n.total, bundle) >= together for n in present)
+        packed = any(nodes.room(n.total, n.labels, bundle) >= together for n in present)
         refused = sorted(n.id for n in present if n.id in avoid or n.address in avoid)
-        labels = [{"ray.io/node-id": f"!in({','.join(refused)})"}] * together if refused else None
+        labels = dict(bundle.labels) | ({"ray.io/node-id": f"!in({','.join(refused)})"} if refused else {})
         self.group = placement_group(
             [bundle.resources] * together,
             strategy="STRICT_PACK" if packed else "PACK",
-            bundle_label_selector=labels,
+            bundle_label_selector=[labels] * together if labels else None,
         )
         self._together, self._bundle, self._target = together, bundle, target
         self._ready: Any = self.group.ready()

@@ -45,28 +45,31 @@ class Verdict:
 
 @dataclass
 class _Nodes:
-    """What is free on each node, taken bundle by bundle."""
+    """What is free on each node, with the node's labels, taken bundle by bundle."""
 
-    free: list[dict[str, float]] = field(default_factory=list)
+    free: list[tuple[dict[str, float], Mapping[str, str]]] = field(default_factory=list)
 
     def take(self, bundle: Bundle, count: int) -> int:
         """Take up to `count` bundles, first fit; how many there were."""
         taken = 0
-        for node in self.free:
-            while taken < count and all(node.get(k, 0.0) + 1e-6 >= v for k, v in bundle.resources.items()):
-                for key, value in bundle.resources.items():
+        needs = bundle.resources
+        for node in (node for node, labels in self.free if bundle.suits(labels)):
+            while taken < count and all(node.get(k, 0.0) + 1e-6 >= v for k, v in needs.items()):
+                for key, value in needs.items():
                     node[key] -= value
                 taken += 1
         return taken
 
     def fits(self, bundle: Bundle, count: int) -> int:
         """How many of `count` bundles there is room for."""
-        return _Nodes([dict(node) for node in self.free]).take(bundle, count)
+        return _Nodes([(dict(node), labels) for node, labels in self.free]).take(bundle, count)
 
 
-def verdicts(tickets: Sequence[Ticket], free: Sequence[Mapping[str, float]]) -> dict[str, Verdict]:
-    """The verdict on every ticket; `free` is what each node has left of CPU and GPU."""
-    nodes = _Nodes([dict(node) for node in free])
+def verdicts(
+    tickets: Sequence[Ticket], free: Sequence[tuple[Mapping[str, float], Mapping[str, str]]]
+) -> dict[str, Verdict]:
+    """The verdict on every ticket; `free` is what each node has left of CPU and GPU, and its labels."""
+    nodes = _Nodes([(dict(node), labels) for node, labels in free])
     order = sorted((t for t in tickets if not t.running), key=lambda t: (-t.priority, t.since, t.name))
     running = [t for t in tickets if t.running]
     for ticket in running:
@@ -97,12 +100,13 @@ def verdicts(tickets: Sequence[Ticket], free: Sequence[Mapping[str, float]]) -> 
 
 def _victims(first: Ticket, nodes: _Nodes, running: Sequence[Ticket]) -> list[Ticket]:
     """The jobs that should make room, none if that would not help. Where on the nodes their workers are is not
-    known here, so room is counted as if each job's were on one."""
+    known here, so room is counted as if each job's were on one, which has the labels that this job has asked for."""
     lower = sorted((t for t in running if t.priority < first.priority), key=lambda t: (t.priority, -t.since))
-    given: list[dict[str, float]] = []
+    given: list[tuple[dict[str, float], Mapping[str, str]]] = []
     for count, ticket in enumerate(lower, start=1):
         held = ticket.held or ticket.most
-        given.append({key: value * held for key, value in ticket.bundle.resources.items()})
+        room = {key: value * held for key, value in ticket.bundle.resources.items()}
+        given.append((room, ticket.bundle.labels))
         if _Nodes([*nodes.free, *given]).fits(first.bundle, first.least) >= first.least:
             return lower[:count]
     return []
@@ -110,6 +114,5 @@ def _victims(first: Ticket, nodes: _Nodes, running: Sequence[Ticket]) -> list[Ti
 
 def _what(ticket: Ticket, fitting: int, running: Sequence[Ticket]) -> str:
     """What the first in line waits for, in words."""
-    size = " and ".join(f"{value:g} {key}" for key, value in ticket.bundle.resources.items())
     others = ", ".join(sorted(t.short for t in running)) or "nobody"
-    return f"{ticket.least} workers of {size}; there is room for {fitting}, and at work: {others}"
+    return f"{ticket.least} workers of {ticket.bundle}; there is room for {fitting}, and at work: {others}"

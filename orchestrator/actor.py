@@ -86,8 +86,7 @@ class ControllerActor:
         try:
             with self._run.lock():
                 if self._priority is not None:
-                    workers, worker = self._spec.resources.workers, self._spec.resources.per_worker
-                    bundle = Bundle(worker.cpu, worker.gpu)
+                    workers, bundle = self._spec.resources.workers, self._spec.resources.per_worker.bundle
                     self._turn = Turn(self._run.uri, self._priority, bundle, workers.min, workers.max)
                 self._summary = self._drive_in_turns()
         except InputError as error:

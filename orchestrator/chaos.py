@@ -115,7 +115,10 @@ def _job(spec: JobSpec, runs: Path) -> Path:
     """The job without what has nothing to do with being the same run, and with any number of restarts."""
     limits = spec.limits.model_copy(update={"restarts": 100_000})
     checkpoint = spec.checkpoint.model_copy(update={"export": None})
-    changed = spec.model_copy(update={"tracking": None, "limits": limits, "checkpoint": checkpoint})
+    here = spec.resources.per_worker.model_copy(update={"labels": {}})
+    resources = spec.resources.model_copy(update={"per_worker": here})
+    update = {"tracking": None, "limits": limits, "checkpoint": checkpoint, "resources": resources}
+    changed = spec.model_copy(update=update)
     path = runs / "job.yaml"
     path.write_text(dump(changed))
     return path

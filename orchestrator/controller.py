@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from cluster.faults import still_to_come
-from cluster.gang import Beat, Bundle, Gang
+from cluster.gang import Beat, Gang
 from cluster.place import Cluster
 from cluster.rank import describe
 from orchestrator import assemble, finish
@@ -54,8 +54,7 @@ class Controller:
     ) -> None:
         self._spec, self._run, self._cluster, self._faults = spec, run, cluster, faults
         self._until = min(until or spec.train.steps, spec.train.steps)
-        worker = spec.resources.per_worker
-        self._bundle = Bundle(worker.cpu, worker.gpu)
+        self._bundle = spec.resources.per_worker.bundle
         self._useful = spec.resources.workers.max
         self._holders = Holders(spec, cluster)
         self._stragglers = Stragglers()

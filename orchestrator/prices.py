@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import fsspec
 
@@ -48,6 +49,17 @@ def rate(machines: Sequence[Mapping[str, str]], prices: Prices) -> float | None:
     ]
     known = [usd for usd in found if usd is not None]
     return sum(known) if known and len(known) == len(found) else None
+
+
+def by_zone(machines: Sequence[Mapping[str, str]], prices: Prices) -> list[dict[str, Any]]:
+    """How many of these machines are in each zone and market, and their USD an hour, None if one has no price."""
+    places: dict[tuple[str, str], list[Mapping[str, str]]] = {}
+    for machine in machines:
+        places.setdefault((machine["zone"], machine["market"]), []).append(machine)
+    return [
+        {"zone": zone, "market": market, "nodes": len(found), "usd_per_hour": rate(found, prices)}
+        for (zone, market), found in sorted(places.items())
+    ]
 
 
 def near(limits: Mapping[str, float | None], spent: Mapping[str, float], told: Sequence[str]) -> list[str]:

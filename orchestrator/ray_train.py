@@ -23,7 +23,6 @@ import torch.distributed as dist
 from ray.train import Checkpoint
 from ray.train.collective import broadcast_from_rank_zero
 
-from cluster.gang import Bundle
 from cluster.link import Link, Seat
 from cluster.machine import smallest_offer
 from cluster.rank import describe, serve_store
@@ -135,8 +134,7 @@ class Books:
 
     def begin(self, world: int) -> dict[str, Any]:
         """Roll back to the last sound commit and choose a layout; what a task says of that."""
-        worker = self._spec.resources.per_worker
-        bundle = Bundle(worker.cpu, worker.gpu)
+        bundle = self._spec.resources.per_worker.bundle
         shape = assemble.check_data(self._spec, self._data)
         layout = Planner(self._spec, shape, machine_for(smallest_offer(bundle), bundle)).choose(world)
         if layout is None or layout.world != world:

@@ -204,7 +204,8 @@ class Record:
     def spent(self, now: float) -> tuple[float, float]:
         """Hours and USD of the whole job so far; counted now and then, and only where there is a ceiling."""
         limits = self._spec.limits
-        if (limits.hours or limits.cost_usd) and now - self._counted > COUNT_EVERY:
+        every = min(COUNT_EVERY, 36.0 * (limits.hours or 1.0))  # a hundredth of the ceiling at the latest
+        if (limits.hours or limits.cost_usd) and now - self._counted > every:
             rows = list(self.recent)
             phases = timeline(self.events, rows, now)
             hours = sum(phase.seconds for phase in phases if phase.name != "down") / 3600
@@ -222,14 +223,14 @@ class Record:
         return prices.near({"hours": limits.hours, "cost_usd": limits.cost_usd}, spent, told)
 
     def market(self, machines: Sequence[Mapping[str, str]]) -> dict[str, Any]:
-        """What an event tells of the machines that a gang is on: type, market, zone, and USD an hour if known.
+        """What an event tells of the machines that a gang is on: type, market, zone, and USD an hour if known, of
+        all and by zone and market.
 
         Raises InputError if limits.prices is no table of prices.
         """
-        return {
-            "machines": list(machines),
-            "usd_per_hour": prices.rate(machines, prices.load(self._spec.limits.prices)),
-        }
+        table = prices.load(self._spec.limits.prices)
+        zones = prices.by_zone(machines, table)
+        return {"machines": list(machines), "zones": zones, "usd_per_hour": prices.rate(machines, table)}
 
     @property
     def _stores(self) -> list[Store]:

@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cluster.gang import FINISHED, Bundle, RankStatus
+from cluster.gang import FINISHED, RankStatus
 from cluster.process_gang import ProcessGang
 from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.checkpoint.store import Store
@@ -107,12 +107,12 @@ def _layouts(run: RunDir, manifest: Manifest) -> list[dict[str, Any]]:
 
 
 def _run(spec: JobSpec, task: Task, last: int) -> dict[int, Row]:
-    worker, world = spec.resources.per_worker, _world(task.layout)
+    world = _world(task.layout)
     gang = ProcessGang()
     rows: list[Row] = []
     moved = time.monotonic()
     try:
-        gang.start(world, Bundle(worker.cpu, worker.gpu), ENTRY, task.to_json())
+        gang.start(world, spec.resources.per_worker.bundle, ENTRY, task.to_json())
         while True:
             beat = gang.poll(len(rows))
             rows.extend(beat.rows)

@@ -59,6 +59,7 @@ def run(
         return Outcome(DONE, finished, f"{run_dir.uri} is finished: nothing to do")
     check_places(spec, run_dir)
     check(spec)
+    check_labels(spec, address)
     check_same_run(spec, run_dir)
     if until is not None and until > spec.train.steps:
         raise InputError(f"step {until} is beyond train.steps {spec.train.steps}", "--until", "lower it")
@@ -104,6 +105,13 @@ def _gpus_here(spec: JobSpec) -> int:
         what = f"the smallest gang needs {least} GPUs, and this machine has {there}"
         raise InputError(what, "resources.per_worker.gpu", "set it to 0, or name a cluster with --address")
     return min(most, there)
+
+
+def check_labels(spec: JobSpec, address: str | None) -> None:
+    """Raise InputError if the job asks for nodes with labels where there is only this machine, which has none."""
+    if address is None and spec.resources.per_worker.labels:
+        mend = "--set 'resources.per_worker.labels={}' leaves them out; or name a cluster with --address"
+        raise InputError("only a cluster's nodes have labels", "resources.per_worker.labels", mend)
 
 
 def check(spec: JobSpec) -> None:

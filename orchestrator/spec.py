@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from cluster.gang import LABEL, SELECTOR, Bundle
 from orchestrator.errors import InputError
 from orchestrator.overrides import override
 from orchestrator.stability import StabilitySpec
@@ -170,6 +171,10 @@ class PerWorker(_Model):
 
     cpu: float = Field(default=1, gt=0)
     gpu: float = Field(default=0, ge=0)
+    labels: dict[str, str] = Field(
+        default_factory=dict,
+        description="what the labels of its node must be: by label a value, !value, in(a,b) or !in(a,b), as for Ray",
+    )
 
     @field_validator("gpu")
     @classmethod
@@ -177,6 +182,21 @@ class PerWorker(_Model):
         if value not in (0, 1):
             raise ValueError("a worker is one rank and has 0 or 1 GPU; raise workers instead")
         return value
+
+    @field_validator("labels")
+    @classmethod
+    def labels_are_ray_s(cls, value: dict[str, str]) -> dict[str, str]:
+        for label, wanted in value.items():
+            if not LABEL.fullmatch(label) or not SELECTOR.fullmatch(wanted):
+                raise ValueError(
+                    f"{label}={wanted} selects nothing; write value, !value, in(a,b) or !in(a,b)"
+                )
+        return value
+
+    @property
+    def bundle(self) -> Bundle:
+        """What a gang is asked for."""
+        return Bundle(self.cpu, self.gpu, self.labels)
 
 
 class ResourceSpec(_Model):

@@ -112,15 +112,12 @@ def _cluster_spec(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
 
 
 def _worker_group(needs: ClusterNeeds, group: Group, kubernetes: Kubernetes) -> Manifest:
-    marks = {"ray.io/market-type": "spot" if group.spot else "on-demand"}
-    if group.accelerator:
-        marks["ray.io/accelerator-type"] = group.accelerator
     return {
         "groupName": group.name,
         "minReplicas": group.min,
         "replicas": group.min,
         "maxReplicas": group.max,
-        "labels": marks,
+        "labels": group.labels,
         "rayStartParams": {},
         "template": worker(needs, group, kubernetes),
     }

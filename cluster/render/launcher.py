@@ -79,12 +79,9 @@ def _node_type(group: Group, node_config: Document) -> Document:
     resources = {"CPU": math.ceil(group.cpu), "memory": int(group.memory_gib * 2**30)}
     if group.gpu:
         resources["GPU"] = group.gpu
-    labels = {"ray.io/market-type": "spot" if group.spot else "on-demand"}
-    if group.accelerator:
-        labels["ray.io/accelerator-type"] = group.accelerator
     return {
         "resources": resources,
-        "labels": labels,
+        "labels": group.labels,
         "node_config": node_config,
         "min_workers": group.min,
         "max_workers": group.max,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 DNS_LENGTH = 47
 """Longest RayJob name: KubeRay adds a suffix to it and allows 53 for the cluster (its MaxRayJobNameLength)."""
@@ -23,6 +24,16 @@ class Group:
     memory_gib: float
     accelerator: str = ""
     spot: bool = False
+    wanted: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Of its nodes: Ray's own as far as they are known here, and those of other names that the job asks for."""
+        own = {"ray.io/market-type": "spot" if self.spot else "on-demand"}
+        if self.accelerator:
+            own["ray.io/accelerator-type"] = self.accelerator
+        plain = {k: v for k, v in self.wanted.items() if v[0] != "!" and not v.startswith("in(")}
+        return own | {k: v for k, v in plain.items() if not k.startswith("ray.io/")}
 
 
 @dataclass(frozen=True)
@@ -31,7 +42,8 @@ class ClusterNeeds:
 
     `cpu` cores, `gpu` devices and `memory_gib` GiB are per worker; `per_node` workers share a node, which is what
     keeps a tensor-parallel group on one machine. `accelerators` names the device types that will do, the best
-    first; `spot` puts the workers, never the head, on machines that may be taken away.
+    first; `spot` puts the workers, never the head, on machines that may be taken away; `labels` are what the job
+    wants of the nodes of its workers, as in `cluster.gang.Bundle`.
     """
 
     name: str
@@ -44,6 +56,7 @@ class ClusterNeeds:
     per_node: int = 1
     accelerators: tuple[str, ...] = ()
     spot: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
     ray_version: str = "2.60.0"
 
     def groups(self) -> tuple[Group, ...]:
@@ -60,6 +73,7 @@ class ClusterNeeds:
                 memory_gib=self.memory_gib * self.per_node,
                 accelerator=kind if self.accelerators else "",
                 spot=self.spot,
+                wanted=self.labels,
             )
             for i, kind in enumerate(kinds)
         )

@@ -190,6 +190,7 @@ def _job(
     accelerators: list[str] | None,
 ) -> tuple[JobSpec, ClusterNeeds]:
     """The job as written (its paths are the pods' own), without secrets, and what it needs. Raises InputError."""
+    from cluster.gang import Bundle
     from cluster.render.needs import ClusterNeeds, dns_name
     from orchestrator import rendered
     from orchestrator.spec import load
@@ -206,8 +207,13 @@ def _job(
         raise InputError("a device type is given twice", "--accelerator", "give each once")
     needs = ClusterNeeds(
         dns_name(spec.name), image, workers.min, workers.max, worker.cpu, int(worker.gpu), memory, per_node,
-        kinds, spot,
+        kinds, spot, worker.labels,
     )  # fmt: skip
+    groups = [group.labels for group in needs.groups()]
+    known = Bundle(labels={key: wanted for key, wanted in worker.labels.items() if key in groups[0]})
+    if not any(known.suits(labels) for labels in groups):
+        where, mend = "resources.per_worker.labels", "change them, --spot or --accelerator"
+        raise InputError("no worker of what is rendered would have these labels", where, mend)
     return spec, needs
 
 

@@ -91,15 +91,13 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Show the layouts for a job on this kind of machine, with predicted memory and time."""
-    from cluster.gang import Bundle
     from orchestrator import assemble, planning_text
     from orchestrator import plan as planning
     from orchestrator.machines import machine_for
 
     spec = job_of(job, overrides)
     shape = assemble.shape_of(spec, assemble.vocabulary_size(spec))
-    worker = spec.resources.per_worker
-    machine = machine_for(None, Bundle(worker.cpu, worker.gpu))
+    machine = machine_for(None, spec.resources.per_worker.bundle)
     found = planning.plan(spec, shape, workers or spec.resources.workers.max, machine)
     if as_json:
         emit(found.to_json())

@@ -22,6 +22,14 @@ Cpus = Annotated[float, typer.Option(min=0, help="processors that a node says it
 Gpus = Annotated[float, typer.Option(min=0, help="GPUs that a node says it has")]
 Resources = Annotated[str, typer.Option(metavar="JSON", help='other resources, such as {"TPU": 4}')]
 Labels = Annotated[str, typer.Option(metavar="JSON", help='labels, such as {"ray.io/market-type": "spot"}')]
+Types = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--labels",
+        metavar="JSON",
+        help='labels, such as {"ray.io/market-type": "spot"}; again for as many nodes with others',
+    ),
+]
 
 
 def up(
@@ -33,7 +41,7 @@ def up(
     cpus: Cpus = 1,
     gpus: Gpus = 0,
     resources: Resources = "{}",
-    labels: Labels = "{}",
+    labels: Types = None,
     idle: Annotated[float, typer.Option(help="seconds before the autoscaler ends an idle node")] = 30.0,
     name: Name = "local",
     as_json: Json = False,
@@ -41,16 +49,16 @@ def up(
     """Start a cluster of real Ray nodes on loopback, with token authentication and made-up resources."""
     from cluster import loopback
 
-    node = _node(cpus, gpus, resources, labels)
+    types = [_node(cpus, gpus, resources, each) for each in labels or ["{}"]]
     if most is not None and most < local:
         raise InputError(f"--max {most} is below --local {local}", "--max", "raise it")
     scaling = ""
     if most is not None:
         from cluster.provider import autoscaling
 
-        scaling = autoscaling(node, local, most, idle)
+        scaling = autoscaling(types, local, most, idle)
     with _told(name):
-        found = loopback.up(name, [] if scaling else [node] * local, scaling)
+        found = loopback.up(name, [] if scaling else types * local, scaling)
     _show(found, as_json)
     if not as_json:
         print("\nThe other commands find it. For Ray's own:\n")

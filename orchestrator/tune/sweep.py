@@ -14,7 +14,7 @@ import yaml
 
 from orchestrator import assemble
 from orchestrator.errors import InputError
-from orchestrator.run import DONE, FAILED, STOPPED, check
+from orchestrator.run import DONE, FAILED, STOPPED, check, check_labels
 from orchestrator.rundir import RunDir
 from orchestrator.spec import JobSpec, dump, parse
 from orchestrator.submission import no_cluster
@@ -53,6 +53,7 @@ def tune(
     search = check_space(spec)
     first = grid(search)[0] if search.sampler == "grid" else drawn(search, spec.seed, 0)
     check(job_of(spec, first))
+    check_labels(spec, address)
     check_same_sweep(spec, sweep)
     from cluster.local import NoCluster, ray_at
 
@@ -187,14 +188,11 @@ def _needs_no_telling(name: str, search: TuneSpec, ledger: Ledger) -> bool:
 
 def _room(spec: JobSpec) -> int:
     """How many gangs of the largest size the cluster has room for, at least one."""
-    import ray
-
     from cluster import nodes
-    from cluster.gang import Bundle
 
-    workers, worker = spec.resources.workers, spec.resources.per_worker
-    there = nodes.room(ray.cluster_resources(), Bundle(worker.cpu, worker.gpu))
-    return max(1, there // workers.max)
+    bundle = spec.resources.per_worker.bundle
+    there = sum(nodes.room(node.total, node.labels, bundle) for node in nodes.alive())
+    return max(1, there // spec.resources.workers.max)
 
 
 def _share(at_once: int) -> float:

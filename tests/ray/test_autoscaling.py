@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-from jobs import curve, orchestrator, rows, slow_job, status, wait_for, write_job, write_text
+from jobs import curve, job, orchestrator, rows, slow_job, status, wait_for, write_job, write_text
 
 from cluster import loopback
 
@@ -32,8 +32,8 @@ def workers() -> list[str]:
     return [node["ip"] for node in found.nodes if node["head_address"]]
 
 
-def up(folder: Path) -> loopback.LocalCluster:
-    words = ["cluster", "up", "--local", 0, "--max", 2, "--idle", 3, "--name", NAME]
+def up(folder: Path, *more: object) -> loopback.LocalCluster:
+    words = ["cluster", "up", "--local", 0, "--max", 2, "--idle", 3, "--name", NAME, *more]
     done = orchestrator(*words, cwd=folder)
     assert done.returncode == 0, done.stderr
     found = loopback.find(NAME)
@@ -108,4 +108,29 @@ def test_a_run_shrinks_with_a_lost_node_and_grows_into_the_one_that_replaces_it(
     assert [row["step"] for row in rows(run)] == list(range(1, 261))
     faults = [event for event in rows(run, "events.jsonl") if event["first_fault"]]
     assert len(faults) == 1
+    wait_for(lambda: workers() == [], "the cluster to be a head only", 120)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_nodes_come_with_the_labels_that_a_job_asks_for(folder: Path) -> None:
+    """Two types of nodes, alike but for their labels; the type that is asked for is never the first one."""
+    plain, gold = (
+        {"metal": "lead", "ray.io/market-type": "on-demand"},
+        {"metal": "gold", "ray.io/market-type": "spot"},
+    )
+    cluster = up(folder, "--labels", json.dumps(plain), "--labels", json.dumps(gold))
+    document = job(write_text(folder / "corpus"))
+    document["resources"] = {
+        "workers": {"min": 2, "max": 2},
+        "per_worker": {"cpu": 1, "labels": {"metal": "in(gold,silver)", "ray.io/market-type": "!on-demand"}},
+    }
+    words = ["submit", write_job(folder, document), "--address", cluster.dashboard, "--wait", "--json"]
+    done = orchestrator(*words, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    began = next(e for e in rows(folder / "runs" / "small", "events.jsonl") if e.get("machines"))
+    assert [zone["nodes"] for zone in began["zones"]] == [2]
+    assert {machine["market"] for machine in began["machines"]} == {"spot"}
+    started = [log.name for log in Path(cluster.folder).glob("node-*.log")]
+    assert len(started) == 3, "the head, and no node but the two that were asked for"
     wait_for(lambda: workers() == [], "the cluster to be a head only", 120)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +67,7 @@ def test_a_job_is_submitted_stopped_with_a_commit_and_gone_on_with(
     known = [path.read_text() for path in Path(local.folder).glob("*/ray_current_cluster")]
     assert known == [local.address] * 3
     run = folder / "runs" / "small"
-    tree = ["--working-dir", folder, "--exclude", "huge.bin", "--set", "train.steps=600"]
+    tree = ["--working-dir", folder, "--exclude", "huge.bin", "--set", "train.steps=6000"]
     first = said(local, folder, "submit", "job.yaml", *tree)
     assert (first["id"], first["new"], first["run_dir"]) == ("small-1", True, str(run))
     again = said(local, folder, "submit", "job.yaml", *tree)
@@ -74,6 +76,7 @@ def test_a_job_is_submitted_stopped_with_a_commit_and_gone_on_with(
     seen = said(local, folder, "status", "small")
     assert (seen["job"]["state"], seen["phase"], len(seen["ranks"])) == ("running", "train", 2)
     assert {rank["node"] for rank in seen["ranks"]} == {node["ip"] for node in local.nodes[1:]}
+    open_while_training(local, {rank["pid"] for rank in seen["ranks"]})
     tree_there = sent(local, "working_dir_files/*/job.yaml")
     assert not {"huge.bin", "secret.txt", "runs"} & {path.name for path in tree_there.parent.iterdir()}
 
@@ -86,7 +89,7 @@ def test_a_job_is_submitted_stopped_with_a_commit_and_gone_on_with(
     assert said(local, folder, "attach", "small", code=3)["state"] == "stopped"
     assert "has ended already" in said(local, folder, "stop", "small", code=2)["line"]
 
-    package = ["--package", "--set", "train.steps=600", "--until", step + 4]
+    package = ["--package", "--set", "train.steps=6000", "--until", step + 4]
     more = said(local, folder, "submit", "job.yaml", *package, "--wait", code=3)
     assert (more["id"], more["exit_code"]) == ("small-2", 3)
     assert sent(local, "py_modules_files/*/orchestrator/prices.csv").exists()
@@ -97,6 +100,15 @@ def test_a_job_is_submitted_stopped_with_a_commit_and_gone_on_with(
     assert any("from the commit" in line for line in lines)
     followed = orchestrator("logs", "-f", "small", "--address", local.address, cwd=folder)
     assert followed.stdout.splitlines() == lines
+
+
+def open_while_training(local: loopback.LocalCluster, ranks: set[int]) -> None:
+    """What a run opens serves nobody either, and its ranks, whose peers ask for no token, are on no other interface."""
+    places = listening(local)
+    assert served(places) == []
+    addresses = {ip for ip, _, _, pid in places if pid in ranks}
+    assert local.nodes[1]["ip"] in addresses
+    assert all(ip.startswith("127.") for ip in addresses)
 
 
 def refused(folder: Path, words: list[str], wanted: str, **changes: str | None) -> None:
@@ -141,23 +153,39 @@ def test_no_route_is_served_without_the_token(local: loopback.LocalCluster) -> N
 
 def test_no_open_port_answers_without_the_token(local: loopback.LocalCluster) -> None:
     """Every port that any process of the cluster listens on is asked as a browser would."""
+    places = listening(local)
+    assert len(places) >= 10
+    assert served(places) == []
+
+
+def listening(local: loopback.LocalCluster) -> set[tuple[str, int, str, int]]:
+    """Address, port, name and id of all processes of the cluster that listen."""
     keepers = [psutil.Process(node["pid"]) for node in local.nodes]
     family = [*keepers, *(child for keeper in keepers for child in keeper.children(recursive=True))]
-    places = {
-        (connection.laddr.ip, connection.laddr.port, process.name())
-        for process in family
-        for connection in process.net_connections("tcp")
-        if connection.status == psutil.CONN_LISTEN
-    }
-    assert len(places) >= 10
-    served = []
-    for ip, port, name in sorted(places):
-        host = ip if ip.startswith("127.") else "127.0.0.1"
+    found = set()
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):  # Ray's idle workers come and go
+            for connection in process.net_connections("tcp"):
+                if connection.status == psutil.CONN_LISTEN:
+                    found.add((connection.laddr.ip, connection.laddr.port, process.name(), process.pid))
+    return found
+
+
+def served(places: set[tuple[str, int, str, int]]) -> list[tuple[object, ...]]:
+    """Where something else than a refusal was answered, and what."""
+
+    def ask(place: tuple[str, int, str, int]) -> list[tuple[object, ...]]:
+        host = place[0] if place[0].startswith("127.") else "127.0.0.1"
+        found: list[tuple[object, ...]] = []
         for path in (b"/metrics", b"/api/version", b"/api/jobs/"):
-            status = status_of(host, port, path)
-            if status not in (None, 401, 403):
-                served.append((name, ip, port, path, status))
-    assert served == []
+            status = status_of(host, place[1], path)
+            if status is None:
+                break
+            found += [(*place, path, status)] if status not in (401, 403) else []
+        return found
+
+    with ThreadPoolExecutor(len(places)) as pool:  # those that are silent take their whole time
+        return [answer for answers in pool.map(ask, sorted(places)) for answer in answers]
 
 
 def status_of(host: str, port: int, path: bytes) -> int | None:

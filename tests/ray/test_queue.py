@@ -26,11 +26,12 @@ def local() -> Iterator[loopback.LocalCluster]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_lower_job_makes_room_with_a_commit_and_goes_on(
     local: loopback.LocalCluster, tmp_path: Path
 ) -> None:
-    document = slow_job(write_text(tmp_path / "corpus"), steps=120)
+    # Long enough for two more jobs to be sent while it trains, on a busy machine too.
+    document = slow_job(write_text(tmp_path / "corpus"), steps=300)
     document["resources"]["workers"] = {"min": 2, "max": 2}
     document["data"]["cache"] = str(tmp_path / "data")
     low = write_job(tmp_path, {**document, "name": "low"}, "low.yaml")

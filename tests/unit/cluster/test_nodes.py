@@ -13,8 +13,9 @@ from cluster.gang import Bundle
 
 
 def node(name: str, alive: bool = True, cpu: float = 8.0) -> dict[str, Any]:
-    address = f"10.0.0.{ord(name[0])}"
-    return {"NodeID": name, "Alive": alive, "NodeManagerAddress": address, "Resources": {"CPU": cpu}}
+    address, labels = f"10.0.0.{ord(name[0])}", {"zone": name}
+    told = {"NodeID": name, "Alive": alive, "NodeManagerAddress": address}
+    return {**told, "Resources": {"CPU": cpu}, "Labels": labels}
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +38,16 @@ def test_room_is_counted_node_by_node(bundle: Bundle, room: int) -> None:
 @pytest.mark.parametrize(("avoid", "room"), [({"a"}, 2), ({"10.0.0.97"}, 2), ({"a", "b"}, 0), ({"c"}, 5)])
 def test_nodes_are_avoided_by_id_and_by_address(avoid: Set[str], room: int) -> None:
     assert nodes.free(Bundle(1), avoid) == room
+
+
+@pytest.mark.parametrize(("wanted", "room"), [("a", 3), ("!a", 2), ("in(b,c)", 2), ("!in(b,c)", 3), ("d", 0)])
+def test_labels_say_which_nodes_will_do(wanted: str, room: int) -> None:
+    assert nodes.free(Bundle(1, labels={"zone": wanted}), frozenset()) == room
+
+
+@pytest.mark.parametrize(("wanted", "room"), [("a", 0), ("!a", 5), ("in(a)", 0), ("!in(a)", 5)])
+def test_a_node_without_the_label_is_none_of_those_excluded(wanted: str, room: int) -> None:
+    assert nodes.free(Bundle(1, labels={"rack": wanted}), frozenset()) == room
 
 
 def test_nodes_that_leave_have_no_room(monkeypatch: pytest.MonkeyPatch) -> None:

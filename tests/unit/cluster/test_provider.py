@@ -17,7 +17,10 @@ def config_of(tmp_path: Path) -> Any:
     from ray.autoscaler.v2.instance_manager.config import FileConfigReader
 
     node = NodeSpec("", "", cpus=2, gpus=1, resources={"TPU": 4}, labels={"ray.io/market-type": "spot"})
-    text = autoscaling(node, 1, 3, 12.0).replace("{folder}", str(tmp_path)).replace("{network}", "77")
+    other = NodeSpec("", "", cpus=4)
+    text = (
+        autoscaling([node, other], 1, 3, 12.0).replace("{folder}", str(tmp_path)).replace("{network}", "77")
+    )
     (tmp_path / "autoscaling.yaml").write_text(text)
     return FileConfigReader(
         str(tmp_path / "autoscaling.yaml"), skip_content_hash=True
@@ -36,9 +39,12 @@ def provider_of(tmp_path: Path) -> LocalNodes:
 def test_ray_accepts_the_configuration(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     kinds = config.get_node_type_configs()
-    assert (kinds["worker"].min_worker_nodes, kinds["worker"].max_worker_nodes) == (1, 3)
-    assert kinds["worker"].resources == {"CPU": 2, "GPU": 1, "TPU": 4}
-    assert kinds["worker"].labels == {"ray.io/market-type": "spot"}
+    first, second = kinds["worker-1"], kinds["worker-2"]
+    assert (first.min_worker_nodes, first.max_worker_nodes) == (1, 3)
+    assert first.resources == {"CPU": 2, "GPU": 1, "TPU": 4}
+    assert first.labels == {"ray.io/market-type": "spot"}
+    assert (second.resources, second.labels) == ({"CPU": 4}, {})
+    assert config.get_max_num_worker_nodes() == 6
     assert kinds["head"].resources == {"CPU": 0}
     assert config.get_idle_timeout_s() == pytest.approx(12.0)
     assert config.disable_node_updaters()

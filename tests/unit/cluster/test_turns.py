@@ -20,8 +20,11 @@ def ticket(
     return Ticket(f"/runs/{name}", priority, since, more.pop("bundle", ONE), least, most, **more)  # type: ignore[arg-type]
 
 
-def ask(*tickets: Ticket, free: list[dict[str, float]]) -> dict[str, Verdict]:
-    return {name.removeprefix("/runs/"): verdict for name, verdict in verdicts(tickets, free).items()}
+def ask(
+    *tickets: Ticket, free: list[dict[str, float]], labels: tuple[dict[str, str], ...] = ()
+) -> dict[str, Verdict]:
+    nodes = list(zip(free, labels or [{}] * len(free), strict=True))
+    return {name.removeprefix("/runs/"): verdict for name, verdict in verdicts(tickets, nodes).items()}
 
 
 def test_the_first_one_goes_at_once() -> None:
@@ -80,6 +83,24 @@ def test_gpus_count() -> None:
     bundle = Bundle(1, 1)
     found = ask(ticket("a", bundle=bundle), free=TWO_NODES)
     assert found["a"].waits_for == "1 workers of 1 CPU and 1 GPU; there is room for 0, and at work: nobody"
+
+
+def test_labels_of_nodes_count() -> None:
+    gold = ticket("gold", least=2, bundle=Bundle(1, labels={"metal": "gold"}))
+    found = ask(gold, free=TWO_NODES, labels=({"metal": "gold"}, {}))
+    assert found["gold"].waits_for == (
+        "2 workers of 1 CPU and metal=gold; there is room for 1, and at work: nobody"
+    )
+    assert ask(gold, free=TWO_NODES, labels=({"metal": "gold"}, {"metal": "gold"}))["gold"].go
+
+
+def test_a_job_on_other_nodes_makes_no_room_in_vain() -> None:
+    gold = {"metal": "gold"}
+    high = ticket("high", 3, since=1, bundle=Bundle(1, labels=gold))
+    low = ticket("low", running=True, held=2)
+    assert ask(low, high, free=FULL, labels=({}, {}))["low"].yield_to == ""
+    low = ticket("low", running=True, held=2, bundle=Bundle(1, labels=gold))
+    assert ask(low, high, free=FULL, labels=(gold, gold))["low"].yield_to == "high"
 
 
 @given(

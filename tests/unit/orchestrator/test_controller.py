@@ -667,6 +667,7 @@ def test_at_a_ceiling_the_model_is_exported_and_a_warning_came_before(
     (began,) = [event for event in events if event.get("machines")]
     assert began["usd_per_hour"] == 3600
     assert began["machines"] == [{"node": "node-0", "machine": "big", "market": "spot", "zone": "a"}]
+    assert began["zones"] == [{"zone": "a", "market": "spot", "nodes": 1, "usd_per_hour": 3600}]
     assert runs.wants[-1] == 0
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import InputError
-from orchestrator.prices import TABLE, load, near, rate
+from orchestrator.prices import TABLE, by_zone, load, near, rate
 
 SPOT = {"machine": "g5.xlarge", "market": "spot", "zone": "us-west-2a"}
 HEADER = "machine,market,zone,usd_per_hour\n"
@@ -36,6 +36,17 @@ def test_a_zone_s_own_price_comes_before_that_of_any_zone(tmp_path: Path) -> Non
 def test_one_unknown_machine_leaves_the_price_unknown() -> None:
     assert rate([SPOT, {**SPOT, "machine": "unheard-of"}], load()) is None
     assert rate([], load()) is None
+
+
+def test_nodes_and_price_by_zone_and_market() -> None:
+    prices = {("g5.xlarge", "spot", ""): 0.5, ("g5.xlarge", "on-demand", ""): 1.0}
+    other, unknown = {**SPOT, "zone": "us-west-2b"}, {**SPOT, "market": "on-demand", "machine": "unheard-of"}
+    assert by_zone([SPOT, other, unknown, SPOT], prices) == [
+        {"zone": "us-west-2a", "market": "on-demand", "nodes": 1, "usd_per_hour": None},
+        {"zone": "us-west-2a", "market": "spot", "nodes": 2, "usd_per_hour": 1.0},
+        {"zone": "us-west-2b", "market": "spot", "nodes": 1, "usd_per_hour": 0.5},
+    ]
+    assert by_zone([], prices) == []
 
 
 @pytest.mark.parametrize(

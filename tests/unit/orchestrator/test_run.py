@@ -10,7 +10,7 @@ from jobs import job, write_text
 
 from orchestrator import run as runs
 from orchestrator.errors import InputError
-from orchestrator.run import Outcome, _outcome, check, check_same_run, finished_summary
+from orchestrator.run import Outcome, _outcome, check, check_labels, check_same_run, finished_summary
 from orchestrator.rundir import RunDir
 from orchestrator.spec import JobSpec, dump, parse
 
@@ -76,6 +76,13 @@ def test_memory_is_left_to_the_cluster(document: dict[str, Any]) -> None:
 
 
 # -- the same run
+
+
+def test_labels_are_for_clusters(document: dict[str, Any]) -> None:
+    document["resources"] = {"per_worker": {"labels": {"team": "blue"}}}
+    check_labels(parse(document), "10.0.0.1:6379")
+    with pytest.raises(InputError, match="only a cluster's nodes have labels"):
+        check_labels(parse(document), None)
 
 
 def test_a_fresh_directory_is_of_no_other_run(document: dict[str, Any], run_dir: RunDir) -> None:

@@ -119,6 +119,7 @@ def refusal(document: dict[str, Any]) -> str:
         ("resources.workers", {"min": 3, "max": 2}, ["resources.workers: min 3 is above max 2; swap them"]),
         ("resources.workers", 0, ["resources.workers.min: input should be greater than or equal to 1"]),
         ("resources.per_worker.gpu", 2, ["resources.per_worker.gpu", "0 or 1 GPU", "raise workers"]),
+        ("resources.per_worker.labels", {"zone": "in(a,,b)"}, ["zone=in(a,,b) selects nothing", "in(a,b)"]),
         ("resources.per_worker.cpu", 0, ["resources.per_worker.cpu: input should be greater than 0"]),
         ("checkpoint.every", 0, ["checkpoint.every: input should be greater than or equal to 1"]),
         (

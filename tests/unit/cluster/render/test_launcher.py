@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from ray.autoscaler._private.util import prepare_config, validate_config
 
+from cluster.machine import MACHINE_TYPE
 from cluster.render.launcher import HEAD, PLACES, TOKEN, cloud, local
 from cluster.render.needs import ClusterNeeds
 
@@ -38,6 +39,13 @@ def test_workers_may_be_spot_and_the_head_never(kind: str, spot: bool) -> None:
     assert (worker["min_workers"], worker["max_workers"]) == (1, 4)
     assert worker["resources"] == {"CPU": 8, "GPU": 2, "memory": 8 * 2**30}
     assert worker["labels"]["ray.io/market-type"] == ("spot" if spot else "on-demand")
+
+
+def test_labels_that_the_job_asks_for_are_on_the_nodes() -> None:
+    wanted = {"team": "blue", "rack": "!in(r1,r2)", "ray.io/availability-zone": "us-west-2a"}
+    document = cloud("aws", ClusterNeeds("c", "i", 1, 1, labels=wanted), PLACES["aws"])
+    labels = document["available_node_types"]["cpu"]["labels"]
+    assert labels == {"ray.io/market-type": "on-demand", "team": "blue", MACHINE_TYPE: "m6i.2xlarge"}
 
 
 def started(document: dict[str, Any]) -> list[str]:

@@ -119,6 +119,7 @@ def test_a_job_that_carries_a_credential_is_refused(
         (["kuberay", *TARGETS["kuberay"], "--accelerator", "H100"], "the job asks for no GPU"),
         (["kuberay", *TARGETS["kuberay"], "--crds", "nowhere"], "KubeRay's CRD files"),
         (["aws", "--set", "resources.per_worker.gpu=1"], "--machine: the job needs GPUs"),
+        (["aws", "--set", "resources.per_worker.labels={ray.io/market-type: on-demand}"], "--spot"),
         (["aws", "--region", "eu-central-1"], "name the zones of eu-central-1"),
         (["local", "--head-ip", "10.0.0.1", "--worker-ip", "10.0.0.1"], "given twice"),
     ],
