@@ -9,28 +9,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from cluster.gang import LABEL, SELECTOR, Bundle
 from orchestrator.errors import InputError
 from orchestrator.overrides import override
+from orchestrator.resources import ResourceSpec
 from orchestrator.stability import StabilitySpec
+from orchestrator.strict import Count, Fraction, Positive, Strict
 from orchestrator.tune.spec import TuneSpec
 from orchestrator.wording import one_line
 
-Positive = Annotated[int, Field(ge=1)]
-Count = Annotated[int, Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
-
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
-
-
-class WorkloadSpec(_Model):
+class WorkloadSpec(Strict):
     """What is trained."""
 
     model: str = Field(description="a preset's name, or hf:<config or checkpoint folder>")
@@ -44,7 +37,7 @@ class WorkloadSpec(_Model):
     )
 
 
-class Source(_Model):
+class Source(Strict):
     """Files of text and how many times one epoch passes over them."""
 
     uri: str = Field(description="a path, glob or fsspec URI of .txt, .jsonl or .parquet files")
@@ -55,13 +48,13 @@ class Source(_Model):
     )
 
 
-class TrainBpe(_Model):
+class TrainBpe(Strict):
     """Train a byte-level BPE tokenizer on the sources."""
 
     train_bpe: int = Field(ge=300, le=1_000_000, description="entries in the vocabulary")
 
 
-class DataSpec(_Model):
+class DataSpec(Strict):
     """Raw text to token sequences."""
 
     sources: list[Source] = Field(min_length=1)
@@ -72,7 +65,7 @@ class DataSpec(_Model):
     )
 
 
-class OptimizerSpec(_Model):
+class OptimizerSpec(Strict):
     """AdamW (Loshchilov and Hutter, 2019), LAMB (You et al., 2020), LARS (You et al., 2017), Lion (Chen et al., 2023).
 
     LARS takes its momentum from the first of betas.
@@ -89,7 +82,7 @@ class OptimizerSpec(_Model):
     final_lr: float = Field(default=0.1, ge=0.0, le=1.0, description="last learning rate as a share of lr")
 
 
-class TrainSpec(_Model):
+class TrainSpec(Strict):
     """How long and with what."""
 
     steps: Positive
@@ -131,7 +124,7 @@ class TrainSpec(_Model):
         return self
 
 
-class ParallelSpec(_Model):
+class ParallelSpec(Strict):
     """A layout written by hand. The data-parallel width is what the workers leave after tp, pp and cp."""
 
     engine: Literal["torch", "deepspeed"] = "torch"
@@ -153,71 +146,7 @@ class ParallelSpec(_Model):
     )
 
 
-class Workers(_Model):
-    """How many workers the run may have."""
-
-    min: Positive
-    max: Positive
-
-    @model_validator(mode="after")
-    def min_is_at_most_max(self) -> Workers:
-        if self.min > self.max:
-            raise ValueError(f"min {self.min} is above max {self.max}; swap them")
-        return self
-
-
-class PerWorker(_Model):
-    """What one worker occupies."""
-
-    cpu: float = Field(default=1, gt=0)
-    gpu: float = Field(default=0, ge=0)
-    labels: dict[str, str] = Field(
-        default_factory=dict,
-        description="what the labels of its node must be: by label a value, !value, in(a,b) or !in(a,b), as for Ray",
-    )
-
-    @field_validator("gpu")
-    @classmethod
-    def gpu_is_whole(cls, value: float) -> float:
-        if value not in (0, 1):
-            raise ValueError("a worker is one rank and has 0 or 1 GPU; raise workers instead")
-        return value
-
-    @field_validator("labels")
-    @classmethod
-    def labels_are_ray_s(cls, value: dict[str, str]) -> dict[str, str]:
-        for label, wanted in value.items():
-            if not LABEL.fullmatch(label) or not SELECTOR.fullmatch(wanted):
-                raise ValueError(
-                    f"{label}={wanted} selects nothing; write value, !value, in(a,b) or !in(a,b)"
-                )
-        return value
-
-    @property
-    def bundle(self) -> Bundle:
-        """What a gang is asked for."""
-        return Bundle(self.cpu, self.gpu, self.labels)
-
-
-class ResourceSpec(_Model):
-    """What the run may occupy."""
-
-    workers: Workers = Workers(min=1, max=1)
-    per_worker: PerWorker = Field(default_factory=PerWorker)
-    spares: Count = Field(default=0, description="workers that stand by, with all imports done")
-    notices: str | None = Field(
-        default=None,
-        description="where word comes from that a machine will be taken away: aws, gcp, azure, a path or URL that is "
-        "there when it will",
-    )
-
-    @field_validator("workers", mode="before", json_schema_input_type=Workers | int)
-    @classmethod
-    def one_number_is_both(cls, value: Any) -> Any:
-        return {"min": value, "max": value} if isinstance(value, int) else value
-
-
-class CheckpointSpec(_Model):
+class CheckpointSpec(Strict):
     """When to commit and what to keep."""
 
     every: Positive = Field(default=100, description="steps between commits")
@@ -252,14 +181,14 @@ class CheckpointSpec(_Model):
         return self
 
 
-class TrackingSpec(_Model):
+class TrackingSpec(Strict):
     """Where experiments are followed."""
 
     uri: str = Field(default="sqlite:///mlflow.db", description="an MLflow tracking URI")
     experiment: str = "default"
 
 
-class LimitSpec(_Model):
+class LimitSpec(Strict):
     """Ceilings of the whole job, all attempts together."""
 
     hours: float | None = Field(default=None, gt=0)
@@ -279,7 +208,7 @@ class LimitSpec(_Model):
     )
 
 
-class JobSpec(_Model):
+class JobSpec(Strict):
     """One run, whole."""
 
     name: str = Field(

@@ -13,7 +13,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from orchestrator.strict import Strict
 
 if TYPE_CHECKING:
     from orchestrator.spec import TrainSpec
@@ -27,10 +29,8 @@ LEAST_SPREAD = 0.005
 WHERE = re.compile(rf"(?:{'|'.join(NAMES)}): .* at step (\d+), samples from position (\d+)")
 
 
-class StabilitySpec(BaseModel):
+class StabilitySpec(Strict):
     """What happens when a loss is no number, or jumps: back to the commit before, and on without those samples."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
     spike: float | None = Field(
         default=None,

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
     model_serializer,
     model_validator,
 )
 
-Positive = Annotated[int, Field(ge=1)]
+from orchestrator.strict import Positive, Strict
+
 KINDS = ("grid", "choice", "uniform", "loguniform", "integer")
 REWRITABLE = ("train.optimizer.", "train.z_loss", "train.stability", "parallel", "resources")
 """Keys that may change in the middle of training: the commit of a job with other ones cannot be taken over."""
@@ -23,11 +22,7 @@ POPULATION = ("pbt", "pb2")
 """Schedulers under which trials take over each other's commits and go on with other values."""
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
-
-
-class Dimension(_Model):
+class Dimension(Strict):
     """The values that one key may take; exactly one of these."""
 
     grid: list[Any] | None = Field(default=None, min_length=1, description="each of these (sampler: grid)")
@@ -78,7 +73,7 @@ class Dimension(_Model):
         return {key: value for key, value in handler(self).items() if value is not None}
 
 
-class Promotion(_Model):
+class Promotion(Strict):
     """Trials that live to a step go on under another layout."""
 
     at: Positive = Field(description="step from which on")
@@ -92,7 +87,7 @@ class Promotion(_Model):
         return self
 
 
-class SweepLimits(_Model):
+class SweepLimits(Strict):
     """Ceilings of the whole sweep, all its trials and commands together."""
 
     steps: Positive | None = Field(default=None, description="optimiser steps of all trials")
@@ -100,7 +95,7 @@ class SweepLimits(_Model):
     cost_usd: float | None = Field(default=None, gt=0, description="as limits of the job counts cost")
 
 
-class TuneSpec(_Model):
+class TuneSpec(Strict):
     """A search: trials of this job that differ in the keys of `space`, each a run of its own."""
 
     space: dict[str, Dimension] = Field(min_length=1, description="dotted keys of the job, and their values")

@@ -64,7 +64,9 @@ def best_of(sweep: Path) -> float:
     return float(json.loads((sweep / "sweep.json").read_text())["best"]["value"])
 
 
-def asha(folder: Path, text: str, seeds: int, trials: int = 9, steps: int = 54, margin: float = 0.02) -> None:
+def asha(
+    folder: Path, text: str, seeds: int, trials: int = 27, steps: int = 162, margin: float = 0.02
+) -> None:
     """A line a seed, and the ratio of all."""
     ratios = []
     for seed in range(seeds):
@@ -73,7 +75,7 @@ def asha(folder: Path, text: str, seeds: int, trials: int = 9, steps: int = 54, 
         space = {LR: {"loguniform": [1e-5, 1.0]}, "train.optimizer.weight_decay": {"uniform": [0.0, 0.3]}}
         document["tune"] = {"space": space, "trials": trials, "window": WINDOW}
         plain = search(folder, document, f"random-{seed}")
-        document["tune"] |= {"scheduler": "asha", "grace": steps // 9}
+        document["tune"] |= {"scheduler": "asha", "grace": steps // 27}
         stopping = search(folder, document, f"asha-{seed}")
         target = best_of(plain) + margin
         (a, a_found), (b, b_found) = steps_to(curve(stopping), target), steps_to(curve(plain), target)

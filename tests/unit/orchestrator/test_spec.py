@@ -15,7 +15,8 @@ from pydantic import ValidationError
 from orchestrator import spec
 from orchestrator.cli.job import TEMPLATE
 from orchestrator.errors import InputError
-from orchestrator.spec import JobSpec, ParallelSpec, TrainBpe, Workers
+from orchestrator.resources import Workers
+from orchestrator.spec import JobSpec, ParallelSpec, TrainBpe
 
 ROOT = Path(__file__).parents[3]
 SMALLEST: dict[str, Any] = {
