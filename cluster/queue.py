@@ -26,6 +26,8 @@ ASK_EVERY = 1.0
 """Seconds between a job's questions."""
 FORGET = 30.0
 """Seconds without a question after which a job is taken to be gone."""
+REMIND_EVERY = 2.0
+"""Seconds between repeated requests: the autoscaler keeps only the last one, and Ray Data makes its own."""
 ANSWER_TIMEOUT = 60.0
 """Seconds for the queue to answer: it may have to be started first."""
 ACTOR = "queue"
@@ -39,6 +41,7 @@ class Queue:
         self._wants: dict[str, int] = {}
         self._heard: dict[str, float] = {}
         self._requested: list[Bundle] = []
+        self._reminded = 0.0
 
     def ask(self, ticket: dict[str, Any], want: int) -> dict[str, Any]:
         """The verdict on a job that says what it asks for, and how many workers it would use."""
@@ -72,12 +75,13 @@ class Queue:
 
     def _request(self) -> None:
         wanted = [t.bundle for name, t in sorted(self._tickets.items()) for _ in range(self._wants[name])]
-        if wanted != self._requested:
+        again = bool(wanted) and time.monotonic() - self._reminded > REMIND_EVERY
+        if again or wanted != self._requested:
             from ray.autoscaler.sdk import request_resources
 
             labels = [dict(bundle.labels) for bundle in wanted]
             request_resources(bundles=[b.resources for b in wanted], bundle_label_selectors=labels)
-            self._requested = wanted
+            self._requested, self._reminded = wanted, time.monotonic()
 
 
 class Turn:

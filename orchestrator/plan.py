@@ -215,7 +215,7 @@ def predict(spec: JobSpec, shape: ModelShape, layout: Layout, machine: Machine) 
     work = shape.flops_per_token * spec.train.global_batch * shape.sequence_length / layout.world
     again = {"none": 1.0, "selective": 1.05, "full": 4 / 3}[layout.recompute]
     bubble = (
-        {"interleaved": 0.5, "zero_bubble": 1 / 6, "zbv": 0.0}.get(layout.schedule, 1.0)
+        {"interleaved": 0.5, "zero_bubble": 1 / 6, "zbv": 1 / 6}.get(layout.schedule, 1.0)
         * (layout.pp - 1)
         / parts
     )
