@@ -30,9 +30,9 @@ MEMORY_SHARE = 0.8
 EFFICIENCY = 0.4
 """Share of the matrix-multiplication rate that a whole training step reaches."""
 
-DEEPSPEED = {1: 1.18, 2: 1.14, 3: 1.3}
+DEEPSPEED = {1: 1.10, 2: 1.06, 3: 1.12}
 """A step of the DeepSpeed engine over one of the torch engine, by ZeRO stage, in processor seconds as
-`tests/bench/bench_deepspeed.py` measured them; the third is a guess."""
+`tests/bench/bench_deepspeed.py` measured them."""
 HOST_LINK, HOST_MEMORY = 2e10, 5e10
 """Bytes a second between a GPU and its host (PCIe 4.0, 16 lanes), and of the host's memory: cautious guesses."""
 

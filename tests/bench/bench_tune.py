@@ -4,7 +4,7 @@
 
 asha: both searches of a seed draw the same learning rates (1e-5 to 3e-3, uniform in the logarithm) and decays, and
 train the same small decoder on real text, so a trial that ASHA stops is the beginning of one that random search ends.
-The target is the loss, mean of 5 steps, that the best trial of the random search ends with, plus a margin; steps are
+The target is the loss, mean of 5 steps, that the best trial of the random search ends with; steps are
 those of all trials until one of them first reaches it, in the order in which they were done. "not reached" counts as
 all steps of the random search. How early a good trial is drawn is luck, so steps are added up over the seeds.
 
@@ -65,7 +65,7 @@ def best_of(sweep: Path) -> float:
 
 
 def asha(
-    folder: Path, text: str, seeds: int, trials: int = 27, steps: int = 162, margin: float = 0.02
+    folder: Path, text: str, seeds: int, trials: int = 27, steps: int = 162, margin: float = 1e-9
 ) -> None:
     """A line a seed, and the ratio of all."""
     sums = []
