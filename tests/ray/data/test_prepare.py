@@ -190,9 +190,11 @@ def test_a_killed_preparation_goes_on_where_it_was(tmp_path: Path) -> None:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    deadline = time.monotonic() + 60
-    while len(list(cache.glob("*/records/*.json"))) < 3 and time.monotonic() < deadline:
+    deadline = time.monotonic() + 180  # Ray's first start on a machine takes its time
+    while len(list(cache.glob("*/records/*.json"))) < 3 and process.poll() is None:
+        assert time.monotonic() < deadline, "no three records within 180 s"
         time.sleep(0.002)
+    assert process.poll() is None, process.communicate()[0]
     tree = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     for member in tree:
         os.kill(member.pid, signal.SIGKILL)
