@@ -32,7 +32,7 @@ def main(config: dict[str, Any], link: Link) -> None:
     seat = link.seat
     os.environ |= {"RANK": str(seat.rank), "WORLD_SIZE": str(seat.world), "LOCAL_RANK": "0", "DS_ACCELERATOR": "cpu",
                    "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
-    store = link.store or torch.distributed.TCPStore(seat.host, seat.port, is_master=False)
+    store = link.store or torch.distributed.TCPStore(seat.host, link.port(), is_master=False)
     torch.distributed.init_process_group("gloo", store=store, rank=seat.rank, world_size=seat.world)
     import deepspeed
 
