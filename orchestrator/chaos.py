@@ -22,6 +22,7 @@ from orchestrator.errors import InputError
 from orchestrator.record import EVENTS, METRICS
 from orchestrator.rundir import Row, RunDir
 from orchestrator.spec import JobSpec, dump
+from orchestrator.tune.space import job_of
 from orchestrator.verdict import Ended, Verdict, compare, left_of
 
 CLUSTER = "chaos"
@@ -113,14 +114,9 @@ def chaos(
 
 def _job(spec: JobSpec, runs: Path) -> Path:
     """The job without what has nothing to do with being the same run, and with any number of restarts."""
-    limits = spec.limits.model_copy(update={"restarts": 100_000})
-    checkpoint = spec.checkpoint.model_copy(update={"export": None})
-    here = spec.resources.per_worker.model_copy(update={"labels": {}})
-    resources = spec.resources.model_copy(update={"per_worker": here})
-    update = {"tracking": None, "limits": limits, "checkpoint": checkpoint, "resources": resources}
-    changed = spec.model_copy(update=update)
+    changed = {"tracking": None, "limits.restarts": 100_000, "checkpoint.export": None}
     path = runs / "job.yaml"
-    path.write_text(dump(changed))
+    path.write_text(dump(job_of(spec, {**changed, "resources.per_worker.labels": {}})))
     return path
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from orchestrator.checkpoint.manifest import Manifest
@@ -20,7 +21,7 @@ def finish(
     """Write summary.json and report.html, deliver what MLflow lacks, and return the summary."""
     found = summarise(spec, run, commit, data, exported)
     run.write_json("summary.json", found)
-    found["problem"] = _draw(run)
+    found["problem"] = draw(run, _report)
     tracker.document("summary.json")
     tracker.document("report.html")
     tracker.status(STATUS[found["state"]])
@@ -30,15 +31,19 @@ def finish(
     return found
 
 
-def _draw(run: RunDir) -> str | None:
-    """Write report.html; what went wrong if it could not be drawn, since telemetry may not fail a run."""
-    from orchestrator.track.report import report
-
+def draw(run: RunDir, report: Callable[[RunDir], str]) -> str | None:
+    """Write report.html; what went wrong if it could not be drawn, since telemetry may not fail a run or a search."""
     try:
         run.write_text("report.html", report(run))
     except Exception as error:
         return f"report.html was not written: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return None
+
+
+def _report(run: RunDir) -> str:
+    from orchestrator.track.report import report
+
+    return report(run)
 
 
 def summarise(

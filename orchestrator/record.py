@@ -82,7 +82,8 @@ class Record:
     @property
     def longest_step(self) -> float:
         """Seconds of the longest of the latest steps of the attempt that runs, 0 if there are none."""
-        latest = [row for row in self.recent if row["attempt"] == self.recent[-1]["attempt"]][-LATEST:]
+        recent = self.recent
+        latest = [row for row in recent if row["attempt"] == recent[-1]["attempt"]][-LATEST:]
         return max((row["step_seconds"] for row in latest), default=0.0)
 
     @property

@@ -16,7 +16,8 @@ def status_of(
     spec: JobSpec, state: State, record: Record | None, ranks: tuple[RankStatus, ...], until: int, note: str
 ) -> dict[str, Any]:
     """Phase, step, attempt, layout and ranks, with the time left in seconds while the run trains up to `until`."""
-    last = next(iter((record.recent if record else ())[-1:]), {})
+    rows = record.recent if record else ()
+    last = rows[-1] if rows else {}
     left = (until - state.step) * (record.step_seconds if record else 0.0)
     return {
         "name": spec.name,

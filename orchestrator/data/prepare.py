@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import Any
 
@@ -27,6 +27,7 @@ from orchestrator.data import manifest, shards, sources, tokenizer
 from orchestrator.data.files import Folder
 from orchestrator.data.sources import Part, SourceFile
 from orchestrator.errors import InputError
+from orchestrator.hush import hushed
 from orchestrator.spec import DataSpec, TrainBpe
 
 Progress = Callable[[str, int, int], None]
@@ -160,15 +161,7 @@ def _raise(told: str) -> None:
         raise InputError(*json.loads(told))
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet() -> AbstractContextManager[None]:
     """Keep Ray Data's account of its own progress out of the terminal; it stays in Ray's log files."""
     handlers = [h for h in logging.getLogger("ray.data").handlers if isinstance(h, logging.StreamHandler)]
-    levels = [h.level for h in handlers]
-    for handler in handlers:
-        handler.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for handler, level in zip(handlers, levels, strict=True):
-            handler.setLevel(level)
+    return hushed(handlers, logging.ERROR)

@@ -36,21 +36,19 @@ class Deferred:
 
     def take(self) -> Callable[[], None]:
         """What is left to do for the backward pass that ended last: torch's `dw_builder`."""
-        waiting, self._waiting = self._waiting, []
+        waiting = list(self._waiting)
+        self._waiting.clear()
         return partial(_add_gradients, waiting)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """As `torch.nn.functional.linear`."""
         if not (torch.is_grad_enabled() and weight.requires_grad):
             return F.linear(x, weight, bias)
-        found: Tensor = _Linear.apply(x, weight, bias, self._wait)
+        found: Tensor = _Linear.apply(x, weight, bias, self._waiting.append)
         return found
 
     def _of(self, module: nn.Linear, x: Tensor) -> Tensor:
         return self.linear(x, module.weight, module.bias)
-
-    def _wait(self, item: Waiting) -> None:
-        self._waiting.append(item)
 
 
 class _Linear(torch.autograd.Function):

@@ -6,6 +6,7 @@ from typing import Any
 
 import fsspec
 
+from orchestrator.finish import draw
 from orchestrator.rundir import RunDir
 from orchestrator.spec import JobSpec, dump
 from orchestrator.tune import lineage
@@ -24,21 +25,16 @@ def finish(spec: JobSpec, sweep: RunDir, ledger: Ledger, standing: Standing) -> 
         best = job_of(spec, found["best"]["config"], name=name)
         header = f"# the best of {len(ledger.configs)} trials: {found['best']['trial']}, {found['metric']} "
         sweep.write_text("best.yaml", f"{header}{found['best']['value']:.6g}\n{dump(best)}")
-    found["problem"] = draw(sweep)
+    found["problem"] = draw(sweep, _report)
     found["tracking"] = publish(spec, sweep, found)
     sweep.write_json("sweep.json", found)
     return found
 
 
-def draw(sweep: RunDir) -> str | None:
-    """Write report.html; what went wrong, since a drawing fails no search."""
+def _report(sweep: RunDir) -> str:
     from orchestrator.tune.report import report
 
-    try:
-        sweep.write_text("report.html", report(sweep))
-    except Exception as error:
-        return f"report.html was not written: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    return None
+    return report(sweep)
 
 
 def summarise(spec: JobSpec, sweep: RunDir, ledger: Ledger, standing: Standing) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
 import signal
 import time
@@ -14,6 +14,7 @@ import yaml
 
 from orchestrator import assemble
 from orchestrator.errors import InputError
+from orchestrator.hush import hushed
 from orchestrator.run import DONE, FAILED, STOPPED, check, check_labels
 from orchestrator.rundir import RunDir
 from orchestrator.spec import JobSpec, dump, parse
@@ -173,7 +174,8 @@ def _fit(
             verbose=0,
         ),
     )
-    with _quiet():
+    # Tune logs what `show` says better.
+    with hushed([logging.getLogger(name) for name in ("ray.tune", "ray.air", "ray.train")], logging.CRITICAL):
         tuner.fit()
     remove_folder(sweep, TUNE_FOLDER)
 
@@ -197,19 +199,3 @@ def _room(spec: JobSpec) -> int:
 
 def _share(at_once: int) -> float:
     return max(int(HEAD_SHARE / at_once * 10_000) / 10_000, 0.0001)
-
-
-@contextlib.contextmanager
-def _quiet() -> Any:
-    """Tune logs what `show` says better."""
-    import logging
-
-    loggers = [logging.getLogger(name) for name in ("ray.tune", "ray.air", "ray.train")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

@@ -6,6 +6,7 @@ counter-based generator (Philox; Salmon et al. 2011) keyed by a hash of these th
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -37,7 +38,7 @@ def generator(seed: int, sample: int, epoch: int, name: str) -> np.random.Genera
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampledObjective:
+class SampledObjective(ABC):
     """Base of all objectives. Fields after `seed` are the options of `workloads.objectives.build`.
 
     With `static` every epoch sees the same corruption of a sample (BERT); without it, each epoch draws
@@ -64,13 +65,13 @@ class SampledObjective:
         options.check(self.name, self)
         self._check_vocabulary()
 
+    @abstractmethod
     def window(self, sequence_length: int) -> int:
         """Tokens of raw text that one sample reads, so that its model input is `sequence_length` long."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         """The arrays of one sample, without the batch dimension. Same keys and shapes for every sample."""
-        raise NotImplementedError
 
     def collate(self, read: Read, ids: Sequence[int], epoch: int) -> Batch:
         """A batch of the samples `ids`: the samples stacked, each independent of the others."""
