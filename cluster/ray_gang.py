@@ -211,21 +211,25 @@ class RayGang:
         """The rooms that answer after all, as they do once a cut network is mended, if they are still of use."""
         for silent in list(self._silent):
             try:
-                answered = silent.has_answered()
+                answered, given_up = silent.has_answered(), time.monotonic() - silent.since > SUSPECT
             except RayError:
-                answered = False
-                silent.since = 0.0
-            if not answered and time.monotonic() - silent.since < SUSPECT:
+                answered, given_up = False, True
+            if not (answered or given_up):
                 continue
             self._silent.remove(silent)
             for node, _ in silent.room.places if answered else ():
                 self._suspects.pop(node, None)
-            if answered and (len(self._rooms) + 1) * self._kind[0] <= self._held:
-                self._rooms.append(silent.room)
-                if (len(self._rooms) + len(self._openings)) * self._kind[0] > self._held and self._openings:
-                    self._openings.pop().give_up()
-            else:
+            if not answered or not self._is_of_use(silent.room):
                 silent.room.give_up()
+                continue
+            self._rooms.append(silent.room)
+            if self._openings and (len(self._rooms) + len(self._openings)) * self._kind[0] > self._held:
+                self._openings.pop().give_up()
+
+    def _is_of_use(self, room: Room) -> bool:
+        kind = (len(room.hosts), room.bundle, room.target)
+        avoided = any(address in self._avoid for _, address in room.places)
+        return kind == self._kind and not avoided and (len(self._rooms) + 1) * self._kind[0] <= self._held
 
     def _unsafe(self) -> set[str]:
         now = time.monotonic()

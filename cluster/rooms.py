@@ -4,6 +4,9 @@ another."""
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
+import threading
 import time
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
@@ -16,7 +19,22 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster import nodes
 from cluster.gang import Bundle
+from cluster.rank import FENCE
 from cluster.zygote import Zygote
+
+REACH = 5.0
+"""Seconds between tries to reach the head, and for one of them."""
+
+
+def until_out_of_reach(address: str, patience: float = FENCE, every: float = REACH) -> None:
+    """Return once nobody at `address` ("host:port") has accepted a connection for `patience` seconds."""
+    host, _, port = address.rpartition(":")
+    reached = time.monotonic()
+    while time.monotonic() - reached < patience:
+        with contextlib.suppress(OSError):
+            socket.create_connection((host, int(port)), every).close()
+            reached = time.monotonic()
+        time.sleep(every)
 
 
 class RayHost:
@@ -24,6 +42,13 @@ class RayHost:
 
     def __init__(self, target: str) -> None:
         self._zygote = Zygote(target)
+        head = ray.get_runtime_context().gcs_address
+        threading.Thread(target=self._end_when_cut_off, args=(head,), name="fence", daemon=True).start()
+
+    def _end_when_cut_off(self, head: str) -> None:
+        """Ray would keep this place for some minutes more, and nobody can want it."""
+        until_out_of_reach(head)
+        os._exit(1)
 
     def place(self) -> tuple[str, str]:
         """The id and the address of its node."""
