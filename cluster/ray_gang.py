@@ -107,9 +107,8 @@ class RayGang:
 
     def stop(self) -> None:
         """See `Gang.stop`."""
-        asked = [
-            Silent(room) for room in self._rooms
-        ]  # those without ranks too: are their nodes still there?
+        # Those without ranks too: their nodes may be gone as well.
+        asked = [Silent(room) for room in self._rooms]
         self._seats = []
         answers = [answer for silent in asked for answer in silent.answers]
         if answers:

@@ -30,10 +30,13 @@ def until_out_of_reach(address: str, patience: float = FENCE, every: float = REA
     """Return once nobody at `address` ("host:port") has accepted a connection for `patience` seconds."""
     host, _, port = address.rpartition(":")
     reached = time.monotonic()
-    while time.monotonic() - reached < patience:
-        with contextlib.suppress(OSError):
+    while True:
+        try:
             socket.create_connection((host, int(port)), every).close()
             reached = time.monotonic()
+        except OSError:  # only then, for this process may itself have been frozen meanwhile
+            if time.monotonic() - reached > patience:
+                return
         time.sleep(every)
 
 
