@@ -43,9 +43,9 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def under_way(
-    net: Network, quiet: Path, folder: Path, driver: int = 0, step: int = 6, **resources: Any
+    net: Network, quiet: Path, folder: Path, driver: int = 0, **resources: Any
 ) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
-    """The quiet run's job on that network at that step or soon after: its run directory and its driver."""
+    """The quiet run's job on that network at step 6 or soon after: its run directory and its driver."""
     document = job(str(quiet.parents[1] / "corpus" / "topics.txt"), steps=STEPS)
     document["data"]["cache"] = str(quiet.parent / "_data")
     document["resources"] |= resources
@@ -55,7 +55,7 @@ def under_way(
     with open(folder / "output.txt", "a") as output:
         process = subprocess.Popen(net.spaces[driver].command(*words), cwd=folder, stderr=output, text=True)
     try:
-        wait_for(lambda: status(run).get("step", 0) >= step or process.poll() is not None, "a step", 120)
+        wait_for(lambda: status(run).get("step", 0) >= 6 or process.poll() is not None, "step 6", 120)
         # The commit is written beside the steps.
         wait_for((run / "checkpoints/step-00000004/manifest.json").exists, "the commit at step 4")
         yield run, process
@@ -156,8 +156,8 @@ def test_a_node_that_is_cut_off_is_replaced(quiet: Path, tmp_path: Path) -> None
 
 
 def test_what_comes_back_disturbs_nothing(quiet: Path, tmp_path: Path) -> None:
-    """The network is mended while the next attempt runs, in the place that was held ready."""
-    with network(0, 1, 1, 1) as net, under_way(net, quiet, tmp_path, step=20, spares=1) as (run, driver):
+    """The network is mended while the next attempt runs."""
+    with network(0, 1, 1, 1) as net, under_way(net, quiet, tmp_path) as (run, driver):
         node = node_of(net, run, 1)
         old = next(r["pid"] for r in status(run)["ranks"] if r["rank"] == 1)
         at = net.cut(node)
