@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 from orchestrator.rundir import RunDir
 from orchestrator.tune.bandit import Gain
 from orchestrator.tune.ledger import Ended, Ledger
-from orchestrator.tune.schedulers import Pb2, Pbt, Tpe
+from orchestrator.tune.schedulers import Asha, Pb2, Pbt, Tpe
 from orchestrator.tune.spec import TuneSpec
 
 LR = "train.optimizer.lr"
@@ -55,7 +57,93 @@ def test_a_failed_trial_is_no_value_to_tpe(tmp_path: Path) -> None:
     sampler.on_trial_complete("a", {"value": float("inf"), "failed": "out of memory"})
     sampler.suggest("b")
     sampler.on_trial_complete("b", error=True)
-    assert [trial.state.name for trial in sampler._study.trials] == ["FAIL", "FAIL"]
+    assert [sampler._known(name).state.name for name in "ab"] == ["FAIL", "FAIL"]
+
+
+def test_a_trial_that_waits_at_a_rung_or_was_stopped_there_is_a_value_to_tpe(tmp_path: Path) -> None:
+    sampler, _ = tpe(tmp_path, [])
+    for name in "ab":
+        sampler.suggest(name)
+    assert sampler._known("a").state.name == "RUNNING"
+    sampler.on_trial_result("a", {"value": 3.0, "failed": ""})
+    assert (sampler._known("a").state.name, sampler._known("a").value) == ("COMPLETE", 3.0)
+    sampler.on_trial_complete("a")
+    assert (sampler._known("a").state.name, sampler._known("a").value) == ("COMPLETE", 3.0)
+
+
+class Tune:
+    """Drives trials as Tune does, one at a time: what each tells at a step is a function of its name and the step."""
+
+    def __init__(
+        self, scheduler: Asha, names: str, losses: Callable[[str, int], float], rungs: list[int]
+    ) -> None:
+        self.scheduler, self.losses, self.rungs = scheduler, losses, rungs
+        self.trials = [Trial(name) for name in names]
+        self.story: list[tuple[str, int]] = []
+
+    def get_trials(self) -> list[Trial]:
+        return self.trials
+
+    def stop_trial(self, trial: Trial) -> None:
+        trial.status = "TERMINATED"
+
+    def run(self) -> list[tuple[str, int]]:
+        """(trial, step) of every result, in order."""
+        while trial := self.scheduler.choose_trial_to_run(self):
+            assert self.scheduler.choose_trial_to_run(self) is trial, "asked again it says the same"
+            trial.status = "RUNNING"
+            while trial.status == "RUNNING":
+                trial.step = next(rung for rung in self.rungs if rung > trial.step)
+                self.story.append((trial.name, trial.step))
+                result = {"step": trial.step, "value": self.losses(trial.name, trial.step), "failed": ""}
+                if trial.step == self.rungs[-1]:
+                    trial.status = "TERMINATED"
+                    self.scheduler.on_trial_complete(self, trial, result)
+                elif self.scheduler.on_trial_result(self, trial, result) == "PAUSE":
+                    trial.status = "PAUSED"
+        assert all(trial.is_finished() for trial in self.trials)
+        return self.story
+
+
+@dataclass(eq=False)
+class Trial:
+    name: str
+    status: str = "PENDING"
+    step: int = 0
+
+    def is_finished(self) -> bool:
+        return self.status == "TERMINATED"
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("names", ["abcdefghi", "ihgfedcba", "eiachbgdf"])
+def test_asha_lets_the_best_of_each_rung_go_on(mode: str, names: str) -> None:
+    """Of nine trials the best three come to the second rung and the best to the end, in whatever order they come."""
+    sign, rungs = 1.0 if mode == "min" else -1.0, [1, 3, 9]
+    story = Tune(Asha(rungs, 3, mode), names, lambda name, step: sign * ord(name), rungs).run()
+    assert [name for name, step in story if step == 1] == list(names)
+    assert {name for name, step in story if step == 3} >= {"a", "b", "c"}
+    assert "a" in {name for name, step in story if step == 9}
+
+
+def test_asha_promotes_as_soon_as_enough_have_come() -> None:
+    rungs = [1, 3, 9]
+    story = Tune(Asha(rungs, 3, "min"), "abcdefghi", lambda name, step: ord(name), rungs).run()
+    order = [("a", 1), ("b", 1), ("c", 1), ("a", 3), ("d", 1), ("e", 1), ("f", 1), ("b", 3)]
+    assert story == [*order, ("g", 1), ("h", 1), ("i", 1), ("c", 3), ("a", 9)]
+
+
+def test_asha_with_few_trials_trains_its_leader_to_the_end() -> None:
+    rungs, losses = [1, 3, 9], {"a": 5.0, "b": 4.0}
+    story = Tune(Asha(rungs, 3, "min"), "ab", lambda name, step: losses[name], rungs).run()
+    assert story == [("a", 1), ("b", 1), ("b", 3), ("b", 9)]
+
+
+def test_asha_decides_at_its_own_rungs_only() -> None:
+    """A promotion to a wider layout is a rung of the trial, and none of the scheduler."""
+    rungs, losses = [1, 2, 3, 9], {"a": 5.0, "b": 4.0}
+    story = Tune(Asha([1, 3, 9], 3, "min"), "ab", lambda name, step: losses[name], rungs).run()
+    assert story == [("a", 1), ("b", 1), ("b", 2), ("b", 3), ("b", 9)]
 
 
 def test_an_exploit_takes_the_donor_s_values_changed_and_keeps_the_trial_s_name() -> None:
