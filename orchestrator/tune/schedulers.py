@@ -107,10 +107,22 @@ class Pbt(PopulationBasedTraining):
             custom_explore_fn=lambda config: config,  # what Tune asks for; `_get_new_config` explores
         )
 
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        """See Ray. In a search that is taken up again some trials are further than others, which catch up first."""
+        if result[STEP] % self._perturbation_interval:
+            return str(self.CONTINUE)  # a promotion's step
+        self._next_perturbation_sync = max(self._next_perturbation_sync, result[STEP])
+        if result[STEP] < self._next_perturbation_sync:
+            return str(self.CONTINUE)
+        for other, state in self._trial_state.items():
+            if other.is_finished():  # else Ray would wait for those whose process died
+                state.last_train_time = result[STEP]
+        return str(super().on_trial_result(tune_controller, trial, result))
+
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
         """See Ray. Where the last one to come to a decision failed, nobody takes it, and all go on as they are."""
         chosen = super().choose_trial_to_run(tune_controller)
-        live = [trial for trial in tune_controller.get_live_trials() if not trial.is_finished()]
+        live = [trial for trial in tune_controller.get_trials() if not trial.is_finished()]
         if chosen is None and live and all(trial.status == "PAUSED" for trial in live):
             self._next_perturbation_sync += self._perturbation_interval
             chosen = super().choose_trial_to_run(tune_controller)
