@@ -9,10 +9,10 @@ export UV_LINK_MODE ?= copy
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-unit test-dist test-ray test-long soak test-gpu bench check format lock clean
+.PHONY: help install quickstart test test-unit test-dist test-ray test-long test-partition soak test-gpu bench check format lock clean
 
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 install: $(STAMP) ## make the environment in .venv; quick when nothing changed
 
@@ -42,6 +42,9 @@ test-ray: install ## real Ray nodes on this machine
 
 test-long: install ## what takes minutes
 	$(BIN)/pytest -m "slow and not gpu" --timeout 3600
+
+test-partition: install ## networks that are cut between real nodes, in namespaces: Linux, as root; ten minutes
+	$(BIN)/pytest tests/ray/test_partition.py -m slow --timeout 3600
 
 soak: install ## a run through 200 random deaths, freezes and exceptions: ten minutes
 	$(BIN)/pytest tests/ray/test_chaos.py -m slow -k hundreds --timeout 3600

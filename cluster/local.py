@@ -8,7 +8,7 @@ import os
 import secrets
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TextIO
 
 from cluster.address import NoCluster, place_of, require_answer
 
@@ -22,11 +22,18 @@ LOOPBACK = "127.0.0.2"
 
 
 @contextlib.contextmanager
-def ray_at(address: str | None, cpus: float = 0, gpus: float = 0, node: str | None = None) -> Iterator[None]:
+def ray_at(
+    address: str | None,
+    cpus: float = 0,
+    gpus: float = 0,
+    node: str | None = None,
+    news: TextIO | None = None,
+) -> Iterator[None]:
     """Be connected to the cluster at `address`, or to one that starts here on loopback and ends with this process.
 
     An embedded cluster has at least `cpus` and `gpus` to schedule on and accepts only holders of its token. `node` is
-    the address of the node to be connected by, where several are on this machine. Raises NoCluster.
+    the address of the node to be connected by, where several are on this machine. What Ray prints goes to `news`, else
+    to standard error. Raises NoCluster.
     """
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": NAMESPACE}
     if address is None:
@@ -62,7 +69,7 @@ def ray_at(address: str | None, cpus: float = 0, gpus: float = 0, node: str | No
                 raise NoCluster(f"no Ray cluster answers at {address}: {reason}") from None
             ray.shutdown()
     # Ray prints news of its nodes, some of it as it ends; standard output is for results.
-    with contextlib.redirect_stdout(sys.stderr):
+    with contextlib.redirect_stdout(news or sys.stderr):
         try:
             yield
         finally:

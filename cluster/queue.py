@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import ray
@@ -53,8 +53,7 @@ class Queue:
         self._heard[mine.name] = time.monotonic()
         for name in [name for name, heard in self._heard.items() if time.monotonic() - heard > FORGET]:
             self._forget(name)
-        free = [(node.free, node.labels) for node in alive()]
-        verdict = verdicts(list(self._tickets.values()), free)[mine.name]
+        verdict = verdicts(list(self._tickets.values()), alive())[mine.name]
         if verdict.go:
             self._tickets[mine.name] = dataclasses.replace(mine, running=True)
         self._request()
@@ -101,10 +100,10 @@ class Turn:
         """What the queue last said."""
         return self._verdict or Verdict(False, waits_for="the cluster's queue")
 
-    def hold(self, workers: int) -> None:
-        """Say how many workers the job has now."""
+    def hold(self, places: Sequence[str]) -> None:
+        """Say on which nodes, by address, the job's workers are now."""
         with self._lock:
-            self._ticket = dataclasses.replace(self._ticket, held=workers)
+            self._ticket = dataclasses.replace(self._ticket, places=tuple(places))
 
     def want(self, workers: int) -> None:
         """Say how many workers the job would use if the cluster had them: its autoscaler is told."""
@@ -114,7 +113,7 @@ class Turn:
         """Go back into the line, as one who made room: behind those that wait already."""
         with self._lock:
             name = self._ticket.name
-            self._ticket = dataclasses.replace(self._ticket, held=0, since=time.time(), running=False)
+            self._ticket = dataclasses.replace(self._ticket, places=(), since=time.time(), running=False)
             self._verdict = None
         with contextlib.suppress(RayError):
             ray.get(_queue().leave.remote(name), timeout=ANSWER_TIMEOUT)

@@ -2,122 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
-from collections.abc import Iterable, Set
-from dataclasses import dataclass
+from collections.abc import Set
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster import nodes
 from cluster.gang import Beat, Bundle, RankStatus
 from cluster.link import Seat
+from cluster.rooms import Opening, Room, Silent
 from cluster.watch import Watch
-from cluster.zygote import START_TIMEOUT, Zygote
+from cluster.zygote import START_TIMEOUT
 
 PLACEMENT_TIMEOUT = 30.0
 """Seconds for placement groups that should fit to be granted."""
 ANSWER = 1.0
 """Seconds for the actor of a rank to answer a question that takes it milliseconds; else its node is taken for lost."""
 SUSPECT = 60.0
-"""Seconds that a node which did not answer gets no ranks, unless Ray has found it dead by then."""
+"""Seconds that a node which did not answer gets no ranks, unless it answers or Ray has found it dead by then."""
+LAUNCH = 20.0
+"""Seconds for a place with all imports done to start a rank, which takes it milliseconds."""
 LOOK = 1.0
 """Seconds between looks at which nodes are to be taken away."""
-
-
-class RayHost:
-    """An actor in a bundle. It starts ranks and sees how they end; it imports nothing heavy."""
-
-    def __init__(self, target: str) -> None:
-        self._zygote = Zygote(target)
-
-    def place(self) -> tuple[str, str]:
-        """The id and the address of its node."""
-        return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
-
-    def launch(self, rank: dict[str, Any]) -> int:
-        """End the rank before, fork the next; returns its process id."""
-        self._zygote.end_ranks()
-        return self._zygote.launch(**rank)
-
-    def end_ranks(self) -> None:
-        """Kill the rank."""
-        self._zygote.end_ranks()
-
-    def exits(self) -> dict[int, int]:
-        """See `Zygote.exits`."""
-        return self._zygote.exits()
-
-    def end_of(self, pid: int) -> str:
-        """How the rank of that process id ended, in words; empty while it has not."""
-        code = self._zygote.exits().get(pid)
-        if code is None:
-            return ""
-        starved = code == -9 and self._zygote.starved()
-        return f"process ended with exit code {code}" + "; the kernel ended it for want of memory" * starved
-
-
-@dataclass(frozen=True)
-class Room:
-    """A granted placement group with an actor in each of its bundles; `places` are their nodes and addresses."""
-
-    group: PlacementGroup
-    bundle: Bundle
-    target: str
-    hosts: tuple[Any, ...]
-    places: tuple[tuple[str, str], ...]
-
-
-class Opening:
-    """A room on its way: its placement group is granted, its actors start, their imports end."""
-
-    def __init__(self, together: int, bundle: Bundle, target: str, avoid: Set[str]) -> None:
-        present = nodes.alive()
-        packed = any(nodes.room(n.total, n.labels, bundle) >= together for n in present)
-        refused = sorted(n.id for n in present if n.id in avoid or n.address in avoid)
-        labels = dict(bundle.labels) | ({"ray.io/node-id": f"!in({','.join(refused)})"} if refused else {})
-        self.group = placement_group(
-            [bundle.resources] * together,
-            strategy="STRICT_PACK" if packed else "PACK",
-            bundle_label_selector=[labels] * together if labels else None,
-        )
-        self._together, self._bundle, self._target = together, bundle, target
-        self._ready: Any = self.group.ready()
-        self._hosts: list[Any] = []
-        self._answers: list[Any] = []
-
-    def advance(self, wait: float) -> Room | None:
-        """The room, once it is there. Raises RayError if its actors die before."""
-        if not self._hosts and self._is_granted(wait):
-            remote: Any = ray.remote(RayHost)
-            for number in range(self._together):
-                where = PlacementGroupSchedulingStrategy(self.group, number)
-                worker = remote.options(
-                    num_cpus=self._bundle.cpu, num_gpus=self._bundle.gpu, scheduling_strategy=where
-                )
-                self._hosts.append(worker.remote(self._target))
-            self._answers = [h.place.remote() for h in self._hosts] + [h.exits.remote() for h in self._hosts]
-        if not self._hosts or ray.wait(self._answers, num_returns=len(self._answers), timeout=wait)[1]:
-            return None
-        places = [tuple(place) for place in ray.get(self._answers[: self._together])]
-        return Room(self.group, self._bundle, self._target, tuple(self._hosts), tuple(places))
-
-    def give_up(self) -> None:
-        """Release what is there of it."""
-        _release(self.group, self._hosts)
-
-    def _is_granted(self, wait: float) -> bool:
-        return bool(ray.wait([self._ready], timeout=wait)[0])
-
-    @property
-    def granted(self) -> bool:
-        """Whether its placement group is there."""
-        return bool(self._hosts)
 
 
 class RayGang:
@@ -135,12 +44,14 @@ class RayGang:
         self._kind: tuple[int, Bundle, str] = (1, Bundle(), "")
         self._avoid: frozenset[str] = frozenset()
         self._held = 0
+        self._silent: list[Silent] = []
         self._suspects: dict[str, float] = {}
         self._addresses: dict[str, str] = {}
         self._looked = 0.0
 
     def capacity(self, bundle: Bundle, avoid: Set[str] = frozenset()) -> int:
         """See `Gang.capacity`."""
+        self._take_back()
         held = sum(len(room.hosts) for room in self._sound(avoid) if room.bundle == bundle)
         return held + nodes.free(bundle, avoid | self._unsafe())
 
@@ -196,19 +107,20 @@ class RayGang:
 
     def stop(self) -> None:
         """See `Gang.stop`."""
-        held = [(room, place) for room, place in self._seats if room in self._rooms]
-        asked = {room.hosts[place].end_ranks.remote(): room for room, place in held}
+        # Those without ranks too: their nodes may be gone as well.
+        asked = [Silent(room) for room in self._rooms]
         self._seats = []
-        if not asked:
-            return
-        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER)
-        for reference, room in asked.items():
+        answers = [answer for silent in asked for answer in silent.answers]
+        if answers:
+            ray.wait(answers, num_returns=len(answers), timeout=ANSWER)
+        for silent in asked:
             try:
-                if reference not in answered:
-                    raise TimeoutError
-                ray.get(reference)
-            except (RayError, TimeoutError):
-                self._lose(room)
+                if not silent.has_answered():
+                    self._suspect(silent.room)
+                    self._rooms.remove(silent.room)
+                    self._silent.append(silent)
+            except RayError:
+                self._lose(silent.room)
 
     def close(self) -> None:
         """See `Gang.close`."""
@@ -216,7 +128,9 @@ class RayGang:
             opening.give_up()
         for room in list(self._rooms):
             self._release(room)
-        self._seats, self._openings = [], []
+        for silent in self._silent:
+            silent.room.give_up()
+        self._seats, self._openings, self._silent = [], [], []
         self._watch.close()
 
     # -- rooms
@@ -233,6 +147,7 @@ class RayGang:
         in time."""
         began = time.monotonic()
         while len(self._rooms) < rooms:
+            self._take_back()
             self._advance(wait=0.05)
             waited = time.monotonic() - began
             waiting = [opening for opening in self._openings if not opening.granted]
@@ -258,6 +173,7 @@ class RayGang:
 
     def _look(self) -> None:
         """Make ready what is to be held, and see which ranks are to be taken away."""
+        self._take_back()
         together, bundle, _ = self._kind
         missing = self._held // together - len(self._rooms) - len(self._openings)
         if missing > 0 and nodes.free(bundle, self._avoid | self._unsafe()) >= together:
@@ -279,13 +195,40 @@ class RayGang:
 
     def _release(self, room: Room) -> None:
         self._rooms.remove(room)
-        _release(room.group, room.hosts)
+        room.give_up()
 
     def _lose(self, room: Room) -> None:
         if room in self._rooms:
-            self._suspects |= {node: time.monotonic() for node, _ in room.places}
-            self._addresses |= dict(room.places)
+            self._suspect(room)
             self._release(room)
+
+    def _suspect(self, room: Room) -> None:
+        self._suspects |= {node: time.monotonic() for node, _ in room.places}
+        self._addresses |= dict(room.places)
+
+    def _take_back(self) -> None:
+        """The rooms that answer after all, as they do once a cut network is mended, if they are still of use."""
+        for silent in list(self._silent):
+            try:
+                answered, given_up = silent.has_answered(), time.monotonic() - silent.since > SUSPECT
+            except RayError:
+                answered, given_up = False, True
+            if not (answered or given_up):
+                continue
+            self._silent.remove(silent)
+            for node, _ in silent.room.places if answered else ():
+                self._suspects.pop(node, None)
+            if not answered or not self._is_of_use(silent.room):
+                silent.room.give_up()
+                continue
+            self._rooms.append(silent.room)
+            if self._openings and (len(self._rooms) + len(self._openings)) * self._kind[0] > self._held:
+                self._openings.pop().give_up()
+
+    def _is_of_use(self, room: Room) -> bool:
+        kind = (len(room.hosts), room.bundle, room.target)
+        avoided = any(address in self._avoid for _, address in room.places)
+        return kind == self._kind and not avoided and (len(self._rooms) + 1) * self._kind[0] <= self._held
 
     def _unsafe(self) -> set[str]:
         now = time.monotonic()
@@ -306,7 +249,7 @@ class RayGang:
             launched.append(room.hosts[place].launch.remote({"seat": dataclasses.asdict(seat), **words}))
         for (room, _), (_, address), reference in zip(self._seats, places, launched, strict=True):
             try:
-                ray.get(reference, timeout=START_TIMEOUT)
+                ray.get(reference, timeout=LAUNCH)
             except RayError as error:
                 self._lose(room)
                 raise TimeoutError(f"a worker on {address} did not start: {_first_line(error)}") from None
@@ -323,14 +266,6 @@ class RayGang:
             self._lose(room)  # now, so that nobody waits for its answer again
             return f"the node or its Ray worker is gone: {_first_line(error)}"
         return f"no answer from {rank.node} within {ANSWER:g} s"
-
-
-def _release(group: PlacementGroup, hosts: Iterable[Any]) -> None:
-    for host in hosts:
-        with contextlib.suppress(RayError):
-            ray.kill(host)
-    with contextlib.suppress(RayError):
-        remove_placement_group(group)
 
 
 def _first_line(error: RayError) -> str:

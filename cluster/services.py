@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import threading
 from typing import Any
 
 import ray
@@ -24,6 +25,11 @@ class Service:
     def place(self) -> dict[str, str]:
         """The node, and the address that the service answers at."""
         return {"node": self._node, "address": self._service.address}
+
+    def rest(self) -> None:
+        """Never return. An actor that waits for calls wakes a hundred times a second to look for signals, and ranks
+        may need every processor of the node; this one has nothing more to hear than `ray.kill`."""
+        threading.Event().wait()
 
 
 class RayServices:
@@ -53,6 +59,7 @@ class RayServices:
                 continue  # it may be gone, but whoever needs it finds that out sooner than it can be asked here
             try:
                 self._places[node] = ray.get(actor.place.remote(), timeout=START_TIMEOUT)
+                actor.rest.remote()
             except RayError:
                 self._actors.pop(node)
                 self._places.pop(node, None)

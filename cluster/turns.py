@@ -7,16 +7,22 @@ are asked to make room, the lowest and the latest first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from cluster.gang import Bundle
+
+if TYPE_CHECKING:
+    from cluster.nodes import Node
 
 
 @dataclass(frozen=True)
 class Ticket:
-    """What one job, known by its run directory, asks for: `least` to `most` workers of one size, of which it holds
-    `held`. `since` is when it began to wait, unix seconds; `running` once it was its turn."""
+    """What one job, known by its run directory, asks for: `least` to `most` workers of one size. `places` are the
+    addresses of the nodes of those it has. `since` is when it began to wait, unix seconds; `running` once it was its
+    turn."""
 
     name: str
     priority: int
@@ -24,7 +30,7 @@ class Ticket:
     bundle: Bundle
     least: int
     most: int
-    held: int = 0
+    places: tuple[str, ...] = ()
     running: bool = False
 
     @property
@@ -43,73 +49,91 @@ class Verdict:
     yield_to: str = ""
 
 
-@dataclass
-class _Nodes:
-    """What is free on each node, with the node's labels, taken bundle by bundle."""
+class _Room:
+    """What is free on each node, taken and given back bundle by bundle."""
 
-    free: list[tuple[dict[str, float], Mapping[str, str]]] = field(default_factory=list)
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.nodes = [dataclasses.replace(node, free=dict(node.free)) for node in nodes]
 
-    def take(self, bundle: Bundle, count: int) -> int:
-        """Take up to `count` bundles, first fit; how many there were."""
-        taken = 0
-        needs = bundle.resources
-        for node in (node for node, labels in self.free if bundle.suits(labels)):
-            while taken < count and all(node.get(k, 0.0) + 1e-6 >= v for k, v in needs.items()):
-                for key, value in needs.items():
-                    node[key] -= value
-                taken += 1
-        return taken
+    def take(self, bundle: Bundle, count: int) -> tuple[str, ...]:
+        """Take up to `count` bundles, first fit; the addresses of the nodes where they were."""
+        taken: list[str] = []
+        for node in (node for node in self.nodes if bundle.suits(node.labels)):
+            while len(taken) < count and all(
+                node.free.get(key, 0.0) + 1e-6 >= value for key, value in bundle.resources.items()
+            ):
+                self._add(node, bundle, -1)
+                taken.append(node.address)
+        return tuple(taken)
+
+    def give(self, bundle: Bundle, places: Sequence[str]) -> None:
+        """Give a bundle back at each of these addresses; nodes that are gone get none."""
+        at = {node.address: node for node in self.nodes}
+        for place in places:
+            if place in at:
+                self._add(at[place], bundle, 1)
 
     def fits(self, bundle: Bundle, count: int) -> int:
         """How many of `count` bundles there is room for."""
-        return _Nodes([(dict(node), labels) for node, labels in self.free]).take(bundle, count)
+        return len(_Room(self.nodes).take(bundle, count))
+
+    @staticmethod
+    def _add(node: Node, bundle: Bundle, sign: int) -> None:
+        for key, value in bundle.resources.items():
+            node.free[key] = node.free.get(key, 0.0) + sign * value
 
 
-def verdicts(
-    tickets: Sequence[Ticket], free: Sequence[tuple[Mapping[str, float], Mapping[str, str]]]
-) -> dict[str, Verdict]:
-    """The verdict on every ticket; `free` is what each node has left of CPU and GPU, and its labels."""
-    nodes = _Nodes([(dict(node), labels) for node, labels in free])
+def verdicts(tickets: Sequence[Ticket], nodes: Sequence[Node]) -> dict[str, Verdict]:
+    """The verdict on every ticket, on nodes where so much is free."""
+    room = _Room(nodes)
     order = sorted((t for t in tickets if not t.running), key=lambda t: (-t.priority, t.since, t.name))
     running = [t for t in tickets if t.running]
+    places = {t.name: t.places for t in running}
     for ticket in running:
-        if not ticket.held:  # it prepares data, or recovers: what it is about to take is not free
-            nodes.take(ticket.bundle, ticket.most)
+        if not ticket.places:  # it prepares data, or recovers: what it is about to take is not free
+            places[ticket.name] = room.take(ticket.bundle, ticket.most)
     found: dict[str, Verdict] = {}
     first: Ticket | None = None
     for ticket in order:
         if first is not None:
             found[ticket.name] = Verdict(False, waits_for=f"{first.short} comes first")
             continue
-        fitting = nodes.fits(ticket.bundle, ticket.least)
+        fitting = room.fits(ticket.bundle, ticket.least)
         if fitting >= ticket.least:
-            nodes.take(ticket.bundle, ticket.most)
+            places[ticket.name] = room.take(ticket.bundle, ticket.most)
             found[ticket.name] = Verdict(True, ticket.most)
             running = [*running, ticket]
             continue
         first = ticket
         found[ticket.name] = Verdict(False, waits_for=_what(ticket, fitting, running))
-    victims = _victims(first, nodes, running) if first is not None else []
+    lower = [] if first is None else [t for t in running if t.priority < first.priority]
+    lower.sort(key=lambda t: (t.priority, -t.since))
+    victims = [] if first is None else _victims(first, room, lower, places)
     for ticket in running:
         yields = first.short if first is not None and ticket in victims else ""
         # While somebody waits, nobody grows.
-        room = ticket.held if first is not None and ticket.held else ticket.most
-        found[ticket.name] = Verdict(True, room, yield_to=yields)
+        most = len(ticket.places) if first is not None and ticket.places else ticket.most
+        found[ticket.name] = Verdict(True, most, yield_to=yields)
     return found
 
 
-def _victims(first: Ticket, nodes: _Nodes, running: Sequence[Ticket]) -> list[Ticket]:
-    """The jobs that should make room, none if that would not help. Where on the nodes their workers are is not
-    known here, so room is counted as if each job's were on one, which has the labels that this job has asked for."""
-    lower = sorted((t for t in running if t.priority < first.priority), key=lambda t: (t.priority, -t.since))
-    given: list[tuple[dict[str, float], Mapping[str, str]]] = []
-    for count, ticket in enumerate(lower, start=1):
-        held = ticket.held or ticket.most
-        room = {key: value * held for key, value in ticket.bundle.resources.items()}
-        given.append((room, ticket.bundle.labels))
-        if _Nodes([*nodes.free, *given]).fits(first.bundle, first.least) >= first.least:
-            return lower[:count]
-    return []
+def _victims(
+    first: Ticket, room: _Room, lower: Sequence[Ticket], places: dict[str, tuple[str, ...]]
+) -> list[Ticket]:
+    """The first of `lower` whose places would do for `first`, without those that it does not need; none if all of
+    them would not do."""
+
+    def would_do(victims: Sequence[Ticket]) -> bool:
+        then = _Room(room.nodes)
+        for ticket in victims:
+            then.give(ticket.bundle, places[ticket.name])
+        return then.fits(first.bundle, first.least) >= first.least
+
+    victims = next((list(lower[:count]) for count in range(1, len(lower) + 1) if would_do(lower[:count])), [])
+    for ticket in reversed(victims):
+        others = [other for other in victims if other is not ticket]
+        victims = others if would_do(others) else victims
+    return victims
 
 
 def _what(ticket: Ticket, fitting: int, running: Sequence[Ticket]) -> str:

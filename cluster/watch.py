@@ -48,6 +48,9 @@ class Watch:
         they are known."""
         now = time.monotonic()
         with self._lock:
+            for caller in self._callers.values():
+                with contextlib.suppress(OSError):  # no rank of before may think that it is still wanted
+                    caller.shutdown(socket.SHUT_RDWR)
             self._status = [RankStatus(n, node, 0, "starting", heard=now) for n, node in enumerate(nodes)]
             self._rows, self._callers = [], {}
             self._token, self._port, self._gap = secrets.token_hex(16), 0, 0.0

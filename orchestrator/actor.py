@@ -128,7 +128,7 @@ class ControllerActor:
     def _watch_turn(self, controller: Controller) -> None:
         """Tell the queue what the run holds, and the run when it must make room."""
         while self._turn is not None and controller is self._controller and self._summary is None:
-            self._turn.hold(len(controller.status()["ranks"]))
+            self._turn.hold([rank["node"] for rank in controller.status()["ranks"]])
             if (other := self._turn.verdict.yield_to) and not self._made_room:
                 self._made_room = other
                 controller.request_stop(f"makes room for {other}")

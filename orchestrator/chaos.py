@@ -92,7 +92,8 @@ def chaos(
     cluster = up(CLUSTER, [node] * world)
     try:
         # By the head: another node may be one that is broken, and would take this process along.
-        with ray_at(cluster.address, node=cluster.address.partition(":")[0]):
+        head = cluster.address.partition(":")[0]
+        with open(runs / "ray.log", "w") as news, ray_at(cluster.address, node=head, news=news):
             tell("the undisturbed run")
             quiet = Trial(job, runs / "undisturbed", cluster, ())
             if quiet.run() != "done":

@@ -224,7 +224,7 @@ class Controller:
         layout = action.layout
         assert layout is not None
         assert self._planner is not None
-        restored, notes = record.roll_back(self._state.bad_commits)
+        restored, notes = record.roll_back(self._state.bad_commits, self._state.attempt)
         for note in notes:
             self._event("wait", f"a commit is passed over: {note}")
         self._state = dataclasses.replace(self._state, step=restored.step if restored else 0)
@@ -251,7 +251,7 @@ class Controller:
     def _task(self, record: Record, layout: Layout, restored: Manifest | None) -> Task:
         assert self._planner is not None
         holders = self._holders.places(self._planner.shape, self._gang.lost())
-        record.use_holders(self._holders.token, [holder["address"] for holder in holders])
+        record.use_holders(self._holders.token, holders)
         return Task(
             job=self._spec.model_dump(mode="json"),
             layout=layout.to_json(),
@@ -300,12 +300,14 @@ class Controller:
         self._note = f"recovering: {action.first_fault}"
         # A rank may be a step further than the last row that was seen.
         self._faults = still_to_come(self._faults, self._state.step + 2)
+        record.leave_out(self._gang.lost())
         commit, _ = record.last_commit(self._state.bad_commits)
         lost = record.beyond(commit.step if commit else 0)
         told: dict[str, Any] = {
             "first_fault": action.first_fault,
             "explained": explain(action.first_fault),
             "node": self._state.failures[-1].node,
+            "seen": self._state.failures[-1].time,
             "still_seconds": time.time() - before.moved if before.phase == "train" else 0.0,
             "lost_steps": len(lost),
             "seconds_lost": sum(row["step_seconds"] for row in lost),

@@ -140,8 +140,8 @@ class Books:
         if layout is None or layout.world != world:
             mend = "change num_workers of ScalingConfig, or train.global_batch"
             raise InputError(f"no legal layout uses {world} workers", "parallel", mend)
-        commit, _ = self._record.roll_back(frozenset())
         self._attempt = self._record.attempts + 1
+        commit, _ = self._record.roll_back(frozenset(), self._attempt)
         source = f"from the commit at step {commit.step}" if commit else "from the beginning"
         told = {"layout": layout.to_json(), "layout_after": str(layout), "data": self._data}
         self._tell("start", f"{world} workers {source}", **told)

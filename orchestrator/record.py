@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from orchestrator import prices
@@ -41,6 +41,7 @@ class Record:
         self._spec, self._run = spec, run
         self.store = Store(run.at("checkpoints"))
         self._peers: Store | None = None
+        self._holders: tuple[str, tuple[Mapping[str, str], ...]] = ("", ())
         self._metrics, self._events = Rows(run, METRICS, 0.0 if run.local else HOLD), Rows(run, EVENTS)
         self._refused = 0.0  # when a document was not taken, monotonic seconds
         # Since when saves fail, and why the last one did.
@@ -164,9 +165,15 @@ class Record:
             f"limits.unsaved is reached: every save has failed for {now - since:.0f} s, the last one: {why}"
         )
 
-    def use_holders(self, token: str, addresses: Sequence[str]) -> None:
-        """Look for commits in the memory of these holders first."""
-        held = [str(address) for address in addresses]
+    def use_holders(self, token: str, holders: Sequence[Mapping[str, str]]) -> None:
+        """Look for commits in the memory of these holders first, {"node", "address"} each."""
+        self._holders = token, tuple(holders)
+        self.leave_out(frozenset())
+
+    def leave_out(self, lost: Set[str]) -> None:
+        """Do not wait for the holders on these nodes, which do not answer."""
+        token, holders = self._holders
+        held = [holder["address"] for holder in holders if holder["node"] not in lost]
         self._peers = peer_store(token, held, held[:1]) if held else None
 
     def last_commit(self, bad: frozenset[int] = frozenset()) -> tuple[Manifest | None, list[str]]:
@@ -183,8 +190,12 @@ class Record:
                 return (found[1] if found else None), notes
             at_most = found[1].step - 1
 
-    def roll_back(self, bad: frozenset[int]) -> tuple[Manifest | None, list[str]]:
-        """Return to the last sound commit: what is beyond it never was. As `last_commit`."""
+    def roll_back(self, bad: frozenset[int], attempt: int) -> tuple[Manifest | None, list[str]]:
+        """Return to the last sound commit: what is beyond it never was. As `last_commit`.
+
+        From now on only that attempt may commit; what is left of earlier ones has lost its place.
+        """
+        self.store.fence(attempt)
         commit, notes = self.last_commit(bad)
         step = commit.step if commit else 0
         for store in self._stores:

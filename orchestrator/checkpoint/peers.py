@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from orchestrator.checkpoint.backends import Buffers
 from orchestrator.checkpoint.holder import ERRNO, receive, receive_message, send
+
+CONNECT_TIMEOUT = 2.0
+"""Seconds for a holder to accept a connection."""
+SHUNNED = 10.0
+"""Seconds for which a holder that was silent for so long is not asked again: its node may be cut off."""
 
 
 def peers_uri(token: str, holders: list[str], write_to: list[str]) -> str:
@@ -34,6 +40,7 @@ class PeerBackend:
         self._holders = names.split(",")
         self._write_to = parse_qs(parts.query)["to"][0].split(",")
         self._timeout = timeout
+        self._silent: dict[str, float] = {}  # when a holder was found silent, monotonic seconds
 
     def list(self, folder: str = "") -> dict[str, int]:
         found: dict[str, int] = {}
@@ -91,8 +98,19 @@ class PeerBackend:
     def _ask(
         self, holder: str, request: dict[str, Any], buffers: Buffers = (), target: memoryview | None = None
     ) -> dict[str, Any]:
+        if time.monotonic() - self._silent.get(holder, -SHUNNED) < SHUNNED:
+            raise TimeoutError(f"the holder at {holder} was silent a moment ago")
+        try:
+            return self._ask_now(holder, request, buffers, target)
+        except TimeoutError:
+            self._silent[holder] = time.monotonic()
+            raise
+
+    def _ask_now(
+        self, holder: str, request: dict[str, Any], buffers: Buffers, target: memoryview | None
+    ) -> dict[str, Any]:
         host, _, port = holder.rpartition(":")
-        with socket.create_connection((host, int(port)), min(self._timeout, 2.0)) as connection:
+        with socket.create_connection((host, int(port)), min(self._timeout, CONNECT_TIMEOUT)) as connection:
             connection.settimeout(self._timeout)
             send(connection, request | {"token": self._token}, *buffers)
             answer = receive_message(connection)

@@ -14,6 +14,7 @@ from orchestrator.checkpoint import shard as shards
 from orchestrator.checkpoint.assemble import assemble
 from orchestrator.checkpoint.backends import open_backend
 from orchestrator.checkpoint.manifest import (
+    FENCE,
     MANIFEST,
     CorruptCommit,
     Manifest,
@@ -124,7 +125,8 @@ class Store:
             meta: JSON-able; "position" and "receipt" are required and become fields of the manifest.
 
         Raises:
-            InputError: chunks overlap or leave holes, a file is missing, or the step is committed already.
+            InputError: chunks overlap or leave holes, a file is missing, the step is committed already, or a later
+                attempt has taken over (see `fence`).
         """
         path = f"{folder(step)}/{MANIFEST}"
         commit = assemble(step, records, meta, self._where(step))
@@ -133,24 +135,44 @@ class Store:
             if present.get(f"{folder(step)}/{name}") != entry.size:
                 raise InputError(f"{name} is missing or cut short", self._where(step), "save again")
         data = commit.to_bytes()
+        self._refuse_fenced(commit)
         try:
             self.retry(self.backend.publish, path, data)
         except FileExistsError:
-            self._settle(step, path, data)
+            self._settle(commit, path, data)
         with contextlib.suppress(OSError):  # a hint for people: nothing here reads it
             self.retry(self.backend.replace, "LATEST", f"{folder(step)}\n".encode())
         return commit
 
-    def _settle(self, step: int, path: str, data: bytes) -> None:
-        """A manifest stands already: ours, whose answer was lost; a damaged one; or another, sound one."""
+    def fence(self, attempt: int) -> None:
+        """Let nobody publish but that attempt of the run, and later ones: the gang of an earlier one may be at work
+        behind a cut network, where nobody can end it, and reach this store. Its numbers are in `meta["attempt"]`."""
+        self.retry(self.backend.replace, FENCE, f"{attempt}\n".encode())
+
+    def _refuse_fenced(self, commit: Manifest) -> None:
+        try:
+            fence = int(self.retry(self.backend.read, FENCE))
+        except FileNotFoundError:
+            return
+        if commit.meta.get("attempt", fence) < fence:
+            mend = "nothing: this one has lost its place"
+            raise InputError(f"attempt {fence} has taken over", self._where(commit.step), mend)
+
+    def _settle(self, commit: Manifest, path: str, data: bytes) -> None:
+        """A manifest stands already: ours, whose answer was lost; a damaged one; one that an earlier attempt
+        published just as it was fenced out; or another, sound one."""
         if self.retry(self.backend.read, path) == data:
             return
-        if not self.verify(step):
-            raise InputError(
-                "this step is committed already", self._where(step), "rewind the store to an earlier step"
-            )
+        if not self.verify(commit.step) and not self._is_older(commit):
+            where, mend = self._where(commit.step), "rewind the store to an earlier step"
+            raise InputError("this step is committed already", where, mend)
         self.retry(self.backend.remove, path)
         self.retry(self.backend.publish, path, data)
+
+    def _is_older(self, commit: Manifest) -> bool:
+        """Whether what stands in the place of a commit is of an earlier attempt of its run."""
+        standing, ours = self.manifest(commit.step).meta.get("attempt"), commit.meta.get("attempt")
+        return standing is not None and ours is not None and standing < ours
 
     # -- reading
 

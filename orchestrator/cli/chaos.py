@@ -48,13 +48,14 @@ def chaos(
     console = Console(stderr=True)
 
     def tell(news: Verdict | str) -> None:
-        text = (
-            news if isinstance(news, str) else f"{news.fault}: {'held' if news.held else 'NOT the same run'}"
-        )
+        if isinstance(news, str):
+            text = news
+        else:
+            told.append(news)
+            text = f"{news.fault}: {'held' if news.held else 'NOT the same run'}"
         console.print(f"[{len(told)} of {len(disturbed)} faults] {text}", markup=False)
-        told.append(news)
 
-    told: list[Verdict | str] = []
+    told: list[Verdict] = []
     verdicts = breaking.chaos(spec, runs.absolute(), disturbed, tell)
     if as_json:
         emit(to_json(verdicts))
@@ -80,11 +81,11 @@ def _show(verdicts: list[Verdict]) -> None:
             v.receipt,
             v.losses,
             str(v.attempts),
-            str(v.lost_steps),
+            f"{v.lost_steps} steps" if v.lost_steps != 1 else "1 step",
             "-" if v.back_after is None else f"{v.back_after:.2f} s",
             ", ".join(v.left) or "nothing",
         ]
         for v in verdicts
     ]
-    columns = ["fault", "ended", "receipt", "losses", "attempts", "lost steps", "back after", "left behind"]
+    columns = ["fault", "ended", "receipt", "losses", "attempts", "lost", "back after", "left behind"]
     table("The same run?", columns, rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 
 RUNS = "runs"
 """Folder of run directories, unless --run-dir says otherwise."""
+NAME_WIDTH = 14
+"""Letters of a table's first column that are kept on one line, however narrow the terminal."""
+PIPE_WIDTH = 200
+"""Letters of a line where there is no terminal."""
 
 Job = Annotated[Path, typer.Argument(help="the job file", show_default=False)]
 Run = Annotated[str, typer.Argument(help="a run directory: a path or URI", show_default=False)]
@@ -78,14 +83,18 @@ def emit(value: Any) -> None:
 
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    """Print a table on standard output."""
+    """Print a table on standard output, folded only where there is a terminal that is too narrow for it."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    found = Table(title=title, title_justify="left", box=box.SIMPLE)
-    for column in columns:
-        found.add_column(column, overflow="fold")
+    found = Table(title=title, title_justify="left", box=box.SIMPLE, collapse_padding=True, pad_edge=False)
+    for number, column in enumerate(columns):
+        longest = max((len(row[number]) for row in rows), default=0)
+        found.add_column(column, overflow="fold", min_width=0 if number else min(longest, NAME_WIDTH))
     for row in rows:
         found.add_row(*row)
-    Console(markup=False, highlight=False, soft_wrap=False).print(found)
+    console = Console(markup=False, highlight=False, soft_wrap=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PIPE_WIDTH
+    console.print(found)

@@ -1,13 +1,14 @@
 """Recovery, side by side: ours, Ray Train V2 with its defaults and tuned, and torchrun, on one machine in one run.
 
-All train the same tiny GPT with the same rank program, layout, data and commits, two ranks of one thread each. On
-Ray each case has a cluster of its own: a head and three nodes of one processor, so that a lost node can be replaced.
+All train the same tiny GPT with the same rank program, layout, data and commits, two ranks of one thread each
+(--workers). On Ray each case has a cluster of its own: a head and three nodes of one processor, so that a lost node can
+be replaced.
 
     python tests/bench/bench_recovery.py                          kill, stop, node, cost
     python tests/bench/bench_recovery.py --cases goodput --mtbf 60 15 --seconds 300
 
-kill    SIGKILL of rank 1 as it begins a step, to the next new step finished
-stop    SIGSTOP of rank 1, likewise; given up after --bound seconds
+kill    SIGKILL of the last rank as it begins a step, to the next new step finished
+stop    SIGSTOP of the last rank, likewise; given up after --bound seconds
 node    SIGKILL of the raylet under a rank, likewise
 cost    a step without any fault, over that of torchrun; also torchrun's while Ray's own processes idle beside it,
         which here share the processors with the ranks
@@ -73,7 +74,7 @@ class Bench:
         document = job(str(self.folder / "corpus" / "topics.txt"), steps=steps)
         document["workload"] = {"model": "gpt-tiny"}
         document["data"] |= {"sequence_length": 128, "cache": str(self.folder / "data")}
-        document["resources"] = {"workers": {"min": 1, "max": 2}}
+        document["resources"] = {"workers": {"min": 1, "max": self.options.workers}}
         asked = self.options.snapshot_every
         every = {"snapshot_every": asked} if snapshots and asked else {}
         document["checkpoint"] = {"every": self.options.every, "keep": 3, "export": None, **every}
@@ -235,7 +236,8 @@ def started(bench: Bench, peer: str, steps: int, faults: tuple[str, ...] = ()) -
         words = [*command("run", path, "--run-dir", run, "--address", place.cluster.address)]
         words += [word for fault in faults for word in ("--fault", fault)]
     elif peer in ("torchrun", "beside"):
-        words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+        words = [sys.executable, "-m", "torch.distributed.run"]
+        words += ["--nproc-per-node", str(bench.options.workers)]
         words += ["--master-addr", "127.0.0.1", "--master-port", str(29_600 + bench.number)]
         words += [
             "--max-restarts",
@@ -277,7 +279,7 @@ class Recovery:
 
 def recovery(bench: Bench, peer: str, kind: str) -> Recovery:
     """One fault."""
-    faults = () if kind == "node" else (f"{kind}@1:{FAULT_STEP}",)
+    faults = () if kind == "node" else (f"{kind}@{bench.options.workers - 1}:{FAULT_STEP}",)
     bound = bench.options.bound if kind == "stop" else CASE_TIMEOUT
     with started(bench, peer, FAULT_STEP + 30, faults) as case:
         if not case.wait(lambda: case.steps() >= FAULT_STEP - 1, CASE_TIMEOUT):
@@ -365,6 +367,9 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=cases, default=list(cases[:4]))
     parser.add_argument("--peers", nargs="+", choices=NAMES, default=list(NAMES))
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument(
+        "--workers", type=int, default=2, help="ranks; 1 leaves a processor to everything else"
+    )
     parser.add_argument("--steps", type=int, default=60, help="of a run without faults")
     parser.add_argument("--every", type=int, default=10, help="steps between commits")
     parser.add_argument(

@@ -118,6 +118,30 @@ def test_a_lost_node_is_seen_and_avoided_and_what_is_left_is_used(
     assert until(gang, running).ranks[0].node == beat.ranks[0].node
 
 
+def test_a_place_that_answers_again_is_used_again(breakable: RayGang) -> None:
+    """As after a network was cut and mended; what runs there waits, since nobody could tell it to end."""
+    gang = breakable
+    gang.start(2, ONE, WAIT, {})
+    zygote = psutil.Process(until(gang, running).ranks[1].pid).parent()
+    assert zygote is not None
+    host = zygote.parent()
+    assert host is not None
+    host.suspend()
+    try:
+        gang.stop()
+        assert (gang.capacity(ONE), gang.ready(), len(gang.lost())) == (1, 1, 1)
+    finally:
+        host.resume()
+    deadline = time.monotonic() + 20
+    while gang.capacity(ONE) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert (gang.ready(), gang.lost()) == (2, set())
+    gang.start(2, ONE, WAIT, {})
+    beat = until(gang, running)
+    assert zygote in [psutil.Process(rank.pid).parent() for rank in beat.ranks]
+
+
 def test_places_are_made_ready_beside_running_ranks(gang: RayGang) -> None:
     gang.start(1, ONE, WAIT, {})
     until(gang, running)

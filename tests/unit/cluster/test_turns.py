@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.gang import Bundle
+from cluster.nodes import Node
 from cluster.turns import Ticket, Verdict, verdicts
 
 ONE = Bundle(1)
@@ -20,10 +21,14 @@ def ticket(
     return Ticket(f"/runs/{name}", priority, since, more.pop("bundle", ONE), least, most, **more)  # type: ignore[arg-type]
 
 
+def on(*nodes: int) -> tuple[str, ...]:
+    return tuple(f"n{node}" for node in nodes)
+
+
 def ask(
     *tickets: Ticket, free: list[dict[str, float]], labels: tuple[dict[str, str], ...] = ()
 ) -> dict[str, Verdict]:
-    nodes = list(zip(free, labels or [{}] * len(free), strict=True))
+    nodes = [Node(f"id{n}", f"n{n}", {}, left, labels[n] if labels else {}) for n, left in enumerate(free)]
     return {name.removeprefix("/runs/"): verdict for name, verdict in verdicts(tickets, nodes).items()}
 
 
@@ -48,12 +53,15 @@ def test_nobody_overtakes_the_first_that_waits() -> None:
 def test_what_one_is_about_to_take_is_not_free() -> None:
     starting = ticket("a", running=True)
     assert not ask(starting, ticket("b", since=1), free=TWO_NODES)["b"].go
-    half = ticket("a", running=True, held=1)
+    half = ticket("a", running=True, places=on(0))
     assert ask(half, ticket("b", since=1), free=[{"CPU": 0.0}, {"CPU": 1.0}])["b"].go
 
 
 def test_a_lower_priority_makes_room_the_lowest_and_latest_first() -> None:
-    low, late = ticket("low", 1, running=True, held=1), ticket("late", 1, 9, running=True, held=1)
+    low, late = (
+        ticket("low", 1, running=True, places=on(0)),
+        ticket("late", 1, 9, running=True, places=on(1)),
+    )
     high = ticket("high", 3, since=10)
     found = ask(low, late, high, free=FULL)
     assert (found["late"].yield_to, found["low"].yield_to) == ("high", "")
@@ -63,18 +71,20 @@ def test_a_lower_priority_makes_room_the_lowest_and_latest_first() -> None:
 
 @pytest.mark.parametrize("priority", [3, 4])
 def test_an_equal_or_higher_one_makes_no_room(priority: int) -> None:
-    found = ask(ticket("a", priority, running=True, held=2), ticket("b", 3, since=1), free=FULL)
+    found = ask(ticket("a", priority, running=True, places=on(0, 1)), ticket("b", 3, since=1), free=FULL)
     assert found["a"].yield_to == ""
     assert found["a"].go
 
 
 def test_nobody_makes_room_in_vain() -> None:
-    found = ask(ticket("a", 1, running=True, held=2), ticket("b", 3, since=1, least=3, most=3), free=FULL)
+    found = ask(
+        ticket("a", 1, running=True, places=on(0, 1)), ticket("b", 3, since=1, least=3, most=3), free=FULL
+    )
     assert found["a"].yield_to == ""
 
 
 def test_nobody_grows_while_somebody_waits() -> None:
-    running = ticket("a", running=True, held=1, most=4)
+    running = ticket("a", running=True, places=on(0), most=4)
     assert ask(running, free=FULL)["a"].room == 4
     assert ask(running, ticket("b", since=1), free=FULL)["a"].room == 1
 
@@ -94,13 +104,35 @@ def test_labels_of_nodes_count() -> None:
     assert ask(gold, free=TWO_NODES, labels=({"metal": "gold"}, {"metal": "gold"}))["gold"].go
 
 
-def test_a_job_on_other_nodes_makes_no_room_in_vain() -> None:
+def test_who_makes_room_is_who_is_on_nodes_that_suit() -> None:
     gold = {"metal": "gold"}
     high = ticket("high", 3, since=1, bundle=Bundle(1, labels=gold))
-    low = ticket("low", running=True, held=2)
-    assert ask(low, high, free=FULL, labels=({}, {}))["low"].yield_to == ""
-    low = ticket("low", running=True, held=2, bundle=Bundle(1, labels=gold))
-    assert ask(low, high, free=FULL, labels=(gold, gold))["low"].yield_to == "high"
+    elsewhere = ticket("elsewhere", running=True, places=on(0))
+    there = ticket("there", 1, running=True, places=on(1))
+    found = ask(elsewhere, there, high, free=FULL, labels=({}, gold))
+    assert (found["elsewhere"].yield_to, found["there"].yield_to) == ("", "high")
+    found = ask(elsewhere, there, high, free=FULL, labels=({}, {}))
+    assert (found["elsewhere"].yield_to, found["there"].yield_to) == ("", "")
+
+
+def test_a_large_worker_needs_the_places_of_several_on_one_node() -> None:
+    high = ticket("high", 3, since=1, bundle=Bundle(2))
+    a, b = ticket("a", running=True, places=on(0)), ticket("b", 1, running=True, places=on(0))
+    found = ask(a, b, high, free=[{"CPU": 0.0}])
+    assert (found["a"].yield_to, found["b"].yield_to) == ("high", "high")
+    apart = ticket("b", 1, running=True, places=on(1))
+    found = ask(a, apart, high, free=FULL)
+    assert (found["a"].yield_to, found["b"].yield_to) == ("", "")
+
+
+def test_one_that_prepares_its_data_makes_room_where_it_would_have_begun() -> None:
+    low = ticket("low", running=True)
+    assert ask(low, ticket("high", 3, since=1, least=2), free=TWO_NODES)["low"].yield_to == "high"
+
+
+def test_a_place_on_a_node_that_is_gone_is_none() -> None:
+    low = ticket("low", running=True, places=on(7))
+    assert ask(low, ticket("high", 3, since=1), free=FULL)["low"].yield_to == ""
 
 
 @given(
@@ -111,7 +143,15 @@ def test_who_is_let_in_fits_and_the_first_in_line_is_never_passed(
     asked: list[tuple[int, int, int, bool]], free: list[int]
 ) -> None:
     tickets = [
-        ticket(f"{n}", priority, since, least, least + 1, running=running, held=least if running else 0)
+        ticket(
+            f"{n}",
+            priority,
+            since,
+            least,
+            least + 1,
+            running=running,
+            places=on(*range(least)) if running else (),
+        )
         for n, (priority, since, least, running) in enumerate(asked)
     ]
     found = ask(*tickets, free=[{"CPU": float(cpus)} for cpus in free])

@@ -124,6 +124,14 @@ def test_ranks_of_an_attempt_that_is_over_say_nothing_any_more(watch: Watch) -> 
     assert (beat.rows, [r.state for r in beat.ranks]) == ((), ["starting", "starting"])
 
 
+def test_ranks_of_an_attempt_that_is_over_are_hung_up_on_though_they_say_nothing(watch: Watch) -> None:
+    """Behind a cut network they hear of it once it is mended, and end themselves."""
+    old = Caller(watch, expect(watch), 0)
+    until(watch, lambda beat: beat.ranks[0].pid == 100)
+    expect(watch)
+    assert old.is_hung_up_on()
+
+
 def test_rows_come_once_and_in_order_and_what_is_saved_is_told(watch: Watch) -> None:
     caller = Caller(watch, expect(watch), 0)
     for step in range(100):

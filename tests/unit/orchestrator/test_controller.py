@@ -307,6 +307,7 @@ def test_a_death_costs_only_what_is_beyond_the_commit(runs: Runs, quiet_curve: l
     fault = runs.events("stop")[0]
     assert fault["first_fault"] == "rank 1 on node-0 died: killed"
     assert (fault["step"], fault["attempt"], fault["lost_steps"]) == (6, 1, 2)
+    assert fault["time"] - 60 < fault["seen"] <= fault["time"]
     assert fault["seconds_lost"] == pytest.approx(2 * 0.002)
     assert runs.events("start")[1]["reason"] == "2 workers from the commit at step 4"
     assert [one["first_fault"] for one in summary["faults"]] == [fault["first_fault"]]

@@ -12,7 +12,14 @@ from orchestrator.hush import hushed
 def test_levels_come_back_even_after_an_error() -> None:
     logger, handler = logging.getLogger("test-hush"), logging.StreamHandler()
     logger.setLevel(logging.INFO)
-    with pytest.raises(KeyError), hushed([logger, handler], logging.CRITICAL):
-        assert (logger.level, handler.level) == (logging.CRITICAL, logging.CRITICAL)
-        raise KeyError
+    levels: list[int] = []
+
+    def fail() -> None:
+        with hushed([logger, handler], logging.CRITICAL):
+            levels.extend((logger.level, handler.level))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert levels == [logging.CRITICAL, logging.CRITICAL]
     assert (logger.level, handler.level) == (logging.INFO, logging.NOTSET)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from jobs import job
+from sockets import silent
 
 from orchestrator.record import Record, by_step
 from orchestrator.rundir import RunDir
@@ -71,8 +72,24 @@ def test_rows_are_counted_as_they_are_stored(run: RunDir) -> None:
 def test_without_a_commit_everything_is_rolled_back(run: RunDir) -> None:
     record = Record(parse(job("a.txt")), run)
     record.take([row(1), row(2)])
-    assert record.roll_back(frozenset()) == (None, [])
+    assert record.roll_back(frozenset(), 1) == (None, [])
     assert (run.rows("metrics.jsonl"), record.step, record.saved) == ([], 0, 0)
+
+
+def test_only_the_attempt_that_was_begun_may_commit(run: RunDir) -> None:
+    record = Record(parse(job("a.txt")), run)
+    record.roll_back(frozenset(), 3)
+    assert (Path(run.path) / "checkpoints/ATTEMPT").read_text() == "3\n"
+
+
+def test_holders_on_lost_nodes_are_not_waited_for(run: RunDir) -> None:
+    record = Record(parse(job("a.txt")), run)
+    with silent() as (address, calls):
+        record.use_holders("token", [{"node": "n1", "address": address}])
+        record.leave_out({"n1"})
+        began = time.monotonic()
+        assert record.last_commit() == (None, [])
+        assert (time.monotonic() - began < 5, calls()) == (True, 0)
 
 
 def test_training_began_with_its_first_step(run: RunDir) -> None:
@@ -92,5 +109,5 @@ def test_whoever_reads_the_latest_rows_is_not_disturbed_by_new_ones(run: RunDir)
     reading = iter(record.recent)
     next(reading)
     record.take([row(3)])
-    record.roll_back(frozenset())
+    record.roll_back(frozenset(), 1)
     assert [r["step"] for r in reading] == [2]

@@ -18,6 +18,7 @@ from orchestrator.checkpoint.store import Store
 
 META = {"position": 1, "receipt": ""}
 ONCE = Retry(1)
+ONCE_KEPT = Retention(keep=1)
 
 
 def committers(folder: Path, writers: int, attempt: str = "a", **options: Any) -> list[Committer]:
@@ -27,13 +28,13 @@ def committers(folder: Path, writers: int, attempt: str = "a", **options: Any) -
     ]
 
 
-def together(group: list[Committer], step: int) -> list[Outcome]:
+def together(group: list[Committer], step: int, meta: dict[str, Any] = META) -> list[Outcome]:
     rows = torch.arange(len(group) * 2.0).reshape(len(group), 2) + step
 
     def commit(committer: Committer) -> Outcome:
         at = committer.writer
         return committer.commit(
-            step, [Piece("model.w", (len(rows), 2), (at, 0), rows[at : at + 1]).raw()], META
+            step, [Piece("model.w", (len(rows), 2), (at, 0), rows[at : at + 1]).raw()], meta
         )
 
     with ThreadPoolExecutor(len(group)) as pool:
@@ -70,6 +71,19 @@ def test_notes_of_a_dead_attempt_are_not_taken(in_memory: Path) -> None:
     assert together(alive[:1], 5)[0].state == "failed"
     together(dead[1:], 6)
     assert together(alive, 6)[0].state == "published"
+
+
+def test_a_gang_that_was_overtaken_writes_in_vain_and_removes_nothing(in_memory: Path) -> None:
+    """Behind a cut network nobody can end it, and what it thinks is old may be what the next gang begins from."""
+    old = committers(in_memory, 2, "old", retention=ONCE_KEPT)
+    old[0].store.fence(1)
+    meta = {**META, "attempt": 1}
+    assert together(old, 4, meta)[0].state == "published"
+    old[0].store.fence(2)
+    outcome = together(old, 8, meta)[0]
+    assert (outcome.state, "attempt 2 has taken over" in outcome.reason) == ("failed", True)
+    assert old[0].store.steps() == [4]
+    assert not [path for path in old[0].store.backend.list("step-00000008") if "shard-00000" in path]
 
 
 class FullDisk:

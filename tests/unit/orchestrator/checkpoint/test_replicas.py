@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from sockets import silent
 
 from orchestrator.checkpoint.committer import Outcome
 from orchestrator.checkpoint.holder import Holder
+from orchestrator.checkpoint.peers import PeerBackend, peers_uri
 from orchestrator.checkpoint.pieces import Piece, whole
 from orchestrator.checkpoint.replicas import newest, peer_store
 from orchestrator.checkpoint.saver import Saver
@@ -173,3 +175,17 @@ def test_a_holder_ends_with_its_parent() -> None:
     node.process.stdin.close()  # type: ignore[union-attr]
     assert node.process.wait(10) == 0
     node.process.stdout.close()  # type: ignore[union-attr]
+
+
+def test_a_silent_holder_is_waited_for_once(nodes: list[Node]) -> None:
+    """Its node is cut off: a restore asks for many files, and must not wait for each."""
+    with silent() as (address, calls):
+        backend = PeerBackend(peers_uri(TOKEN, [address, nodes[0].address], [nodes[0].address]), timeout=0.2)
+        backend.publish("a", b"1")
+        backend.replace("b", b"22")
+        assert (backend.list(), backend.read("b"), calls()) == ({"a": 1, "b": 2}, b"22", 1)
+        gone = PeerBackend(peers_uri(TOKEN, [address], [address]), timeout=0.2)
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                gone.list()
+        assert calls() == 2

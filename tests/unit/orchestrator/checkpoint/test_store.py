@@ -226,6 +226,39 @@ def test_a_late_writer_of_a_dead_attempt_changes_nothing(uri: str) -> None:
     assert same(restored(alive), held)
 
 
+def of_attempt(store: Store, step: int, number: int | None, value: float = 0.0) -> None:
+    meta = META if number is None else {**META, "attempt": number}
+    store.publish(step, store.write_shard(step, 0, [whole("model.w", torch.full((8, 6), value))]), meta)
+
+
+def test_an_attempt_that_was_overtaken_commits_nothing(uri: str) -> None:
+    """Its gang may be at work behind a cut network and still reach the store."""
+    old, new = Store(uri), Store(uri)
+    of_attempt(old, 4, 1)
+    new.fence(2)
+    with pytest.raises(InputError, match="step-00000008: attempt 2 has taken over"):
+        of_attempt(old, 8, 1)
+    assert new.steps() == [4]
+    of_attempt(new, 8, 2, value=2.0)
+    with pytest.raises(InputError, match="attempt 2 has taken over"):
+        of_attempt(old, 8, 1)
+    assert restored(new)["model.w"].unique().tolist() == [2.0]
+    of_attempt(new, 12, 3)
+    of_attempt(new, 16, None)  # what is no attempt of a run
+    assert new.steps() == [4, 8, 12, 16]
+
+
+def test_what_an_overtaken_attempt_published_at_the_last_moment_gives_way(uri: str) -> None:
+    old, new = Store(uri), Store(uri)
+    new.rewind(4)
+    of_attempt(old, 8, 1)
+    new.fence(2)
+    of_attempt(new, 8, 2, value=2.0)
+    assert restored(new)["model.w"].unique().tolist() == [2.0]
+    with pytest.raises(InputError, match="committed already"):
+        of_attempt(new, 8, 2, value=3.0)
+
+
 def test_prune_keeps_last_every_best_and_removes_half_commits(uri: str) -> None:
     store = Store(uri)
     for step, loss in zip(range(10, 80, 10), [9, 1, 8, 7, 6, 5, 4], strict=True):

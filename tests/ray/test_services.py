@@ -1,0 +1,71 @@
+"""A service on every node that has processors: reachable, quiet, and gone with the one who started it."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from cluster.services import RayServices
+
+HOLDER = "orchestrator.checkpoint.holder:Holder"
+
+
+@pytest.fixture
+def services(shared_cluster: Cluster) -> Iterator[RayServices]:
+    ray.init(address=shared_cluster.address, logging_level="warning")
+    found = RayServices(HOLDER, "secret")
+    yield found
+    found.stop()
+    ray.shutdown()
+
+
+def test_every_node_with_processors_has_one_until_they_are_stopped(services: RayServices) -> None:
+    places = services.everywhere()
+    assert sorted(place["node"] for place in places) == ["127.0.0.11", "127.0.0.12"]
+    assert services.everywhere() == places
+    assert services.everywhere(at_least=3) == []
+    for place in places:
+        _connect(place["address"])
+    services.stop()
+    deadline = time.monotonic() + 10
+    while any(_answers(place["address"]) for place in places):
+        assert time.monotonic() < deadline, "a service still answers 10 s after it was stopped"
+        time.sleep(0.1)
+
+
+def test_a_service_leaves_the_processors_to_the_ranks(services: RayServices) -> None:
+    services.everywhere()
+    actors = [
+        p for p in psutil.process_iter(["cmdline"]) if "ray::Service" in " ".join(p.info["cmdline"] or [])
+    ]
+    assert len(actors) == 2
+    time.sleep(0.5)  # it is told to rest after it has said where it is
+    before = [_wakes(actor.pid) for actor in actors]
+    time.sleep(2)
+    assert [_wakes(actor.pid) - n for actor, n in zip(actors, before, strict=True)] == [0, 0]
+
+
+def _wakes(pid: int) -> int:
+    """How often the main thread has waited and gone on."""
+    text = Path(f"/proc/{pid}/task/{pid}/status").read_text()
+    return int(text.split("\nvoluntary_ctxt_switches:")[1].split()[0])
+
+
+def _connect(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host, int(port)), 2.0).close()
+
+
+def _answers(address: str) -> bool:
+    try:
+        _connect(address)
+    except OSError:
+        return False
+    return True
