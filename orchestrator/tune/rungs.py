@@ -9,7 +9,7 @@ from orchestrator.tune.spec import POPULATION, TuneSpec
 
 def grace_of(tune: TuneSpec, steps: int) -> int:
     """Steps that every trial gets."""
-    return tune.grace or max(1, steps // 9)
+    return tune.grace or math.ceil(steps / tune.reduction**2)
 
 
 def interval_of(tune: TuneSpec, steps: int) -> int:
@@ -21,12 +21,12 @@ def rungs(tune: TuneSpec, steps: int) -> list[int]:
     """Steps at which a trial ends its gang with a commit and reports, ascending, the last step included.
 
     ASHA: grace times powers of the reduction; HyperBand: the same for the first step of each bracket (Li et al., 2018,
-    algorithm 1); both as Tune's own schedulers have them; PBT, PB2 and median stopping: even
-    distances. A step of a promotion is one too.
+    algorithm 1), as Tune's own scheduler has them; PBT, PB2 and median stopping: even distances. A step of a promotion
+    is one too.
     """
     found = {steps} | {promotion.at for promotion in tune.promote}
     if tune.scheduler == "asha":
-        found |= _geometric(grace_of(tune, steps), tune.reduction, steps)
+        found |= set(asha_rungs(tune, steps))
     elif tune.scheduler == "hyperband":
         for bracket in range(round(math.log(steps, tune.reduction)) + 1):
             found |= _geometric(max(1, int(steps * tune.reduction**-bracket)), tune.reduction, steps)
@@ -35,6 +35,11 @@ def rungs(tune: TuneSpec, steps: int) -> list[int]:
         found |= set(range(every, steps, every))
         found |= {grace_of(tune, steps)} if tune.scheduler == "median" else set()
     return sorted(step for step in found if step <= steps)
+
+
+def asha_rungs(tune: TuneSpec, steps: int) -> list[int]:
+    """The rungs at which ASHA decides, ascending, the last step included."""
+    return sorted(_geometric(grace_of(tune, steps), tune.reduction, steps) | {steps})
 
 
 def _geometric(first: int, ratio: int, end: int) -> set[int]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ray.tune.schedulers import (
-    ASHAScheduler,
     FIFOScheduler,
     HyperBandScheduler,
     MedianStoppingRule,
@@ -19,7 +18,7 @@ from ray.tune.search import Searcher
 
 from orchestrator.tune.bandit import Gain, explored
 from orchestrator.tune.ledger import Ledger
-from orchestrator.tune.rungs import grace_of, interval_of
+from orchestrator.tune.rungs import asha_rungs, grace_of, interval_of
 from orchestrator.tune.space import Config, perturbed
 from orchestrator.tune.spec import POPULATION, Dimension, TuneSpec
 from orchestrator.tune.trial import STEP, VALUE
@@ -28,8 +27,7 @@ from orchestrator.tune.trial import STEP, VALUE
 def scheduler_of(tune: TuneSpec, steps: int, seed: int) -> TrialScheduler:
     """What decides which trials go on."""
     if tune.scheduler == "asha":
-        grace = grace_of(tune, steps)
-        return ASHAScheduler(STEP, max_t=steps, grace_period=grace, reduction_factor=tune.reduction)
+        return Asha(asha_rungs(tune, steps), tune.reduction, tune.mode)
     if tune.scheduler == "hyperband":
         return HyperBandScheduler(STEP, max_t=steps, reduction_factor=tune.reduction)
     if tune.scheduler == "median":
@@ -39,16 +37,96 @@ def scheduler_of(tune: TuneSpec, steps: int, seed: int) -> TrialScheduler:
     return FIFOScheduler()
 
 
+class Asha(FIFOScheduler):
+    """ASHA (Li et al., 2018, algorithm 2): of the trials that came to a rung the best 1/reduction go on.
+
+    The others wait there with their commits, until more have come and they are among the best. Tune's own variant
+    decides at once and for good, by those that happened to be there first, and so trains its first trials to the end.
+    When no new trials are left and none may go on, the search is over; the leader is trained to the end if none was.
+    """
+
+    def __init__(self, rungs: Sequence[int], reduction: int, mode: str) -> None:
+        super().__init__()
+        self._reduction, self._sign, self._last = reduction, 1.0 if mode == "min" else -1.0, rungs[-1]
+        self._values: dict[int, dict[Any, float]] = {rung: {} for rung in rungs}
+        """What each trial had at each rung; less is better."""
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        """See Ray."""
+        self._note(trial, result)
+        goes_on = result[STEP] not in self._values or trial in self._best(result[STEP])
+        return self.CONTINUE if goes_on else self.PAUSE
+
+    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        """See Ray. Of its last result, and of one that had ended before this command, a trial tells only here."""
+        self._note(trial, result)
+
+    def choose_trial_to_run(self, tune_controller: Any) -> Any:
+        """See Ray. Who came furthest goes on first."""
+        live = [trial for trial in tune_controller.get_trials() if not trial.is_finished()]
+        waiting = [trial for trial in live if trial.status in ("PAUSED", "PENDING")]
+        for rung in reversed(self._values):
+            for trial in self._best(rung):
+                if trial in waiting and self._at(trial) == rung:
+                    return trial
+        new = next((trial for trial in waiting if trial.status == "PENDING"), None)
+        if new or len(waiting) < len(live) or not live:
+            return new
+        if not self._values[self._last]:
+            return min(waiting, key=lambda trial: (-self._at(trial), self._values[self._at(trial)][trial]))
+        for trial in waiting:
+            tune_controller.stop_trial(trial)
+        return None
+
+    def _note(self, trial: Any, result: dict[str, Any]) -> None:
+        if result[STEP] in self._values and not result["failed"]:
+            self._values[result[STEP]][trial] = self._sign * result[VALUE]
+
+    def _best(self, rung: int) -> list[Any]:
+        values = self._values[rung]
+        return sorted(values, key=lambda trial: values[trial])[: len(values) // self._reduction]
+
+    def _at(self, trial: Any) -> int:
+        """The furthest rung that a trial came to, 0 if it came to none."""
+        return max((rung for rung, values in self._values.items() if trial in values), default=0)
+
+
 class Pbt(PopulationBasedTraining):
-    """PBT that explores within the space of the job, and leaves a trial its name."""
+    """PBT that explores within the space of the job, and leaves a trial its name.
+
+    A decision waits until all are at the same step: a loss falls with time, so those that came there first would seem
+    better than those that are still to come.
+    """
 
     def __init__(self, tune: TuneSpec, interval: int, seed: int) -> None:
         self._space, self._source = tune, random.Random(seed)
         super().__init__(
             time_attr=STEP,
             perturbation_interval=interval,
+            synch=True,
             custom_explore_fn=lambda config: config,  # what Tune asks for; `_get_new_config` explores
         )
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        """See Ray. In a search that is taken up again some trials are further than others, which catch up first."""
+        if result[STEP] % self._perturbation_interval:
+            return str(self.CONTINUE)  # a promotion's step
+        self._next_perturbation_sync = max(self._next_perturbation_sync, result[STEP])
+        if result[STEP] < self._next_perturbation_sync:
+            return str(self.CONTINUE)
+        for other, state in self._trial_state.items():
+            if other.is_finished():  # else Ray would wait for those whose process died
+                state.last_train_time = result[STEP]
+        return str(super().on_trial_result(tune_controller, trial, result))
+
+    def choose_trial_to_run(self, tune_controller: Any) -> Any:
+        """See Ray. Where the last one to come to a decision failed, nobody takes it, and all go on as they are."""
+        chosen = super().choose_trial_to_run(tune_controller)
+        live = [trial for trial in tune_controller.get_trials() if not trial.is_finished()]
+        if chosen is None and live and all(trial.status == "PAUSED" for trial in live):
+            self._next_perturbation_sync += self._perturbation_interval
+            chosen = super().choose_trial_to_run(tune_controller)
+        return chosen
 
     def _get_new_config(self, trial: Any, trial_to_clone: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         new = copy.deepcopy(trial.config)
@@ -86,7 +164,8 @@ class Pb2(Pbt):
 class Tpe(Searcher):
     """Optuna's tree-structured Parzen estimator, told of every trial of earlier commands first.
 
-    `given` makes a trial's config from its name and values; a trial is in the ledger before Tune knows of it.
+    A trial counts with what it told last, also while it waits at a rung. `given` makes a trial's config from its name
+    and values; a trial is in the ledger before Tune knows of it.
     """
 
     def __init__(
@@ -98,41 +177,52 @@ class Tpe(Searcher):
         given: Callable[[str, Config], dict[str, Any]],
     ) -> None:
         super().__init__(metric=VALUE, mode=tune.mode)
-        import optuna
-
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        direction = optuna.study.StudyDirection(1 if tune.mode == "min" else 2)
-        self._study = optuna.create_study(direction=direction)
+        self._seed = seed
         self._distributions = {key: _distribution(value) for key, value in tune.space.items()}
         self._ledger, self._names, self._given = ledger, names, given
-        self._asked: dict[str, Any] = {}
-        self._sampler, self._seed = optuna.samplers.TPESampler, seed
-        self._failed = optuna.trial.TrialState.FAIL
+        self._configs: dict[str, Config] = {}
+        self._told: dict[str, dict[str, Any] | None] = {}
+        """The last result by Tune's name of a trial, None if it failed."""
 
     def suggest(self, trial_id: str) -> dict[str, Any]:
         """The next trial: one that is on record first."""
-        recorded = self._names.pop(0) if self._names else None
-        if recorded is not None:
-            self._study.enqueue_trial(self._ledger.configs[recorded])
-        # Else what a resumed search draws next would be what it drew first.
-        number = len(self._study.trials)
-        self._study.sampler = self._sampler(seed=self._seed * 1_000_003 + number, constant_liar=True)
-        asked = self._study.ask(self._distributions)
-        self._asked[trial_id] = asked
-        name = recorded or self._ledger.draw([dict(asked.params)])[0]
-        return {"given": self._given(name, self._ledger.configs[name])}
+        name = self._names.pop(0) if self._names else self._ledger.draw([self._drawn()])[0]
+        self._configs[trial_id] = self._ledger.configs[name]
+        return {"given": self._given(name, self._configs[trial_id])}
+
+    def _drawn(self) -> Config:
+        """New values, a function of what is known of the trials there are."""
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        seed = self._seed * 1_000_003 + len(self._configs)
+        sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+        direction = optuna.study.StudyDirection(1 if self.mode == "min" else 2)
+        study = optuna.create_study(direction=direction, sampler=sampler)
+        study.add_trials([self._known(trial_id) for trial_id in self._configs])
+        return dict(study.ask(self._distributions).params)
+
+    def _known(self, trial_id: str) -> Any:
+        from optuna.trial import TrialState, create_trial
+
+        told = self._told.get(trial_id)
+        state = (
+            TrialState.COMPLETE if told else TrialState.FAIL if trial_id in self._told else TrialState.RUNNING
+        )
+        value = told[VALUE] if told else None
+        params = self._configs[trial_id]
+        return create_trial(state=state, value=value, params=params, distributions=self._distributions)
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        """A trial has come to a rung."""
+        self._told[trial_id] = result
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Tell the study."""
-        asked = self._asked.pop(trial_id, None)
-        if asked is None:
-            return
-        if error or not result or result.get("failed"):
-            self._study.tell(asked, state=self._failed)
-        else:
-            self._study.tell(asked, result[VALUE])
+        """A trial has ended; of one that is stopped while it is paused Tune gives no result."""
+        told = result or self._told.get(trial_id)
+        self._told[trial_id] = None if error or not told or told.get("failed") else told
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing: the ledger has it all."""

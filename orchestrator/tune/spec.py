@@ -101,7 +101,9 @@ class TuneSpec(Strict):
     space: dict[str, Dimension] = Field(min_length=1, description="dotted keys of the job, and their values")
     metric: str = Field(default="loss", description="a number of metrics.jsonl, mean over the last steps")
     mode: Literal["min", "max"] = "min"
-    window: Positive = Field(default=10, description="last steps that the metric is the mean of")
+    window: Positive = Field(
+        default=10, description="last steps that the metric is the mean of, at most a quarter of those done"
+    )
     sampler: Literal["random", "grid", "tpe"] = Field(
         default="random", description="tpe is Optuna's (Bergstra et al., 2011)"
     )
@@ -113,9 +115,9 @@ class TuneSpec(Strict):
     trials: Positive | None = Field(default=None, description="how many; a grid has as many as it has points")
     concurrency: Positive | None = Field(default=None, description="at once; as many as have room if unset")
     grace: Positive | None = Field(
-        default=None, description="steps before the first decision; a ninth of all if unset"
+        default=None, description="steps before the first decision; all, divided by reduction twice, if unset"
     )
-    reduction: int = Field(default=3, ge=2, description="of so many trials one goes on (asha, hyperband)")
+    reduction: int = Field(default=4, ge=2, description="of so many trials one goes on (asha, hyperband)")
     interval: Positive | None = Field(
         default=None, description="steps between decisions (median, pbt, pb2); a tenth of all if unset"
     )

@@ -152,7 +152,7 @@ def _fit(
         points = [given(name, config_of(sweep, name, ledger.configs[name])) for name in names]
         space, samples = {"given": ray_tune.grid_search(points)}, 1
     # A scheduler that pauses wants all trials to be alive, and only so many at work.
-    pausing = search.scheduler in (*POPULATION, "hyperband")
+    pausing = search.scheduler in (*POPULATION, "asha", "hyperband")
     tuner = Tuner(
         ray_tune.with_resources(Trial, ray_tune.PlacementGroupFactory([{HEAD: _share(at_once)}])),
         param_space=space,

@@ -138,7 +138,8 @@ class Trial(ray_tune.Trainable):
         """What the scheduler decides by, from the rows up to the rung."""
         ended = self._given["ended"]
         rows = [row for row in lineage.history(self._sweep, self._name) if row["step"] <= rung]
-        recent = rows[-self._tune.window :]
+        # Early on a long window is of how fast a loss came down, more than of where it is.
+        recent = rows[-min(self._tune.window, max(rung // 4, 1)) :]
         if not recent or self._tune.metric not in recent[-1]:
             known = (
                 ", ".join(sorted(k for k, v in recent[-1].items() if isinstance(v, float))) if recent else ""

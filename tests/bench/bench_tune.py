@@ -2,15 +2,16 @@
 
     python tests/bench/bench_tune.py [asha] [pbt] [wall] --seeds 5
 
-asha: both searches of a seed draw the same learning rates (1e-5 to 3e-3, uniform in the logarithm) and decays, and
-train the same small decoder on real text, so a trial that ASHA stops is the beginning of one that random search ends.
-The target is the loss, mean of 5 steps, that the best trial of the random search ends with; steps are
-those of all trials until one of them first reaches it, in the order in which they were done. "not reached" counts as
-all steps of the random search. How early a good trial is drawn is luck, so steps are added up over the seeds.
+asha: both searches of a seed draw the same trials, over the keys of AdamW and as widely as someone would who knows
+nothing, and train the same small decoder on real text, so a trial that ASHA leaves at a rung is the beginning of one
+that random search ends. The target is the loss, mean of 10 steps, that the best trial of the random search ends with;
+steps are those of all trials until one of them first reaches it, in the order in which they were done. "not reached"
+counts as all steps of the random search. How early a good trial is drawn is luck, so steps are added up over the seeds.
 
-pbt: a population at constant learning rates that PBT may change, and the same population left alone. With few samples
-a step the noise of the gradient sets how low a constant rate can go, and how fast, so that a schedule is needed. What
-is compared is the mean loss of the last steps of the best trial of each, over the same samples.
+pbt: a population at constant learning rates that PBT may change, and the same population left alone. The model is so
+small, and a step of so few tokens, that the noise of the gradient soon sets how low a constant rate can come, so that a
+schedule is needed. What is compared is the mean loss of the last 100 steps of the best trial of each, on the same
+samples.
 
 wall: seconds of whole commands in turns, ours and plain Ray Tune's with a function that trains the same model
 (`plain_tune.py`): the same trials, two at a time, one core each, all to their end, Ray's start and end included.
@@ -32,8 +33,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from jobs import job, orchestrator, rows, slow_job, write_job, write_text
 
-WINDOW = 5
-LR = "train.optimizer.lr"
+WINDOW = 10
+OPTIMIZER = "train.optimizer"
+LR = f"{OPTIMIZER}.lr"
 
 
 def main() -> None:
@@ -45,7 +47,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        text = write_text(Path(name) / "corpus")
+        text = write_text(Path(name) / "corpus", 1_000_000)
         for measure in options.measures:
             {"asha": asha, "pbt": pbt, "wall": wall}[measure](Path(name), text, options.seeds)
 
@@ -64,20 +66,25 @@ def best_of(sweep: Path) -> float:
     return float(json.loads((sweep / "sweep.json").read_text())["best"]["value"])
 
 
-def asha(
-    folder: Path, text: str, seeds: int, trials: int = 27, steps: int = 162, margin: float = 1e-9
-) -> None:
+def asha(folder: Path, text: str, seeds: int, trials: int = 40, steps: int = 640) -> None:
     """A line a seed, and the ratio of all."""
     sums = []
     for seed in range(seeds):
         document = {**job(text, steps=steps), "seed": seed}
+        document["train"]["optimizer"] = {"warmup": 10}
         document["checkpoint"] = {"every": steps, "keep": 1, "export": None}
-        space = {LR: {"loguniform": [1e-5, 3e-3]}, "train.optimizer.weight_decay": {"uniform": [0.0, 0.3]}}
+        space = {
+            LR: {"loguniform": [1e-5, 1e-1]},
+            f"{OPTIMIZER}.weight_decay": {"uniform": [0.0, 0.3]},
+            f"{OPTIMIZER}.betas": {
+                "choice": [[0.8, 0.9], [0.9, 0.95], [0.9, 0.99], [0.95, 0.98], [0.98, 0.999]]
+            },
+        }
         document["tune"] = {"space": space, "trials": trials, "window": WINDOW}
         plain = search(folder, document, f"random-{seed}")
-        document["tune"] |= {"scheduler": "asha", "grace": steps // 27}
+        document["tune"] |= {"scheduler": "asha"}
         stopping = search(folder, document, f"asha-{seed}")
-        target = best_of(plain) + margin
+        target = best_of(plain) + 1e-9
         b, _ = steps_to(curve(plain), target)
         a, a_found = steps_to(curve(stopping), target)
         a = a if a_found else len(curve(plain))
@@ -109,18 +116,17 @@ def steps_to(points: list[tuple[float, float]], target: float) -> tuple[int, boo
     return (len(points), False) if reached is None else (reached, True)
 
 
-def pbt(folder: Path, text: str, seeds: int, trials: int = 6, steps: int = 400, last: int = 40) -> None:
+def pbt(folder: Path, text: str, seeds: int, trials: int = 6, steps: int = 3000) -> None:
     """A line a seed."""
     print("| seed | best of the fixed | its learning rate | best of PBT | exploits |\n|---|---|---|---|---|")
     for seed in range(seeds):
-        document = {**job(text, steps=steps, global_batch=2), "seed": seed}
-        document["train"]["optimizer"] = {"lr": 1e-3, "warmup": 10, "schedule": "constant"}
+        document = {**job(text, steps=steps, global_batch=1), "seed": seed}
+        document["workload"]["changes"] = {"hidden": 16, "layers": 1, "heads": 4, "intermediate": 32}
+        document["train"]["optimizer"] = {"warmup": 100, "schedule": "constant"}
         document["checkpoint"] = {"every": steps // 10, "keep": 1, "export": None}
-        document["tune"] = {
-            "space": {LR: {"loguniform": [1e-3, 1e-1]}}, "trials": trials, "window": last,
-        }  # fmt: skip
+        document["tune"] = {"space": {LR: {"loguniform": [1e-4, 3e-2]}}, "trials": trials, "window": 100}
         fixed = search(folder, document, f"fixed-{seed}")
-        document["tune"] |= {"scheduler": "pbt", "interval": steps // 10}
+        document["tune"] |= {"scheduler": "pbt"}
         changing = search(folder, document, f"pbt-{seed}")
         lr = json.loads((fixed / "sweep.json").read_text())["best"]["config"][LR]
         exploits = json.loads((changing / "sweep.json").read_text())["exploits"]

@@ -213,11 +213,13 @@ def test_a_limit_a_promotion_and_mlflow(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheduler", ["hyperband", "median"])
-def test_a_search_under_other_schedulers_ends(tmp_path: Path, scheduler: str) -> None:
+@pytest.mark.parametrize(
+    ("sampler", "scheduler"), [("random", "hyperband"), ("tpe", "hyperband"), ("random", "median")]
+)
+def test_a_search_under_other_schedulers_ends(tmp_path: Path, sampler: str, scheduler: str) -> None:
     """HyperBand pauses trials and takes them up again; median stopping ends what is worse than most."""
     document = sweep_job(write_text(tmp_path / "corpus"), steps=9, scheduler=scheduler, trials=5)
-    document["tune"]["space"] = {LR: {"loguniform": [1e-6, 1e-1]}}
+    document["tune"] |= {"sampler": sampler, "space": {LR: {"loguniform": [1e-6, 1e-1]}}}
     document["tune"] |= {"interval": 3, "grace": 3} if scheduler == "median" else {}
     done = orchestrator("tune", write_job(tmp_path, document), "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.tune.schedulers.pbt import _PBTTrialState
 
 from orchestrator.rundir import RunDir
 from orchestrator.tune.bandit import Gain
 from orchestrator.tune.ledger import Ended, Ledger
-from orchestrator.tune.schedulers import Pb2, Pbt, Tpe
+from orchestrator.tune.schedulers import Asha, Pb2, Pbt, Tpe
 from orchestrator.tune.spec import TuneSpec
 
 LR = "train.optimizer.lr"
@@ -55,7 +59,146 @@ def test_a_failed_trial_is_no_value_to_tpe(tmp_path: Path) -> None:
     sampler.on_trial_complete("a", {"value": float("inf"), "failed": "out of memory"})
     sampler.suggest("b")
     sampler.on_trial_complete("b", error=True)
-    assert [trial.state.name for trial in sampler._study.trials] == ["FAIL", "FAIL"]
+    assert [sampler._known(name).state.name for name in "ab"] == ["FAIL", "FAIL"]
+
+
+def test_a_trial_that_waits_at_a_rung_or_was_stopped_there_is_a_value_to_tpe(tmp_path: Path) -> None:
+    sampler, _ = tpe(tmp_path, [])
+    for name in "ab":
+        sampler.suggest(name)
+    assert sampler._known("a").state.name == "RUNNING"
+    sampler.on_trial_result("a", {"value": 3.0, "failed": ""})
+    assert (sampler._known("a").state.name, sampler._known("a").value) == ("COMPLETE", 3.0)
+    sampler.on_trial_complete("a")
+    assert (sampler._known("a").state.name, sampler._known("a").value) == ("COMPLETE", 3.0)
+
+
+class Tune:
+    """Drives trials as Tune does, one at a time: what each tells at a step is a function of its name and the step.
+
+    One that tells infinity has failed, and where it would tell no number its process has died.
+    """
+
+    search_alg = None
+
+    def __init__(
+        self, scheduler: Asha | Pbt, names: str, losses: Callable[[str, int], float], rungs: list[int]
+    ) -> None:
+        self.scheduler, self.losses, self.rungs = scheduler, losses, rungs
+        self.trials = [Trial(name) for name in names]
+        self.story: list[tuple[str, int]] = []
+
+    def get_trials(self) -> list[Trial]:
+        return self.trials
+
+    def get_live_trials(self) -> list[Trial]:
+        """As in Tune: with those whose process died."""
+        return [trial for trial in self.trials if trial.status != "TERMINATED"]
+
+    def stop_trial(self, trial: Trial) -> None:
+        trial.status = "TERMINATED"
+
+    def run(self) -> list[tuple[str, int]]:
+        """(trial, step) of every result, in order."""
+        while trial := self.scheduler.choose_trial_to_run(self):
+            assert self.scheduler.choose_trial_to_run(self) is trial, "asked again it says the same"
+            trial.status = "RUNNING"
+            while trial.status == "RUNNING":
+                trial.step = next(rung for rung in self.rungs if rung > trial.step)
+                self.story.append((trial.name, trial.step))
+                result = {"step": trial.step, "value": self.losses(trial.name, trial.step), "failed": ""}
+                if math.isnan(result["value"]):
+                    trial.status = "ERROR"
+                elif trial.step == self.rungs[-1] or math.isinf(result["value"]):
+                    trial.status = "TERMINATED"
+                    self.scheduler.on_trial_complete(self, trial, result)
+                elif self.scheduler.on_trial_result(self, trial, result) == "PAUSE":
+                    trial.status = "PAUSED"
+        assert all(trial.is_finished() for trial in self.trials)
+        return self.story
+
+
+@dataclass(eq=False)
+class Trial:
+    name: str
+    experiment_tag: str = ""
+    status: str = "PENDING"
+    step: int = 0
+
+    def is_finished(self) -> bool:
+        return self.status in ("TERMINATED", "ERROR")
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("names", ["abcdefghi", "ihgfedcba", "eiachbgdf"])
+def test_asha_lets_the_best_of_each_rung_go_on(mode: str, names: str) -> None:
+    """Of nine trials the best three come to the second rung and the best to the end, in whatever order they come."""
+    sign, rungs = 1.0 if mode == "min" else -1.0, [1, 3, 9]
+    story = Tune(Asha(rungs, 3, mode), names, lambda name, step: sign * ord(name), rungs).run()
+    assert [name for name, step in story if step == 1] == list(names)
+    assert {name for name, step in story if step == 3} >= {"a", "b", "c"}
+    assert "a" in {name for name, step in story if step == 9}
+
+
+def test_asha_promotes_as_soon_as_enough_have_come() -> None:
+    rungs = [1, 3, 9]
+    story = Tune(Asha(rungs, 3, "min"), "abcdefghi", lambda name, step: ord(name), rungs).run()
+    order = [("a", 1), ("b", 1), ("c", 1), ("a", 3), ("d", 1), ("e", 1), ("f", 1), ("b", 3)]
+    assert story == [*order, ("g", 1), ("h", 1), ("i", 1), ("c", 3), ("a", 9)]
+
+
+def test_asha_with_few_trials_trains_its_leader_to_the_end() -> None:
+    rungs, losses = [1, 3, 9], {"a": 5.0, "b": 4.0}
+    story = Tune(Asha(rungs, 3, "min"), "ab", lambda name, step: losses[name], rungs).run()
+    assert story == [("a", 1), ("b", 1), ("b", 3), ("b", 9)]
+
+
+def test_asha_decides_at_its_own_rungs_only() -> None:
+    """A promotion to a wider layout is a rung of the trial, and none of the scheduler."""
+    rungs, losses = [1, 2, 3, 9], {"a": 5.0, "b": 4.0}
+    story = Tune(Asha([1, 3, 9], 3, "min"), "ab", lambda name, step: losses[name], rungs).run()
+    assert story == [("a", 1), ("b", 1), ("b", 2), ("b", 3), ("b", 9)]
+
+
+def decisions(
+    monkeypatch: pytest.MonkeyPatch, began: dict[str, int], losses: Callable[[str, int], float]
+) -> Any:
+    """Under PBT with an interval of 10 up to step 50: the (trial, step) of each decision."""
+    found: list[tuple[str, int]] = []
+    space = {LR: {"uniform": [0.1, 0.9]}}
+    scheduler = Pbt(TuneSpec(space=space, trials=4, scheduler="pbt"), 10, 0)  # type: ignore[arg-type]
+    scheduler.set_search_properties("value", "min")
+    tune = Tune(scheduler, "".join(began), losses, [10, 20, 25, 30, 40, 50])
+    for trial in tune.trials:
+        trial.step = began[trial.name]
+        scheduler._trial_state[trial] = _PBTTrialState(trial)
+    monkeypatch.setattr(
+        scheduler, "_checkpoint_or_exploit", lambda trial, *_: found.append((trial.name, trial.step))
+    )
+    tune.run()
+    return found
+
+
+def test_pbt_decides_when_all_are_at_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = decisions(monkeypatch, {"a": 0, "b": 0}, lambda name, step: 1.0)
+    assert sorted(found) == [(name, step) for name in "ab" for step in (10, 20, 30, 40)]
+
+
+def test_trials_that_are_behind_when_a_search_is_taken_up_again_catch_up_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for began in ({"a": 20, "b": 10}, {"a": 10, "b": 20}):
+        found = decisions(monkeypatch, began, lambda name, step: 1.0)
+        assert sorted(found) == [(name, step) for name in "ab" for step in (30, 40)]
+
+
+@pytest.mark.parametrize("told", [math.inf, math.nan])
+def test_a_population_whose_last_trial_fails_at_a_decision_goes_on(
+    monkeypatch: pytest.MonkeyPatch, told: float
+) -> None:
+    began = {"a": 0, "b": 0, "c": 0}
+    found = decisions(monkeypatch, began, lambda name, step: told if (name, step) == ("c", 20) else 1.0)
+    assert [step for name, step in found if name == "a"] == [10, 30, 40]
 
 
 def test_an_exploit_takes_the_donor_s_values_changed_and_keeps_the_trial_s_name() -> None:
