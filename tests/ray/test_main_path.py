@@ -48,7 +48,7 @@ def test_the_run_directory_is_as_designed(quiet: Quiet) -> None:
         "checkpoints", "export",
     }  # fmt: skip
     assert {p.name for p in (run / "checkpoints").iterdir()} == {
-        "step-00000004", "step-00000008", "step-00000012", "LATEST",
+        "step-00000004", "step-00000008", "step-00000012", "LATEST", "ATTEMPT",
     }  # fmt: skip
     metrics = rows(run)
     assert [row["step"] for row in metrics] == list(range(1, 13))

@@ -175,7 +175,7 @@ PREPARE = """
 import sys, ray
 from orchestrator.data.prepare import prepare
 from orchestrator.spec import DataSpec
-ray.init(num_cpus=2, include_dashboard=False, object_store_memory=10**8, _node_ip_address="127.0.0.1")
+ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=10**8, _node_ip_address="127.0.0.1")
 print(prepare(DataSpec.model_validate_json(sys.argv[1]), (), sys.argv[2], part_bytes=20_000))
 """
 
