@@ -73,7 +73,7 @@ class RayGang:
         self._kind, self._avoid, self._held = kind, frozenset(avoid), world
         sound = self._sound(avoid)
         for room in list(self._rooms):
-            if (len(room.hosts), room.bundle, room.target) != kind or room not in sound:
+            if room.kind != kind or room not in sound:
                 self._release(room)
         self._open(world // together)
         self._wait_for(world // together)
@@ -226,9 +226,10 @@ class RayGang:
                 self._openings.pop().give_up()
 
     def _is_of_use(self, room: Room) -> bool:
-        kind = (len(room.hosts), room.bundle, room.target)
         avoided = any(address in self._avoid for _, address in room.places)
-        return kind == self._kind and not avoided and (len(self._rooms) + 1) * self._kind[0] <= self._held
+        return (
+            room.kind == self._kind and not avoided and (len(self._rooms) + 1) * self._kind[0] <= self._held
+        )
 
     def _unsafe(self) -> set[str]:
         now = time.monotonic()

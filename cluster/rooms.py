@@ -89,6 +89,11 @@ class Room:
     hosts: tuple[Any, ...]
     places: tuple[tuple[str, str], ...]
 
+    @property
+    def kind(self) -> tuple[int, Bundle, str]:
+        """How many ranks it is for, of which size, and the entry point that is imported there."""
+        return len(self.hosts), self.bundle, self.target
+
     def give_up(self) -> None:
         """Kill its actors and release what they occupied."""
         release(self.group, self.hosts)
