@@ -9,7 +9,7 @@ export UV_LINK_MODE ?= copy
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-unit test-dist test-ray test-long test-partition soak test-gpu bench check format lock clean
+.PHONY: help install quickstart test test-unit test-dist test-ray test-long test-partition soak test-gpu bench docs check format lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -52,7 +52,7 @@ soak: install ## a run through 200 random deaths, freezes and exceptions: ten mi
 test-gpu: install ## what needs a GPU
 	$(BIN)/pytest -m gpu --timeout 1800
 
-bench: install ## measurements; their tables stand in the README
+bench: install ## measurements; their tables are in docs/benchmarks.md
 	$(BIN)/python tests/bench/bench_overhead.py
 	$(BIN)/python tests/bench/bench_recovery.py
 	$(BIN)/python tests/bench/bench_checkpoint.py
@@ -61,6 +61,10 @@ bench: install ## measurements; their tables stand in the README
 	$(BIN)/python tests/bench/bench_deepspeed.py --ranks 2 --rounds 3
 	$(BIN)/python tests/bench/bench_tune.py
 	$(BIN)/python tests/bench/bench_mup.py
+
+docs: install ## the documentation site, into build/docs; needs no network
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "the site is in build/docs: open build/docs/index.html"
 
 check: install ## ruff and mypy
 	$(BIN)/ruff check .

@@ -51,7 +51,7 @@ TUNED = {
 NAMES = {
     "ours": "orchestrator",
     "train": "Ray Train V2, defaults",
-    "tuned": "Ray Train V2, tuned",
+    "tuned": "Ray Train V2, shorter timeouts",
     "torchrun": "torchrun --max-restarts",
     "beside": "torchrun, beside an idle Ray cluster",
 }

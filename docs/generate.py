@@ -1,0 +1,153 @@
+"""Pages of the site that are made from the code and from files at the top of the repository, at every build.
+
+mkdocs calls `on_files` (`hooks` in mkdocs.yml). Nothing made here is kept in the repository, so none of it can be old.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+COPIED = {
+    "contributing.md": "CONTRIBUTING.md",
+    "changelog.md": "CHANGELOG.md",
+    "guides/kubernetes.md": "infra/README.md",
+    "guides/runbook.md": "infra/RUNBOOK.md",
+}
+"""Page and the file that it shows."""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages."""
+    for path, text in pages().items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def pages() -> dict[str, str]:
+    """The Markdown of each generated page, by its path."""
+    made = {"reference/job-file.md": job_file(), "reference/commands.md": commands()}
+    return made | {page: (ROOT / file).read_text() for page, file in COPIED.items()}
+
+
+def job_file() -> str:
+    """Every key of the job file, from its JSON Schema."""
+    from orchestrator.spec import JobSpec
+
+    schema = JobSpec.model_json_schema()
+    sections = ["# The job file", INTRODUCTION, *_section("", schema, schema["$defs"])]
+    return "\n".join(sections) + "\n"
+
+
+INTRODUCTION = """
+YAML, or the same object in Python. Unknown keys are refused with the nearest known one; everything wrong is one line
+with the place and what to do about it, before anything is written. `orchestrator schema` prints the JSON Schema for
+your editor; `--set train.steps=50` overrides any key. A key without a default is required.
+"""
+
+
+def _section(path: str, schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Iterator[str]:
+    """The table of one object's keys, then a section for each object below it."""
+    yield f"\n## {path or 'Top level'}\n"
+    if text := schema.get("description"):
+        yield f"{_prose(text)}\n"
+    yield "| key | type | default | meaning |\n|---|---|---|---|"
+    required, inner = set(schema.get("required", ())), []
+    for key, field in schema["properties"].items():
+        names = sorted(_referred(field))
+        inner += [(f"{path}.{key}" if path else key, name) for name in names]
+        default = _code(field["default"]) if "default" in field else "" if key in required else "see its keys"
+        yield f"| `{key}` | {_type(field)} | {default} | {_prose(field.get('description', ''))} |"
+    for place, name in inner:
+        yield from _section(place, definitions[name], definitions)
+
+
+def _referred(field: Any) -> set[str]:
+    """Names of the definitions that a field refers to, at any depth."""
+    if isinstance(field, Mapping):
+        own = {field["$ref"].rsplit("/", 1)[-1]} if "$ref" in field else set()
+        return own.union(*(_referred(value) for value in field.values()), set())
+    if isinstance(field, list):
+        return set().union(*(_referred(value) for value in field), set())
+    return set()
+
+
+def _type(field: Mapping[str, Any]) -> str:
+    """The type of a field, in a few words, with its bounds."""
+    if "$ref" in field:
+        return "object, see below"
+    if "anyOf" in field:
+        return " or ".join(dict.fromkeys(_type(option) for option in field["anyOf"]))
+    if "enum" in field:
+        return ", ".join(_code(value) for value in field["enum"])
+    if "const" in field:
+        return _code(field["const"])
+    kind = field.get("type", "any")
+    if kind == "array":
+        items = field.get("prefixItems")
+        return f"list of {len(items)}" if items else f"list of {_type(field.get('items', {}))}"
+    bounds = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    limits = ", ".join(f"{sign} {field[name]:g}" for name, sign in bounds.items() if name in field)
+    return f"{kind} {limits}".strip()
+
+
+def _code(value: Any) -> str:
+    """A value as it is written in YAML."""
+    return f"`{json.dumps(value) if value is None or isinstance(value, bool) else value}`"
+
+
+def _prose(text: str) -> str:
+    """A description as it may stand in a cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def commands() -> str:
+    """Every command with its arguments and options, as `--help` says them."""
+    import typer
+
+    from orchestrator.cli.app import app
+
+    root: Any = typer.main.get_command(app)
+    lines = ["# Commands", EXITS]
+    for words, command in _leaves("orchestrator", root):
+        lines += ["", f"## {words}", "", _prose(command.help or ""), ""]
+        parameters = [p for p in command.params if p.name != "help"]
+        if parameters:
+            lines += ["| | what it is | default |", "|---|---|---|"]
+        for parameter in parameters:
+            names = (
+                ", ".join(f"`{name}`" for name in parameter.opts)
+                if parameter.opts[0].startswith("-")
+                else (f"`{parameter.name}`, an argument")
+            )
+            default = _command_default(parameter)
+            lines.append(f"| {names} | {_prose(getattr(parameter, 'help', '') or '')} | {default} |")
+    return "\n".join(lines) + "\n"
+
+
+EXITS = """
+Exit codes: 0 done, 1 the run failed, 2 the input is wrong, 3 stopped by a limit or by you, with a commit in place.
+`--json` prints one document on standard output; `--debug`, anywhere, adds the trace to an error.
+"""
+
+
+def _leaves(words: str, command: Any) -> Iterator[tuple[str, Any]]:
+    """Each command that does something, with the words that call it."""
+    if hasattr(command, "commands"):
+        for name, inner in command.commands.items():
+            yield from _leaves(f"{words} {name}", inner)
+    else:
+        yield words, command
+
+
+def _command_default(parameter: Any) -> str:
+    if parameter.required:
+        return "required"
+    value = parameter.default
+    return "" if value is None or callable(value) or value in (False, [], ()) else _code(value)

@@ -1,0 +1,67 @@
+"""The documentation site: it builds, every link leads somewhere, and no key or command is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.spec import JobSpec
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    """The generated pages."""
+    found = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert found
+    assert found.loader
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module.pages()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built strictly: a broken link, or anything that is told, fails."""
+    folder = tmp_path_factory.mktemp("site")
+    words = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
+    quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(words, cwd=ROOT, env=quiet, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    return folder
+
+
+def test_pages_of_every_kind_are_there(site: Path) -> None:
+    for name in ("index", "comparison", "reference/job-file", "reference/commands", "guides/runbook"):
+        assert (site / f"{name}.html").is_file()
+
+
+def test_a_page_fetches_nothing(site: Path) -> None:
+    """Every script, style and picture of a page is a file of the site."""
+    page = (site / "index.html").read_text()
+    assert re.findall(r'(?:src|<link[^>]+rel="stylesheet"[^>]+href)="(https?:[^"]+)"', page) == []
+
+
+def test_every_key_of_the_job_file_is_described(pages: dict[str, str]) -> None:
+    page, schema = pages["reference/job-file.md"], JobSpec.model_json_schema()
+    for definition in (schema, *schema["$defs"].values()):
+        for key in definition.get("properties", {}):
+            assert f"| `{key}` |" in page
+
+
+def test_every_command_is_described(pages: dict[str, str]) -> None:
+    page = pages["reference/commands.md"]
+    for words in ("run", "cluster up", "checkpoint verify", "data prepare", "tune", "chaos"):
+        assert f"## orchestrator {words}\n" in page
+    assert "`--until`" in page
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
