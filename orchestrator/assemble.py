@@ -65,6 +65,7 @@ def _load(spec: JobSpec, vocabulary: Vocabulary) -> Workload:
             changes=spec.workload.changes,
             options=spec.workload.options,
             mup=spec.workload.mup,
+            dropout=spec.workload.dropout,
             sequence_length=spec.data.sequence_length,
             seed=spec.seed,
         )

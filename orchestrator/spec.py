@@ -35,6 +35,13 @@ class WorkloadSpec(Strict):
         description="sizes of the narrow model that the learning rate was found for, as in changes; weights, learning "
         "rates and logits are scaled beside it (maximal update parametrisation)",
     )
+    dropout: float = Field(
+        default=0.0,
+        ge=0.0,
+        lt=1.0,
+        description="share of the features of embeddings and of every sub-layer's output that is zeroed in training; "
+        "what a configuration in hf:<folder> says of dropout does not count",
+    )
 
 
 class Source(Strict):

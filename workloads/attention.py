@@ -24,7 +24,8 @@ class Context:
     """What every layer of a stack needs beside the hidden states, computed once a forward pass.
 
     bias: additive scores [1 or B, heads, L, L] with the mask inside, in place of `mask`. memory: encoder
-    output [B, M, hidden] that cross-attention reads under memory_mask.
+    output [B, M, hidden] that cross-attention reads under memory_mask. keys int64 [B, L] are those that dropout
+    draws from, None where there is none.
     """
 
     mask: Mask
@@ -32,6 +33,7 @@ class Context:
     bias: Tensor | None = None
     memory: Tensor | None = None
     memory_mask: Mask = ALL
+    keys: Tensor | None = None
 
 
 class AttentionCore(nn.Module):

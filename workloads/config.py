@@ -27,8 +27,8 @@ class TransformerConfig:
     """Every option of the one transformer. Zero in a size means the usual value derived from the others.
 
     family names the published class: it selects the Hugging Face map. max_positions is the longest sequence
-    that learned positions allow (and what rotary models declare). base is the narrow model beside which this one
-    is scaled, None for none; see `workloads.mup`.
+    that learned positions allow (and what rotary models declare). dropout is the rate in training, see
+    `workloads.dropout`. base is the narrow model beside which this one is scaled, None for none; see `workloads.mup`.
     """
 
     family: str
@@ -78,6 +78,7 @@ class TransformerConfig:
     initial: str = "normal"
     initial_std: float = 0.02
     residual_scaling: bool = False
+    dropout: float = 0.0
     base: TransformerConfig | None = None
 
     def __post_init__(self) -> None:
@@ -175,7 +176,7 @@ class TransformerConfig:
 
         Raises WorkloadError for an unknown field.
         """
-        known = {f.name for f in fields(self)} - {"base"}
+        known = {f.name for f in fields(self)} - {"base", "dropout"}
         nested = {"moe": MoE, "latent": LatentAttention, "rope_scaling": RopeScaling}
         values: dict[str, Any] = {}
         for name, value in changes.items():

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from workloads.attention import Context
 from workloads.config import TransformerConfig
+from workloads.dropout import token_keys
 from workloads.embeddings import Embeddings, batch_positions
 from workloads.heads import DiscriminatorHead, MaskedHead
 from workloads.layers import embedding
@@ -56,16 +57,21 @@ class Electra(nn.Module):
         """tokens (masked), targets (original) and labels (targets where masked, else -100), all [B, L];
         sample_seed int64 [B] seeds the generator's samples."""
         tokens, corrupted = batch["tokens"], batch["targets"].clone()
-        context, masked = Context(self_mask(self.config, batch, tokens.shape[1])), batch["labels"] != IGNORED
-        guessing = self.generator(self._embed(tokens, batch), context)[masked]
+        masked = batch["labels"] != IGNORED
+        generating, judging = self._context(batch, 0), self._context(batch, 1)
+        guessing = self.generator(self._embed(tokens, batch, generating), generating)[masked]
         logits = self.generator.head(guessing, self.tokens.weight)
         corrupted[masked] = sample(logits.detach(), uniform(batch["sample_seed"], tokens.shape[1])[masked])
-        judged = self.discriminator(self._embed(corrupted, batch), context)
+        judged = self.discriminator(self._embed(corrupted, batch, judging), judging)
         return ElectraOutput(logits, self.discriminator.head(judged), corrupted != batch["targets"])
 
-    def _embed(self, tokens: Tensor, batch: Batch) -> Tensor:
+    def _context(self, batch: Batch, stack: int) -> Context:
+        length = batch["tokens"].shape[1]
+        return Context(self_mask(self.config, batch, length), keys=token_keys(self, batch, length, stack))
+
+    def _embed(self, tokens: Tensor, batch: Batch, context: Context) -> Tensor:
         positions = batch_positions(batch, tokens.shape[1], tokens.device)
-        return self.embeddings(self.tokens(tokens), positions, batch.get("token_types"))
+        return self.embeddings(self.tokens(tokens), positions, batch.get("token_types"), context.keys)
 
 
 def sample(logits: Tensor, numbers: Tensor) -> Tensor:

@@ -6,17 +6,18 @@ import torch
 from torch import Tensor, nn
 
 from workloads.config import TransformerConfig
+from workloads.dropout import drop
 from workloads.layers import embedding, norm
 from workloads.positions import sinusoids
 
 
 class Embeddings(nn.Module):
-    """Adds positions and token types to token vectors [B, L, embedding_size]; then the norm, if any."""
+    """Adds positions and token types to token vectors [B, L, embedding_size]; then the norm, if any, and dropout."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         size, learned = config.embedding_size, config.positions == "learned"
-        self.offset = config.position_offset
+        self.offset, self.dropout = config.position_offset, config.dropout
         self.sinusoidal = config.positions == "sinusoidal"
         count = config.max_positions + config.position_offset
         self.positions = embedding(count, size) if learned else None
@@ -24,8 +25,10 @@ class Embeddings(nn.Module):
         self.token_types = embedding(config.token_types, size) if config.token_types else None
         self.norm = norm(config, size) if config.embedding_norm else None
 
-    def forward(self, vectors: Tensor, positions: Tensor, token_types: Tensor | None) -> Tensor:
-        """positions int64 [1 or B, L], or [B, 2, L] with block positions (GLM, section 2.1)."""
+    def forward(
+        self, vectors: Tensor, positions: Tensor, token_types: Tensor | None, keys: Tensor | None
+    ) -> Tensor:
+        """positions int64 [1 or B, L], or [B, 2, L] with block positions (GLM, section 2.1); keys as in `Context`."""
         if self.blocks is not None:
             # A batch without block positions is one whole block: its second coordinate is zero.
             second = positions[:, 1] if positions.dim() == 3 else torch.zeros_like(positions)
@@ -40,7 +43,7 @@ class Embeddings(nn.Module):
                 torch.zeros_like(vectors[..., 0], dtype=torch.long) if token_types is None else token_types
             )
             vectors = vectors + self.token_types(types)
-        return vectors if self.norm is None else self.norm(vectors)
+        return drop(vectors if self.norm is None else self.norm(vectors), self.dropout, keys, 0)
 
 
 def batch_positions(batch: dict[str, Tensor], length: int, device: torch.device) -> Tensor:

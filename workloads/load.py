@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from workloads import objectives
@@ -28,15 +29,16 @@ def load(
     changes: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
     mup: Mapping[str, Any] | None = None,
+    dropout: float = 0.0,
     sequence_length: int,
     seed: int = 0,
 ) -> TransformerWorkload | HuggingFaceWorkload:
     """The workload of preset `model` (with `changes`) or of `hf:<folder>`, trained with `objective`.
 
     options are those of the objective; mup the widths of the model beside which this one is scaled, see
-    `workloads.mup`. Raises WorkloadError for an unknown model, field or objective, an objective that the
-    architecture cannot train, a sequence longer than the model's positions, a vocabulary larger than the model's,
-    a checkpoint that does not fit, or a base model with other tensors.
+    `workloads.mup`; dropout the rate of `workloads.dropout`. Raises WorkloadError for an unknown model, field or
+    objective, an objective that the architecture cannot train, a sequence longer than the model's positions, a
+    vocabulary larger than the model's, a checkpoint that does not fit, or a base model with other tensors.
     """
     if mup is not None and model.startswith(FOLDER):
         raise WorkloadError(
@@ -49,10 +51,13 @@ def load(
     )
     config = describe(model, changes, vocabulary.size, objective)
     if isinstance(config, ForeignModel):
+        if dropout:
+            raise WorkloadError(f"{model} is run as it is, and draws its own dropout; leave dropout out")
         return HuggingFaceWorkload(model, config, built, vocabulary)
     if config.family == "roberta" and not model.startswith(FOLDER) and vocabulary.pad is not None:
         # RoBERTa counts positions from the padding id on; transformers derives the offset from it.
         config = config.changed({"position_offset": vocabulary.pad + 1})
+    config = replace(config, dropout=dropout)
     if mup is None:
         return _workload(model, config, built, vocabulary)
     return _scaled(TransformerWorkload(model, beside(config, mup), built, vocabulary))

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from workloads.attention import ALL, Context
 from workloads.config import TransformerConfig
+from workloads.dropout import token_keys
 from workloads.embeddings import Embeddings, batch_positions
 from workloads.heads import VocabularyProjection
 from workloads.layers import embedding, norm
@@ -29,10 +30,10 @@ class Stack(nn.Module):
         self.layers = make_layers(config, count, cross=causal)
         self.norm = norm(config) if config.final_norm else None
 
-    def embed(self, vectors: Tensor, positions: Tensor) -> Tensor:
-        """Token vectors [B, L, hidden] to the first hidden states."""
+    def embed(self, vectors: Tensor, positions: Tensor, keys: Tensor | None) -> Tensor:
+        """Token vectors [B, L, hidden] to the first hidden states; keys as in `Context`."""
         assert self.embeddings is not None
-        return self.embeddings(vectors, positions, None)
+        return self.embeddings(vectors, positions, None, keys)
 
     def forward(
         self,
@@ -40,6 +41,7 @@ class Stack(nn.Module):
         mask: Mask,
         positions: Tensor,
         extra: Tensor | None,
+        keys: Tensor | None,
         memory: Tensor | None = None,
         memory_mask: Mask = ALL,
     ) -> tuple[Tensor, Tensor | None]:
@@ -50,7 +52,7 @@ class Stack(nn.Module):
         if self.relative_bias is not None:
             bias = masked_bias(self.relative_bias(length), mask.dense(length, hidden.device))
         hidden, extra = run_layers(
-            self.layers, hidden, Context(mask, table, bias, memory, memory_mask), extra
+            self.layers, hidden, Context(mask, table, bias, memory, memory_mask, keys), extra
         )
         return (hidden if self.norm is None else self.norm(hidden)), extra
 
@@ -98,11 +100,12 @@ class EncoderDecoder(nn.Module):
             memory, hidden = hidden, None
         targets = batch["decoder_tokens"]
         steps = torch.arange(targets.shape[1], device=targets.device).unsqueeze(0)
+        keys = token_keys(self, batch, targets.shape[1], 1)
         if hidden is None:
             assert self.tokens is not None
-            hidden = self.decoder.embed(self.tokens(targets), steps)
+            hidden = self.decoder.embed(self.tokens(targets), steps, keys)
         reads = Mask(batch["padding"][:, None, None, :]) if "padding" in batch else Mask()
-        hidden, extra = self.decoder(hidden, Mask(causal=True), steps, extra, memory, reads)
+        hidden, extra = self.decoder(hidden, Mask(causal=True), steps, extra, keys, memory, reads)
         tied = None if self.tokens is None else self.tokens.weight
         logits = None if self.head is None else self.head(hidden, tied)
         return Output(hidden, extra, logits, memory=memory)
@@ -111,11 +114,14 @@ class EncoderDecoder(nn.Module):
         self, encoder: Stack, batch: Batch, hidden: Tensor | None, extra: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         length = batch["tokens"].shape[1]
-        positions = batch_positions(batch, length, batch["tokens"].device)
+        positions, keys = (
+            batch_positions(batch, length, batch["tokens"].device),
+            token_keys(self, batch, length),
+        )
         if hidden is None:
             assert self.tokens is not None
-            hidden = encoder.embed(self.tokens(batch["tokens"]), positions)
-        return encoder(hidden, self_mask(self.config, batch, length), positions, extra)
+            hidden = encoder.embed(self.tokens(batch["tokens"]), positions, keys)
+        return encoder(hidden, self_mask(self.config, batch, length), positions, extra, keys)
 
     def keep(self, start: int, stop: int) -> None:
         """Become the pipeline stage with layers start to stop - 1, those of the decoder counted after the encoder's.

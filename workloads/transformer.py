@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from workloads.attention import Attention, Context, LatentMultiHeadAttention
 from workloads.config import TransformerConfig
+from workloads.dropout import drop, keyed, token_keys
 from workloads.embeddings import Embeddings, batch_positions
 from workloads.feedforward import FeedForward
 from workloads.heads import (
@@ -50,7 +52,7 @@ class Layer(nn.Module):
 
     def __init__(self, config: TransformerConfig, index: int, cross: bool = False) -> None:
         super().__init__()
-        self.pre = config.norm_position == "pre"
+        self.pre, self.dropout = config.norm_position == "pre", config.dropout
         self.attention_norm = norm(config)
         self.attention: nn.Module = (
             LatentMultiHeadAttention(config, config.latent) if config.latent else Attention(config)
@@ -66,20 +68,26 @@ class Layer(nn.Module):
     def forward(self, hidden: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
         """[B, L, hidden] to the same, and the router's extra loss if the layer has experts."""
         if self.pre:
-            hidden = hidden + self.attention(self.attention_norm(hidden), context)
+            hidden = hidden + self._drop(self.attention(self.attention_norm(hidden), context), context, 0)
             if self.cross_attention is not None and self.cross_norm is not None:
-                hidden = hidden + self.cross_attention(self.cross_norm(hidden), context)
-            mixed, extra = self._feed(self.feedforward_norm(hidden))
+                read = self.cross_attention(self.cross_norm(hidden), context)
+                hidden = hidden + self._drop(read, context, 1)
+            mixed, extra = self._feed(self.feedforward_norm(hidden), context)
             return hidden + mixed, extra
-        hidden = self.attention_norm(hidden + self.attention(hidden, context))
+        hidden = self.attention_norm(hidden + self._drop(self.attention(hidden, context), context, 0))
         if self.cross_attention is not None and self.cross_norm is not None:
-            hidden = self.cross_norm(hidden + self.cross_attention(hidden, context))
-        mixed, extra = self._feed(hidden)
+            read = self.cross_attention(hidden, context)
+            hidden = self.cross_norm(hidden + self._drop(read, context, 1))
+        mixed, extra = self._feed(hidden, context)
         return self.feedforward_norm(hidden + mixed), extra
 
-    def _feed(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _feed(self, hidden: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
         out = self.feedforward(hidden)
-        return out if isinstance(out, tuple) else (out, None)
+        mixed, extra = out if isinstance(out, tuple) else (out, None)
+        return self._drop(mixed, context, 2), extra
+
+    def _drop(self, mixed: Tensor, context: Context, site: int) -> Tensor:
+        return drop(mixed, self.dropout, context.keys, site)
 
 
 def make_layers(config: TransformerConfig, count: int, cross: bool = False) -> nn.ModuleDict:
@@ -91,10 +99,14 @@ def make_layers(config: TransformerConfig, count: int, cross: bool = False) -> n
 def run_layers(
     layers: nn.ModuleDict, hidden: Tensor, context: Context, extra: Tensor | None, repeat: int = 1
 ) -> tuple[Tensor, Tensor | None]:
-    """All layers in order, `repeat` times when they are shared; the extra losses are summed."""
-    for _ in range(repeat):
-        for layer in layers.values():
-            hidden, more = layer(hidden, context)
+    """All layers in order, `repeat` times when they are shared; the extra losses are summed.
+
+    What the context's keys are is told apart by the layer's number, that of the embeddings being 0.
+    """
+    for turn in range(repeat):
+        for name, layer in layers.items():
+            keys = None if context.keys is None else keyed(context.keys, 1 + turn + int(name))
+            hidden, more = layer(hidden, replace(context, keys=keys))
             if more is not None:
                 extra = more if extra is None else extra + more
     return hidden, extra
@@ -123,13 +135,15 @@ class Transformer(nn.Module):
     def forward(self, batch: Batch, hidden: Tensor | None = None, extra: Tensor | None = None) -> Output:
         """Output for `batch`; a later pipeline stage is given the `hidden` and `extra` of the one before."""
         positions = batch_positions(batch, batch["tokens"].shape[1], batch["tokens"].device)
+        context = self._context(batch, positions)
         if hidden is None:
             assert self.tokens is not None
             assert self.embeddings is not None
-            hidden = self.embeddings(self.tokens(batch["tokens"]), positions, batch.get("token_types"))
+            vectors, types = self.tokens(batch["tokens"]), batch.get("token_types")
+            hidden = self.embeddings(vectors, positions, types, context.keys)
             hidden = hidden if self.projection is None else self.projection(hidden)
         repeat = self.config.layers if self.config.shared_layers else 1
-        hidden, extra = run_layers(self.layers, hidden, self._context(batch, positions), extra, repeat)
+        hidden, extra = run_layers(self.layers, hidden, context, extra, repeat)
         hidden = hidden if self.norm is None else self.norm(hidden)
         sentence = None if self.sentence_head is None else self.sentence_head(hidden)
         return self._headed(Output(hidden, extra, sentence=sentence), batch)
@@ -143,7 +157,7 @@ class Transformer(nn.Module):
         bias = None
         if self.relative_bias is not None:
             bias = masked_bias(self.relative_bias(length), mask.dense(length, positions.device))
-        return Context(mask, table, bias)
+        return Context(mask, table, bias, keys=token_keys(self, batch, length))
 
     def _headed(self, output: Output, batch: Batch) -> Output:
         hidden = output.hidden

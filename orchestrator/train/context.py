@@ -17,6 +17,7 @@ from orchestrator.train.collectives import gather
 from orchestrator.train.mesh import Group
 from workloads.attention import AttentionCore
 from workloads.config import TransformerConfig
+from workloads.dropout import PLACES
 from workloads.masks import Mask, self_mask
 from workloads.moe import Router, Routes
 from workloads.workload import Batch
@@ -42,6 +43,7 @@ def slice_batch(batch: Batch, config: TransformerConfig, cp: Group) -> Batch:
     sliced = {k: v.index_select(1, mine) if k in ALONG_LENGTH else v for k, v in batch.items()}
     places = batch.get("positions", torch.arange(length, device=mine.device).expand(len(batch["tokens"]), -1))
     sliced["positions"] = places.index_select(-1, mine)
+    sliced[PLACES] = mine.expand(len(batch["tokens"]), -1)
     sliced.pop("attention", None)
     mask = self_mask(config, batch, length)
     if mask.allowed is not None:

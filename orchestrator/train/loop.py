@@ -30,6 +30,7 @@ from orchestrator.train.engine import Engine, Metrics
 from orchestrator.train.engines import make_engine
 from orchestrator.train.schedule import learning_rate
 from orchestrator.train.task import Task
+from workloads.dropout import KEYS, row_keys
 from workloads.workload import Batch
 
 
@@ -173,6 +174,9 @@ class Rank:
         start = start_of(origin.position, step - origin.step, size, origin.skips)
         mine = slices(start, size, place["dp"], self._layout.dp, self._layout.micro_batch)
         parts = [self._batches.batch(position, count) for position, count in mine]
+        if self._spec.workload.dropout:
+            for (position, count), (batch, _) in zip(mine, parts, strict=True):
+                batch[KEYS] = row_keys(self._spec.seed, position, count)
         counts = place["pp"] == place["cp"] == place["tp"] == 0
         return [batch for batch, _ in parts], add(digest for _, digest in parts) if counts else 0
 

@@ -147,7 +147,7 @@ def recompute(model: nn.Module, selective: bool) -> None:
     if selective:
         context["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
     for layer in blocks(model):
-        # No model draws random numbers, so there is no random state to put back.
+        # Dropout counts instead of drawing, so there is no random state to put back.
         layer.forward = partial(
             checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False, **context
         )

@@ -19,7 +19,7 @@ from orchestrator.train.collectives import copy, gather, join, reduce, scatter, 
 from orchestrator.train.cut import is_sliced, span, style_of
 from orchestrator.train.mesh import Group
 from workloads.attention import Context
-from workloads.transformer import IGNORED
+from workloads.transformer import IGNORED, Layer
 from workloads.workload import Loss
 
 LENGTH = 1
@@ -153,6 +153,8 @@ def _slice_sequence(model: nn.Module, entered: set[str], tp: Group) -> None:
         elif leaf in ("attention", "feedforward") and name not in entered:
             module.register_forward_pre_hook(_join_first(tp))
             module.register_forward_hook(_split_first(tp))
+        elif isinstance(module, Layer):
+            module.register_forward_pre_hook(_split_keys(tp))
     last = getattr(model, "norm", None)
     if last is None and (getattr(model, "head", None) or getattr(model, "sentence_head", None)):
         last = list(model.layers.values())[-1]  # type: ignore[operator]
@@ -167,6 +169,18 @@ def _projected(model: nn.Module, name: str) -> bool:
 
 def _join_first(tp: Group) -> Any:
     return lambda _, args: (join(args[0], LENGTH, tp), *args[1:])
+
+
+def _split_keys(tp: Group) -> Any:
+    """Dropout of a slice draws from the keys of its tokens."""
+
+    def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        hidden, context = args
+        if context.keys is None:
+            return args
+        return hidden, dataclasses.replace(context, keys=context.keys.chunk(tp.size, LENGTH)[tp.index])
+
+    return hook
 
 
 def _split_first(tp: Group) -> Any:

@@ -19,6 +19,7 @@ from orchestrator.train.agree import gather_json
 from orchestrator.train.device import COMPUTE, Device, close_device, open_device
 from orchestrator.train.engine import Engine
 from orchestrator.train.engines import make_engine
+from workloads.dropout import KEYS, row_keys
 from workloads.load import load
 from workloads.workload import Batch, Vocabulary, Workload
 
@@ -40,6 +41,7 @@ def job(case: dict[str, Any]) -> JobSpec:
             "changes": case["changes"] if "hf:" in case["model"] else {**SMALL, **case.get("changes", {})},
             "objective": case.get("objective", "causal_lm"),
             "mup": case.get("mup"),
+            "dropout": case.get("dropout", 0.0),
         },
         "data": {"sources": [{"uri": "none"}], "tokenizer": "none", "sequence_length": LENGTH},
         "train": train,
@@ -55,6 +57,7 @@ def workload_of(spec: JobSpec) -> Workload:
         VOCABULARY,
         changes=asked.changes,
         mup=asked.mup,
+        dropout=asked.dropout,
         sequence_length=LENGTH,
         seed=spec.seed,
     )
@@ -70,7 +73,11 @@ def micro_batches(workload: Workload, spec: JobSpec, layout: Layout, step: int) 
     size = spec.train.global_batch
     place = layout.coordinate(dist.get_rank())
     mine = slices(step * size, size, place["dp"], layout.dp, layout.micro_batch)
-    return [workload.objective.collate(read, range(start, start + count), 0) for start, count in mine]
+    batches = [workload.objective.collate(read, range(start, start + count), 0) for start, count in mine]
+    if spec.workload.dropout:
+        for batch, (start, count) in zip(batches, mine, strict=True):
+            batch[KEYS] = row_keys(spec.seed, start, count)
+    return batches
 
 
 def assemble(engine: Engine) -> dict[str, torch.Tensor] | None:

@@ -1,0 +1,72 @@
+"""Under dropout too every layout trains what one process trains, and a run that changes its layout is the same run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from harness import MODELS, Results, check_equal, cover, layouts_of, reference_of
+
+from orchestrator.layout import Layout
+
+STEPS = 3
+DROPOUT = {"dropout": 0.1, "steps": STEPS}
+FIRST = Layout(dp=2, zero=1)
+THEN = (Layout(pp=2, tp=2, micro_batch=2), Layout(dp=2, cp=2, zero=3), Layout(dp=2, tp=2, sequence=True))
+
+
+def case(model: str, layout: Layout, **fields: Any) -> dict[str, Any]:
+    name = f"{model} {layout} " + " ".join(map(str, fields.values()))
+    return {**MODELS[model], **DROPOUT, "name": model, "layout": layout.to_json(), "id": name, **fields}
+
+
+def cases_of(model: str, world: int, size: int) -> list[dict[str, Any]]:
+    return [case(model, layout) for layout in cover(layouts_of(model, world), size)]
+
+
+CASES = {
+    2: [
+        *cases_of("decoder", 2, 1),
+        *(found for model in ("moe", "encoder", "pair") for found in cases_of(model, 2, 1)[::3]),
+        case("decoder", Layout(tp=2, sequence=True, recompute="full", micro_batch=2)),
+        case("decoder", Layout(pp=2, schedule="zbv", recompute="full", micro_batch=2)),
+        case("decoder", Layout(dp=2, zero=3, recompute="selective", micro_batch=2)),
+        case("decoder", Layout(dp=2, zero=1, engine="deepspeed", micro_batch=2)),
+        case("decoder", Layout(dp=2, zero=3, engine="deepspeed", recompute="full", micro_batch=1)),
+    ],
+    4: [*cases_of("decoder", 4, 1)[::2], case("latent", Layout(dp=2, cp=2, micro_batch=2))],
+}
+ALONE = {found["id"]: found for world in CASES for found in map(reference_of, CASES[world])}
+LEG = case("decoder", FIRST, commit=True)
+ON = [case("decoder", layout, restore=LEG["id"]) for layout in THEN]
+WHOLE = {**reference_of(LEG), "steps": 2 * STEPS, "id": "decoder-whole", "commit": False}
+WITHOUT = {**WHOLE, "dropout": 0.0, "id": "decoder-without"}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    found = Results(tmp_path_factory.mktemp("dropout"))
+    found.run(1, [*ALONE.values(), WHOLE, WITHOUT])
+    found.run(2, [*CASES[2], LEG])
+    found.run(4, [*CASES[4], *ON])
+    return found
+
+
+@pytest.mark.parametrize("found", [*CASES[2], *CASES[4]], ids=lambda found: found["id"])
+def test_every_layout_trains_what_one_process_trains(results: Results, found: dict[str, Any]) -> None:
+    check_equal(results.of(found), results.of(reference_of(found)))
+
+
+@pytest.mark.parametrize("second", ON, ids=lambda found: found["id"])
+def test_a_run_that_changes_its_layout_draws_the_same_masks(results: Results, second: dict[str, Any]) -> None:
+    legs = [results.of(LEG), results.of(second)]
+    whole = {name: legs[0][name] + legs[1][name] for name in ("losses", "norms", "extras")}
+    ends = {"first": legs[0]["first"], "state": legs[1]["state"], "eval": legs[1]["eval"]}
+    check_equal(whole | ends, results.of(WHOLE))
+
+
+
+
+def test_a_mask_moves_the_gradient_norm_by_much_more_than_the_tolerance(results: Results) -> None:
+    dropped, plain = results.of(WHOLE), results.of(WITHOUT)
+    assert all(abs(a / b - 1) > 1e-3 for a, b in zip(dropped["norms"], plain["norms"], strict=True))
