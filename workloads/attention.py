@@ -108,14 +108,14 @@ class LatentMultiHeadAttention(nn.Module):
         width = latent.nope_dim + latent.rope_dim
         if latent.query_rank:
             self.query_down = nn.Linear(config.hidden, latent.query_rank, bias=config.attention_bias)
-            self.query_norm = norm(config, latent.query_rank)
+            self.query_norm = norm(config, latent.query_rank, latent.norm_eps)
             self.query_up = nn.Linear(latent.query_rank, config.heads * width, bias=False)
         else:
             self.query = nn.Linear(config.hidden, config.heads * width, bias=False)
         self.latent_down = nn.Linear(
             config.hidden, latent.key_value_rank + latent.rope_dim, bias=config.attention_bias
         )
-        self.latent_norm = norm(config, latent.key_value_rank)
+        self.latent_norm = norm(config, latent.key_value_rank, latent.norm_eps)
         self.key_value = nn.Linear(
             latent.key_value_rank, config.heads * (latent.nope_dim + latent.value_dim), bias=False
         )

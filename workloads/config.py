@@ -10,12 +10,14 @@ from workloads.errors import WorkloadError
 from workloads.parts import LatentAttention, MoE, RopeScaling
 
 ARCHITECTURES = ("decoder", "encoder", "encoder-decoder", "prefix")
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "architecture": ARCHITECTURES,
     "norm": ("layer", "rms"),
     "norm_position": ("pre", "post"),
     "positions": ("learned", "sinusoidal", "rotary", "relative", "none"),
-    "activation": ("gelu", "gelu_tanh", "relu", "silu"),
+    "activation": ACTIVATIONS,
+    "head_activation": ("", *ACTIVATIONS),
     "head": ("language", "masked", "discriminator", "sequence", "token", "none"),
     "pooler": ("tanh", "gelu"),
     "initial": ("normal", "truncated", "fan_in"),
@@ -29,6 +31,8 @@ class TransformerConfig:
     family names the published class: it selects the Hugging Face map. max_positions is the longest sequence
     that learned positions allow (and what rotary models declare). dropout is the rate in training, see
     `workloads.dropout`. base is the narrow model beside which this one is scaled, None for none; see `workloads.mup`.
+    counted_positions count the tokens that are not the padding, whose id is position_offset - 1 (RoBERTa).
+    head_activation is that of a masked head, the body's if empty.
     """
 
     family: str
@@ -49,6 +53,7 @@ class TransformerConfig:
     embedding_norm: bool = False
     positions: str = "learned"
     position_offset: int = 0
+    counted_positions: bool = False
     block_positions: bool = False
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
@@ -71,6 +76,7 @@ class TransformerConfig:
     latent: LatentAttention | None = None
     moe: MoE | None = None
     head: str = "language"
+    head_activation: str = ""
     sentence_head: bool = False
     classes: int = 0
     pooler: str = "tanh"
@@ -114,6 +120,8 @@ class TransformerConfig:
             raise WorkloadError("latent attention has neither qk_norm nor window; remove them")
         if self.global_tokens and not self.window:
             raise WorkloadError("global_tokens does nothing without window; set window")
+        if self.counted_positions and (self.positions != "learned" or not self.position_offset):
+            raise WorkloadError("counted_positions needs learned positions and a position_offset; give both")
         if self.block_positions and self.positions != "learned":
             raise WorkloadError("block_positions needs learned positions; set positions: learned")
 

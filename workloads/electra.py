@@ -58,20 +58,25 @@ class Electra(nn.Module):
         sample_seed int64 [B] seeds the generator's samples."""
         tokens, corrupted = batch["tokens"], batch["targets"].clone()
         masked = batch["labels"] != IGNORED
-        generating, judging = self._context(batch, 0), self._context(batch, 1)
-        guessing = self.generator(self._embed(tokens, batch, generating), generating)[masked]
-        logits = self.generator.head(guessing, self.tokens.weight)
+        logits = self.guess(batch, masked)
         corrupted[masked] = sample(logits.detach(), uniform(batch["sample_seed"], tokens.shape[1])[masked])
-        judged = self.discriminator(self._embed(corrupted, batch, judging), judging)
-        return ElectraOutput(logits, self.discriminator.head(judged), corrupted != batch["targets"])
+        return ElectraOutput(logits, self.judge(batch | {"tokens": corrupted}), corrupted != batch["targets"])
 
-    def _context(self, batch: Batch, stack: int) -> Context:
+    def guess(self, batch: Batch, masked: Tensor | None = None) -> Tensor:
+        """The generator's logits [B, L, vocabulary], or [predicted, vocabulary] of what is `masked` [B, L]."""
+        hidden = self._through(self.generator, batch, 0)
+        return self.generator.head(hidden if masked is None else hidden[masked], self.tokens.weight)
+
+    def judge(self, batch: Batch) -> Tensor:
+        """The discriminator's logits [B, L] for the tokens."""
+        return self.discriminator.head(self._through(self.discriminator, batch, 1))
+
+    def _through(self, trunk: Trunk, batch: Batch, stack: int) -> Tensor:
         length = batch["tokens"].shape[1]
-        return Context(self_mask(self.config, batch, length), keys=token_keys(self, batch, length, stack))
-
-    def _embed(self, tokens: Tensor, batch: Batch, context: Context) -> Tensor:
-        positions = batch_positions(batch, tokens.shape[1], tokens.device)
-        return self.embeddings(self.tokens(tokens), positions, batch.get("token_types"), context.keys)
+        keys = token_keys(self, batch, length, stack)
+        positions, vectors = batch_positions(self.config, batch), self.tokens(batch["tokens"])
+        vectors = self.embeddings(vectors, positions, batch.get("token_types"), keys)
+        return trunk(vectors, Context(self_mask(self.config, batch, length), keys=keys))
 
 
 def sample(logits: Tensor, numbers: Tensor) -> Tensor:

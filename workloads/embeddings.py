@@ -46,8 +46,12 @@ class Embeddings(nn.Module):
         return drop(vectors if self.norm is None else self.norm(vectors), self.dropout, keys, 0)
 
 
-def batch_positions(batch: dict[str, Tensor], length: int, device: torch.device) -> Tensor:
-    """The positions that the batch gives, or 0, 1, 2, ... as [1, L]."""
+def batch_positions(config: TransformerConfig, batch: dict[str, Tensor]) -> Tensor:
+    """The positions that the batch gives, or 0, 1, 2, ... as [1, L]; counted ones leave padding out, as [B, L]."""
     if "positions" in batch:
         return batch["positions"]
-    return torch.arange(length, device=device).unsqueeze(0)
+    tokens = batch["tokens"]
+    if config.counted_positions:
+        real = tokens != config.position_offset - 1
+        return real.cumsum(-1) * real - 1
+    return torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)

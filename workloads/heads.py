@@ -36,7 +36,7 @@ class MaskedHead(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden, config.embedding_size)
-        self.activation = activation(config.activation)
+        self.activation = activation(config.head_activation or config.activation)
         self.norm = norm(config, config.embedding_size)
         self.output = VocabularyProjection(config, config.embedding_size, bias=True)
 
@@ -84,7 +84,7 @@ class LastTokenHead(nn.Module):
         """[B, L, hidden] and padding bool [B, L] (True is real) to [B, classes]."""
         last = hidden[:, -1]
         if padding is not None:
-            end = padding.sum(-1).clamp(min=1) - 1
+            end = (padding * torch.arange(hidden.shape[1], device=hidden.device)).argmax(-1)
             last = hidden[torch.arange(len(hidden), device=hidden.device), end]
         return self.output(last)
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from workloads.config import TransformerConfig
 
 
-def norm(config: TransformerConfig, size: int = 0) -> nn.Module:
+def norm(config: TransformerConfig, size: int = 0, eps: float = 0.0) -> nn.Module:
     """The norm of the model over the last dimension: LayerNorm or RMSNorm (Zhang and Sennrich 2019)."""
     kind = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
-    return kind(size or config.hidden, eps=config.norm_eps)
+    return kind(size or config.hidden, eps=eps or config.norm_eps)
 
 
 def embedding(count: int, size: int) -> nn.Embedding:

@@ -54,13 +54,24 @@ def load(
         if dropout:
             raise WorkloadError(f"{model} is run as it is, and draws its own dropout; leave dropout out")
         return HuggingFaceWorkload(model, config, built, vocabulary)
-    if config.family == "roberta" and not model.startswith(FOLDER) and vocabulary.pad is not None:
-        # RoBERTa counts positions from the padding id on; transformers derives the offset from it.
-        config = config.changed({"position_offset": vocabulary.pad + 1})
+    if not model.startswith(FOLDER):
+        config = _completed(config, vocabulary, sequence_length)
     config = replace(config, dropout=dropout)
     if mup is None:
         return _workload(model, config, built, vocabulary)
     return _scaled(TransformerWorkload(model, beside(config, mup), built, vocabulary))
+
+
+def _completed(config: TransformerConfig, vocabulary: Vocabulary, sequence_length: int) -> TransformerConfig:
+    """A preset with what transformers writes in numbers and the preset leaves to the vocabulary and the length."""
+    if config.family == "roberta" and vocabulary.pad is not None:
+        # RoBERTa counts positions from the padding id on; transformers derives the offset from it.
+        return config.changed({"position_offset": vocabulary.pad + 1})
+    if config.family == "switch" and config.moe and config.moe.capacity_factor is not None:
+        # One number for both sides and every length, as Switch of transformers has it.
+        capacity = config.moe.at_length(sequence_length)
+        return config.changed({"moe": {"capacity": capacity, "capacity_factor": None}})
+    return config
 
 
 def _scaled(workload: TransformerWorkload) -> TransformerWorkload:

@@ -43,8 +43,7 @@ def self_mask(config: TransformerConfig, batch: Batch, length: int) -> Mask:
     parts: list[Tensor] = []
     if "attention" in batch:
         parts.append(batch["attention"].unsqueeze(1))
-    # Padding stands at the end, where a causal model never looks.
-    if "padding" in batch and not config.causal:
+    if "padding" in batch:
         parts.append(batch["padding"][:, None, None, :])
     if "segments" in batch:
         parts.append((batch["segments"][:, :, None] == batch["segments"][:, None, :]).unsqueeze(1))

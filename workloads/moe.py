@@ -75,12 +75,10 @@ class Router(nn.Module):
 
         The capacity is of the sequence, not of the batch, so that it does not depend on how a batch is cut.
         """
-        moe = self.moe
-        if moe.capacity_factor is None:
+        capacity = self.moe.at_length(experts.shape[1])
+        if capacity is None:
             return experts
-        length = experts.shape[1]
-        capacity = math.ceil(moe.capacity_factor * length * moe.top_k / moe.experts)
-        chosen = F.one_hot(experts.flatten(1), moe.experts)
+        chosen = F.one_hot(experts.flatten(1), self.moe.experts)
         place = (chosen.cumsum(1) * chosen).sum(-1).view_as(experts)
         return experts.masked_fill(place > capacity, -1)
 
@@ -158,7 +156,7 @@ class MixtureOfExperts(nn.Module):
         order = experts.argsort(stable=True)
         counts = torch.zeros(self.moe.experts + 1, dtype=torch.int64, device=flat.device)
         counts.index_add_(0, experts + 1, torch.ones_like(experts))
-        if self.moe.capacity_factor is not None:
+        if self.moe.at_length(hidden.shape[1]) is not None:
             # Dropped tokens have expert -1 and sort first. Without a capacity this wait for the count is saved.
             order = order[counts[0] :]
         if self.training:

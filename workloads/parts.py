@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from workloads.errors import WorkloadError
@@ -12,7 +13,8 @@ class RopeScaling:
     """How rotary frequencies are stretched beyond the trained length.
 
     kind: 'linear' (Chen et al. 2023), 'llama3' (Llama 3.1) or 'yarn' (Peng et al. 2023). The last two start
-    from original_positions, the length that was trained first.
+    from original_positions, the length that was trained first. Of YaRN: attention_factor multiplies cosine and
+    sine, 0 for what follows from the factor; without truncate the ramp's ends are no whole indices.
     """
 
     kind: str
@@ -24,6 +26,8 @@ class RopeScaling:
     beta_slow: float = 1.0
     mscale: float = 0.0
     mscale_all: float = 0.0
+    attention_factor: float = 0.0
+    truncate: bool = True
 
     def __post_init__(self) -> None:
         if self.kind not in ("linear", "llama3", "yarn"):
@@ -38,7 +42,7 @@ class RopeScaling:
 class LatentAttention:
     """Multi-head latent attention (DeepSeek-V2, section 2.1): low-rank queries, keys and values.
 
-    query_rank 0 means a full-rank query projection.
+    query_rank 0 means a full-rank query projection. norm_eps is that of the norms of the low-rank vectors.
     """
 
     query_rank: int
@@ -46,14 +50,16 @@ class LatentAttention:
     nope_dim: int
     rope_dim: int
     value_dim: int
+    norm_eps: float = 1e-6
 
 
 @dataclass(frozen=True)
 class MoE:
     """A feed-forward made of experts, in every `every`-th layer from layer `first` on.
 
-    gate: 'softmax' (Switch, Mixtral) or 'sigmoid' (DeepSeek-V3). capacity_factor None is dropless; otherwise
-    an expert takes at most ceil(factor * length * top_k / experts) tokens of each sequence (Switch, eq. 3).
+    gate: 'softmax' (Switch, Mixtral) or 'sigmoid' (DeepSeek-V3). With a capacity an expert takes at most so many
+    tokens of each sequence; with a capacity_factor ceil(factor * length * top_k / experts) (Switch, eq. 3);
+    without either, all that choose it.
     groups, top_groups: the router first keeps the best groups of experts (DeepSeek-V3, section 2.1.2).
     auxiliary and z_loss are weights of the balancing loss and of the router z-loss; bias_rate is the step of
     the auxiliary-loss-free bias, None for no bias.
@@ -71,6 +77,7 @@ class MoE:
     groups: int = 1
     top_groups: int = 1
     capacity_factor: float | None = None
+    capacity: int | None = None
     auxiliary: float = 0.0
     z_loss: float = 0.0
     bias_rate: float | None = None
@@ -90,6 +97,17 @@ class MoE:
             raise WorkloadError("moe.top_k exceeds the experts in moe.top_groups groups; lower moe.top_k")
         if self.capacity_factor is not None and self.capacity_factor <= 0:
             raise WorkloadError("moe.capacity_factor must be positive; give null for a dropless router")
+        if self.capacity is not None and (self.capacity < 1 or self.capacity_factor is not None):
+            raise WorkloadError(
+                "moe.capacity is a number of tokens of at least 1 and stands in for capacity_factor; "
+                "set one of the two to null"
+            )
+
+    def at_length(self, length: int) -> int | None:
+        """Tokens of a sequence of that length which an expert takes at most, None for no limit."""
+        if self.capacity_factor is None:
+            return self.capacity
+        return math.ceil(self.capacity_factor * length * self.top_k / self.experts)
 
     def at(self, layer: int) -> bool:
         """Whether layer `layer` has experts."""

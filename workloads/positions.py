@@ -61,10 +61,12 @@ def _yarn(frequencies: Tensor, scaling: RopeScaling, config: TransformerConfig) 
         wave = scaling.original_positions / (turns * 2 * math.pi)
         return dim * math.log(wave) / (2 * math.log(config.rope_theta))
 
-    low = max(math.floor(index(scaling.beta_fast)), 0)
-    high = min(math.ceil(index(scaling.beta_slow)), dim - 1)
+    low, high = index(scaling.beta_fast), index(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
     steps = torch.arange(dim // 2, device=frequencies.device, dtype=torch.float32)
-    ramp = ((steps - low) / max(high - low, 0.001)).clamp(0, 1)
+    ramp = ((steps - low) / ((high - low) or 0.001)).clamp(0, 1)
     return ramp * frequencies / scaling.factor + (1 - ramp) * frequencies
 
 
@@ -74,6 +76,8 @@ def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
 
 
 def _yarn_gain(scaling: RopeScaling) -> float:
+    if scaling.attention_factor:
+        return scaling.attention_factor
     if scaling.mscale and scaling.mscale_all:
         return yarn_mscale(scaling.factor, scaling.mscale) / yarn_mscale(scaling.factor, scaling.mscale_all)
     return yarn_mscale(scaling.factor)

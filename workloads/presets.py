@@ -32,13 +32,14 @@ _BERT = TransformerConfig(
 )  # fmt: skip
 _ROBERTA = replace(
     _BERT, family="roberta", vocab_size=50265, token_types=1, position_offset=2, norm_eps=1e-5,
-    sentence_head=False, initial="normal",
+    sentence_head=False, initial="normal", counted_positions=True, head_activation="gelu",
 )  # fmt: skip
 _ALBERT = replace(
     _BERT, family="albert", vocab_size=30000, embedding_size=128, activation="gelu_tanh", shared_layers=True,
 )  # fmt: skip
 _ELECTRA = replace(
     _BERT, family="electra", head="discriminator", sentence_head=False, generator=256, pooler="gelu",
+    head_activation="gelu",
 )  # fmt: skip
 _UNILM = replace(_BERT, architecture="prefix", sentence_head=False)
 _GLM = replace(

@@ -114,10 +114,7 @@ class EncoderDecoder(nn.Module):
         self, encoder: Stack, batch: Batch, hidden: Tensor | None, extra: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         length = batch["tokens"].shape[1]
-        positions, keys = (
-            batch_positions(batch, length, batch["tokens"].device),
-            token_keys(self, batch, length),
-        )
+        positions, keys = batch_positions(self.config, batch), token_keys(self, batch, length)
         if hidden is None:
             assert self.tokens is not None
             hidden = encoder.embed(self.tokens(batch["tokens"]), positions, keys)

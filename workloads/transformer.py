@@ -134,7 +134,7 @@ class Transformer(nn.Module):
 
     def forward(self, batch: Batch, hidden: Tensor | None = None, extra: Tensor | None = None) -> Output:
         """Output for `batch`; a later pipeline stage is given the `hidden` and `extra` of the one before."""
-        positions = batch_positions(batch, batch["tokens"].shape[1], batch["tokens"].device)
+        positions = batch_positions(self.config, batch)
         context = self._context(batch, positions)
         if hidden is None:
             assert self.tokens is not None

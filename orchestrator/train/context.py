@@ -18,6 +18,7 @@ from orchestrator.train.mesh import Group
 from workloads.attention import AttentionCore
 from workloads.config import TransformerConfig
 from workloads.dropout import PLACES
+from workloads.embeddings import batch_positions
 from workloads.masks import Mask, self_mask
 from workloads.moe import Router, Routes
 from workloads.workload import Batch
@@ -41,7 +42,8 @@ def slice_batch(batch: Batch, config: TransformerConfig, cp: Group) -> Batch:
     length = batch["tokens"].shape[1]
     mine = positions_of(length, cp, batch["tokens"].device)
     sliced = {k: v.index_select(1, mine) if k in ALONG_LENGTH else v for k, v in batch.items()}
-    places = batch.get("positions", torch.arange(length, device=mine.device).expand(len(batch["tokens"]), -1))
+    places = batch_positions(config, batch)
+    places = places if "positions" in batch else places.expand(len(batch["tokens"]), -1)
     sliced["positions"] = places.index_select(-1, mine)
     sliced[PLACES] = mine.expand(len(batch["tokens"]), -1)
     sliced.pop("attention", None)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from workloads.config import TransformerConfig
 from workloads.errors import WorkloadError
-from workloads.hf.convert import Shapes, ours, theirs
+from workloads.hf.convert import Shapes, ours, theirs, ties, used
 from workloads.hf.families import family_of
 from workloads.hf.family import Family
 from workloads.hf.folder import GENERATOR
@@ -21,7 +22,9 @@ from workloads.mup import folded
 from workloads.workload import Vocabulary
 
 NO_STRUCTURE = ("family", "architecture", "head", "sentence_head", "classes", "pooler", "generator", "initial",
-                "initial_std", "residual_scaling", "base")  # fmt: skip
+                "initial_std", "residual_scaling", "base", "dropout")  # fmt: skip
+FINAL_BIAS = "final_logits_bias"
+"""What BART adds to the logits of its vocabulary, and no model here does."""
 SHOWN = 4
 """Misfits that an error names."""
 
@@ -79,6 +82,13 @@ def pretrained(config: TransformerConfig, shapes: Shapes, folder: str) -> Callab
     for part, prefix, place in _electra(config, folder):
         names = {_within(prefix, n): s for n, s in shapes.items() if _belongs(prefix, n)}
         readers[prefix] = _reader(part, names, place)
+    for name in filter(_shared, shapes):
+        first, second = (read(name) for read in readers.values())
+        if first is None or second is None or not torch.equal(first, second):
+            raise WorkloadError(
+                f"generator and discriminator in {folder} have unlike {name}, and here they share it; "
+                "give a pair that was trained together"
+            )
 
     def read(name: str) -> Tensor | None:
         prefix = "generator." if name.startswith("generator.") else "discriminator."
@@ -96,7 +106,11 @@ def _electra(config: TransformerConfig, folder: str) -> tuple[tuple[TransformerC
 
 
 def _belongs(prefix: str, name: str) -> bool:
-    return name.startswith((prefix, "tokens.", "embeddings."))
+    return name.startswith(prefix) or _shared(name)
+
+
+def _shared(name: str) -> bool:
+    return name.startswith(("tokens.", "embeddings."))
 
 
 def _within(prefix: str, name: str) -> str:
@@ -104,7 +118,7 @@ def _within(prefix: str, name: str) -> str:
 
 
 def _outside(prefix: str, name: str) -> str:
-    return name if name.startswith(("tokens.", "embeddings.")) else prefix + name
+    return name if _shared(name) else prefix + name
 
 
 def _export_one(
@@ -121,25 +135,39 @@ def _export_one(
 def _check_told(family: Family, config: TransformerConfig, their_config: Any) -> None:
     """Raise WorkloadError where their configuration does not tell the model: it would load as another one."""
     found, wanted = structure(family.read_config(their_config)), structure(config)
-    for name, value in wanted.items():
-        if found[name] != value:
-            raise WorkloadError(
-                f"{family.model_type} of transformers cannot have {name} {value!r}; "
-                f"set {name} to {found[name]!r} or checkpoint.export to null"
-            )
+    for name in wanted.keys() - set(family.unsaid):
+        for part, value, other in _parts(name, wanted[name], found[name]):
+            if value != other:
+                raise WorkloadError(
+                    f"{family.model_type} of transformers cannot have {part} {value!r}; "
+                    f"set {part} to {_written(other)} or checkpoint.export to null"
+                )
+
+
+def _parts(name: str, wanted: Any, found: Any) -> list[tuple[str, Any, Any]]:
+    """A field and its value on both sides, or those of its own fields."""
+    if not (is_dataclass(wanted) and is_dataclass(found)):
+        return [(name, wanted, found)]
+    return [(f"{name}.{f.name}", getattr(wanted, f.name), getattr(found, f.name)) for f in fields(wanted)]
+
+
+def _written(value: Any) -> str:
+    """As a job file has it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def structure(config: TransformerConfig) -> dict[str, Any]:
     """The fields that decide what the body computes, not how it begins, is trained or what stands on it."""
     values = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in NO_STRUCTURE}
     if config.moe:
-        plain = {"capacity_factor": None, "auxiliary": 0.0, "z_loss": 0.0}
+        plain = {"auxiliary": 0.0, "z_loss": 0.0}
         values["moe"] = replace(config.moe, **plain)  # type: ignore[arg-type]
     return values
 
 
 def _reader(config: TransformerConfig, shapes: Shapes, folder: str) -> Callable[[str], Tensor | None]:
     family, weights = family_of(config), Weights(folder)
+    _check_values(family, config, _finder(family, weights, weights.read), folder)
     if misfits := _misfits(family, config, shapes, weights):
         more = f" and {len(misfits) - SHOWN} more" if len(misfits) > SHOWN else ""
         raise WorkloadError(
@@ -147,6 +175,31 @@ def _reader(config: TransformerConfig, shapes: Shapes, folder: str) -> Callable[
             "remove the changes of the model or give another checkpoint"
         )
     return lambda name: ours(family, config, shapes, name, _finder(family, weights, weights.read))
+
+
+def _check_values(
+    family: Family, config: TransformerConfig, read: Callable[[str], Tensor | None], folder: str
+) -> None:
+    """Raise WorkloadError where the checkpoint has values for which our model has no place."""
+    for row in family.all_rows(config):
+        if not row.untied:
+            continue
+        # Where transformers ties, what it would tie must be alike; else what it computes with.
+        names = used(family, config, row) if ties(family, config) else row.untied
+        found = {name: tensor for name in names if (tensor := read(name)) is not None}
+        first = next(iter(found), "")
+        for name, tensor in found.items():
+            if not torch.equal(tensor, found[first]):
+                raise WorkloadError(
+                    f"the checkpoint in {folder} has a {name} unlike {first}, and here they are one; "
+                    "give a checkpoint where they are alike"
+                )
+    extra = read(FINAL_BIAS)
+    if extra is not None and extra.any():
+        raise WorkloadError(
+            f"the checkpoint in {folder} has a {FINAL_BIAS} that is not zero, which is not supported here; "
+            "give a checkpoint without"
+        )
 
 
 def _finder(family: Family, weights: Weights, get: Callable[[str], Tensor]) -> Callable[[str], Tensor | None]:

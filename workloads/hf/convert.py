@@ -34,7 +34,7 @@ def ours(
         parts = [read(theirs.replace("{e}", str(e))) for e in range(shapes[name][0])]
         found = [part for part in parts if part is not None]
         return torch.stack(found) if len(found) == len(parts) else None
-    tensor = read(theirs)
+    tensor = next((t for name in used(family, config, row, number) if (t := read(name)) is not None), None)
     if tensor is None:
         return None
     tensor = tensor.t() if row.transposed else tensor
@@ -44,6 +44,17 @@ def ours(
         return tensor
     sizes = [shapes[n.replace("{n}", number)][0] for n in row.ours]
     return tensor.split(sizes)[place]
+
+
+def used(family: Family, config: TransformerConfig, row: Row, number: str = "") -> list[str]:
+    """The names under which a checkpoint may have the row's tensor, what transformers computes with first."""
+    names = [row.theirs, *row.untied] if ties(family, config) else [*row.untied, row.theirs]
+    return [name.replace("{n}", number) for name in names]
+
+
+def ties(family: Family, config: TransformerConfig) -> bool:
+    """Whether a model of transformers for `config` shares the tensors that may be shared."""
+    return config.tied or "tied" in family.unsaid
 
 
 def theirs(
@@ -62,3 +73,5 @@ def theirs(
             yield from ((target.replace("{e}", str(e)), part) for e, part in enumerate(tensor))
         else:
             yield target, tensor.t() if row.transposed else tensor
+            if not ties(family, config):
+                yield from ((name, tensor.clone()) for name in row.untied)

@@ -70,7 +70,7 @@ def read_rope(theirs: Any) -> dict[str, Any]:
         raise WorkloadError(f"rope type {kind!r} is not supported here; use default, linear, llama3 or yarn")
     scaling = RopeScaling(
         kind,
-        rope["factor"],
+        rope.get("factor") or _stretch(theirs, rope),
         0
         if kind == "linear"
         else rope.get("original_max_position_embeddings") or theirs.max_position_embeddings,
@@ -80,8 +80,17 @@ def read_rope(theirs: Any) -> dict[str, Any]:
         rope.get("beta_slow") or 1.0,
         rope.get("mscale") or 0.0,
         rope.get("mscale_all_dim") or 0.0,
+        rope.get("attention_factor") or 0.0,
+        rope.get("truncate", True),
     )
     return {"rope_theta": theta, "rope_scaling": scaling}
+
+
+def _stretch(theirs: Any, rope: dict[str, Any]) -> float:
+    """The factor that a configuration leaves out."""
+    if not rope.get("original_max_position_embeddings"):
+        raise WorkloadError("rope_parameters has no factor; give it in config.json")
+    return float(theirs.max_position_embeddings / rope["original_max_position_embeddings"])
 
 
 def write_rope(config: TransformerConfig) -> dict[str, Any]:
@@ -97,7 +106,10 @@ def write_rope(config: TransformerConfig) -> dict[str, Any]:
         rope |= {"low_freq_factor": scaling.low_frequency, "high_freq_factor": scaling.high_frequency}
     if scaling and scaling.kind == "yarn":
         rope |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
-        rope |= {"mscale": scaling.mscale, "mscale_all_dim": scaling.mscale_all} if scaling.mscale_all else {}
+        rope |= {"mscale": scaling.mscale} if scaling.mscale else {}
+        rope |= {"mscale_all_dim": scaling.mscale_all} if scaling.mscale_all else {}
+        rope |= {"attention_factor": scaling.attention_factor} if scaling.attention_factor else {}
+        rope |= {} if scaling.truncate else {"truncate": False}
     if scaling and scaling.kind != "linear":
         rope["original_max_position_embeddings"] = scaling.original_positions
     return {"rope_parameters": rope}

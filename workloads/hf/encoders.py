@@ -41,12 +41,13 @@ def _layers(prefix: str, ours: str = "") -> tuple[Row, ...]:
     )
 
 
-def _masked(dense: str, norm: str, decoder: str, bias: str, ours: str = "head") -> tuple[Row, ...]:
+def _masked(dense: str, norm: str, decoder: str, bias: str) -> tuple[Row, ...]:
+    own = f"{decoder}.bias"
     return (
-        *both(f"{ours}.dense", dense),
-        *both(f"{ours}.norm", norm),
-        *one(f"{ours}.output.weight", f"{decoder}.weight"),
-        *one(f"{ours}.output.bias", bias),
+        *both("head.dense", dense),
+        *both("head.norm", norm),
+        *one("head.output.weight", f"{decoder}.weight"),
+        *one("head.output.bias", bias, *([own] if own != bias else [])),
     )
 
 
@@ -81,11 +82,15 @@ BERT = Family(
 
 
 def _read_roberta(theirs: Any) -> dict[str, Any]:
+    if theirs.pad_token_id is None:
+        raise WorkloadError("RoBERTa counts positions from its padding id; set pad_token_id in config.json")
     offset = theirs.pad_token_id + 1
     return {"position_offset": offset, "max_positions": theirs.max_position_embeddings - offset}
 
 
 def _write_roberta(config: TransformerConfig) -> dict[str, Any]:
+    if not config.position_offset:
+        raise WorkloadError("RoBERTa counts positions from its padding id; give a tokenizer with <pad>")
     return {
         "max_position_embeddings": config.max_positions + config.position_offset,
         "pad_token_id": config.position_offset - 1,

@@ -95,6 +95,11 @@ def _latent(config: TransformerConfig) -> LatentAttention:
 def _read_deepseek(theirs: Any) -> dict[str, Any]:
     if not theirs.rope_interleave:
         raise WorkloadError("this DeepSeek has no interleaved rotary pairs; set rope_interleave: true")
+    if theirs.num_key_value_heads != theirs.num_attention_heads:
+        raise WorkloadError(
+            "DeepSeek-V3 of transformers has as many key as query heads; set num_key_value_heads to "
+            f"{theirs.num_attention_heads}"
+        )
     base = PRESETS["deepseek-v3"].moe
     assert base is not None
     moe = replace(

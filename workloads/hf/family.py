@@ -11,9 +11,10 @@ from workloads.config import TransformerConfig
 from workloads.errors import WorkloadError
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"}
-_THEIR_ACTIVATIONS = {theirs: ours for ours, theirs in ACTIVATIONS.items()} | {
-    "gelu_pytorch_tanh": "gelu_tanh"
-}
+THEIR_ACTIVATIONS = {theirs: ours for ours, theirs in ACTIVATIONS.items()} | {
+    "gelu_pytorch_tanh": "gelu_tanh", "gelu_python": "gelu", "swish": "silu",
+}  # fmt: skip
+"""Ours by their names, several of which are the same function."""
 
 
 @dataclass(frozen=True)
@@ -21,14 +22,15 @@ class Row:
     """Our tensors and theirs: `ours` are concatenated along dimension 0 to make `theirs`.
 
     {n} stands for a layer's number. {e} in theirs stands for an expert: our tensor is the stack of theirs.
-    Without a suffix that names one tensor, a row speaks of weight and bias alike. transposed: theirs is
-    [in, out]. order(config): our dimension 0 is theirs in that order.
+    transposed: theirs is [in, out]. order(config): our dimension 0 is theirs in that order. untied are the names
+    of the tensors that transformers computes with in its place where the word embeddings are not tied.
     """
 
     ours: tuple[str, ...]
     theirs: str
     transposed: bool = False
     order: Callable[[TransformerConfig], Sequence[int]] | None = None
+    untied: tuple[str, ...] = ()
 
     def number(self, name: str) -> tuple[int, str] | None:
         """Which of `ours` the tensor `name` is, and its layer's number ('' if the row has none)."""
@@ -48,9 +50,9 @@ def both(ours: str | tuple[str, ...], theirs: str, transposed: bool = False) -> 
     )
 
 
-def one(ours: str, theirs: str, transposed: bool = False) -> tuple[Row, ...]:
+def one(ours: str, theirs: str, *untied: str) -> tuple[Row, ...]:
     """The row of a single tensor."""
-    return (Row((ours,), theirs, transposed),)
+    return (Row((ours,), theirs, untied=untied),)
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class Family:
     base gives the fields that the class fixes; fields pairs ours with theirs in the configuration;
     constants are written as they are; reads and writes derive what is no plain pair. heads are by our
     `head`, with '+sentence' where the model has a sentence head. prefix is left out of a bare checkpoint.
+    unsaid are fields of ours that only the weights tell.
     """
 
     model_type: str
@@ -76,6 +79,7 @@ class Family:
     rows: tuple[Row, ...]
     heads: Mapping[str, Head]
     prefix: str = ""
+    unsaid: tuple[str, ...] = ()
     constants: Mapping[str, Any] = field(default_factory=dict)
     reads: Callable[[Any], dict[str, Any]] = lambda theirs: {}
     writes: Callable[[TransformerConfig], dict[str, Any]] = lambda config: {}
@@ -98,12 +102,12 @@ class Family:
         pairs = {ours: getattr(theirs, name) for ours, name in self.fields.items()}
         values = {k: v for k, v in pairs.items() if v is not None} | self.reads(theirs)
         if "activation" in values:
-            if values["activation"] not in _THEIR_ACTIVATIONS:
+            if values["activation"] not in THEIR_ACTIVATIONS:
                 raise WorkloadError(
                     f"activation {values['activation']!r} of {self.model_type} is not supported here; "
-                    f"use one of {', '.join(_THEIR_ACTIVATIONS)}"
+                    f"use one of {', '.join(THEIR_ACTIVATIONS)}"
                 )
-            values["activation"] = _THEIR_ACTIVATIONS[values["activation"]]
+            values["activation"] = THEIR_ACTIVATIONS[values["activation"]]
         fresh = {"kv_heads": 0, "head_dim": 0, "embedding_size": 0}
         return self.base.changed(fresh | values)
 

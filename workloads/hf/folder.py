@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from workloads.config import TransformerConfig
 from workloads.errors import WorkloadError
+from workloads.hf.convert import ties, used
+from workloads.hf.faithful import check
 from workloads.hf.families import by_model_type
+from workloads.hf.family import Family
+from workloads.hf.weights import Weights, has_weights
 
 GENERATOR = "generator"
 """Folder of ELECTRA's generator inside that of its discriminator."""
@@ -82,11 +88,44 @@ def describe_folder(folder: str) -> TransformerConfig | ForeignModel:
     family = by_model_type(theirs.model_type)
     if family is None:
         return describe_foreign(folder)
-    config = family.read_config(theirs)
+    config = _read(family, theirs, str(root(folder)))
     generator = root(folder) / GENERATOR
     if config.family == "electra" and (generator / "config.json").exists():
-        return config.changed({"generator": theirs_in(str(generator)).hidden_size})
+        return _with_generator(family, config, str(generator))
     return config
+
+
+def _read(family: Family, theirs: Any, folder: str) -> TransformerConfig:
+    config = family.read_config(theirs)
+    check(family, config, theirs)
+    return config.changed({"tied": _tied(family, config, Weights(folder))}) if has_weights(folder) else config
+
+
+def _tied(family: Family, config: TransformerConfig, weights: Weights) -> bool:
+    """Whether the logits are of the embedding itself: as configured, unless the weights have another table for them."""
+    heads = family.heads.get("language") or family.heads["masked"]
+    names = {row.ours[0]: row for row in family.rows + heads.rows}
+    head = names.get("head.weight") or names["head.output.weight"]
+    if not ties(family, config):
+        return config.tied
+    if head.theirs not in weights:
+        return True
+    found = [n for n in used(family, config, names["tokens.weight"]) if n in weights]
+    return bool(found) and torch.equal(weights.read(found[0]), weights.read(head.theirs))
+
+
+def _with_generator(family: Family, config: TransformerConfig, folder: str) -> TransformerConfig:
+    """The pair. Raises WorkloadError if the generator is not the discriminator made narrower."""
+    generator = _read(family, theirs_in(folder), folder)
+    pair = config.changed({"generator": generator.hidden})
+    expected = pair.generator_config()
+    for name in (f.name for f in fields(expected) if f.name not in ("head", "tied", "head_dim", "kv_heads")):
+        if getattr(generator, name) != getattr(expected, name):
+            raise WorkloadError(
+                f"the generator in {folder} has {name} {getattr(generator, name)!r}, and beside this discriminator "
+                f"{getattr(expected, name)!r} is expected; give a pair that was trained together"
+            )
+    return pair.changed({"tied": generator.tied})
 
 
 def describe_foreign(folder: str, changes: Mapping[str, Any] | None = None) -> ForeignModel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -52,16 +51,20 @@ _T5_FIELDS = {
     "norm_eps": "layer_norm_epsilon", "relative_buckets": "relative_attention_num_buckets",
     "relative_distance": "relative_attention_max_distance",
 }  # fmt: skip
-_T5_BODY = (*one("tokens.weight", "shared.weight"), *_t5_side("encoder", 1), *_t5_side("decoder", 2))
+_T5_BODY = (
+    *one("tokens.weight", "shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
+    *_t5_side("encoder", 1),
+    *_t5_side("decoder", 2),
+)
 _LM_HEAD = one("head.weight", "lm_head.weight")
 
 
 def _read_t5(theirs: Any) -> dict[str, Any]:
-    # Of T5 1.1 transformers keeps only that the output is not scaled; it is the same models that are untied.
+    # transformers keeps only that the output is not scaled, and ties unless the weights have two tables; of a
+    # configuration alone, T5 1.1 is the one without scale and with two.
     scaled = theirs.scale_decoder_outputs
-    activation = theirs.dense_act_fn
     return _read_positions(theirs) | {
-        "activation": activation,
+        "activation": theirs.dense_act_fn,
         "gated": theirs.is_gated_act,
         "scaled_head": scaled,
         "tied": scaled,
@@ -74,14 +77,13 @@ def _read_positions(theirs: Any) -> dict[str, Any]:
 
 
 def _write_t5(config: TransformerConfig) -> dict[str, Any]:
-    if config.tied != config.scaled_head:
-        raise WorkloadError("T5 scales its output where it is tied; set tied and scaled_head alike")
-    activation = (
-        "gelu" if config.gated and config.activation == "gelu_tanh" else ACTIVATIONS[config.activation]
-    )
+    activation = ACTIVATIONS[config.activation]
+    if config.gated:
+        # Theirs takes gated-gelu for the tanh approximation (T5 1.1), so that the exact one needs its other name.
+        activation = "gated-" + {"gelu_new": "gelu", "gelu": "gelu_python"}.get(activation, activation)
     return {
-        "feed_forward_proj": f"gated-{activation}" if config.gated else activation,
-        "tie_word_embeddings": config.tied,
+        "feed_forward_proj": activation,
+        "scale_decoder_outputs": config.scaled_head,
         "n_positions": config.max_positions,
     }
 
@@ -91,6 +93,7 @@ T5 = Family(
     base=PRESETS["t5-base"],
     fields=_T5_FIELDS,
     constants={"dropout_rate": 0.0},
+    unsaid=("tied",),
     reads=_read_t5,
     writes=_write_t5,
     rows=_T5_BODY + _t5_feed("encoder", 1, False) + _t5_feed("decoder", 2, False),
@@ -101,6 +104,10 @@ T5_GATED = replace(
     rows=_T5_BODY + _t5_feed("encoder", 1, True) + _t5_feed("decoder", 2, True),
     base=PRESETS["t5-v1.1-base"],
 )
+
+
+UNLIMITED = 2**31 - 1
+"""Their capacity for a router that drops nothing."""
 
 
 def _switch_feed(side: str, feed: int) -> tuple[Row, ...]:
@@ -120,18 +127,21 @@ def _read_switch(theirs: Any) -> dict[str, Any]:
     step = theirs.encoder_sparse_step
     if step != theirs.decoder_sparse_step or theirs.router_bias:
         raise WorkloadError("this Switch has unlike sides or a router bias, which is not supported here")
-    positions = _read_positions(theirs)
+    capacity = theirs.expert_capacity
     moe = replace(
         base,
         experts=theirs.num_experts,
         intermediate=theirs.d_ff,
         every=step,
         first=1 if step > 1 else 0,
-        capacity_factor=theirs.expert_capacity * theirs.num_experts / positions["max_positions"],
+        capacity_factor=None,
+        capacity=capacity if capacity < UNLIMITED else None,
         auxiliary=theirs.router_aux_loss_coef,
         z_loss=theirs.router_z_loss_coef,
     )
-    return positions | {"moe": moe, "activation": theirs.dense_act_fn}
+    tied = theirs.tie_word_embeddings
+    own = {"moe": moe, "activation": theirs.dense_act_fn, "tied": tied, "scaled_head": tied}
+    return _read_positions(theirs) | own
 
 
 def _write_switch(config: TransformerConfig) -> dict[str, Any]:
@@ -145,17 +155,21 @@ def _write_switch(config: TransformerConfig) -> dict[str, Any]:
         raise WorkloadError(
             "Switch has top_k 1 and experts as wide as the other layers, from the second layer on"
         )
-    factor = moe.experts if moe.capacity_factor is None else moe.capacity_factor
+    if moe.capacity_factor is not None:
+        raise WorkloadError(
+            "Switch of transformers has one capacity for every length; give moe.capacity in tokens and set "
+            "moe.capacity_factor to null"
+        )
     return {
         "num_experts": moe.experts,
-        # Theirs is a number of tokens, ours a share: theirs is exact for the longest sequence.
         "n_positions": config.max_positions,
-        "expert_capacity": math.ceil(factor * config.max_positions / moe.experts),
+        "expert_capacity": UNLIMITED if moe.capacity is None else moe.capacity,
         "num_sparse_encoder_layers": config.layers // moe.every,
         "num_sparse_decoder_layers": config.decoder_layers // moe.every,
         "router_aux_loss_coef": moe.auxiliary,
         "router_z_loss_coef": moe.z_loss,
         "dense_act_fn": ACTIVATIONS[config.activation],
+        "tie_word_embeddings": config.tied,
     }
 
 
@@ -226,6 +240,11 @@ BART = Family(
     constants={"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0, "scale_embedding": False},
     reads=_read_bart,
     writes=_write_bart,
-    rows=(*one("tokens.weight", "model.shared.weight"), *_bart_side("encoder"), *_bart_side("decoder")),
+    rows=(
+        *one("tokens.weight", "model.shared.weight", "model.encoder.embed_tokens.weight",
+             "model.decoder.embed_tokens.weight"),
+        *_bart_side("encoder"),
+        *_bart_side("decoder"),
+    ),
     heads={"language": Head("BartForConditionalGeneration", _LM_HEAD), "none": Head("BartModel")},
 )  # fmt: skip

@@ -33,19 +33,27 @@ class Weights:
                 self._files = dict.fromkeys(file.keys(), SINGLE)
         else:
             raise WorkloadError(f"{folder} has no {SINGLE}; convert the checkpoint to safetensors")
+        self._stored = {_modern(name): name for name in self._files}
 
     def __contains__(self, name: str) -> bool:
-        return name in self._files
+        return name in self._stored
 
     def read(self, name: str) -> Tensor:
         """The tensor `name` on CPU in its own dtype."""
-        with safe_open(self.folder / self._files[name], "pt") as file:
-            return file.get_tensor(name)
+        stored = self._stored[name]
+        with safe_open(self.folder / self._files[stored], "pt") as file:
+            return file.get_tensor(stored)
 
     def blank(self, name: str) -> Tensor:
         """A tensor of the same shape on the meta device."""
-        with safe_open(self.folder / self._files[name], "pt") as file:
-            return torch.empty(file.get_slice(name).get_shape(), device="meta")
+        stored = self._stored[name]
+        with safe_open(self.folder / self._files[stored], "pt") as file:
+            return torch.empty(file.get_slice(stored).get_shape(), device="meta")
+
+
+def _modern(name: str) -> str:
+    """Checkpoints that were converted from TensorFlow call a norm's weight and bias gamma and beta."""
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
 def has_weights(folder: str) -> bool:

@@ -16,7 +16,7 @@ from orchestrator.train.optimizers import groups_of
 from workloads.errors import WorkloadError
 from workloads.load import load
 from workloads.mup import beside, folded, logit_scale, score_scale
-from workloads.parity import TOLERANCE, Case, compare
+from workloads.parity import SWITCH, TOLERANCE, Case, compare
 from workloads.presets import PRESETS, preset
 from workloads.transformer_workload import TransformerWorkload
 from workloads.workload import Vocabulary
@@ -197,7 +197,7 @@ EXPORTS = [
     Wide("T5", "t5-tiny", {}, ("padding",), base=HALF),
     Wide("T5 1.1", "t5-v1.1-tiny", {}, ("padding",), base=HALF),
     Wide("BART", "bart-tiny", {}, ("padding",), base=HALF),
-    Wide("Switch", "switch-tiny", {"intermediate": 64, "moe": {"intermediate": 64}}, ("padding",), base=HALF),
+    Wide("Switch", "switch-tiny", SWITCH, ("padding",), base=HALF),
     Wide("classes", "gpt-tiny", {"head": "sequence", "classes": 3}, ("padding",), base=HALF),
 ]  # fmt: skip
 

@@ -1,0 +1,254 @@
+"""Folders of transformers with random values of every key: read as they compute, or refused in one line."""
+
+import dataclasses
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from workloads.errors import WorkloadError
+from workloads.hf.compare import TOLERANCE, difference, probes
+from workloads.hf.faithful import HARMLESS
+from workloads.load import load
+from workloads.workload import Vocabulary
+
+SIZE, LENGTH, ROUNDS = 97, 24, 12
+KNOWN = Vocabulary(SIZE, eos=2, pad=1, bos=0, cls=3, sep=4, mask=5, sentinels=tuple(range(60, 97)))
+ENCODER = {
+    "vocab_size": SIZE, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
+    "max_position_embeddings": 32, "pad_token_id": 1,
+}  # fmt: skip
+DECODER = ENCODER | {"num_key_value_heads": 2, "head_dim": 8}
+T5 = {
+    "vocab_size": SIZE,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_heads": 4,
+    "pad_token_id": 1,
+}
+DEEPSEEK = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 2,
+            "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 8, "v_head_dim": 8, "num_key_value_heads": 4}  # fmt: skip
+SIDES = {f"{side}_{k}": v for side in ("encoder", "decoder") for k, v in
+         {"layers": 2, "attention_heads": 4, "ffn_dim": 48}.items()}  # fmt: skip
+CLASSES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "gpt2": ("GPT2LMHeadModel", {"vocab_size": SIZE, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32},
+             "causal_lm"),
+    "llama": ("LlamaForCausalLM", DECODER, "causal_lm"),
+    "qwen3": ("Qwen3ForCausalLM", DECODER, "causal_lm"),
+    "mixtral": ("MixtralForCausalLM", DECODER | {"num_local_experts": 4}, "causal_lm"),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", ENCODER | DEEPSEEK, "causal_lm"),
+    "bert": ("BertForMaskedLM", ENCODER, "masked_lm"),
+    "roberta": ("RobertaForMaskedLM", ENCODER, "masked_lm"),
+    "albert": ("AlbertForMaskedLM", ENCODER | {"embedding_size": 16}, "masked_lm"),
+    "electra": ("ElectraForMaskedLM", ENCODER | {"embedding_size": 16}, "masked_lm"),
+    "t5": ("T5ForConditionalGeneration", T5, "mass"),
+    "bart": ("BartForConditionalGeneration",
+             {"vocab_size": SIZE, "d_model": 32, "max_position_embeddings": 32, "pad_token_id": 1} | SIDES, "mass"),
+    "switch_transformers": ("SwitchTransformersForConditionalGeneration",
+                            T5 | {"num_experts": 4, "expert_capacity": 5, "num_sparse_encoder_layers": 1,
+                                  "num_decoder_layers": 2, "num_sparse_decoder_layers": 1}, "mass"),
+}  # fmt: skip
+ACTIVATIONS = (
+    "gelu",
+    "gelu_new",
+    "gelu_pytorch_tanh",
+    "gelu_python",
+    "relu",
+    "silu",
+    "swish",
+    "tanh",
+    "quick_gelu",
+)
+ROPE = (
+    {"rope_type": "default", "rope_theta": 500.0},
+    {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0},
+    {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+    {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 3.0,
+     "original_max_position_embeddings": 8},
+    *({"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 8, **more}
+      for more in ({}, {"attention_factor": 1.3}, {"truncate": False}, {"beta_fast": 8.0, "beta_slow": 2.0},
+                   {"mscale": 0.7}, {"mscale_all_dim": 0.6}, {"mscale": 0.7, "mscale_all_dim": 1.2})),
+)  # fmt: skip
+VALUES: dict[str, tuple[Any, ...]] = {
+    "rope_parameters": ROPE, "hidden_act": ACTIVATIONS, "activation_function": ACTIVATIONS, "dense_act_fn": ACTIVATIONS,
+    "feed_forward_proj": (*ACTIVATIONS, *(f"gated-{name}" for name in ACTIVATIONS)),
+    "head_dim": (8, 4, 16), "d_kv": (4, 16), "num_key_value_heads": (1, 2, 4), "sliding_window": (None, 6),
+    "num_sparse_encoder_layers": (0, 1, 2), "num_sparse_decoder_layers": (0, 1, 2), "expert_capacity": (1, 3, 100),
+    "layer_types": (["full_attention", "sliding_attention"],), "embedding_size": (16, 24, 32), "n_inner": (None, 40),
+    "num_hidden_groups": (1, 2), "inner_group_num": (1, 2), "type_vocab_size": (1, 2, 3), "pad_token_id": (0, 1, 5),
+    "n_group": (1, 2), "topk_group": (1, 2), "first_k_dense_replace": (0, 1, 2), "q_lora_rank": (None, 12),
+    "num_experts_per_tok": (1, 2, 3), "num_local_experts": (3, 5), "n_shared_experts": (1, 2),
+    "decoder_layers": (1, 3), "num_decoder_layers": (1, 3, None), "decoder_ffn_dim": (48, 40),
+    "decoder_attention_heads": (4, 2), "max_window_layers": (0, 1), "routed_scaling_factor": (0.5, 2.5),
+}  # fmt: skip
+"""What is tried where the kind of the value alone would say too little."""
+SIZES = {"vocab_size", "hidden_size", "d_model", "n_embd", "chunk_size_feed_forward", "num_mtp_layers"}
+
+
+def alternatives(name: str, value: Any) -> tuple[Any, ...]:
+    if name in VALUES:
+        return VALUES[name]
+    if name in SIZES or name in HARMLESS or value is None or isinstance(value, str | list | dict):
+        return ()
+    if isinstance(value, bool):
+        return (not value,)
+    if isinstance(value, int):
+        return (value + 1, 2 * value)
+    return (value * 10, 0.003) if value else (0.5,)
+
+
+def random_config(
+    kind: str, base: dict[str, Any], draw: random.Random, changed: int
+) -> tuple[Any, list[str]]:
+    config_class = getattr(transformers, kind).config_class
+    plain = config_class(**base)
+    names = [
+        f.name for f in dataclasses.fields(config_class) if alternatives(f.name, getattr(plain, f.name, None))
+    ]
+    chosen = draw.sample(sorted(names), min(changed, len(names)))
+    return config_class(**base | {n: draw.choice(alternatives(n, getattr(plain, n))) for n in chosen}), chosen
+
+
+def randomised(model: torch.nn.Module) -> torch.nn.Module:
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(0.1 * noise + (1.0 if parameter.dim() == 1 and parameter.mean() == 1 else 0.0))
+    return model
+
+
+def read_as_it_computes(folder: Path, objective: str) -> float:
+    """Largest difference between transformers and our model of the folder; raises WorkloadError if it is refused."""
+    workload = load(f"hf:{folder}", objective, KNOWN, sequence_length=LENGTH)
+    ours = workload.build().eval()
+    ours.load_state_dict({name: workload.initial(name, 0) for name in workload.shapes})
+    text = torch.randint(6, SIZE, (4 * LENGTH,), generator=torch.Generator().manual_seed(1))
+    return difference(
+        workload.config, ours, str(folder), probes(workload.config, KNOWN, text, (LENGTH, 13, 5))
+    )
+
+
+@pytest.mark.parametrize("model_type", CLASSES)
+def test_what_is_read_computes_what_transformers_computes(model_type: str, tmp_path: Path) -> None:
+    kind, base, objective = CLASSES[model_type]
+    draw, taken, lines = random.Random(model_type), 0, []
+    for number in range(ROUNDS):
+        try:
+            config, chosen = random_config(kind, base, draw, number % 4)
+            model = randomised(getattr(transformers, kind)(config))
+        except Exception:  # transformers itself does not take it
+            continue
+        folder = tmp_path / str(number)
+        model.save_pretrained(folder)
+        try:
+            apart = read_as_it_computes(folder, objective)
+        except WorkloadError as error:
+            lines.append(str(error))
+            continue
+        taken += 1
+        assert apart <= TOLERANCE, {name: getattr(config, name) for name in chosen}
+    assert taken > 1
+    assert not any("\n" in line for line in lines)
+
+
+def saved(tmp_path: Path, model_type: str, **changes: Any) -> Path:
+    kind, base, _ = CLASSES[model_type]
+    model_class = getattr(transformers, kind)
+    randomised(model_class(model_class.config_class(**base | changes))).save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "says"),
+    [
+        ("bert", {"is_decoder": True}, "is_decoder True of bert is not supported here, only False"),
+        ("llama", {"rope_parameters": ROPE[1]}, r"rope_parameters\.partial_rotary_factor 0\.5 of llama"),
+        (
+            "switch_transformers",
+            {"tie_word_embeddings": False},
+            r"decoder\.embed_tokens\.weight unlike encoder",
+        ),
+        (
+            "deepseek_v3",
+            {"num_key_value_heads": 2},
+            "as many key as query heads; set num_key_value_heads to 4",
+        ),
+    ],
+)
+def test_what_our_classes_cannot_compute_is_named(
+    model_type: str, changes: dict, says: str, tmp_path: Path
+) -> None:
+    folder = saved(tmp_path, model_type, **changes)
+    with pytest.raises(WorkloadError, match=says):
+        read_as_it_computes(folder, CLASSES[model_type][2])
+
+
+def test_a_bias_of_the_logits_that_we_lack_is_named(tmp_path: Path) -> None:
+    model = transformers.BartForConditionalGeneration(transformers.BartConfig(**CLASSES["bart"][1]))
+    model.final_logits_bias[0, 3] = 0.5
+    model.save_pretrained(tmp_path)
+    with pytest.raises(WorkloadError, match="final_logits_bias that is not zero"):
+        read_as_it_computes(tmp_path, "mass")
+
+
+@pytest.mark.parametrize("tables", [1, 2])
+def test_a_t5_without_scale_has_the_tables_of_its_weights(tables: int, tmp_path: Path) -> None:
+    config = transformers.T5Config(
+        **CLASSES["t5"][1], feed_forward_proj="gated-gelu", tie_word_embeddings=False
+    )
+    model = transformers.T5ForConditionalGeneration(config)
+    if tables == 2:
+        model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
+    randomised(model).save_pretrained(tmp_path)
+    assert read_as_it_computes(tmp_path, "mass") <= TOLERANCE
+    assert load(f"hf:{tmp_path}", "mass", KNOWN, sequence_length=LENGTH).config.tied == (tables == 1)
+
+
+def test_weights_with_two_tables_are_not_tied_whatever_is_configured(tmp_path: Path) -> None:
+    untied = saved(tmp_path, "llama", tie_word_embeddings=False)
+    told = (
+        (untied / "config.json")
+        .read_text()
+        .replace('"tie_word_embeddings": false', '"tie_word_embeddings": true')
+    )
+    (untied / "config.json").write_text(told)
+    assert read_as_it_computes(untied, "causal_lm") <= TOLERANCE
+
+
+def test_names_of_norms_that_tensorflow_gave_are_read(tmp_path: Path) -> None:
+    folder = saved(tmp_path, "bert")
+    file = folder / "model.safetensors"
+    modern = load_file(file)
+    legacy = {
+        k.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): v
+        for k, v in modern.items()
+    }
+    assert legacy.keys() != modern.keys()
+    save_file(legacy, file, metadata={"format": "pt"})
+    assert read_as_it_computes(folder, "masked_lm") <= TOLERANCE
+
+
+def test_a_generator_unlike_its_discriminator_is_named(tmp_path: Path) -> None:
+    base = CLASSES["electra"][1]
+    pair = transformers.ElectraForPreTraining(transformers.ElectraConfig(**base))
+    pair.save_pretrained(tmp_path)
+    narrow = base | {
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+        "hidden_act": "relu",
+    }
+    transformers.ElectraForMaskedLM(transformers.ElectraConfig(**narrow)).save_pretrained(
+        tmp_path / "generator"
+    )
+    with pytest.raises(WorkloadError, match="has activation 'relu', and beside this discriminator 'gelu'"):
+        load(f"hf:{tmp_path}", "replaced_token_detection", KNOWN, sequence_length=LENGTH)

@@ -1,0 +1,158 @@
+"""Our model beside what transformers loads from its export: the same batches, the same numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from workloads.config import TransformerConfig
+from workloads.electra import Electra
+from workloads.hf.folder import GENERATOR, ForeignModel
+from workloads.transformer import Output
+from workloads.workload import Batch, Vocabulary
+
+TOLERANCE = 1e-5
+"""Largest difference that two sound fp32 computations of one model have, where no number is far above one."""
+_ARGUMENTS = {"tokens": "input_ids", "token_types": "token_type_ids", "positions": "position_ids",
+              "decoder_tokens": "decoder_input_ids"}  # fmt: skip
+_OUTPUTS = {
+    "logits": ("logits", "prediction_logits"),
+    "sentence": ("seq_relationship_logits", "sop_logits", "logits"),
+    "hidden": ("last_hidden_state",),
+}
+"""Theirs by the names of ours."""
+
+Outputs = Mapping[str, Tensor]
+
+
+def difference(
+    config: TransformerConfig | ForeignModel, model: nn.Module, folder: str, batches: Iterable[Batch]
+) -> float:
+    """Largest difference over all `batches` between `model`, in evaluation, and the export in `folder`.
+
+    It is a share of the largest number that either gives, if that is above one. Where it exceeds TOLERANCE both
+    are computed again in fp64, and that decides: a router whose two best experts are alike but for rounding tips in
+    fp32. Padding is not compared. Raises RuntimeError if a tensor is missing in the export or left over.
+    """
+    batches, worst = list(batches), 0.0
+    with torch.no_grad():
+        for part, ours, place in _networks(config, model, folder):
+            theirs = load(place, strict=not isinstance(part, ForeignModel))
+            for batch in batches:
+                apart = _apart(part, ours, theirs, batch)
+                if not apart <= TOLERANCE:
+                    model.double(), theirs.double()
+                    apart = _apart(part, ours, theirs, batch)
+                    model.float(), theirs.float()
+                worst = max(worst, apart) if apart == apart else apart
+                if worst != worst:
+                    return worst
+    return worst
+
+
+def load(folder: str, strict: bool = True) -> Any:
+    """The export as transformers loads it, by the class that its own configuration names, in evaluation, fp32.
+
+    Raises RuntimeError if a tensor is missing or left over, unless it need not be `strict`.
+    """
+    import transformers
+
+    named = json.loads((Path(folder) / "config.json").read_text())["architectures"][0]
+    kind = getattr(transformers, named)
+    model, report = kind.from_pretrained(
+        folder,
+        local_files_only=True,
+        output_loading_info=True,
+        dtype=torch.float32,
+        # The grouped kernel takes neither fp64 nor odd sizes.
+        experts_implementation="eager",
+    )
+    if strict and (wrong := {k: v for k, v in report.items() if v}):
+        raise RuntimeError(f"{named} of transformers loads with {wrong}")
+    return model.eval()
+
+
+def arguments(config: TransformerConfig | ForeignModel, batch: Batch) -> dict[str, Tensor]:
+    """Our batch as transformers takes it, without labels."""
+    found = {theirs: batch[ours] for ours, theirs in _ARGUMENTS.items() if ours in batch}
+    if "positions" in batch and isinstance(config, TransformerConfig):
+        found["position_ids"] = batch["positions"] + config.position_offset * config.counted_positions
+    if "attention" in batch:
+        found["attention_mask"] = batch["attention"].unsqueeze(1)
+    elif "padding" in batch:
+        found["attention_mask"] = batch["padding"].long()
+    if "decoder_padding" in batch:
+        found["decoder_attention_mask"] = batch["decoder_padding"].long()
+    return found
+
+
+def probes(
+    config: TransformerConfig | ForeignModel, vocabulary: Vocabulary, text: Tensor, lengths: Iterable[int]
+) -> Iterator[Batch]:
+    """Two rows of `text` int64 [n] at each length: whole, the second padded at its end, and at its beginning.
+
+    Padding is not put at the beginning for a router with a capacity, which counts what stands before in the row, nor
+    where the first place stands for the sequence.
+    """
+    pad = vocabulary.eos if vocabulary.pad is None else vocabulary.pad
+    left = isinstance(config, TransformerConfig) and not (
+        (config.moe and config.moe.at_length(1))
+        or config.sentence_head
+        or (config.head == "sequence" and not config.causal)
+    )
+    for length in lengths:
+        rows = text.repeat(-(-4 * length // len(text)))[: 4 * length].view(4, length)
+        short = torch.arange(length) < max(1, length - length // 3)
+        for real in (None, short, short.flip(0)) if left else (None, short):
+            padding = torch.ones(2, length, dtype=torch.bool)
+            if real is not None:
+                padding[1] = real
+            batch = {"tokens": rows[:2].masked_fill(~padding, pad), "padding": padding}
+            if config.architecture == "encoder-decoder":
+                ends = padding if real is None else torch.stack((torch.ones_like(short), short))
+                batch |= {"decoder_tokens": rows[2:].masked_fill(~ends, pad), "decoder_padding": ends}
+            elif isinstance(config, TransformerConfig) and config.token_types > 1:
+                batch["token_types"] = (torch.arange(length) >= length // 2).long().expand(2, -1)
+            yield batch
+
+
+def _networks(
+    config: TransformerConfig | ForeignModel, model: nn.Module, folder: str
+) -> Iterator[tuple[TransformerConfig | ForeignModel, Callable[[Batch], Outputs], str]]:
+    """Each exported network: its configuration, ours and its folder."""
+    if not isinstance(model, Electra):
+        yield config, lambda batch: _of_output(model(batch)), folder
+        return
+    assert isinstance(config, TransformerConfig)
+    yield config.changed({"generator": 0}), lambda batch: {"logits": model.judge(batch)}, folder
+    yield (
+        config.generator_config(),
+        lambda batch: {"logits": model.guess(batch)},
+        str(Path(folder) / GENERATOR),
+    )
+
+
+def _of_output(output: Output) -> Outputs:
+    found = {name: getattr(output, name) for name in ("logits", "sentence")}
+    return {k: v for k, v in found.items() if v is not None} or {"hidden": output.hidden}
+
+
+def _apart(
+    config: TransformerConfig | ForeignModel, ours: Callable[[Batch], Outputs], theirs: Any, batch: Batch
+) -> float:
+    given = {k: v for k, v in batch.items() if k not in ("labels", "sequence_labels")}
+    mine, other = ours(given), theirs(**arguments(config, given))
+    real = batch.get("decoder_padding" if "decoder_tokens" in batch else "padding")
+    worst = torch.zeros(())
+    for name, value in mine.items():
+        found = next(other[n] for n in _OUTPUTS[name] if n in other)
+        if real is not None and value.shape[:2] == real.shape:
+            value, found = value[real], found[real]
+        scale = torch.stack((value.abs().max(), found.abs().max(), torch.ones_like(value.max()))).max()
+        worst = torch.maximum(worst, ((value - found).abs().max() / scale).float())
+    return float(worst)
