@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import fsspec
-
 from orchestrator.errors import InputError
+from orchestrator.storage.inputs import open_input
 
 TABLE = Path(__file__).with_name("prices.csv")
 COLUMNS = ["machine", "market", "zone", "usd_per_hour"]
@@ -23,8 +22,9 @@ def load(uri: str | None = None) -> Prices:
     """Prices by (machine, market, zone) from a table of the user's, else from our own. Raises InputError."""
     where = uri or str(TABLE)
     try:
-        with fsspec.open(where, "r") as file:
-            lines = [line for line in file.read().splitlines() if line.strip() and not line.startswith("#")]
+        with open_input(where) as file:
+            text = file.read().decode()
+        lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
         rows = list(csv.DictReader(lines, strict=True))
         if not rows or list(rows[0]) != COLUMNS:
             raise ValueError(f"its columns must be {','.join(COLUMNS)}")

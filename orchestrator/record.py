@@ -11,12 +11,12 @@ from typing import Any
 from orchestrator import prices
 from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.checkpoint.replicas import newest, peer_store
-from orchestrator.checkpoint.retry import storage_failed
 from orchestrator.checkpoint.store import Store
 from orchestrator.rows import HOLD, Rows
 from orchestrator.rundir import Row, RunDir
 from orchestrator.spec import JobSpec, dump
 from orchestrator.stability import Skip, is_before, merged, on_record
+from orchestrator.storage.retry import storage_failed
 from orchestrator.track.ledger import timeline
 from orchestrator.track.summary import cost
 from orchestrator.track.tracker import Tracker

@@ -9,8 +9,8 @@ import time
 from collections.abc import Sequence
 
 from orchestrator.checkpoint.committer import one_line
-from orchestrator.checkpoint.retry import storage_failed
 from orchestrator.rundir import Row, RunDir
+from orchestrator.storage.retry import storage_failed
 
 HOLD = 5.0
 """Seconds that rows wait for others on an object store, where rows written together are one object."""

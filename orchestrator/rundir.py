@@ -17,12 +17,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
-import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from orchestrator.checkpoint.objects import open_filesystem, publish_object
-from orchestrator.checkpoint.retry import Retry
 from orchestrator.errors import InputError
+from orchestrator.storage.backends import is_local, local_path
+from orchestrator.storage.objects import publish_object
+from orchestrator.storage.remote import RemoteFileSystem
+from orchestrator.storage.retry import Retry
 
 Row = dict[str, Any]
 P = ParamSpec("P")
@@ -31,7 +32,7 @@ T = TypeVar("T")
 ALIVE = 15.0
 """Seconds since its last status after which a controller on another machine is taken for dead."""
 REMOTE_TIMEOUT = 15.0
-"""Seconds that a remote store may stay silent before a call counts as failed."""
+"""Seconds that a small call to a remote store may take."""
 RETRY = Retry(attempts=5, first=0.1, cap=3.0, deadline=30.0)
 """Bounds of every call to a remote store: rows, which can wait, are tried again later."""
 LOCK_TIMEOUT = 20.0
@@ -42,15 +43,15 @@ class RunDir:
     """Reads and writes the documents and rows of one run. Raises InputError if the place cannot be used."""
 
     def __init__(self, uri: str) -> None:
+        self.local = is_local(uri)
+        self.fs: Any
         try:
-            self.fs, self.path = fsspec.core.url_to_fs(uri)
+            self.fs = LocalFileSystem() if self.local else RemoteFileSystem(uri, REMOTE_TIMEOUT)
         except (ValueError, ImportError) as error:
             mend = "use a path or an fsspec URI such as s3://"
             raise InputError(f"the run directory cannot be opened ({error})", uri, mend) from None
-        self.local = isinstance(self.fs, LocalFileSystem)
+        self.path: str = local_path(uri) if self.local else self.fs.root
         self.uri = self.path if self.local else uri.rstrip("/")
-        if not self.local and "::" not in uri:
-            self.fs = open_filesystem(uri, REMOTE_TIMEOUT)
         self._next: dict[str, int] = {}
 
     @property
@@ -242,7 +243,6 @@ class RunDir:
         path = self._path(name)
         if self.local:
             return [path] if os.path.exists(path) else []
-        self.fs.invalidate_cache(path)
         try:
             return sorted(p for p in self._call(self.fs.ls, path, detail=False) if "/part-" in p)
         except FileNotFoundError:

@@ -91,6 +91,7 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
+        _hang_up(self._listener)
         self._listener.close()
 
     def _accept(self) -> None:
@@ -115,9 +116,13 @@ class Proxy:
                         self.spoiled.append(f"{fault[0]} {line}")
                 if fault[0] == "refuse":
                     break
-                if fault[0] == "busy":
+                if fault[0] == "stall":  # nothing more is taken: what the client sends fills its own buffers
+                    answers.join()
+                    break
+                if fault[0] in ("busy", "broken"):
+                    answer = {"busy": b"503 Slow Down", "broken": b"500 Internal Server Error"}[fault[0]]
                     client.sendall(
-                        b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+                        b"HTTP/1.1 " + answer + b"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
                     )
                     break
                 if fault[0] != "hang":
@@ -139,6 +144,11 @@ class Proxy:
                     break
                 if fault[0] == "slow":
                     time.sleep(0.3)
+                if fault[0] == "trickle":  # each byte is a sign of life
+                    for at in range(len(data)):
+                        client.sendall(data[at : at + 1])
+                        time.sleep(0.2)
+                    continue
                 client.sendall(data)
         except OSError:
             pass

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from orchestrator.checkpoint.backends import Buffers
 from orchestrator.checkpoint.holder import ERRNO, receive, receive_message, send
+from orchestrator.storage.backends import Buffers
 
 CONNECT_TIMEOUT = 2.0
 """Seconds for a holder to accept a connection."""

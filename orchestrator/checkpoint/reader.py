@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import torch
 
-from orchestrator.checkpoint.backends import Backend
 from orchestrator.checkpoint.manifest import Chunk, CorruptCommit, Manifest
 from orchestrator.checkpoint.pieces import DTYPES
-from orchestrator.checkpoint.retry import Retry
 from orchestrator.checkpoint.shard import ITEM_BYTES, digest
 from orchestrator.errors import InputError
+from orchestrator.storage.backends import Backend
+from orchestrator.storage.retry import Retry
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # start, extent
 

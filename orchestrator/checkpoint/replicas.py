@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.checkpoint.peers import peers_uri
-from orchestrator.checkpoint.retry import Retry
 from orchestrator.checkpoint.store import Store
+from orchestrator.storage.retry import Retry
 
 
 def peer_store(token: str, holders: list[str], write_to: list[str], attempt: str = "") -> Store:

@@ -19,9 +19,9 @@ from dataclasses import asdict
 from typing import Any
 
 from orchestrator.checkpoint.committer import Committer, Retention
-from orchestrator.checkpoint.retry import Retry
 from orchestrator.checkpoint.shard import RawPiece
 from orchestrator.checkpoint.store import Store
+from orchestrator.storage.retry import Retry
 
 PR_SET_PDEATHSIG = 1
 PEER_PATIENCE = 10.0  # seconds for the shards of other writers: memory is fast or it is gone

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.checkpoint import retention
 from orchestrator.checkpoint import shard as shards
 from orchestrator.checkpoint.assemble import assemble
-from orchestrator.checkpoint.backends import open_backend
 from orchestrator.checkpoint.manifest import (
     FENCE,
     MANIFEST,
@@ -22,9 +21,11 @@ from orchestrator.checkpoint.manifest import (
     parse,
     published,
 )
-from orchestrator.checkpoint.retry import Retry
+from orchestrator.checkpoint.peers import PeerBackend
 from orchestrator.checkpoint.verify import damage, spans
 from orchestrator.errors import InputError
+from orchestrator.storage.backends import Backend, open_backend
+from orchestrator.storage.retry import Retry
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.pieces import Piece
@@ -57,13 +58,14 @@ class Store:
             block_bytes: a checksum is kept for each block of so many bytes of a chunk.
             file_bytes: a writer's pieces are spread over files of about this size.
             threads: files written and read at once.
-            timeout: seconds that a remote store may stay silent before a call counts as failed.
+            timeout: seconds that a small call to a remote store may take; large ones get more by their size.
         """
         self.uri = uri
         # the address of peers holds their token, which no message should
         self.place = "peer memory" if uri.startswith("peers://") else uri.rstrip("/")
         self.attempt = attempt or uuid.uuid4().hex[:12]
-        self.backend = open_backend(uri, timeout)
+        self.backend: Backend
+        self.backend = PeerBackend(uri, timeout) if uri.startswith("peers://") else open_backend(uri, timeout)
         self.retry = retry or Retry()
         self.skipped: list[tuple[int, str]] = []
         self.block_bytes, self.file_bytes, self.threads = block_bytes, file_bytes, threads

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from orchestrator.checkpoint.backends import Backend
 from orchestrator.checkpoint.manifest import Manifest, folder
-from orchestrator.checkpoint.retry import Retry
 from orchestrator.checkpoint.shard import ITEM_BYTES, digest
+from orchestrator.storage.backends import Backend
+from orchestrator.storage.retry import Retry
 
 STRIDE = 16 << 20  # bytes read at once
 

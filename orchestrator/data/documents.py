@@ -7,23 +7,20 @@ spans' pieces, one span after the other, are the pieces of the whole file.
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO, NamedTuple
 
-import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from orchestrator.data.sources import Span
 from orchestrator.errors import InputError
+from orchestrator.storage.inputs import open_input
 
 SEPARATOR = b"<|endoftext|>"
 PIECE_BYTES = 2**18
 """A long document is handed on in pieces of about this size, cut after a line, to bound memory."""
-
-READ_BYTES = 2**20
 
 
 class Piece(NamedTuple):
@@ -43,9 +40,7 @@ def pieces(span: Span) -> Iterator[Piece]:
     if span.file.kind == ".parquet":
         yield from _rows(span)
         return
-    with fsspec.open(span.file.uri, "rb") as raw:
-        # Remote files of fsspec read a whole block for every line.
-        file = io.BufferedReader(raw, READ_BYTES)
+    with open_input(span.file.uri) as file:
         yield from (_lines if span.file.kind == ".jsonl" else _text)(span, file)
 
 
@@ -127,7 +122,7 @@ def _lines(span: Span, file: BinaryIO) -> Iterator[Piece]:
 
 def _rows(span: Span) -> Iterator[Piece]:
     groups = list(range(span.start, span.stop))
-    with fsspec.open(span.file.uri, "rb") as file:
+    with open_input(span.file.uri) as file:
         for batch in pq.ParquetFile(file).iter_batches(
             256, row_groups=groups, columns=list(span.file.fields)
         ):

@@ -1,40 +1,41 @@
-"""Small files on any fsspec file system, written whole or not at all."""
+"""Small files of prepared data on any file system, written whole or not at all."""
 
 from __future__ import annotations
 
 import json
-import os
-import uuid
 from typing import Any
 
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
-
 from orchestrator.errors import InputError
+from orchestrator.storage.backends import open_backend
+from orchestrator.storage.posix import PosixBackend
+from orchestrator.storage.retry import Retry
+
+TIMEOUT = 30.0
+"""Seconds that a small call to a remote store may take."""
 
 
 class Folder:
     """A folder on any fsspec file system. Raises InputError for a protocol that cannot be used."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, retry: Retry | None = None) -> None:
         try:
-            self.fs, self.path = fsspec.core.url_to_fs(uri)
+            self.backend = open_backend(uri, TIMEOUT)
         except (ValueError, ImportError) as error:
             raise InputError(
                 f"cannot be opened ({error})", uri, "use a path or an fsspec URI such as s3://"
             ) from None
-        self.path = self.path.rstrip("/")
-        self.local = isinstance(self.fs, LocalFileSystem)
-        self.uri = self.path if self.local else uri.rstrip("/")
+        self.retry = retry or Retry()
+        self.local = isinstance(self.backend, PosixBackend)
+        self.uri = self.backend.root if isinstance(self.backend, PosixBackend) else uri.rstrip("/")
 
     def at(self, name: str) -> str:
-        """The path of `name` within, as the file system takes it."""
-        return f"{self.path}/{name}"
+        """The path or URI of `name` within."""
+        return f"{self.uri}/{name}"
 
     def read(self, name: str) -> bytes | None:
         """The bytes of a file, or None if there is none. Raises InputError if it may not be read."""
         try:
-            return bytes(self.fs.cat_file(self.at(name)))
+            return self.retry(self.backend.read, name)
         except FileNotFoundError:
             return None
         except PermissionError as error:
@@ -42,33 +43,27 @@ class Folder:
                 f"may not be read ({error})", self.uri, "check permissions and credentials"
             ) from None
 
+    def read_into(self, name: str, offset: int, target: memoryview) -> int:
+        """Fill `target` from a byte offset of a file; how many bytes there were. Raises FileNotFoundError."""
+        return self.retry(self.backend.read_into, name, offset, target)
+
     def read_json(self, name: str) -> Any:
         """A JSON document, or None if there is none."""
         data = self.read(name)
         return None if data is None else json.loads(data)
 
     def names(self, folder: str) -> set[str]:
-        """Names of the files in a folder within; empty if there is none."""
-        self.fs.invalidate_cache(self.at(folder))
-        try:
-            found = self.fs.ls(self.at(folder), detail=False)
-        except FileNotFoundError:
-            return set()
-        return {path.rstrip("/").rsplit("/", 1)[-1] for path in found}
+        """Names of the files in a folder within and below it, as of there; empty if there is none."""
+        skip = len(folder) + 1 if folder else 0
+        return {path[skip:] for path in self.retry(self.backend.list, folder)}
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        self.retry(self.backend.remove, name)
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file whole: a reader sees the old one or the new one, also after a crash of the machine."""
-        path = self.at(name)
-        if not self.local:
-            self.fs.pipe_file(path, data)  # an object appears when its upload is complete
-            return
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        draft = f"{path}.{uuid.uuid4().hex}.tmp"
-        with open(draft, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
+        self.retry(self.backend.replace, name, data)
 
     def write_json(self, name: str, value: Any) -> None:
         """Write a JSON document whole."""

@@ -10,13 +10,16 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import Any
 
-import fsspec
 import pyarrow.parquet as pq
 import xxhash
 from fsspec.implementations.local import LocalFileSystem
 
 from orchestrator.errors import InputError
 from orchestrator.spec import Source
+from orchestrator.storage.backends import is_local, local_path
+from orchestrator.storage.inputs import TIMEOUT, open_input
+from orchestrator.storage.remote import RemoteFileSystem
+from orchestrator.storage.retry import Retry
 
 KINDS = (".txt", ".jsonl", ".parquet")
 PARTS = 64
@@ -111,14 +114,14 @@ def _match(number: int, source: Source) -> list[tuple[int, Source, Any, dict[str
     """The files of one source, as their file system lists them."""
     where = f"data.sources.{number}.uri {source.uri}"
     try:
-        fs, path = fsspec.core.url_to_fs(source.uri)
-        fs.invalidate_cache()  # a listing from earlier in this process may be stale
-        if fs.isfile(path):
-            infos = [fs.info(path)]
-        elif fs.isdir(path):
+        fs, path = _file_system(source.uri)
+        retry = Retry()
+        if retry(fs.isfile, path):
+            infos = [retry(fs.info, path)]
+        elif retry(fs.isdir, path):
             infos = None
         else:
-            found = fs.glob(path, detail=True)
+            found = retry(fs.glob, path, detail=True)
             infos = [found[name] for name in sorted(found) if found[name]["type"] == "file"]
     except Exception as error:  # every fsspec backend raises its own kind
         raise InputError(f"cannot be listed ({error})", where, "check the address and credentials") from None
@@ -133,11 +136,19 @@ def _match(number: int, source: Source) -> list[tuple[int, Source, Any, dict[str
     return [(number, source, fs, info) for info in infos]
 
 
+def _file_system(uri: str) -> tuple[Any, str]:
+    """The file system of a source, and its path there."""
+    if is_local(uri):
+        return LocalFileSystem(), local_path(uri)
+    fs = RemoteFileSystem(uri, TIMEOUT)
+    return fs, fs.root
+
+
 def _identify(number: int, source: Source, fs: Any, info: dict[str, Any]) -> SourceFile:
     path, local = info["name"], isinstance(fs, LocalFileSystem)
     try:
         # Not the time of change where it can be helped: the same text collected again is the same data.
-        content = _hash(path) if local else str(info.get("ETag") or fs.ukey(path))
+        content = _hash(path) if local else str(info.get("ETag") or Retry()(fs.ukey, path))
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", path, "check its permissions") from None
     if path.endswith(".txt") and not isinstance(source.field, str):
@@ -157,7 +168,7 @@ def _hash(path: str) -> str:
 
 def _row_groups(file: SourceFile, part_bytes: int) -> list[Span]:
     try:
-        with fsspec.open(file.uri) as handle:
+        with open_input(file.uri) as handle:
             parquet = pq.ParquetFile(handle)
             names, meta = parquet.schema_arrow.names, parquet.metadata
             sizes = [meta.row_group(i).total_byte_size for i in range(meta.num_row_groups)]

@@ -124,10 +124,11 @@ def _download(folder: Folder, shard: Shard, path: Path) -> None:
     draft = path.with_suffix(".tmp")
     state = xxhash.xxh3_128()
     try:
-        with folder.fs.open(folder.at(shard.file), "rb") as remote, draft.open("wb") as file:
-            while block := remote.read(2**22):
-                state.update(block)
-                file.write(block)
+        block = memoryview(bytearray(2**22))
+        with draft.open("wb") as file:
+            while count := folder.read_into(shard.file, file.tell(), block):
+                state.update(block[:count])
+                file.write(block[:count])
             file.flush()
             os.fsync(file.fileno())
     except FileNotFoundError:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
-import fsspec
-
+from orchestrator.data.files import Folder
 from orchestrator.finish import draw
 from orchestrator.rundir import RunDir
 from orchestrator.spec import JobSpec, dump
@@ -80,6 +80,9 @@ def _own_steps(sweep: RunDir, run: str) -> int:
 
 def remove_folder(sweep: RunDir, name: str) -> None:
     """Remove a folder of the sweep's directory, if it is there."""
-    fs, path = fsspec.core.url_to_fs(sweep.at(name))
-    if fs.exists(path):
-        fs.rm(path, recursive=True)
+    if sweep.local:
+        shutil.rmtree(sweep.at(name), ignore_errors=True)
+        return
+    folder = Folder(sweep.at(name))
+    for path in folder.names(""):
+        folder.remove(path)

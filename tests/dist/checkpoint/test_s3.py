@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.checkpoint import objects
+from orchestrator.storage import remote
 from orchestrator.checkpoint.committer import Retention
 from orchestrator.checkpoint.pieces import Piece, whole
-from orchestrator.checkpoint.retry import Retry
+from orchestrator.storage.retry import Retry
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.store import Store
 from orchestrator.errors import InputError
@@ -102,7 +102,7 @@ def test_one_of_many_publishers_wins(bucket: str) -> None:
 
 
 def test_a_large_shard_goes_up_in_parts(bucket: str, proxy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objects, "PART_BYTES", 5 << 20)
+    monkeypatch.setattr(remote, "PART_BYTES", 5 << 20)
     tensor = torch.randn(3_000_000)
     store = opened(bucket, timeout=10.0)
     cuts = iter(["", "refuse"])

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.checkpoint import posix
 from orchestrator.checkpoint.committer import Committer, Outcome, Retention
 from orchestrator.checkpoint.pieces import Piece
-from orchestrator.checkpoint.retry import Retry
 from orchestrator.checkpoint.store import Store
+from orchestrator.storage import posix
+from orchestrator.storage.retry import Retry
 
 META = {"position": 1, "receipt": ""}
 ONCE = Retry(1)

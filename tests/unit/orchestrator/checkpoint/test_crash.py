@@ -15,12 +15,13 @@ import posix_model
 import pytest
 import torch
 
-from orchestrator.checkpoint import posix, retention
+from orchestrator.checkpoint import retention
 from orchestrator.checkpoint.manifest import MANIFEST, Manifest
 from orchestrator.checkpoint.pieces import Piece, whole
-from orchestrator.checkpoint.posix import PosixBackend
-from orchestrator.checkpoint.retry import Retry
 from orchestrator.checkpoint.store import Store
+from orchestrator.storage import posix
+from orchestrator.storage.posix import PosixBackend
+from orchestrator.storage.retry import Retry
 
 STEPS = (10, 20, 30)
 Expected = dict[int, tuple[bytes, dict[str, torch.Tensor]]]

@@ -13,9 +13,9 @@ import torch
 
 from orchestrator.checkpoint.committer import Outcome, Retention
 from orchestrator.checkpoint.pieces import Piece, whole
-from orchestrator.checkpoint.retry import Retry
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.store import Store
+from orchestrator.storage.retry import Retry
 
 
 def meta(step: int) -> dict[str, object]:

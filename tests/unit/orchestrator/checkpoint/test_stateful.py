@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from orchestrator.checkpoint.pieces import Piece, whole
-from orchestrator.checkpoint.retry import Retry
 from orchestrator.checkpoint.store import Store
+from orchestrator.storage.retry import Retry
 
 SHARED = Path("/dev/shm")
 

@@ -1,4 +1,4 @@
-"""What commits need of where they are stored. Paths are relative to a root.
+"""Files below a root, wherever that is: what commits, run directories and prepared data need of it.
 
 What differs between a POSIX directory and an object store is what makes a file durable and what makes a
 publication atomic: fsync and link there, a conditional put here.
@@ -41,19 +41,26 @@ class Backend(Protocol):
         """Remove a folder if it is empty."""
 
 
+def is_local(uri: str) -> bool:
+    """Whether a URI names a place on this machine's file systems."""
+    return "::" not in uri and ("://" not in uri or uri.startswith(("file://", "local://")))
+
+
+def local_path(uri: str) -> str:
+    """The absolute path that a local URI names."""
+    return os.path.abspath(os.path.expanduser(uri.split("://", 1)[-1]))
+
+
 def open_backend(uri: str, timeout: float) -> Backend:
     """The backend of an fsspec URI; credentials and endpoints come from the environment, as fsspec has it.
 
-    `timeout` bounds the seconds that a remote store may stay silent.
+    `timeout` bounds the seconds of a call to a remote store, as in `RemoteFileSystem`. Raises ValueError or ImportError
+    for a protocol that cannot be used.
     """
-    if "://" not in uri or uri.startswith(("file://", "local://")):
-        from orchestrator.checkpoint.posix import PosixBackend
+    if is_local(uri):
+        from orchestrator.storage.posix import PosixBackend
 
-        return PosixBackend(os.path.abspath(uri.split("://", 1)[-1]))
-    if uri.startswith("peers://"):
-        from orchestrator.checkpoint.peers import PeerBackend
-
-        return PeerBackend(uri, timeout)
-    from orchestrator.checkpoint.objects import ObjectBackend
+        return PosixBackend(local_path(uri))
+    from orchestrator.storage.objects import ObjectBackend
 
     return ObjectBackend(uri, timeout)

@@ -6,7 +6,7 @@ import errno
 import os
 import uuid
 
-from orchestrator.checkpoint.backends import Buffers
+from orchestrator.storage.backends import Buffers
 
 
 class PosixBackend:

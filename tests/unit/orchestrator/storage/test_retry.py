@@ -6,7 +6,7 @@ import time
 import pytest
 from botocore.exceptions import EndpointConnectionError
 
-from orchestrator.checkpoint.retry import Retry, transient
+from orchestrator.storage.retry import Retry, transient
 
 
 class Flaky:

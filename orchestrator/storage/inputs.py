@@ -1,0 +1,63 @@
+"""Files of others that are only read: text, tables, tokenizers, wherever they are."""
+
+from __future__ import annotations
+
+import errno
+import io
+from typing import Any, BinaryIO
+
+from orchestrator.storage.backends import is_local, local_path
+from orchestrator.storage.remote import PART_BYTES, RemoteFileSystem
+from orchestrator.storage.retry import Retry
+
+TIMEOUT = 30.0
+"""Seconds that a small call to a remote store may take."""
+READ_BYTES = 1 << 20
+"""Read at once from a remote file, whose every read is a request."""
+
+
+def open_input(uri: str, retry: Retry | None = None) -> BinaryIO:
+    """A file to be read from anywhere within, on any fsspec file system. Raises FileNotFoundError."""
+    if is_local(uri):
+        return open(local_path(uri), "rb")
+    fs = RemoteFileSystem(uri, TIMEOUT)
+    return io.BufferedReader(RemoteFile(fs, fs.root, retry or Retry()), READ_BYTES)
+
+
+class RemoteFile(io.RawIOBase):
+    """A remote file to be read from anywhere; each read is a bounded call that is tried again."""
+
+    def __init__(self, fs: RemoteFileSystem, path: str, retry: Retry) -> None:
+        self._fs, self._path, self._retry, self._at = fs, path, retry, 0
+        self._size = int(retry(fs.info, path)["size"])
+
+    def readable(self) -> bool:
+        """See `io.RawIOBase`."""
+        return True
+
+    def seekable(self) -> bool:
+        """See `io.RawIOBase`."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """See `io.RawIOBase`."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def tell(self) -> int:
+        """See `io.RawIOBase`."""
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        """See `io.RawIOBase`."""
+        target = memoryview(buffer).cast("B")
+        count = min(len(target), self._size - self._at, PART_BYTES)
+        if count <= 0:
+            return 0
+        data = self._retry(self._fs.cat_file, self._path, self._at, self._at + count)
+        if len(data) < count:
+            raise OSError(errno.EIO, f"ended after {self._at + len(data)} of {self._size} bytes", self._path)
+        target[:count] = data
+        self._at += count
+        return count
