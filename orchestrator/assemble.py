@@ -120,6 +120,7 @@ def check_workload(spec: JobSpec) -> None:
     from tokenizers import Tokenizer
 
     from orchestrator.data import tokenizer
+    from workloads.hf.folder import ForeignModel
     from workloads.workload import Vocabulary
 
     size, special = vocabulary_size(spec), _special_tokens(spec)
@@ -131,10 +132,42 @@ def check_workload(spec: JobSpec) -> None:
         text, roles = tokenizer.load(spec.data.tokenizer, special)
     sentinels, anywhere = tokenizer.sentinels(Tokenizer.from_str(text)), np.ones(size, bool)
     known: dict[str, Any] = {role: number for role, number in roles.items() if role != "unk"}
-    _load(
+    workload = _load(
         spec,
         Vocabulary(size, **known, sentinels=tuple(sentinels), word_start=anywhere, sentence_end=anywhere),
     )
+    if isinstance(workload.config, ForeignModel):
+        _check_foreign(spec, workload)
+
+
+def _check_foreign(spec: JobSpec, workload: Any) -> None:
+    """Refuse a class run as it is that does not compute what the job says. Raises InputError."""
+    from workloads.hf.proof import prove
+
+    try:
+        prove(workload)
+    except WorkloadError as error:
+        raise InputError(str(error), "workload") from None
+    if spec.train.compile and not workload.config.has_blocks:
+        raise InputError(
+            f"{spec.workload.model} has no layers that could be compiled alone",
+            "train.compile",
+            "set it to false",
+        )
+
+
+def notes_of(spec: JobSpec) -> list[str]:
+    """What is trained otherwise than a folder's configuration says, in words. Raises InputError."""
+    from workloads.describe import describe
+    from workloads.hf.folder import ForeignModel
+
+    config = describe(spec.workload.model, spec.workload.changes)
+    if not isinstance(config, ForeignModel) or not config.silenced:
+        return []
+    names = ", ".join(config.silenced)
+    return [
+        f"{spec.workload.model} is trained without {names}: what a class draws at random depends on the layout"
+    ]
 
 
 def vocabulary_size(spec: JobSpec) -> int:

@@ -204,6 +204,8 @@ class Controller:
             return
         self._data = self._preparing.result()
         shape = assemble.check_data(self._spec, self._data)
+        for line in assemble.notes_of(self._spec):
+            self._event(self._state.phase, line)
         machine = machine_for(self._cluster.offer(self._bundle), self._bundle)
         self._planner = planner = Planner(self._spec, shape, machine)
         planner.plan(self._spec.resources.workers.max)  # what is illegal is told before anything starts

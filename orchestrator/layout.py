@@ -28,8 +28,8 @@ class ModelShape:
 
     stages: most stages that a pipeline may cut the model into. expert_feedforward: columns of one expert.
     heads_cut: whether tensor parallelism cuts attention. whole_context and whole_sequence: why a sequence cannot be
-    split over context-parallel or tensor-parallel ranks, empty if it can. uneven_vocabulary: whether the
-    vocabulary may be cut into unequal parts.
+    split over context-parallel or tensor-parallel ranks, empty if it can; no_blocks: why layers cannot be recomputed.
+    uneven_vocabulary: whether the vocabulary may be cut into unequal parts.
     """
 
     parameters: int
@@ -47,6 +47,7 @@ class ModelShape:
     heads_cut: bool = True
     whole_context: str = ""
     whole_sequence: str = ""
+    no_blocks: str = ""
     uneven_vocabulary: bool = True
     expert_share: float = 0.0
 
@@ -201,6 +202,8 @@ def _combinations(layout: Layout, shape: ModelShape) -> list[str]:
         found += _indivisible(
             layout.tp * layout.cp, shape.sequence_length, "tp x cp", "positions in a sequence"
         )
+    if layout.recompute != "none" and shape.no_blocks:
+        found.append(f"recompute does a layer again, and {shape.no_blocks}; set recompute to none")
     return found
 
 

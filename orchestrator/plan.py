@@ -98,6 +98,9 @@ def model_shape(config: TransformerConfig | ForeignModel, sequence_length: int) 
         stages=1,
         whole_context="this model is run as it is",
         whole_sequence="this model is run as it is",
+        no_blocks=""
+        if isinstance(config, TransformerConfig) or config.has_blocks
+        else "its class has no layers of a kind",
     )
     return _cuts(config, whole) if isinstance(config, TransformerConfig) else whole
 

@@ -126,6 +126,11 @@ class TransformerWorkload:
             return (*encoder, *(f"decoder.layers.{i}" for i in range(config.decoder_layers)))
         return tuple(f"layers.{i}" for i in range(1, config.layers))
 
+    def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
+        """See Workload.blocks: the layers of all stacks."""
+        stacks = [module for module in model.modules() if isinstance(module, nn.ModuleDict)]
+        return [layer for stack in stacks for layer in stack.values()]
+
     def flops(self, sequence_length: int) -> float:
         """Model FLOPs per input token of forward and backward (PaLM, appendix B)."""
         return self.config.flops(sequence_length, getattr(self.objective, "target_length", None))

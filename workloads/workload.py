@@ -142,6 +142,9 @@ class Workload(Protocol):
     def stages(self) -> Sequence[str]:
         """Names of the modules before which a pipeline may cut, in the order of the forward pass."""
 
+    def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
+        """The layers of a model of this workload, or of a stage of it, in order: what is recomputed or compiled."""
+
     def flops(self, sequence_length: int) -> float:
         """Model FLOPs per token of one forward and backward pass, recomputation not counted (PaLM, app. B)."""
 

@@ -22,7 +22,7 @@ from orchestrator.train.loss_scale import LossScale
 from orchestrator.train.losses import StepLosses
 from orchestrator.train.mesh import Mesh
 from orchestrator.train.optimizers import set_lr
-from orchestrator.train.parallelize import blocks, recompute
+from orchestrator.train.parallelize import recompute
 from orchestrator.train.routing import Routing
 from workloads.workload import Batch, Workload
 
@@ -45,9 +45,9 @@ class DeepSpeedEngine:
         config = settings(spec, layout, elements, workload.config.hidden)
         self.model = _build(deepspeed, workload, layout, device.device, config)
         if layout.recompute != "none":
-            recompute(self.model, layout.recompute == "selective")
+            recompute(workload.blocks(self.model), layout.recompute == "selective")
         if spec.train.compile:
-            for layer in blocks(self.model):
+            for layer in workload.blocks(self.model):
                 layer.compile()
         scaled = [(p, workload.lr_scale(name)) for name, p in self.model.named_parameters()]
         optimizer = optimizer_of(spec.train.optimizer, scaled, layout.offload != "none")

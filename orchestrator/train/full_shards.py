@@ -19,20 +19,19 @@ from orchestrator.train.parameters import Held
 from orchestrator.train.shard import Box, Shard, boxes_of
 
 
-def shard_fully(model: nn.Module, mesh: Mesh, zero: int, device: str) -> None:
-    """Hand the parameters of `model` to FSDP2: experts, then each block, then the rest.
+def shard_fully(model: nn.Module, blocks: Iterable[nn.Module], mesh: Mesh, zero: int, device: str) -> None:
+    """Hand the parameters of `model` to FSDP2: experts, then each of its blocks, then the rest.
 
     Token embeddings stay in the last group, since a tied head reads their weight outside of their module.
     """
     dense, free = _device_mesh(mesh.data, device), zero == 3
-    for layers in (m for m in model.modules() if isinstance(m, nn.ModuleDict)):
-        for layer in layers.values():
-            experts = getattr(getattr(layer, "feedforward", None), "experts", None)
-            if experts is not None and mesh.expert.size > 1 and mesh.expert_data.size > 1:
-                fully_shard(experts, mesh=_device_mesh(mesh.expert_data, device), reshard_after_forward=free)
-            fully_shard(
-                layer, mesh=dense, reshard_after_forward=free, ignored_params=_unsharded_experts(layer, mesh)
-            )
+    for layer in blocks:
+        experts = getattr(getattr(layer, "feedforward", None), "experts", None)
+        if experts is not None and mesh.expert.size > 1 and mesh.expert_data.size > 1:
+            fully_shard(experts, mesh=_device_mesh(mesh.expert_data, device), reshard_after_forward=free)
+        fully_shard(
+            layer, mesh=dense, reshard_after_forward=free, ignored_params=_unsharded_experts(layer, mesh)
+        )
     fully_shard(model, mesh=dense, reshard_after_forward=free, ignored_params=_unsharded_experts(model, mesh))
     for module in model.modules():
         if isinstance(module, FSDPModule):

@@ -34,7 +34,10 @@ class StepLosses:
         self.expected = float(spec.train.global_batch * spec.data.sequence_length)
         config = workload.config
         self._has_means = bool(
-            config.moe or getattr(config, "sentence_head", False) or getattr(config, "generator", 0)
+            config.moe
+            or getattr(config, "balanced", False)
+            or getattr(config, "sentence_head", False)
+            or getattr(config, "generator", 0)
         )
         vocabulary = workload.shapes["tokens.weight"][0] if mesh.tp.size > 1 else 0
         self._token_loss = VocabularyLoss(vocabulary, mesh.tp, spec.train.z_loss)

@@ -6,6 +6,7 @@ step is a function of the module that the ones before it left.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -99,12 +100,12 @@ def _stage(
     if mesh.cp.size > 1:
         apply_context(model, mesh.cp)
     if layout.recompute != "none":
-        recompute(model, layout.recompute == "selective")
+        recompute(workload.blocks(model), layout.recompute == "selective")
     if compiled:
-        for layer in blocks(model):
+        for layer in workload.blocks(model):
             layer.compile()
     if layout.zero >= 2 and mesh.data.size > 1:
-        shard_fully(model, mesh, layout.zero, device.type)
+        shard_fully(model, workload.blocks(model), mesh, layout.zero, device.type)
     model.to_empty(device=device)
     model.train()
     return model, cuts
@@ -134,19 +135,13 @@ def _stages_with(workload: Workload, layout: Layout) -> dict[str, list[int]]:
     return found
 
 
-def blocks(model: nn.Module) -> list[nn.Module]:
-    """The layers of all stacks of the model."""
-    containers = [m for m in model.modules() if isinstance(m, nn.ModuleDict)]
-    return [layer for layers in containers for layer in layers.values()]
-
-
-def recompute(model: nn.Module, selective: bool) -> None:
+def recompute(blocks: Iterable[nn.Module], selective: bool) -> None:
     """Keep of each block only its input, or with `selective` also the results of matrix products and attention
     (Chen et al., 2016; Korthikanti et al., 2022, section 5)."""
     context: dict[str, Any] = {}
     if selective:
         context["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
-    for layer in blocks(model):
+    for layer in blocks:
         # Dropout counts instead of drawing, so there is no random state to put back.
         layer.forward = partial(
             checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False, **context

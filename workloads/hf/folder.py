@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,16 @@ GENERATOR = "generator"
 """Folder of ELECTRA's generator inside that of its discriminator."""
 
 
+RANDOM = ("drop", "jitter")
+"""What the names of numbers have in them with which a network in training draws random numbers."""
+
+
 @dataclass(frozen=True)
 class ForeignModel:
     """A class that has no table here, with what planning asks of a configuration.
 
-    It is run as it is and cannot be cut, hence one layer and one head. changes are of their attributes.
+    It is run as it is and cannot be cut, hence one layer and one head. changes are of their attributes, silenced
+    those of which training makes zeros, since what they draw at random would depend on the layout.
     """
 
     folder: str
@@ -34,6 +40,7 @@ class ForeignModel:
     hidden: int
     max_positions: int
     changes: tuple[tuple[str, Any], ...] = ()
+    silenced: tuple[str, ...] = ()
     family: str = "transformers"
     layers: int = 1
     decoder_layers: int = 0
@@ -52,11 +59,30 @@ class ForeignModel:
                 raise WorkloadError(f"the configuration in {self.folder} has no {name}; change one it has")
         return replace(describe_foreign(self.folder, changes), changes=tuple(changes.items()))
 
-    def parameters(self) -> int:
-        """Number of trained parameters, from the model built without memory."""
-        from workloads.hf.foreign import network
+    @cached_property
+    def bare(self) -> Any:
+        """The model of transformers, built without memory."""
+        from workloads.hf.foreign_network import network
 
-        return sum(parameter.numel() for parameter in network(self, meta=True).parameters())
+        return network(self, meta=True)
+
+    @cached_property
+    def balanced(self) -> bool:
+        """Whether the loss has a part that balances routers."""
+        from workloads.hf.routers import balance_of
+
+        return balance_of(self.bare) is not None
+
+    @cached_property
+    def has_blocks(self) -> bool:
+        """Whether there are layers that can be recomputed or compiled alone."""
+        from workloads.hf.foreign_network import blocks_of
+
+        return bool(blocks_of(self.bare))
+
+    def parameters(self) -> int:
+        """Number of trained parameters."""
+        return sum(parameter.numel() for parameter in self.bare.parameters())
 
     def flops(self, sequence_length: int) -> float:
         """6 N per token; attention is not counted, since the class may have any."""
@@ -71,10 +97,34 @@ def theirs_in(folder: str, changes: Mapping[str, Any] | None = None) -> Any:
     if not (path / "config.json").exists():
         raise WorkloadError(f"{folder} has no config.json; give a folder that save_pretrained wrote")
     try:
-        return AutoConfig.from_pretrained(path, local_files_only=True, **(changes or {}))
-    except (ValueError, OSError, KeyError) as error:
+        theirs = AutoConfig.from_pretrained(
+            path, local_files_only=True, trust_remote_code=False, **(changes or {})
+        )
+    except Exception as error:  # each class checks its configuration in its own way
         line = " ".join(str(error).split())[:200]
         raise WorkloadError(f"transformers cannot read {folder}: {line}; mend its config.json") from error
+    if getattr(theirs, "quantization_config", None) is not None:
+        raise WorkloadError(f"the weights in {folder} are quantised; give a folder with the whole ones")
+    return theirs
+
+
+def parts_of(theirs: Any) -> Iterator[Any]:
+    """A configuration and those inside it."""
+    from transformers import PreTrainedConfig
+
+    yield theirs
+    for value in vars(theirs).values():
+        if isinstance(value, PreTrainedConfig):
+            yield from parts_of(value)
+
+
+def random_numbers(theirs: Any) -> list[str]:
+    """Attributes with which a network in training draws random numbers, and which are not zero."""
+    return sorted(
+        name
+        for name, value in vars(theirs).items()
+        if any(word in name for word in RANDOM) and type(value) in (int, float) and value
+    )
 
 
 def root(folder: str) -> Path:
@@ -129,23 +179,38 @@ def _with_generator(family: Family, config: TransformerConfig, folder: str) -> T
 
 
 def describe_foreign(folder: str, changes: Mapping[str, Any] | None = None) -> ForeignModel:
-    """What is known of a class without a table."""
+    """What is known of a class without a table. Raises WorkloadError if it is no language model."""
     theirs = theirs_in(folder, changes)
+    architecture = _architecture(folder, theirs)
     text = theirs.get_text_config()
-    positions = getattr(text, "max_position_embeddings", None) or 1_000_000
-    return ForeignModel(folder, _architecture(theirs), text.vocab_size, text.hidden_size, positions)
+    if lacking := [name for name in ("vocab_size", "hidden_size") if not getattr(text, name, None)]:
+        raise WorkloadError(f"{theirs.model_type} in {folder} has no {lacking[0]}; give another class")
+    positions = getattr(text, "max_position_embeddings", None)
+    if type(positions) is not int or positions <= 0:
+        positions = 1_000_000
+    silenced = tuple(dict.fromkeys(name for part in parts_of(theirs) for name in random_numbers(part)))
+    return ForeignModel(folder, architecture, text.vocab_size, text.hidden_size, positions, silenced=silenced)
 
 
-def _architecture(theirs: Any) -> str:
+def _architecture(folder: str, theirs: Any) -> str:
     """By the class that the configuration names, else by the classes that transformers has for it."""
-    from transformers.models.auto.modeling_auto import (
-        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-    )
+    from transformers.models.auto import modeling_auto
 
+    causal = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(theirs.model_type)
+    masked = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.get(theirs.model_type)
+    pair = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.get(theirs.model_type)
     if theirs.is_encoder_decoder:
-        return "encoder-decoder"
-    named = (theirs.architectures or [""])[0]
-    if named and named == MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(theirs.model_type):
+        causal = masked = None
+        if pair is not None:
+            return "encoder-decoder"
+    named = masked is None or causal in (theirs.architectures or ())
+    if causal == masked:  # one class for both
+        named = getattr(theirs, "causal", False)
+    if causal is not None and named:
         return "decoder"
-    return "encoder" if theirs.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES else "decoder"
+    if masked is not None:
+        return "encoder"
+    raise WorkloadError(
+        f"{theirs.model_type} in {folder} is no language model of transformers; "
+        "give the folder of a causal, masked or sequence-to-sequence one"
+    )

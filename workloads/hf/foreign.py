@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,44 +13,12 @@ from torch import Tensor, nn
 from workloads import losses
 from workloads.errors import WorkloadError
 from workloads.hf.folder import ForeignModel, root, theirs_in
-from workloads.hf.weights import has_weights, write
+from workloads.hf.foreign_network import ForeignNetwork, auto, blocks_of, network, trained
+from workloads.hf.weights import has_weights
 from workloads.transformer import Output
 from workloads.workload import Batch, Loss, Objective, Vocabulary
 
-ARGUMENTS = {"tokens": "input_ids", "padding": "attention_mask", "token_types": "token_type_ids",
-             "positions": "position_ids", "decoder_tokens": "decoder_input_ids"}  # fmt: skip
 NETWORK = "network."
-
-
-class ForeignNetwork(nn.Module):
-    """A model of transformers that takes a batch of ours and gives an output of ours.
-
-    Its tensors have the prefix `network.`. What moving a model to another device would break is mended there:
-    tied weights are tied again, and tables that are no part of the state (rotary frequencies) are put back.
-    """
-
-    def __init__(self, network: nn.Module, tables: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self.network = network
-        self._tables = tables
-
-    def forward(self, batch: Batch) -> Output:
-        """Logits [B, L, vocabulary] for the batch."""
-        arguments = {theirs: batch[ours] for ours, theirs in ARGUMENTS.items() if ours in batch}
-        if "attention" in batch:
-            arguments["attention_mask"] = batch["attention"].unsqueeze(1)
-        elif "padding" in batch:
-            arguments["attention_mask"] = batch["padding"].long()
-        logits = self.network(**arguments, use_cache=False).logits
-        return Output(logits, logits=logits)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ForeignNetwork:
-        super()._apply(fn, recurse)
-        self.network.tie_weights()  # type: ignore[operator]
-        for name, buffer in self.network.named_buffers():
-            if name in self._tables and not buffer.is_meta:
-                buffer.copy_(self._tables[name])
-        return self
 
 
 @dataclass(frozen=True)
@@ -70,7 +37,7 @@ class HuggingFaceWorkload:
 
     def build(self) -> nn.Module:
         """The module on the current default device."""
-        return ForeignNetwork(network(self.config), self._tables)
+        return self.around(network(self.config))
 
     @cached_property
     def shapes(self) -> Mapping[str, torch.Size]:
@@ -102,7 +69,12 @@ class HuggingFaceWorkload:
     ) -> Loss:
         """The loss of a forward pass that was already done."""
         assert output.logits is not None
-        return of_tokens(output.logits, batch["labels"])
+        result = of_tokens(output.logits, batch["labels"])
+        if output.extra is None:
+            return result
+        return replace(
+            result, extra=output.extra, metrics={**result.metrics, "router_loss": output.extra.detach()}
+        )
 
     def balance(self, model: nn.Module, reduce: Callable[[Tensor], Tensor] = lambda load: load) -> None:
         """Nothing is balanced here."""
@@ -123,13 +95,33 @@ class HuggingFaceWorkload:
         """6 N per token; see ForeignModel."""
         return self.config.flops(sequence_length)
 
+    def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
+        """See Workload.blocks: the layers that the class itself can checkpoint."""
+        return blocks_of(model)
+
     def to_hf(self, read: Callable[[str], Tensor], folder: str) -> None:
-        """Write config.json and model.safetensors (fp32)."""
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        write(((n.removeprefix(NETWORK), read(n).detach().float()) for n in self.shapes), folder)
+        """Write config.json and the weights (fp32) as the class itself saves them."""
+        theirs = self._exported()
+        with torch.device("meta"):
+            model = self.around(auto(self.config).from_config(theirs, dtype=torch.float32))
+        model.to_empty(device="cpu")
+        with torch.no_grad():
+            for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+                if name in self.shapes:
+                    tensor.copy_(read(name))
+        model.network.save_pretrained(folder)  # type: ignore[operator]
+
+    def _exported(self) -> Any:
+        """Their configuration as the folder has it, with the token that a decoder was trained to begin with."""
         theirs = theirs_in(self.config.folder, dict(self.config.changes))
-        theirs.architectures, theirs.dtype = [type(network(self.config, meta=True)).__name__], torch.float32
-        theirs.save_pretrained(folder)
+        start = getattr(self.objective, "decoder_start", None)
+        if self.config.architecture == "encoder-decoder" and start is not None:
+            theirs.decoder_start_token_id = start
+        return theirs
+
+    def around(self, bare: nn.Module) -> ForeignNetwork:
+        """A bare model of transformers as this workload runs it."""
+        return ForeignNetwork(bare, self._tables, self.config.architecture == "decoder")
 
     @cached_property
     def _tables(self) -> Mapping[str, Tensor]:
@@ -139,33 +131,26 @@ class HuggingFaceWorkload:
         return {name: buffer.clone() for name, buffer in model.named_buffers() if name not in kept}
 
 
-def network(config: ForeignModel, meta: bool = False) -> nn.Module:
-    """The bare model of transformers, fp32, on the current default device or without memory."""
-    if meta:
-        with torch.device("meta"):
-            return network(config)
-    theirs = theirs_in(config.folder, dict(config.changes))
-    return _auto(config).from_config(theirs, dtype=torch.float32)
-
-
-def _auto(config: ForeignModel) -> Any:
-    import transformers
-
-    return {
-        "decoder": transformers.AutoModelForCausalLM,
-        "encoder": transformers.AutoModelForMaskedLM,
-        "encoder-decoder": transformers.AutoModelForSeq2SeqLM,
-    }[config.architecture]
-
-
 @lru_cache(maxsize=1)
 def _initialised(config: ForeignModel, seed: int) -> nn.Module:
     """The model with its first weights, on CPU. The last one is kept, since it is read tensor by tensor."""
+    folder = root(config.folder)
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(seed)
-        if not has_weights(str(root(config.folder))):
+        if not has_weights(str(folder)):
             return network(config)
-        theirs = theirs_in(config.folder, dict(config.changes))
-        return _auto(config).from_pretrained(
-            root(config.folder), config=theirs, dtype=torch.float32, local_files_only=True
+        try:
+            model, found = auto(config).from_pretrained(
+                folder, config=trained(config), dtype=torch.float32, local_files_only=True,
+                trust_remote_code=False, use_safetensors=True, output_loading_info=True,
+            )  # fmt: skip
+        except (RuntimeError, ValueError, OSError) as error:
+            why = " ".join(str(error).split())[:200]
+            raise WorkloadError(f"the checkpoint in {folder} does not fit: {why}") from error
+    if missing := sorted(found["missing_keys"]):
+        named = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
+        raise WorkloadError(
+            f"the checkpoint in {folder} does not fit: it lacks {named}; "
+            "remove the changes of the model or give another checkpoint"
         )
+    return model

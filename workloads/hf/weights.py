@@ -14,6 +14,7 @@ from torch import Tensor
 from workloads.errors import WorkloadError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 SHARD_BYTES = 5_000_000_000
 """A file of an export is at most about as large, as transformers writes it."""
 
@@ -57,8 +58,15 @@ def _modern(name: str) -> str:
 
 
 def has_weights(folder: str) -> bool:
-    """Whether `folder` holds a safetensors checkpoint."""
-    return any((Path(folder) / name).exists() for name in (SINGLE, INDEX))
+    """Whether `folder` holds a safetensors checkpoint. Raises WorkloadError if it holds a pickled one alone."""
+    if any((Path(folder) / name).exists() for name in (SINGLE, INDEX)):
+        return True
+    if pickled := next((name for name in PICKLED if (Path(folder) / name).exists()), None):
+        raise WorkloadError(
+            f"{folder} has its weights in {pickled}, and nothing is unpickled here; "
+            "convert the checkpoint to safetensors"
+        )
+    return False
 
 
 def write(tensors: Iterable[tuple[str, Tensor]], folder: str, shard_bytes: int = SHARD_BYTES) -> None:

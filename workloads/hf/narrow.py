@@ -1,0 +1,131 @@
+"""A configuration of transformers with few heads, small widths, short windows and few tokens, else as it was."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from workloads.hf.folder import parts_of
+from workloads.workload import Vocabulary
+
+WIDTH = 64
+"""Columns of what is narrowed and tied to nothing else."""
+WINDOW = 5
+"""Keys that a sliding window sees, or a chunk holds."""
+TOKENS = 256
+"""Ids below it stay in a small vocabulary."""
+
+INNER = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "ffn_hidden_size",
+         "encoder_ffn_dim", "decoder_ffn_dim", "ffn_dim", "hidden_dim", "d_ff", "n_inner", "dff", "mlp_hidden_size",
+         "intermediate_size_mlp", "feed_forward_size", "expert_ffn_hidden_size", "ffn_intermediate_size",
+         "dense_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size",
+         "expert_intermediate_size", "block_ff_dim")  # fmt: skip
+"""Names of the columns inside a feed-forward block."""
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+STATES = (("mamba_n_heads", "mamba_d_head", "mamba_expand"), ("mamba_num_heads", "mamba_head_dim", "expand"),
+          ("num_heads", "head_dim", "expand"))  # fmt: skip
+"""Names of the number of heads of a state space, of their size, and of their columns over those of the model."""
+WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention", "window_size")
+
+
+def narrowings(theirs: Any) -> Iterator[Any]:
+    """Copies of their configuration in which numbers of heads, columns, experts and keys of a window are small.
+
+    Depth, the order of kinds of layers, every switch and the width of a head stay: what decides who sees whom is the
+    same, at little cost. The first has the smallest columns, which not every class can have; the last is the
+    configuration itself. Nested configurations (text, vision) are narrowed alike.
+    """
+    for free, fewest in ((True, 2), (False, 2), (False, 4)):
+        small = copy.deepcopy(theirs)
+        for part in parts_of(small):
+            _narrow(part, free, fewest)
+        yield small
+    yield copy.deepcopy(theirs)
+
+
+def fewer_tokens(theirs: Any, vocabulary: Vocabulary) -> Vocabulary:
+    """The vocabulary with ids from 256 on only where they mean something; changes the configuration accordingly."""
+    large = {token for part in parts_of(theirs) for _, ids in _ids(part) for token in ids if token >= TOKENS}
+    large |= {token for token in vocabulary.special if token >= TOKENS}
+    new = {token: TOKENS + place for place, token in enumerate(sorted(large))}
+    size = TOKENS + len(new)
+    for part in parts_of(theirs):
+        for name, ids in _ids(part):
+            now = [new.get(token, token) for token in ids]
+            setattr(part, name, now if isinstance(getattr(part, name), list) else now[0])
+        if (_number(part, "vocab_size") or 0) > size:
+            part.vocab_size = size
+    known = {name: getattr(vocabulary, name) for name in ("eos", "pad", "bos", "cls", "sep", "mask")}
+    small = replace(
+        vocabulary,
+        size=min(size, vocabulary.size),
+        sentinels=tuple(new.get(token, token) for token in vocabulary.sentinels),
+        **{name: new.get(token, token) for name, token in known.items() if token is not None},
+    )
+    anywhere = np.ones(small.size, bool)
+    words, sentences = vocabulary.word_start is not None, vocabulary.sentence_end is not None
+    return replace(
+        small, word_start=anywhere if words else None, sentence_end=anywhere if sentences else None
+    )
+
+
+def _ids(part: Any) -> Iterator[tuple[str, list[int]]]:
+    """Attributes that hold one token or several."""
+    for name, value in list(vars(part).items()):
+        ids = value if isinstance(value, list) else [value]
+        if name.endswith(("token_id", "token_index")) and ids and all(type(token) is int for token in ids):
+            yield name, ids
+
+
+def _narrow(part: Any, free: bool, fewest: int) -> None:
+    heads, hidden = _number(part, "num_attention_heads"), _number(part, "hidden_size")
+    if heads and hidden:
+        _heads(part, heads, hidden, free, fewest)
+    elif hidden and hidden > 2 * WIDTH and free:
+        _columns(part, hidden, 2 * WIDTH)
+    for name in INNER:
+        if (_number(part, name) or 0) > WIDTH:
+            setattr(part, name, WIDTH)
+    groups, chosen = _number(part, "n_group") or 1, _number(part, "num_experts_per_tok") or 2
+    few = -(-max(2 * groups, 2 * chosen) // groups) * groups
+    for name in EXPERTS:
+        if (_number(part, name) or 0) > few:
+            setattr(part, name, few)
+    for name in WINDOWS:
+        if (_number(part, name) or 0) > WINDOW:
+            setattr(part, name, WINDOW)
+
+
+def _heads(part: Any, heads: int, hidden: int, free: bool, fewest: int) -> None:
+    """The fewest heads, or four where groups of them share keys; the width of a head stays.
+
+    With `free` the columns are no multiple of it, if the class has a width of heads beside that of the model.
+    """
+    keys = _number(part, "num_key_value_heads") or heads
+    few = min(heads, fewest if keys in (1, heads) else 4)
+    if hidden % heads and not free:
+        return
+    width = WIDTH if free and (_number(part, "head_dim") or hidden % heads) else hidden // heads * few
+    _columns(part, hidden, width)
+    for name, value in list(vars(part).items()):
+        if "head" in name and type(value) is int and value in (heads, keys) and not name.endswith("dim"):
+            setattr(part, name, few if value == heads else min(keys, 2))
+
+
+def _columns(part: Any, hidden: int, width: int) -> None:
+    for name in [name for name, value in vars(part).items() if type(value) is int and value == hidden]:
+        setattr(part, name, width)
+    for count, each, times in STATES:
+        size, by = _number(part, each), _number(part, times)
+        if size and by and _number(part, count) and by * width % size == 0:
+            setattr(part, part.attribute_map.get(count, count), by * width // size)
+
+
+def _number(part: Any, name: str) -> int | None:
+    """A number under its name or the name that the class has for it."""
+    value = vars(part).get(part.attribute_map.get(name, name))
+    return value if type(value) is int else None

@@ -1,0 +1,62 @@
+"""The loss with which a class of transformers balances its routers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from workloads.errors import WorkloadError
+
+WEIGHTS = ("router_aux_loss_coef", "aux_loss_coef")
+"""What the class of a model, or its configuration, calls the weight of this loss."""
+CHOSEN = ("num_experts_per_tok", "top_k", "num_experts_per_token")
+
+
+@dataclass(frozen=True)
+class Balance:
+    """weight * experts * sum over experts of (choices a token * mean score), mean over the sequences.
+
+    As transformers has it (`load_balancing_loss_func`; Switch, Fedus et al., 2022, equations 4 to 6, over all
+    routers together), but of each sequence alone, so that it does not depend on how a batch is cut.
+    """
+
+    weight: float
+    chosen: int
+
+    def __call__(self, logits: Sequence[Tensor] | None, sequences: int) -> Tensor | None:
+        """The loss of all routers' logits, each [sequences * L, experts] or [sequences, L, experts]; fp32 scalar.
+
+        None for a class that may have routers, but has none under its configuration.
+        """
+        if not logits:
+            return None
+        scores = [layer.reshape(sequences, -1, layer.shape[-1]).float().softmax(-1) for layer in logits]
+        score = torch.stack([s.mean(1) for s in scores]).mean(0)
+        experts = score.shape[-1]
+        chosen = [
+            F.one_hot(s.topk(self.chosen, dim=-1).indices, experts).sum(2).float().mean(1) for s in scores
+        ]
+        return self.weight * experts * (torch.stack(chosen).mean(0) * score).sum(-1).mean()
+
+
+def balance_of(network: nn.Module) -> Balance | None:
+    """How the class balances its routers, None if it does not or its weight is zero. Raises WorkloadError."""
+    if not hasattr(sys.modules[type(network).__module__], "load_balancing_loss_func"):
+        return None
+    text = network.config.get_text_config()  # type: ignore[operator, union-attr]
+    places = (network, text)
+    weight = next((getattr(p, n) for p in places for n in WEIGHTS if getattr(p, n, None) is not None), 0.0)
+    if not weight:
+        return None
+    chosen = next((getattr(p, n) for p in places for n in CHOSEN if getattr(p, n, None) is not None), None)
+    if chosen is None:
+        raise WorkloadError(
+            f"{type(network).__name__} balances its routers in a way that is not known here; "
+            "set workload.changes.router_aux_loss_coef to 0"
+        )
+    return Balance(float(weight), int(chosen))
