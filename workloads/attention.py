@@ -25,7 +25,8 @@ class Context:
 
     bias: additive scores [1 or B, heads, L, L] with the mask inside, in place of `mask`. memory: encoder
     output [B, M, hidden] that cross-attention reads under memory_mask. keys int64 [B, L] are those that dropout
-    draws from, None where there is none.
+    draws from, None where there is none. real bool [B, L] is False at padding, None where there is none; it is of the
+    whole sequence, whatever part of it the hidden states are.
     """
 
     mask: Mask
@@ -34,6 +35,7 @@ class Context:
     memory: Tensor | None = None
     memory_mask: Mask = ALL
     keys: Tensor | None = None
+    real: Tensor | None = None
 
 
 class AttentionCore(nn.Module):

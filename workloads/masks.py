@@ -10,6 +10,9 @@ from torch import Tensor
 from workloads.config import TransformerConfig
 from workloads.workload import Batch
 
+REAL = "real"
+"""The batch's entry with the padding of whole sequences, where `padding` is not that."""
+
 
 @dataclass(frozen=True)
 class Mask:

@@ -16,13 +16,15 @@ from workloads.parts import MoE
 
 KERNEL = (torch.float32, torch.bfloat16, torch.float16)
 """Types that the grouped kernel takes."""
+DROPPED, PADDING = -1, -2
+"""In place of an expert's number: of a token that found no room, and of what is no token."""
 
 
 class Routes(NamedTuple):
-    """Where tokens go: weights and experts are [B, L, top_k]; a dropped token has expert -1.
+    """Where tokens go: weights and experts are [B, L, top_k]; a dropped token has expert -1, padding -2.
 
     extra is the weighted balancing and z-loss in units of the mean loss, fp32 scalar. entropy [2] is the sum over
-    tokens of the entropy of their scores, in nats, and how many tokens they are; detached.
+    tokens of the entropy of their scores, in nats, and how many tokens they are; detached. Padding is in neither.
     """
 
     weights: Tensor
@@ -46,8 +48,8 @@ class Router(nn.Module):
         self.register_buffer("bias", bias)
         self.bias: Tensor | None
 
-    def forward(self, hidden: Tensor) -> Routes:
-        """Routes of hidden [B, L, hidden]."""
+    def forward(self, hidden: Tensor, real: Tensor | None = None) -> Routes:
+        """Routes of hidden [B, L, hidden]; real bool [B, L] is False at padding, None where there is none."""
         with torch.autocast(hidden.device.type, enabled=False):
             logits = F.linear(hidden.float(), self.weight.float())
         scores = logits.sigmoid() if self.moe.gate == "sigmoid" else logits.softmax(-1)
@@ -56,8 +58,11 @@ class Router(nn.Module):
         weights = scores.gather(-1, experts)
         if self.moe.normalise:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-        extra = self._extra(logits, scores, experts)
-        return Routes(weights * self.moe.scale, self._within_capacity(experts), extra, _entropy(scores))
+        extra = self._extra(logits, scores, experts, real)
+        kept = self._within_capacity(experts, real)
+        if real is not None:
+            kept = kept.masked_fill(~real.unsqueeze(-1), PADDING)
+        return Routes(weights * self.moe.scale, kept, extra, _entropy(scores, real))
 
     def _among_groups(self, choice: Tensor) -> Tensor:
         """Only experts of the best groups stay; a group is as good as its two best experts."""
@@ -70,7 +75,7 @@ class Router(nn.Module):
         kept = torch.zeros_like(value, dtype=torch.bool).scatter(-1, best, True)
         return grouped.masked_fill(~kept.unsqueeze(-1), -math.inf).flatten(-2)
 
-    def _within_capacity(self, experts: Tensor) -> Tensor:
+    def _within_capacity(self, experts: Tensor, real: Tensor | None) -> Tensor:
         """Tokens of a sequence beyond an expert's capacity are dropped, the last first (Switch, section 2.2).
 
         The capacity is of the sequence, not of the batch, so that it does not depend on how a batch is cut.
@@ -78,11 +83,16 @@ class Router(nn.Module):
         capacity = self.moe.at_length(experts.shape[1])
         if capacity is None:
             return experts
-        chosen = F.one_hot(experts.flatten(1), self.moe.experts)
+        chosen = self._chosen(experts, real).flatten(1, 2)
         place = (chosen.cumsum(1) * chosen).sum(-1).view_as(experts)
-        return experts.masked_fill(place > capacity, -1)
+        return experts.masked_fill(place > capacity, DROPPED)
 
-    def _extra(self, logits: Tensor, scores: Tensor, experts: Tensor) -> Tensor:
+    def _chosen(self, experts: Tensor, real: Tensor | None) -> Tensor:
+        """1 at each expert that a token chose, int64 [B, L, top_k, experts]; padding chooses none."""
+        chosen = F.one_hot(experts, self.moe.experts)
+        return chosen if real is None else chosen * real[..., None, None]
+
+    def _extra(self, logits: Tensor, scores: Tensor, experts: Tensor, real: Tensor | None) -> Tensor:
         """Balance: experts * sum over experts of (share of tokens * mean score), mean over the sequences.
 
         Switch, eq. 4 to 6, taken for each sequence alone (DeepSeek-V3, eq. 17 to 20), so that the sum over
@@ -91,18 +101,29 @@ class Router(nn.Module):
         moe = self.moe
         extra = logits.new_zeros(())
         if moe.auxiliary:
-            share = F.one_hot(experts, moe.experts).sum(2).float().mean(1) / moe.top_k
-            score = (scores / scores.sum(-1, keepdim=True)).mean(1)
+            share = _mean(self._chosen(experts, real).sum(2).float(), real) / moe.top_k
+            score = _mean(scores / scores.sum(-1, keepdim=True), real)
             extra = extra + moe.auxiliary * moe.experts * (share * score).sum(-1).mean()
         if moe.z_loss:
-            extra = extra + moe.z_loss * logits.logsumexp(-1).square().mean()
+            squares = logits.logsumexp(-1).square()
+            extra = extra + moe.z_loss * (squares if real is None else _mean(squares, real)).mean()
         return extra
 
 
+def _mean(values: Tensor, real: Tensor | None) -> Tensor:
+    """Over the real tokens of each sequence: [B, L, ..] to [B, ..]; 0 where there are none."""
+    if real is None:
+        return values.mean(1)
+    real = real.view(*real.shape, *[1] * (values.dim() - 2))
+    return (values * real).sum(1) / real.sum(1).clamp(min=1)
+
+
 @torch.no_grad()
-def _entropy(scores: Tensor) -> Tensor:
-    shares = scores / scores.sum(-1, keepdim=True)
-    total = torch.special.entr(shares).sum()
+def _entropy(scores: Tensor, real: Tensor | None) -> Tensor:
+    each = torch.special.entr(scores / scores.sum(-1, keepdim=True))
+    if real is not None:
+        return torch.stack(((each * real.unsqueeze(-1)).sum(), real.sum().to(each.dtype)))
+    total = each.sum()
     return torch.stack((total, torch.full_like(total, scores.shape[0] * scores.shape[1])))
 
 
@@ -132,11 +153,11 @@ class Experts(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """Routed experts and optional shared ones.
+    """Routed experts and optional shared ones, which padding passes too.
 
-    `load` sums the tokens each expert got in training since `update`. `seen` sums, since someone took it, what
-    routing is judged by, float64 [experts + 3]: choices dropped, choices of each expert, entropy, tokens. It may
-    count a token twice (recomputation does), so only ratios of it say something.
+    `seen` sums in training, since someone took it, what routing is judged and balanced by, float64 [experts + 3]:
+    choices dropped, choices of each expert, entropy, tokens. It may count a token twice (recomputation does), so
+    only ratios of it say something.
     """
 
     def __init__(self, config: TransformerConfig, moe: MoE) -> None:
@@ -146,42 +167,38 @@ class MixtureOfExperts(nn.Module):
         self.experts = Experts(config, moe)
         self.shared = FeedForward(config, moe.shared * moe.intermediate) if moe.shared else None
         # No buffer: it is no state of the run, and a buffer would be lost when built on the meta device.
-        self.load: Tensor | None = None
         self.seen: Tensor | None = None
 
-    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, L, hidden] to the same, and the extra loss of the router."""
-        routes = self.router(hidden)
+    def forward(self, hidden: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """[B, L, hidden] to the same, and the extra loss of the router; real as for `Router`."""
+        routes = self.router(hidden, real)
         flat, experts = hidden.flatten(0, 1), routes.experts.flatten()
         order = experts.argsort(stable=True)
-        counts = torch.zeros(self.moe.experts + 1, dtype=torch.int64, device=flat.device)
-        counts.index_add_(0, experts + 1, torch.ones_like(experts))
-        if self.moe.at_length(hidden.shape[1]) is not None:
-            # Dropped tokens have expert -1 and sort first. Without a capacity this wait for the count is saved.
-            order = order[counts[0] :]
+        counts = torch.zeros(self.moe.experts - PADDING, dtype=torch.int64, device=flat.device)
+        counts.index_add_(0, experts - PADDING, torch.ones_like(experts))
+        if self.moe.at_length(hidden.shape[1]) is not None or real is not None:
+            # Padding and what is dropped sort first. Where there is neither this wait for their count is saved.
+            order = order[counts[0] + counts[1] :]
         if self.training:
-            seen = torch.cat((counts.double(), routes.entropy.double()))
+            seen = torch.cat((counts[1:].double(), routes.entropy.double()))
             self.seen = seen if self.seen is None else self.seen + seen
-        counts = counts[1:]
+        counts = counts[2:]
         rows = self.experts(flat[order // self.moe.top_k], counts)
         # Every row has its own place, so that the sum over a token's experts is in a fixed order on any device.
         placed = rows.new_zeros(len(experts), rows.shape[-1]).index_copy(0, order, rows)
         weights = routes.weights.to(rows.dtype).unsqueeze(-1)
         mixed = (placed.view(*routes.weights.shape, -1) * weights).sum(2)
-        if self.moe.bias_rate is not None and self.training:
-            self.load = counts if self.load is None else self.load + counts
         return (mixed if self.shared is None else mixed + self.shared(hidden)), routes.extra
 
     def update(self, load: Tensor) -> None:
         """Move the bias a step towards the experts with less load than the mean (DeepSeek-V3, section 2.1.2).
 
-        load [experts] is `self.load` summed over the ranks that saw other tokens; it starts anew after.
+        load [experts] is how many tokens chose each in this step, on all ranks; any multiple of it does as well.
         """
         assert self.router.bias is not None
         assert self.moe.bias_rate is not None
         load = load.float()
         self.router.bias += self.moe.bias_rate * (load.mean() - load).sign()
-        self.load = None
 
 
 def grouped_linear(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:

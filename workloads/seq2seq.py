@@ -42,6 +42,7 @@ class Stack(nn.Module):
         positions: Tensor,
         extra: Tensor | None,
         keys: Tensor | None,
+        real: Tensor | None,
         memory: Tensor | None = None,
         memory_mask: Mask = ALL,
     ) -> tuple[Tensor, Tensor | None]:
@@ -51,9 +52,8 @@ class Stack(nn.Module):
         bias = None
         if self.relative_bias is not None:
             bias = masked_bias(self.relative_bias(length), mask.dense(length, hidden.device))
-        hidden, extra = run_layers(
-            self.layers, hidden, Context(mask, table, bias, memory, memory_mask, keys), extra
-        )
+        context = Context(mask, table, bias, memory, memory_mask, keys, real)
+        hidden, extra = run_layers(self.layers, hidden, context, extra)
         return (hidden if self.norm is None else self.norm(hidden)), extra
 
     def keep(self, start: int, stop: int) -> bool:
@@ -105,7 +105,9 @@ class EncoderDecoder(nn.Module):
             assert self.tokens is not None
             hidden = self.decoder.embed(self.tokens(targets), steps, keys)
         reads = Mask(batch["padding"][:, None, None, :]) if "padding" in batch else Mask()
-        hidden, extra = self.decoder(hidden, Mask(causal=True), steps, extra, keys, memory, reads)
+        hidden, extra = self.decoder(
+            hidden, Mask(causal=True), steps, extra, keys, batch.get("decoder_padding"), memory, reads
+        )
         tied = None if self.tokens is None else self.tokens.weight
         logits = None if self.head is None else self.head(hidden, tied)
         return Output(hidden, extra, logits, memory=memory)
@@ -118,7 +120,8 @@ class EncoderDecoder(nn.Module):
         if hidden is None:
             assert self.tokens is not None
             hidden = encoder.embed(self.tokens(batch["tokens"]), positions, keys)
-        return encoder(hidden, self_mask(self.config, batch, length), positions, extra, keys)
+        mask = self_mask(self.config, batch, length)
+        return encoder(hidden, mask, positions, extra, keys, batch.get("padding"))
 
     def keep(self, start: int, stop: int) -> None:
         """Become the pipeline stage with layers start to stop - 1, those of the decoder counted after the encoder's.

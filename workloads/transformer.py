@@ -22,7 +22,7 @@ from workloads.heads import (
     VocabularyProjection,
 )
 from workloads.layers import embedding, norm
-from workloads.masks import self_mask
+from workloads.masks import REAL, self_mask
 from workloads.moe import MixtureOfExperts
 from workloads.positions import RelativeBias, Rotary, rotary
 from workloads.workload import Batch
@@ -82,8 +82,10 @@ class Layer(nn.Module):
         return self.feedforward_norm(hidden + mixed), extra
 
     def _feed(self, hidden: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
-        out = self.feedforward(hidden)
-        mixed, extra = out if isinstance(out, tuple) else (out, None)
+        if isinstance(self.feedforward, MixtureOfExperts):
+            mixed, extra = self.feedforward(hidden, context.real)
+        else:
+            mixed, extra = self.feedforward(hidden), None
         return self._drop(mixed, context, 2), extra
 
     def _drop(self, mixed: Tensor, context: Context, site: int) -> Tensor:
@@ -157,7 +159,8 @@ class Transformer(nn.Module):
         bias = None
         if self.relative_bias is not None:
             bias = masked_bias(self.relative_bias(length), mask.dense(length, positions.device))
-        return Context(mask, table, bias, keys=token_keys(self, batch, length))
+        keys, real = token_keys(self, batch, length), batch.get(REAL, batch.get("padding"))
+        return Context(mask, table, bias, keys=keys, real=real)
 
     def _headed(self, output: Output, batch: Batch) -> Output:
         hidden = output.hidden

@@ -84,19 +84,11 @@ class TransformerWorkload:
         """The loss of a forward pass that was already done (the last stage of a pipeline)."""
         return losses.loss(self.config, output, batch, of_tokens)
 
-    def balance(self, model: nn.Module, reduce: Callable[[Tensor], Tensor] = lambda load: load) -> None:
-        """After the optimiser step: move the routers' biases (auxiliary-loss-free balancing).
-
-        reduce(load) sums int64 [experts] over all ranks that saw other tokens.
-        """
-        for module in model.modules():
+    def balance(self, model: nn.Module, routed: Mapping[str, Tensor]) -> None:
+        """See Workload.balance (auxiliary-loss-free balancing)."""
+        for name, module in model.named_modules():
             if isinstance(module, MixtureOfExperts) and module.moe.bias_rate is not None:
-                load = module.load
-                if load is None:
-                    load = torch.zeros(
-                        module.moe.experts, dtype=torch.int64, device=module.router.weight.device
-                    )
-                module.update(reduce(load))
+                module.update(routed[f"{name}.router.weight"][1:-2])
 
     def routing(self, model: nn.Module) -> Mapping[str, Tensor]:
         """See Workload.routing."""

@@ -121,8 +121,8 @@ class Workload(Protocol):
     def criterion(self, output: Any, batch: Batch, of_tokens: Callable[[Tensor, Tensor], Loss] = ...) -> Loss:
         """The loss of a forward pass that was already done; `of_tokens` takes logits and labels."""
 
-    def balance(self, model: nn.Module, reduce: Callable[[Tensor], Tensor] = ...) -> None:
-        """Move the routers' biases after an optimiser step; `reduce` sums loads over data-parallel ranks."""
+    def balance(self, model: nn.Module, routed: Mapping[str, Tensor]) -> None:
+        """Move the routers' biases after an optimiser step, by what `routing` gave for it, summed over all ranks."""
 
     def routing(self, model: nn.Module) -> Mapping[str, Tensor]:
         """By the name of each router's weight, what this model's routers did in training since the last call.

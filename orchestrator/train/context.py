@@ -19,7 +19,7 @@ from workloads.attention import AttentionCore
 from workloads.config import TransformerConfig
 from workloads.dropout import PLACES
 from workloads.embeddings import batch_positions
-from workloads.masks import Mask, self_mask
+from workloads.masks import REAL, Mask, self_mask
 from workloads.moe import Router, Routes
 from workloads.workload import Batch
 
@@ -47,6 +47,8 @@ def slice_batch(batch: Batch, config: TransformerConfig, cp: Group) -> Batch:
     sliced["positions"] = places.index_select(-1, mine)
     sliced[PLACES] = mine.expand(len(batch["tokens"]), -1)
     sliced.pop("attention", None)
+    if "padding" in batch:
+        sliced[REAL] = batch["padding"]
     mask = self_mask(config, batch, length)
     if mask.allowed is not None:
         allowed = mask.allowed.expand(len(batch["tokens"]), 1, length, length)
@@ -109,9 +111,9 @@ class WholeRouter:
     def __init__(self, router: Router, cp: Group) -> None:
         self._whole, self._cp = router.forward, cp
 
-    def forward(self, hidden: Tensor) -> Routes:
-        """As `Router.forward`, for hidden [B, L / ranks, hidden]."""
-        routes = self._whole(in_order(gather(hidden, 1, self._cp), 1, self._cp))
+    def forward(self, hidden: Tensor, real: Tensor | None = None) -> Routes:
+        """As `Router.forward`, for hidden [B, L / ranks, hidden] and real [B, L]."""
+        routes = self._whole(in_order(gather(hidden, 1, self._cp), 1, self._cp), real)
         mine = positions_of(routes.experts.shape[1], self._cp, hidden.device)
         return Routes(
             routes.weights.index_select(1, mine),

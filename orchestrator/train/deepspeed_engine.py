@@ -13,7 +13,6 @@ from orchestrator.checkpoint.pieces import Piece, whole
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.layout import Layout
 from orchestrator.spec import JobSpec
-from orchestrator.train.collectives import summed
 from orchestrator.train.deepspeed_setup import open_deepspeed, optimizer_of, settings
 from orchestrator.train.deepspeed_state import Partitions
 from orchestrator.train.device import Device
@@ -23,7 +22,7 @@ from orchestrator.train.losses import StepLosses
 from orchestrator.train.mesh import Mesh
 from orchestrator.train.optimizers import set_lr
 from orchestrator.train.parallelize import recompute
-from orchestrator.train.routing import Routing
+from orchestrator.train.routing import Routing, ratios
 from workloads.workload import Batch, Workload
 
 
@@ -68,7 +67,8 @@ class DeepSpeedEngine:
             if number < len(micro_batches):
                 self._engine.step()  # counts the micro-batch
         loss, extra, count, _ = self._losses.over_ranks(torch.zeros(()))
-        extra = {**extra, **self._routing.take([self.model])}
+        routed = self._routing.take([self.model])
+        extra = {**extra, **ratios(routed)}
         if self._scale.enabled:
             extra = {**extra, "loss_scale": self._scale.value, "skipped": 0.0}
         # Sums, divided by DeepSpeed by the number of ranks.
@@ -82,7 +82,7 @@ class DeepSpeedEngine:
                 return Metrics(loss, 0.0, {**extra, "skipped": 1.0})
             return Metrics(loss, math.nan, extra)
         self._scale.succeed()
-        self._workload.balance(self.model, self._over_data)
+        self._workload.balance(self.model, routed)
         return Metrics(loss, norm, extra)
 
     @torch.no_grad()
@@ -134,9 +134,6 @@ class DeepSpeedEngine:
     def close(self) -> None:
         """See `Engine.close`."""
         self._engine.destroy()
-
-    def _over_data(self, load: Tensor) -> Tensor:
-        return summed(load, self._mesh.data)
 
 
 class _WithLoss(nn.Module):

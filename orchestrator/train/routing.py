@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -24,11 +24,10 @@ class Routing:
         self._width = workload.shapes[experts[0]][0] + 3 if experts else 0
 
     @torch.no_grad()
-    def take(self, stages: Sequence[nn.Module]) -> dict[str, float]:
-        """Metrics since the last call, empty for a model without experts. Called by all ranks together.
+    def take(self, stages: Sequence[nn.Module]) -> dict[str, Tensor]:
+        """What `Workload.routing` gives of each router since the last call, summed. Called by all ranks together.
 
-        `router_load` is the most loaded expert's tokens over the mean, a mean over the layers; `router_dropped` the
-        share of choices that found no room; `router_entropy` the mean entropy of a token's scores, in nats.
+        Taken in every step, also in one that is skipped, so that no step sees anything of another.
         """
         if not self._names:
             return {}
@@ -38,10 +37,18 @@ class Routing:
                 if self._mesh.tp.index == 0:  # the others of a tensor group see the same tokens
                     sums[self._names.index(name)] += seen
         dist.all_reduce(sums)
-        return _ratios(sums.cpu())
+        return dict(zip(self._names, sums, strict=True))
 
 
-def _ratios(sums: Tensor) -> dict[str, float]:
+def ratios(routed: Mapping[str, Tensor]) -> dict[str, float]:
+    """Metrics of a step, empty for a model without experts.
+
+    `router_load` is the most loaded expert's tokens over the mean, a mean over the layers; `router_dropped` the
+    share of choices that found no room; `router_entropy` the mean entropy of a token's scores, in nats.
+    """
+    if not routed:
+        return {}
+    sums = torch.stack(list(routed.values())).cpu()
     dropped, chosen, entropy, tokens = sums[:, 0], sums[:, 1:-2], sums[:, -2], sums[:, -1]
     load = chosen.amax(1) / chosen.mean(1).clamp(min=1e-9)
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,7 +14,6 @@ from orchestrator.checkpoint.reader import Reader
 from orchestrator.layout import Layout
 from orchestrator.spec import JobSpec
 from orchestrator.train.accumulation import Accumulation
-from orchestrator.train.collectives import summed
 from orchestrator.train.device import Device
 from orchestrator.train.engine import Metrics
 from orchestrator.train.loss_scale import LossScale
@@ -24,7 +23,7 @@ from orchestrator.train.norms import WholeNorms, squared_norm
 from orchestrator.train.optimizers import SLOTS, make_optimizer, set_lr
 from orchestrator.train.parallelize import parallelize
 from orchestrator.train.pipeline import Pipeline
-from orchestrator.train.routing import Routing
+from orchestrator.train.routing import Routing, ratios
 from orchestrator.train.state import pieces, restore
 from workloads.workload import Batch, Workload
 
@@ -66,7 +65,8 @@ class TorchEngine:
         self.parallel.shared.sum()
         self._data.finish()
         loss, extra, count, square = self._losses.over_ranks(squared_norm(self._data.shards))
-        extra = {**extra, **self._routing.take(self._stages)}
+        routed = self._routing.take(self._stages)
+        extra = {**extra, **ratios(routed)}
         factor = self._losses.expected / count / self._scale.value
         if self._scale.enabled:
             extra = {**extra, "loss_scale": self._scale.value, "skipped": 0.0}
@@ -78,7 +78,7 @@ class TorchEngine:
                 else Metrics(loss, math.nan, extra)
             )
         norm = math.sqrt(square) * factor
-        self._update(lr, factor * self._clip(norm))
+        self._update(lr, factor * self._clip(norm), routed)
         self._scale.succeed()
         return Metrics(loss, norm, extra, busy)
 
@@ -137,7 +137,7 @@ class TorchEngine:
         self._optimizer.state.clear()
 
     @torch.no_grad()
-    def _update(self, lr: float, scale: float) -> None:
+    def _update(self, lr: float, scale: float, routed: Mapping[str, Tensor]) -> None:
         gradients = [s.parameter.grad for s in self._data.shards if s.parameter.grad is not None]
         if scale != 1.0 and gradients:
             torch._foreach_mul_(gradients, scale)
@@ -145,10 +145,7 @@ class TorchEngine:
         self._optimizer.step()
         self._data.publish()
         for stage in self._stages:
-            self._workload.balance(stage, self._over_data)
-
-    def _over_data(self, load: Tensor) -> Tensor:
-        return summed(load, self._mesh.data)
+            self._workload.balance(stage, routed)
 
     def _clip(self, norm: float) -> float:
         most = self._spec.optimizer.clip

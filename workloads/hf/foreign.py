@@ -76,7 +76,7 @@ class HuggingFaceWorkload:
             result, extra=output.extra, metrics={**result.metrics, "router_loss": output.extra.detach()}
         )
 
-    def balance(self, model: nn.Module, reduce: Callable[[Tensor], Tensor] = lambda load: load) -> None:
+    def balance(self, model: nn.Module, routed: Mapping[str, Tensor]) -> None:
         """Nothing is balanced here."""
 
     def routing(self, model: nn.Module) -> Mapping[str, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,10 @@ def workload_of(spec: JobSpec) -> Workload:
     )
 
 
-def micro_batches(workload: Workload, spec: JobSpec, layout: Layout, step: int) -> list[Batch]:
-    """This rank's micro-batches of a step: random tokens, a function of the sample's number."""
+def micro_batches(
+    workload: Workload, spec: JobSpec, layout: Layout, step: int, ragged: bool = False
+) -> list[Batch]:
+    """This rank's micro-batches of a step: random tokens, a function of the sample's number; if `ragged`, padded."""
     window = workload.objective.window(LENGTH)
 
     def read(sample: int) -> np.ndarray:
@@ -77,7 +80,20 @@ def micro_batches(workload: Workload, spec: JobSpec, layout: Layout, step: int) 
     if spec.workload.dropout:
         for batch, (start, count) in zip(batches, mine, strict=True):
             batch[KEYS] = row_keys(spec.seed, start, count)
+    if ragged:
+        for batch, (start, count) in zip(batches, mine, strict=True):
+            _pad(batch, start, count)
     return batches
+
+
+def _pad(batch: Batch, start: int, count: int) -> None:
+    """Make the end of every sequence padding, by 0 to 8 tokens."""
+    for name, tokens in (("padding", "tokens"), ("decoder_padding", "decoder_tokens")):
+        if tokens in batch:
+            length = batch[tokens].shape[1]
+            left = torch.tensor([5 * sample % 9 for sample in range(start, start + count)])
+            batch[name] = torch.arange(length) < length - left.unsqueeze(1)
+    batch["labels"][~batch.get("decoder_padding", batch["padding"])] = -100
 
 
 def assemble(engine: Engine) -> dict[str, torch.Tensor] | None:
@@ -112,7 +128,8 @@ def commit(engine: Engine, uri: str, step: int) -> None:
 def run_case(case: dict[str, Any], folder: Path, device: Device) -> None:
     """Train a few steps; rank 0 leaves losses, norms and final state in `<folder>/<id>.pt`.
 
-    With `restore` the run goes on from that case's commit; with `commit` it leaves one.
+    With `restore` the run goes on from that case's commit; with `commit` it leaves one. At each
+    [rank, step] in `overflow`, steps counted from 0, the gradients are infinite.
     """
     spec = job(case)
     layout = Layout(**{"dp": 1, **case["layout"]})
@@ -128,8 +145,12 @@ def run_case(case: dict[str, Any], folder: Path, device: Device) -> None:
         engine.initialise(spec.seed)
     first = assemble(engine)
     losses, norms, extras = [], [], []
+    of = engine._losses.of
     for step in range(start, start + steps):
-        metrics = engine.train_step(micro_batches(workload, spec, layout, step), spec.train.optimizer.lr)
+        infinite = [dist.get_rank(), step] in case.get("overflow", [])
+        engine._losses.of = (lambda *call: of(*call) * math.inf) if infinite else of
+        batches = micro_batches(workload, spec, layout, step, case.get("ragged", False))
+        metrics = engine.train_step(batches, spec.train.optimizer.lr)
         losses.append(metrics.loss)
         norms.append(metrics.grad_norm)
         extras.append(metrics.extra)

@@ -1,11 +1,11 @@
-"""Router statistics are the same numbers under every layout, recomputation included."""
+"""Routers do, and say of themselves, the same under every layout, padding and recomputation included."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from harness import MODELS, Results, check_routers
+from harness import APART, MODELS, Results, check_equal, check_routers
 
 MOE = {"name": "moe", **MODELS["moe"], "steps": 3}
 TIGHT = {"changes": {**MODELS["moe"]["changes"], "moe": {"experts": 4, "intermediate": 32, "capacity_factor": 0.8}}}
@@ -19,16 +19,46 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
+BALANCED = {"experts": 4, "top_k": 2, "intermediate": 32, "auxiliary": 0.1, "z_loss": 0.01, "bias_rate": 0.01}
+PADDED: dict[str, dict[str, Any]] = {
+    "dropless": {"model": "mixtral-tiny", "changes": {"kv_heads": 2, "moe": {**BALANCED, "shared": 1}, **APART}},
+    "tight": {
+        "model": "roberta-tiny",
+        "objective": "masked_lm",
+        "changes": {"moe": {**BALANCED, "capacity_factor": 0.8}, **APART},
+    },
+    "pair": MODELS["pair-moe"],
+}
+"""Models with experts, on batches with padding."""
+CASES = [
+    (model, name)
+    for model in PADDED
+    for name in LAYOUTS
+    if model != "pair" or not {"cp", "sequence"} & LAYOUTS[name].keys()
+]
+
+
 def case(name: str, layout: dict[str, Any]) -> dict[str, Any]:
     return {**MOE, **TIGHT, "id": f"routing-{name}", "layout": {"micro_batch": 2, **layout}}
+
+
+def padded(model: str, name: str) -> dict[str, Any]:
+    layout = {"micro_batch": 2, **LAYOUTS.get(name, {})}
+    return {**PADDED[model], "steps": 3, "ragged": True, "id": f"padded-{model}-{name}", "layout": layout}
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     found = Results(tmp_path_factory.mktemp("routing"))
-    found.run(1, [case("alone", {})])
+    found.run(1, [case("alone", {}), *(padded(model, "alone") for model in PADDED)])
     found.run(2, [case(*item) for item in LAYOUTS.items()])
+    found.run(2, [padded(*item) for item in CASES])
     return found
+
+
+@pytest.mark.parametrize(("model", "name"), CASES)
+def test_padding_is_no_token_under_any_layout(results: Results, model: str, name: str) -> None:
+    check_equal(results.of(padded(model, name)), results.of(padded(model, "alone")))
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

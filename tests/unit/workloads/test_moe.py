@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from workloads.moe import Experts, MixtureOfExperts, Router, grouped_linear
+from workloads.moe import DROPPED, PADDING, Experts, MixtureOfExperts, Router, grouped_linear
 from workloads.parts import MoE
 from workloads.presets import preset
 from workloads.transformer_workload import TransformerWorkload
@@ -153,17 +153,15 @@ def test_the_bias_evens_the_load_without_changing_weights() -> None:
 
     def load() -> Tensor:
         module(hidden)
-        found, module.load = module.load, None
-        return found
+        found, module.seen = module.seen, None
+        return found[1:-2]
 
     before = load()
     for _ in range(40):
-        module(hidden)
-        module.update(module.load)
+        module.update(load())
     after = load()
     assert before.max() > 150
     assert after.max() < 85
-    assert module.load is None
     routes = module.router(hidden)
     scores = (hidden @ module.router.weight.t()).sigmoid()
     assert torch.allclose(routes.weights, scores.gather(-1, routes.experts))
@@ -173,7 +171,79 @@ def test_the_load_is_summed_over_micro_batches() -> None:
     module, hidden = mixture(gate="sigmoid", bias_rate=0.1), random(2, 9, 16)
     module(hidden)
     module(hidden)
-    assert module.load.sum() == 2 * 2 * 9 * 2
+    assert module.seen[1:-2].sum() == 2 * 2 * 9 * 2
+
+
+ROUTINGS = [
+    {"auxiliary": 0.01, "z_loss": 0.001},
+    {"top_k": 1, "capacity_factor": 0.8, "auxiliary": 0.01, "z_loss": 0.001},
+    {"gate": "sigmoid", "bias_rate": 0.1, "shared": 1, "groups": 2, "top_groups": 1, "auxiliary": 0.01},
+]
+
+
+def places(count: int, seed: int) -> Tensor:
+    """Padding anywhere: bool [4, 12], the last row without a single token."""
+    real = torch.rand(4, 12, generator=torch.Generator().manual_seed(seed)) > count / 12
+    real[3] = False
+    return real
+
+
+@pytest.mark.parametrize("options", ROUTINGS)
+@pytest.mark.parametrize("count", [1, 4, 8])
+def test_what_stands_at_padding_moves_nothing(options: dict, count: int) -> None:
+    """Neither tokens, losses, load and statistics, nor the gradient of any weight that routes."""
+    real, found = places(count, count), []
+    for seed in (1, 2):
+        module, hidden = mixture(**options), random(4, 12, 16, seed=9)
+        hidden[~real] = 10 * random(int((~real).sum()), 16, seed=seed)
+        out, extra = module(hidden, real)
+        (out[real].square().sum() + extra).backward()
+        assert module.seen is not None
+        grads = [p.grad for p in (*module.router.parameters(), *module.experts.parameters())]
+        found.append([out[real], extra, module.seen, *grads])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("options", ROUTINGS)
+def test_padding_has_no_part_in_what_is_counted(options: dict) -> None:
+    module, hidden, real = mixture(**options), random(4, 12, 16, seed=9), places(4, 5)
+    out, _ = module(hidden, real)
+    routes = module.router(hidden, real)
+    tokens = int(real.sum())
+    assert module.seen is not None
+    assert int(module.seen[:-2].sum()) == tokens * module.moe.top_k
+    assert float(module.seen[-1]) == tokens
+    assert bool((routes.experts[~real] == PADDING).all())
+    assert bool((routes.experts[real] != PADDING).all())
+    shared = 0 if module.shared is None else module.shared(hidden)[~real]
+    assert torch.allclose(out[~real], torch.zeros(()) + shared, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [o for o in ROUTINGS if "capacity_factor" not in o])
+def test_padded_sequences_are_routed_as_they_are_alone(options: dict) -> None:
+    module, hidden = mixture(**options), random(3, 12, 16, seed=9)
+    lengths = (5, 12, 9)
+    real = torch.arange(12) < torch.tensor(lengths)[:, None]
+    out, extra = module(hidden, real)
+    seen, module.seen = module.seen, None
+    alone = [module(hidden[i : i + 1, :n]) for i, n in enumerate(lengths)]
+    torch.testing.assert_close(out[real], torch.cat([part[0][0] for part in alone]))
+    torch.testing.assert_close(extra, torch.stack([part[1] for part in alone]).mean())
+    torch.testing.assert_close(seen, module.seen, rtol=1e-6, atol=0)
+
+
+def test_padding_takes_no_capacity() -> None:
+    module = mixture(top_k=1, capacity_factor=1.0)
+    with torch.no_grad():
+        module.router.weight.zero_()
+        module.router.weight[2] = 1.0
+    hidden, real = (
+        random(1, 8, 16).abs(),
+        torch.tensor([[False, False, True, False, True, True, False, True]]),
+    )
+    chosen = module.router(hidden, real).experts[0, :, 0].tolist()
+    assert chosen == [PADDING, PADDING, 2, PADDING, 2, DROPPED, PADDING, DROPPED]
 
 
 @pytest.mark.parametrize("gate", ["softmax", "sigmoid"])
@@ -213,18 +283,14 @@ def test_the_workload_balances_all_layers_by_the_load_of_all_ranks() -> None:
     model = workload.build()
     model.load_state_dict({n: workload.initial(n, 0) for n in workload.shapes})
     model({"tokens": torch.randint(4096, (2, 16), generator=torch.Generator().manual_seed(0))})
-    asked = []
-
-    def two_ranks(load: Tensor) -> Tensor:
-        asked.append(load)
-        return 2 * load
-
-    workload.balance(model, two_ranks)
-    assert [int(load.sum()) for load in asked] == [2 * 16 * 2]  # layer 0 is dense
+    routed = {name: 2 * seen for name, seen in workload.routing(model).items()}  # of two ranks
+    (load,) = (seen[1:-2] for seen in routed.values())  # layer 0 is dense
+    assert int(load.sum()) == 2 * 2 * 16 * 2
+    workload.balance(model, routed)
     bias = model.layers["1"].feedforward.router.bias
     assert set(bias.sign().tolist()) <= {-1.0, 0.0, 1.0}
     assert torch.allclose(bias.abs()[bias != 0], torch.tensor(0.001))
-    assert bias[asked[0].argmax()] < 0 < bias[asked[0].argmin()]
+    assert bias[load.argmax()] < 0 < bias[load.argmin()]
     before = bias.clone()
-    workload.balance(model)  # nothing was routed since: an even load moves nothing
+    workload.balance(model, {name: torch.ones_like(seen) for name, seen in routed.items()})
     assert torch.equal(bias, before)
