@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import ray
+from ray.exceptions import RayTaskError
 
 from cluster.machine import machines, smallest_offer
 from cluster.place import Cluster
@@ -25,7 +26,11 @@ class RayErrand:
 
     def result(self) -> Any:
         """See `Errand.result`."""
-        return ray.get(self._reference)
+        try:
+            return ray.get(self._reference)
+        except RayTaskError as error:
+            # Ray's own text is a trace of the worker; what was raised there is the first cause.
+            raise (error.cause if isinstance(error.cause, Exception) else error) from None
 
 
 def on_ray() -> Cluster:

@@ -114,7 +114,8 @@ def check_objective(spec: JobSpec) -> None:
 def check_workload(spec: JobSpec) -> None:
     """Refuse what model, objective, options, sequence length and tokenizer cannot do together, before there is data.
 
-    What only the text decides is left open: which tokens begin a word or end a sentence. Raises InputError.
+    An export that could not be written is refused too. What only the text decides is left open: which tokens begin a
+    word or end a sentence. Raises InputError.
     """
     import numpy as np
     from tokenizers import Tokenizer
@@ -132,10 +133,15 @@ def check_workload(spec: JobSpec) -> None:
         text, roles = tokenizer.load(spec.data.tokenizer, special)
     sentinels, anywhere = tokenizer.sentinels(Tokenizer.from_str(text)), np.ones(size, bool)
     known: dict[str, Any] = {role: number for role, number in roles.items() if role != "unk"}
-    workload = _load(
-        spec,
-        Vocabulary(size, **known, sentinels=tuple(sentinels), word_start=anywhere, sentence_end=anywhere),
+    vocabulary = Vocabulary(
+        size, **known, sentinels=tuple(sentinels), word_start=anywhere, sentence_end=anywhere
     )
+    workload = _load(spec, vocabulary)
+    if spec.checkpoint.export:
+        try:
+            workload.check_hf()
+        except WorkloadError as error:
+            raise InputError(str(error), "checkpoint.export") from None
     if isinstance(workload.config, ForeignModel):
         _check_foreign(spec, workload)
 

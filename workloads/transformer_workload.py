@@ -127,12 +127,21 @@ class TransformerWorkload:
         """Model FLOPs per input token of forward and backward (PaLM, appendix B)."""
         return self.config.flops(sequence_length, getattr(self.objective, "target_length", None))
 
+    def check_hf(self) -> None:
+        """Raise WorkloadError if transformers has no class for this model, which `to_hf` would raise too."""
+        from workloads.hf.checkpoint import check_export
+
+        check_export(self.config, self.vocabulary, self.shapes, self._decoder_start)
+
     def to_hf(self, read: Callable[[str], Tensor], folder: str) -> None:
         """Write config.json and model.safetensors (fp32) that transformers loads. Raises WorkloadError."""
         from workloads.hf.checkpoint import export
 
-        start = getattr(self.objective, "decoder_start", None)
-        export(self.config, self.vocabulary, self.shapes, read, folder, start)
+        export(self.config, self.vocabulary, self.shapes, read, folder, self._decoder_start)
+
+    @property
+    def _decoder_start(self) -> int | None:
+        return getattr(self.objective, "decoder_start", None)
 
 
 def _shapes(config: TransformerConfig) -> dict[str, torch.Size]:

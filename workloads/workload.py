@@ -65,6 +65,9 @@ class Objective(Protocol):
     """A pre-training recipe: token windows in, a batch out. Pure in (seed, sample id, epoch)."""
 
     name: str
+    begins: str
+    ends: str
+    """Roles of the tokens around each text that the model reads ("cls", "sep"), empty for none."""
 
     def window(self, sequence_length: int) -> int:
         """Tokens of raw text that one sample reads, so that its model input is `sequence_length` long."""
@@ -147,6 +150,9 @@ class Workload(Protocol):
 
     def flops(self, sequence_length: int) -> float:
         """Model FLOPs per token of one forward and backward pass, recomputation not counted (PaLM, app. B)."""
+
+    def check_hf(self) -> None:
+        """Raise WorkloadError if `to_hf` could not write this model, whatever its weights are."""
 
     def to_hf(self, read: Callable[[str], Tensor], folder: str) -> None:
         """Write config.json and model.safetensors that transformers loads. `read(name)` gives a weight."""

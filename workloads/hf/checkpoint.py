@@ -52,6 +52,19 @@ def export(
         _export_one(part, their_config_of(part, vocabulary), names, lambda n, o=outside: read(o(n)), place)  # type: ignore[misc]
 
 
+def check_export(
+    config: TransformerConfig, vocabulary: Vocabulary, shapes: Shapes, decoder_start: int | None = None
+) -> None:
+    """Raise WorkloadError if `export` would, without any weights."""
+    parts = _electra(config, "") if config.generator else ((config, "", ""),)
+    for part, prefix, _ in parts:
+        told = their_config_of(part, vocabulary, decoder_start)
+        names = {_within(prefix, n): s for n, s in shapes.items() if _belongs(prefix, n)}
+        blank = {name: torch.empty(shape, device="meta") for name, shape in names.items()}
+        written = theirs(family_of(part), part, names, blank.__getitem__)
+        _check_fits(told, {name: tensor.shape for name, tensor in written})
+
+
 def their_config_of(
     config: TransformerConfig, vocabulary: Vocabulary, decoder_start: int | None = None
 ) -> Any:
@@ -154,6 +167,23 @@ def _parts(name: str, wanted: Any, found: Any) -> list[tuple[str, Any, Any]]:
 def _written(value: Any) -> str:
     """As a job file has it."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def _check_fits(told: Any, written: dict[str, torch.Size]) -> None:
+    """Raise WorkloadError where the class of transformers has a tensor of another shape than the export."""
+    import transformers
+
+    if any(".experts." in name for name in written):
+        return  # stacked there under other names as it loads
+    with torch.device("meta"):
+        made = getattr(transformers, told.architectures[0])(told).state_dict()
+    for name, shape in written.items():
+        if name not in made or made[name].shape != shape:
+            has = list(made[name].shape) if name in made else "none"
+            raise WorkloadError(
+                f"{told.architectures[0]} of transformers has {has} for {name} {list(shape)}; change the model's "
+                "options or set checkpoint.export to null"
+            )
 
 
 def structure(config: TransformerConfig) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from workloads.config import TransformerConfig
 from workloads.electra import Electra
 from workloads.hf.folder import GENERATOR, ForeignModel
+from workloads.hf.foreign_network import ForeignNetwork
 from workloads.transformer import Output
 from workloads.workload import Batch, Vocabulary
 
@@ -77,10 +78,10 @@ def load(folder: str, strict: bool = True) -> Any:
     return model.eval()
 
 
-def arguments(config: TransformerConfig | ForeignModel, batch: Batch) -> dict[str, Tensor]:
+def arguments(config: TransformerConfig, batch: Batch) -> dict[str, Tensor]:
     """Our batch as transformers takes it, without labels."""
     found = {theirs: batch[ours] for ours, theirs in _ARGUMENTS.items() if ours in batch}
-    if "positions" in batch and isinstance(config, TransformerConfig):
+    if "positions" in batch:
         found["position_ids"] = batch["positions"] + config.position_offset * config.counted_positions
     if "attention" in batch:
         found["attention_mask"] = batch["attention"].unsqueeze(1)
@@ -142,11 +143,17 @@ def _of_output(output: Output) -> Outputs:
     return {k: v for k, v in found.items() if v is not None} or {"hidden": output.hidden}
 
 
+def _theirs(config: TransformerConfig | ForeignModel, theirs: Any, batch: Batch) -> Mapping[str, Tensor]:
+    if isinstance(config, ForeignModel):
+        return {"logits": ForeignNetwork(theirs, {}, config.architecture == "decoder")(batch).logits}
+    return theirs(**arguments(config, batch))  # type: ignore[no-any-return]
+
+
 def _apart(
     config: TransformerConfig | ForeignModel, ours: Callable[[Batch], Outputs], theirs: Any, batch: Batch
 ) -> float:
     given = {k: v for k, v in batch.items() if k not in ("labels", "sequence_labels")}
-    mine, other = ours(given), theirs(**arguments(config, given))
+    mine, other = ours(given), _theirs(config, theirs, given)
     real = batch.get("decoder_padding" if "decoder_tokens" in batch else "padding")
     worst = torch.zeros(())
     for name, value in mine.items():

@@ -89,7 +89,8 @@ class Family:
         key = config.head + ("+sentence" if config.sentence_head else "")
         if key not in self.heads:
             raise WorkloadError(
-                f"transformers has no {self.model_type} with head {key}; use one of {', '.join(self.heads)}"
+                f"transformers has no {self.model_type} with head {key}, only with {', '.join(self.heads)}; "
+                "choose another objective or class, or set checkpoint.export to null"
             )
         return self.heads[key]
 

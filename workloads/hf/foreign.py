@@ -99,6 +99,9 @@ class HuggingFaceWorkload:
         """See Workload.blocks: the layers that the class itself can checkpoint."""
         return blocks_of(model)
 
+    def check_hf(self) -> None:
+        """Their own class writes it."""
+
     def to_hf(self, read: Callable[[str], Tensor], folder: str) -> None:
         """Write config.json and the weights (fp32) as the class itself saves them."""
         theirs = self._exported()

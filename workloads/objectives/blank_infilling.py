@@ -28,6 +28,7 @@ class BlankInfilling(SampledObjective):
     name = "blank_infilling"
     architectures = frozenset({"prefix"})
     needs: ClassVar[tuple[str, ...]] = ("cls", "pad", "mask")
+    begins, ends = "cls", ""
     sentinels: ClassVar[int] = 2
     rate: float = fraction(0.15)
     mean_span: float = at_least(1.0, 3.0)

@@ -28,6 +28,7 @@ class Denoising(SampledObjective):
     name = "denoising"
     architectures = frozenset({"encoder-decoder"})
     needs: ClassVar[tuple[str, ...]] = ("bos", "pad", "mask", "sentence_end")
+    begins, ends = "bos", "eos"
     rate: float = fraction(0.3)
     mean_span: float = at_least(1.0, 3.0)
     permute: bool = True

@@ -42,6 +42,7 @@ class GapSentences(SampledObjective):
     name = "gap_sentences"
     architectures = frozenset({"encoder-decoder"})
     needs: ClassVar[tuple[str, ...]] = ("pad", "mask", "sentence_end")
+    begins, ends = "", "eos"
     rate: float = fraction(0.3)
     choose: str = choice("principal", "random", "lead")
 

@@ -51,6 +51,7 @@ class MaskedLM(SampledObjective):
     name = "masked_lm"
     architectures = frozenset({"encoder"})
     needs: ClassVar[tuple[str, ...]] = NEEDS
+    begins, ends = "cls", "sep"
     rate: float = fraction(0.15)
 
     def window(self, sequence_length: int) -> int:
@@ -71,6 +72,7 @@ class WholeWordMasking(SampledObjective):
     name = "whole_word_masking"
     architectures = frozenset({"encoder"})
     needs: ClassVar[tuple[str, ...]] = (*NEEDS, "word_start")
+    begins, ends = "cls", "sep"
     rate: float = fraction(0.15)
 
     def window(self, sequence_length: int) -> int:
@@ -94,6 +96,7 @@ class SpanMasking(SampledObjective):
     name = "span_masking"
     architectures = frozenset({"encoder"})
     needs: ClassVar[tuple[str, ...]] = (*NEEDS, "word_start")
+    begins, ends = "cls", "sep"
     rate: float = fraction(0.15)
     p: float = fraction(0.2)
     longest: int = at_least(1, 10)
@@ -123,6 +126,7 @@ class EntityMasking(SampledObjective):
     name = "entity_masking"
     architectures = frozenset({"encoder"})
     needs: ClassVar[tuple[str, ...]] = NEEDS
+    begins, ends = "cls", "sep"
     rate: float = fraction(0.15)
     entities: Sequence[Sequence[int]] = ()
 
@@ -189,6 +193,7 @@ class ReplacedTokenDetection(SampledObjective):
     name = "replaced_token_detection"
     architectures = frozenset({"encoder"})
     needs: ClassVar[tuple[str, ...]] = NEEDS
+    begins, ends = "cls", "sep"
     rate: float = fraction(0.15)
 
     def window(self, sequence_length: int) -> int:

@@ -71,6 +71,7 @@ class NextSentence(SampledObjective):
     name = "next_sentence"
     architectures = frozenset({"encoder"})
     needs: ClassVar[tuple[str, ...]] = PAIR_NEEDS
+    begins, ends = "cls", "sep"
     rate: float = fraction(0.15)
 
     def window(self, sequence_length: int) -> int:
@@ -118,6 +119,7 @@ class SentenceOrder(SampledObjective):
     name = "sentence_order"
     architectures = frozenset({"encoder"})
     needs: ClassVar[tuple[str, ...]] = PAIR_NEEDS
+    begins, ends = "cls", "sep"
     rate: float = fraction(0.15)
 
     def window(self, sequence_length: int) -> int:

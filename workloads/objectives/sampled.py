@@ -51,6 +51,8 @@ class SampledObjective(ABC):
     """Fields of Vocabulary that may not be None."""
     sentinels: ClassVar[int] = 0
     """How many `<extra_id_i>` tokens a tokenizer for this objective carries."""
+    begins, ends = "", ""
+    """The roles of the tokens that stand around each text that the model reads, as an exported tokenizer adds them."""
 
     vocabulary: Vocabulary
     sequence_length: int

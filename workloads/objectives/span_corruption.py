@@ -31,6 +31,7 @@ class SpanCorruption(SampledObjective):
     name = "span_corruption"
     architectures = frozenset({"encoder-decoder"})
     needs: ClassVar[tuple[str, ...]] = ("pad",)
+    begins, ends = "", "eos"
     sentinels: ClassVar[int] = SENTINELS
     rate: float = fraction(0.15)
     mean_span: float = at_least(1.0, 3.0)

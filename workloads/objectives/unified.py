@@ -43,6 +43,7 @@ class UnifiedLM(SampledObjective):
     name = "unified_lm"
     architectures = frozenset({"encoder", "prefix"})
     needs: ClassVar[tuple[str, ...]] = PAIR_NEEDS
+    begins, ends = "cls", "sep"
     rate: float = fraction(0.15)
 
     def window(self, sequence_length: int) -> int:
