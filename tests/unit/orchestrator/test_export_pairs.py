@@ -122,6 +122,31 @@ def test_what_was_trained_leaves_as_it_computes(
         loaded.from_pretrained(tmp_path).eval()(**asked)
 
 
+THEIRS = {
+    "causal_lm": transformers.GPTNeoXConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, vocab_size=512
+    ),
+    "masked_lm": transformers.DistilBertConfig(dim=32, n_layers=2, n_heads=4, hidden_dim=64, vocab_size=512),
+    "denoising": transformers.PegasusConfig(
+        d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
+        encoder_ffn_dim=64, decoder_ffn_dim=64, vocab_size=512,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("objective", THEIRS)
+def test_a_class_that_runs_as_it_is_leaves_too(objective: str, tokens_of: Any, tmp_path: Path) -> None:
+    THEIRS[objective].save_pretrained(tmp_path / "in")
+    text, tokens = tokens_of(objective)
+    document = spec_of("gpt-tiny", "causal_lm", text, {}).model_dump(mode="json")
+    document["workload"] = {"model": f"hf:{tmp_path / 'in'}", "objective": objective}
+    spec = parse(document)
+    workload = assemble.workload_of(spec, tokens)
+    state = {name: workload.initial(name, 3) for name in workload.shapes}
+    assert export.write(spec, tokens, workload, state.__getitem__, str(tmp_path / "out")) <= TOLERANCE
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out").model_max_length >= 512
+
+
 @pytest.mark.parametrize(
     ("model", "objective", "changes", "says"),
     [
