@@ -22,7 +22,6 @@ from orchestrator.decide import ENDED, Action, Rules, Seen, State, decide
 from orchestrator.errors import InputError
 from orchestrator.explain import explain
 from orchestrator.exporting import Exporting
-from orchestrator.health import Failure
 from orchestrator.holders import Holders
 from orchestrator.layout import Layout
 from orchestrator.machines import machine_for
@@ -31,9 +30,9 @@ from orchestrator.record import Record
 from orchestrator.room import Room
 from orchestrator.rundir import Row, RunDir
 from orchestrator.spec import JobSpec
-from orchestrator.stability import on_record
 from orchestrator.status import status_of
 from orchestrator.stragglers import Stragglers
+from orchestrator.track.tally import Tally
 from orchestrator.train.task import ENTRY_OF, NOTICES, Task
 
 POLL = 0.1
@@ -91,26 +90,21 @@ class Controller:
         Raises InputError if the job turns out to be wrong once its data is seen.
         """
         record = self._record = Record(self._spec, self._run)
-        # What an earlier command ended with does not count against this one.
-        ended = max((n for n, event in enumerate(record.events) if event["phase"] in ENDED), default=-1)
-        faults = [event for event in record.events[ended + 1 :] if event.get("first_fault")]
         self._state = State(
             since=time.time(),
             attempt=record.attempts,
-            failures=tuple(
-                Failure(e["time"], e["step"], "", e["first_fault"], told=False, node=e.get("node") or "")
-                for e in faults
-            ),
+            failures=record.history.failures(time.time() - self._spec.limits.restart_window),
             step=record.step,
-            skips=on_record(record.events),
+            skips=record.history.skips,
         )
         self._write_status(force=True)
         try:
             while self._state.phase not in ENDED:
                 self._turn(record)
             self._stop_gang()
+            rows = record.counted(self._state.attempt, self._state.step)
             self._event(self._state.phase, self._note)
-            return self._summarise(record)
+            return self._summarise(record, rows)
         except Exception as error:
             self._stop_gang()
             self._note = str(error) if isinstance(error, InputError) else describe(error)
@@ -124,10 +118,11 @@ class Controller:
             if self._notices is not None:
                 self._notices.stop()
 
-    def _summarise(self, record: Record) -> dict[str, Any]:
+    def _summarise(self, record: Record, rows: Tally) -> dict[str, Any]:
         record.settle()
         commit = record.store.latest(deep=False)  # not of the memory of nodes, which ends with the run
-        summary = finish.finish(self._spec, self._run, commit, self._data, self._exports.done, record.tracker)
+        exported = self._exports.done
+        summary = finish.finish(self._spec, self._run, commit, self._data, exported, rows, record.tracker)
         self._write_status(force=True)
         return summary
 
@@ -158,8 +153,8 @@ class Controller:
             self._beat = self._gang.poll(record.saved, POLL)
             self._take(record, self._beat.rows)
             now = time.time()
-        hours, usd = record.spent(now)
-        for line in record.near_ceilings():
+        hours, usd = record.spending.count(record.recent, now)
+        for line in record.spending.near():
             self._event(self._state.phase, line)
         return Seen(
             now=now,
@@ -175,7 +170,7 @@ class Controller:
             stop=self._stop or record.unsaved(now),
             step_seconds=record.step_seconds,
             longest_step=record.longest_step,
-            restart_seconds=record.restart_seconds or FIRST_RESTART,
+            restart_seconds=record.history.restart_seconds or FIRST_RESTART,
             spent_hours=hours,
             spent_usd=usd,
         )
@@ -193,11 +188,12 @@ class Controller:
             if outcome["state"] == "published":
                 self._exports.published(outcome["step"])
 
-    def _prepare(self, record: Record, action: Action, before: State) -> None:
+    def _prepare(self, record: Record, action: Action, _: State) -> None:
         """Data first, in a thread, so that a stop is heard; then what can be planned only over its vocabulary."""
         if self._preparing is None:
             pool = ThreadPoolExecutor(1, thread_name_prefix="prepare")
-            self._preparing = pool.submit(assemble.prepared, self._spec, self._run, record.data, self._tell)
+            before = record.history.data
+            self._preparing = pool.submit(assemble.prepared, self._spec, self._run, before, self._tell)
             pool.shutdown(wait=False)
         wait([self._preparing], timeout=POLL)
         if not self._preparing.done():

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from orchestrator.checkpoint.manifest import Manifest
+from orchestrator.rowline import EVENTS
 from orchestrator.rundir import RunDir
 from orchestrator.spec import JobSpec
 from orchestrator.track.summary import summary
+from orchestrator.track.tally import Tally
 from orchestrator.track.tracker import STATUS, Tracker
 
 DELIVERY_TIMEOUT = 20.0
@@ -16,12 +18,18 @@ DELIVERY_TIMEOUT = 20.0
 
 
 def finish(
-    spec: JobSpec, run: RunDir, commit: Manifest | None, data: str, exported: dict[str, Any], tracker: Tracker
+    spec: JobSpec,
+    run: RunDir,
+    commit: Manifest | None,
+    data: str,
+    exported: dict[str, Any],
+    rows: Tally,
+    tracker: Tracker,
 ) -> dict[str, Any]:
     """Write summary.json and report.html, deliver what MLflow lacks, and return the summary."""
-    found = summarise(spec, run, commit, data, exported)
+    found = summarise(spec, run, commit, data, exported, rows)
     run.write_json("summary.json", found)
-    found["problem"] = draw(run, _report)
+    found["problem"] = draw(run, lambda run: _report(run, rows))
     tracker.document("summary.json")
     tracker.document("report.html")
     tracker.status(STATUS[found["state"]])
@@ -40,14 +48,14 @@ def draw(run: RunDir, report: Callable[[RunDir], str]) -> str | None:
     return None
 
 
-def _report(run: RunDir) -> str:
+def _report(run: RunDir, rows: Tally) -> str:
     from orchestrator.track.report import report
 
-    return report(run)
+    return report(run, rows)
 
 
 def summarise(
-    spec: JobSpec, run: RunDir, commit: Manifest | None, data: str, exported: dict[str, Any]
+    spec: JobSpec, run: RunDir, commit: Manifest | None, data: str, exported: dict[str, Any], rows: Tally
 ) -> dict[str, Any]:
     """The summary of what stands in the run directory."""
     entropy = None
@@ -58,8 +66,8 @@ def summarise(
     found = summary(
         spec,
         run.read_json("plan.json"),
-        run.rows("events.jsonl"),
-        run.rows("metrics.jsonl"),
+        run.rows(EVENTS),
+        rows,
         {"samples": commit.receipt} if commit else None,
         unigram_entropy=entropy,
         sample=exported.get("sample"),

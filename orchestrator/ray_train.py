@@ -179,7 +179,7 @@ class Books:
         """Write down what ended the attempt and, after an instability, which samples the next one leaves out."""
         fault, skip = describe(error), None
         if is_unstable(fault):
-            skip = next_skip(self._spec.train, on_record(self._record.events), fault)
+            skip = next_skip(self._spec.train, self._record.history.skips, fault)
         commit, _ = self._record.last_commit()
         told = {
             "first_fault": fault,

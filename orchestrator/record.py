@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import statistics
 import time
 from collections.abc import Mapping, Sequence, Set
@@ -12,16 +14,18 @@ from orchestrator import prices
 from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.checkpoint.replicas import newest, peer_store
 from orchestrator.checkpoint.store import Store
+from orchestrator.history import History, Spending
+from orchestrator.lost_rows import find, without
+from orchestrator.rowline import EVENTS, METRICS
+from orchestrator.rowlog import told
 from orchestrator.rows import HOLD, Rows
-from orchestrator.rundir import Row, RunDir
+from orchestrator.rundir import ORIGIN, Row, RunDir
 from orchestrator.spec import JobSpec, dump
-from orchestrator.stability import Skip, is_before, merged, on_record
+from orchestrator.stability import Skip, is_before, merged
 from orchestrator.storage.retry import storage_failed
-from orchestrator.track.ledger import timeline
-from orchestrator.track.summary import cost
+from orchestrator.track.tally import Tally, counted, is_number
 from orchestrator.track.tracker import Tracker
 
-METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
 RECENT = 200
 """Rows kept in memory, for a run may have millions."""
 PATIENCE = 60.0
@@ -30,8 +34,6 @@ PAUSE = 5.0
 """Seconds without a try after a document could not be written."""
 LATEST = 20
 """Rows that the longest step of late is taken from."""
-COUNT_EVERY = 10.0
-"""Seconds between countings of what the job has spent."""
 
 
 class Record:
@@ -46,27 +48,34 @@ class Record:
         self._refused = 0.0  # when a document was not taken, monotonic seconds
         # Since when saves fail, and why the last one did.
         self._failing: tuple[float, str] | None = None
-        self.events = self._events.all()
+        self.history = History(run.rows(EVENTS))
         # Never changed in place: what asks for the status reads it from another thread.
-        self.recent: tuple[Row, ...] = tuple(by_step(self._metrics.all())[-RECENT:])
+        self.recent: tuple[Row, ...] = tuple(self._metrics.latest(RECENT))
         self.saved = 0
-        self._spent, self._counted = (0.0, 0.0), 0.0
+        self.spending = Spending(spec.limits, self.history)
+        self._first = int((run.read_json(ORIGIN) or {}).get("step", 0)) + 1
+        status = _telemetry(run.read_text("status.json"))
+        self._metrics.mark, self._checked = status.get("rows"), False
+        last_seen = status.get("time") if is_number(status.get("time")) else None
+        begun = "resumed" if self.events or self.recent else "begun"
         run.write_text("job.yaml", dump(spec))
-        last_seen = (run.read_json("status.json") or {}).get("time")
-        self.event(
-            self.attempts, self.step, "prepare", "resumed" if self.events else "begun", last_seen=last_seen
-        )
+        self.event(self.attempts, self.step, "prepare", begun, last_seen=last_seen)
         self.tracker = Tracker(spec.model_copy(update={"tracking": None}), run)
 
     @property
-    def attempts(self) -> int:
-        """Attempts that there have been."""
-        return max((event["attempt"] for event in self.events), default=0)
+    def events(self) -> list[Row]:
+        """All that happened, the newest last."""
+        return self.history.events
 
     @property
-    def data(self) -> str:
-        """The prepared data that the run began with, empty before it has any."""
-        return next((event["data"] for event in self.events if event.get("data")), "")
+    def attempts(self) -> int:
+        """Attempts that there have been; where events are lost, as many as the rows tell of."""
+        return max(self.history.attempts, self.recent[-1]["attempt"] if self.recent else 0)
+
+    @property
+    def mark(self) -> dict[str, int] | None:
+        """Where the stored rows end, for `Rows.missing`."""
+        return self._metrics.mark
 
     @property
     def step(self) -> int:
@@ -87,15 +96,6 @@ class Record:
         latest = [row for row in recent if row["attempt"] == recent[-1]["attempt"]][-LATEST:]
         return max((row["step_seconds"] for row in latest), default=0.0)
 
-    @property
-    def restart_seconds(self) -> float:
-        """From the end of an attempt to the first step of the next, as last measured; 0 if there was none."""
-        for n in reversed([n for n, event in enumerate(self.events) if event["phase"] == "stop"]):
-            began = next((event for event in self.events[n:] if event["phase"] == "train"), None)
-            if began is not None:  # later ones tell of saves
-                return float(began["time"] - self.events[n]["time"])
-        return 0.0
-
     def event(self, attempt: int, step: int, phase: str, reason: str, **more: Any) -> None:
         """Add a row to events.jsonl."""
         row: Row = {"time": time.time(), "attempt": attempt, "phase": phase, "reason": reason, "step": step}
@@ -109,7 +109,7 @@ class Record:
         self.saved += self._metrics.flush(now=True)
         self._events.add([row])
         self._events.flush(now=True)
-        self.events.append(row)
+        self.history.add(row)
 
     def document(self, name: str, value: Any) -> None:
         """Replace a JSON document. Storage that refuses it is left alone for a while: the next one may be taken."""
@@ -181,7 +181,7 @@ class Record:
         for each bad one."""
         notes = [f"step {step}: a rank found its bytes damaged" for step in sorted(bad)]
         at_most: int | None = None
-        skips = on_record(self.events)
+        skips = self.history.skips
         while True:
             found = newest(self._stores, at_most, deep=False)
             told = found[2] if found else [f"step {step}: {why}" for step, why in self.store.skipped]
@@ -201,38 +201,42 @@ class Record:
         for store in self._stores:
             with contextlib.suppress(OSError) if store is self._peers else contextlib.nullcontext():
                 store.rewind(step if commit else -1)
-        told = commit.meta["rows"] if commit else []
-        rows = [row for row in by_step([*self._metrics.all(), *told]) if row["step"] <= step]
-        self._metrics.exchange(rows)
-        self.recent = tuple(rows[-RECENT:])
+        carried = commit.meta["rows"] if commit else []
+        mark = self._metrics.mark
+        missing = [] if self._checked else self._metrics.missing(mark, self._first, step)
+        self._metrics.cut(step, carried)
+        if not self._metrics.problem:
+            self._checked = True
+            self.restore(without(missing, {row["step"]: row for row in carried}), attempt, step)
+        self.recent = tuple(self._metrics.latest(RECENT))
         self.saved = 0
-        self.tracker.rows(told)
+        self.tracker.rows(carried)
         return commit, notes
+
+    def restore(self, missing: Sequence[tuple[int, int]], attempt: int, step: int) -> bool:
+        """Find rows again that storage has lost, and tell of those that are lost for good. Whether some were found."""
+        if [list(gap) for gap in missing] == self.history.missing:
+            return False
+        found = find(self._spec, self._run, self._metrics.log, self.store, self.events, missing)
+        if found:
+            self._metrics.restore(list(found.values()))
+        left = [list(gap) for gap in without(missing, found)]
+        reason = f"rows of step {told(missing)} were lost from {METRICS}: {len(found)} are found again"
+        reason += f", and those of step {told(left)} are not" if left else ""
+        self.event(attempt, step, "wait", reason, missing_rows=left)
+        return bool(found)
+
+    def counted(self, attempt: int, step: int) -> Tally:
+        """The rows of the whole run; what was lost of them and can be found again is put back first. Raises OSError if
+        storage does not take what waits."""
+        self.settle()
+        rows = counted(self._run)
+        return counted(self._run) if self.restore(rows.missing, attempt, step) else rows
 
     def beyond(self, step: int) -> list[Row]:
         """Rows of steps after that one."""
-        return [row for row in self._metrics.all() if row["step"] > step]
-
-    def spent(self, now: float) -> tuple[float, float]:
-        """Hours and USD of the whole job so far; counted now and then, and only where there is a ceiling."""
-        limits = self._spec.limits
-        every = min(COUNT_EVERY, 36.0 * (limits.hours or 1.0))  # a hundredth of the ceiling at the latest
-        if (limits.hours or limits.cost_usd) and now - self._counted > every:
-            rows = list(self.recent)
-            phases = timeline(self.events, rows, now)
-            hours = sum(phase.seconds for phase in phases if phase.name != "down") / 3600
-            self._spent = (hours, cost(phases, rows, self.events, limits.usd_per_worker_hour) or 0.0)
-            self._counted = now
-        return self._spent
-
-    def near_ceilings(self) -> list[str]:
-        """A line for each ceiling of the job that has come near, told once."""
-        limits, (hours, usd) = self._spec.limits, self._spent
-        if not (limits.hours or limits.cost_usd):
-            return []
-        told = [event["reason"] for event in self.events]
-        spent = {"hours": hours, "cost_usd": usd}
-        return prices.near({"hours": limits.hours, "cost_usd": limits.cost_usd}, spent, told)
+        later = itertools.takewhile(lambda row: row["step"] > step, self._metrics.newest())
+        return list(later)[::-1]
 
     def market(self, machines: Sequence[Mapping[str, str]]) -> dict[str, Any]:
         """What an event tells of the machines that a gang is on: type, market, zone, and USD an hour if known, of
@@ -249,10 +253,14 @@ class Record:
         return [self._peers, self.store] if self._peers else [self.store]
 
 
+def _telemetry(text: str | None) -> dict[str, Any]:
+    """What status.json says; nothing if it is damaged, for nothing depends on it."""
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def _is_before(commit: Manifest, skips: Sequence[Skip]) -> bool:
     return is_before(commit.position, merged(commit.meta.get("skips", ())), skips)
-
-
-def by_step(rows: Sequence[Row]) -> list[Row]:
-    """One row a step, the newest of each, in order."""
-    return [row for _, row in sorted({row["step"]: row for row in rows}.items())]

@@ -16,6 +16,7 @@ from cluster.process_gang import ProcessGang
 from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.checkpoint.store import Store
 from orchestrator.errors import InputError
+from orchestrator.rowline import METRICS
 from orchestrator.rundir import Row, RunDir
 from orchestrator.spec import JobSpec
 from orchestrator.stability import on_record
@@ -55,8 +56,9 @@ def replay(spec: JobSpec, run: RunDir, step: int | None, steps: int) -> Verdict:
 
     Raises InputError if there is no such commit, or nothing recorded after it, and RuntimeError if a rank fails.
     """
-    recorded = {row["step"]: row for row in run.rows("metrics.jsonl")}
-    manifest = _choose(Store(run.at("checkpoints")), recorded, step)
+    store = Store(run.at("checkpoints"))
+    recorded = {row["step"]: row for row in run.log(METRICS).after(min(store.steps(), default=0))}
+    manifest = _choose(store, recorded, step)
     first = manifest.step + 1
     layout_text = recorded[first]["layout"]
     layout = next((c for c in _layouts(run, manifest) if c["text"] == layout_text), None)
@@ -140,10 +142,10 @@ def _world(layout: dict[str, Any]) -> int:
 
 
 def _compare(recorded: Row, replayed: Row) -> Row:
-    differ = [key for key in ("loss", "samples") if recorded[key] != replayed[key]]
+    differ = [key for key in ("loss", "samples") if recorded.get(key) != replayed[key]]
     return {
         "step": recorded["step"],
-        "recorded": recorded["loss"],
+        "recorded": recorded.get("loss"),
         "replayed": replayed["loss"],
         "verdict": "differs in " + " and ".join(differ) if differ else "same",
     }

@@ -6,9 +6,12 @@ Nothing is lost by that: ranks keep rows until they are told that they are store
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
 
 from orchestrator.checkpoint.committer import one_line
+from orchestrator.rowlog import gaps
 from orchestrator.rundir import Row, RunDir
 from orchestrator.storage.retry import storage_failed
 
@@ -23,11 +26,14 @@ class Rows:
 
     def __init__(self, run: RunDir, name: str, hold: float = 0.0) -> None:
         """`hold` is how many seconds rows may wait for others before they are written."""
-        self._run, self._name, self._hold = run, name, hold
+        self.log = run.log(name)
+        self._place, self._hold = run.at(name), hold
         self._waiting: list[Row] = []
-        self._instead: list[Row] | None = None
+        self._cut: tuple[int, list[Row]] | None = None  # the last step to stay, and the rows up to it
         self._due, self._pause = 0.0, 0.0
         self.problem = ""
+        self.mark: dict[str, int] | None = None
+        """The last row that is stored, {"step": its step, "bytes": where it ends}; None if none was stored yet."""
 
     def add(self, rows: Sequence[Row]) -> None:
         """Rows to be written."""
@@ -36,19 +42,22 @@ class Rows:
         self._waiting += rows
 
     def flush(self, now: bool = False) -> int:
-        """Write what waits if it is due, or `now`. Returns how many rows were stored.
+        """Write what waits if it is due, or `now`. Returns how many of the rows that were added were stored.
 
         Storage that refuses them is tried again later, with growing pauses; `problem` says meanwhile what it says.
         """
-        if not self._waiting and self._instead is None:
+        if not self._waiting and self._cut is None:
             return 0
         if not now and time.monotonic() < self._due:
             return 0
         try:
-            if self._instead is not None:
-                self._run.replace_rows(self._name, self._instead)
-                self._instead = None
-            self._run.append(self._name, self._waiting)
+            if self._cut is not None:
+                step, rows = self._cut
+                last = self.log.cut(step)
+                self.mark = {"step": last, "bytes": self.log.size()} if last else None
+                self._append([row for row in rows if row["step"] > last])
+                self._cut = None
+            self._append(self._waiting)
         except Exception as error:
             if not storage_failed(error):
                 raise
@@ -68,17 +77,51 @@ class Rows:
             time.sleep(0.2)
             self.flush()
         if self.problem:
-            raise OSError(f"rows could not be written to {self._run.at(self._name)}: {self.problem}")
+            raise OSError(f"rows could not be written to {self._place}: {self.problem}")
 
-    def all(self) -> list[Row]:
-        """Stored and waiting rows, oldest first."""
-        stored = self._run.rows(self._name) if self._instead is None else self._instead
-        return [*stored, *self._waiting]
+    def newest(self) -> Iterator[Row]:
+        """One row a step, waiting and stored, from the newest on; only as much is read as is taken."""
+        at_most, held = self._cut or (None, [])
+        least: float = float("inf")
+        for row in reversed([*held, *self._waiting]):
+            if row["step"] < least:
+                least = row["step"]
+                yield row
+        for row in self.log.newest():
+            if row["step"] < least and (at_most is None or row["step"] <= at_most):
+                yield row
 
-    def exchange(self, rows: Sequence[Row]) -> None:
-        """Let these be all rows there are."""
-        stored = self._run.rows(self._name) if self._instead is None else None
-        self._waiting = []
-        if stored != list(rows):
-            self._instead = list(rows)
-            self.flush(now=True)
+    def latest(self, count: int) -> list[Row]:
+        """The last so many rows, oldest first."""
+        return list(islice(self.newest(), count))[::-1]
+
+    def cut(self, step: int, rows: Sequence[Row]) -> None:
+        """Drop all rows of later steps, and add those of `rows` that are not there: they are up to that step."""
+        held = [] if self._cut is None else [row for row in self._cut[1] if row["step"] <= step]
+        kept = {row["step"]: row for row in [*held, *self._waiting, *rows] if row["step"] <= step}
+        step = step if self._cut is None else min(step, self._cut[0])
+        self._cut, self._waiting = (step, [kept[n] for n in sorted(kept)]), []
+        self.flush(now=True)
+
+    def missing(self, mark: Any, first: int, last: int) -> list[tuple[int, int]]:
+        """Steps from `first` to `last` that are not stored, as pairs of the first and the last of each gap.
+
+        Where the row of a `mark` of earlier ends where it ended then, nothing before it was taken away, and only what
+        is behind it is read; else everything is.
+        """
+        start = 0
+        if isinstance(mark, dict) and type(mark.get("bytes")) is int and type(mark.get("step")) is int:
+            before = next(self.log.backward(mark["bytes"]), None)
+            if before and before.row and (before.row["step"], before.end) == (mark["step"], mark["bytes"]):
+                start, first = before.end, max(first, before.row["step"] + 1)
+        return gaps(self.log.extents(start), first, last)
+
+    def restore(self, rows: Sequence[Row]) -> None:
+        """Put rows that were found again in their places, and leave out what is no row. Raises OSError."""
+        self.log.insert(self.log.extents(), rows)
+        self.mark = None
+
+    def _append(self, rows: Sequence[Row]) -> None:
+        if rows:
+            size = self.log.append(rows)
+            self.mark = {"step": rows[-1].get("step", 0), "bytes": size}

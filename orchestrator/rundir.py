@@ -3,7 +3,8 @@
     job.yaml  plan.json  metrics.jsonl  events.jsonl  status.json  summary.json  report.html  checkpoints/  export/
 
 Small documents are replaced whole and atomically. Rows are appended: on a local file system to one file,
-on an object store to numbered parts, since objects cannot grow. A row torn by a crash is dropped on reading.
+on an object store to numbered parts, since objects cannot grow. A row torn by a crash, or altered, is dropped on
+reading.
 """
 
 from __future__ import annotations
@@ -20,15 +21,18 @@ from typing import Any, ParamSpec, TypeVar
 from fsspec.implementations.local import LocalFileSystem
 
 from orchestrator.errors import InputError
+from orchestrator.rowline import Row
+from orchestrator.rowlog import RowLog
+from orchestrator.rowtape import FileTape, PartTape
 from orchestrator.storage.backends import is_local, local_path
-from orchestrator.storage.objects import publish_object
 from orchestrator.storage.remote import RemoteFileSystem
 from orchestrator.storage.retry import Retry
 
-Row = dict[str, Any]
 P = ParamSpec("P")
 T = TypeVar("T")
 
+ORIGIN = "origin.json"
+"""In a run that a search began with another run's commit: {run, step, config} of that one."""
 ALIVE = 15.0
 """Seconds since its last status after which a controller on another machine is taken for dead."""
 REMOTE_TIMEOUT = 15.0
@@ -52,7 +56,7 @@ class RunDir:
             raise InputError(f"the run directory cannot be opened ({error})", uri, mend) from None
         self.path: str = local_path(uri) if self.local else self.fs.root
         self.uri = self.path if self.local else uri.rstrip("/")
-        self._next: dict[str, int] = {}
+        self._logs: dict[str, RowLog] = {}
 
     @property
     def name(self) -> str:
@@ -124,75 +128,29 @@ class RunDir:
 
     def remove(self, name: str) -> None:
         """Remove a document or rows. Raises OSError."""
-        for path in self._parts(name) if not self.local else [self._path(name)]:
-            self._call(self.fs.rm_file, path)
+        if self.local:
+            os.unlink(self._path(name))
+        elif self.exists(name):
+            self._call(self.fs.rm_file, self._path(name))
+        else:
+            self.log(name).remove()
+
+    def log(self, name: str) -> RowLog:
+        """The rows of `name`."""
+        if name not in self._logs:
+            path = self._path(name)
+            self._logs[name] = RowLog(
+                FileTape(path) if self.local else PartTape(self.fs, path, self._call), name
+            )
+        return self._logs[name]
 
     def rows(self, name: str) -> list[Row]:
-        """All rows of `name`, oldest first."""
-        rows = []
-        for part in self._parts(name):
-            for line in self._call(self.fs.cat_file, part).decode(errors="replace").splitlines():
-                try:
-                    rows.append(json.loads(line))
-                except ValueError:
-                    continue
-        return rows
+        """All rows of `name` at once, oldest first; for files that are not long."""
+        return list(self.log(name).rows())
 
     def append(self, name: str, rows: Iterable[Row]) -> None:
-        """Add rows. They are on disk, or in the store, when this returns; if it raises, none of them is on a disk."""
-        data = "".join(json.dumps(row) + "\n" for row in rows).encode()
-        if data and not self.local:
-            self._add_part(name, data)
-        elif data:
-            self._extend(name, data)
-
-    def replace_rows(self, name: str, rows: Iterable[Row]) -> None:
-        """Exchange all rows for these."""
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        if self.local:
-            self.write_text(name, text)
-            return
-        old = self._parts(name)
-        self._next[name] = _number(old[-1]) + 1 if old else 0
-        # The new part goes first; a crash before the removals leaves duplicates, which readers settle by step.
-        self._add_part(name, text.encode())
-        for part in old:
-            self._call(self.fs.rm_file, part)
-
-    def _extend(self, name: str, data: bytes) -> None:
-        with open(self._path(name), "ab+", buffering=0) as file:
-            size = file.tell()
-            if size:
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":
-                    data = b"\n" + data  # a crash tore the last row: leave it alone on its line
-            view = memoryview(data)
-            try:
-                while view:
-                    view = view[file.write(view) or 0 :]
-                os.fsync(file.fileno())
-            except OSError:  # a full disk takes a part; none of it may stay, since all will be written again
-                file.truncate(size)
-                raise
-
-    def _add_part(self, name: str, data: bytes) -> None:
-        """Write the next part. There is one writer, so its number is known from the last one, without a listing."""
-        if name not in self._next:
-            parts = self._parts(name)
-            self._next[name] = _number(parts[-1]) + 1 if parts else 0
-        while True:
-            path = f"{self._path(name)}/part-{self._next[name]:08d}"
-            try:
-                self._call(publish_object, self.fs, path, data)
-            except FileExistsError:
-                # Ours, if the answer to an earlier try was lost; what has come since then is still to be written.
-                standing = self._call(self.fs.cat_file, path)
-                data = data.removeprefix(standing)
-                if data:
-                    self._next[name] += 1
-                    continue
-            self._next[name] += 1
-            return
+        """Add rows; see `RowLog.append`."""
+        self.log(name).append(rows)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -238,16 +196,3 @@ class RunDir:
     def _call(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """A call to storage, tried again within bounds if it is remote."""
         return call(*args, **kwargs) if self.local else RETRY(call, *args, **kwargs)
-
-    def _parts(self, name: str) -> list[str]:
-        path = self._path(name)
-        if self.local:
-            return [path] if os.path.exists(path) else []
-        try:
-            return sorted(p for p in self._call(self.fs.ls, path, detail=False) if "/part-" in p)
-        except FileNotFoundError:
-            return []
-
-
-def _number(part: str) -> int:
-    return int(part.rsplit("-", 1)[1])

@@ -30,6 +30,8 @@ def status_of(
         "tokens_per_second": last.get("tokens_per_second"),
         "eta_seconds": left if left and state.phase == "train" else None,
         "note": note,
+        "missing_rows": record.history.missing if record else [],
+        "rows": record.mark if record else None,
         "time": time.time(),
         "pid": os.getpid(),
         "ranks": [

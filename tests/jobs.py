@@ -133,7 +133,8 @@ def is_frozen(pid: int) -> bool:
 
 def rows(run: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
     """The rows of a run directory's file."""
-    return [json.loads(line) for line in (run / name).read_text().splitlines()]
+    found = [json.loads(line) for line in (run / name).read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key != "crc32"} for row in found]
 
 
 def curve(run: Path) -> list[tuple[int, float, float, str]]:

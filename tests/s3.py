@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -34,12 +35,26 @@ def free_port() -> int:
         return port
 
 
+KEYS = {
+    "AWS_ACCESS_KEY_ID": "checkpoint",
+    "AWS_SECRET_ACCESS_KEY": "secret-of-the-tests",
+    "AWS_DEFAULT_REGION": "us-east-1",
+}
+"""What a client of the server needs in its environment, beside AWS_ENDPOINT_URL."""
+
+
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """The port of a SeaweedFS server that lives as long as the tests."""
+    with served(tmp_path_factory.mktemp("s3")) as port:
+        yield port
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[int]:
+    """The port of a SeaweedFS server whose objects are in `folder`."""
     weed = shutil.which("weed", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     assert weed, "the S3 server is missing: install the development dependencies"
-    folder = tmp_path_factory.mktemp("s3")
     ports = {name: free_port() for name in ("s3", "master", "filer", "volume", "admin")}
     command = [
         weed,
@@ -51,9 +66,8 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     ]
     command += ["-webdav=false", "-admin.ui=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
     command += [f"-{name}.port={port}" for name, port in ports.items()]
-    keys = {"AWS_ACCESS_KEY_ID": "checkpoint", "AWS_SECRET_ACCESS_KEY": "secret-of-the-tests"}
     with (folder / "log").open("wb") as log:
-        with subprocess.Popen(command, env=os.environ | keys, cwd=folder, stdout=log, stderr=log) as server:
+        with subprocess.Popen(command, env=os.environ | KEYS, cwd=folder, stdout=log, stderr=log) as server:
             try:
                 _wait_for(ports["s3"], server)
                 yield ports["s3"]
@@ -168,9 +182,8 @@ def proxy(s3_server: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """A proxy before the server; the environment makes it the S3 endpoint."""
     made = Proxy(s3_server)
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{made.port}")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "checkpoint")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-of-the-tests")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    for key, value in KEYS.items():
+        monkeypatch.setenv(key, value)
     yield made
     made.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 Point = tuple[float, float]
@@ -113,6 +113,40 @@ def thin(points: Sequence[Point], limit: int = POINTS) -> list[Point]:
         broken = {i for i in chunk if not math.isfinite(points[i][1])}
         kept += [points[i] for i in sorted({chunk[0], chunk[-1], *extremes, *broken})]
     return kept
+
+
+class Thinned:
+    """Points of a line in any order, of which as many are kept as `POINTS` asks for: of each of equally wide bins the
+    first, the last, the least and the greatest, and one that is not finite."""
+
+    def __init__(self) -> None:
+        self._width = 1
+        self._bins: dict[int, list[Point]] = {}
+
+    def add(self, x: float, y: float) -> None:
+        """One more point."""
+        points = self._bins.setdefault(int(x // self._width), [])
+        points.append((x, y))
+        if len(points) > 16:
+            points[:] = _extremes(points)
+        while len(self._bins) > 2 * POINTS:
+            self._width *= 2
+            bins, self._bins = self._bins, {}
+            for number, found in bins.items():
+                self._bins.setdefault(number // 2, []).extend(found)
+            self._bins = {n: found if len(found) < 6 else _extremes(found) for n, found in self._bins.items()}
+
+    def __iter__(self) -> Iterator[Point]:
+        return iter(sorted((p for found in self._bins.values() for p in found), key=lambda point: point[0]))
+
+
+def _extremes(points: Sequence[Point]) -> list[Point]:
+    finite = [point for point in points if math.isfinite(point[1])]
+    broken = [point for point in points if not math.isfinite(point[1])]
+    kept = {min(points, key=lambda p: p[0]), max(points, key=lambda p: p[0]), *broken[:1]}
+    if finite:
+        kept |= {min(finite, key=lambda point: point[1]), max(finite, key=lambda point: point[1])}
+    return sorted(kept, key=lambda point: point[0])
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ METRICS_A_BATCH = 1000
 PARAMS_A_BATCH = 100
 VALUE_LENGTH = 6000
 KEY_LENGTH = 250
+WHOLE = ("step", "attempt", "tokens", "memory_bytes")
+"""Metrics that are whole numbers in a row; MLflow has all as floats."""
 URI_TAG, BORN_TAG = "orchestrator.run_uri", "orchestrator.born"
 # MLflow's own knobs, unless the user set them. Its defaults hold one call for minutes and call home.
 _KNOBS = {
@@ -39,8 +42,15 @@ class MlflowRun:
     """
 
     def __init__(
-        self, uri: str, experiment: str, name: str, run_uri: str, born: float, params: Mapping[str, Any]
+        self,
+        uri: str,
+        experiment: str,
+        name: str,
+        run_uri: str,
+        born: float,
+        params: Mapping[str, Any] | None,
     ) -> None:
+        """Without `params` it is not made. Raises LookupError if there is none then."""
         for knob, value in _KNOBS.items():
             os.environ.setdefault(knob, value)
         from mlflow.tracking import MlflowClient
@@ -54,11 +64,14 @@ class MlflowRun:
         found = self._client.search_runs([self._experiment], wanted, order_by=["attributes.start_time ASC"])
         if found:
             run = self._client.get_run(found[0].info.run_id)
+        elif params is None:
+            raise LookupError(f"there is no run of {run_uri}")
         else:
             run = self._client.create_run(self._experiment, int(born * 1000), tags, name)
         self.run_id = run.info.run_id
         self.last = int(run.data.metrics.get("step", -1))
-        self._log_params(params, known=run.data.params)
+        self._keys = tuple(run.data.metrics)
+        self._log_params(params or {}, known=run.data.params)
 
     def log_rows(self, rows: Iterable[Row]) -> None:
         """Log what comes after `last`, in order, whole rows a batch; `last` follows each batch.
@@ -70,6 +83,21 @@ class MlflowRun:
             tags = _tags({key: batch[-1].get(key) for key in ("layout", "samples") if batch[-1].get(key)})
             self._client.log_batch(self.run_id, metrics=metrics, tags=tags)
             self.last = batch[-1]["step"]
+
+    def rows(self, steps: Sequence[tuple[int, int]], closing: threading.Event) -> list[Row]:
+        """The numbers that were logged for these steps, the first and the last of each stretch; none if it is closed
+        meanwhile."""
+        found: dict[int, Row] = {}
+        for key in self._keys:
+            if closing.is_set():
+                return []
+            for metric in self._client.get_metric_history(self.run_id, key):
+                if any(first <= metric.step <= last for first, last in steps):
+                    row = found.setdefault(metric.step, {"time": metric.timestamp / 1000})
+                    row[key] = int(metric.value) if key in WHOLE else metric.value
+        return [
+            found[step] for step in sorted(found) if {"step", "attempt", "step_seconds"} <= found[step].keys()
+        ]
 
     def log_document(self, name: str, text: str) -> None:
         """Log or replace an artefact."""

@@ -13,16 +13,20 @@ import yaml
 
 from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.checkpoint.store import Store
+from orchestrator.rowline import EVENTS
+from orchestrator.rowlog import told
 from orchestrator.rundir import RunDir
 from orchestrator.spec import parse
 from orchestrator.track import charts
 from orchestrator.track.console import count, duration
-from orchestrator.track.ledger import BUCKETS, ENDS, Phase, Row, split, timeline
+from orchestrator.track.ledger import BUCKETS, ENDS, Phase, timeline
 from orchestrator.track.redact import redact
 from orchestrator.track.summary import summary
+from orchestrator.track.tally import DRAWN, Row, Tally, counted
 
 WIDE, LOW = (1040.0, 300.0), (508.0, 190.0)  # width and height of drawings
 LANE, LANES = 26.0, 14  # height of an attempt in the timeline, and how many are shown
+TOLD, MARKS = 500, 100  # events in the table, attempts and faults in the drawing: the last ones
 SHOWN = 12  # layouts in a table before the rest is only counted
 
 BUCKET_NAMES = {
@@ -42,8 +46,8 @@ BUCKET_NAMES = {
 BUCKET_OF = {"start": "restore", "train": "step", "wait": "idle", "stop": "re_plan"}
 
 
-def report(run_dir: RunDir) -> str:
-    """The page for what stands in `run_dir`, of a run that goes on or has ended.
+def report(run_dir: RunDir, rows: Tally | None = None) -> str:
+    """The page for what stands in `run_dir`, of a run that goes on or has ended; `rows` where they were counted.
 
     Raises InputError if there is no job.yaml, or none that can be read.
     """
@@ -57,7 +61,7 @@ def report(run_dir: RunDir) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"duration": duration, "count": count, "size": size, "moment": moment}
-    return environment.get_template("report.html.j2").render(_content(run_dir))
+    return environment.get_template("report.html.j2").render(_content(run_dir, rows))
 
 
 def size(value: float | None) -> str:
@@ -76,29 +80,31 @@ def moment(seconds: float | None) -> str:
     return "" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def _content(run_dir: RunDir) -> dict[str, Any]:
+def _content(run_dir: RunDir, rows: Tally | None) -> dict[str, Any]:
     """All that the template names."""
     job = run_dir.read_text("job.yaml") or ""
     spec = parse(yaml.safe_load(job) or {}, run_dir.at("job.yaml"))
     plan = run_dir.read_json("plan.json") or {}
-    events, rows = redact(run_dir.rows("events.jsonl")), run_dir.rows("metrics.jsonl")
+    events = redact(run_dir.rows(EVENTS))
+    rows = rows or counted(run_dir)
     saved = run_dir.read_json("summary.json") or {}
     known = {"unigram_entropy": saved.get("unigram_entropy"), "sample": saved.get("sample")}
     found = {**saved, **summary(spec, plan, events, rows, **known)}
-    useful, _ = split(events, rows)
     phases = timeline(events, rows)
     return {
         "spec": spec,
+        "missing": told(found["missing_rows"]),
         "run": redact(run_dir.uri),
         "job": redact(job),
         "summary": redact(found),
         "ledger": _ledger(found["ledger"]),
-        "plots": _plots(useful, events, found),
+        "plots": _plots(rows, events, found),
         "timeline": _timeline(phases),
         "plan": _plan(plan),
         "compared": _compared(found),
         "commits": _commits(run_dir),
         "events": _events(events),
+        "earlier": max(0, len(events) - TOLD),
     }
 
 
@@ -112,22 +118,17 @@ def _ledger(ledger: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _plots(rows: Sequence[Row], events: Sequence[Row], found: dict[str, Any]) -> list[dict[str, Any]]:
+def _plots(rows: Tally, events: Sequence[Row], found: dict[str, Any]) -> list[dict[str, Any]]:
     """Loss with all that happened on the way, then speed and gradient norm."""
-    starts: dict[int, int] = {}
-    for row in rows:
-        starts.setdefault(row.get("attempt") or 0, row["step"])
-    marks = [(float(step), f"attempt {attempt}") for attempt, step in starts.items()][1:]
-    stops = [e for e in events if e.get("lost_steps") and e.get("step") is not None]
+    starts = sorted(rows.first_step.items(), key=lambda item: item[1])
+    marks = [(float(step), f"attempt {attempt}") for attempt, step in starts][1:][-MARKS:]
+    stops = [e for e in events if e.get("lost_steps") and e.get("step") is not None][-MARKS:]
     bands = [(float(e["step"] - e["lost_steps"]), float(e["step"])) for e in stops]
     entropy = found["unigram_entropy"]
     drawn = []
-    for key, title, unit in (
-        ("loss", "Loss", "nats a token"),
-        ("tokens_per_second", "Speed", "tokens a second"),
-        ("grad_norm", "Gradient norm", "before clipping"),
-    ):
-        points = [(float(r["step"]), float(r[key])) for r in rows if isinstance(r.get(key), int | float)]
+    titles = ("Loss", "nats a token"), ("Speed", "tokens a second"), ("Gradient norm", "before clipping")
+    for key, (title, unit) in zip(DRAWN, titles, strict=True):
+        points = list(rows.points[key])
         loss = key == "loss"
         plot = charts.line_plot(
             points,
@@ -227,7 +228,7 @@ def _commits(run_dir: RunDir) -> list[dict[str, Any]]:
 
 
 def _events(events: Sequence[Row]) -> list[dict[str, Any]]:
-    """What happened, newest first, with the time since the first event."""
+    """What happened of late, newest first, with the time since the first event."""
     first = float(events[0].get("time") or 0.0) if events else 0.0
     return [
         {
@@ -241,7 +242,7 @@ def _events(events: Sequence[Row]) -> list[dict[str, Any]]:
             "fault": event.get("first_fault") or "",
             "lost": event.get("lost_steps") or 0,
         }
-        for event in reversed(events)
+        for event in reversed(events[-TOLD:])
     ]
 
 

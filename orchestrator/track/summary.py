@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.spec import JobSpec
-from orchestrator.track.ledger import ENDS, Phase, Row, ledger, split, timeline
+from orchestrator.track.ledger import ENDS, Phase, ledger, timeline
+from orchestrator.track.tally import MEASURED, Row, Tally
 
 # Defaults of Green Algorithms (Lannelongue et al., 2021) for an unknown CPU, data centre and country, and the
 # board power of an H100 or H200 SXM. All at full load: an estimate from above, not a reading.
@@ -25,7 +25,7 @@ def summary(
     spec: JobSpec,
     plan: Mapping[str, Any] | None,
     events: Sequence[Row],
-    rows: Sequence[Row],
+    rows: Tally,
     manifest_meta: Mapping[str, Any] | None = None,
     *,
     unigram_entropy: float | None = None,
@@ -37,8 +37,7 @@ def summary(
     `manifest_meta` is the `meta` of the last commit, `unigram_entropy` in nats a token, `sample` a text the
     model generated, `now` unix seconds for a run that has not ended. Values that are not known are None.
     """
-    useful, _ = split(events, rows)
-    last = max(useful, key=lambda row: row.get("step", 0), default={})
+    last = rows.last
     phases = timeline(events, rows, now)
     used = worker_seconds(phases, rows) / 3600
     ends = [event for event in events if event.get("phase") in ENDS]
@@ -63,34 +62,28 @@ def summary(
             for event in events
             if event.get("first_fault")
         ],
-        "layouts": list(dict.fromkeys(str(row["layout"]) for row in rows if row.get("layout"))),
+        "layouts": rows.layouts,
+        "missing_rows": [list(gap) for gap in rows.missing],
         "ledger": ledger(events, rows, now),
         "predicted": _predicted(plan),
-        "measured": measured(useful),
+        "measured": measured(rows),
         "worker_hours": used,
         **_footprint(spec, used, cost(phases, rows, events, spec.limits.usd_per_worker_hour)),
         "sample": sample,
     }
 
 
-def measured(rows: Sequence[Row]) -> dict[str, float | None]:
+def measured(rows: Tally) -> dict[str, float | None]:
     """Medians over the steps that count, without the first of every attempt, which warms up; peak memory."""
-    first = {row.get("attempt"): index for index, row in reversed(list(enumerate(rows)))}
-    steady = [row for index, row in enumerate(rows) if first[row.get("attempt")] != index] or list(rows)
-    memory = _numbers(rows, "memory_bytes")
-    return {
-        "step_seconds": _median(steady, "step_seconds"),
-        "tokens_per_second": _median(steady, "tokens_per_second"),
-        "memory_bytes": max(memory) if memory else None,
-    }
+    return {key: rows.median(key) for key in MEASURED} | {"memory_bytes": rows.memory_bytes}
 
 
-def worker_seconds(phases: Sequence[Phase], rows: Sequence[Row]) -> float:
+def worker_seconds(phases: Sequence[Phase], rows: Tally) -> float:
     """Seconds x workers that gangs held: from the start of each gang until it was stopped."""
     return sum(phase.seconds * world(layout) for phase, layout in held(phases, rows))
 
 
-def cost(phases: Sequence[Phase], rows: Sequence[Row], events: Sequence[Row], usd: float) -> float | None:
+def cost(phases: Sequence[Phase], rows: Tally, events: Sequence[Row], usd: float) -> float | None:
     """USD that gangs have cost, from the start of each until it was stopped: by `usd` a worker and hour if that is
     given, else by what the events say of the machines; None if there is no price for any of them."""
     rates = {e["attempt"]: e["usd_per_hour"] for e in events if e.get("usd_per_hour") is not None}
@@ -104,11 +97,9 @@ def cost(phases: Sequence[Phase], rows: Sequence[Row], events: Sequence[Row], us
     return total if known else None
 
 
-def held(phases: Sequence[Phase], rows: Sequence[Row]) -> list[tuple[Phase, Any]]:
+def held(phases: Sequence[Phase], rows: Tally) -> list[tuple[Phase, Any]]:
     """The phases in which a gang held workers, each with its layout."""
-    by_attempt: dict[int, Any] = {}
-    for row in rows:
-        by_attempt.setdefault(row.get("attempt") or 0, row.get("layout"))
+    by_attempt = dict(rows.layout_of)
     for phase in phases:
         if phase.layout and phase.name in ("start", "train"):
             by_attempt[phase.attempt] = phase.layout
@@ -148,13 +139,3 @@ def _footprint(spec: JobSpec, worker_hours: float, usd: float | None) -> dict[st
 def _predicted(plan: Mapping[str, Any] | None) -> dict[str, Any]:
     given = (plan or {}).get("predicted") or {}
     return {key: given.get(key) for key in ("step_seconds", "tokens_per_second", "memory_bytes")}
-
-
-def _median(rows: Sequence[Row], key: str) -> float | None:
-    values = _numbers(rows, key)
-    return statistics.median(values) if values else None
-
-
-def _numbers(rows: Sequence[Row], key: str) -> list[float]:
-    values = [row.get(key) for row in rows]
-    return [v for v in values if isinstance(v, int | float) and math.isfinite(v)]

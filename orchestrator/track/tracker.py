@@ -7,21 +7,20 @@ is kept but a number; when it is back, what is missing is read from the run dire
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from queue import Empty, Queue
 
+from orchestrator.rowline import EVENTS, METRICS, Row
 from orchestrator.rundir import RunDir
 from orchestrator.spec import JobSpec
 from orchestrator.track.mlflow_run import MlflowRun
 from orchestrator.track.redact import redact
 
-Row = dict[str, Any]
-
-METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
 DOCUMENTS = ("job.yaml", "plan.json", "summary.json", "report.html")
 STATUS = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 PENDING_ROWS = 5000  # more than this and the run directory is read instead
@@ -130,19 +129,22 @@ class Tracker:
 
     def _deliver(self) -> None:
         """One round: connect if need be, then rows, then documents, then the status."""
+        log = self._run_dir.log(METRICS)
         if self._newest < 0:
-            self._newest = max((row.get("step", -1) for row in self._run_dir.rows(METRICS)), default=-1)
+            self._newest = (log.last() or {}).get("step", -1)
         run = self._run = self._run or _connect(self._spec, self._run_dir)
         with self._changed:
-            waiting, behind = list(self._rows), self._behind
+            waiting: Iterable[Row] = list(self._rows)
+            behind, cuts = self._behind, log.cuts
             self._behind = False
-        if (
-            behind
-        ):  # a row is in the run directory before it is told, so this reading holds all told until now
-            waiting = self._run_dir.rows(METRICS)
+        if behind:
+            # A row is in the run directory before it is told, so this reading holds all told until now.
+            waiting = itertools.takewhile(lambda _: log.cuts == cuts, log.after(run.last))
         run.log_rows(waiting)
         self._last = run.last
         with self._changed:
+            if behind and log.cuts != cuts:  # rows were taken away where it was reading
+                self._fall_behind()
             while self._rows and self._rows[0].get("step", -1) <= run.last:
                 self._rows.popleft()
             if not (self._rows or self._behind):
@@ -153,7 +155,7 @@ class Tracker:
             if (text := self._run_dir.read_text(name)) is not None:
                 run.log_document(name, text)
         if status != self._told_status:
-            run.set_status(status, self._run_dir.rows(EVENTS)[-1]["time"])
+            run.set_status(status, (self._run_dir.log(EVENTS).last() or {}).get("time"))
             self._told_status = status
 
 
@@ -162,16 +164,36 @@ def deliver(spec: JobSpec, run_dir: RunDir, timeout: float = 60.0) -> Delivery:
 
     For a run whose server was down until its end, or for a run of another machine.
     """
-    events = run_dir.rows(EVENTS)
-    phase = events[-1].get("phase") if events else ""
+    phase = (run_dir.log(EVENTS).last() or {}).get("phase")
     return Tracker(spec, run_dir, STATUS.get(str(phase), "RUNNING")).close(timeout)
 
 
-def _connect(spec: JobSpec, run_dir: RunDir) -> MlflowRun:
-    events = run_dir.rows(EVENTS)
-    if not events:
+def copied(spec: JobSpec, run_dir: RunDir, missing: Sequence[tuple[int, int]], timeout: float) -> list[Row]:
+    """The rows of these steps as far as the server has them: their numbers, and no texts. Never raises; empty if it
+    does not answer within `timeout` seconds."""
+    answer: Queue[list[Row]] = Queue()
+    closing = threading.Event()
+
+    def ask() -> None:
+        try:
+            answer.put(_connect(spec, run_dir, make=False).rows(missing, closing))
+        except Exception:  # telemetry, whatever MLflow raises
+            answer.put([])
+
+    threading.Thread(target=ask, name="copied", daemon=True).start()
+    try:
+        return answer.get(timeout=timeout)
+    except Empty:
+        return []
+    finally:
+        closing.set()
+
+
+def _connect(spec: JobSpec, run_dir: RunDir, make: bool = True) -> MlflowRun:
+    first = next(run_dir.log(EVENTS).rows(), None)
+    if first is None:
         raise LookupError("the run has no event yet")
     tracking = spec.tracking
     assert tracking
-    params = spec.model_dump(mode="json")
-    return MlflowRun(tracking.uri, tracking.experiment, spec.name, run_dir.uri, events[0]["time"], params)
+    params = spec.model_dump(mode="json") if make else None
+    return MlflowRun(tracking.uri, tracking.experiment, spec.name, run_dir.uri, first["time"], params)

@@ -18,6 +18,7 @@ from orchestrator.tune.space import job_of
 
 def finish(spec: JobSpec, sweep: RunDir, ledger: Ledger, standing: Standing) -> dict[str, Any]:
     """Write sweep.json, best.yaml and report.html, and tell MLflow; what stands in sweep.json."""
+    standing.recount()
     found = summarise(spec, sweep, ledger, standing)
     sweep.write_json("sweep.json", found)
     if found["best"] is not None:
@@ -41,7 +42,7 @@ def summarise(spec: JobSpec, sweep: RunDir, ledger: Ledger, standing: Standing) 
     """The search in one document."""
     assert spec.tune is not None
     best = standing.best()
-    trials = [_trial(spec, sweep, name, ledger) for name in sorted(ledger.configs)]
+    trials = [_trial(sweep, name, ledger, standing) for name in sorted(ledger.configs)]
     if best is not None:
         config = next(t["config"] for t in trials if t["trial"] == best["trial"])
         best = {**best, "config": config, "run_dir": sweep.at(best["run"])}
@@ -51,13 +52,14 @@ def summarise(spec: JobSpec, sweep: RunDir, ledger: Ledger, standing: Standing) 
         "mode": spec.tune.mode,
         "hours": standing.hours,
         "steps": sum(trial["steps"] for trial in trials),
+        "cost_usd": standing.cost,
         "exploits": sum(len(trial["runs"]) - 1 for trial in trials),
         "best": best,
         "trials": trials,
     }
 
 
-def _trial(spec: JobSpec, sweep: RunDir, name: str, ledger: Ledger) -> dict[str, Any]:
+def _trial(sweep: RunDir, name: str, ledger: Ledger, standing: Standing) -> dict[str, Any]:
     runs = lineage.runs_of(sweep, name)
     ended = ledger.ended.get(name)
     return {
@@ -68,14 +70,8 @@ def _trial(spec: JobSpec, sweep: RunDir, name: str, ledger: Ledger) -> dict[str,
         "step": ended.step if ended else 0,
         "reason": ended.reason if ended else "",
         "runs": runs,
-        "steps": sum(_own_steps(sweep, run) for run in runs),
+        "steps": sum(steps for run, (steps, _) in standing.spent.items() if run in runs),
     }
-
-
-def _own_steps(sweep: RunDir, run: str) -> int:
-    begun = lineage.origin(sweep, run)
-    rows = lineage.at(sweep, run).rows("metrics.jsonl")
-    return sum(row["step"] > (begun["step"] if begun else 0) for row in rows)
 
 
 def remove_folder(sweep: RunDir, name: str) -> None:

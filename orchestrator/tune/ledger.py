@@ -1,7 +1,8 @@
 """What a sweep knows of its trials, in its own directory: which there are, with which values, and how they ended.
 
     <sweep>/job.yaml       as resolved
-    <sweep>/trials.jsonl   a row when a trial is drawn, before it begins, and one when it has ended
+    <sweep>/trials.jsonl   a row when a trial is drawn, before it begins, one when it comes to a rung, and one when it
+                           has ended; now and then one with the hours that the search has taken
     <sweep>/0003/          the run of trial 0003; 0003-1 the one that it went on in after its first exploit
 
 Whatever kills a sweep, these rows and the run directories are all that the next command needs.
@@ -14,10 +15,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.rowline import TRIALS, Row
 from orchestrator.rundir import RunDir
 from orchestrator.tune.space import Config
 
-TRIALS = "trials.jsonl"
+TOLD = ("run", "step", "value", "own_steps", "cost_usd")
+"""Of what a trial tells at a rung, what is written down."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +41,23 @@ class Ledger:
         self._sweep = sweep
         self.configs: dict[str, Config] = {}
         self.ended: dict[str, Ended] = {}
+        self.told: dict[str, dict[str, Any]] = {}
+        """By run: what its trial told last."""
+        self.hours = 0.0
+        """That the search has taken, as last written down."""
         for row in sweep.rows(TRIALS):
-            if row["event"] == "drawn":
-                self.configs[row["trial"]] = row["config"]
-            else:
-                self.ended[row["trial"]] = Ended(**{key: row[key] for key in Ended.__dataclass_fields__})
+            self._read(row)
+
+    def _read(self, row: Row) -> None:
+        """Take in a row; one that lacks something is none."""
+        trial, event = row["trial"], row["event"]
+        self.hours = max(self.hours, row.get("hours") or 0.0)
+        if event == "drawn" and row.get("config") is not None:
+            self.configs[trial] = row["config"]
+        elif event == "told" and row.keys() >= set(TOLD):
+            self.told[row["run"]] = {"trial": trial, **{key: row[key] for key in TOLD}}
+        elif event == "ended" and row.keys() >= Ended.__dataclass_fields__.keys():
+            self.ended[trial] = Ended(**{key: row[key] for key in Ended.__dataclass_fields__})
 
     def draw(self, configs: Iterable[Config]) -> list[str]:
         """Write down further trials; their names."""
@@ -54,6 +69,18 @@ class Ledger:
         )
         self.configs |= found
         return list(found)
+
+    def tell(self, result: dict[str, Any], hours: float) -> None:
+        """Write down what a trial told at a rung, if it is not what it told last."""
+        told = {"trial": result["trial"], **{key: result[key] for key in TOLD}}
+        if self.told.get(result["run"]) != told:
+            self._sweep.append(TRIALS, [{**told, "event": "told", "time": time.time(), "hours": hours}])
+            self.told[result["run"]] = told
+
+    def pass_time(self, hours: float) -> None:
+        """Write down how long the search has taken."""
+        self._sweep.append(TRIALS, [{"trial": "", "event": "hours", "time": time.time(), "hours": hours}])
+        self.hours = hours
 
     def end(self, trial: str, ended: Ended) -> None:
         """Write down how a trial ended, once."""

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Iterator
 from typing import Any
+
+import yaml
 
 from orchestrator.checkpoint.copying import copy
 from orchestrator.checkpoint.store import Store
-from orchestrator.record import METRICS, by_step
-from orchestrator.rundir import Row, RunDir
+from orchestrator.record import RECENT
+from orchestrator.rowline import EVENTS, METRICS, Row
+from orchestrator.rundir import ORIGIN, RunDir
+from orchestrator.spec import parse
+from orchestrator.track.ledger import timeline
+from orchestrator.track.summary import cost
+from orchestrator.track.tally import tally
 from orchestrator.tune.space import Config
 
-ORIGIN = "origin.json"
-"""In the run after an exploit, written last: {run, step, config}, where its first commit is from."""
 RUN = re.compile(r"(\d{4,})(?:-(\d+))?")
 
 
@@ -67,15 +74,39 @@ def exploit(sweep: RunDir, trial: str, donor: str, step: int, config: Config) ->
 
 def history(sweep: RunDir, run: str) -> list[Row]:
     """A row a step of what led to the weights of a run: its own, and before its first commit the donor's."""
-    rows = by_step(at(sweep, run).rows(METRICS))
+    return list(_newest(sweep, run))[::-1]
+
+
+def latest(sweep: RunDir, run: str, step: int, count: int) -> list[Row]:
+    """The last so many rows of `history` up to a step; only these and what is behind them are read."""
+    before = itertools.dropwhile(lambda row: row["step"] > step, _newest(sweep, run))
+    return list(itertools.islice(before, count))[::-1]
+
+
+def _newest(sweep: RunDir, run: str) -> Iterator[Row]:
     begun = origin(sweep, run)
-    if begun is None:
-        return rows
-    before = [row for row in history(sweep, begun["donor"]) if row["step"] <= begun["step"]]
-    return before + [row for row in rows if row["step"] > begun["step"]]
+    first = begun["step"] if begun else 0
+    rows = at(sweep, run).log(METRICS).newest()
+    yield from itertools.takewhile(lambda row: row["step"] > first, rows)
+    if begun is not None:
+        yield from itertools.dropwhile(lambda row: row["step"] > first, _newest(sweep, begun["donor"]))
 
 
 def own_steps(sweep: RunDir, run: str, step: int) -> int:
     """Optimiser steps done for the sake of a run that stands at `step`."""
     begun = origin(sweep, run)
-    return step - (begun["step"] if begun else 0)
+    return max(step - (begun["step"] if begun else 0), 0)
+
+
+def spent(sweep: RunDir, run: str) -> tuple[int, float]:
+    """Optimiser steps and USD that a run has taken so far, by what is on record in its directory."""
+    directory = at(sweep, run)
+    text = directory.read_text("job.yaml")
+    last = next(directory.log(METRICS).newest(), None)
+    if text is None or last is None:
+        return 0, 0.0
+    spec = parse(yaml.safe_load(text), directory.at("job.yaml"))
+    events = directory.rows(EVENTS)
+    rows = tally(events, itertools.islice(directory.log(METRICS).newest(), RECENT))
+    usd = cost(timeline(events, rows), rows, events, spec.limits.usd_per_worker_hour)
+    return own_steps(sweep, run, last["step"]), usd or 0.0

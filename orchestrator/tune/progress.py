@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -17,10 +18,12 @@ if TYPE_CHECKING:
 
 SHOW_EVERY = 2.0
 """Seconds between two times that a search which has no news is shown."""
+NOTE_EVERY = 30.0 / 3600
+"""Hours after which it is written down how many the search has taken."""
 
 
 class Standing:
-    """The state of one search in this command. `hours` is what earlier commands took."""
+    """The state of one search, from all its commands. `hours` is what earlier ones took, if the ledger does not say."""
 
     def __init__(
         self,
@@ -33,29 +36,45 @@ class Standing:
     ) -> None:
         assert spec.tune is not None
         self._spec, self._tune, self._sweep, self._ledger = spec, spec.tune, sweep, ledger
-        self._wanted, self._hours, self._show = wanted, hours, show
-        self._began, self._shown = time.time(), 0.0
-        self._told: dict[str, dict[str, Any]] = {}
+        self._wanted, self._hours, self._show = wanted, max(hours, ledger.hours), show
+        self._began, self._shown, self._noted = time.monotonic(), 0.0, self._hours
+        self._told = dict(ledger.told)
         self._at_work: set[str] = set()
-        self._steps_before: int | None = None
-        self.exploits = 0
+        self.spent: dict[str, tuple[int, float]] = {}
+        """Optimiser steps and USD by run."""
+        self.recount()
+        self._steps_before = self.steps
 
     # -- limits
 
     @property
     def hours(self) -> float:
         """Of the clock, all commands together."""
-        return self._hours + (time.time() - self._began) / 3600
+        return self._hours + (time.monotonic() - self._began) / 3600
 
     @property
     def steps(self) -> int:
-        """Optimiser steps of all trials that this command has heard of."""
-        return sum(result["own_steps"] for result in self._told.values())
+        """Optimiser steps of all trials."""
+        return sum(steps for steps, _ in self.spent.values())
 
     @property
     def cost(self) -> float:
-        """USD of all runs that this command has heard of."""
-        return float(sum(result["cost_usd"] for result in self._told.values()))
+        """USD of all runs."""
+        return float(sum(usd for _, usd in self.spent.values()))
+
+    def recount(self) -> None:
+        """Count what is on record, of earlier commands and of rungs that were not reached too."""
+        for result in self._ledger.told.values():
+            self._spend(result)
+        for name in self._ledger.configs:
+            for run in lineage.runs_of(self._sweep, name):
+                steps, usd = lineage.spent(self._sweep, run)
+                self._spend({"run": run, "own_steps": steps, "cost_usd": usd})
+
+    def _spend(self, result: dict[str, Any]) -> None:
+        """A run has spent so much. What it tells again, of an earlier rung, takes nothing back."""
+        steps, usd = self.spent.get(result["run"], (0, 0.0))
+        self.spent[result["run"]] = max(steps, result["own_steps"]), max(usd, result["cost_usd"])
 
     def limit(self) -> str:
         """The ceiling that is reached, empty if none is."""
@@ -79,13 +98,19 @@ class Standing:
     def heard(self, result: dict[str, Any]) -> None:
         """A trial has come to a rung."""
         self._told[result["run"]] = result
-        self._at_work.add(result["trial"])
+        self._spend(result)
+        if result["trial"] not in self._ledger.ended:
+            self._ledger.tell(result, self.hours)
+            self._at_work.add(result["trial"])
         self.show()
 
     def ended(self, trial: str, result: dict[str, Any] | None) -> None:
         """A trial is over; `result` is its last one, None if it failed."""
         self._at_work.discard(trial)
         run = lineage.runs_of(self._sweep, trial)[-1]
+        if result is None:
+            steps, usd = lineage.spent(self._sweep, run)
+            self._spend({"run": run, "own_steps": steps, "cost_usd": usd})
         if result is None or result["failed"]:
             reason = (
                 result["failed"] if result else "its process died, and died again when it was started anew"
@@ -105,16 +130,20 @@ class Standing:
         self._show(self.to_json())
 
     def tick(self) -> None:
-        """Show again if it is time."""
+        """Show again if it is time, and write the hours down."""
+        if self.hours - self._noted > NOTE_EVERY:
+            self._noted = self.hours
+            with contextlib.suppress(OSError):
+                self._ledger.pass_time(self.hours)
         if time.time() - self._shown > SHOW_EVERY:
             self.show()
 
     def to_json(self) -> dict[str, Any]:
         """What is shown. `eta_seconds` is a bound: as if nothing more were stopped early."""
         best = self.best()
-        steps, seconds = self.steps, time.time() - self._began
+        steps, seconds = self.steps, time.monotonic() - self._began
         left = sum(self._steps_left(name) for name in self._names())
-        new = steps - (self._steps_before or 0)
+        new = steps - self._steps_before
         return {
             "trials": self._wanted,
             "ended": len(self._ledger.ended),

@@ -27,6 +27,7 @@ from orchestrator.overrides import put
 from orchestrator.rundir import RunDir
 from orchestrator.spec import JobSpec, parse
 from orchestrator.track.summary import summary
+from orchestrator.track.tally import counted
 from orchestrator.tune import lineage
 from orchestrator.tune.rungs import interval_of, rungs
 from orchestrator.tune.space import job_of
@@ -131,15 +132,15 @@ class Trial(ray_tune.Trainable):
 
     def _hours(self, spec: JobSpec, run: RunDir) -> float:
         """What the run has taken so far, as its own limit counts it."""
-        found = summary(spec, None, run.rows("events.jsonl"), run.rows("metrics.jsonl"))["ledger"]
+        found = summary(spec, None, run.rows("events.jsonl"), counted(run))["ledger"]
         return float(found["wall_seconds"] - found["seconds"].get("down", 0.0)) / 3600
 
     def _result(self, spec: JobSpec, run: RunDir, rung: int, reached: int) -> dict[str, Any]:
         """What the scheduler decides by, from the rows up to the rung."""
         ended = self._given["ended"]
-        rows = [row for row in lineage.history(self._sweep, self._name) if row["step"] <= rung]
         # Early on a long window is of how fast a loss came down, more than of where it is.
-        recent = rows[-min(self._tune.window, max(rung // 4, 1)) :]
+        window = min(self._tune.window, max(rung // 4, 1))
+        recent = lineage.latest(self._sweep, self._name, rung, window)
         if not recent or self._tune.metric not in recent[-1]:
             known = (
                 ", ".join(sorted(k for k, v in recent[-1].items() if isinstance(v, float))) if recent else ""
@@ -161,10 +162,11 @@ class Trial(ray_tune.Trainable):
         }
 
     def _failed(self, reason: str) -> dict[str, Any]:
-        """A result that no scheduler prefers to another."""
+        """A result that no scheduler prefers to another; what the trial has spent until then, it has spent."""
+        steps, usd = lineage.spent(self._sweep, self._name)
         worst = math.inf if self._tune.mode == "min" else -math.inf
         told = {STEP: self._at, VALUE: worst, "failed": reason, "trial": self._trial, "run": self._name}
-        return told | {"own_steps": 0, "cost_usd": 0.0, "limited": False, "finished": False, "done": True}
+        return told | {"own_steps": steps, "cost_usd": usd, "limited": False, "finished": False, "done": True}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Name the commit that the last result is of. The weights stay where they are."""

@@ -108,7 +108,10 @@ def test_rows_wait_for_a_server_that_is_late_and_dies(tmp_path: Path, server: Se
         nonlocal slowest
         for step in range(first, last + 1):
             rows = [
-                {"step": step, "time": BORN + step, "loss": float(step), "attempt": attempt, "layout": "dp1"}
+                {
+                    "step": step, "time": BORN + step, "loss": float(step), "attempt": attempt,
+                    "step_seconds": 0.5, "layout": "dp1",
+                }  # fmt: skip
             ]
             run_dir.append("metrics.jsonl", rows)
             began = time.monotonic()

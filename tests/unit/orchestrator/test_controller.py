@@ -18,10 +18,11 @@ from scripted import ControllerKilled, Errand, Holders, Training, place
 from cluster.fake_gang import Attempt, FakeGang
 from cluster.gang import Beat
 from orchestrator import controller as controllers
-from orchestrator import decide, export, machines, record
+from orchestrator import decide, export, history, machines
 from orchestrator.checkpoint.store import Store
 from orchestrator.controller import Controller
 from orchestrator.errors import InputError
+from orchestrator.rowtape import FileTape
 from orchestrator.rundir import RunDir
 from orchestrator.spec import JobSpec, load, parse
 
@@ -257,12 +258,12 @@ def test_a_status_that_cannot_be_written_stops_nothing(
     runs: Runs, quiet_curve: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor do rows that are refused: they wait."""
-    plain = RunDir.append
+    plain = FileTape.append
 
-    def append(run: RunDir, name: str, added: list[Any]) -> None:
-        if name == "metrics.jsonl" and not full.pop():
+    def append(tape: FileTape, added: bytes) -> int:
+        if b'"loss"' in added and not full.pop():
             raise OSError(28, "No space left on device")
-        plain(run, name, added)
+        return plain(tape, added)
 
     def write_json(run: RunDir, name: str, value: Any) -> None:
         if name in ("status.json", "plan.json"):
@@ -270,7 +271,7 @@ def test_a_status_that_cannot_be_written_stops_nothing(
         run.write_text(name, json.dumps(value))
 
     full = [True] * 99 + [False] * 3
-    monkeypatch.setattr(RunDir, "append", append)
+    monkeypatch.setattr(FileTape, "append", append)
     monkeypatch.setattr(RunDir, "write_json", write_json)
     assert runs.controller().drive()["state"] == "done"
     assert curve(runs.path) == quiet_curve
@@ -637,7 +638,7 @@ def test_until_ends_with_a_commit(runs: Runs, quiet_curve: list[Any], until: int
 
 
 def test_a_ceiling_on_cost_stops_with_a_commit(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "COUNT_EVERY", 0.0)
+    monkeypatch.setattr(history, "COUNT_EVERY", 0.0)
     limits = {"cost_usd": 1e-4, "usd_per_worker_hour": 3600.0}
     summary = runs.controller(runs.job(limits=limits)).drive()
     assert (summary["state"], summary["reason"]) == ("stopped", "limits.cost_usd 0.0001 is reached")
@@ -649,7 +650,7 @@ def test_at_a_ceiling_the_model_is_exported_and_a_warning_came_before(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prices come from the table, by the machines that the gang is on."""
-    monkeypatch.setattr(record, "COUNT_EVERY", 0.0)
+    monkeypatch.setattr(history, "COUNT_EVERY", 0.0)
     table = runs.path / "prices.csv"
     table.parent.mkdir(parents=True, exist_ok=True)
     table.write_text("machine,market,zone,usd_per_hour\nbig,spot,a,3600\nbig,on-demand,a,9999\n")
@@ -688,7 +689,7 @@ def test_the_cluster_is_told_what_the_planner_can_use_until_the_run_lands(runs: 
 
 
 def test_a_ceiling_on_hours_counts_all_attempts(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "COUNT_EVERY", 0.0)
+    monkeypatch.setattr(history, "COUNT_EVERY", 0.0)
     runs.controller(until=4).drive()
     summary = runs.controller(runs.job(limits={"hours": 1e-6})).drive()
     assert (summary["state"], summary["reason"]) == ("stopped", "limits.hours 1e-06 is reached")

@@ -10,7 +10,7 @@ import pytest
 from jobs import job
 from sockets import silent
 
-from orchestrator.record import Record, by_step
+from orchestrator.record import Record
 from orchestrator.rundir import RunDir
 from orchestrator.spec import load, parse
 
@@ -24,12 +24,6 @@ def run(tmp_path: Path) -> RunDir:
     found = RunDir(str(tmp_path / "small"))
     found.create()
     return found
-
-
-def test_of_each_step_the_newest_row_counts() -> None:
-    rows = [row(2), row(1), row(3), row(2, 2)]
-    assert by_step(rows) == [row(1), row(2, 2), row(3)]
-    assert by_step([]) == []
 
 
 def test_a_record_begins_with_the_job(run: RunDir) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 
 from orchestrator import rundir
 from orchestrator.errors import InputError
+from orchestrator.rowline import encode
 from orchestrator.rundir import RunDir
 
 
@@ -27,10 +27,6 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> RunDir:
     found = RunDir(uri)
     found.create()
     return found
-
-
-def parts(run: RunDir, name: str) -> list[str]:
-    return sorted(run.fs.find(f"{run.path}/{name}"))
 
 
 # -- places
@@ -111,11 +107,11 @@ def test_a_reader_never_sees_half_a_document(tmp_path: Path) -> None:
 
 
 def test_rows_come_back_in_order(run: RunDir) -> None:
-    assert run.rows("metrics.jsonl") == []
-    run.append("metrics.jsonl", [{"step": 1}, {"step": 2, "loss": 0.1}])
-    run.append("metrics.jsonl", [])
-    run.append("metrics.jsonl", [{"step": 3, "text": "größer\nand more"}])
-    assert run.rows("metrics.jsonl") == [
+    assert run.rows("rows.jsonl") == []
+    run.append("rows.jsonl", [{"step": 1}, {"step": 2, "loss": 0.1}])
+    run.append("rows.jsonl", [])
+    run.append("rows.jsonl", [{"step": 3, "text": "größer\nand more"}])
+    assert run.rows("rows.jsonl") == [
         {"step": 1},
         {"step": 2, "loss": 0.1},
         {"step": 3, "text": "größer\nand more"},
@@ -124,46 +120,15 @@ def test_rows_come_back_in_order(run: RunDir) -> None:
 
 def test_floats_come_back_to_the_last_bit(run: RunDir) -> None:
     values = [0.1, 1 / 3, 5e-324, 1.7976931348623157e308]
-    run.append("metrics.jsonl", [{"loss": value} for value in values])
-    assert [row["loss"] for row in run.rows("metrics.jsonl")] == values
-
-
-def test_rows_are_exchanged(run: RunDir) -> None:
-    for step in range(5):
-        run.append("metrics.jsonl", [{"step": step}])
-    run.replace_rows("metrics.jsonl", [{"step": 0}, {"step": 1}])
-    assert run.rows("metrics.jsonl") == [{"step": 0}, {"step": 1}]
-    run.append("metrics.jsonl", [{"step": 2}])
-    assert [row["step"] for row in run.rows("metrics.jsonl")] == [0, 1, 2]
-
-
-def test_rows_exchanged_for_none(run: RunDir) -> None:
-    run.append("metrics.jsonl", [{"step": 1}])
-    run.replace_rows("metrics.jsonl", [])
-    assert run.rows("metrics.jsonl") == []
-    run.append("metrics.jsonl", [{"step": 1}])
-    assert run.rows("metrics.jsonl") == [{"step": 1}]
+    run.append("rows.jsonl", [{"loss": value} for value in values])
+    assert [row["loss"] for row in run.rows("rows.jsonl")] == values
 
 
 def test_files_of_rows_do_not_mix(run: RunDir) -> None:
-    run.append("metrics.jsonl", [{"step": 1}])
-    run.append("events.jsonl", [{"phase": "wait"}])
-    assert run.rows("metrics.jsonl") == [{"step": 1}]
-    assert run.rows("events.jsonl") == [{"phase": "wait"}]
-
-
-def test_objects_are_numbered_parts(tmp_path: Path) -> None:
-    run = RunDir(f"memory://{tmp_path}/parts")
-    run.create()
-    for step in range(12):
-        run.append("metrics.jsonl", [{"step": step}])
-    assert [name.rsplit("/", 1)[1] for name in parts(run, "metrics.jsonl")] == [
-        f"part-{n:08d}" for n in range(12)
-    ]
-    run.replace_rows("metrics.jsonl", [{"step": 0}])
-    assert [name.rsplit("/", 1)[1] for name in parts(run, "metrics.jsonl")] == ["part-00000012"]
-    run.append("metrics.jsonl", [{"step": 1}])
-    assert len(parts(run, "metrics.jsonl")) == 2
+    run.append("rows.jsonl", [{"step": 1}])
+    run.append("others.jsonl", [{"phase": "wait"}])
+    assert run.rows("rows.jsonl") == [{"step": 1}]
+    assert run.rows("others.jsonl") == [{"phase": "wait"}]
 
 
 def test_a_writer_lists_parts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,62 +137,60 @@ def test_a_writer_lists_parts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     plain = run.fs.ls
     monkeypatch.setattr(run.fs, "ls", lambda path, **more: [listings.append(path), plain(path, **more)][1])
     for step in range(12):
-        run.append("metrics.jsonl", [{"step": step}])
+        run.append("rows.jsonl", [{"step": step}])
     assert len(listings) == 1
-    assert [row["step"] for row in RunDir(run.uri).rows("metrics.jsonl")] == list(range(12))
+    assert [row["step"] for row in RunDir(run.uri).rows("rows.jsonl")] == list(range(12))
 
 
 def test_a_part_whose_answer_was_lost_is_not_written_twice(tmp_path: Path) -> None:
     """Whoever appended it appends the same rows again, perhaps with more; another's part is left alone."""
     run, other = RunDir(f"memory://{tmp_path}/parts"), RunDir(f"memory://{tmp_path}/parts")
-    run.append("metrics.jsonl", [{"step": 1}])
-    other.append("metrics.jsonl", [{"step": 2}])
-    run.append("metrics.jsonl", [{"step": 2}])
-    other.append("metrics.jsonl", [{"step": 3}])
-    run.append("metrics.jsonl", [{"step": 3}, {"step": 4}])
-    other.append("metrics.jsonl", [{"step": 5}])
-    assert [row["step"] for row in run.rows("metrics.jsonl")] == [1, 2, 3, 4, 5]
+    run.append("rows.jsonl", [{"step": 1}])
+    other.append("rows.jsonl", [{"step": 2}])
+    run.append("rows.jsonl", [{"step": 2}])
+    other.append("rows.jsonl", [{"step": 3}])
+    run.append("rows.jsonl", [{"step": 3}, {"step": 4}])
+    other.append("rows.jsonl", [{"step": 5}])
+    assert [row["step"] for row in run.rows("rows.jsonl")] == [1, 2, 3, 4, 5]
 
 
 def test_a_disk_that_takes_half_of_the_rows_keeps_none_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = RunDir(str(tmp_path))
-    run.append("metrics.jsonl", [{"step": 1}])
-    monkeypatch.setattr(rundir.os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "No space left")))
+    run.append("rows.jsonl", [{"step": 1}])
+    monkeypatch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "No space left")))
     with pytest.raises(OSError, match="No space left"):
-        run.append("metrics.jsonl", [{"step": 2}, {"step": 3}])
+        run.append("rows.jsonl", [{"step": 2}, {"step": 3}])
     with pytest.raises(OSError, match="No space left"):
         run.write_json("status.json", {})
     monkeypatch.undo()
-    assert run.rows("metrics.jsonl") == [{"step": 1}]
-    assert os.listdir(tmp_path) == ["metrics.jsonl"]
+    assert run.rows("rows.jsonl") == [{"step": 1}]
+    assert os.listdir(tmp_path) == ["rows.jsonl"]
 
 
 def test_a_torn_last_row_is_dropped_and_the_next_is_not(tmp_path: Path) -> None:
     run = RunDir(str(tmp_path))
-    run.append("metrics.jsonl", [{"step": 1}, {"step": 2}])
-    path = tmp_path / "metrics.jsonl"
+    run.append("rows.jsonl", [{"step": 1}, {"step": 2}])
+    path = tmp_path / "rows.jsonl"
     path.write_bytes(path.read_bytes()[:-4])
-    assert run.rows("metrics.jsonl") == [{"step": 1}]
-    run.append("metrics.jsonl", [{"step": 2, "again": True}])
-    assert run.rows("metrics.jsonl") == [{"step": 1}, {"step": 2, "again": True}]
+    assert run.rows("rows.jsonl") == [{"step": 1}]
+    run.append("rows.jsonl", [{"step": 2, "again": True}])
+    assert run.rows("rows.jsonl") == [{"step": 1}, {"step": 2, "again": True}]
 
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_a_crash_anywhere_loses_only_the_row_it_tore(data: st.DataObject, tmp_path_factory: Any) -> None:
     run = RunDir(str(tmp_path_factory.mktemp("torn")))
-    path = Path(run.path) / "metrics.jsonl"
+    path = Path(run.path) / "rows.jsonl"
     rows = [{"step": n, "text": "ä\u2028é" * n} for n in range(data.draw(st.integers(1, 4)))]
-    run.append("metrics.jsonl", rows)
+    run.append("rows.jsonl", rows)
     kept = data.draw(st.integers(0, path.stat().st_size))
     path.write_bytes(path.read_bytes()[:kept])
-    run.append("metrics.jsonl", [{"step": 9}])
-    whole = [
-        row for row in rows if len("".join(json.dumps(r) + "\n" for r in rows[: row["step"] + 1])) <= kept + 1
-    ]
-    assert run.rows("metrics.jsonl") == [*whole, {"step": 9}]
+    run.append("rows.jsonl", [{"step": 9}])
+    whole = [row for row in rows if len(b"".join(map(encode, rows[: row["step"] + 1]))) <= kept + 1]
+    assert run.rows("rows.jsonl") == [*whole, {"step": 9}]
 
 
 # -- the lock

@@ -7,9 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.track.ledger import BUCKETS, ledger, split, timeline
+from orchestrator.track.ledger import BUCKETS, timeline
+from orchestrator.track.ledger import ledger as ledger_of
+from orchestrator.track.tally import tally
 
 START = 1_700_000_000.0
+
+
+def ledger(events: list, rows: list, now: float | None = None) -> dict:
+    return ledger_of(events, tally(events, reversed(rows)), now)
 
 
 def event(at: float, phase: str, attempt: int = 1, **more: object) -> dict:
@@ -161,13 +167,13 @@ def test_a_run_without_end_counts_to_now_or_to_its_last_row() -> None:
 def test_a_row_rolls_back_all_from_its_step_on() -> None:
     # Attempt 2 began at step 3 and died before it came back to step 4.
     rows = [row(s, s) for s in (1, 2, 3, 4)] + [row(3, 10, attempt=2)]
-    useful, lost = split([], rows)
-    assert [(r["attempt"], r["step"]) for r in useful] == [(1, 1), (1, 2), (2, 3)]
-    assert [(r["attempt"], r["step"]) for r in lost] == [(1, 3), (1, 4)]
+    found = tally([event(0, "start"), event(5, "start", 2)], reversed(rows))
+    assert (found.useful[0].step, found.lost[0].step, found.useful[1].step) == (2e6, 2e6, 1e6)
+    assert (found.last, found.lost_steps) == (rows[-1], {1: 2})
 
 
 def test_phases_touch() -> None:
-    phases = timeline(FAULT, FAULT_ROWS)
+    phases = timeline(FAULT, tally(FAULT, reversed(FAULT_ROWS)))
     assert [p.name for p in phases] == ["start", "train", "stop", "wait", "start", "train"]
     assert all(a.end == b.start for a, b in itertools.pairwise(phases))
 

@@ -17,6 +17,7 @@ from orchestrator.rundir import RunDir
 from orchestrator.spec import dump, parse
 from orchestrator.track.report import moment, report, size
 from orchestrator.track.summary import summary
+from orchestrator.track.tally import tally
 
 START = 1_767_225_600.0
 STEPS, EVERY = 200, 20
@@ -121,7 +122,8 @@ def run_dir(tmp_path: Path) -> RunDir:
     run_dir.append("metrics.jsonl", metrics)
     sample = f"ROMEO: What light {MISCHIEF}\nis that which breaks?"
     run_dir.write_json(
-        "summary.json", summary(spec, plan, events, metrics, unigram_entropy=6.214, sample=sample)
+        "summary.json",
+        summary(spec, plan, events, tally(events, reversed(metrics)), unigram_entropy=6.214, sample=sample),
     )
     return run_dir
 
@@ -205,7 +207,9 @@ def test_a_run_that_has_just_begun(run_dir: RunDir, tmp_path: Path) -> None:
     young.write_text("job.yaml", str(run_dir.read_text("job.yaml")))
     assert "running" in Page(report(young)).text
     young.append("events.jsonl", [event(0, "prepare", 0, 0)])
-    young.append("metrics.jsonl", [{"step": 1, "loss": math.nan, "attempt": 1, "time": START + 3}])
+    young.append(
+        "metrics.jsonl", [{"step": 1, "loss": math.nan, "attempt": 1, "time": START + 3, "step_seconds": 1.0}]
+    )
     page = Page(report(young))
     assert "No plan yet." in page.text
     assert page.of("path") == [], "a loss that is no number has no curve"

@@ -16,6 +16,7 @@ from orchestrator.track.summary import (
     worker_seconds,
     world,
 )
+from orchestrator.track.tally import tally
 
 EVENTS = [
     {"time": 100.0, "attempt": 1, "phase": "prepare"},
@@ -44,6 +45,9 @@ ROWS = [row(1, 130, 1, 9, 5.0), row(2, 135, 1, 4, 4.0), row(3, 140, 1, 4, 3.0)]
 ROWS += [row(3, 170, 2, 10, 3.0), row(4, 178, 2, 8, 2.5), row(5, 186, 2, 8, 2.0)]
 
 
+TALLY = tally(EVENTS, reversed(ROWS))
+
+
 def job(**limits: float) -> JobSpec:
     return parse(
         {
@@ -59,7 +63,7 @@ def job(**limits: float) -> JobSpec:
 
 def test_the_run_in_one_document() -> None:
     plan = {"predicted": {"step_seconds": 3.5, "memory_bytes": 90}}
-    found = summary(job(), plan, EVENTS, ROWS, {"samples": "hash5"}, unigram_entropy=4.5, sample="To be")
+    found = summary(job(), plan, EVENTS, TALLY, {"samples": "hash5"}, unigram_entropy=4.5, sample="To be")
     assert json.loads(json.dumps(found)) == found
     assert (found["state"], found["reason"]) == ("done", "all steps done")
     assert (found["step"], found["steps"], found["tokens"], found["final_loss"]) == (5, 5, 5000, 2.0)
@@ -75,7 +79,7 @@ def test_the_run_in_one_document() -> None:
 
 
 def test_nothing_yet_is_a_summary_too() -> None:
-    found = summary(job(), None, [], [])
+    found = summary(job(), None, [], tally([], []))
     assert (found["state"], found["step"], found["final_loss"], found["receipt"]) == (
         "running",
         0,
@@ -87,26 +91,26 @@ def test_nothing_yet_is_a_summary_too() -> None:
 
 
 def test_medians_leave_out_what_warms_up_and_what_was_lost() -> None:
-    found = summary(job(), None, EVENTS, ROWS)["measured"]
+    found = summary(job(), None, EVENTS, TALLY)["measured"]
     # Kept: 1 and 2 of the first attempt, 3 to 5 of the second; the first of each warms up.
     assert found == {"step_seconds": 8, "tokens_per_second": 125.0, "memory_bytes": 105}
-    assert measured(ROWS[:1])["step_seconds"] == 9, "a single step is better than nothing"
+    assert measured(tally(EVENTS, ROWS[:1]))["step_seconds"] == 9, "a single step is better than nothing"
 
 
 def test_workers_are_held_from_start_to_stop() -> None:
     # Two workers from 110 to 152, one from 152 to 190; none while preparing or exporting.
-    assert worker_seconds(timeline(EVENTS, ROWS), ROWS) == 2 * 42 + 38
+    assert worker_seconds(timeline(EVENTS, TALLY), TALLY) == 2 * 42 + 38
 
 
 def test_cost_and_energy_say_what_they_assume() -> None:
     hours = (2 * 42 + 38) / 3600
-    found = summary(job(usd_per_worker_hour=36.0), None, EVENTS, ROWS)
+    found = summary(job(usd_per_worker_hour=36.0), None, EVENTS, TALLY)
     assert found["cost_usd"] == pytest.approx(36 * hours)
     kwh = hours * (3 * WATTS_PER_CPU + WATTS_PER_GPU) * PUE / 1000
     assert found["kwh"] == pytest.approx(kwh)
     assert found["co2e_kg"] == pytest.approx(kwh * KG_CO2E_PER_KWH)
     assert "3 CPU x 12 W and 1 GPU x 700 W" in found["assumptions"]
-    free = summary(job(), None, EVENTS, ROWS)
+    free = summary(job(), None, EVENTS, TALLY)
     assert free["cost_usd"] is None, "a price nobody gave is not a price of nothing"
     assert "Cost is unknown" in free["assumptions"]
 

@@ -65,7 +65,7 @@ def new_run(path: Path, born: float = BORN) -> RunDir:
 
 def row(step: int, attempt: int = 1, **more: Any) -> dict[str, Any]:
     return {
-        "step": step, "time": BORN + 10 * attempt + step, "loss": 10 / step, "attempt": attempt,
+        "step": step, "time": BORN + 10 * attempt + step, "loss": 10 / step, "attempt": attempt, "step_seconds": 0.5,
         "layout": f"dp{attempt} zero0 mb4", "samples": f"hash{step}", **more,
     }  # fmt: skip
 

@@ -1,0 +1,68 @@
+"""One line of a file of rows: a JSON object that ends with a checksum of what is before it, and what must be in it.
+
+Rows of versions before have no checksum. Keys that are not known here are kept.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+Row = dict[str, Any]
+
+METRICS, EVENTS, TRIALS = "metrics.jsonl", "events.jsonl", "trials.jsonl"
+SUM = b'"crc32": "'
+TAIL = len(SUM) + 10
+"""Bytes from the key of the checksum to the end of its line."""
+NEEDED: Mapping[str, Mapping[str, type]] = {
+    METRICS: {"step": int, "attempt": int, "time": float, "step_seconds": float},
+    EVENTS: {"time": float, "attempt": int, "phase": str},
+    TRIALS: {"trial": str, "event": str, "time": float},
+}
+"""What must be in a row of these files; an int will do for a float."""
+TYPES: Mapping[str, Mapping[str, type]] = {
+    METRICS: {"samples": str, "layout": str, "tokens": int},
+    EVENTS: {
+        "step": int, "reason": str, "first_fault": str, "node": str, "data": str, "lost_steps": int,
+        "skipped": dict, "layout": dict, "usd_per_hour": float, "last_seen": float, "missing_rows": list,
+    },
+    TRIALS: {"config": dict, "state": str, "run": str, "step": int, "steps": int, "cost_usd": float},
+}  # fmt: skip
+"""What else the program reads of them, if it is there and not null."""
+
+
+def encode(row: Row) -> bytes:
+    """The line of a row, with its checksum and its end."""
+    body = json.dumps(row).encode()
+    comma = b", " if row else b""
+    return b'%s%s%s%08x"}\n' % (body[:-1], comma, SUM, zlib.crc32(body))
+
+
+def decode(line: bytes, name: str = "") -> Row | None:
+    """The row of a line of the file `name`; None if it is torn or altered, or no row of such a file."""
+    if line[-TAIL : len(SUM) - TAIL] == SUM:
+        body = line[:-TAIL].removesuffix(b", ") + b"}"
+        if line[-10:-2] != b"%08x" % zlib.crc32(body):
+            return None
+        line = body
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and _fits(row, name) else None
+
+
+def _fits(row: Row, name: str) -> bool:
+    needed, types = NEEDED.get(name, {}), TYPES.get(name, {})
+    return all(_is(row.get(key), kind) for key, kind in needed.items()) and all(
+        row.get(key) is None or _is(row[key], kind) for key, kind in types.items()
+    )
+
+
+def _is(value: Any, kind: type) -> bool:
+    if kind is float:
+        return type(value) in (int, float) and math.isfinite(value)
+    return type(value) is kind
