@@ -31,30 +31,27 @@ def prepare(spec: JobSpec, run: RunDir, tell: Callable[[str, int, int], None]) -
 
 
 def prepared(spec: JobSpec, run: RunDir, before: str, tell: Callable[[str, int, int], None]) -> str:
-    """The data that the run began with at `before`, made again if it is gone; the job's, for a run that begins.
+    """The data that the run began with at `before`, made again as far as it is gone; the job's, for a run that begins.
 
     Raises InputError if it is gone and the text is no longer the same: the run would not be the same run.
     """
-    from orchestrator.data import manifest
     from orchestrator.data.files import Folder
+    from orchestrator.data.shards import is_whole
 
-    if before and manifest.read(Folder(before)):
+    if before and is_whole(Folder(before)):
         return before
-    found = prepare(spec, run, tell)
-    if before and found.rsplit("/", 1)[-1] != before.rsplit("/", 1)[-1]:
-        mend = "put the files back as they were, or start another run"
-        raise InputError(
-            "the text has changed since the run began, and its token shards are gone", "data.sources", mend
-        )
-    return found
+    from orchestrator.data.prepare import prepare as prepare_data
+
+    name = before.rstrip("/").rsplit("/", 1)[-1]
+    return prepare_data(spec.data, _special_tokens(spec), data_cache(spec, run), tell, before=name)
 
 
 def workload_of(spec: JobSpec, tokens: Tokens) -> Workload:
     """The workload over the vocabulary of prepared data. Raises InputError."""
-    return _load(spec, tokens.vocabulary())
+    return _load(spec, tokens.vocabulary(), tokens.manifest.format)
 
 
-def _load(spec: JobSpec, vocabulary: Vocabulary) -> Workload:
+def _load(spec: JobSpec, vocabulary: Vocabulary, rule: int) -> Workload:
     from workloads.load import load
 
     try:
@@ -68,6 +65,7 @@ def _load(spec: JobSpec, vocabulary: Vocabulary) -> Workload:
             dropout=spec.workload.dropout,
             sequence_length=spec.data.sequence_length,
             seed=spec.seed,
+            rule=rule,
         )
     except WorkloadError as error:
         raise InputError(str(error), "workload") from None
@@ -75,12 +73,10 @@ def _load(spec: JobSpec, vocabulary: Vocabulary) -> Workload:
 
 def batches_of(spec: JobSpec, tokens: Tokens, workload: Workload) -> Batches:
     """The batches of the job over prepared data. Raises InputError if it holds not one sample."""
-    from orchestrator.data.batches import Batches, order_of
+    from orchestrator.data import batches
 
-    length = spec.data.sequence_length
     weights = [source.weight for source in spec.data.sources]
-    order = order_of(tokens, workload.objective, length, spec.seed, weights)
-    return Batches(tokens, order, workload.objective, length)
+    return batches.batches_of(tokens, workload.objective, spec.seed, weights)
 
 
 def shape_of(spec: JobSpec, vocabulary: int) -> ModelShape:
@@ -121,6 +117,7 @@ def check_workload(spec: JobSpec) -> None:
     from tokenizers import Tokenizer
 
     from orchestrator.data import tokenizer
+    from orchestrator.data.manifest import FORMAT
     from workloads.hf.folder import ForeignModel
     from workloads.workload import Vocabulary
 
@@ -136,7 +133,7 @@ def check_workload(spec: JobSpec) -> None:
     vocabulary = Vocabulary(
         size, **known, sentinels=tuple(sentinels), word_start=anywhere, sentence_end=anywhere
     )
-    workload = _load(spec, vocabulary)
+    workload = _load(spec, vocabulary, FORMAT)
     if spec.checkpoint.export:
         try:
             workload.check_hf()

@@ -111,6 +111,7 @@ def batches(spec: JobSpec, tokens: Tokens, workload: Workload) -> Iterator[Batch
 
     from workloads.errors import WorkloadError
     from workloads.hf.compare import probes
+    from workloads.objectives.samples import Samples
 
     length, objective = min(spec.data.sequence_length, COMPARED), workload.objective
     with contextlib.suppress(WorkloadError):  # some recipes need their whole length
@@ -118,7 +119,8 @@ def batches(spec: JobSpec, tokens: Tokens, workload: Workload) -> Iterator[Batch
     window = objective.window(objective.sequence_length)  # type: ignore[attr-defined]
     source = max(range(tokens.sources), key=tokens.length)
     text = tokens.window(source, 0, min(4 * max(window, length), tokens.length(source)))
-    yield objective.collate(lambda i: np.resize(np.roll(text, -i * window), window), [0, 1], 0)
+    read = Samples(lambda i: np.resize(np.roll(text, -i * window), window), 2)
+    yield objective.collate(read, [0, 1], 0)
     lengths = (length, length // 2 + 1, SHORT)
     yield from probes(workload.config, workload.vocabulary, torch.from_numpy(text), lengths)
 

@@ -14,6 +14,7 @@ from workloads.hf.folder import ForeignModel, root
 from workloads.hf.foreign import HuggingFaceWorkload
 from workloads.hf.weights import has_weights
 from workloads.mup import beside
+from workloads.objectives.sampled import RULE
 from workloads.transformer_workload import TransformerWorkload
 from workloads.workload import Objective, Vocabulary
 
@@ -32,13 +33,15 @@ def load(
     dropout: float = 0.0,
     sequence_length: int,
     seed: int = 0,
+    rule: int = RULE,
 ) -> TransformerWorkload | HuggingFaceWorkload:
     """The workload of preset `model` (with `changes`) or of `hf:<folder>`, trained with `objective`.
 
-    options are those of the objective; mup the widths of the model beside which this one is scaled, see
-    `workloads.mup`; dropout the rate of `workloads.dropout`. Raises WorkloadError for an unknown model, field or
-    objective, an objective that the architecture cannot train, a sequence longer than the model's positions, a
-    vocabulary larger than the model's, a checkpoint that does not fit, or a base model with other tensors.
+    rule is that of the run's data, see `workloads.objectives.sampled`; options are those of the objective; mup the
+    widths of the model beside which this one is scaled, see `workloads.mup`; dropout the rate of `workloads.dropout`.
+    Raises WorkloadError for an unknown model, field or objective, an objective that the architecture cannot train, a
+    sequence longer than the model's positions, a vocabulary larger than the model's, a checkpoint that does not fit,
+    or a base model with other tensors.
     """
     if mup is not None and model.startswith(FOLDER):
         raise WorkloadError(
@@ -47,7 +50,12 @@ def load(
     config = describe(model, changes, vocabulary.size)
     _check(model, config, objective, vocabulary, sequence_length)
     built = objectives.build(
-        objective, vocabulary=vocabulary, sequence_length=sequence_length, seed=seed, **(options or {})
+        objective,
+        vocabulary=vocabulary,
+        sequence_length=sequence_length,
+        seed=seed,
+        rule=rule,
+        **(options or {}),
     )
     config = describe(model, changes, vocabulary.size, objective)
     if isinstance(config, ForeignModel):

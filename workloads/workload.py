@@ -2,14 +2,14 @@
 
 A `Workload` is a plain single-device model with an objective. It knows no ranks: it declares what
 may be cut and how, and the trainer cuts. Everything here is deterministic: weights depend on
-(seed, parameter name), batches on (seed, sample id, epoch).
+(seed, parameter name), batches on (seed, sample id, turn).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -61,8 +61,37 @@ class Loss:
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Reading:
+    """How the samples of an objective tile the text.
+
+    unit: "stream", `window` tokens every `stride`, in which documents end with `vocabulary.eos`; "document", a
+    stretch of one document, at most `window` tokens, without its closing token; "documents", as many whole documents
+    as `window` tokens hold, and of one that is longer the beginning. documents: how many the text must have at least,
+    where they are counted.
+    """
+
+    unit: Literal["stream", "document", "documents"]
+    window: int
+    stride: int
+    documents: int = 1
+
+
+class Text(Protocol):
+    """The samples of a corpus, by number."""
+
+    def __call__(self, sample: int, /) -> np.ndarray:
+        """The raw tokens of a sample, int64 [window], or fewer where its unit is not a stream."""
+
+    def __len__(self) -> int:
+        """How many samples there are."""
+
+    def siblings(self, sample: int, /) -> range:
+        """The samples of the same document, where the unit is a document."""
+
+
 class Objective(Protocol):
-    """A pre-training recipe: token windows in, a batch out. Pure in (seed, sample id, epoch)."""
+    """A pre-training recipe: token windows in, a batch out. Pure in (seed, sample id, turn)."""
 
     name: str
     begins: str
@@ -72,12 +101,14 @@ class Objective(Protocol):
     def window(self, sequence_length: int) -> int:
         """Tokens of raw text that one sample reads, so that its model input is `sequence_length` long."""
 
-    def collate(self, read: Callable[[int], np.ndarray], ids: Sequence[int], epoch: int) -> Batch:
-        """A batch of the samples `ids`.
+    @property
+    def reading(self) -> Reading:
+        """How its samples lie in the text."""
 
-        `read(id)` gives the raw window of sample `id`, int64 of shape [window]: a stretch of the corpus in
-        which documents end with `vocabulary.eos`. It may be asked for other samples too (a random next
-        sentence). Labels that are not predicted are -100.
+    def collate(self, read: Text, ids: Sequence[int], turn: int) -> Batch:
+        """A batch of the samples `ids`, which `read` gives; it may be asked for others too (a random next sentence).
+
+        `turn` says which time it is that these samples are read. Labels that are not predicted are -100.
         """
 
 

@@ -13,29 +13,39 @@ import torch
 from orchestrator.data import receipt
 from orchestrator.data.order import Order
 from orchestrator.data.tokens import Tokens
+from orchestrator.data.windows import Windows, windows_of
 from orchestrator.errors import InputError
 from workloads.workload import Batch, Objective
 
 T = TypeVar("T")
 
 
-def order_of(
-    tokens: Tokens, objective: Objective, sequence_length: int, seed: int, weights: Sequence[float]
-) -> Order:
-    """The order of the samples of prepared data; one weight a source.
+def batches_of(tokens: Tokens, objective: Objective, seed: int, weights: Sequence[float]) -> Batches:
+    """The batches of prepared data in their order; one weight a source.
 
-    Raises InputError if the data holds not one sample.
+    Raises InputError if a source gives no sample to an epoch, or the text has too few documents. Data of format 1 gives
+    what it has, as it did when its runs began.
     """
-    window = objective.window(sequence_length)
-    samples = [tokens.samples(source, sequence_length, window) for source in range(tokens.sources)]
-    if not any(samples):
+    reading = objective.reading
+    windows = [windows_of(tokens, source, reading) for source in range(tokens.sources)]
+    samples = [len(found) for found in windows]
+    strict = tokens.manifest.format > 1
+    for number, count in enumerate(samples):
+        if not count and (strict or not any(samples)):
+            tokens_there = tokens.length(number)
+            raise InputError(
+                f"{tokens_there} tokens are fewer than one sample of {objective.name}, which reads {reading.window}",
+                f"data.sources.{number}",
+                "give more text, leave the source out, or lower data.sequence_length",
+            )
+    documents = sum(found.documents or 0 for found in windows)
+    if reading.unit != "stream" and documents < reading.documents:
         raise InputError(
-            f"the corpus has {tokens.manifest.tokens} tokens, fewer than one sequence of {sequence_length} "
-            f"(a sample of {objective.name} reads {window})",
+            f"the text is {documents} document, and {objective.name} needs {reading.documents} at least",
             "data.sources",
-            "give more text or lower data.sequence_length",
+            "separate documents by lines of <|endoftext|>, or give one a line in .jsonl",
         )
-    return Order(seed, samples, weights)
+    return Batches(tokens, Order(seed, samples, weights, by_pass=strict), objective, windows)
 
 
 def slices(
@@ -57,45 +67,70 @@ def slices(
 class Batches:
     """Micro-batches of an objective over prepared data in a fixed order.
 
-    A sample id counts the samples of all sources in their order; the window of a source's sample i starts at
-    its token i x sequence_length.
+    A sample id counts the samples of all sources in their order.
     """
 
-    def __init__(self, tokens: Tokens, order: Order, objective: Objective, sequence_length: int) -> None:
+    def __init__(
+        self, tokens: Tokens, order: Order, objective: Objective, windows: Sequence[Windows]
+    ) -> None:
         self.tokens = tokens
         self.order = order
         self.objective = objective
-        self.sequence_length = sequence_length
-        self.window = objective.window(sequence_length)
+        self._windows = windows
         self._ends = np.cumsum(order.samples)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
 
     def read(self, sample_id: int) -> np.ndarray:
         """The raw window of a sample, int64 [window]. Ids beyond the last begin again at the first."""
-        sample_id %= int(self._ends[-1])
-        source = int(np.searchsorted(self._ends, sample_id, side="right"))
-        index = sample_id - int(self._ends[source]) + self.order.samples[source]
-        return self.tokens.window(source, index * self.sequence_length, self.window)
+        source, index = self._place(sample_id)
+        start, length = self._windows[source].at(index)
+        return self.tokens.window(source, start, length)
+
+    def siblings(self, sample_id: int) -> range:
+        """The ids of the samples of the same document."""
+        source, index = self._place(sample_id)
+        found, first = self._windows[source].siblings(index), sample_id % len(self) - index
+        return range(found.start + first, found.stop + first)
 
     def batch(self, position: int, count: int) -> tuple[Batch, int]:
         """The samples at positions [position, position + count), collated, and the sum of their digests.
 
-        Samples on both sides of an epoch's end are collated with their own epoch.
+        Samples of different turns are collated apart, and stand in their order again.
         """
         positions = np.arange(position, position + count)
-        epochs, ids = self.order.at(positions)
-        windows = {int(i): self.read(int(i)) for i in ids}
-        digests = [
-            receipt.digest(int(p), int(i), windows[int(i)]) for p, i in zip(positions, ids, strict=True)
-        ]
-
-        def read(sample_id: int) -> np.ndarray:
-            return windows[sample_id] if sample_id in windows else self.read(sample_id)
-
-        collated = [
-            self.objective.collate(read, ids[epochs == e].tolist(), int(e)) for e in np.unique(epochs)
-        ]
-        batch = {name: torch.cat([part[name] for part in collated]) for name in collated[0]}
+        turns, ids = self.order.at(positions)
+        text = _Cached(self, {int(i): self.read(int(i)) for i in ids})
+        digests = [receipt.digest(int(p), int(i), text(int(i))) for p, i in zip(positions, ids, strict=True)]
+        alike = [np.flatnonzero(turns == turn) for turn in np.unique(turns)]
+        collated = [self.objective.collate(text, ids[of].tolist(), int(turns[of[0]])) for of in alike]
+        back = torch.from_numpy(np.argsort(np.concatenate(alike)))
+        batch = {name: torch.cat([part[name] for part in collated])[back] for name in collated[0]}
         return batch, receipt.add(digests)
+
+    def _place(self, sample_id: int) -> tuple[int, int]:
+        """The source of a sample, and its number there."""
+        sample_id %= len(self)
+        source = int(np.searchsorted(self._ends, sample_id, side="right"))
+        return source, sample_id - int(self._ends[source]) + self.order.samples[source]
+
+
+class _Cached:
+    """The samples of a corpus, those of one batch read once."""
+
+    def __init__(self, batches: Batches, held: dict[int, np.ndarray]) -> None:
+        self._batches, self._held = batches, held
+
+    def __call__(self, sample: int) -> np.ndarray:
+        return self._held[sample] if sample in self._held else self._batches.read(sample)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def siblings(self, sample: int) -> range:
+        """See `workloads.workload.Text`."""
+        return self._batches.siblings(sample)
 
 
 class Prefetch(Generic[T]):

@@ -3,24 +3,33 @@
 A .txt file is one document unless lines that hold only `<|endoftext|>` separate several; a line of .jsonl and
 a row of .parquet is one. A .txt document may reach over the cut between two spans, so it comes in pieces: the
 spans' pieces, one span after the other, are the pieces of the whole file.
+
+Text of `rule` 1 was made by the version before: there a piece was as long as its longest line.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import chain, pairwise
 from typing import BinaryIO, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from orchestrator.data.lines import Line, line_at, line_break, line_number, lines
+from orchestrator.data.manifest import FORMAT
+from orchestrator.data.opened import open_source, still
 from orchestrator.data.sources import Span
 from orchestrator.errors import InputError
-from orchestrator.storage.inputs import open_input
 
 SEPARATOR = b"<|endoftext|>"
 PIECE_BYTES = 2**18
-"""A long document is handed on in pieces of about this size, cut after a line, to bound memory."""
+"""A long document is handed on in pieces of about this size, cut after a line or between two words, to bound memory."""
+LINE_BYTES = 2**26
+"""A longer line of .jsonl is refused: it must be in memory whole."""
+BOM = b"\xef\xbb\xbf"
+BATCH_ROWS = 256
 
 
 class Piece(NamedTuple):
@@ -35,119 +44,154 @@ class Piece(NamedTuple):
     halves: bool = False
 
 
-def pieces(span: Span) -> Iterator[Piece]:
-    """The span's text. Raises InputError for text that is not UTF-8 and for rows without the field."""
-    if span.file.kind == ".parquet":
-        yield from _rows(span)
-        return
-    with open_input(span.file.uri) as file:
-        yield from (_lines if span.file.kind == ".jsonl" else _text)(span, file)
+def pieces(span: Span, rule: int = FORMAT) -> Iterator[Piece]:
+    """The span's text.
+
+    Raises InputError for text that is not UTF-8, for rows without the field, and for a file that has changed since it
+    was identified.
+    """
+    file, read = span.file, {".parquet": _rows, ".jsonl": _json, ".txt": _text}[span.file.kind]
+    sums, first = (span.sums, span.first) if span.sums else (file.sums, 0)
+    with open_source(file.uri, file.size, file.content, sums, first) as opened:
+        yield from read(span, opened, rule)
+    still(file.uri, file.size, file.content, sums)
 
 
-def _text(span: Span, file: BinaryIO) -> Iterator[Piece]:
+def _text(span: Span, file: BinaryIO, rule: int) -> Iterator[Piece]:
+    longest = None if rule == 1 else PIECE_BYTES
+    size = span.file.size
+    start, stop = (line_break(file, at, size, longest) for at in (span.start, span.stop))
+    last = Line(stop, line_at(file, stop), True) if stop < size else None
     held: list[bytes] = []
-    size, lines = 0, _with_next(_whole_lines(span, file))
-    for at, line, following in lines:
-        if _separates(line):
+    began = held_bytes = 0
+    for line, following in pairwise(chain(_without_mark(lines(file, start, stop, longest), rule), [last])):
+        if line is None or _separates(line):
             continue
-        ends = following is None or _separates(following)
+        ends, data = following is None or _separates(following), line.data
         if ends:
-            line = line.removesuffix(b"\n").removesuffix(b"\r")
-        held.append(line)
-        size += len(line)
-        if ends or size >= PIECE_BYTES:
-            yield _decode(held, ends, span, at)
-            held, size = [], 0
+            data = data.removesuffix(b"\n").removesuffix(b"\r")
+        began = began if held else line.at
+        held.append(data)
+        held_bytes += len(data)
+        if ends or held_bytes >= PIECE_BYTES:
+            yield _decode(held, ends, span, began, file)
+            held, held_bytes = [], 0
     if held:
-        yield _decode(held, False, span, span.stop)
+        yield _decode(held, False, span, began, file)
 
 
-def _whole_lines(span: Span, file: BinaryIO) -> Iterator[tuple[int, bytes, bool]]:
-    """(offset, line, whether it is the span's) for the lines that begin within the span, and one beyond."""
-    if span.start:
-        file.seek(span.start - 1)
-        file.readline()  # the rest of a line that began in the span before, if any
-    else:
-        file.seek(0)
-    at = file.tell()
-    while line := file.readline():
-        yield at, line, at < span.stop
-        if at >= span.stop:
-            return
-        at += len(line)
+def _without_mark(found: Iterator[Line], rule: int) -> Iterator[Line]:
+    """The lines without the mark that some editors begin a UTF-8 file with."""
+    for line in found:
+        marked = rule > 1 and line.at == 0 and line.data.startswith(BOM)
+        yield Line(len(BOM), line.data.removeprefix(BOM), line.whole) if marked else line
 
 
-def _with_next(lines: Iterator[tuple[int, bytes, bool]]) -> Iterator[tuple[int, bytes, bytes | None]]:
-    """(offset, line, the line after it or None) for the lines that are the span's."""
-    held: tuple[int, bytes] | None = None
-    for at, line, ours in lines:
-        if held:
-            yield *held, line
-        held = (at, line) if ours else None
-    if held:
-        yield *held, None
+def _separates(line: Line) -> bool:
+    return line.whole and line.data.rstrip(b"\r\n") == SEPARATOR
 
 
-def _separates(line: bytes) -> bool:
-    return line.rstrip(b"\r\n") == SEPARATOR
-
-
-def _decode(lines: list[bytes], ends: bool, span: Span, at: int) -> Piece:
-    data = b"".join(lines)
+def _decode(parts: list[bytes], ends: bool, span: Span, at: int, file: BinaryIO) -> Piece:
+    data = b"".join(parts)
     try:
         return Piece(data.decode(), ends, len(data))
     except UnicodeDecodeError as error:
-        raise InputError(
-            f"is not UTF-8 before byte {at} ({error.reason})", span.file.uri, "convert it to UTF-8"
-        ) from None
+        what = f"is not UTF-8 at byte {at + error.start}, in line {line_number(file, at + error.start)}"
+        raise InputError(f"{what} ({error.reason})", span.file.uri, "convert it to UTF-8") from None
 
 
-def _lines(span: Span, file: BinaryIO) -> Iterator[Piece]:
-    for at, line, ours in _whole_lines(span, file):
-        if not ours or not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise InputError(f"the line at byte {at} is not JSON ({error})", span.file.uri) from None
-        texts = []
-        for key in span.file.fields:
-            text = row.get(key) if isinstance(row, dict) else None
-            if not isinstance(text, str):
-                what = f"the line at byte {at} has no text '{key}'"
-                raise InputError(what, span.file.uri, "set field to the text's key")
-            texts.append(text)
-        yield from _document(texts)
+def _json(span: Span, file: BinaryIO, rule: int) -> Iterator[Piece]:
+    longest = None if rule == 1 else LINE_BYTES
+    size = span.file.size
+    at = line_break(file, span.start, size, None)
+    file.seek(at)
+    while at < span.stop and (line := file.readline(-1 if longest is None else longest + 1)):
+        if longest is not None and len(line) > longest:
+            raise _bad(span, file, at, f"is longer than {longest >> 20} MiB", "split the document")
+        if line.strip():
+            yield from _document(_fields(line, span, file, at), rule)
+        at += len(line)
 
 
-def _rows(span: Span) -> Iterator[Piece]:
-    groups = list(range(span.start, span.stop))
-    with open_input(span.file.uri) as file:
-        for batch in pq.ParquetFile(file).iter_batches(
-            256, row_groups=groups, columns=list(span.file.fields)
-        ):
-            columns = [batch.column(key) for key in span.file.fields]
-            for key, column in zip(span.file.fields, columns, strict=True):
-                if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-                    raise InputError(f"column '{key}' is {column.type}, not text", span.file.uri)
-            for texts in zip(*(column.to_pylist() for column in columns), strict=True):
+def _fields(line: bytes, span: Span, file: BinaryIO, at: int) -> list[str]:
+    """The texts of a line of JSON."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise _bad(span, file, at, f"is not JSON ({error})", "mend or remove it") from None
+    texts = []
+    for key in span.file.fields:
+        text = row.get(key) if isinstance(row, dict) else None
+        if not isinstance(text, str):
+            raise _bad(span, file, at, f"has no text '{key}'", "set field to the text's key")
+        if not _is_unicode(text):
+            raise _bad(span, file, at, f"has half a surrogate pair in '{key}'", "mend or remove it")
+        texts.append(text)
+    return texts
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _bad(span: Span, file: BinaryIO, at: int, what: str, mend: str) -> InputError:
+    """The error of the line that begins at byte `at`."""
+    return InputError(f"line {line_number(file, at)}, at byte {at}, {what}", span.file.uri, mend)
+
+
+def _rows(span: Span, file: BinaryIO, rule: int) -> Iterator[Piece]:
+    groups = range(span.start, span.stop)
+    try:
+        table = pq.ParquetFile(file)
+        row = sum(table.metadata.row_group(group).num_rows for group in range(span.start))
+        for batch in table.iter_batches(BATCH_ROWS, row_groups=list(groups), columns=list(span.file.fields)):
+            for texts in zip(*(_column(span, batch, key) for key in span.file.fields), strict=True):
                 if None not in texts:
-                    yield from _document(texts)
+                    yield from _document(texts, rule)
+            row += batch.num_rows
+    except (OSError, ValueError) as error:  # pyarrow's errors are of these kinds
+        if isinstance(error, FileNotFoundError | PermissionError):
+            raise
+        what = f"cannot be read from row {row} on ({' '.join(str(error).split())[:200]})"
+        raise InputError(what, span.file.uri, "write the file anew") from None
 
 
-def _document(texts: Sequence[str]) -> Iterator[Piece]:
+def _column(span: Span, batch: pa.RecordBatch, key: str) -> list[str | None]:
+    column = batch.column(key)
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        raise InputError(f"column '{key}' is {column.type}, not text", span.file.uri)
+    texts: list[str | None] = column.to_pylist()
+    return texts
+
+
+def _document(texts: Sequence[str], rule: int) -> Iterator[Piece]:
     """The pieces of a row's text, or of the two texts of a pair."""
     *first, last = texts
     for text in first:
-        yield from (piece._replace(ends=False, halves=piece.ends) for piece in _cut(text))
-    yield from _cut(last)
+        yield from (piece._replace(ends=False, halves=piece.ends) for piece in _cut(text, rule))
+    yield from _cut(last, rule)
 
 
-def _cut(text: str) -> Iterator[Piece]:
-    """A whole document in pieces of about PIECE_BYTES characters, cut after a line where there is one."""
+def _cut(text: str, rule: int) -> Iterator[Piece]:
+    """A whole document in pieces of at most PIECE_BYTES characters, cut after a line or else between two words."""
     start = 0
     while len(text) - start > PIECE_BYTES:
         stop = text.rfind("\n", start, start + PIECE_BYTES) + 1 or start + PIECE_BYTES
+        if rule > 1 and not text.endswith("\n", start, stop):
+            stop = _between_words(text, start, stop)
         yield Piece(text[start:stop], False, len(text[start:stop].encode()))
         start = stop
     yield Piece(text[start:], True, len(text[start:].encode()))
+
+
+def _between_words(text: str, start: int, stop: int) -> int:
+    """The last space in text[start:stop] that stands alone; stop if there is none. See `orchestrator.data.lines`."""
+    at = stop
+    while (at := text.rfind(" ", start + 1, at)) > 0:
+        if not text[at - 1].isspace() and not text[at + 1].isspace():
+            return at
+    return stop

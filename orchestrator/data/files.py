@@ -52,10 +52,10 @@ class Folder:
         data = self.read(name)
         return None if data is None else json.loads(data)
 
-    def names(self, folder: str) -> set[str]:
-        """Names of the files in a folder within and below it, as of there; empty if there is none."""
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Sizes of the files in a folder within and below it, by name as of there; empty if there is none."""
         skip = len(folder) + 1 if folder else 0
-        return {path[skip:] for path in self.retry(self.backend.list, folder)}
+        return {path[skip:]: size for path, size in self.retry(self.backend.list, folder).items()}
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""

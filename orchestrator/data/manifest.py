@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+import xxhash
 
 from orchestrator.data.files import Folder
 from orchestrator.errors import InputError
 
-FORMAT = 1
+FORMAT = 2
+"""Of data that is prepared now. The number also says how its samples are cut and drawn, since a run keeps its data."""
+FORMATS = (1, 2)
+"""Those that can be read, and made again for the runs that began with them.
+
+1: a sample starts every sequence_length tokens, whatever it reads; its random numbers are those of the epoch.
+2: samples tile the text; a sample's random numbers are those of its source's pass. Blocks have checksums, and the ends
+of documents are on record.
+"""
 NAME = "manifest.json"
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Token ids of one part of a source, little-endian, without header. `bytes` is their text's, in UTF-8."""
+    """Token ids of one part of a source, little-endian, without header. `bytes` is their text's, in UTF-8.
+
+    From format 2 on: `blocks` are the checksums (xxh3_64, 16 hexadecimal digits each) of every `tokens.BLOCK_BYTES` of
+    the file, and `ends` that of the file beside it which holds where its documents end.
+    """
 
     file: str
     tokens: int
     documents: int
     bytes: int
     xxh3: str
+    blocks: str = ""
+    ends: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,6 +75,12 @@ class Manifest:
     entropy: float
     bytes_per_token: float
     format: int = field(default=FORMAT)
+    tokenizer_xxh3: str = ""
+
+    @property
+    def shards(self) -> list[Shard]:
+        """The shards of all sources."""
+        return [shard for source in self.sources for shard in source.shards]
 
     def to_json(self) -> dict[str, Any]:
         """The manifest as plain data."""
@@ -71,6 +94,15 @@ class Manifest:
         )
         return cls(**{**data, "sources": sources, "sentinels": tuple(data["sentinels"])})
 
+    def same(self, other: Manifest) -> bool:
+        """Whether both are of the same tokens from the same text."""
+        tokenizers = {self.tokenizer_xxh3, other.tokenizer_xxh3} - {""}
+        return [s.xxh3 for s in self.shards] == [s.xxh3 for s in other.shards] and len(tokenizers) < 2
+
+    def checksum(self) -> str:
+        """xxh3_128 of the manifest."""
+        return xxhash.xxh3_128_hexdigest(json.dumps(self.to_json(), sort_keys=True).encode())
+
 
 def read(folder: Folder) -> Manifest | None:
     """The manifest in `folder`, or None if there is none.
@@ -81,11 +113,14 @@ def read(folder: Folder) -> Manifest | None:
         data = folder.read_json(NAME)
         if data is None:
             return None
-        if data["format"] != FORMAT:
-            raise InputError(
-                f"is of format {data['format']}, not {FORMAT}", folder.uri, "prepare the data again"
-            )
-        return Manifest.from_json(data)
+        if data["format"] not in FORMATS:
+            what = f"is of format {data['format']}, not {' or '.join(map(str, FORMATS))}"
+            raise InputError(what, folder.uri, "prepare the data again")
+        checksum = data.pop("checksum", None)
+        found = Manifest.from_json(data)
+        if found.format > 1 and found.checksum() != checksum:
+            raise ValueError("its checksum is another")
+        return found
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"holds a damaged {NAME} ({error!r})", folder.uri, "remove the folder and prepare again"
@@ -94,4 +129,4 @@ def read(folder: Folder) -> Manifest | None:
 
 def write(folder: Folder, manifest: Manifest) -> None:
     """Write the manifest. From then on the prepared data exists."""
-    folder.write_json(NAME, manifest.to_json())
+    folder.write_json(NAME, {**manifest.to_json(), "checksum": manifest.checksum()})

@@ -22,12 +22,16 @@ ROUNDS = 6
 class Order:
     """The endless sequence of samples over weighted sources.
 
-    `samples[s]` is how many samples source s has and `weights[s]` how many times an epoch passes over it: an
-    epoch takes floor(weight x samples) of each source, all shuffled together. A fractional weight takes
-    another part of the source every epoch, in turn. Raises InputError if an epoch would be empty.
+    `samples[s]` is how many samples source s has and `weights[s]` how many times an epoch passes over it: an epoch
+    takes floor(weight x samples) of each source, all shuffled together. A fractional weight takes another part of the
+    source every epoch, in turn. A sample's turn, which its random numbers depend on, is the number of the pass over
+    its source, so that no two passes are alike; with `by_pass` False it is the number of the epoch, and a source may
+    be left out, as in the version before. Raises InputError if a source or an epoch would be empty.
     """
 
-    def __init__(self, seed: int, samples: Sequence[int], weights: Sequence[float]) -> None:
+    def __init__(
+        self, seed: int, samples: Sequence[int], weights: Sequence[float], by_pass: bool = True
+    ) -> None:
         # The decimal the user wrote, not its binary neighbour: 0.29 of 100 samples is 29.
         self.taken = [math.floor(Fraction(str(w)) * n) for w, n in zip(weights, samples, strict=True)]
         self.epoch_size = sum(self.taken)
@@ -37,7 +41,15 @@ class Order:
                 "data.sources",
                 "raise the weights or give more text",
             )
+        for number, taken in enumerate(self.taken):
+            if by_pass and not taken:
+                raise InputError(
+                    f"weight {weights[number]} of {samples[number]} samples takes none into an epoch",
+                    f"data.sources.{number}.weight",
+                    "raise it, or leave the source out",
+                )
         self.seed = seed
+        self._by_pass = by_pass
         self.samples = list(samples)
         self._samples = np.array(samples, dtype=np.int64)
         self._taken = np.array(self.taken, dtype=np.int64)
@@ -45,7 +57,7 @@ class Order:
         self._offsets = np.cumsum(self._samples) - self._samples
 
     def at(self, position: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-        """(epoch, sample id) at each global `position`, both int64 of its shape.
+        """(turn, sample id) at each global `position`, both int64 of its shape.
 
         A sample id counts the samples of all sources in their order.
         """
@@ -56,8 +68,10 @@ class Order:
         taken, samples = self._taken[source], self._samples[source]
         within = drawn - (self._ends[source] - taken)
         # In Python's integers, since the product may pass 2^63 after many epochs of a large source.
-        start = (epoch.astype(object) * taken) % samples
-        return epoch, self._offsets[source] + (within + start.astype(np.int64)) % samples
+        passes, start = (epoch.astype(object) * taken) // samples, (epoch.astype(object) * taken) % samples
+        index = within + start.astype(np.int64)
+        turn = passes.astype(np.int64) + index // samples if self._by_pass else epoch
+        return turn, self._offsets[source] + index % samples
 
 
 def permute(index: ArrayLike, epoch: ArrayLike, size: int, seed: int) -> np.ndarray:

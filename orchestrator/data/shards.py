@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -12,12 +13,14 @@ import xxhash
 from orchestrator.data import tokenizer as tokenizers
 from orchestrator.data.documents import Piece, pieces
 from orchestrator.data.files import Folder
-from orchestrator.data.manifest import Manifest, PreparedSource, Shard
+from orchestrator.data.manifest import FORMAT, Manifest, PreparedSource, Shard, read
 from orchestrator.data.sources import Part
 from orchestrator.errors import InputError
 
 BATCH_BYTES = 2**20
 """Text that is encoded at once; its encoding takes some fifty times the memory."""
+BLOCK_BYTES = 2**20
+"""What one checksum of a shard covers."""
 
 
 def shard_name(number: int) -> str:
@@ -35,34 +38,99 @@ def dtype(vocabulary: int) -> str:
     return "<u2" if vocabulary <= 2**16 else "<u4"
 
 
-def write_shard(uri: str, number: int, part: Part, vocabulary: int, roles: Mapping[str, int]) -> None:
-    """Write shard `number` of the prepared data at `uri`, and then its record.
+def ends_name(shard: str) -> str:
+    """The file beside a shard with the place after each document's end, little-endian 32-bit, without header."""
+    return shard.removesuffix(".bin") + ".ends"
 
-    The record holds tokens, documents, bytes of text, the checksum and how often each id occurs.
+
+def write_shard(
+    uri: str, number: int, part: Part, vocabulary: int, roles: Mapping[str, int], rule: int = FORMAT
+) -> None:
+    """Write shard `number` of the prepared data at `uri`, of format `rule`, and then its record.
+
+    The record holds tokens, documents, bytes of text, checksums and how often each id occurs.
     Raises InputError for text that cannot be read as such.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a task has one CPU, and others run beside it
     folder = Folder(uri)
     encoder = tokenizers.encoder((folder.read("tokenizer.json") or b"").decode())
     found: list[np.ndarray] = []
-    text_bytes = 0
-    for batch in _batches(piece for span in part for piece in pieces(span)):
+    ends: list[int] = []
+    text_bytes = length = 0
+    for batch in _batches(piece for span in part for piece in pieces(span, rule)):
         text_bytes += sum(piece.bytes for piece in batch)
         encoded = encoder.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
         for piece, encoding in zip(batch, encoded, strict=True):
-            closing = [roles["eos"]] * piece.ends + [roles["sep"]] * piece.halves
+            closing = [roles["eos"]] if piece.ends else [roles["sep"]] if piece.halves else []
             found.append(np.array(encoding.ids + closing, dtype=dtype(vocabulary)))
+            length += len(found[-1])
+            ends += [length] if piece.ends else []
     tokens = np.concatenate(found) if found else np.zeros(0, dtype(vocabulary))
-    data = tokens.tobytes()
+    data, index = tokens.tobytes(), np.array(ends, "<u4").tobytes()
     folder.write(shard_name(number), data)
-    record = {
+    record: dict[str, Any] = {
         "tokens": len(tokens),
-        "documents": int((tokens == roles["eos"]).sum()),
+        "documents": len(ends),
         "bytes": text_bytes,
         "xxh3": xxhash.xxh3_128_hexdigest(data),
         "counts": np.bincount(tokens, minlength=vocabulary).tolist(),
     }
+    if rule > 1:
+        folder.write(ends_name(shard_name(number)), index)
+        record |= {"blocks": block_sums(data), "ends": xxhash.xxh3_64_hexdigest(index)}
     folder.write_json(record_name(number), record)
+
+
+def block_sums(data: bytes) -> str:
+    """The checksums of a shard's blocks, one after the other."""
+    return "".join(
+        xxhash.xxh3_64_hexdigest(data[at : at + BLOCK_BYTES]) for at in range(0, len(data), BLOCK_BYTES)
+    )
+
+
+def read_record(folder: Folder, number: int, rule: int) -> dict[str, Any] | None:
+    """The record of a shard, None if there is none or it is damaged."""
+    try:
+        record = folder.read_json(record_name(number))
+        counts = np.array(record.pop("counts"), dtype=np.int64)
+        Shard(file="", **record)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+    whole = counts.sum() == record["tokens"] and (rule == 1 or "ends" in record)
+    return {**record, "counts": counts} if whole else None
+
+
+def is_whole(folder: Folder) -> bool:
+    """Whether there is prepared data in `folder` and all its files are there, in their sizes."""
+    found = read(folder)
+    if found is None:
+        return False
+    sizes, width = folder.sizes(""), np.dtype(found.dtype).itemsize
+    wanted = {shard.file: shard.tokens * width for shard in found.shards}
+    if found.format > 1:
+        wanted |= {ends_name(shard.file): 4 * shard.documents for shard in found.shards}
+    whole = all(sizes.get(name) == size for name, size in wanted.items())
+    return whole and sizes.get(found.tokenizer, 0) > 0
+
+
+def unfinished(folder: Folder, parts: int, vocabulary: int, rule: int) -> list[int]:
+    """The numbers of the shards of which something is missing."""
+    width, sizes, records = (
+        np.dtype(dtype(vocabulary)).itemsize,
+        folder.sizes("shards"),
+        folder.sizes("records"),
+    )
+
+    def lacks(number: int) -> bool:
+        if os.path.basename(record_name(number)) not in records:
+            return True
+        record, shard = read_record(folder, number, rule), os.path.basename(shard_name(number))
+        if record is None or sizes.get(shard) != record["tokens"] * width:
+            return True
+        return rule > 1 and sizes.get(ends_name(shard)) != 4 * record["documents"]
+
+    with ThreadPoolExecutor(16) as pool:  # a store answers a read in tens of milliseconds
+        return [number for number, yes in enumerate(pool.map(lacks, range(parts))) if yes]
 
 
 def gather(
@@ -72,6 +140,7 @@ def gather(
     parts: Sequence[Part],
     vocabulary: int,
     roles: dict[str, int],
+    rule: int = FORMAT,
 ) -> Manifest:
     """The manifest of all shards in `folder`, from their records. `uris` are the sources' addresses.
 
@@ -80,9 +149,11 @@ def gather(
     prepared: list[list[Shard]] = [[] for _ in uris]
     counts = np.zeros(vocabulary, dtype=np.int64)
     with ThreadPoolExecutor(16) as pool:  # a store answers a read in tens of milliseconds
-        records = pool.map(lambda number: folder.read_json(record_name(number)), range(len(parts)))
+        records = pool.map(lambda number: read_record(folder, number, rule), range(len(parts)))
     for number, (part, record) in enumerate(zip(parts, records, strict=True)):
-        counts += np.array(record.pop("counts"), dtype=np.int64)
+        if record is None:
+            raise InputError(f"{record_name(number)} is damaged", folder.uri, "run the same command again")
+        counts += record.pop("counts")
         if record["tokens"]:
             prepared[part[0].file.source].append(Shard(file=shard_name(number), **record))
     every = [shard for source in prepared for shard in source]
@@ -90,7 +161,8 @@ def gather(
     if not text:
         raise InputError("there is no text in the files", "data.sources", "give files with text")
     share = counts[counts > 0] / tokens
-    encoder = tokenizers.encoder((folder.read("tokenizer.json") or b"").decode())
+    tokenizer = folder.read("tokenizer.json") or b""
+    encoder = tokenizers.encoder(tokenizer.decode())
     return Manifest(
         fingerprint=fingerprint,
         dtype=dtype(vocabulary),
@@ -104,15 +176,17 @@ def gather(
         bytes=text,
         entropy=float(-(share * np.log(share)).sum()),
         bytes_per_token=text / tokens,
+        format=rule,
+        tokenizer_xxh3=xxhash.xxh3_128_hexdigest(tokenizer),
     )
 
 
-def sample(parts: Sequence[Part], limit: int) -> Iterator[str]:
+def sample(parts: Sequence[Part], limit: int, rule: int = FORMAT) -> Iterator[str]:
     """About `limit` bytes of text: the beginning of each part, as much as is its due."""
     share = limit / max(1, sum(span.bytes for part in parts for span in part))
     for part in parts:
         held, due = 0, share * sum(span.bytes for span in part)
-        for piece in (piece for span in part for piece in pieces(span)):
+        for piece in (piece for span in part for piece in pieces(span, rule)):
             yield piece.text
             held += piece.bytes
             if held >= due:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,13 +12,13 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import pyarrow.parquet as pq
-import xxhash
 from fsspec.implementations.local import LocalFileSystem
 
+from orchestrator.data.opened import BLOCK_BYTES, SUM_DIGITS, identify, open_source, tag
 from orchestrator.errors import InputError
 from orchestrator.spec import Source
 from orchestrator.storage.backends import is_local, local_path
-from orchestrator.storage.inputs import TIMEOUT, open_input
+from orchestrator.storage.inputs import TIMEOUT
 from orchestrator.storage.remote import RemoteFileSystem
 from orchestrator.storage.retry import Retry
 
@@ -29,7 +30,10 @@ PART_BYTES = (2**20, 2**25)
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of a source. `content` identifies its bytes: a hash of them, or an object store's own tag."""
+    """One file of a source. `content` identifies its bytes: a hash of them, or an object store's own tag.
+
+    `sums` are the checksums of its blocks, for a local file; see `orchestrator.data.opened`.
+    """
 
     source: int
     uri: str
@@ -37,6 +41,7 @@ class SourceFile:
     size: int
     content: str
     field: str | tuple[str, str]
+    sums: str = dataclasses.field(default="", repr=False)
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -46,21 +51,36 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Span:
-    """Lines of a file that begin within bytes [start, stop), or row groups [start, stop) of a .parquet."""
+    """Lines of a file that begin within bytes [start, stop), or row groups [start, stop) of a .parquet.
+
+    `sums`, where there are any, stand for those of the file from block `first` on: as many as the span may need.
+    """
 
     file: SourceFile
     start: int
     stop: int
     bytes: int
+    sums: str = ""
+    first: int = 0
 
 
 Part = tuple[Span, ...]
 """Consecutive spans of one source that one task turns into one shard."""
 
 
-def to_json(part: Part) -> str:
-    """The part as text, for a task that may run on any node."""
-    return json.dumps([asdict(span) for span in part])
+def to_json(part: Part, reach: int | None = None) -> str:
+    """The part as text, for a task that may run on any node and reads `reach` bytes beyond its spans at most."""
+    return json.dumps([asdict(_with_sums(span, reach)) for span in part])
+
+
+def _with_sums(span: Span, reach: int | None) -> Span:
+    """The span with those of its file's checksums that it needs, in place of all of them."""
+    file, first, last = span.file, 0, None
+    if file.kind != ".parquet" and reach is not None:
+        first = max(span.start - 1, 0) // BLOCK_BYTES
+        last = (span.stop + reach) // BLOCK_BYTES + 1
+    sums = file.sums[first * SUM_DIGITS : None if last is None else last * SUM_DIGITS]
+    return dataclasses.replace(span, file=dataclasses.replace(file, sums=""), sums=sums, first=first)
 
 
 def from_json(text: str) -> Part:
@@ -148,32 +168,25 @@ def _identify(number: int, source: Source, fs: Any, info: dict[str, Any]) -> Sou
     path, local = info["name"], isinstance(fs, LocalFileSystem)
     try:
         # Not the time of change where it can be helped: the same text collected again is the same data.
-        content = _hash(path) if local else str(info.get("ETag") or Retry()(fs.ukey, path))
+        size, content, sums = identify(path) if local else (int(info["size"]), tag(fs, path, info), "")
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", path, "check its permissions") from None
     if path.endswith(".txt") and not isinstance(source.field, str):
         raise InputError("a .txt file holds no pairs", path, "give them as .jsonl or .parquet")
     uri = path if local else fs.unstrip_protocol(path)
     kind = PurePosixPath(path).suffix
-    return SourceFile(number, uri, kind, int(info["size"]), content, source.field if kind != ".txt" else "")
-
-
-def _hash(path: str) -> str:
-    state = xxhash.xxh3_128()
-    with open(path, "rb") as file:
-        while block := file.read(2**22):
-            state.update(block)
-    return state.hexdigest()
+    return SourceFile(number, uri, kind, size, content, source.field if kind != ".txt" else "", sums)
 
 
 def _row_groups(file: SourceFile, part_bytes: int) -> list[Span]:
     try:
-        with open_input(file.uri) as handle:
+        with open_source(file.uri, file.size, file.content, file.sums) as handle:
             parquet = pq.ParquetFile(handle)
             names, meta = parquet.schema_arrow.names, parquet.metadata
             sizes = [meta.row_group(i).total_byte_size for i in range(meta.num_row_groups)]
     except (OSError, ValueError) as error:
-        raise InputError(f"is not a parquet file ({error})", file.uri) from None
+        what = f"is not a parquet file ({' '.join(str(error).split())[:200]})"
+        raise InputError(what, file.uri, "write the file anew") from None
     for key in file.fields:
         if key not in names:
             raise InputError(f"has no column '{key}'", file.uri, f"set field to one of {', '.join(names)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,18 +15,23 @@ import xxhash
 from tokenizers import Tokenizer
 
 from orchestrator.data import manifest
+from orchestrator.data.checked import CheckedShard, DamagedShard, put_aside
 from orchestrator.data.files import Folder
 from orchestrator.data.manifest import Manifest, Shard
+from orchestrator.data.shards import ends_name
 from orchestrator.errors import InputError
 
 if TYPE_CHECKING:
     from workloads.workload import Vocabulary
 
+AGAIN = "run or prepare the job again, which makes what is missing"
+"""What mends prepared data."""
+
 
 class Tokens:
-    """Read access to prepared data. Open it with `Tokens.open`."""
+    """Read access to prepared data. Open it with `Tokens.open`. What is read has been checked, see `CheckedShard`."""
 
-    def __init__(self, folder: Folder, manifest: Manifest, shards: list[list[np.ndarray]]) -> None:
+    def __init__(self, folder: Folder, manifest: Manifest, shards: list[list[CheckedShard]]) -> None:
         self.folder = folder
         self.manifest = manifest
         self._shards = shards
@@ -46,10 +51,13 @@ class Tokens:
                 "there is no prepared data", folder.uri, "make it with `orchestrator data prepare`"
             )
         locate = _local if folder.local else _downloaded
-        shards = [
-            [_map(locate(folder, found, shard), found, shard, folder) for shard in source.shards]
-            for source in found.sources
-        ]
+        try:
+            shards = [
+                [CheckedShard(locate(folder, found, shard), found.dtype, shard) for shard in source.shards]
+                for source in found.sources
+            ]
+        except ValueError as error:
+            raise InputError(str(error), folder.uri, AGAIN) from None
         return cls(folder, found, shards)
 
     @property
@@ -73,19 +81,38 @@ class Tokens:
         while filled < length:
             shard = self._shards[source][number]
             at = start + filled - (int(ends[number]) - len(shard))
-            piece = shard[at : at + length - filled]
+            piece = shard.read(at, at + length - filled)
             found[filled : filled + len(piece)] = piece
             filled += len(piece)
             number += 1
         return found
 
-    def samples(self, source: int, sequence_length: int, window: int) -> int:
-        """How many windows of `window` tokens a source has when one starts every `sequence_length` tokens."""
-        return max(0, (self.length(source) - window) // sequence_length + 1)
+    def document_ends(self, source: int) -> np.ndarray:
+        """Where the documents of a source end, each after its closing token, int64 [documents], ascending.
+
+        Raises DamagedShard if the file that says so is missing or damaged.
+        """
+        found, begin = [], 0
+        for shard in self.manifest.sources[source].shards:
+            data = self._beside(ends_name(shard.file), xxhash.xxh3_64_hexdigest, shard.ends)
+            found.append(np.frombuffer(data, "<u4").astype(np.int64) + begin)
+            begin += shard.tokens
+        return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+
+    def check(self) -> None:
+        """Read everything there is. Raises DamagedShard."""
+        for number, source in enumerate(self._shards):
+            for shard in source:
+                shard.check()
+            if self.manifest.format > 1:
+                self.document_ends(number)
+        self.tokenizer()
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the data."""
-        return Tokenizer.from_str((self.folder.read(self.manifest.tokenizer) or b"").decode())
+        found = self.manifest
+        text = self._beside(found.tokenizer, xxhash.xxh3_128_hexdigest, found.tokenizer_xxh3)
+        return Tokenizer.from_str(text.decode())
 
     def vocabulary(self) -> Vocabulary:
         """What an objective must know of the tokenizer."""
@@ -93,16 +120,18 @@ class Tokens:
 
         return vocabulary_of(self.tokenizer(), self.manifest)
 
+    def _beside(self, name: str, checksum: Callable[[bytes], str], expected: str) -> bytes:
+        """A small file of the prepared data; put aside if its checksum, where one is on record, is another.
 
-def _map(path: Path, found: Manifest, shard: Shard, folder: Folder) -> np.ndarray:
-    expected = shard.tokens * np.dtype(found.dtype).itemsize
-    size = path.stat().st_size if path.exists() else None
-    if size != expected:
-        state = "is missing" if size is None else f"has {size} bytes instead of {expected}"
-        raise InputError(
-            f"shard {shard.file} {state}", folder.uri, "remove the folder and prepare the data again"
-        )
-    return np.memmap(path, dtype=found.dtype, mode="r")
+        Raises DamagedShard.
+        """
+        data = self.folder.read(name)
+        if data is None or expected not in ("", checksum(data)):
+            if self.folder.local:
+                put_aside(Path(self.folder.at(name)))
+            state = "is missing" if data is None else "is not what was written"
+            raise DamagedShard(f"{self.folder.at(name)} {state}; it is made again from the text")
+        return data
 
 
 def _local(folder: Folder, found: Manifest, shard: Shard) -> Path:
@@ -114,8 +143,9 @@ def _downloaded(folder: Folder, found: Manifest, shard: Shard) -> Path:
     kept = Path(tempfile.gettempdir()) / f"orchestrator-tokens-{os.getuid()}" / found.fingerprint
     kept.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = kept / f"{Path(shard.file).stem}-{shard.xxh3}.bin"
+    size = shard.tokens * np.dtype(found.dtype).itemsize
     with _locked(path.with_suffix(".lock")):
-        if not path.exists():
+        if not path.exists() or path.stat().st_size != size:
             _download(folder, shard, path)
     return path
 
@@ -132,13 +162,9 @@ def _download(folder: Folder, shard: Shard, path: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
     except FileNotFoundError:
-        raise InputError(
-            f"shard {shard.file} is missing", folder.uri, "remove the folder and prepare again"
-        ) from None
+        raise InputError(f"shard {shard.file} is missing", folder.uri, AGAIN) from None
     if state.hexdigest() != shard.xxh3:
-        raise InputError(
-            f"shard {shard.file} is damaged", folder.uri, "remove the folder and prepare the data again"
-        )
+        raise InputError(f"shard {shard.file} is damaged", folder.uri, AGAIN)
     os.replace(draft, path)
 
 

@@ -80,5 +80,5 @@ def remove_folder(sweep: RunDir, name: str) -> None:
         shutil.rmtree(sweep.at(name), ignore_errors=True)
         return
     folder = Folder(sweep.at(name))
-    for path in folder.names(""):
+    for path in folder.sizes(""):
         folder.remove(path)

@@ -23,6 +23,7 @@ from workloads.hf.folder import describe_foreign, parts_of, theirs_in
 from workloads.hf.foreign import HuggingFaceWorkload
 from workloads.hf.foreign_network import ForeignNetwork, auto
 from workloads.hf.narrow import fewer_tokens, narrowings
+from workloads.objectives.samples import Samples
 from workloads.workload import Batch
 
 LENGTH = 24
@@ -119,7 +120,7 @@ def filled(workload: HuggingFaceWorkload, seed: int) -> ForeignNetwork:
 
 
 def _prove(trial: HuggingFaceWorkload, model: ForeignNetwork) -> None:
-    samples = trial.objective.collate(_reader(trial), [0, 1, 2], 0)
+    samples = trial.objective.collate(Samples(_reader(trial), 3), [0, 1, 2], 0)
     logits = _steady(model, samples)
     _alone(model, samples, logits)
     _moves(trial, model, _row(samples, 0))

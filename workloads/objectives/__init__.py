@@ -47,7 +47,7 @@ from workloads.objectives.masked_lm import (
 from workloads.objectives.mass import Mass
 from workloads.objectives.pairs import NextSentence, SentenceOrder
 from workloads.objectives.permuted import PermutedLM
-from workloads.objectives.sampled import SampledObjective
+from workloads.objectives.sampled import RULE, SampledObjective
 from workloads.objectives.span_corruption import SpanCorruption
 from workloads.objectives.translation import TranslationLM
 from workloads.objectives.unified import UnifiedLM
@@ -80,17 +80,19 @@ _CLASSES: Mapping[str, type[SampledObjective]] = MappingProxyType(
 NAMES: tuple[str, ...] = tuple(_CLASSES)
 
 
-def build(name: str, *, vocabulary: Vocabulary, sequence_length: int, seed: int, **options: Any) -> Objective:
-    """The objective `name` for model inputs of `sequence_length` tokens.
+def build(
+    name: str, *, vocabulary: Vocabulary, sequence_length: int, seed: int, rule: int = RULE, **options: Any
+) -> Objective:
+    """The objective `name` for model inputs of `sequence_length` tokens, under the rule of the run's data.
 
     Raises WorkloadError for an unknown name or option, an option out of range, or a vocabulary that lacks
     the tokens or tables the objective needs.
     """
     kind = _find(name)
-    known = {f.name for f in fields(kind)} - {"vocabulary", "sequence_length", "seed"}
+    known = {f.name for f in fields(kind)} - {"vocabulary", "sequence_length", "seed", "rule"}
     if unknown := sorted(options.keys() - known):
         raise WorkloadError(f"{name} has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}")
-    return kind(vocabulary=vocabulary, sequence_length=sequence_length, seed=seed, **options)
+    return kind(vocabulary=vocabulary, sequence_length=sequence_length, seed=seed, rule=rule, **options)
 
 
 def special_tokens(name: str) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -34,6 +35,7 @@ class CausalLM(SampledObjective):
 
     name = "causal_lm"
     architectures = frozenset({"decoder"})
+    overlap: ClassVar[int] = 1
     documents: str = choice("pack", "isolate")
 
     def window(self, sequence_length: int) -> int:

@@ -31,18 +31,19 @@ def rouge1(text: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarra
 class GapSentences(SampledObjective):
     """PEGASUS: whole sentences give way to one <mask> each; the target is these sentences in order, and eos.
 
-    `rate` of the sentences of one document, the longest stretch of the window, are taken out (gap sentences
-    ratio, section 3.1). choose="principal" takes those with the highest ROUGE-1 F1 against the rest, each
-    scored on its own and repeated tokens counted (Ind-Orig); "random" any; "lead" the first ones. Targets
-    have half the sequence length: a sentence that would not fit is passed over. Text of one sentence has no
-    gap and predicts nothing. The masked language model of the paper's smaller model is left out, as in its
-    large one. The decoder starts from pad.
+    `rate` of the sentences of a document, or of the part of it that a sample reads, are taken out (gap sentences
+    ratio, section 3.1); under rule 1, of the longest stretch of one document in the window. choose="principal" takes
+    those with the highest ROUGE-1 F1 against the rest, each scored on its own and repeated tokens counted (Ind-Orig);
+    "random" any; "lead" the first ones. Targets have half the sequence length: a sentence that would not fit is
+    passed over. Text of one sentence has no gap and predicts nothing. The masked language model of the paper's
+    smaller model is left out, as in its large one. The decoder starts from pad.
     """
 
     name = "gap_sentences"
     architectures = frozenset({"encoder-decoder"})
     needs: ClassVar[tuple[str, ...]] = ("pad", "mask", "sentence_end")
     begins, ends = "", "eos"
+    unit = "document"
     rate: float = fraction(0.3)
     choose: str = choice("principal", "random", "lead")
 

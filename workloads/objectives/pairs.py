@@ -18,9 +18,9 @@ FRAME = 3
 PAIR_NEEDS = (*NEEDS, "pad", "sentence_end")
 
 TRIES = 10
-"""Samples looked at for a foreign segment, as in BERT's own preparation."""
+"""Rule 1: samples looked at for a foreign segment."""
 NEIGHBOURS = 10_000
-"""How many samples back a foreign segment may come from."""
+"""Rule 1: how many samples back a foreign segment may come from."""
 
 
 def sentence_starts(objective: SampledObjective, text: np.ndarray) -> np.ndarray:
@@ -31,9 +31,10 @@ def sentence_starts(objective: SampledObjective, text: np.ndarray) -> np.ndarray
 def two_segments(
     objective: SampledObjective, window: np.ndarray, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The window's longest stretch of one document, cut in two at a random sentence.
+    """What a sample reads of a document, cut in two at a random sentence.
 
-    Where there is only one sentence the cut is anywhere in it. Text of fewer than two tokens is not cut.
+    Under rule 1 that is its window's longest stretch of one document. Where there is only one sentence the cut is
+    anywhere in it. Text of fewer than two tokens is not cut.
     """
     text = longest_document(window, objective.vocabulary.eos)
     if len(text) < 2:
@@ -61,17 +62,18 @@ def framed_pair(
 class NextSentence(SampledObjective):
     """BERT's next sentence prediction with masked tokens (Devlin et al. 2019, section 3.1, task 2).
 
-    Half of the second segments continue the first, from the same document (sequence_labels 0); half come
-    from another document (1), of the same length where it has the text. The foreign document is one that ends
-    in an earlier sample, so that it cannot be the present one if sample ids are in corpus order. Where none
-    of ten earlier samples holds a document's end, the last of them gives the text, whatever document it is
-    of. Sample 0 has none before it and is always a continuation.
+    Half of the second segments continue the first, from the same document (sequence_labels 0); half come from another
+    document (1), of the same length where it has the text: any sample of another document may give it, all with the
+    same probability. Under rule 1 it is text of an earlier sample that holds a document's end, and where ten of them
+    hold none, of the present document too.
     """
 
     name = "next_sentence"
     architectures = frozenset({"encoder"})
     needs: ClassVar[tuple[str, ...]] = PAIR_NEEDS
     begins, ends = "cls", "sep"
+    unit = "document"
+    least_documents = 2
     rate: float = fraction(0.15)
 
     def window(self, sequence_length: int) -> int:
@@ -79,7 +81,7 @@ class NextSentence(SampledObjective):
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         first, second = two_segments(self, self.read_window(read, sample), rng)
-        random = bool(rng.random() < 0.5) and sample > 0 and len(second) > 0
+        random = bool(rng.random() < 0.5) and (sample > 0 or self.rule > 1) and len(second) > 0
         foreign = self._foreign(read, sample, len(second), rng) if random else second[:0]
         random = len(foreign) > 0
         if random:
@@ -91,6 +93,14 @@ class NextSentence(SampledObjective):
 
     def _foreign(self, read: Read, sample: int, length: int, rng: np.random.Generator) -> np.ndarray:
         """Up to `length` tokens from the beginning of a sentence of another document."""
+        if self.rule == 1:
+            return self._earlier(read, sample, length, rng)
+        own = read.siblings(sample)
+        other = int(rng.integers(len(read) - len(own)))
+        text = self.read_window(read, other if other < own.start else other + len(own))
+        return self._of(text, length, rng)
+
+    def _earlier(self, read: Read, sample: int, length: int, rng: np.random.Generator) -> np.ndarray:
         window = np.empty(0, dtype=np.int64)
         for other in rng.integers(max(0, sample - NEIGHBOURS), sample, size=TRIES):
             window = self.read_window(read, int(other))
@@ -102,7 +112,9 @@ class NextSentence(SampledObjective):
         if len(starts) == 0:
             return window[:0]
         pick = int(rng.integers(len(starts)))
-        text = window[starts[pick] : stops[pick]]
+        return self._of(window[starts[pick] : stops[pick]], length, rng)
+
+    def _of(self, text: np.ndarray, length: int, rng: np.random.Generator) -> np.ndarray:
         begins = sentence_starts(self, text)
         roomy = begins[begins + length <= len(text)]
         begin = int(rng.choice(roomy)) if len(roomy) else 0
@@ -120,6 +132,7 @@ class SentenceOrder(SampledObjective):
     architectures = frozenset({"encoder"})
     needs: ClassVar[tuple[str, ...]] = PAIR_NEEDS
     begins, ends = "cls", "sep"
+    unit = "document"
     rate: float = fraction(0.15)
 
     def window(self, sequence_length: int) -> int:

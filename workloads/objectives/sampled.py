@@ -1,17 +1,17 @@
 """What all objectives share: a sample at a time, with its own random numbers.
 
-A sample depends on (seed, sample id, epoch) alone, never on the batch it is in: each one draws from a
+A sample depends on (seed, sample id, turn) alone, never on the batch it is in: each one draws from a
 counter-based generator (Philox; Salmon et al. 2011) keyed by a hash of these three and the objective's name.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 from workloads.errors import WorkloadError
 from workloads.objectives import options
-from workloads.workload import Batch, Vocabulary
+from workloads.workload import Batch, Reading, Text, Vocabulary
 
 IGNORE = -100
 """The label of a position that is not predicted."""
@@ -27,13 +27,17 @@ IGNORE = -100
 SHORTEST = 8
 """Sequences below this length leave some recipes nothing to predict."""
 
-Read = Callable[[int], np.ndarray]
+RULE = 2
+"""How objectives that begin now read and draw. Rule 1 is of runs that began with the version before: all its objectives
+read a stream every sequence_length tokens, so that between two windows some text was never read."""
+
+Read = Text
 Sample = Mapping[str, ArrayLike]
 
 
-def generator(seed: int, sample: int, epoch: int, name: str) -> np.random.Generator:
+def generator(seed: int, sample: int, turn: int, name: str) -> np.random.Generator:
     """The random numbers of one sample: the same on every machine, rank and batch size."""
-    digest = blake2b(f"{seed}/{sample}/{epoch}/{name}".encode(), digest_size=16).digest()
+    digest = blake2b(f"{seed}/{sample}/{turn}/{name}".encode(), digest_size=16).digest()
     return np.random.Generator(np.random.Philox(key=np.frombuffer(digest, dtype="<u8")))
 
 
@@ -41,8 +45,9 @@ def generator(seed: int, sample: int, epoch: int, name: str) -> np.random.Genera
 class SampledObjective(ABC):
     """Base of all objectives. Fields after `seed` are the options of `workloads.objectives.build`.
 
-    With `static` every epoch sees the same corruption of a sample (BERT); without it, each epoch draws
-    another (RoBERTa). Raises WorkloadError if the vocabulary lacks what `needs` names, or an option is wrong.
+    With `static` every turn sees the same corruption of a sample (BERT); without it, each draws another (RoBERTa).
+    `rule` is that of the run's data, see RULE. Raises WorkloadError if the vocabulary lacks what `needs` names, or an
+    option is wrong.
     """
 
     name = ""
@@ -53,10 +58,17 @@ class SampledObjective(ABC):
     """How many `<extra_id_i>` tokens a tokenizer for this objective carries."""
     begins, ends = "", ""
     """The roles of the tokens that stand around each text that the model reads, as an exported tokenizer adds them."""
+    unit: ClassVar[Literal["stream", "document", "documents"]] = "stream"
+    """What a sample reads; see `Reading`."""
+    overlap: ClassVar[int] = 0
+    """Tokens at the end of a window of a stream that the next one begins with."""
+    least_documents: ClassVar[int] = 1
+    """How many documents the text must have at least."""
 
     vocabulary: Vocabulary
     sequence_length: int
     seed: int
+    rule: int = RULE
     static: bool = False
 
     def __post_init__(self) -> None:
@@ -75,17 +87,27 @@ class SampledObjective(ABC):
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         """The arrays of one sample, without the batch dimension. Same keys and shapes for every sample."""
 
-    def collate(self, read: Read, ids: Sequence[int], epoch: int) -> Batch:
+    @property
+    def reading(self) -> Reading:
+        """How its samples lie in the text: they tile it, but under rule 1."""
+        window = self.window(self.sequence_length)
+        if self.rule == 1:
+            return Reading("stream", window, self.sequence_length)
+        return Reading(self.unit, window, window - self.overlap, self.least_documents)
+
+    def collate(self, read: Read, ids: Sequence[int], turn: int) -> Batch:
         """A batch of the samples `ids`: the samples stacked, each independent of the others."""
-        drawn = 0 if self.static else epoch
+        drawn = 0 if self.static else turn
         samples = [self.sample(read, int(i), generator(self.seed, int(i), drawn, self.name)) for i in ids]
         return {key: torch.from_numpy(np.stack([s[key] for s in samples])) for key in samples[0]}
 
     def read_window(self, read: Read, sample: int) -> np.ndarray:
-        """The raw window of a sample, int64 [window]. Raises WorkloadError if it does not fit."""
+        """The raw tokens of a sample, int64 [window or fewer]. Raises WorkloadError if they do not fit."""
         tokens = np.asarray(read(sample), dtype=np.int64)
-        expected = self.window(self.sequence_length)
-        if tokens.shape != (expected,):
+        reading = self.reading
+        expected = reading.window
+        fits = 0 < len(tokens) <= expected if reading.unit != "stream" else len(tokens) == expected
+        if tokens.ndim != 1 or not fits:
             raise WorkloadError(
                 f"{self.name} reads windows of {expected} tokens but sample {sample} has shape "
                 f"{tokens.shape}; cut the corpus by objective.window(sequence_length)"

@@ -11,7 +11,7 @@ from workloads.errors import WorkloadError
 from workloads.objectives.options import at_least, fraction
 from workloads.objectives.sampled import Read, Sample, SampledObjective
 from workloads.objectives.seq2seq import source_and_target
-from workloads.objectives.spans import composition, run_starts, scatter
+from workloads.objectives.spans import composition, run_starts, runs, scatter, scatter_within
 
 SENTINELS = 100
 """As many as T5's own vocabulary has."""
@@ -24,8 +24,10 @@ class SpanCorruption(SampledObjective):
     `rate` of the window is noise, in spans of `mean_span` tokens on average. The window is as long as makes
     the encoder input, with its eos, exactly sequence_length; targets are then of one length too
     (`target_length`). Spans may stand anywhere, all placements equally likely, where the released code always
-    ends on one. A document end is never noise: a span that meets one is split there, and the sample reads a
-    token or two less of its window, so that the input keeps its length. The decoder starts from pad.
+    ends on one. A document end is never noise, so that in a window of several documents each span stands in one of
+    them. Only where all of a window's documents are shorter than a span or two are the noise less and the last tokens
+    of the window left out. Under rule 1 a span that met a document end was split there, and as many tokens left out.
+    The decoder starts from pad.
     """
 
     name = "span_corruption"
@@ -66,7 +68,11 @@ class SpanCorruption(SampledObjective):
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         tokens = self.read_window(read, sample)
         noise, spans = self._noise(len(tokens))
-        hidden = scatter(composition(noise, spans, rng), len(tokens), rng) & self.is_text(tokens)
+        lengths = composition(noise, spans, rng)
+        if self.rule > 1 and not self.is_text(tokens).all():
+            hidden = scatter_within(runs(self.is_text(tokens)), lengths, len(tokens), rng)
+        else:
+            hidden = scatter(lengths, len(tokens), rng) & self.is_text(tokens)
         begins = run_starts(hidden)
         sentinels = np.array(self.vocabulary.sentinels)
         number = np.cumsum(begins) - 1
@@ -81,8 +87,8 @@ class SpanCorruption(SampledObjective):
         source = np.concatenate((marked[~hidden | begins], eos))
         target = np.insert(tokens[hidden], np.flatnonzero(begins[hidden]), marked[begins])
         target = np.concatenate((target, eos))
-        lengths = (self.sequence_length, self.target_length)
-        return source_and_target(source, target, lengths, self.decoder_start, self.token("pad"))
+        sizes = (self.sequence_length, self.target_length)
+        return source_and_target(source, target, sizes, self.decoder_start, self.token("pad"))
 
     def _noise(self, window: int) -> tuple[int, int]:
         """Noise tokens and spans in a window."""

@@ -92,6 +92,37 @@ def scatter(lengths: np.ndarray, size: int, rng: np.random.Generator, gap: int =
     return np.cumsum(change[:-1]) > 0
 
 
+def scatter_within(places: Stretches, lengths: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
+    """Spans of these lengths at random over `size` positions, each within one of the `places`; bool [size].
+
+    A place is drawn for each span, the longest first, in proportion to the room that is left there; within a place
+    all placements are equally likely. What no place has room for makes the others longer as far as they can be.
+    """
+    starts, stops = places
+    room = stops - starts + 1  # a span takes its length and a gap
+    held: list[list[int]] = [[] for _ in starts]
+    left = 0
+    for length in np.sort(lengths)[::-1]:
+        fitting = np.where(room > length, room, 0)
+        if not fitting.any():
+            fitting = np.where(room > 1, room == room.max(initial=0), 0)
+        if not fitting.any():
+            left += int(length)
+            continue
+        place = int(rng.choice(len(room), p=fitting / fitting.sum()))
+        taken = min(int(length), int(room[place]) - 1)
+        held[place].append(taken)
+        room[place] -= taken + 1
+        left += int(length) - taken
+    inside = np.zeros(size, dtype=bool)
+    for start, stop, free, spans in zip(starts, stops, room, held, strict=True):
+        if spans:
+            spans[0] += (more := min(left, int(free)))
+            left -= more
+            inside[start:stop] = scatter(rng.permutation(spans), int(stop - start), rng)
+    return inside
+
+
 def padded(values: np.ndarray, length: int, fill: int) -> np.ndarray:
     """`values` followed by `fill` up to `length`; int64 [length]."""
     result = np.full(length, fill, dtype=np.int64)

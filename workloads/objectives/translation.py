@@ -7,43 +7,52 @@ from typing import ClassVar
 
 import numpy as np
 
-from workloads.objectives.causal_lm import document_of, positions_in
+from workloads.objectives.causal_lm import positions_in
 from workloads.objectives.masked_lm import masked
 from workloads.objectives.masking import choose_tokens
 from workloads.objectives.options import fraction
 from workloads.objectives.sampled import Read, Sample, SampledObjective
+from workloads.objectives.spans import padded
 
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationLM(SampledObjective):
     """XLM's translation language modelling: tokens are masked on both sides of a pair, and a pair sees both.
 
-    A document is `source <sep> target`. The window is taken as it is: token_types are 0 in the source and its
-    <sep>, 1 in the target; positions start again with each side; attention, bool [length, length], keeps
-    pairs apart. A document in the window without exactly one <sep>, such as a target whose source stands in
-    the window before, is not a pair: it counts as padding and is not predicted.
+    A document is `source <sep> target`. A sample is as many whole pairs as fit, and padding: token_types are 0 in the
+    source and its <sep>, 1 in the target; positions start again with each side; attention, bool [length, length],
+    keeps pairs apart. Of a pair that is longer than a sample the beginning is read; a source without a <sep>, which
+    that may leave, counts as padding and is not predicted. Where a tokenizer has one token for <sep> and the end of a
+    document, as BERT's, every second one ends a document. Under rule 1 a sample is a window of the text, cut wherever
+    it ends.
     """
 
     name = "translation_lm"
     architectures = frozenset({"encoder"})
     needs: ClassVar[tuple[str, ...]] = ("sep", "mask")
+    unit = "documents"
     rate: float = fraction(0.15)
 
     def window(self, sequence_length: int) -> int:
         return sequence_length
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
-        tokens = self.read_window(read, sample)
-        document = document_of(tokens, self.vocabulary.eos)
-        separators = tokens == self.token("sep")
+        text = self.read_window(read, sample)
+        pad = self.vocabulary.eos if self.vocabulary.pad is None else self.vocabulary.pad
+        tokens, real = padded(text, self.sequence_length, pad), np.arange(self.sequence_length) < len(text)
+        separators, closing = (tokens == self.token("sep")) & real, (tokens == self.vocabulary.eos) & real
+        if self.rule > 1 and self.vocabulary.eos == self.vocabulary.sep:
+            closing = separators & (np.cumsum(separators) % 2 == 0)
+            separators = separators & ~closing
+        document = np.cumsum(closing) - closing + ~real  # padding is a document of its own
         paired = (np.bincount(document, weights=separators) == 1)[document]
         before = np.cumsum(separators) - separators
         first = np.searchsorted(document, document)
         types = np.where(paired, before - before[first], 0)
-        text = self.is_text(tokens) & paired
+        chosen = choose_tokens(self.is_text(tokens) & paired, self.rate, rng)
         together = (document[:, None] == document[None, :]) & paired[:, None]
         return {
-            **masked(self, tokens, choose_tokens(text, self.rate, rng), rng),
+            **masked(self, tokens, chosen, rng),
             "token_types": types,
             "positions": positions_in(2 * document + types),
             "padding": paired,

@@ -44,6 +44,7 @@ class UnifiedLM(SampledObjective):
     architectures = frozenset({"encoder", "prefix"})
     needs: ClassVar[tuple[str, ...]] = PAIR_NEEDS
     begins, ends = "cls", "sep"
+    unit = "document"
     rate: float = fraction(0.15)
 
     def window(self, sequence_length: int) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from texts import Corpus
 
 from cluster.link import Link
 from orchestrator.checkpoint.store import Store
@@ -70,8 +71,7 @@ def micro_batches(
     """This rank's micro-batches of a step: random tokens, a function of the sample's number; if `ragged`, padded."""
     window = workload.objective.window(LENGTH)
 
-    def read(sample: int) -> np.ndarray:
-        return np.random.default_rng(sample).integers(6, 50, window)
+    read = Corpus(lambda sample: np.random.default_rng(sample).integers(6, 50, window))
 
     size = spec.train.global_batch
     place = layout.coordinate(dist.get_rank())

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 import ray.data
+from before import unpack
 
 from orchestrator.data import tokenizer
 from orchestrator.data.prepare import prepare
@@ -122,6 +123,33 @@ def test_a_tokenizer_may_be_brought_along(tmp_path: Path) -> None:
     assert tokens.manifest.vocabulary == 401
     assert tokens.manifest.sentinels == (400,)
     assert text_of(tokens, 1) == "".join(SENTENCES[200:300])
+
+
+def test_old_data_is_made_again_as_it_was(tmp_path: Path) -> None:
+    before = unpack(tmp_path)
+    data = spec(str(before / "texts" / "a.txt"), str(before / "texts" / "b.jsonl"), tokens=str(before))
+    (old,) = (before / "data").iterdir()
+    again = Path(prepare(data, (), str(tmp_path / "cache"), before=old.name))
+    assert again.name == old.name
+    assert Tokens.open(str(again)).manifest.format == 1
+    for shard in (old / "shards").iterdir():
+        assert (again / "shards" / shard.name).read_bytes() == shard.read_bytes()
+    assert Path(prepare(data, (), str(tmp_path / "cache"))).name != old.name
+    with pytest.raises(InputError, match="the text has changed since the run began"):
+        prepare(data, (), str(tmp_path / "cache"), before="f" * 32)
+
+
+@pytest.mark.parametrize("lost", ["shards/000000.bin", "shards/000000.ends", "tokenizer.json"])
+def test_what_is_missing_is_made_again_and_nothing_else(tmp_path: Path, lost: str) -> None:
+    data, cache = spec(*write_texts(tmp_path / "texts")), str(tmp_path / "cache")
+    uri = Path(prepare(data, (), cache))
+    before = snapshot(uri)
+    (uri / lost).rename(tmp_path / "aside")
+    assert prepare(data, (), cache) == str(uri)
+    after = snapshot(uri)
+    assert {name: content for name, (content, _) in after.items()} == {n: c for n, (c, _) in before.items()}
+    kept = [n for n in before if n.startswith("shards/") and "000000" not in n]
+    assert {n: after[n] for n in kept} == {n: before[n] for n in kept}
 
 
 def test_wrong_text_is_told_plainly_and_leaves_nothing_running(tmp_path: Path) -> None:

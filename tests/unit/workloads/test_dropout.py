@@ -11,6 +11,7 @@ from torch import Tensor
 
 from workloads.dropout import KEYS, PLACES, drop, keyed, row_keys
 from workloads.load import load
+from workloads.objectives.samples import Samples
 from workloads.transformer_workload import TransformerWorkload
 from workloads.workload import Batch, Vocabulary
 
@@ -128,7 +129,7 @@ def made(model: str, dropout: float) -> tuple[TransformerWorkload, torch.nn.Modu
 def batch_of(workload: TransformerWorkload) -> Batch:
     window = workload.objective.window(LENGTH)
     tokens = torch.randint(6, 50, (ROWS, window), generator=torch.Generator().manual_seed(0)).numpy()
-    return workload.objective.collate(lambda i: tokens[i % ROWS], range(ROWS), 0)
+    return workload.objective.collate(Samples(lambda i: tokens[i % ROWS], ROWS), range(ROWS), 0)
 
 
 @pytest.mark.parametrize("model", MODELS)

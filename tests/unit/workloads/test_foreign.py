@@ -19,6 +19,7 @@ from workloads.hf.folder import ForeignModel, describe_foreign
 from workloads.hf.foreign import HuggingFaceWorkload
 from workloads.hf.proof import filled, prove
 from workloads.load import load
+from workloads.objectives.samples import Samples
 from workloads.workload import Batch, Vocabulary
 
 PACKED, ISOLATED = sweep.TRIALS["decoder"]
@@ -98,7 +99,7 @@ def batch_of(workload: HuggingFaceWorkload, samples: int = 4) -> Batch:
         tokens[sample + 3 :: 7] = VOCABULARY.eos
         return tokens
 
-    return workload.objective.collate(read, range(samples), 0)
+    return workload.objective.collate(Samples(read, samples), range(samples), 0)
 
 
 def a_mask_for_all(model: foreign_network.ForeignNetwork, batch: Batch) -> Any:

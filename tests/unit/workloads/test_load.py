@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from texts import Corpus
 
 from workloads import objectives
 from workloads.errors import WorkloadError
@@ -65,7 +66,7 @@ def test_every_objective_trains_its_models(objective: str, model: str) -> None:
     net = workload.build()
     net.load_state_dict({n: workload.initial(n, 3) for n in workload.shapes})
     window = workload.objective.window(LENGTH)
-    batch = workload.objective.collate(corpus(window, objective == "translation_lm"), [4, 5], epoch=0)
+    batch = workload.objective.collate(Corpus(corpus(window, objective == "translation_lm")), [4, 5], turn=0)
     result = workload.loss(net, batch)
     assert result.count > 0
     mean = result.total / result.count
@@ -80,7 +81,7 @@ def test_a_batch_may_be_cut_anywhere(objective: str, model: str) -> None:
     workload = load(model, objective, FULL, options=OPTIONS.get(objective), sequence_length=LENGTH, seed=3)
     net = workload.build()
     net.load_state_dict({n: workload.initial(n, 3) for n in workload.shapes})
-    batch = workload.objective.collate(corpus(workload.objective.window(LENGTH)), [1, 2], epoch=0)
+    batch = workload.objective.collate(Corpus(corpus(workload.objective.window(LENGTH))), [1, 2], turn=0)
     with torch.no_grad():
         whole = workload.loss(net, batch)
         parts = [workload.loss(net, {k: v[i : i + 1] for k, v in batch.items()}) for i in range(2)]
@@ -197,7 +198,9 @@ def test_another_class_of_transformers_runs_as_it_is(architecture: str, tmp_path
     assert workload.stages() == ()
     model = filled(workload, seed=2)
     window = workload.objective.window(LENGTH)
-    batch = workload.objective.collate(lambda i: np.random.default_rng(i).integers(6, 97, window), [0, 1], 0)
+    batch = workload.objective.collate(
+        Corpus(lambda i: np.random.default_rng(i).integers(6, 97, window)), [0, 1], 0
+    )
     result = workload.loss(model, batch)
     (result.total / result.count).backward()
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)

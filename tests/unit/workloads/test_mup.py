@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from texts import Corpus
 
 from orchestrator.spec import OptimizerSpec
 from orchestrator.train.optimizers import groups_of
@@ -62,7 +63,7 @@ def trained(workload: TransformerWorkload, lr: float) -> dict[str, float]:
     optimizer = torch.optim.AdamW(groups_of(spec, named), betas=spec.betas)
     window = workload.objective.window(LENGTH)
     batch = workload.objective.collate(
-        lambda sample: np.random.default_rng(sample).integers(6, 50, window), range(8), 0
+        Corpus(lambda sample: np.random.default_rng(sample).integers(6, 50, window)), range(8), 0
     )
     seen: dict[str, float] = {}
 

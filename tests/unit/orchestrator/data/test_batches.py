@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.data import receipt
-from orchestrator.data.batches import Batches, Prefetch, order_of, slices
+from orchestrator.data.batches import Batches, Prefetch, batches_of, slices
 from orchestrator.data.tokens import Tokens
 from orchestrator.errors import InputError
-from workloads.workload import Batch
+from workloads.workload import Batch, Reading, Text
 
 Prepare = Callable[..., str]
 LENGTH = 16
@@ -23,14 +23,15 @@ class Raw:
     """Windows as they are, with the epoch and the next sample's first token."""
 
     name = "raw"
+    reading = Reading("stream", LENGTH + 1, LENGTH)
 
     def window(self, sequence_length: int) -> int:
         return sequence_length + 1
 
-    def collate(self, read: Callable[[int], np.ndarray], ids: Sequence[int], epoch: int) -> Batch:
+    def collate(self, read: Text, ids: Sequence[int], turn: int) -> Batch:
         return {
             "tokens": torch.from_numpy(np.stack([read(i) for i in ids])),
-            "epoch": torch.full([len(ids)], epoch),
+            "epoch": torch.full([len(ids)], turn),
             "next": torch.tensor([int(read(i + 1)[0]) for i in ids]),
         }
 
@@ -39,12 +40,12 @@ class Raw:
 def batches(prepare_here: Prepare) -> Batches:
     text = "a few words of text. some more of them!\n<|endoftext|>\n"
     tokens = Tokens.open(prepare_here([text * 20, text * 3], [text * 9]))
-    return Batches(tokens, order_of(tokens, Raw(), LENGTH, 7, [1.0, 0.5]), Raw(), LENGTH)
+    return batches_of(tokens, Raw(), 7, [1.0, 1.0])
 
 
 def test_a_window_starts_at_its_number_of_sequences(batches: Batches) -> None:
     first = batches.order.samples[0]
-    assert batches.order.samples == [batches.tokens.samples(s, LENGTH, LENGTH + 1) for s in (0, 1)]
+    assert batches.order.samples == [(batches.tokens.length(s) - 1) // LENGTH for s in (0, 1)]
     assert np.array_equal(batches.read(3), batches.tokens.window(0, 3 * LENGTH, LENGTH + 1))
     assert np.array_equal(batches.read(first - 1), batches.tokens.window(0, (first - 1) * LENGTH, LENGTH + 1))
     assert np.array_equal(batches.read(first), batches.tokens.window(1, 0, LENGTH + 1))
@@ -103,8 +104,8 @@ def test_a_batch_that_does_not_divide_is_refused(ranks: int, micro: int) -> None
 
 def test_too_little_text_is_told(prepare_here: Prepare) -> None:
     tokens = Tokens.open(prepare_here(["word"], ["word"]))
-    with pytest.raises(InputError, match=r"the corpus has \d+ tokens, fewer than one sequence of 16"):
-        order_of(tokens, Raw(), LENGTH, 0, [1.0, 1.0])
+    with pytest.raises(InputError, match=r"data\.sources\.0: \d+ tokens are fewer than one sample of raw"):
+        batches_of(tokens, Raw(), 0, [1.0, 1.0])
 
 
 def test_prefetch_gives_all_items_in_turn_and_works_ahead() -> None:

@@ -15,13 +15,13 @@ def test_files_are_written_whole_and_read_back(tmp_path: Path, remote: bool) -> 
     assert folder.local is not remote
     assert folder.read("a/b.bin") is None
     assert folder.read_json("c.json") is None
-    assert folder.names("a") == set()
+    assert folder.sizes("a") == {}
     for data in (b"first", b"second"):
         folder.write("a/b.bin", data)
         assert folder.read("a/b.bin") == data
     folder.write_json("c.json", {"x": [1]})
     assert Folder(folder.uri).read_json("c.json") == {"x": [1]}
-    assert folder.names("a") == {"b.bin"}
+    assert folder.sizes("a") == {"b.bin": 6}
 
 
 def test_an_unknown_protocol_is_told() -> None:

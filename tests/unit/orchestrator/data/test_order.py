@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.data.order import Order, permute
@@ -66,14 +66,14 @@ def test_neighbours_are_not_sent_to_neighbours() -> None:
 def test_an_epoch_takes_its_weight_of_every_source(sources: list[tuple[int, float]], seed: int) -> None:
     samples, weights = [n for n, _ in sources], [w for _, w in sources]
     taken = [int(Fraction(str(w)) * n) for n, w in sources]
-    if not sum(taken):
+    if not all(taken):
         with pytest.raises(InputError, match="takes none"):
             Order(seed, samples, weights)
         return
     order = Order(seed, samples, weights)
     assert order.epoch_size == sum(taken)
-    epoch, ids = order.at(np.arange(order.epoch_size) + 2 * order.epoch_size)
-    assert set(epoch) == {2}
+    turns, ids = order.at(np.arange(order.epoch_size) + 2 * order.epoch_size)
+    assert len(set(zip(turns.tolist(), ids.tolist(), strict=True))) == order.epoch_size
     ends = np.cumsum(samples)
     assert np.bincount(np.searchsorted(ends, ids, side="right"), minlength=len(samples)).tolist() == taken
     for source, (count, end) in enumerate(zip(taken, ends, strict=True)):
@@ -88,6 +88,33 @@ def test_a_fractional_weight_sees_all_of_the_source_in_turn() -> None:
     first, second = ids[ids < 100], ids[ids >= 100]
     assert np.array_equal(np.sort(first), np.arange(100))
     assert np.array_equal(np.sort(second), np.repeat(np.arange(100, 140), 4))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sources=st.lists(
+        st.tuples(st.integers(1, 40), st.sampled_from([0.3, 1.0, 1.7, 2.0, 3.5])), min_size=1, max_size=3
+    ),
+    seed=st.integers(0, 2**32),
+)
+def test_no_sample_has_the_same_turn_twice(sources: list[tuple[int, float]], seed: int) -> None:
+    samples, weights = [n for n, _ in sources], [w for _, w in sources]
+    assume(all(int(Fraction(str(w)) * n) for n, w in sources))
+    order = Order(seed, samples, weights)
+    turns, ids = order.at(np.arange(7 * order.epoch_size))
+    drawn = list(zip(ids.tolist(), turns.tolist(), strict=True))
+    assert len(set(drawn)) == len(drawn)
+    for sample in set(ids.tolist()):
+        assert sorted(turns[ids == sample].tolist()) == list(range((ids == sample).sum()))
+
+
+def test_the_version_before_drew_by_the_epoch_and_left_out_what_was_too_little() -> None:
+    order = Order(0, [10, 3], [2.0, 0.3], by_pass=False)
+    turns, ids = order.at(np.arange(40))
+    assert turns.tolist() == [0] * 20 + [1] * 20
+    assert ids.max() == 9
+    with pytest.raises(InputError, match=r"data\.sources\.1\.weight: weight 0\.3 of 3 samples takes none"):
+        Order(0, [10, 3], [2.0, 0.3])
 
 
 def test_a_weight_is_the_decimal_that_was_written() -> None:
@@ -106,7 +133,7 @@ def test_many_epochs_of_a_large_source_do_not_overflow() -> None:
     samples = 2**40 + 7
     order = Order(0, [samples], [0.5])
     epoch = 2**21
-    at, sample = order.at(epoch * order.epoch_size)
+    turn, sample = order.at(epoch * order.epoch_size)
     index = permute(0, epoch, order.epoch_size, 0)
-    assert int(at) == epoch
+    assert int(turn) == (int(index) + epoch * order.epoch_size) // samples
     assert int(sample) == (int(index) + epoch * order.epoch_size) % samples

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -118,4 +119,8 @@ def test_a_damaged_parquet_file_is_told(tmp_path: Path) -> None:
 
 def test_a_part_travels_as_text(tmp_path: Path) -> None:
     (part,) = cut(resolve([Source(uri=files(tmp_path, a="x" * 20, b="é"))]), 100)
-    assert sources.from_json(sources.to_json(part)) == part
+    found = sources.from_json(sources.to_json(part, reach=10))
+    assert [span.sums for span in found] == [span.file.sums for span in part]
+    assert [replace(span, sums="", file=replace(span.file, sums="")) for span in found] == [
+        replace(span, file=replace(span.file, sums="")) for span in part
+    ]

@@ -11,6 +11,9 @@ import fsspec
 import numpy as np
 import pytest
 
+from orchestrator.data import checked, shards
+from orchestrator.data.checked import DamagedShard
+from orchestrator.data.shards import is_whole
 from orchestrator.data.tokens import Tokens
 from orchestrator.errors import InputError
 
@@ -20,9 +23,9 @@ TEXT = "one two three.\n<|endoftext|>\nfour five six seven!\n" * 40
 
 def test_a_source_is_one_stream_over_its_shards(prepare_here: Prepare) -> None:
     tokens = Tokens.open(prepare_here([TEXT, "last words"], ["other"]))
-    shards = tokens.manifest.sources[0].shards
-    assert len(shards) > 3
-    raw = np.concatenate([np.fromfile(tokens.folder.at(shard.file), "<u2") for shard in shards])
+    found = tokens.manifest.shards
+    assert len(found) > 3
+    raw = np.concatenate([np.fromfile(tokens.folder.at(shard.file), "<u2") for shard in found[:-1]])
     assert tokens.length(0) == len(raw)
     whole = tokens.window(0, 0, len(raw))
     assert whole.dtype == np.int64
@@ -46,18 +49,50 @@ def test_no_window_reaches_outside(prepare_here: Prepare, source: int, start: in
         tokens.window(source, start, length)
 
 
-@pytest.mark.parametrize(
-    ("length", "window", "expected"),
-    [(8, 8, 12), (8, 9, 12), (8, 13, 11), (100, 100, 1), (100, 101, 0), (8, 300, 0)],
-)
-def test_a_sample_starts_every_sequence_length(
-    prepare_here: Prepare, length: int, window: int, expected: int
+def test_flipped_bits_are_seen_before_they_are_used(prepare_here: Prepare) -> None:
+    folder = Path(prepare_here([TEXT]))
+    for shard in sorted((folder / "shards").iterdir()):
+        sound, data = shard.read_bytes(), bytearray(shard.read_bytes())
+        data[len(data) // 2] ^= 4
+        tokens = Tokens.open(str(folder))
+        shard.write_bytes(bytes(data))
+        with pytest.raises(DamagedShard, match=f"{shard.name}.* not what was written"):
+            tokens.check()
+        assert not shard.exists()
+        assert not is_whole(tokens.folder)
+        shard.write_bytes(sound)
+        assert is_whole(tokens.folder)
+    Tokens.open(str(folder)).check()
+
+
+def test_a_sound_part_of_a_damaged_shard_is_read(
+    prepare_here: Prepare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokens = Tokens.open(prepare_here(["x"]))
-    tokens._ends = [np.array([60, 100])]
-    assert tokens.samples(0, length, window) == expected
-    if expected:
-        assert (expected - 1) * length + window <= 100
+    for module in (shards, checked):
+        monkeypatch.setattr(module, "BLOCK_BYTES", 64)
+    folder = Path(prepare_here([TEXT], part_bytes=10**6))
+    whole = Tokens.open(str(folder)).window(0, 0, 400)
+    (shard,) = (folder / "shards").glob("*.bin")
+    data = bytearray(shard.read_bytes())
+    data[200] ^= 1
+    shard.write_bytes(bytes(data))
+    tokens = Tokens.open(str(folder))
+    assert np.array_equal(tokens.window(0, 0, 96), whole[:96])
+    assert np.array_equal(tokens.window(0, 128, 200), whole[128:328])
+    with pytest.raises(DamagedShard, match="block 3 of"):
+        tokens.window(0, 95, 2)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "tokenizer.json"])
+def test_every_flipped_byte_beside_the_shards_is_seen(prepare_here: Prepare, name: str) -> None:
+    file = Path(prepare_here(["one two"])) / name
+    sound = file.read_bytes()
+    for place in range(0, len(sound), max(1, len(sound) // 60)):
+        file.write_bytes(sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :])
+        with pytest.raises((DamagedShard, InputError)):
+            Tokens.open(str(file.parent)).check()
+    file.write_bytes(sound)
+    Tokens.open(str(file.parent)).check()
 
 
 def test_vocabulary_of_prepared_data(prepare_here: Prepare) -> None:
@@ -83,7 +118,7 @@ def test_missing_and_damaged_data_are_told(prepare_here: Prepare, tmp_path: Path
     with pytest.raises(InputError, match=r"shard shards/000001.bin is missing"):
         Tokens.open(str(folder))
     (folder / "manifest.json").write_text('{"format": 99}')
-    with pytest.raises(InputError, match="is of format 99, not 1; prepare the data again"):
+    with pytest.raises(InputError, match="is of format 99, not 1 or 2; prepare the data again"):
         Tokens.open(str(folder))
     (folder / "manifest.json").write_text('{"format": 1, "tokens": 3}')
     with pytest.raises(InputError, match=r"holds a damaged manifest.json"):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from texts import Corpus
 
 from workloads.objectives import build
 from workloads.workload import Vocabulary
@@ -59,7 +60,7 @@ def samples(make: Callable[..., Any], draw: Callable[..., np.ndarray]) -> Callab
         objective = make(name, length, **options)
         size = objective.window(length)
         windows = np.stack([draw(i, size, ends) for i in range(count)])
-        batch = objective.collate(lambda i: windows[i], range(count), 0)
+        batch = objective.collate(Corpus(lambda i: windows[i], count), range(count), 0)
         return objective, windows, {key: value.numpy() for key, value in batch.items()}
 
     return collect

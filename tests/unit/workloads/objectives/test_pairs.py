@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from texts import Corpus
 
 LENGTH = 64
 
@@ -15,22 +16,14 @@ def segments(tokens, labels, padding):
 
 @pytest.fixture
 def corpus():
-    """read(id) over documents of 15 to 40 tokens that share no token with their neighbours."""
-    rng, text = np.random.default_rng(0), []
-    number = 0
-    while len(text) < 61 * 400:
+    """400 samples, each a document of 15 to 40 tokens that shares no token with its neighbours."""
+    rng, documents = np.random.default_rng(0), []
+    for number in range(400):
         size = int(rng.integers(15, 40))
-        base = 110 + number % 10 * 19
-        document = base + rng.integers(0, 18, size=size)
+        document = 110 + number % 10 * 19 + rng.integers(0, 18, size=size)
         document[7::8] = 300 + number % 10
-        text += [*document, 0]
-        number += 1
-    stream = np.array(text)
-
-    def read(sample):
-        return stream[sample * 61 : (sample + 1) * 61]
-
-    return read
+        documents.append(document)
+    return Corpus(lambda sample: documents[sample], len(documents))
 
 
 def document_numbers(segment):
@@ -40,16 +33,16 @@ def document_numbers(segment):
 
 @pytest.mark.parametrize("name", ["next_sentence", "sentence_order"])
 def test_half_are_true_and_the_masks_are_those_of_bert(name, make, corpus):
-    batch = make(name).collate(corpus, range(1, 400), 0)
+    batch = make(name).collate(corpus, range(400), 0)
     assert batch["sequence_labels"].float().mean() == pytest.approx(0.5, abs=0.08)
-    text = batch["padding"].sum() - 3 * 399
+    text = batch["padding"].sum() - 3 * 400
     chosen = batch["labels"] != -100
     assert chosen.sum() / text == pytest.approx(0.15, abs=0.01)
     assert (batch["tokens"][chosen] == 5).float().mean() == pytest.approx(0.8, abs=0.04)
 
 
 def test_the_next_sentence_is_of_the_document_or_of_another(make, corpus):
-    batch = {k: v.numpy() for k, v in make("next_sentence").collate(corpus, range(1, 400), 0).items()}
+    batch = {k: v.numpy() for k, v in make("next_sentence").collate(corpus, range(400), 0).items()}
     same = 0
     for i, label in enumerate(batch["sequence_labels"]):
         first, second = segments(batch["tokens"][i], batch["labels"][i], batch["padding"][i])
@@ -63,61 +56,46 @@ def test_the_next_sentence_is_of_the_document_or_of_another(make, corpus):
     assert same / batch["sequence_labels"].sum() == pytest.approx(0.1, abs=0.06)
 
 
-def test_foreign_text_of_the_same_tokens_comes_from_an_earlier_document(make, draw):
-    # Windows of one document each but for the end of another: only the text before the end is foreign.
-    def read(sample):
-        window = np.full(61, 110 + sample % 180)
-        window[:30] = 110 + (sample + 179) % 180
-        window[30] = 0
-        return window
-
-    batch = {k: v.numpy() for k, v in make("next_sentence").collate(read, range(1, 170), 0).items()}
-    for i, label in enumerate(batch["sequence_labels"]):
-        first, second = segments(batch["tokens"][i], batch["labels"][i], batch["padding"][i])
-        assert (first[0] != second[0]) == bool(label)
-
-
-def test_the_first_sample_and_empty_text_are_continuations(make, corpus):
-    objective = make("next_sentence")
-    labels = [objective.collate(corpus, [0], epoch)["sequence_labels"].item() for epoch in range(20)]
-    assert labels == [0] * 20
-    empty = objective.collate(lambda i: np.zeros(61, dtype=np.int64), range(1, 20), 0)
-    assert empty["sequence_labels"].sum() == 0
-    assert empty["padding"].sum() == 3 * 19
+@pytest.mark.parametrize("per_document", [1, 3, 50])
+def test_foreign_text_is_of_any_other_document_and_never_of_the_same(make, per_document):
+    read = Corpus(lambda sample: np.full(61, 110 + sample // per_document), 100, per_document)
+    seen = set()
+    for turn in range(30):
+        batch = {k: v.numpy() for k, v in make("next_sentence").collate(read, range(100), turn).items()}
+        for i, label in enumerate(batch["sequence_labels"]):
+            first, second = segments(batch["tokens"][i], batch["labels"][i], batch["padding"][i])
+            assert first[0] == 110 + i // per_document
+            assert (first[0] != second[0]) == bool(label)
+            seen |= {(int(first[0]), int(second[0]))} if label else set()
+        assert batch["sequence_labels"].mean() == pytest.approx(0.5, abs=0.2)
+    documents = len({first for first, _ in seen})
+    assert documents == -(-100 // per_document)
+    assert len(seen) > 0.1 * documents * (documents - 1)
 
 
-def test_without_foreign_text_the_pair_is_a_continuation(make, draw):
-    def read(sample):
-        return draw(0, 61) if sample == 5 else np.zeros(61, dtype=np.int64)
-
-    for epoch in range(10):
-        batch = make("next_sentence").collate(read, [5], epoch)
-        assert batch["sequence_labels"].item() == 0
-        assert batch["padding"].all()
+def test_a_text_of_one_token_is_a_continuation(make):
+    batch = make("next_sentence").collate(Corpus(lambda i: np.full(1, 150), 9), range(9), 0)
+    assert batch["sequence_labels"].sum() == 0
+    assert batch["padding"].sum() == 4 * 9
 
 
 def test_foreign_text_begins_at_any_sentence_with_room(make):
-    # An earlier document of sentences of four tokens, the first of which counts them.
-    earlier = np.where(np.arange(61) % 4 == 3, 300, 110 + np.arange(61) // 4)
-    earlier[60] = 0
+    # Another document of sentences of four tokens, the first of which counts them.
+    other = np.where(np.arange(61) % 4 == 3, 300, 110 + np.arange(61) // 4)
     present = np.where(np.arange(61) % 4 == 3, 301, 150)
 
     begins = set()
-    for epoch in range(60):
-        batch = make("next_sentence").collate(lambda i: present if i == 3 else earlier, [3], epoch)
+    for turn in range(60):
+        read = Corpus(lambda i: present if i == 3 else other, 9)
+        batch = make("next_sentence").collate(read, [3], turn)
         batch = {k: v[0].numpy() for k, v in batch.items()}
         if batch["sequence_labels"]:
             first, second = segments(batch["tokens"], batch["labels"], batch["padding"])
             assert len(first) + len(second) in (60, 61)
             at = (second[0] - 110) * 4
-            assert np.array_equal(second, earlier[at : at + len(second)])
+            assert np.array_equal(second, other[at : at + len(second)])
             begins.add(at)
     assert len(begins) > 5
-
-
-def test_foreign_text_without_any_document_end_still_comes(make, draw):
-    batch = make("next_sentence").collate(lambda i: draw(i, 61), range(1, 100), 0)
-    assert batch["sequence_labels"].float().mean() == pytest.approx(0.5, abs=0.15)
 
 
 def test_segments_are_cut_at_sentences(make, corpus):

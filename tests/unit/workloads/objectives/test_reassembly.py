@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from texts import Corpus
 
 from workloads.objectives import NAMES
 from workloads.objectives.spans import longest_document, sentences
@@ -76,7 +77,9 @@ def check_pair(objective: Any, row: Row, window: np.ndarray, other: np.ndarray) 
 
 
 def check_translation(objective: Any, row: Row, window: np.ndarray, other: np.ndarray) -> None:
-    check_in_place(objective, row, window)
+    assert (row["tokens"][len(window) :] == objective.vocabulary.pad).all()
+    assert not row["padding"][len(window) :].any()
+    check_in_place(objective, {k: v[: len(window)] for k, v in row.items()}, window)
     assert row["padding"][predicted(row)].all()
 
 
@@ -197,17 +200,28 @@ CHECKS: dict[str, Callable[[Any, Row, np.ndarray, np.ndarray], None]] = {
 }
 
 
+def text_for(objective: Any, draw: Any, seed: int, ends: float, data: Any) -> np.ndarray:
+    """A sample of the unit that the objective reads."""
+    size, unit = objective.window(64), objective.reading.unit
+    if unit == "document":
+        return draw(seed, data.draw(st.integers(1, size)))
+    window = draw(seed, size, ends)
+    if unit == "documents":
+        for place in data.draw(st.lists(st.integers(0, size - 1), max_size=6)):
+            window[place] = objective.vocabulary.sep
+        closing = np.flatnonzero(window == objective.vocabulary.eos)
+        return window[: closing[-1] + 1] if len(closing) else window
+    return window
+
+
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**40), ends=st.sampled_from([0.0, 0.02, 0.1, 0.5, 1.0]), data=st.data())
 def test_the_text_can_be_put_back(name, make, draw, seed, ends, data):
     objective = make(name)
-    size = objective.window(64)
-    window, other = draw(seed, size, ends), draw(seed + 1, size, ends)
-    if name == "translation_lm":
-        for place in data.draw(st.lists(st.integers(0, size - 1), max_size=6)):
-            window[place] = objective.vocabulary.sep
-    batch = objective.collate(lambda i: window if i == 1 else other, [1], data.draw(st.integers(0, 99)))
+    window, other = (text_for(objective, draw, seed + i, ends, data) for i in (0, 1))
+    read = Corpus(lambda i: window if i == 1 else other, 2)
+    batch = objective.collate(read, [1], data.draw(st.integers(0, 99)))
     CHECKS[name](objective, {key: value[0].numpy() for key, value in batch.items()}, window, other)
 
 

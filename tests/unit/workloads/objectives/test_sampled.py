@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from texts import Corpus
 
 from workloads.errors import WorkloadError
 from workloads.objectives import NAMES
@@ -23,7 +24,7 @@ def reader(draw):
                 window[10::11] = objective.vocabulary.eos
             return window
 
-        return read
+        return Corpus(read)
 
     return make_reader
 
@@ -49,8 +50,8 @@ def test_shapes_and_types_do_not_depend_on_the_text(name, make, reader, draw):
     size = objective.window(64)
     batches = [
         objective.collate(reader(objective), [1, 2], 0),
-        objective.collate(lambda i: draw(i, size), [1, 2], 0),
-        objective.collate(lambda i: np.zeros(size, dtype=np.uint16), [1, 2], 0),
+        objective.collate(Corpus(lambda i: draw(i, size)), [1, 2], 0),
+        objective.collate(Corpus(lambda i: np.zeros(size, dtype=np.uint16)), [1, 2], 0),
     ]
     for key, value in batches[0].items():
         assert len({(b[key].shape, b[key].dtype) for b in batches}) == 1
@@ -109,6 +110,6 @@ def test_the_corpus_is_never_written_to(make, reader):
         kept = {i: read(i) for i in range(-1, 3)}
         for window in kept.values():
             window.setflags(write=False)
-        batch = objective.collate(lambda i, kept=kept: kept[i], [1, 2], 0)
+        batch = objective.collate(Corpus(lambda i, kept=kept: kept[i], 3), [1, 2], 0)
         batch["tokens"][:] = 0
         assert all(np.array_equal(kept[i], read(i)) for i in kept)

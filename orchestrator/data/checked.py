@@ -1,0 +1,74 @@
+"""A token shard on a local disk, memory-mapped, whose blocks are compared with their checksums before they are used."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from orchestrator.data.manifest import Shard
+from orchestrator.data.shards import BLOCK_BYTES
+
+SUM_DIGITS = 16
+
+
+class DamagedShard(Exception):
+    """Bytes of a shard are not those that were written. The file has been put aside, so that it is made again."""
+
+
+class CheckedShard:
+    """Tokens of a shard. A block is checked when it is first read; a shard of format 1 is one block.
+
+    Raises ValueError if the file is not there in its size, and from `read` `DamagedShard`.
+    """
+
+    def __init__(self, path: Path, dtype: str, shard: Shard) -> None:
+        expected = shard.tokens * np.dtype(dtype).itemsize
+        size = path.stat().st_size if path.exists() else None
+        if size != expected:
+            state = "is missing" if size is None else f"has {size} bytes instead of {expected}"
+            raise ValueError(f"shard {shard.file} {state}")
+        self._path, self._shard = path, shard
+        self._tokens = np.memmap(path, dtype=dtype, mode="r")
+        self._bytes = self._tokens.view(np.uint8)
+        self._block = BLOCK_BYTES if shard.blocks else expected
+        self._sound = np.zeros(-(-expected // self._block), dtype=bool)
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Tokens [start, stop), as far as there are. Raises DamagedShard."""
+        size = self._tokens.itemsize
+        for number in range(start * size // self._block, -(-min(stop, len(self)) * size // self._block)):
+            if not self._sound[number]:
+                self._check(number)
+        return self._tokens[start:stop]
+
+    def check(self) -> None:
+        """Read everything. Raises DamagedShard."""
+        self.read(0, len(self))
+
+    def _check(self, number: int) -> None:
+        block = self._bytes[number * self._block : (number + 1) * self._block].data
+        if self._shard.blocks:
+            expected = self._shard.blocks[number * SUM_DIGITS : (number + 1) * SUM_DIGITS]
+            sound = xxhash.xxh3_64_hexdigest(block) == expected
+        else:
+            sound = xxhash.xxh3_128_hexdigest(block) == self._shard.xxh3
+        if not sound:
+            put_aside(self._path)
+            raise DamagedShard(
+                f"{self._path}: block {number} of {len(self._sound)} is not what was written; the file is put aside "
+                "and made again from the text"
+            )
+        self._sound[number] = True
+
+
+def put_aside(path: Path) -> None:
+    """Take a damaged file out of use; ranks that have it open keep it."""
+    with contextlib.suppress(OSError):
+        os.replace(path, f"{path}.damaged")

@@ -1,0 +1,107 @@
+"""Where the samples of a source lie in its stream of tokens, as an objective wants to read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from orchestrator.data.tokens import Tokens
+from workloads.workload import Reading
+
+
+class Windows(Protocol):
+    """The samples 0, 1, ... of one source."""
+
+    @property
+    def documents(self) -> int | None:
+        """How many documents there are, None where nobody counted."""
+
+    def __len__(self) -> int:
+        """How many samples there are."""
+
+    def at(self, sample: int) -> tuple[int, int]:
+        """The first token of a sample, and how many it has."""
+
+    def siblings(self, sample: int) -> range:
+        """The samples of the same document."""
+
+
+@dataclass(frozen=True)
+class Tiled:
+    """A window every `stride` tokens of a stream of `length`, whatever documents it meets."""
+
+    length: int
+    reading: Reading
+    documents: int | None = None
+
+    def __len__(self) -> int:
+        return max(0, (self.length - self.reading.window) // self.reading.stride + 1)
+
+    def at(self, sample: int) -> tuple[int, int]:
+        """See `Windows`."""
+        return sample * self.reading.stride, self.reading.window
+
+    def siblings(self, sample: int) -> range:
+        """See `Windows`. Unknown: documents are not looked at."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Samples from `starts` to `stops`, int64 [samples], ascending; documents end at `ends`, int64 [documents]."""
+
+    starts: np.ndarray
+    stops: np.ndarray
+    ends: np.ndarray
+
+    @property
+    def documents(self) -> int | None:
+        """Documents that have a sample."""
+        return len(np.unique(np.searchsorted(self.ends, self.starts, side="right")))
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def at(self, sample: int) -> tuple[int, int]:
+        """See `Windows`."""
+        return int(self.starts[sample]), int(self.stops[sample] - self.starts[sample])
+
+    def siblings(self, sample: int) -> range:
+        """See `Windows`."""
+        document = int(np.searchsorted(self.ends, self.starts[sample], side="right"))
+        bounds = (int(self.ends[document - 1]) if document else 0, int(self.ends[document]))
+        first, last = np.searchsorted(self.starts, bounds)
+        return range(int(first), int(last))
+
+
+def windows_of(tokens: Tokens, source: int, reading: Reading) -> Windows:
+    """The samples of a source. Raises DamagedShard if the index of its documents is damaged."""
+    if reading.unit == "stream":
+        return Tiled(tokens.length(source), reading)
+    ends = tokens.document_ends(source)
+    return _stretches(ends, reading.window) if reading.unit == "document" else _whole(ends, reading.window)
+
+
+def _stretches(ends: np.ndarray, window: int) -> Listed:
+    """Each document without its closing token, in as few parts of like size as have `window` tokens at most."""
+    begins = np.concatenate(([0], ends[:-1]))
+    sizes = ends - 1 - begins
+    parts = -(-sizes // window)
+    first = np.repeat(np.cumsum(parts) - parts, parts)
+    number = np.arange(len(first)) - first
+    begins, sizes, parts = (np.repeat(value, parts) for value in (begins, sizes, parts))
+    return Listed(begins + number * sizes // parts, begins + (number + 1) * sizes // parts, ends)
+
+
+def _whole(ends: np.ndarray, window: int) -> Listed:
+    """As many whole documents, one after the other, as `window` tokens hold; of one that is longer, the beginning."""
+    starts, stops, begin = [], [], 0
+    while begin < (int(ends[-1]) if len(ends) else 0):
+        document, after = np.searchsorted(ends, (begin, begin + window), side="right")
+        stop = int(ends[after - 1]) if after > document else begin + window
+        starts.append(begin)
+        stops.append(stop)
+        begin = stop if after > document else int(ends[document])
+    return Listed(np.array(starts, dtype=np.int64), np.array(stops, dtype=np.int64), ends)
