@@ -84,10 +84,11 @@ def shape_of(spec: JobSpec, vocabulary: int) -> ModelShape:
     from workloads.describe import describe
 
     try:
-        config = describe(spec.workload.model, spec.workload.changes, vocabulary)
+        return model_shape(
+            describe(spec.workload.model, spec.workload.changes, vocabulary), spec.data.sequence_length
+        )
     except WorkloadError as error:
         raise InputError(str(error), "workload") from None
-    return model_shape(config, spec.data.sequence_length)
 
 
 def check_objective(spec: JobSpec) -> None:

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from jobs import job, write_text
 from prepared import prepare_here
+from transformers import AutoConfig, Gemma3TextConfig
 
 from cluster.gang import Bundle
 from cluster.process_gang import ProcessGang
 from orchestrator.errors import InputError
-from orchestrator.export import check_target
+from orchestrator.export import check_target, export
 from orchestrator.layout import Layout
 from orchestrator.spec import dump, parse
 from orchestrator.train.task import ENTRY, Task
@@ -38,8 +39,13 @@ print(json.dumps(export(sys.argv[1], 2, sys.argv[2])))
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run directory with a commit at step 2, made by the rank program."""
-    folder = tmp_path_factory.mktemp("run")
-    spec = parse(job(write_text(folder / "corpus"), steps=2, optimizer={"warmup": 0}))
+    return trained(tmp_path_factory.mktemp("run"))
+
+
+def trained(folder: Path, **workload: Any) -> Path:
+    """Two steps of the small job, with another workload if one is given."""
+    document = job(write_text(folder / "corpus"), steps=2, optimizer={"warmup": 0})
+    spec = parse(document | {"workload": workload or document["workload"]})
     data = prepare_here(spec, str(folder / "_data"))
     (folder / "job.yaml").write_text(dump(spec))
     task = Task(spec.model_dump(mode="json"), Layout(micro_batch=8).to_json(), str(folder), data, 1, None, 2, token="t")
@@ -69,6 +75,18 @@ def test_an_export_unpickles_nothing_and_agrees(run: Path, tmp_path: Path) -> No
     assert {"config.json", "model.safetensors", "tokenizer.json", "export.json"} <= {
         path.name for path in (tmp_path / "export").iterdir()
     }
+
+
+def test_a_class_run_as_it_is_leaves_though_it_has_tables_that_no_commit_holds(tmp_path: Path) -> None:
+    theirs = Gemma3TextConfig(
+        vocab_size=600, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+        intermediate_size=64, sliding_window=8, max_position_embeddings=64, pad_token_id=1, attention_dropout=0.1,
+    )  # fmt: skip
+    theirs.save_pretrained(tmp_path / "folder")
+    options = {"documents": "isolate"}
+    run = trained(tmp_path / "run", model=f"hf:{tmp_path / 'folder'}", options=options)
+    assert export(str(run), 2, str(tmp_path / "export"))["logits_difference"] < 1e-5
+    assert AutoConfig.from_pretrained(tmp_path / "export").attention_dropout == 0.1
 
 
 def test_a_folder_that_is_no_export_is_left_alone(tmp_path: Path) -> None:

@@ -61,10 +61,16 @@ class ForeignModel:
 
     @cached_property
     def bare(self) -> Any:
-        """The model of transformers, built without memory."""
+        """The model of transformers, built without memory. Raises WorkloadError if its class cannot build it."""
         from workloads.hf.foreign_network import network
 
-        return network(self, meta=True)
+        try:
+            return network(self, meta=True)
+        except Exception as error:  # each class fails in its own way on a configuration that it cannot have
+            line = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+            raise WorkloadError(
+                f"transformers cannot build the model in {self.folder}: {line}; mend its config.json"
+            ) from error
 
     @cached_property
     def balanced(self) -> bool:

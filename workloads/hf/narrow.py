@@ -29,7 +29,7 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 STATES = (("mamba_n_heads", "mamba_d_head", "mamba_expand"), ("mamba_num_heads", "mamba_head_dim", "expand"),
           ("num_heads", "head_dim", "expand"))  # fmt: skip
 """Names of the number of heads of a state space, of their size, and of their columns over those of the model."""
-WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention", "window_size")
+WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention", "window_size", "mamba_chunk_size")
 
 
 def narrowings(theirs: Any) -> Iterator[Any]:
@@ -85,8 +85,8 @@ def _narrow(part: Any, free: bool, fewest: int) -> None:
     heads, hidden = _number(part, "num_attention_heads"), _number(part, "hidden_size")
     if heads and hidden:
         _heads(part, heads, hidden, free, fewest)
-    elif hidden and hidden > 2 * WIDTH and free:
-        _columns(part, hidden, 2 * WIDTH)
+    elif hidden and hidden > 8 * WIDTH and free:
+        _columns(part, hidden, 8 * WIDTH)
     for name in INNER:
         if (_number(part, name) or 0) > WIDTH:
             setattr(part, name, WIDTH)
@@ -112,7 +112,8 @@ def _heads(part: Any, heads: int, hidden: int, free: bool, fewest: int) -> None:
     width = WIDTH if free and (_number(part, "head_dim") or hidden % heads) else hidden // heads * few
     _columns(part, hidden, width)
     for name, value in list(vars(part).items()):
-        if "head" in name and type(value) is int and value in (heads, keys) and not name.endswith("dim"):
+        counts = "head" in name and not name.endswith("dim") and "mamba" not in name
+        if counts and type(value) is int and value in (heads, keys):
             setattr(part, name, few if value == heads else min(keys, 2))
 
 
@@ -121,7 +122,10 @@ def _columns(part: Any, hidden: int, width: int) -> None:
         setattr(part, name, width)
     for count, each, times in STATES:
         size, by = _number(part, each), _number(part, times)
-        if size and by and _number(part, count) and by * width % size == 0:
+        apart = (
+            _number(part, "mamba_d_ssm") is not None
+        )  # the columns of the state are given beside those of the model
+        if size and by and not apart and _number(part, count) and by * width % size == 0:
             setattr(part, part.attribute_map.get(count, count), by * width // size)
 
 

@@ -239,6 +239,12 @@ def test_what_reads_no_text_is_refused_in_a_line(tmp_path: Path, theirs: Any, wh
         describe_foreign(str(tmp_path))
 
 
+def test_a_configuration_that_no_model_has_is_refused_in_a_line(tmp_path: Path) -> None:
+    transformers.MistralConfig(**{**MISTRAL, "hidden_act": "no such"}).save_pretrained(tmp_path)
+    with pytest.raises(WorkloadError, match=r"cannot build the model in .*KeyError"):
+        describe_foreign(str(tmp_path)).parameters()
+
+
 def test_a_class_without_a_limit_has_none(tmp_path: Path) -> None:
     transformers.XLNetConfig(vocab_size=97, d_model=32, n_layer=1, n_head=4, d_inner=64).save_pretrained(
         tmp_path
