@@ -72,15 +72,19 @@ class Bundle:
     def suits(self, labels: Mapping[str, str]) -> bool:
         """Whether a node with these labels will do. One without the label is none of those excluded, as for Ray."""
         for label, wanted in self.labels.items():
-            value = wanted.removeprefix("!")
-            values = value[3:-1].split(",") if value.startswith("in(") else [value]
-            if (labels.get(label) in values) == wanted.startswith("!"):
+            if (labels.get(label) in values_of(wanted)) == wanted.startswith("!"):
                 return False
         return True
 
     def __str__(self) -> str:
         parts = [f"{value:g} {key}" for key, value in self.resources.items()]
         return " and ".join([*parts, *(f"{label}={value}" for label, value in self.labels.items())])
+
+
+def values_of(selector: str) -> list[str]:
+    """The values that a SELECTOR wants or, with a !, does not."""
+    value = selector.removeprefix("!")
+    return value[3:-1].split(",") if value.startswith("in(") else [value]
 
 
 class Gang(Protocol):

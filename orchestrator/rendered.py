@@ -12,6 +12,7 @@ import yaml
 from cluster.render import checks
 from cluster.render.schema import load_schemas, violations
 from orchestrator.errors import InputError
+from orchestrator.rendered_paths import reads, writes
 from orchestrator.spec import JobSpec
 from orchestrator.track.redact import redact
 
@@ -36,12 +37,18 @@ def _difference(before: Any, after: Any, where: str = "") -> str:
     return next((place for place in found if place), "")
 
 
-def warn_of_local_paths(spec: JobSpec) -> None:
-    """A path without a protocol is read by the pods, who see the image and the mounted claim and nothing else."""
-    tokenizer = spec.data.tokenizer
-    paths = [source.uri for source in spec.data.sources] + ([tokenizer] if isinstance(tokenizer, str) else [])
-    if local := [path for path in paths if "://" not in path]:
-        print(f"note: the image or the claim must hold {', '.join(local)}", file=sys.stderr)
+def warn_of_local_paths(spec: JobSpec, mounted: str = "") -> None:
+    """A path without a protocol is of one machine; what is under `mounted`, all of them share."""
+    place = f"a path under {mounted}" if mounted else "a URI"
+    if local := reads(spec, mounted):
+        note(f"every worker reads {', '.join(local)} where it is: the image must hold it, or give {place}")
+    if local := writes(spec, mounted):
+        note(f"{', '.join(local)} would be of one machine, and gone with it; give {place}")
+
+
+def note(text: str) -> None:
+    """A line for whoever renders, beside the files."""
+    print(f"note: {text}", file=sys.stderr)
 
 
 def no_password(uri: str, option: str) -> str:

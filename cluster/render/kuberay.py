@@ -21,8 +21,11 @@ from cluster.render.pods import (
     submitter,
     worker,
 )
+from cluster.render.selection import ray_labels
 
 KUEUE, VOLCANO = "kueue:", "volcano:"
+METADATA = "169.254.169.254/32"
+"""Where a node's metadata are on AWS, Google Cloud and Azure."""
 
 
 def manifests(needs: ClusterNeeds, kubernetes: Kubernetes, job_file: str, runs: str) -> dict[str, Manifest]:
@@ -60,7 +63,8 @@ def ray_job(needs: ClusterNeeds, kubernetes: Kubernetes, runs: str) -> Manifest:
 
 
 def network_policy(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
-    """The run's pods talk among themselves; only KubeRay and Prometheus come in; the node's metadata stay out."""
+    """The run's pods talk among themselves; only KubeRay and Prometheus come in; the node's metadata, and with them its
+    credentials, stay out unless the job asks there for notices."""
     own = {"podSelector": {"matchLabels": {RUN_LABEL: needs.name}}}
     scrape = [_port(p) for p in (METRICS, AUTOSCALER_METRICS, DASHBOARD_METRICS)]
     operator = {
@@ -68,7 +72,7 @@ def network_policy(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
         "podSelector": {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}},
     }
     monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
-    anywhere = {"ipBlock": {"cidr": "0.0.0.0/0", "except": ["169.254.169.254/32"]}}
+    outside = {"cidr": "0.0.0.0/0"} | ({} if needs.notices else {"except": [METADATA]})
     spec: Manifest = {
         "podSelector": {"matchLabels": {RUN_LABEL: needs.name}},
         "policyTypes": ["Ingress", "Egress"],
@@ -77,7 +81,7 @@ def network_policy(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
             {"from": [operator], "ports": [_port(DASHBOARD)]},
             {"from": [monitoring], "ports": scrape},
         ],
-        "egress": [{"to": [own]}, {"to": [{"namespaceSelector": {}}]}, {"to": [anywhere]}],
+        "egress": [{"to": [own]}, {"to": [{"namespaceSelector": {}}]}, {"to": [{"ipBlock": outside}]}],
     }
     return _object("networking.k8s.io/v1", "NetworkPolicy", needs, kubernetes, spec, queued=False)
 
@@ -117,7 +121,7 @@ def _worker_group(needs: ClusterNeeds, group: Group, kubernetes: Kubernetes) -> 
         "minReplicas": group.min,
         "replicas": group.min,
         "maxReplicas": group.max,
-        "labels": group.labels,
+        "labels": ray_labels(group),
         "rayStartParams": {},
         "template": worker(needs, group, kubernetes),
     }

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.render.needs import ClusterNeeds, Group
+from cluster.render.selection import selection
 
 Manifest = dict[str, Any]
 
@@ -78,16 +79,16 @@ def head(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
 
 
 def worker(needs: ClusterNeeds, group: Group, kubernetes: Kubernetes) -> Manifest:
-    """The pod template of a worker group: its device, and spot nodes if it lives on them."""
+    """The pod template of a worker group: its device, and the nodes that it may stand on."""
     resources = {"cpu": quantity(group.cpu), "memory": f"{quantity(group.memory_gib * 1024)}Mi"}
     if group.gpu:
         resources["nvidia.com/gpu"] = str(group.gpu)
     container = _container("ray-worker", needs, kubernetes, resources, {"metrics": METRICS})
     spec = _pod(needs, kubernetes, container)
     spec["automountServiceAccountToken"] = False  # the right to scale is the head's alone
+    key, value = SPOT[kubernetes.platform]
+    spec |= selection(group, (key, value))
     if group.spot:
-        key, value = SPOT[kubernetes.platform]
-        spec["nodeSelector"] = {key: value}
         spec["tolerations"] += [
             {"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"},
             {"key": SPOT_TAINT, "operator": "Exists", "effect": "NoSchedule"},

@@ -16,13 +16,16 @@ if TYPE_CHECKING:
     from cluster.render.needs import ClusterNeeds
     from orchestrator.spec import JobSpec
 
-IMAGE = "training-orchestrator:cpu"
-
 To = Annotated[Path | None, typer.Option("--to", metavar="DIR", help="write files there [default: print]")]
-Image = Annotated[str, typer.Option(help="the container image; infra/Dockerfile builds it")]
+Image = Annotated[
+    str | None,
+    typer.Option(help="the container image; infra/Dockerfile builds training-orchestrator:cpu and :cuda"),
+]
 Spot = Annotated[bool, typer.Option("--spot/--on-demand", help="workers on machines that may be taken away")]
 Memory = Annotated[float, typer.Option("--memory-gib", min=0.5, help="memory of one worker, GiB")]
-PerNode = Annotated[int, typer.Option(min=1, help="workers on one node; keeps a tensor group together")]
+PerNode = Annotated[
+    int | None, typer.Option(min=1, help="workers on one node [default: parallel.tp, which must share one]")
+]
 Accelerator = Annotated[
     list[str] | None, typer.Option(help="device type, such as H100; repeat for others that will do")
 ]
@@ -51,10 +54,10 @@ def kuberay(
     runs: Annotated[str, typer.Option(help="where runs are kept: a URI, or pvc:CLAIM (ReadWriteMany)")],
     overrides: Set = None,
     to: To = None,
-    image: Image = IMAGE,
+    image: Image = None,
     spot: Spot = False,
     memory: Memory = 4.0,
-    per_node: PerNode = 1,
+    per_node: PerNode = None,
     accelerator: Accelerator = None,
     namespace: Annotated[str, typer.Option(help="Kubernetes namespace")] = "default",
     secret: Annotated[
@@ -76,11 +79,15 @@ def kuberay(
     """RayJob, RayCluster, NetworkPolicy and ConfigMap for KubeRay."""
     from cluster.render.kuberay import kustomization, manifests
     from cluster.render.pods import RUNS_FOLDER, SPOT, Kubernetes
+    from cluster.render.selection import ACCELERATOR, NODE_LABELS
     from orchestrator import rendered
+    from orchestrator.rendered_needs import CLOUDS, of_one_cloud, one_value
     from orchestrator.spec import dump
 
     spec, needs = _job(job, overrides, image, spot, memory, per_node, accelerator)
     _known(platform, tuple(SPOT), "--platform")
+    of_one_cloud(spec, CLOUDS.get(platform))
+    one_value(spec, NODE_LABELS)
     if queue and not re.fullmatch(r"(kueue|volcano):\S+", queue):
         raise InputError(f"{queue!r} is no queue", "--queue", "write kueue:NAME or volcano:NAME")
     claim = runs.removeprefix("pvc:") if runs.startswith("pvc:") else ""
@@ -97,7 +104,16 @@ def kuberay(
     base = RUNS_FOLDER if claim else rendered.no_password(runs, "--runs").rstrip("/")
     files = manifests(needs, kubernetes, dump(spec), f"{base}/{spec.name}")
     rendered.check(files, crds)
-    rendered.warn_of_local_paths(spec)
+    rendered.warn_of_local_paths(spec, RUNS_FOLDER if claim else "")
+    if needs.notices:
+        rendered.note(
+            "resources.notices lets the pods ask their node's metadata, which hold its credentials; on EKS its hop "
+            "limit must be 2"
+        )
+    if kinds := [group.accelerator for group in needs.groups() if group.accelerator]:
+        rendered.note(
+            f"the nodes must carry the label {ACCELERATOR}={' or '.join(kinds)}, as the pods select them by it"
+        )
     rendered.write({**files, "kustomization.yaml": kustomization(list(files))}, to)
 
 
@@ -105,10 +121,10 @@ def aws(
     job: Job,
     overrides: Set = None,
     to: To = None,
-    image: Image = IMAGE,
+    image: Image = None,
     spot: Spot = True,
     memory: Memory = 4.0,
-    per_node: PerNode = 1,
+    per_node: PerNode = None,
     accelerator: Accelerator = None,
     region: Region = None,
     zones: Zones = None,
@@ -117,8 +133,8 @@ def aws(
     profile: Annotated[str, typer.Option(help="instance profile that may reach the bucket")] = "",
 ) -> None:
     """A cluster on EC2 for `ray up`."""
-    _, needs = _job(job, overrides, image, spot, memory, per_node, accelerator)
-    _cloud("aws", needs, to, region, zones, machine, head_machine, profile=profile)
+    spec, needs = _job(job, overrides, image, spot, memory, per_node, accelerator)
+    _cloud("aws", spec, needs, to, region, zones, machine, head_machine, profile=profile)
 
 
 def gcp(
@@ -126,10 +142,10 @@ def gcp(
     project: Annotated[str, typer.Option(help="the project's id")],
     overrides: Set = None,
     to: To = None,
-    image: Image = IMAGE,
+    image: Image = None,
     spot: Spot = True,
     memory: Memory = 4.0,
-    per_node: PerNode = 1,
+    per_node: PerNode = None,
     accelerator: Accelerator = None,
     region: Region = None,
     zones: Zones = None,
@@ -137,18 +153,18 @@ def gcp(
     head_machine: HeadMachine = None,
 ) -> None:
     """A cluster on Compute Engine for `ray up`."""
-    _, needs = _job(job, overrides, image, spot, memory, per_node, accelerator)
-    _cloud("gcp", needs, to, region, zones, machine, head_machine, project=project)
+    spec, needs = _job(job, overrides, image, spot, memory, per_node, accelerator)
+    _cloud("gcp", spec, needs, to, region, zones, machine, head_machine, project=project)
 
 
 def azure(
     job: Job,
     overrides: Set = None,
     to: To = None,
-    image: Image = IMAGE,
+    image: Image = None,
     spot: Spot = True,
     memory: Memory = 4.0,
-    per_node: PerNode = 1,
+    per_node: PerNode = None,
     accelerator: Accelerator = None,
     region: Region = None,
     zones: Zones = None,
@@ -157,8 +173,8 @@ def azure(
     resource_group: Annotated[str, typer.Option(help="the resource group")] = "ray-cluster",
 ) -> None:
     """A cluster on Azure for `ray up`."""
-    _, needs = _job(job, overrides, image, spot, memory, per_node, accelerator)
-    _cloud("azure", needs, to, region, zones, machine, head_machine, project=resource_group)
+    spec, needs = _job(job, overrides, image, spot, memory, per_node, accelerator)
+    _cloud("azure", spec, needs, to, region, zones, machine, head_machine, project=resource_group)
 
 
 def local(
@@ -168,57 +184,49 @@ def local(
     ssh_user: Annotated[str, typer.Option(help="who logs in on all of them")] = "ubuntu",
     overrides: Set = None,
     to: To = None,
-    image: Image = IMAGE,
+    image: Image = None,
 ) -> None:
     """A cluster on machines that are there already, for `ray up`."""
     from cluster.render.launcher import local as document
     from orchestrator import rendered
 
-    _, needs = _job(job, overrides, image, False, 4.0, 1, None)
+    spec, needs = _job(job, overrides, image, False, 4.0, None, None)
+    if wanted := [label for label, value in needs.labels.items() if not value.startswith("!")]:
+        where, mend = (
+            f"resources.per_worker.labels.{wanted[0]}",
+            "leave it out: all these machines are the job's",
+        )
+        raise InputError(
+            "these machines are started without labels, so that no worker would fit", where, mend
+        )
     if len({head_ip, *worker_ip}) <= len(worker_ip):
         raise InputError("an address is given twice", "--head-ip, --worker-ip", "give each machine once")
+    rendered.warn_of_local_paths(spec)
     rendered.write({"cluster.yaml": document(needs, head_ip, tuple(worker_ip), ssh_user)}, to)
 
 
 def _job(
     path: Path,
     overrides: list[str] | None,
-    image: str,
+    image: str | None,
     spot: bool,
     memory: float,
-    per_node: int,
+    per_node: int | None,
     accelerators: list[str] | None,
 ) -> tuple[JobSpec, ClusterNeeds]:
     """The job as written (its paths are the pods' own), without secrets, and what it needs. Raises InputError."""
-    from cluster.gang import Bundle
-    from cluster.render.needs import ClusterNeeds, dns_name
     from orchestrator import rendered
+    from orchestrator.rendered_needs import needs_of
     from orchestrator.spec import load
 
     spec = load(path, overrides or ())
     rendered.refuse_secrets(spec, path)
-    worker, workers = spec.resources.per_worker, spec.resources.workers
-    kinds = tuple(accelerators or ())
-    if kinds and not worker.gpu:
-        raise InputError(
-            "the job asks for no GPU", "--accelerator", "set resources.per_worker.gpu=1 or leave it out"
-        )
-    if len(set(kinds)) < len(kinds):
-        raise InputError("a device type is given twice", "--accelerator", "give each once")
-    needs = ClusterNeeds(
-        dns_name(spec.name), image, workers.min, workers.max, worker.cpu, int(worker.gpu), memory, per_node,
-        kinds, spot, worker.labels,
-    )  # fmt: skip
-    groups = [group.labels for group in needs.groups()]
-    known = Bundle(labels={key: wanted for key, wanted in worker.labels.items() if key in groups[0]})
-    if not any(known.suits(labels) for labels in groups):
-        where, mend = "resources.per_worker.labels", "change them, --spot or --accelerator"
-        raise InputError("no worker of what is rendered would have these labels", where, mend)
-    return spec, needs
+    return spec, needs_of(spec, image, spot, memory, per_node, tuple(accelerators or ()))
 
 
 def _cloud(
     kind: str,
+    spec: JobSpec,
     needs: ClusterNeeds,
     to: Path | None,
     region: str | None,
@@ -232,7 +240,9 @@ def _cloud(
 
     from cluster.render.launcher import PLACES, cloud
     from orchestrator import rendered
+    from orchestrator.rendered_needs import of_one_cloud
 
+    of_one_cloud(spec, kind)
     if needs.gpu and machine is None:
         raise InputError(
             "the job needs GPUs and no machine type is given", "--machine", "name one that has them"
@@ -250,6 +260,7 @@ def _cloud(
         "profile": profile,
     }
     place = dataclasses.replace(PLACES[kind], **{k: v for k, v in given.items() if v is not None})
+    rendered.warn_of_local_paths(spec)
     rendered.write({"cluster.yaml": cloud(kind, needs, place)}, to)
 
 

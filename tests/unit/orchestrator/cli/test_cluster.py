@@ -8,6 +8,7 @@ import yaml
 
 from orchestrator.cli.app import call
 
+IMAGE = "training-orchestrator:cpu"
 PLANTED = "s3cr3t-Planted-4711"
 TARGETS = {
     "kuberay": ["--runs", "s3://bucket/runs"],
@@ -122,6 +123,32 @@ def test_a_job_that_carries_a_credential_is_refused(
         (["aws", "--set", "resources.per_worker.labels={ray.io/market-type: on-demand}"], "--spot"),
         (["aws", "--region", "eu-central-1"], "name the zones of eu-central-1"),
         (["local", "--head-ip", "10.0.0.1", "--worker-ip", "10.0.0.1"], "given twice"),
+        (
+            ["local", *TARGETS["local"], "--set", "resources.per_worker.labels={team: blue}"],
+            "started without labels",
+        ),
+        (
+            ["kuberay", *TARGETS["kuberay"], "--set", "resources.notices=gcp"],
+            "gcp tells nothing on machines of aws",
+        ),
+        (["aws", "--set", "resources.notices=azure"], "azure tells nothing on machines of aws"),
+        (
+            [
+                "kuberay",
+                *TARGETS["kuberay"],
+                "--set",
+                "resources.per_worker.labels={ray.io/region: 'in(a,b)'}",
+            ],
+            "name one of them",
+        ),
+        (
+            ["kuberay", *TARGETS["kuberay"], "--image", IMAGE, "--set", "resources.per_worker.gpu=1"],
+            "has no CUDA",
+        ),
+        (
+            ["kuberay", *TARGETS["kuberay"], "--per-node", "1", "--set", "parallel={tp: 8}"],
+            "must share a node",
+        ),
     ],
 )
 def test_wrong_input_is_one_line(
@@ -134,12 +161,24 @@ def test_wrong_input_is_one_line(
     assert PLANTED not in said.err + said.out
 
 
+@pytest.mark.parametrize("target", TARGETS)
 def test_paths_that_only_this_machine_has_are_pointed_out(
-    job: Path, capsys: pytest.CaptureFixture[str]
+    target: str, job: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--set", "data.sources=[{uri: corpus/*.txt}]"]
+    words += ["--set", "tracking={uri: 'sqlite:///mlflow.db'}"]
+    assert code_of(target, job, *TARGETS[target], *words) == 0
+    read, written = capsys.readouterr().err.splitlines()
+    assert read.startswith("note: every worker reads corpus/*.txt where it is")
+    assert written.startswith("note: tracking.uri sqlite:///mlflow.db would be of one machine")
+
+
+def test_what_a_job_needs_of_the_cluster_is_said(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--set", "resources.per_worker.gpu=1", "--set", "resources.notices=aws", "--accelerator", "H100"]
     assert code_of("kuberay", job, *TARGETS["kuberay"], *words) == 0
-    assert "must hold corpus/*.txt" in capsys.readouterr().err
+    metadata, nodes = capsys.readouterr().err.splitlines()
+    assert "node's metadata" in metadata
+    assert "ray.io/accelerator-type=H100" in nodes
 
 
 def test_two_device_types_are_two_groups(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
