@@ -40,6 +40,7 @@ class Watch:
         self._callers: dict[int, socket.socket] = {}
         self._rows: list[dict[str, Any]] = []
         self._token, self._port, self._gap, self._replied = "", 0, 0.0, 0.0
+        self._saved = 0
         self._closed = False
         threading.Thread(target=self._listen, name="watch", daemon=True).start()
 
@@ -53,7 +54,7 @@ class Watch:
                     caller.shutdown(socket.SHUT_RDWR)
             self._status = [RankStatus(n, node, 0, "starting", heard=now) for n, node in enumerate(nodes)]
             self._rows, self._callers = [], {}
-            self._token, self._port, self._gap = secrets.token_hex(16), 0, 0.0
+            self._token, self._port, self._gap, self._saved = secrets.token_hex(16), 0, 0.0, 0
             return self._token
 
     def mark(self, rank: int, **fields: Any) -> None:
@@ -70,9 +71,7 @@ class Watch:
         self._news.clear()
         for rank in [r for r in self._status if r.state == "dead" and not r.error]:
             self.mark(rank.rank, error=cause(rank))
-        if time.monotonic() - self._replied > REPLY:
-            self._replied = time.monotonic()
-            self.tell({"saved": saved})
+        self._saved = saved
         with self._lock:
             rows, self._rows = self._rows, []
             return Beat(tuple(self._status), tuple(rows), self._gap)
@@ -94,7 +93,9 @@ class Watch:
     def _listen(self) -> None:
         callers: dict[socket.socket, _Caller] = {}
         while not self._closed:
-            for key, _ in self._selector.select():
+            events = self._selector.select(REPLY)
+            self._reply()
+            for key, _ in events:
                 if key.fileobj is self._server:
                     accepted, _ = self._server.accept()
                     accepted.setblocking(False)
@@ -110,6 +111,14 @@ class Watch:
             caller.socket.close()
         self._selector.close()
         self._server.close()
+
+    def _reply(self) -> None:
+        """Say now and then that there is someone: from this thread, since who polls may wait long for storage."""
+        if time.monotonic() - self._replied > REPLY:
+            self._replied = time.monotonic()
+            with self._lock:
+                for caller in self._callers.values():
+                    _send(caller, {"saved": self._saved})
 
     def _read(self, caller: _Caller) -> bool:
         """Take in what a caller said. Returns whether to go on listening to it."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import time
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from cluster.faults import still_to_come
@@ -26,6 +25,7 @@ from orchestrator.holders import Holders
 from orchestrator.layout import Layout
 from orchestrator.machines import machine_for
 from orchestrator.plan import Planner
+from orchestrator.preparing import Preparing, Stored
 from orchestrator.record import Record
 from orchestrator.room import Room
 from orchestrator.rundir import Row, RunDir
@@ -64,7 +64,8 @@ class Controller:
         self._rules = Rules(spec, lambda workers: None)
         self._planner: Planner | None = None
         self._data = ""
-        self._preparing: Future[str] | None = None
+        self._stored = Stored(spec, lambda: bool(self._stop), self._tell)
+        self._preparing = Preparing(spec, run, self._stored, self._tell)
         self._gang: Gang = cluster.gang()
         self._running = False
         self._beat = Beat()
@@ -78,6 +79,8 @@ class Controller:
     def request_stop(self, reason: str) -> None:
         """Commit at the next step boundary and end."""
         self._stop = reason
+        if self._running:  # at once: the controller itself may be waiting for storage
+            self._gang.request_stop()
 
     def status(self) -> dict[str, Any]:
         """Phase, step, attempt, layout and ranks, as `orchestrator status` shows them."""
@@ -89,7 +92,7 @@ class Controller:
 
         Raises InputError if the job turns out to be wrong once its data is seen.
         """
-        record = self._record = Record(self._spec, self._run)
+        record = self._record = self._stored(lambda: Record(self._spec, self._run))
         self._state = State(
             since=time.time(),
             attempt=record.attempts,
@@ -102,9 +105,9 @@ class Controller:
             while self._state.phase not in ENDED:
                 self._turn(record)
             self._stop_gang()
-            rows = record.counted(self._state.attempt, self._state.step)
+            rows = self._stored(lambda: record.counted(self._state.attempt, self._state.step))
             self._event(self._state.phase, self._note)
-            return self._summarise(record, rows)
+            return self._stored(lambda: self._summarise(record, rows))
         except Exception as error:
             self._stop_gang()
             self._note = str(error) if isinstance(error, InputError) else describe(error)
@@ -190,16 +193,10 @@ class Controller:
 
     def _prepare(self, record: Record, action: Action, _: State) -> None:
         """Data first, in a thread, so that a stop is heard; then what can be planned only over its vocabulary."""
-        if self._preparing is None:
-            pool = ThreadPoolExecutor(1, thread_name_prefix="prepare")
-            before = record.history.data
-            self._preparing = pool.submit(assemble.prepared, self._spec, self._run, before, self._tell)
-            pool.shutdown(wait=False)
-        wait([self._preparing], timeout=POLL)
-        if not self._preparing.done():
+        self._data = self._preparing.look(record.history.data, POLL)
+        if not self._data:
             return
-        self._data = self._preparing.result()
-        shape = assemble.check_data(self._spec, self._data)
+        shape = self._stored(lambda: assemble.check_data(self._spec, self._data))
         for line in assemble.notes_of(self._spec):
             self._event(self._state.phase, line)
         machine = machine_for(self._cluster.offer(self._bundle), self._bundle)
@@ -222,7 +219,8 @@ class Controller:
         layout = action.layout
         assert layout is not None
         assert self._planner is not None
-        restored, notes = record.roll_back(self._state.bad_commits, self._state.attempt)
+        bad, attempt = self._state.bad_commits, self._state.attempt
+        restored, notes = self._stored(lambda: record.roll_back(bad, attempt))
         for note in notes:
             self._event("wait", f"a commit is passed over: {note}")
         self._state = dataclasses.replace(self._state, step=restored.step if restored else 0)
@@ -299,8 +297,9 @@ class Controller:
         # A rank may be a step further than the last row that was seen.
         self._faults = still_to_come(self._faults, self._state.step + 2)
         record.leave_out(self._gang.lost())
-        commit, _ = record.last_commit(self._state.bad_commits)
-        lost = record.beyond(commit.step if commit else 0)
+        bad = self._state.bad_commits
+        commit, _ = self._stored(lambda: record.last_commit(bad))
+        lost = self._stored(lambda: record.beyond(commit.step if commit else 0))
         told: dict[str, Any] = {
             "first_fault": action.first_fault,
             "explained": explain(action.first_fault),
@@ -324,8 +323,8 @@ class Controller:
         self._exports.advance(self._state.step)
         time.sleep(POLL)
 
-    def _tell(self, what: str, done: int, total: int) -> None:
-        self._note = f"preparing {what}: {done} of {total} parts"
+    def _tell(self, note: str) -> None:
+        self._note = note
 
     def _tell_export(self, line: str) -> None:
         self._event("export" if self._state.phase == "export" else "train", line)

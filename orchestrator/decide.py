@@ -209,9 +209,11 @@ def _ended(state: State, seen: Seen) -> tuple[State, Action]:
     result = seen.ranks[0].result
     if result["ended"] == "steps":
         return _enter(state, "export", seen, step=result["step"]), Action("halt", "all steps are done")
-    if state.resizing and not state.stopping and result["ended"] == "stop":
+    # The gang hears a stop at once, and may have ended before it is seen here.
+    stopping = state.stopping or seen.stop
+    if state.resizing and not stopping and result["ended"] == "stop":
         return _enter(state, "stop", seen, step=result["step"]), Action("halt", state.resizing)
-    text = state.stopping or f"step {result['step']} is reached, as asked by --until"
+    text = stopping or f"step {result['step']} is reached, as asked by --until"
     if text.startswith("limits.") and result["step"] > 0:
         # Nobody may come back for it: what there is is written for others.
         ceiling = _enter(state, "export", seen, step=result["step"], outcome="stopped", stopping=text)

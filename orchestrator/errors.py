@@ -16,3 +16,7 @@ class InputError(Exception):
     def __str__(self) -> str:
         line = f"{self.where}: {self.what}" if self.where else self.what
         return " ".join(f"{line}; {self.mend}".split()) if self.mend else " ".join(line.split())
+
+
+class Unreachable(InputError):
+    """A place that does not answer: its address may be wrong, or it may be back in a while."""

@@ -20,13 +20,13 @@ from typing import Any, ParamSpec, TypeVar
 
 from fsspec.implementations.local import LocalFileSystem
 
-from orchestrator.errors import InputError
+from orchestrator.errors import InputError, Unreachable
 from orchestrator.rowline import Row
 from orchestrator.rowlog import RowLog
 from orchestrator.rowtape import FileTape, PartTape
 from orchestrator.storage.backends import is_local, local_path
 from orchestrator.storage.remote import RemoteFileSystem
-from orchestrator.storage.retry import Retry
+from orchestrator.storage.retry import Retry, transient
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -92,9 +92,8 @@ class RunDir:
             return None
         except Exception as error:  # every fsspec backend raises its own kind
             reason = " ".join(str(error).split()) or type(error).__name__
-            raise InputError(
-                f"cannot be read ({reason})", self.at(name), "check address and credentials"
-            ) from None
+            kind = Unreachable if transient(error) else InputError
+            raise kind(f"cannot be read ({reason})", self.at(name), "check address and credentials") from None
 
     def write_text(self, name: str, text: str) -> None:
         """Replace a document whole: a reader sees the old one or the new one."""

@@ -52,6 +52,18 @@ def drive_here(
     faults: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """Run a job that exports nothing, with its data prepared in `cache`. Returns the summary."""
+    return controller_here(document, run, cache, gang=gang, faults=faults).drive()
+
+
+def controller_here(
+    document: dict[str, Any],
+    run: str,
+    cache: Path,
+    *,
+    gang: Callable[[], Gang] | None = None,
+    faults: tuple[str, ...] = (),
+) -> Controller:
+    """The controller of such a run."""
     document["data"]["cache"] = str(cache)
     spec = parse(document)
     prepare_here(spec, str(cache))
@@ -63,4 +75,4 @@ def drive_here(
         errand=lambda *call: pytest.fail("nothing is exported"),
         services=Holders,
     )
-    return Controller(spec, place, None, cluster, faults).drive()
+    return Controller(spec, place, None, cluster, faults)

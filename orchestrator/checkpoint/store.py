@@ -76,7 +76,7 @@ class Store:
         return {
             "uri": self.uri,
             "attempt": self.attempt,
-            "retry": asdict(self.retry),
+            "retry": {name: value for name, value in asdict(self.retry).items() if name != "give_up"},
             "block_bytes": self.block_bytes,
             "file_bytes": self.file_bytes,
             "threads": self.threads,

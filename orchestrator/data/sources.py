@@ -15,12 +15,12 @@ import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
 from orchestrator.data.opened import BLOCK_BYTES, SUM_DIGITS, identify, open_source, tag
-from orchestrator.errors import InputError
+from orchestrator.errors import InputError, Unreachable
 from orchestrator.spec import Source
 from orchestrator.storage.backends import is_local, local_path
 from orchestrator.storage.inputs import TIMEOUT
 from orchestrator.storage.remote import RemoteFileSystem
-from orchestrator.storage.retry import Retry
+from orchestrator.storage.retry import Retry, transient
 
 KINDS = (".txt", ".jsonl", ".parquet")
 PARTS = 64
@@ -144,7 +144,8 @@ def _match(number: int, source: Source) -> list[tuple[int, Source, Any, dict[str
             found = retry(fs.glob, path, detail=True)
             infos = [found[name] for name in sorted(found) if found[name]["type"] == "file"]
     except Exception as error:  # every fsspec backend raises its own kind
-        raise InputError(f"cannot be listed ({error})", where, "check the address and credentials") from None
+        kind = Unreachable if transient(error) else InputError
+        raise kind(f"cannot be listed ({error})", where, "check the address and credentials") from None
     if infos is None:
         raise InputError("is a folder", where, f"name its files, for example {source.uri.rstrip('/')}/*.txt")
     if not infos:

@@ -20,6 +20,7 @@ from orchestrator.data.files import Folder
 from orchestrator.data.manifest import Manifest, Shard
 from orchestrator.data.shards import ends_name
 from orchestrator.errors import InputError
+from orchestrator.storage.retry import Retry
 
 if TYPE_CHECKING:
     from workloads.workload import Vocabulary
@@ -38,13 +39,13 @@ class Tokens:
         self._ends = [np.cumsum([len(shard) for shard in source], dtype=np.int64) for source in shards]
 
     @classmethod
-    def open(cls, uri: str) -> Tokens:
+    def open(cls, uri: str, retry: Retry | None = None) -> Tokens:
         """The prepared data at `uri`.
 
         Local shards are mapped where they lie. Others are downloaded once a node, checked, and kept under the
         system's folder for temporary files. Raises InputError if the data is missing or damaged.
         """
-        folder = Folder(uri)
+        folder = Folder(uri, retry)
         found = manifest.read(folder)
         if found is None:
             raise InputError(

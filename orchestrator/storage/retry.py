@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import random
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
+
+from orchestrator.errors import Unreachable
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -17,23 +20,31 @@ PERMANENT = {
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.EEXIST,
     errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EFBIG, errno.ELOOP,
 }  # fmt: skip
+CLIENTS = ("adlfs", "aiobotocore", "aiohttp", "azure", "botocore", "gcsfs", "google", "requests", "urllib3")
+"""Packages whose errors have trees of their own, told apart by module so that none need be imported."""
+SET_UP = {
+    "NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "NoRegionError", "InvalidRegionError",
+    "ParamValidationError", "UnknownEndpointError",
+}  # fmt: skip
+"""Those of botocore's that say what the user has to mend."""
+FOR_GOOD = FileNotFoundError | FileExistsError | PermissionError
+"""The same without a number."""
 
 
 def transient(error: BaseException) -> bool:
     """Whether a storage error may pass: a lost connection, a timeout, a server that is busy or broken."""
     if isinstance(error, OSError):
-        return error.errno not in PERMANENT and not isinstance(error, FileNotFoundError | FileExistsError)
-    return _is_foreign(error)
+        return error.errno not in PERMANENT and not isinstance(error, FOR_GOOD)
+    return isinstance(error, Unreachable) or (_is_foreign(error) and type(error).__name__ not in SET_UP)
 
 
 def storage_failed(error: BaseException) -> bool:
     """Whether an error is of storage, for now or for good, and not of the program."""
-    return isinstance(error, OSError) or _is_foreign(error)
+    return isinstance(error, OSError | Unreachable) or _is_foreign(error)
 
 
 def _is_foreign(error: BaseException) -> bool:
-    """botocore and aiohttp have their own trees, told apart by module so that neither need be imported."""
-    return type(error).__module__.split(".")[0] in ("aiobotocore", "aiohttp", "botocore", "urllib3")
+    return type(error).__module__.split(".")[0] in CLIENTS
 
 
 @dataclass(frozen=True)
@@ -41,13 +52,14 @@ class Retry:
     """Call a function until it works: `attempts` times at most, within `deadline` seconds.
 
     The wait after try n is drawn from 0 to min(cap, first * 2^n) seconds ("full jitter"), so that the ranks
-    of a gang do not come back all at once.
+    of a gang do not come back all at once. `give_up` is asked before each wait, and every second of it.
     """
 
     attempts: int = 6
     first: float = 0.2
     cap: float = 10.0
     deadline: float = 180.0
+    give_up: Callable[[], bool] | None = None
 
     def __call__(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """`call(*args, **kwargs)`. The last error is raised as it is; a permanent one at once."""
@@ -56,9 +68,23 @@ class Retry:
             try:
                 return call(*args, **kwargs)
             except Exception as error:
-                wait = random.uniform(0, min(self.cap, self.first * 2**attempt))
+                wait = random.uniform(0, min(self.cap, self.first * 2 ** min(attempt, 30)))
                 last = attempt == self.attempts - 1 or time.monotonic() + wait > end
-                if last or not transient(error):
+                if last or not transient(error) or self._pause(wait):
                     raise
-            time.sleep(wait)
         raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait so long. Whether to give up instead."""
+        end = time.monotonic() + seconds
+        while not (self.give_up and self.give_up()):
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(left, 1.0) if self.give_up else left)
+        return True
+
+
+def patient(seconds: float, give_up: Callable[[], bool] | None = None) -> Retry:
+    """Retries for so many seconds, however many there are: an outage is waited for."""
+    return Retry(attempts=sys.maxsize, deadline=seconds, give_up=give_up)

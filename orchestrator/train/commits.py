@@ -22,6 +22,7 @@ from orchestrator.checkpoint.store import Store
 from orchestrator.layout import Layout
 from orchestrator.rundir import Row
 from orchestrator.spec import CheckpointSpec, JobSpec
+from orchestrator.storage.retry import patient
 from orchestrator.train.agree import Agreed, agree
 from orchestrator.train.engine import Engine
 from orchestrator.train.task import Task
@@ -59,8 +60,10 @@ class Commits:
                 held = self._peers.latest(step, deep=False)
                 if held is not None and held.step == step:
                     return held, self._peers.reader(held)
-        manifest = self._store.manifest(step)
-        return manifest, self._store.reader(manifest)
+        patience = patient(self._spec.limits.unsaved, self._link.stop_requested)
+        store = Store(self._store.uri, retry=patience)
+        manifest = store.manifest(step)
+        return manifest, store.reader(manifest)
 
     def __enter__(self) -> Commits:
         if self._task.commit:

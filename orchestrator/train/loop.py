@@ -23,6 +23,7 @@ from orchestrator.layout import Layout
 from orchestrator.rundir import Row
 from orchestrator.spec import JobSpec, parse
 from orchestrator.stability import Skip, lr_factor, merged, spike, start_of, where
+from orchestrator.storage.retry import patient
 from orchestrator.train.agree import agree
 from orchestrator.train.commits import Commits
 from orchestrator.train.device import close_device, open_device, peak_memory
@@ -62,7 +63,7 @@ def main(config: dict[str, Any], link: Link) -> dict[str, Any]:
     libraries = peak_memory()
     device = open_device(spec, link)
     try:
-        tokens = Tokens.open(task.data)
+        tokens = Tokens.open(task.data, patient(spec.limits.unsaved, link.stop_requested))
         workload = workload_of(spec, tokens)
         batches = batches_of(spec, tokens, workload)
         engine = make_engine(spec, workload, layout, device)

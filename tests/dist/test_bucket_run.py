@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from jobs import curve, job, write_text
-from local_run import drive_here
+from jobs import curve, job, slow_job, wait_for, write_text
+from local_run import LocalGang, controller_here, drive_here
 from s3 import Proxy, bucket, proxy, s3_server
 
-from orchestrator import decide
+from orchestrator import decide, preparing, rundir
 from orchestrator.checkpoint.store import Store
 from orchestrator.rundir import RunDir
+from orchestrator.storage import retry
+from orchestrator.storage.retry import patient as plainly
 
 __all__ = ["bucket", "proxy", "s3_server"]
 FAULTS = ("busy", "refuse", "deaf", "cut", "slow")
@@ -39,3 +44,72 @@ def test_a_run_in_a_bucket_goes_on_from_its_commit(
     assert [(step, store.verify(step)) for step in store.steps()] == [(4, []), (8, []), (12, [])]
     parts = Counter(path.split("/")[-2] for path in run.fs.find(run.path) if "/part-" in path)
     assert parts["metrics.jsonl"] <= 4, "rows are written together"
+
+
+def test_a_run_that_begins_again_while_the_store_is_out_waits_for_it(
+    bucket: str, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In each of its steps: what is read first, the fence and the commit, the ranks' load; more tries than one call has."""
+    monkeypatch.setattr(decide, "SETTLE", 0.0)
+    monkeypatch.setattr(retry, "patient", lambda *words: dataclasses.replace(plainly(*words), first=0.01, cap=0.1))
+    monkeypatch.setattr(preparing, "patient", retry.patient)
+    text, cache = write_text(tmp_path, 20_000), tmp_path / "cache"
+    for name, wanted in [("first", "job.yaml"), ("fence", "FENCE"), ("commit", "shard-00000")]:
+        run = f"{bucket}/runs/{name}"
+        begun = controller_here(job(text), run, cache)
+        begun.request_stop("stopped by the user")
+        begun.drive()
+        controller = controller_here(job(text), run, cache, faults=("kill@1:10",))
+        out = [0]
+
+        def spoil(line: str, wanted: str = wanted, out: list[int] = out) -> str:
+            if wanted in line and not out[0]:
+                out[0] = 1
+            if out[0] and out[0] <= 25:
+                out[0] += 1
+                return "refuse"
+            return ""
+
+        proxy.spoil = spoil
+        summary = controller.drive()
+        proxy.spoil = lambda line: ""
+        assert out[0] > 25, wanted
+        assert (summary["state"], summary["commit"]) == ("done", 12)
+        assert [row["step"] for row in RunDir(run).rows("metrics.jsonl")] == list(range(1, 13))
+
+
+class Heard(LocalGang):
+    """A gang that notes when it is asked to stop."""
+
+    def __init__(self) -> None:
+        super().__init__([2])
+        self.asked = threading.Event()
+
+    def request_stop(self) -> None:
+        """See `Gang.request_stop`."""
+        super().request_stop()
+        self.asked.set()
+
+
+def test_a_silent_store_neither_ends_a_gang_nor_hides_a_stop(
+    bucket: str, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decide, "SETTLE", 0.0)
+    monkeypatch.setattr(rundir, "REMOTE_TIMEOUT", 2.0)
+    gang, run = Heard(), f"{bucket}/runs/silent"
+    document = slow_job(write_text(tmp_path, 200_000), steps=2000)
+    controller = controller_here(document, run, tmp_path / "cache", gang=lambda: gang)
+    with ThreadPoolExecutor(1) as pool:
+        driven = pool.submit(controller.drive)
+        wait_for(lambda: controller.status()["step"] >= 5, "training")
+        proxy.spoil = lambda line: "hang"
+        before = len(proxy.spoiled)
+        wait_for(lambda: len(proxy.spoiled) > before + 2, "calls that nobody answers")
+        controller.request_stop("stopped by the user")
+        assert gang.asked.wait(1.0), "the controller waits for storage, and the gang does not hear of the stop"
+        wait_for(lambda: len(proxy.spoiled) > before + 8, "more of them")
+        proxy.spoil = lambda line: ""
+        summary = driven.result()
+    assert (summary["state"], summary["reason"], summary["attempts"]) == ("stopped", "stopped by the user", 1)
+    assert summary["commit"] == summary["step"]
+    assert [row["step"] for row in RunDir(run).rows("metrics.jsonl")] == list(range(1, summary["step"] + 1))

@@ -180,3 +180,15 @@ def test_rows_that_come_while_a_death_is_looked_into_are_not_lost(watch: Watch) 
         assert time.monotonic() < deadline, rows
     assert rows == [{"step": 1}, {"step": 2}]
     assert watch.poll(0, 0.0).ranks[1].error == "rank 1 was pulled"
+
+
+def test_ranks_are_spoken_to_though_nobody_looks(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who looks may wait for storage for longer than a rank waits for a word."""
+    monkeypatch.setattr("cluster.watch.REPLY", 0.05)
+    caller = Caller(watch, expect(watch), 0)
+    watch.poll(7, 0.0)
+    for _ in range(3):
+        while caller.hear("saved") != {"saved": 7}:
+            pass
+    expect(watch)
+    assert Caller(watch, expect(watch), 0).hear("saved") == {"saved": 0}

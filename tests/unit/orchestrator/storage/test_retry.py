@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import dataclasses
 import errno
+import itertools
 import time
 
 import pytest
-from botocore.exceptions import EndpointConnectionError
+from botocore.exceptions import EndpointConnectionError, NoCredentialsError
 
-from orchestrator.storage.retry import Retry, transient
+from orchestrator.errors import InputError, Unreachable
+from orchestrator.storage.retry import Retry, patient, storage_failed, transient
 
 
 class Flaky:
@@ -65,3 +68,25 @@ def test_the_deadline_bounds_the_waits() -> None:
 
 def test_errors_of_the_http_clients_pass() -> None:
     assert transient(EndpointConnectionError(endpoint_url="http://x"))
+
+
+def test_what_the_user_has_to_mend_does_not() -> None:
+    assert not transient(NoCredentialsError())
+    assert storage_failed(NoCredentialsError())
+    assert not transient(PermissionError("wrong key"))
+    assert transient(Unreachable("cannot be read", "s3://x"))
+    assert not transient(InputError("is damaged", "s3://x"))
+
+
+def test_an_outage_is_waited_for_however_many_tries_it_takes() -> None:
+    flaky = Flaky(*(ConnectionResetError() for _ in range(12)))
+    quick = dataclasses.replace(patient(60.0), first=0.001, cap=0.002)
+    assert quick(flaky, 7) == 7
+    assert flaky.calls == 13
+
+
+def test_a_wait_ends_when_it_is_given_up() -> None:
+    flaky, calls = Flaky(*(ConnectionResetError() for _ in range(100))), itertools.count()
+    with pytest.raises(ConnectionResetError):
+        dataclasses.replace(patient(600.0, lambda: next(calls) > 3), first=0.001)(flaky, 7)
+    assert flaky.calls < 6
