@@ -12,6 +12,9 @@ from cluster.place import Cluster
 from cluster.ray_gang import RayGang
 from cluster.services import RayServices
 
+CLEANUP = 5.0
+"""Seconds that a cancelled function has to clean up."""
+
 
 class RayErrand:
     """A function in a process of its own: what it imports, torch and transformers, must not weigh on others."""
@@ -31,6 +34,13 @@ class RayErrand:
         except RayTaskError as error:
             # Ray's own text is a trace of the worker; what was raised there is the first cause.
             raise (error.cause if isinstance(error.cause, Exception) else error) from None
+
+    def cancel(self) -> None:
+        """See `Errand.cancel`. One that does not hear, as it is within a library, is killed."""
+        ray.cancel(self._reference, force=False)
+        if not ray.wait([self._reference], timeout=CLEANUP)[0]:
+            ray.cancel(self._reference, force=True)
+            ray.wait([self._reference], timeout=CLEANUP)
 
 
 def on_ray() -> Cluster:

@@ -19,6 +19,9 @@ class Errand(Protocol):
     def result(self) -> Any:
         """What it returned, waited for; raises what it raised."""
 
+    def cancel(self) -> None:
+        """End it, with time to clean up; it is gone when this returns."""
+
 
 class Services(Protocol):
     """The same object on every node."""

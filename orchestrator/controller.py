@@ -116,6 +116,7 @@ class Controller:
             self._write_status(force=True)
             raise
         finally:
+            self._exports.stop()
             self._gang.close()
             self._holders.stop()
             if self._notices is not None:

@@ -267,7 +267,10 @@ def _export(rules: Rules, state: State, seen: Seen) -> tuple[State, Action]:
         text = f"the export failed: {seen.export_failed}; all commits are in place, and the same command exports again"
         return _finish(state, seen, "failed", text)
     if rules.spec.checkpoint.export and not seen.exported:
-        return state, Action("export", "the model is written for others to load")
+        if not seen.stop:
+            return state, Action("export", "the model is written for others to load")
+        text = f"{state.stopping or seen.stop}; the model is not exported, and the same command does it"
+        return _finish(state, seen, "stopped", text)
     if state.outcome == "stopped":
         return _finish(state, seen, "stopped", state.stopping)
     return _finish(state, seen, "done", f"{state.step} steps are done")

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import fsspec
 import numpy as np
-from fsspec.implementations.local import LocalFileSystem
 
 from orchestrator.errors import InputError
+from orchestrator.export_target import MARK, check_target, draft, publish
 from orchestrator.export_tokenizer import write_tokenizer
 from orchestrator.rundir import RunDir
 from orchestrator.spec import JobSpec, parse
+from orchestrator.storage.retry import patient
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,16 +47,17 @@ def export(run_uri: str, step: int, target: str) -> dict[str, Any]:
     if text is None:
         raise InputError("there is no run here", run.uri, "give a run directory")
     spec = parse(yaml.safe_load(text), run.at("job.yaml"))
-    store = Store(run.at("checkpoints"))
+    retry = patient(spec.limits.unsaved)
+    store = Store(run.at("checkpoints"), retry=retry)
     manifest = store.manifest(step)
-    tokens = Tokens.open(manifest.meta["data"])
+    tokens = Tokens.open(manifest.meta["data"], retry)
     workload, reader = assemble.workload_of(spec, tokens), store.reader(manifest)
-    with tempfile.TemporaryDirectory(prefix="export-") as folder:
+    with draft(target) as folder:
         difference = write(spec, tokens, workload, lambda name: reader.read(f"model.{name}"), folder)
         facts = {"step": step, "receipt": manifest.receipt, "run": spec.name, "logits_difference": difference}
-        (Path(folder) / "export.json").write_text(json.dumps(facts, indent=2) + "\n")
-        _publish(folder, target)
         sample = _sample(tokens, folder)
+        (Path(folder) / MARK).write_text(json.dumps(facts, indent=2) + "\n")
+        publish(folder, target, retry)
     return {"uri": target, "step": step, "logits_difference": difference, "sample": sample}
 
 
@@ -73,15 +71,6 @@ def write(
     workload.to_hf(read, folder)
     write_tokenizer(tokens, workload, spec, folder)
     return _compare(spec, tokens, workload, read, folder)
-
-
-def check_target(target: str) -> None:
-    """Refuse to write over what is no export. Raises InputError."""
-    fs, path = fsspec.core.url_to_fs(target)
-    if not isinstance(fs, LocalFileSystem) or not os.path.lexists(path):
-        return
-    if not os.path.isdir(path) or (os.listdir(path) and not os.path.exists(f"{path}/export.json")):
-        raise InputError("holds something that is no export", target, "give a new folder")
 
 
 def _compare(
@@ -151,41 +140,3 @@ def _sample(tokens: Tokens, folder: str) -> str | None:
     except (RuntimeError, ValueError):  # a broken model has probabilities that cannot be drawn from
         return None
     return tokens.tokenizer().decode(made[0].tolist())
-
-
-def _files(folder: str) -> list[Path]:
-    return [path for path in Path(folder).rglob("*") if path.is_file()]
-
-
-def _last(name: str) -> bool:
-    return name == "export.json"
-
-
-def _open_to_others(folder: str) -> None:
-    """Modes as of any new folder under the user's umask, where a temporary one is its owner's alone."""
-    mask = os.umask(0)
-    os.umask(mask)
-    for path in (Path(folder), *Path(folder).rglob("*")):
-        path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
-
-
-def _publish(folder: str, target: str) -> None:
-    """Put the finished folder in place. On an object store, export.json goes last and says that all is there."""
-    fs, path = fsspec.core.url_to_fs(target)
-    if not isinstance(fs, LocalFileSystem):
-        names = sorted((file.relative_to(folder).as_posix() for file in _files(folder)), key=_last)
-        if fs.exists(f"{path}/export.json"):
-            fs.rm_file(f"{path}/export.json")  # else the old mark would stand over half-new files
-        for name in names:
-            fs.put_file(os.path.join(folder, name), f"{path}/{name}")
-        return
-    draft, old = f"{path}.{os.getpid()}.tmp", f"{path}.{os.getpid()}.old"
-    try:
-        shutil.copytree(folder, draft, copy_function=shutil.copyfile)
-        _open_to_others(draft)
-    except OSError as error:
-        raise InputError(f"cannot be written ({error.strerror})", target, "give another folder") from None
-    if os.path.exists(path):
-        os.replace(path, old)
-    os.replace(draft, path)
-    shutil.rmtree(old, ignore_errors=True)

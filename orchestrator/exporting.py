@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,9 @@ from cluster.place import Cluster, Errand
 from orchestrator import export
 from orchestrator.rundir import RunDir
 from orchestrator.spec import JobSpec
+
+LONGEST = 7200.0
+"""Seconds that an export may take: a hundred billion parameters are read and written within, at 200 MB a second."""
 
 
 class Exporting:
@@ -18,6 +22,7 @@ class Exporting:
         self._cluster, self._checkpoint, self._run, self._tell = cluster, spec.checkpoint, run, tell
         self._target = spec.checkpoint.export_to or run.at("export")
         self._under_way: tuple[int, Errand] | None = None
+        self._began = 0.0
         self._failures: dict[int, str] = {}
         self.done: dict[str, Any] = {}
 
@@ -38,14 +43,23 @@ class Exporting:
         """Forget the failures so far."""
         self._failures.clear()
 
+    def stop(self) -> None:
+        """End the export that is under way, if there is one: it leaves nothing in its place."""
+        if self._under_way is not None:
+            self._under_way[1].cancel()
+            self._under_way = None
+
     def advance(self, step: int) -> None:
         """Take the result of an export that has ended, and start that of `step` unless one is under way."""
         if self._under_way is not None:
             exported, errand = self._under_way
-            if not errand.done():
+            late = time.monotonic() - self._began > LONGEST
+            if not errand.done() and not late:
                 return
-            self._under_way = None
             try:
+                if late:
+                    self.stop()
+                    raise TimeoutError(f"it was not done after {LONGEST:.0f} s")
                 self.done = errand.result()
                 self._failures.pop(exported, None)
             except Exception as error:  # whatever it is, training goes on
@@ -54,5 +68,8 @@ class Exporting:
                 self._tell(f"the export of step {exported} failed: {why}")
                 if exported == step:
                     return
+            finally:
+                self._under_way = None
         if not self.has(step):
+            self._began = time.monotonic()
             self._under_way = (step, self._cluster.errand(export.export, self._run.uri, step, self._target))

@@ -16,7 +16,7 @@ import yaml
 
 from orchestrator import assemble, prices
 from orchestrator.errors import InputError
-from orchestrator.export import check_target
+from orchestrator.export_target import check_target
 from orchestrator.machines import Machine
 from orchestrator.plan import plan
 from orchestrator.rundir import RunDir

@@ -203,6 +203,7 @@ class Errand:
 
     call: Callable[[], Any]
     looks: int = 0
+    cancelled: bool = False
 
     def done(self) -> bool:
         """Whether it has been looked at often enough."""
@@ -212,6 +213,10 @@ class Errand:
     def result(self) -> Any:
         """What the function returns."""
         return self.call()
+
+    def cancel(self) -> None:
+        """Never call it."""
+        self.cancelled = True
 
 
 class Holders:

@@ -16,8 +16,10 @@ from transformers import AutoConfig, Gemma3TextConfig
 
 from cluster.gang import Bundle
 from cluster.process_gang import ProcessGang
+from orchestrator import export as exports
 from orchestrator.errors import InputError
-from orchestrator.export import check_target, export
+from orchestrator.export import export
+from orchestrator.export_target import check_target
 from orchestrator.layout import Layout
 from orchestrator.spec import dump, parse
 from orchestrator.train.task import ENTRY, Task
@@ -94,3 +96,32 @@ def test_a_folder_that_is_no_export_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds something that is no export; give a new folder"):
         check_target(str(tmp_path))
     assert (tmp_path / "thesis.tex").read_text() == "precious"
+
+
+def test_a_full_disk_under_an_export_is_one_line_and_leaves_nothing(run: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"needs leave to mount a tmpfs: {mounted.stderr.strip()}")
+    try:
+        with pytest.raises(InputError, match=r"disk/model: cannot be written \(No space left on device.*\); make room"):
+            export(str(run), 2, str(disk / "model"))
+        assert list(disk.iterdir()) == []
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        with pytest.raises(InputError, match=r"disk/model: cannot be written \(Read-only file system\)"):
+            export(str(run), 2, str(disk / "model"))
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_an_export_that_is_cancelled_leaves_nothing(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cancelled(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(exports, "_sample", cancelled)
+    with pytest.raises(KeyboardInterrupt):
+        export(str(run), 2, str(tmp_path / "new" / "model"))
+    assert list((tmp_path / "new").iterdir()) == []

@@ -6,12 +6,13 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import curve, job, rows, write_text
+from jobs import curve, job, rows, wait_for, write_text
 from prepared import prepare_here
 from scripted import ControllerKilled, Errand, Holders, Training, place
 
@@ -19,6 +20,7 @@ from cluster.fake_gang import Attempt, FakeGang
 from cluster.gang import Beat
 from orchestrator import controller as controllers
 from orchestrator import decide, export, history, machines
+from orchestrator import exporting as exports
 from orchestrator.checkpoint.store import Store
 from orchestrator.controller import Controller
 from orchestrator.errors import InputError
@@ -49,6 +51,7 @@ class Runs:
     capacity: Callable[[], int] = lambda: 2
     refusals: list[str] = field(default_factory=list)
     calls: list[tuple[Any, ...]] = field(default_factory=list)
+    errands: list[Errand] = field(default_factory=list)
     services: list[Holders] = field(default_factory=list)
     wants: list[int] = field(default_factory=list)
     machine: str = ""
@@ -70,7 +73,8 @@ class Runs:
 
         def errand(*call: Any) -> Errand:
             self.calls.append(call)
-            return Errand(lambda: self.export(call[2], call[3]), self.looks)
+            self.errands.append(Errand(lambda: self.export(call[2], call[3]), self.looks))
+            return self.errands[-1]
 
         def services(target: str, token: str) -> Holders:
             self.services.append(Holders(target, token))
@@ -191,6 +195,31 @@ def test_commits_may_be_exported_beside_training(runs: Runs, looks: int, exporte
     assert [call[2] for call in runs.calls] == exported
     assert summary["export"]["step"] == 12
     assert runs.phases() == [*QUIET[:-1], "export", "done"]
+
+
+def test_a_stop_is_heard_during_an_export_and_the_same_command_exports_later(runs: Runs) -> None:
+    runs.looks = 10**9
+    controller = runs.controller(exporting(runs))
+    with ThreadPoolExecutor(1) as pool:
+        driven = pool.submit(controller.drive)
+        wait_for(lambda: runs.calls, "the export")
+        controller.request_stop("stopped by the user")
+        summary = driven.result(timeout=60)
+    assert (summary["state"], summary["commit"], summary["export"]) == ("stopped", 12, None)
+    assert summary["reason"] == "stopped by the user; the model is not exported, and the same command does it"
+    assert [errand.cancelled for errand in runs.errands] == [True]
+    runs.looks = 1
+    summary = runs.controller(exporting(runs)).drive()
+    assert (summary["state"], summary["step"], summary["export"]["step"]) == ("done", 12, 12)
+
+
+def test_an_export_that_does_not_end_is_ended(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exports, "LONGEST", 0.05)
+    runs.looks = 10**9
+    summary = runs.controller(exporting(runs)).drive()
+    assert (summary["state"], summary["commit"]) == ("failed", 12)
+    assert "the export failed: TimeoutError: it was not done after 0 s" in summary["reason"]
+    assert [errand.cancelled for errand in runs.errands] == [True]
 
 
 def test_no_export_is_made_that_nobody_asked_for(runs: Runs) -> None:

@@ -15,9 +15,10 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from orchestrator.data import tokenizer as made
-from orchestrator.export import _publish
+from orchestrator.export_target import publish
 from orchestrator.export_tokenizer import write_tokenizer
 from orchestrator.spec import JobSpec, parse
+from orchestrator.storage.retry import Retry
 from workloads.presets import preset
 
 TEXT = "the dog ran; the cat did not. [1] Shall we?\n"
@@ -111,7 +112,7 @@ def test_an_export_is_as_open_as_any_new_folder(tmp_path: Path) -> None:
     (draft / "generator" / "config.json").chmod(0o600)
     before = os.umask(0o027)
     try:
-        _publish(str(draft), str(tmp_path / "out"))
+        publish(str(draft), str(tmp_path / "out"), Retry())
     finally:
         os.umask(before)
     modes = [
@@ -127,5 +128,5 @@ def test_a_pair_of_folders_reaches_an_object_store_whole(tmp_path: Path) -> None
     for name in ("export.json", "generator/config.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("{}")
-    _publish(str(tmp_path), "memory://exports/pair")
+    publish(str(tmp_path), "memory://exports/pair", Retry())
     assert fsspec.filesystem("memory").exists("/exports/pair/generator/config.json")
