@@ -15,6 +15,9 @@ from orchestrator.checkpoint.manifest import folder
 from orchestrator.checkpoint.shard import RawPiece
 from orchestrator.checkpoint.store import Store
 
+SLOWER = 10.0
+"""Times what this writer's own files took that a file of another may take: all have about as much to write."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -47,7 +50,12 @@ class Retention:
 
 
 class Committer:
-    """Writer `writer` of `writers`; `patience` bounds the seconds that writer 0 waits for the others."""
+    """Writer `writer` of `writers`; `patience` is the least seconds after which writer 0, when nothing new has come
+    into the commit's folder meanwhile, takes the others for gone.
+
+    The whole wait is bounded by the size of the state, of which there is only so much to come. A rank that dies ends
+    its gang, and this writer with it; what is left are writers that are slow, as their store is for all of them.
+    """
 
     def __init__(
         self,
@@ -67,10 +75,13 @@ class Committer:
         state, reason = ("written" if self.writer else "published"), ""
         try:
             records = self.store.write_raw(step, self.writer, pieces)
+            wrote = time.monotonic() - began
             if self.writer:
                 self._tell(step, {"records": records})
             else:
-                self.store.publish(step, records + self._gather(step), meta)
+                self.store.publish(
+                    step, records + self._gather(step, max(self.patience, SLOWER * wrote)), meta
+                )
                 reason = self._prune()
         except Exception as error:
             state, reason = "failed", one_line(error)
@@ -84,20 +95,25 @@ class Committer:
         data = json.dumps(note, separators=(",", ":")).encode()
         self.store.retry(self.store.backend.replace, self._note(step, self.writer), data)
 
-    def _gather(self, step: int) -> list[dict[str, Any]]:
-        """The records of all other writers, waited for."""
+    def _gather(self, step: int, patience: float) -> list[dict[str, Any]]:
+        """The records of all other writers, waited for until nothing new has come for `patience` seconds."""
         missing = {self._note(step, writer): writer for writer in range(1, self.writers)}
         records: list[dict[str, Any]] = []
-        end, pause = time.monotonic() + self.patience, 0.005
+        end, pause = time.monotonic() + patience, 0.005
+        before: dict[str, int] = {}
         while missing:
-            for path in missing.keys() & self.store.retry(self.store.backend.list, folder(step)).keys():
+            listed = self.store.retry(self.store.backend.list, folder(step))
+            present = {path: size for path, size in listed.items() if f"-{self.store.attempt}" in path}
+            if present != before:
+                before, end = present, time.monotonic() + patience
+            for path in missing.keys() & present.keys():
                 note = json.loads(self.store.retry(self.store.backend.read, path))
                 writer = missing.pop(path)
                 if "failed" in note:
                     raise RuntimeError(f"writer {writer}: {note['failed']}")
                 records += note["records"]
             if missing and time.monotonic() > end:
-                raise TimeoutError(f"writers {sorted(missing.values())} wrote nothing in {self.patience:g} s")
+                raise TimeoutError(f"writers {sorted(missing.values())} wrote nothing in {patience:.3g} s")
             if missing:
                 time.sleep(pause)
                 pause = min(pause * 1.5, 1.0)

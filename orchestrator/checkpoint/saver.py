@@ -48,7 +48,7 @@ class Saver:
             writers: how many processes save.
             peers: the memory of peers, where saves go first; its last two commits stay.
             retention: what writer 0 keeps after each commit to the store.
-            patience: seconds that writer 0 waits for the shards of the others.
+            patience: least seconds without news of the others after which writer 0 gives up, see `Committer`.
             max_wait: seconds that a save waits for memory still being written; then it is given up.
         """
         self._settings: dict[str, Any] = {

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from orchestrator.checkpoint import committer
 from orchestrator.checkpoint.committer import Committer, Outcome, Retention
 from orchestrator.checkpoint.pieces import Piece
 from orchestrator.checkpoint.store import Store
@@ -31,11 +33,9 @@ def committers(folder: Path, writers: int, attempt: str = "a", **options: Any) -
 def together(group: list[Committer], step: int, meta: dict[str, Any] = META) -> list[Outcome]:
     rows = torch.arange(len(group) * 2.0).reshape(len(group), 2) + step
 
-    def commit(committer: Committer) -> Outcome:
-        at = committer.writer
-        return committer.commit(
-            step, [Piece("model.w", (len(rows), 2), (at, 0), rows[at : at + 1]).raw()], meta
-        )
+    def commit(one: Committer) -> Outcome:
+        at = one.writer
+        return one.commit(step, [Piece("model.w", (len(rows), 2), (at, 0), rows[at : at + 1]).raw()], meta)
 
     with ThreadPoolExecutor(len(group)) as pool:
         return list(pool.map(commit, group))
@@ -63,6 +63,41 @@ def test_a_writer_that_never_comes_ends_the_save_and_leaves_nothing(in_memory: P
     assert outcome.state == "failed"
     assert "writers [1] wrote nothing in 0.2 s" in outcome.reason
     assert group[0].store.backend.list() == {}
+
+
+class Clock:
+    """Time that passes only where it is waited for; after each second of it something happens."""
+
+    def __init__(self, each_second: Callable[[int], None]) -> None:
+        self.now, self._each_second = 0.0, each_second
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        for second in range(int(self.now) + 1, int(self.now + seconds) + 1):
+            self._each_second(second)
+        self.now += seconds
+
+
+@pytest.mark.parametrize(("attempt", "state"), [("a", "published"), ("dead", "failed")])
+def test_a_slow_writer_is_waited_for_while_its_files_come(
+    in_memory: Path, monkeypatch: pytest.MonkeyPatch, attempt: str, state: str
+) -> None:
+    group = committers(in_memory, 2, patience=30.0)
+
+    def work(second: int) -> None:
+        if second % 20 == 0:
+            group[1].store.backend.replace(f"step-00000005/shard-00001-{attempt}-{second}", bytes(second))
+        if second == 500:
+            group[1].commit(5, [Piece("model.w", (2, 2), (1, 0), rows).raw()], META)
+
+    clock = Clock(work)
+    monkeypatch.setattr(committer, "time", clock)
+    rows = torch.arange(2.0).reshape(1, 2)
+    outcome = group[0].commit(5, [Piece("model.w", (2, 2), (0, 0), rows).raw()], META)
+    assert outcome.state == state, outcome.reason
+    assert (clock.now > 500) == (state == "published")
 
 
 def test_notes_of_a_dead_attempt_are_not_taken(in_memory: Path) -> None:
