@@ -57,8 +57,11 @@ def fewer_tokens(theirs: Any, vocabulary: Vocabulary) -> Vocabulary:
         for name, ids in _ids(part):
             now = [new.get(token, token) for token in ids]
             setattr(part, name, now if isinstance(getattr(part, name), list) else now[0])
-        if (_number(part, "vocab_size") or 0) > size:
-            part.vocab_size = size
+        for name in [
+            name for name in vars(part) if "vocab_size" in name
+        ]:  # embeddings of layers have their own
+            if (_number(part, name) or 0) > size:
+                setattr(part, name, size)
     known = {name: getattr(vocabulary, name) for name in ("eos", "pad", "bos", "cls", "sep", "mask")}
     small = replace(
         vocabulary,

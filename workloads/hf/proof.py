@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from workloads.errors import WorkloadError
-from workloads.hf.folder import describe_foreign, parts_of, theirs_in
+from workloads.hf.folder import describe_foreign, parts_of, root, theirs_in
 from workloads.hf.foreign import HuggingFaceWorkload
 from workloads.hf.foreign_network import ForeignNetwork, auto
 from workloads.hf.narrow import fewer_tokens, narrowings
+from workloads.hf.weights import has_weights
 from workloads.objectives.samples import Samples
 from workloads.workload import Batch
 
@@ -47,6 +48,11 @@ def prove(workload: HuggingFaceWorkload) -> None:
     the logits that may see it, and packed documents come out as separate ones; recomputed layers have the same
     gradients; what is exported is loaded by transformers and computes the same.
     """
+    folder = str(root(workload.config.folder))
+    if has_weights(folder) and workload.config.parameters() <= LARGEST:
+        workload.initial(
+            next(iter(workload.shapes)), 0
+        )  # a small checkpoint is read at once, to see whether it fits
     what = f"{type(workload.config.bare).__name__} cannot be trained with {workload.objective.name} here"
     failed: Exception | None = None
     for theirs in narrowings(theirs_in(workload.config.folder, dict(workload.config.changes))):
@@ -56,8 +62,8 @@ def prove(workload: HuggingFaceWorkload) -> None:
                 return
         except WorkloadError as error:
             raise WorkloadError(f"{what}: {error}") from None
-        except TooLarge:
-            continue
+        except TooLarge as error:
+            failed = failed or error
         except Exception as error:  # each class fails in its own way on widths that it cannot have
             failed = error
     why = f"{type(failed).__name__}: {' '.join(str(failed).split())[:160]}"

@@ -35,6 +35,11 @@ LENGTH = 64
 MISSING: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 2, "topk_method": "greedy"},
     "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 6},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128},
+    "ministral": {"head_dim": 128},
+    "nemotron": {"head_dim": 128, "num_key_value_heads": 8},
+    "reformer": {"axial_pos_embds": False, "is_decoder": True},
     "xmod": {"default_language": "en_XX"},
 }
 """What default configurations leave out, and no published one does."""
@@ -102,7 +107,7 @@ def outcome(model_type: str, architecture: str, trial: Trial) -> str:
         try:
             config = describe_foreign(folder)
             if config.architecture != architecture:
-                return f"its default configuration is that of an {config.architecture}"
+                return f"its default configuration is of another kind ({config.architecture})"
             vocabulary = _vocabulary(min(SIZE, config.vocab_size))
             built = objectives.build(
                 trial.objective, vocabulary=vocabulary, sequence_length=LENGTH, seed=0, **dict(trial.options)
