@@ -21,7 +21,7 @@ from workloads.hf.weights import Weights, write
 from workloads.mup import folded
 from workloads.workload import Vocabulary
 
-NO_STRUCTURE = ("family", "architecture", "head", "sentence_head", "classes", "pooler", "generator", "initial",
+NO_STRUCTURE = ("family", "architecture", "head", "sentence_head", "classes", "generator", "initial",
                 "initial_std", "residual_scaling", "base", "dropout")  # fmt: skip
 FINAL_BIAS = "final_logits_bias"
 """What BART adds to the logits of its vocabulary, and no model here does."""
@@ -148,7 +148,8 @@ def _export_one(
 def _check_told(family: Family, config: TransformerConfig, their_config: Any) -> None:
     """Raise WorkloadError where their configuration does not tell the model: it would load as another one."""
     found, wanted = structure(family.read_config(their_config)), structure(config)
-    for name in wanted.keys() - set(family.unsaid):
+    pools = config.sentence_head or config.head == "sequence"
+    for name in wanted.keys() - {*family.unsaid, *(() if pools else ("pooler",))}:
         for part, value, other in _parts(name, wanted[name], found[name]):
             if value != other:
                 raise WorkloadError(
