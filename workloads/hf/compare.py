@@ -95,7 +95,7 @@ def arguments(config: TransformerConfig, batch: Batch) -> dict[str, Tensor]:
 def probes(
     config: TransformerConfig | ForeignModel, vocabulary: Vocabulary, text: Tensor, lengths: Iterable[int]
 ) -> Iterator[Batch]:
-    """Two rows of `text` int64 [n] at each length: whole, the second padded at its end, and at its beginning.
+    """Rows of `text` int64 [n] at each length: one whole, one padded at its end, and one at its beginning.
 
     Padding is not put at the beginning for a router with a capacity, which counts what stands before in the row, nor
     where the first place stands for the sequence.
@@ -107,19 +107,18 @@ def probes(
         or (config.head == "sequence" and not config.causal)
     )
     for length in lengths:
-        rows = text.repeat(-(-4 * length // len(text)))[: 4 * length].view(4, length)
+        whole = torch.ones(length, dtype=torch.bool)
         short = torch.arange(length) < max(1, length - length // 3)
-        for real in (None, short, short.flip(0)) if left else (None, short):
-            padding = torch.ones(2, length, dtype=torch.bool)
-            if real is not None:
-                padding[1] = real
-            batch = {"tokens": rows[:2].masked_fill(~padding, pad), "padding": padding}
-            if config.architecture == "encoder-decoder":
-                ends = padding if real is None else torch.stack((torch.ones_like(short), short))
-                batch |= {"decoder_tokens": rows[2:].masked_fill(~ends, pad), "decoder_padding": ends}
-            elif isinstance(config, TransformerConfig) and config.token_types > 1:
-                batch["token_types"] = (torch.arange(length) >= length // 2).long().expand(2, -1)
-            yield batch
+        padding = torch.stack((whole, short, short.flip(0)) if left else (whole, short))
+        count = len(padding)
+        rows = text.repeat(-(-2 * count * length // len(text)))[: 2 * count * length].view(2 * count, length)
+        batch = {"tokens": rows[:count].masked_fill(~padding, pad), "padding": padding}
+        if config.architecture == "encoder-decoder":
+            ends = torch.stack((short, *[whole] * (count - 1)))
+            batch |= {"decoder_tokens": rows[count:].masked_fill(~ends, pad), "decoder_padding": ends}
+        elif isinstance(config, TransformerConfig) and config.token_types > 1:
+            batch["token_types"] = (torch.arange(length) >= length // 2).long().expand(count, -1)
+        yield batch
 
 
 def _networks(
