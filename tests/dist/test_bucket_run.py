@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import threading
 from collections import Counter
@@ -14,11 +13,10 @@ from jobs import curve, job, slow_job, wait_for, write_text
 from local_run import LocalGang, controller_here, drive_here
 from s3 import Proxy, bucket, proxy, s3_server
 
-from orchestrator import decide, preparing, rundir
+from orchestrator import decide, rundir
+from orchestrator.checkpoint.manifest import FENCE
 from orchestrator.checkpoint.store import Store
 from orchestrator.rundir import RunDir
-from orchestrator.storage import retry
-from orchestrator.storage.retry import patient as plainly
 
 __all__ = ["bucket", "proxy", "s3_server"]
 FAULTS = ("busy", "refuse", "deaf", "cut", "slow")
@@ -46,36 +44,25 @@ def test_a_run_in_a_bucket_goes_on_from_its_commit(
     assert parts["metrics.jsonl"] <= 4, "rows are written together"
 
 
-def test_a_run_that_begins_again_while_the_store_is_out_waits_for_it(
+def test_a_gang_that_begins_again_while_the_store_is_out_waits_for_it(
     bucket: str, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In each of its steps: what is read first, the fence and the commit, the ranks' load; more tries than one call has."""
+    """From the fence before the second attempt on: the commit that it goes back to, the rows, the ranks' load."""
     monkeypatch.setattr(decide, "SETTLE", 0.0)
-    monkeypatch.setattr(retry, "patient", lambda *words: dataclasses.replace(plainly(*words), first=0.01, cap=0.1))
-    monkeypatch.setattr(preparing, "patient", retry.patient)
-    text, cache = write_text(tmp_path, 20_000), tmp_path / "cache"
-    for name, wanted in [("first", "job.yaml"), ("fence", "FENCE"), ("commit", "shard-00000")]:
-        run = f"{bucket}/runs/{name}"
-        begun = controller_here(job(text), run, cache)
-        begun.request_stop("stopped by the user")
-        begun.drive()
-        controller = controller_here(job(text), run, cache, faults=("kill@1:10",))
-        out = [0]
+    text, run = write_text(tmp_path, 20_000), f"{bucket}/runs/out"
+    fences, refused = itertools.count(1), itertools.count(1)
+    out = threading.Event()
 
-        def spoil(line: str, wanted: str = wanted, out: list[int] = out) -> str:
-            if wanted in line and not out[0]:
-                out[0] = 1
-            if out[0] and out[0] <= 25:
-                out[0] += 1
-                return "refuse"
-            return ""
+    def spoil(line: str) -> str:
+        if line.startswith("PUT") and FENCE in line and next(fences) == 2:
+            out.set()
+        return "refuse" if out.is_set() and next(refused) <= 25 else ""
 
-        proxy.spoil = spoil
-        summary = controller.drive()
-        proxy.spoil = lambda line: ""
-        assert out[0] > 25, wanted
-        assert (summary["state"], summary["commit"]) == ("done", 12)
-        assert [row["step"] for row in RunDir(run).rows("metrics.jsonl")] == list(range(1, 13))
+    proxy.spoil = spoil
+    summary = drive_here(job(text), run, tmp_path / "cache", faults=("kill@1:10",))
+    assert len(proxy.spoiled) == 25
+    assert (summary["state"], summary["attempts"], summary["commit"]) == ("done", 2, 12)
+    assert [row["step"] for row in RunDir(run).rows("metrics.jsonl")] == list(range(1, 13))
 
 
 class Heard(LocalGang):
