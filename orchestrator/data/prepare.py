@@ -30,9 +30,10 @@ from orchestrator.data import manifest, shards, sources, tokenizer
 from orchestrator.data.documents import LINE_BYTES
 from orchestrator.data.files import Folder
 from orchestrator.data.sources import Part, SourceFile
-from orchestrator.errors import InputError
+from orchestrator.errors import InputError, Unreachable
 from orchestrator.hush import hushed
 from orchestrator.spec import DataSpec, TrainBpe
+from orchestrator.storage.retry import storage_failed, transient
 
 Progress = Callable[[str, int, int], None]
 
@@ -75,11 +76,19 @@ def prepare(
             _make(
                 folder, data, files, chosen, part_bytes, rule, progress or (lambda phase, done, total: None)
             )
-    except OSError as error:
+    except Exception as error:
+        if isinstance(error, InputError) or not storage_failed(error):
+            raise
+        reason, place = (
+            getattr(error, "strerror", None) or error,
+            getattr(error, "filename", None) or folder.uri,
+        )
+        if transient(error):
+            raise Unreachable(
+                f"does not answer ({reason})", str(place), "check address and network"
+            ) from None
         mend = "make room or name another data.cache; the same command goes on"
-        raise InputError(
-            f"cannot be written ({error.strerror or error})", str(error.filename or folder.uri), mend
-        ) from None
+        raise InputError(f"cannot be written ({reason})", str(place), mend) from None
     return folder.uri
 
 
@@ -166,7 +175,7 @@ def _train(uri: str, parts: list[str], entries: int, special_tokens: list[str], 
     texts = shards.sample([sources.from_json(part) for part in parts], SAMPLE_BYTES, rule)
     try:
         Folder(uri).write("tokenizer.json", tokenizer.train(texts, entries, special_tokens).encode())
-    except (InputError, OSError) as error:
+    except Exception as error:
         return _told(error)
     return ""
 
@@ -184,7 +193,7 @@ def _tokenise(
         try:
             part = sources.from_json(row["part"])
             shards.write_shard(folder_uri, row["number"], part, vocabulary, roles, rule)
-        except (InputError, OSError) as error:
+        except Exception as error:
             return {"error": _told(error)}
         return {"error": ""}
 
@@ -202,22 +211,26 @@ def _tokenise(
             tell("tokens", done, len(parts))
 
 
-def _told(error: InputError | OSError) -> str:
-    """The error as JSON. An exception that crosses from a task would bring Ray's whole trace with it."""
+def _told(error: Exception) -> str:
+    """The error as JSON: an exception that crosses from a task would bring Ray's whole trace with it. One that is
+    neither of the input nor of storage is raised."""
+    if not (isinstance(error, InputError) or storage_failed(error)):
+        raise error
+    passing = transient(error)
     if isinstance(error, InputError):
-        return json.dumps([error.what, error.where, error.mend])
+        return json.dumps([passing, error.what, error.where, error.mend])
     mend = "keep sources and cache where all nodes see them"
-    if error.errno in FULL:
+    if getattr(error, "errno", None) in FULL:
         mend = "make room or name another data.cache; the same command goes on"
-    return json.dumps(
-        [f"cannot be used on a worker's node ({error.strerror or error})", str(error.filename or error), mend]
-    )
+    reason, place = getattr(error, "strerror", None) or error, getattr(error, "filename", None) or ""
+    return json.dumps([passing, f"cannot be used on a worker's node ({reason})", str(place), mend])
 
 
 def _raise(told: str) -> None:
-    """Raise the InputError that `_told` wrote, if it wrote one."""
+    """Raise the error that `_told` wrote, if it wrote one: InputError, or Unreachable if it may pass."""
     if told:
-        raise InputError(*json.loads(told))
+        passing, *words = json.loads(told)
+        raise (Unreachable if passing else InputError)(*words)
 
 
 def _quiet() -> AbstractContextManager[None]:
