@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 RankState = Literal["starting", "running", "done", "failed", "dead"]
+End = Literal["raised", "exited", "starved", "lost", "silent", "still", "unplaced", "unknown"]
 
 _WORD = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 LABEL = re.compile(rf"([A-Za-z0-9.-]{{1,253}}/)?{_WORD}")
@@ -25,12 +26,37 @@ FINISHED: frozenset[str] = frozenset({"done", "failed", "dead"})
 
 
 @dataclass(frozen=True)
+class Cause:
+    """How a rank came to its end, as far as two ends are alike.
+
+    It raised an exception of the class `name`; it exited with `code`, negative for a signal; the kernel ended it for
+    want of memory (starved); its place is lost with it; it is silent; it makes no step (still); it found no place.
+    """
+
+    end: End = "unknown"
+    code: int = 0
+    name: str = ""
+
+    @property
+    def text(self) -> str:
+        """What an exit code says, in words; empty for what has words of its own."""
+        starved = "; the kernel ended it for want of memory" * (self.end == "starved")
+        return (
+            f"process ended with exit code {self.code}{starved}" if self.end in ("exited", "starved") else ""
+        )
+
+
+UNKNOWN = Cause()
+
+
+@dataclass(frozen=True)
 class RankStatus:
     """What is known of one rank.
 
     `failed` raised an exception and told; `dead` is gone without a word. `result` is what the entry point
     returned. `waiting` if the rank waits for storage, `leaving` if its process or node will be taken away soon.
-    `heard` is the local monotonic time in seconds of the last sign of life.
+    `heard` is the local monotonic time in seconds of the last sign of life, and `failed_at` of its end. `cause` is how
+    it ended, and `error` that in words.
     """
 
     rank: int
@@ -44,6 +70,7 @@ class RankStatus:
     heard: float = 0.0
     waiting: bool = False
     leaving: bool = False
+    cause: Cause = UNKNOWN
 
 
 @dataclass(frozen=True)

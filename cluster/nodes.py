@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import ray
@@ -53,6 +55,24 @@ def leaving() -> frozenset[str]:
         client = global_worker.gcs_client  # type: ignore[attr-defined]
         return frozenset(client.get_draining_nodes(timeout=RPC_TIMEOUT))
     return frozenset()
+
+
+def unreachable(asked: Iterable[str], timeout: float) -> frozenset[str]:
+    """Those of these ids whose raylet accepts no connection within `timeout` seconds: it is dead, its machine is, or
+    the network between is cut. A worker of Ray that is gone says nothing of its node."""
+    where = {n["NodeID"]: (n["NodeManagerAddress"], n["NodeManagerPort"]) for n in ray.nodes() if n["Alive"]}
+    known = sorted(set(asked))
+
+    def is_reached(node: str) -> bool:
+        try:
+            socket.create_connection(where[node], timeout).close()
+        except (OSError, KeyError):
+            return False
+        return True
+
+    with ThreadPoolExecutor(max(len(known), 1)) as pool:
+        reached = list(pool.map(is_reached, known))
+    return frozenset(node for node, is_there in zip(known, reached, strict=True) if not is_there)
 
 
 def drain(node: str, seconds: float, why: str) -> bool:

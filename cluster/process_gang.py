@@ -9,7 +9,7 @@ import time
 from collections.abc import Set
 from typing import Any
 
-from cluster.gang import Beat, Bundle, RankStatus
+from cluster.gang import Beat, Bundle, Cause, RankStatus
 from cluster.link import Seat
 from cluster.watch import Watch
 from cluster.zygote import Zygote
@@ -91,14 +91,11 @@ class ProcessGang:
             self._zygote.close()
             self._zygote = None
 
-    def _cause(self, rank: RankStatus) -> str:
-        return f"process ended with exit code {self._exit_code(rank.pid)}"
-
-    def _exit_code(self, pid: int) -> int | None:
+    def _cause(self, rank: RankStatus) -> tuple[Cause, str]:
         deadline = time.monotonic() + 1.0
         with contextlib.suppress(OSError):
             while self._zygote is not None and time.monotonic() < deadline:
-                if (code := self._zygote.exits().get(pid)) is not None:
-                    return code
+                if (cause := self._zygote.cause(rank.pid)) is not None:
+                    return cause, cause.text
                 time.sleep(0.002)  # the kernel closes the connection just before the process ends
-        return None
+        return Cause("lost"), "the process that starts ranks has ended"

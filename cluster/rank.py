@@ -16,6 +16,7 @@ import time
 import traceback
 from typing import Any
 
+from cluster.clock import wall
 from cluster.link import Link, Seat
 
 INTERVAL = 0.1
@@ -46,9 +47,10 @@ def run(seat: dict[str, Any], target: str, config: dict[str, Any], watcher: str,
         pulse.end(state="done", result=result)
         return 0
     except BaseException as error:  # whatever ends a rank is the gang's to know
-        failed_at = time.time()
+        failed_at = time.monotonic()
         traceback.print_exc()
-        pulse.end(state="failed", error=describe(error), failed_at=failed_at)
+        cause = {"end": "raised", "name": type(error).__name__}
+        pulse.end(state="failed", error=describe(error), cause=cause, failed_at=failed_at)
         return 1
 
 
@@ -88,7 +90,11 @@ class Pulse:
                 rows = link.take(self._sent, 0)
                 self._sent += len(rows)
                 where = {"step": link.step, "waiting": link.is_waiting, "leaving": link.is_leaving}
-                self._send({**told, **where, "rows": rows})
+                # Clocks of two hosts cannot be compared, but how long ago something was can be told.
+                times = {"now": wall()}
+                if "failed_at" in told:
+                    times["failed_ago"] = time.monotonic() - told["failed_at"]
+                self._send({**told, **where, **times, "rows": rows})
                 if told.get("ended"):
                     return
                 link.news.wait(INTERVAL)

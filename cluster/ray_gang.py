@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import RayError
 
 from cluster import nodes
-from cluster.gang import Beat, Bundle, RankStatus
+from cluster.gang import Beat, Bundle, Cause, RankStatus
 from cluster.link import Seat
 from cluster.rooms import Opening, Room, Silent
 from cluster.watch import Watch
@@ -20,7 +20,9 @@ from cluster.zygote import START_TIMEOUT
 PLACEMENT_TIMEOUT = 30.0
 """Seconds for placement groups that should fit to be granted."""
 ANSWER = 1.0
-"""Seconds for the actor of a rank to answer a question that takes it milliseconds; else its node is taken for lost."""
+"""Seconds for the actor of a rank, or a node's raylet, to answer what takes it milliseconds."""
+STALL = 5.0
+"""Seconds that a place which does not answer is waited for where its node does."""
 SUSPECT = 60.0
 """Seconds that a node which did not answer gets no ranks, unless it answers or Ray has found it dead by then."""
 LAUNCH = 20.0
@@ -113,14 +115,17 @@ class RayGang:
         answers = [answer for silent in asked for answer in silent.answers]
         if answers:
             ray.wait(answers, num_returns=len(answers), timeout=ANSWER)
+        gone = []
         for silent in asked:
             try:
-                if not silent.has_answered():
-                    self._suspect(silent.room)
-                    self._rooms.remove(silent.room)
-                    self._silent.append(silent)
+                if silent.has_answered():
+                    continue
+                self._silent.append(silent)
+                self._rooms.remove(silent.room)
             except RayError:
-                self._lose(silent.room)
+                self._release(silent.room)
+            gone.append(silent.room)
+        self._suspect(*gone)
 
     def close(self) -> None:
         """See `Gang.close`."""
@@ -202,15 +207,22 @@ class RayGang:
             self._suspect(room)
             self._release(room)
 
-    def _suspect(self, room: Room) -> None:
-        self._suspects |= {node: time.monotonic() for node, _ in room.places}
-        self._addresses |= dict(room.places)
+    def _suspect(self, *rooms: Room) -> None:
+        """Take the nodes of these rooms for lost unless they answer: a place may die alone."""
+        places = dict(place for room in rooms for place in room.places if place[0] not in self._suspects)
+        if places:
+            self._suspects |= dict.fromkeys(nodes.unreachable(places, ANSWER), time.monotonic())
+            self._addresses |= places
 
     def _take_back(self) -> None:
         """The rooms that answer after all, as they do once a cut network is mended, if they are still of use."""
+        here = {node.id for node in nodes.alive()} if self._silent else set()
         for silent in list(self._silent):
+            where = {node for node, _ in silent.room.places}
+            # Where Ray has lost the node, it would have the room again elsewhere, and nobody could use it there.
+            patience = (SUSPECT if where & self._unsafe() else STALL) if where <= here else 0.0
             try:
-                answered, given_up = silent.has_answered(), time.monotonic() - silent.since > SUSPECT
+                answered, given_up = silent.has_answered(), time.monotonic() - silent.since > patience
             except RayError:
                 answered, given_up = False, True
             if not (answered or given_up):
@@ -255,18 +267,18 @@ class RayGang:
                 self._lose(room)
                 raise TimeoutError(f"a worker on {address} did not start: {_first_line(error)}") from None
 
-    def _cause(self, rank: RankStatus) -> str:
+    def _cause(self, rank: RankStatus) -> tuple[Cause, str]:
         """Why a rank is gone: how its process ended, or that its whole node does not answer."""
         room, place = self._seats[rank.rank]
         deadline = time.monotonic() + ANSWER
         try:
             while time.monotonic() < deadline:
-                if told := ray.get(room.hosts[place].end_of.remote(rank.pid), timeout=ANSWER):
-                    return str(told)
+                if cause := ray.get(room.hosts[place].cause.remote(rank.pid), timeout=ANSWER):
+                    return cause, cause.text or "the process that starts ranks has ended"
         except RayError as error:
             self._lose(room)  # now, so that nobody waits for its answer again
-            return f"the node or its Ray worker is gone: {_first_line(error)}"
-        return f"no answer from {rank.node} within {ANSWER:g} s"
+            return Cause("lost", name="place"), f"the node or its Ray worker is gone: {_first_line(error)}"
+        return Cause("lost", name="answer"), f"no answer from {rank.node} within {ANSWER:g} s"
 
 
 def _first_line(error: RayError) -> str:

@@ -18,7 +18,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster import nodes
-from cluster.gang import Bundle
+from cluster.gang import Bundle, Cause
 from cluster.rank import FENCE
 from cluster.zygote import Zygote
 
@@ -44,7 +44,7 @@ class RayHost:
     """An actor in a bundle. It starts ranks and sees how they end; it imports nothing heavy."""
 
     def __init__(self, target: str) -> None:
-        self._zygote = Zygote(target)
+        self._target, self._zygote = target, Zygote(target)
         head = ray.get_runtime_context().gcs_address
         threading.Thread(target=self._end_when_cut_off, args=(head,), name="fence", daemon=True).start()
 
@@ -59,24 +59,27 @@ class RayHost:
 
     def launch(self, rank: dict[str, Any]) -> int:
         """End the rank before, fork the next; returns its process id."""
-        self._zygote.end_ranks()
+        self.end_ranks()
         return self._zygote.launch(**rank)
 
     def end_ranks(self) -> None:
-        """Kill the rank."""
-        self._zygote.end_ranks()
+        """Kill the rank. A fork server that is gone took it along, and another begins to import."""
+        try:
+            self._zygote.end_ranks()
+        except OSError:
+            self._zygote.close()
+            self._zygote = Zygote(self._target)
 
     def exits(self) -> dict[int, int]:
         """See `Zygote.exits`."""
         return self._zygote.exits()
 
-    def end_of(self, pid: int) -> str:
-        """How the rank of that process id ended, in words; empty while it has not."""
-        code = self._zygote.exits().get(pid)
-        if code is None:
-            return ""
-        starved = code == -9 and self._zygote.starved()
-        return f"process ended with exit code {code}" + "; the kernel ended it for want of memory" * starved
+    def cause(self, pid: int) -> Cause | None:
+        """How the rank of that process id ended; None while it has not. "lost" if its fork server is gone too."""
+        try:
+            return self._zygote.cause(pid)
+        except OSError:
+            return Cause("lost", name="fork server")
 
 
 @dataclass(frozen=True, eq=False)

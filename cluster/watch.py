@@ -18,13 +18,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cluster.gang import FINISHED, Beat, RankStatus
+from cluster.clock import wall
+from cluster.gang import FINISHED, Beat, Cause, RankStatus
 
 FADING = 0.98
 """What is left of the largest gap between beats after each further beat."""
 REPLY = 1.0
 """Seconds between words to ranks, which end themselves when they hear nothing."""
-FIELDS = ("state", "error", "failed_at", "result", "step", "waiting", "leaving")
+FIELDS = ("state", "error", "result", "step", "waiting", "leaving")
 
 
 class Watch:
@@ -62,15 +63,18 @@ class Watch:
         with self._lock:
             self._status[rank] = dataclasses.replace(self._status[rank], **fields)
 
-    def poll(self, saved: int, wait: float, cause: Callable[[RankStatus], str] = lambda rank: "") -> Beat:
+    def poll(
+        self, saved: int, wait: float, cause: Callable[[RankStatus], tuple[Cause, str]] | None = None
+    ) -> Beat:
         """What happened since the last call, or within `wait` seconds from now; see `Gang.poll`.
 
-        `cause` is asked once why a rank is dead.
+        `cause` is asked once why a rank is dead, and for that in words.
         """
         self._news.wait(wait)
         self._news.clear()
         for rank in [r for r in self._status if r.state == "dead" and not r.error]:
-            self.mark(rank.rank, error=cause(rank))
+            why, told = cause(rank) if cause else (Cause(), "")
+            self.mark(rank.rank, cause=why, error=told)
         self._saved = saved
         with self._lock:
             rows, self._rows = self._rows, []
@@ -152,9 +156,11 @@ class Watch:
             if before.state == "running":
                 self._gap = max(now - before.heard, self._gap * FADING)
             fields = {name: message[name] for name in FIELDS if name in message}
-            pid = message.get("pid", before.pid)
-            self._status[caller.rank] = dataclasses.replace(before, heard=now, pid=pid, **fields)
-            self._rows += message.get("rows", ())
+            fields |= {"pid": message["pid"]} if "pid" in message else {}
+            if "failed_ago" in message:
+                fields |= {"failed_at": now - message["failed_ago"], "cause": Cause(**message["cause"])}
+            self._status[caller.rank] = dataclasses.replace(before, heard=now, **fields)
+            self._rows += _by_our_clock(message)
             if message.get("port") and not self._port:
                 self._port = message["port"]
                 for other in self._callers.values():
@@ -171,7 +177,9 @@ class Watch:
                 return
             status = self._status[caller.rank]
             if status.state not in FINISHED:
-                self._status[caller.rank] = dataclasses.replace(status, state="dead", failed_at=time.time())
+                self._status[caller.rank] = dataclasses.replace(
+                    status, state="dead", failed_at=time.monotonic()
+                )
         self._news.set()
 
 
@@ -180,6 +188,13 @@ class _Caller:
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket, self.rest, self.token, self.rank = connection, b"", "", -1
+
+
+def _by_our_clock(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a message with their `time` by the clock of this host: nobody sees to it that hosts agree."""
+    rows: list[dict[str, Any]] = message.get("rows") or []
+    behind = wall() - message["now"] if "now" in message else 0.0
+    return [{**row, "time": row["time"] + behind} if "time" in row else row for row in rows]
 
 
 def _send(connection: socket.socket, message: dict[str, Any]) -> None:

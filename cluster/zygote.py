@@ -19,6 +19,8 @@ import subprocess
 import sys
 from typing import Any
 
+from cluster.gang import Cause
+
 START_TIMEOUT = 180.0
 """Seconds for a fresh interpreter to import torch, on a node that has never done so."""
 
@@ -53,9 +55,17 @@ class Zygote:
         """The exit codes by process id of the ranks that have ended, negative for a signal as in subprocess."""
         return {int(pid): code for pid, code in self._ask({"do": "exits"})["exits"].items()}
 
-    def starved(self) -> bool:
-        """Whether the kernel has killed a process of this machine for want of memory since the zygote began."""
-        return _memory_kills() > self._killed
+    def cause(self, pid: int) -> Cause | None:
+        """How the rank of that process id ended; None while it has not."""
+        code = self.exits().get(pid)
+        if code is None:
+            return None
+        return Cause("starved" if code == -signal.SIGKILL and self._has_starved() else "exited", code)
+
+    def _has_starved(self) -> bool:
+        """Whether the kernel has killed a process of this machine for want of memory since the last look."""
+        before, self._killed = self._killed, _memory_kills()
+        return self._killed > before
 
     def end_ranks(self) -> None:
         """Kill the ranks that run, and wait until they are gone."""

@@ -11,6 +11,7 @@ import secrets
 import time
 from typing import Any
 
+from cluster.clock import wall
 from cluster.faults import still_to_come
 from cluster.gang import Beat, Gang
 from cluster.place import Cluster
@@ -94,9 +95,9 @@ class Controller:
         """
         record = self._record = self._stored(lambda: Record(self._spec, self._run))
         self._state = State(
-            since=time.time(),
+            since=time.monotonic(),
             attempt=record.attempts,
-            failures=record.history.failures(time.time() - self._spec.limits.restart_window),
+            failures=record.history.failures(self._spec.limits.restart_window, wall(), time.monotonic()),
             step=record.step,
             skips=record.history.skips,
         )
@@ -152,17 +153,15 @@ class Controller:
         self._write_status(force=self._state.phase != before.phase)
 
     def _observe(self, record: Record) -> Seen:
-        now = time.time()
         if self._running:
             self._beat = self._gang.poll(record.saved, POLL)
             self._take(record, self._beat.rows)
-            now = time.time()
-        hours, usd = record.spending.count(record.recent, now)
+        now = time.monotonic()
+        hours, usd = record.spending.count(record.recent, wall())
         for line in record.spending.near():
             self._event(self._state.phase, line)
         return Seen(
             now=now,
-            clock=time.monotonic(),
             prepared=bool(self._data),
             exported=self._exports.has(self._state.step),
             export_failed=self._exports.failed(self._state.step) if self._state.phase == "export" else "",
@@ -171,7 +170,7 @@ class Controller:
             ranks=self._beat.ranks if self._running else (),
             gap=self._beat.gap,
             placement_failed=self._placement_failed,
-            stop=self._stop or record.unsaved(now),
+            stop=self._stop or record.unsaved(),
             step_seconds=record.step_seconds,
             longest_step=record.longest_step,
             restart_seconds=record.history.restart_seconds or FIRST_RESTART,
@@ -294,6 +293,7 @@ class Controller:
             self._note = action.reason
             self._event("stop", action.reason)
             return
+        fault = self._state.failures[-1]
         self._note = f"recovering: {action.first_fault}"
         # A rank may be a step further than the last row that was seen.
         self._faults = still_to_come(self._faults, self._state.step + 2)
@@ -302,11 +302,10 @@ class Controller:
         commit, _ = self._stored(lambda: record.last_commit(bad))
         lost = self._stored(lambda: record.beyond(commit.step if commit else 0))
         told: dict[str, Any] = {
-            "first_fault": action.first_fault,
-            "explained": explain(action.first_fault),
-            "node": self._state.failures[-1].node,
-            "seen": self._state.failures[-1].time,
-            "still_seconds": time.time() - before.moved if before.phase == "train" else 0.0,
+            **fault.to_json(),
+            "explained": explain(fault.cause, fault.why),
+            "seen": wall() - (time.monotonic() - fault.time),
+            "still_seconds": time.monotonic() - before.moved if before.phase == "train" else 0.0,
             "lost_steps": len(lost),
             "seconds_lost": sum(row["step_seconds"] for row in lost),
         }

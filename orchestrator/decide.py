@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from cluster.gang import RankStatus
+from cluster.gang import Cause, RankStatus
 from orchestrator.explain import explain
-from orchestrator.health import Failure, Vital, bad_commit, first_fault, is_consequence
+from orchestrator.health import Failure, Vital, bad_commit, first_fault
 from orchestrator.layout import Layout
 from orchestrator.spec import JobSpec
 from orchestrator.stability import Skip, is_unstable, next_skip
@@ -24,8 +24,6 @@ ENDED: frozenset[str] = frozenset({"done", "failed", "stopped"})
 
 SETTLE = 3.0
 """Seconds to wait for more workers once the smallest gang fits: nodes and freed resources arrive one by one."""
-DEATHS = 3
-"""Deaths of one rank at one step, in the same way, after which the program is taken to be the cause."""
 ROOMY = 10.0
 """Seconds for which there must be room for more workers before the gang grows."""
 WORTH = 2.0
@@ -36,9 +34,9 @@ WORTH = 2.0
 class State:
     """Where the run is.
 
-    `since` is when the phase began, and `moved` when the last step was seen, unix seconds. `stopping` says why the
-    run is to end, `resizing` why the gang is to be replaced though nothing failed. `suspected` is since when a rank
-    complains of a peer, and `roomy` since when there has been room for more workers; 0 if it is not so.
+    `since` is when the phase began, and `moved` when the last step was seen. `stopping` says why the run is to end,
+    `resizing` why the gang is to be replaced though nothing failed. `suspected` is since when a rank complains of a
+    peer, and `roomy` since when there has been room for more workers; 0 if it is not so. All times are monotonic.
     """
 
     phase: Phase = "prepare"
@@ -59,16 +57,15 @@ class State:
 
 @dataclass(frozen=True)
 class Seen:
-    """One observation.
+    """One observation, at the monotonic time `now`, which `RankStatus.heard` is in too.
 
-    `clock` is the monotonic time that `RankStatus.heard` is in. `capacity` is how many workers could run, without
+    `capacity` is how many workers could run, without
     nodes that are excluded or will be taken away; `ready` for how many of them all imports are done. `step_seconds`
     and `longest_step` are of the latest steps, `gap` between the latest beats, `restart_seconds` what the last
     change of the gang cost. `spent_hours` and `spent_usd` are the whole job's, all attempts together.
     """
 
     now: float
-    clock: float = 0.0
     prepared: bool = False
     exported: bool = False
     export_failed: str = ""
@@ -158,9 +155,8 @@ def _wait(rules: Rules, state: State, seen: Seen) -> tuple[State, Action]:
 
 def _train(rules: Rules, state: State, seen: Seen) -> tuple[State, Action]:
     if seen.placement_failed:
-        return _failed(
-            rules, state, seen, Failure(seen.now, state.step, "", seen.placement_failed, told=False)
-        )
+        unplaced = Failure(seen.now, state.step, "", seen.placement_failed, Cause("unplaced"))
+        return _failed(rules, state, seen, unplaced)
     step = max((r.step for r in seen.ranks), default=-1)
     if step >= 0 and state.phase == "start":
         # Said before anything else, a fault included, so that every step belongs to a training phase.
@@ -226,9 +222,7 @@ def _failed(rules: Rules, state: State, seen: Seen, fault: Failure) -> tuple[Sta
     limits = rules.spec.limits
     recent = [f for f in state.failures if seen.now - f.time < limits.restart_window]
     bad = bad_commit(fault.text)
-    alike = [f for f in recent if (f.step, f.told) == (fault.step, fault.told)]
-    same = fault.told and not is_consequence(fault.why) and any(f.why == fault.why for f in alike)
-    same = same or (bool(fault.where) and sum(f.where == fault.where for f in alike) + 1 >= DEATHS)
+    same = fault.repeats(recent)
     changes: dict[str, Any] = {"failures": (*recent, fault)}
     if bad is not None and bad not in state.bad_commits:
         changes["bad_commits"] = state.bad_commits | {bad}
@@ -236,7 +230,7 @@ def _failed(rules: Rules, state: State, seen: Seen, fault: Failure) -> tuple[Sta
         changes |= _leave_out(rules, state, fault)
     elif "InputError" in fault.text or same:
         why = "it would repeat" if same else "the input is wrong"
-        text = f"{fault.text}; {why}, so the run stops here: {explain(fault.text)}"
+        text = f"{fault.text}; {why}, so the run stops here: {explain(fault.cause, fault.why)}"
         changes |= {"outcome": "failed", "stopping": text}
     elif len(recent) >= limits.restarts:
         window = f"{len(recent) + 1} failures within {limits.restart_window:.0f} s"
@@ -285,7 +279,6 @@ def _fault(state: State, seen: Seen) -> Failure | None:
     return first_fault(
         Vital(
             now=seen.now,
-            clock=seen.clock,
             ranks=seen.ranks,
             step=state.step,
             moved=state.moved,

@@ -58,17 +58,15 @@ class History:
         elif event["phase"] == "train" and self._stopped is not None:  # later ones tell of saves
             self.restart_seconds, self._stopped = max(event["time"] - self._stopped, 0.0), None
 
-    def failures(self, since: float) -> tuple[Failure, ...]:
-        """The faults after that moment, unix seconds. What an earlier command ended with does not count against the
-        next one."""
+    def failures(self, window: float, date: float, now: float) -> tuple[Failure, ...]:
+        """The faults of the last `window` seconds, at the unix time `date` and the monotonic time `now`. What an earlier
+        command ended with does not count against the next one."""
         found = []
         for event in reversed(self.events):
             if event["phase"] in ENDS:
                 break
-            if event.get("first_fault") and event["time"] >= since:
-                where = event.get("node") or ""
-                step, why = event.get("step") or 0, event["first_fault"]
-                found.append(Failure(event["time"], step, "", why, told=False, node=where))
+            if event.get("first_fault") and date - event["time"] <= window:
+                found.append(Failure.on_record(event, date - event["time"], now))
         return tuple(reversed(found))
 
 

@@ -178,11 +178,12 @@ def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine) -> Pl
 
 @dataclass(frozen=True)
 class Planner:
-    """Planning as the controller asks for it again and again."""
+    """Planning as the controller asks for it again and again: each number of workers is planned for once."""
 
     spec: JobSpec
     shape: ModelShape
     machine: Machine
+    _known: dict[int, Layout | None] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     def plan(self, workers: int) -> Plan:
         """See `plan`."""
@@ -190,10 +191,12 @@ class Planner:
 
     def choose(self, workers: int) -> Layout | None:
         """The best layout for that many workers, or None."""
-        try:
-            return self.plan(workers).chosen.layout if workers else None
-        except InputError:
-            return None
+        if workers not in self._known:
+            try:
+                self._known[workers] = self.plan(workers).chosen.layout if workers else None
+            except InputError:
+                self._known[workers] = None
+        return self._known[workers]
 
     def seconds(self, layout: Layout) -> float:
         """What a step takes, as predicted."""

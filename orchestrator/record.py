@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
+from cluster.clock import wall
 from orchestrator import prices
 from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.checkpoint.replicas import newest, peer_store
@@ -98,7 +99,7 @@ class Record:
 
     def event(self, attempt: int, step: int, phase: str, reason: str, **more: Any) -> None:
         """Add a row to events.jsonl."""
-        row: Row = {"time": time.time(), "attempt": attempt, "phase": phase, "reason": reason, "step": step}
+        row: Row = {"time": wall(), "attempt": attempt, "phase": phase, "reason": reason, "step": step}
         row |= {
             "seconds_lost": None,
             "layout_before": None,
@@ -129,7 +130,7 @@ class Record:
     def training_began(self, attempt: int) -> float:
         """When the first step of the attempt began, unix seconds, as far as it is known."""
         first = next((row for row in self.recent if row["attempt"] == attempt), None)
-        began = first["time"] - first["step_seconds"] if first else time.time()
+        began = first["time"] - first["step_seconds"] if first else wall()
         return max(began, self.events[-1]["time"])
 
     def take(self, rows: Sequence[Row]) -> None:
@@ -150,14 +151,15 @@ class Record:
     def note_save(self, outcome: dict[str, Any]) -> str:
         """What is to be told of a save that has ended; empty for one that went well, as the ones before."""
         if outcome["state"] == "failed":
-            self._failing = (self._failing[0] if self._failing else time.time(), outcome["reason"])
+            self._failing = (self._failing[0] if self._failing else time.monotonic(), outcome["reason"])
             return f"the save at step {outcome['step']} failed: {outcome['reason']}"
         told = f"saving resumes with the commit at step {outcome['step']}" if self._failing else ""
         self._failing = None
         return told
 
-    def unsaved(self, now: float) -> str:
+    def unsaved(self) -> str:
         """That saves have failed for as long as the job allows, in words; empty if not."""
+        now = time.monotonic()
         since, why = self._failing or (now, "")
         if now - since < self._spec.limits.unsaved:
             return ""

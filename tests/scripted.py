@@ -11,7 +11,7 @@ import numpy as np
 
 from cluster.fake_gang import Attempt, FakeGang
 from cluster.faults import Fault
-from cluster.gang import Beat, RankState, RankStatus
+from cluster.gang import Beat, Cause, RankState, RankStatus
 from cluster.link import Link, Seat
 from cluster.machine import Offer
 from cluster.place import Cluster
@@ -30,6 +30,7 @@ from orchestrator.stability import merged, start_of, where
 from orchestrator.train.task import Task
 
 STEP_SECONDS = 0.002
+RAISED = Cause("raised", name="Error")
 
 
 class ControllerKilled(BaseException):
@@ -62,7 +63,10 @@ class Training:
             step, receipt = restore(next(s for s in stores if task.restore in [None, *s.steps()]), task)
         except CorruptCommit as error:
             yield beat(
-                gang, "failed", error=f"CorruptCommit: step {task.restore}: {error}", failed_at=time.time()
+                gang,
+                "failed",
+                error=f"CorruptCommit: step {task.restore}: {error}",
+                failed_at=time.monotonic(),
             )
             return
         faults, taken, stopped = [Fault.parse(text) for text in task.faults], 0, False
@@ -180,13 +184,17 @@ def broken(gang: Attempt, fault: Fault, step: int, rows: tuple[Any, ...], start:
     """All ranks run but the one that the fault befalls; NaN is seen by all."""
     if fault.kind == "nan":
         error = f"NonFinite: loss is nan {where(fault.step, start)}"
-        return beat(gang, "failed", step, rows, error=error, failed_at=time.time())
+        return beat(gang, "failed", step, rows, error=error, cause=RAISED, failed_at=time.monotonic())
     ranks = [status(rank, "running", step) for rank in range(gang.world)]
     if fault.kind == "kill":
-        ranks[fault.rank] = status(fault.rank, "dead", step, error="killed", failed_at=time.time())
+        ranks[fault.rank] = status(
+            fault.rank, "dead", step, error="killed", cause=Cause("exited", -9), failed_at=time.monotonic()
+        )
     elif fault.kind == "raise":
         error = f"InjectedFault: injected at rank {fault.rank}, step {fault.step}"
-        ranks[fault.rank] = status(fault.rank, "failed", step, error=error, failed_at=time.time())
+        ranks[fault.rank] = status(
+            fault.rank, "failed", step, error=error, cause=RAISED, failed_at=time.monotonic()
+        )
     else:
         ranks[fault.rank] = status(fault.rank, "running", step, heard=time.monotonic() - 3600)
     return Beat(tuple(ranks), rows)

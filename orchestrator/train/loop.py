@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from cluster.clock import wall
 from cluster.faults import Fault
 from cluster.link import Link
 from orchestrator.assemble import batches_of, workload_of
@@ -218,7 +219,7 @@ class Rank:
             "layout": str(self._layout),
             "attempt": self._task.attempt,
             "memory_bytes": peak_memory() - self._libraries,
-            "time": time.time(),
+            "time": wall(),
             **metrics.extra,
         }
 

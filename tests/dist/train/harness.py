@@ -122,7 +122,7 @@ def _ended(world: int, config: dict[str, Any], target: str, timeout: float) -> t
             failed = [r for r in ranks if r.state in ("failed", "dead")]
             if all(r.state in FINISHED for r in ranks):
                 return ranks
-            if failed and time.time() - min(r.failed_at for r in failed) > 2:
+            if failed and time.monotonic() - min(r.failed_at for r in failed) > 2:
                 return ranks
             time.sleep(0.05)
         return ()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.gang import RankStatus
+from cluster.gang import Cause, RankStatus
 from orchestrator.decide import ENDED, ROOMY, SETTLE, Phase, Rules, Seen, State, decide
 from orchestrator.health import FIRST_STEP, GRACE, SILENCE, STEPS, Failure
 from orchestrator.layout import Layout
@@ -17,7 +17,7 @@ from orchestrator.spec import JobSpec, parse
 from orchestrator.stability import Skip
 
 NOW = 10_000.0
-CLOCK = 500.0
+KILLED, RAISED = Cause("exited", -9), Cause("raised", name="Error")
 TWO = Layout(dp=2)
 
 
@@ -39,15 +39,15 @@ def rules(spec: JobSpec | None = None, fits: bool = True) -> Rules:
 
 
 def rank(number: int, state: Any = "running", step: int = 7, **more: Any) -> RankStatus:
-    return RankStatus(number, f"node-{number}", 100 + number, state, step=step, **({"heard": CLOCK} | more))
+    return RankStatus(number, f"node-{number}", 100 + number, state, step=step, **({"heard": NOW} | more))
 
 
 def failed(number: int, error: str, ago: float = 10.0, step: int = 7) -> RankStatus:
-    return rank(number, "failed", step, error=error, failed_at=NOW - ago)
+    return rank(number, "failed", step, error=error, failed_at=NOW - ago, cause=RAISED)
 
 
 def dead(number: int, ago: float = 0.1, step: int = 7) -> RankStatus:
-    return rank(number, "dead", step, error="process ended with exit code -9", failed_at=NOW - ago)
+    return rank(number, "dead", step, error=KILLED.text, failed_at=NOW - ago, cause=KILLED)
 
 
 def ended(how: str, step: int) -> tuple[RankStatus, ...]:
@@ -63,11 +63,11 @@ def in_phase(phase: Phase, ago: float = 1.0, **more: Any) -> State:
 
 
 def told(why: str, ago: float = 100.0, step: int = 7) -> Failure:
-    return Failure(NOW - ago, step, "rank 1 on node-1", why, told=True)
+    return Failure(NOW - ago, step, "rank 1 on node-1", why, RAISED, rank=1)
 
 
 RUNNING = (rank(0), rank(1))
-DEATH = Failure(NOW - 100, 7, "rank 1 on node-1 died", "process ended with exit code -9", told=False)
+DEATH = Failure(NOW - 100, 7, "rank 1 on node-1 died", KILLED.text, KILLED, rank=1)
 RESET = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.2]:1"
 DIVERGED = "FloatingPointError: loss is nan at step 8"
 UNSTABLE = "NonFinite: loss is nan at step 8, samples from position 56"
@@ -91,7 +91,7 @@ class Case:
 
 
 def see(**fields: Any) -> Seen:
-    return Seen(now=NOW, clock=CLOCK, **fields)
+    return Seen(now=NOW, **fields)
 
 
 PREPARE = (
@@ -157,7 +157,7 @@ TRAIN = (
     Case("starting", in_phase("start"), see(ranks=(rank(0, "starting", -1),)), "start", "watch"),
     Case(
         "no room after all", in_phase("start"), see(placement_failed="no room for 4"), "stop", "halt",
-        "no room for 4", {"since": NOW, "failures": (Failure(NOW, 7, "", "no room for 4", told=False),)},
+        "no room for 4", {"since": NOW, "failures": (Failure(NOW, 7, "", "no room for 4", Cause("unplaced")),)},
         first_fault="no room for 4",
     ),
     Case(
@@ -295,11 +295,11 @@ FAULTS = (
         first_fault=f"rank 0 on node-0: {DIVERGED}",
     ),
     Case(
-        "silence", in_phase("train"), see(ranks=(rank(0), rank(1, heard=CLOCK - SILENCE - 0.1))), "stop", "halt",
+        "silence", in_phase("train"), see(ranks=(rank(0), rank(1, heard=NOW - SILENCE - 0.1))), "stop", "halt",
         first_fault="rank 1 on node-1: no sign of life for 2.1 s",
     ),
     Case(
-        "not silent yet", in_phase("train"), see(ranks=(rank(0), rank(1, heard=CLOCK - SILENCE))), "train", "watch",
+        "not silent yet", in_phase("train"), see(ranks=(rank(0), rank(1, heard=NOW - SILENCE))), "train", "watch",
     ),
     Case(
         "who is done may be silent", in_phase("train"),
@@ -307,7 +307,7 @@ FAULTS = (
     ),
     Case(
         "where beats come late, silence is judged later", in_phase("train"),
-        see(ranks=(rank(0), rank(1, heard=CLOCK - 5)), gap=1.5), "train", "watch",
+        see(ranks=(rank(0), rank(1, heard=NOW - 5)), gap=1.5), "train", "watch",
     ),
     Case(
         "a hang", in_phase("train", SILENCE + 1), see(ranks=RUNNING, longest_step=0.1), "stop", "halt",
@@ -341,11 +341,11 @@ FAULTS = (
     ),
     Case(
         "a start may be silent for longer", in_phase("start", 20),
-        see(ranks=(rank(0, "starting", -1, heard=CLOCK - 20),)), "start", "watch",
+        see(ranks=(rank(0, "starting", -1, heard=NOW - 20),)), "start", "watch",
     ),
     Case(
         "a start that is silent for too long", in_phase("start", 40),
-        see(ranks=(rank(0, "starting", -1, heard=CLOCK - 31),)), "stop", "halt",
+        see(ranks=(rank(0, "starting", -1, heard=NOW - 31),)), "stop", "halt",
         first_fault="rank 0 on node-0: no sign of life for 31.0 s",
     ),
     Case(
@@ -456,13 +456,28 @@ VERDICTS = (
         becomes={"outcome": "failed"}, first_fault="died",
     ),
     Case(
+        "three deaths of one rank at one step, of which one was by another signal, are not",
+        in_phase("train", failures=(DEATH, dataclasses.replace(DEATH, cause=Cause("exited", -15)))),
+        see(ranks=(dead(1),)), "stop", "halt", becomes={"outcome": ""}, first_fault="died",
+    ),
+    Case(
+        "nor are they if it lost its place, froze and died",
+        in_phase("train", failures=tuple(dataclasses.replace(DEATH, cause=Cause(end)) for end in ("lost", "silent"))),
+        see(ranks=(dead(1),)), "stop", "halt", becomes={"outcome": ""}, first_fault="died",
+    ),
+    Case(
+        "wherever it was",
+        in_phase("train", failures=(DEATH, dataclasses.replace(DEATH, where="rank 1 on other died", node="other"))),
+        see(ranks=(dead(1),)), "stop", "halt", becomes={"outcome": "failed"}, first_fault="died",
+    ),
+    Case(
         "deaths of other ranks at one step are not",
         in_phase("train", failures=(DEATH, DEATH)), see(ranks=(dead(0),)), "stop", "halt", becomes={"outcome": ""},
         first_fault="died",
     ),
     Case(
         "two deaths at one step do not repeat",
-        in_phase("train", failures=(dataclasses.replace(told("process ended with exit code -9"), told=False),)),
+        in_phase("train", failures=(dataclasses.replace(told(KILLED.text), cause=KILLED),)),
         see(ranks=(dead(1),)), "stop", "halt", becomes={"outcome": ""}, first_fault="died",
     ),
     Case(
@@ -487,7 +502,7 @@ VERDICTS = (
             "outcome": "",
             "failures": (
                 Failure(
-                    NOW, 7, "rank 1 on node-1 died", "process ended with exit code -9", told=False, node="node-1"
+                    NOW, 7, "rank 1 on node-1 died", KILLED.text, KILLED, node="node-1", rank=1
                 ),
             ),
         },
