@@ -46,8 +46,8 @@ test-long: install ## what takes minutes
 test-partition: install ## networks that are cut between real nodes, in namespaces: Linux, as root; ten minutes
 	$(BIN)/pytest tests/ray/test_partition.py -m slow --timeout 3600
 
-soak: install ## a run through 200 random deaths, freezes and exceptions: ten minutes
-	$(BIN)/pytest tests/ray/test_chaos.py -m slow -k hundreds --timeout 3600
+soak: install ## 10,000 random faults of every kind, in rounds that a second call goes on with: hours
+	$(BIN)/python tests/bench/soak.py runs/soak --faults 10000
 
 test-gpu: install ## what needs a GPU
 	$(BIN)/pytest -m gpu --timeout 1800

@@ -54,7 +54,9 @@ class RayGang:
     def capacity(self, bundle: Bundle, avoid: Set[str] = frozenset()) -> int:
         """See `Gang.capacity`."""
         self._take_back()
+        self._advance(wait=0.0)  # nobody polls while the run waits, and what is on its way occupies its nodes
         held = sum(len(room.hosts) for room in self._sound(avoid) if room.bundle == bundle)
+        held += sum(opening.granted for opening in self._openings if opening.bundle == bundle)
         return held + nodes.free(bundle, avoid | self._unsafe())
 
     def start(

@@ -130,7 +130,7 @@ class Opening:
             strategy="STRICT_PACK" if packed else "PACK",
             bundle_label_selector=[labels] * together if labels else None,
         )
-        self._together, self._bundle, self._target = together, bundle, target
+        self._together, self.bundle, self._target = together, bundle, target
         self._ready: Any = self.group.ready()
         self._hosts: list[Any] = []
         self._answers: list[Any] = []
@@ -142,14 +142,14 @@ class Opening:
             for number in range(self._together):
                 where = PlacementGroupSchedulingStrategy(self.group, number)
                 worker = remote.options(
-                    num_cpus=self._bundle.cpu, num_gpus=self._bundle.gpu, scheduling_strategy=where
+                    num_cpus=self.bundle.cpu, num_gpus=self.bundle.gpu, scheduling_strategy=where
                 )
                 self._hosts.append(worker.remote(self._target))
             self._answers = [h.place.remote() for h in self._hosts] + [h.exits.remote() for h in self._hosts]
         if not self._hosts or ray.wait(self._answers, num_returns=len(self._answers), timeout=wait)[1]:
             return None
         places = [tuple(place) for place in ray.get(self._answers[: self._together])]
-        return Room(self.group, self._bundle, self._target, tuple(self._hosts), tuple(places))
+        return Room(self.group, self.bundle, self._target, tuple(self._hosts), tuple(places))
 
     def give_up(self) -> None:
         """Release what is there of it."""
@@ -159,9 +159,9 @@ class Opening:
         return bool(ray.wait([self._ready], timeout=wait)[0])
 
     @property
-    def granted(self) -> bool:
-        """Whether its placement group is there."""
-        return bool(self._hosts)
+    def granted(self) -> int:
+        """For how many ranks it occupies places already; 0 while its placement group is not there."""
+        return len(self._hosts)
 
 
 def release(group: PlacementGroup, hosts: Iterable[Any]) -> None:

@@ -16,7 +16,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from cluster import nodes
-from cluster.gang import Beat, Bundle
+from cluster.gang import Beat, Bundle, Cause
 from cluster.ray_gang import RayGang
 
 ONE = Bundle(1)
@@ -54,12 +54,14 @@ def breakable(cluster: Cluster) -> Iterator[RayGang]:
 
 
 def processes() -> set[str]:
-    """Zygotes and ranks that run on this machine, with their process ids."""
-    found = set()
+    """Zygotes and ranks of these tests that run on this machine, with their process ids."""
+    found, ours = set(), str(Path(__file__).parents[1])
     for process in psutil.process_iter(["cmdline", "status"]):
         words = process.info["cmdline"] or []
         if "cluster.zygote" in words and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.add(f"{process.pid} {' '.join(words[-3:])}")
+            with contextlib.suppress(psutil.Error):
+                if ours in process.environ().get("PYTHONPATH", ""):
+                    found.add(f"{process.pid} {' '.join(words[-3:])}")
     return found
 
 
@@ -129,7 +131,7 @@ def test_a_place_that_answers_again_is_used_again(breakable: RayGang) -> None:
     host.suspend()
     try:
         gang.stop()
-        assert (gang.capacity(ONE), gang.ready(), len(gang.lost())) == (1, 1, 1)
+        assert (gang.capacity(ONE), gang.ready()) == (1, 1)
     finally:
         host.resume()
     deadline = time.monotonic() + 20
@@ -153,6 +155,18 @@ def test_places_are_made_ready_beside_running_ranks(gang: RayGang) -> None:
     gang.start(2, ONE, WAIT, {})
     until(gang, running)
     assert time.monotonic() - began < 10  # no interpreter starts and nothing is imported
+
+
+def test_a_place_on_its_way_counts_though_nobody_polls(gang: RayGang) -> None:
+    gang.start(1, ONE, WAIT, {})
+    until(gang, running)
+    gang.hold(2)
+    until(gang, lambda beat: bool(gang._openings))
+    gang.stop()
+    deadline = time.monotonic() + 30
+    while gang.capacity(ONE) < 2:  # as a run that waits for room
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_nodes_can_be_avoided(gang: RayGang) -> None:
@@ -193,3 +207,41 @@ def test_a_group_shares_a_node_where_one_is_large_enough(gang: RayGang) -> None:
     assert places[0] == places[1]
     assert places[2] == places[3]
     assert places[0] != places[2]
+
+
+@pytest.mark.parametrize("killed", ["host", "fork server"])
+def test_a_place_that_dies_is_not_its_node(gang: RayGang, killed: str) -> None:
+    """Its node would be avoided for a minute, and where there is one node only, the run would wait for it."""
+    gang.start(2, ONE, WAIT, {})
+    beat = until(gang, running)
+    fork_server = psutil.Process(beat.ranks[1].pid).parent()
+    assert fork_server is not None
+    host = fork_server.parent()
+    assert host is not None
+    (host if killed == "host" else fork_server).kill()
+    beat = until(gang, lambda beat: beat.ranks[1].state == "dead" and beat.ranks[1].error != "")
+    assert beat.ranks[1].cause == Cause("lost", name="place" if killed == "host" else "fork server")
+    gang.stop()
+    assert gang.lost() == set()
+    deadline = time.monotonic() + 10
+    while gang.capacity(ONE) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    gang.start(2, ONE, WAIT, {})
+    assert len({rank.node for rank in until(gang, running).ranks}) == 2
+
+
+def test_a_place_that_stays_frozen_is_given_up_where_its_node_answers(gang: RayGang) -> None:
+    gang.start(2, ONE, WAIT, {})
+    fork_server = psutil.Process(until(gang, running).ranks[1].pid).parent()
+    assert fork_server is not None
+    host = fork_server.parent()
+    assert host is not None
+    host.suspend()
+    gang.stop()
+    assert gang.lost() == set()
+    deadline = time.monotonic() + 30
+    while gang.capacity(ONE) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert not host.is_running() or host.status() == psutil.STATUS_ZOMBIE
