@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
 
+import psutil
+
 from cluster.address import NoCluster, place_of, require_answer
 
 NAMESPACE = "orchestrator"
@@ -73,7 +75,34 @@ def ray_at(
         try:
             yield
         finally:
+            orphans = _workers() if fallen() else []
             ray.shutdown()
+            for process in orphans:  # they would live on for a while, and hold what the next ones need
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+
+
+def fallen() -> str:
+    """Which main process of the Ray that this process has started is gone; empty if none is, or if Ray is another's."""
+    from ray._private import worker  # no public call tells it
+
+    node: Any = worker._global_node
+    gone: list[str] = [kind for kind, _ in node.dead_processes()] if node is not None else []
+    return next((kind for kind in gone if kind in ("raylet", "gcs_server")), "")
+
+
+def _workers() -> list[psutil.Process]:
+    """Ray's workers of the raylet that this process has started."""
+    from ray._private import worker
+
+    node: Any = worker._global_node
+    raylets = {str(info.process.pid) for info in node.all_processes["raylet"]}
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("RAY_RAYLET_PID") in raylets:
+                found.append(process)
+    return found
 
 
 def _is_host_and_port(address: str) -> bool:

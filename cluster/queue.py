@@ -16,6 +16,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from cluster.clock import wall
 from cluster.gang import Bundle
 from cluster.local import NAMESPACE, ON_HEAD
 from cluster.nodes import alive
@@ -87,7 +88,7 @@ class Turn:
     """A job's place in the queue. A thread asks every second; the job reads what was last said."""
 
     def __init__(self, name: str, priority: int, bundle: Bundle, least: int, most: int) -> None:
-        self._ticket = Ticket(name, priority, time.time(), bundle, least, most)
+        self._ticket = Ticket(name, priority, wall(), bundle, least, most)
         self._want = most
         self._verdict: Verdict | None = None
         self._lock = threading.Lock()
@@ -113,7 +114,7 @@ class Turn:
         """Go back into the line, as one who made room: behind those that wait already."""
         with self._lock:
             name = self._ticket.name
-            self._ticket = dataclasses.replace(self._ticket, places=(), since=time.time(), running=False)
+            self._ticket = dataclasses.replace(self._ticket, places=(), since=wall(), running=False)
             self._verdict = None
         with contextlib.suppress(RayError):
             ray.get(_queue().leave.remote(name), timeout=ANSWER_TIMEOUT)

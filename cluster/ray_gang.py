@@ -276,6 +276,8 @@ class RayGang:
         try:
             while time.monotonic() < deadline:
                 if cause := ray.get(room.hosts[place].cause.remote(rank.pid), timeout=ANSWER):
+                    if cause.end == "lost":
+                        self._lose(room)
                     return cause, cause.text or "the process that starts ranks has ended"
         except RayError as error:
             self._lose(room)  # now, so that nobody waits for its answer again

@@ -44,7 +44,7 @@ class RayHost:
     """An actor in a bundle. It starts ranks and sees how they end; it imports nothing heavy."""
 
     def __init__(self, target: str) -> None:
-        self._target, self._zygote = target, Zygote(target)
+        self._zygote = Zygote(target)
         head = ray.get_runtime_context().gcs_address
         threading.Thread(target=self._end_when_cut_off, args=(head,), name="fence", daemon=True).start()
 
@@ -63,12 +63,8 @@ class RayHost:
         return self._zygote.launch(**rank)
 
     def end_ranks(self) -> None:
-        """Kill the rank. A fork server that is gone took it along, and another begins to import."""
-        try:
-            self._zygote.end_ranks()
-        except OSError:
-            self._zygote.close()
-            self._zygote = Zygote(self._target)
+        """Kill the rank. Raises OSError if its fork server is gone, which took it along."""
+        self._zygote.end_ranks()
 
     def exits(self) -> dict[int, int]:
         """See `Zygote.exits`."""

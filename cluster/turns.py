@@ -1,7 +1,8 @@
 """Whose turn it is on a cluster that several jobs share: a pure function of what they ask for and what is free.
 
-The highest priority goes first, of equals the one that has waited longest; nobody overtakes the first that waits. A
-job that has begun keeps what it holds. If the first that waits would fit once jobs of lower priority are gone, they
+The highest priority goes first, of equals the one that has waited longest; nobody overtakes the first that waits. (One
+that would not fit if it had all nodes to itself waits for nodes that are not there, and nobody waits for it.) A job that
+has begun keeps what it holds. If the first that waits would fit once jobs of lower priority are gone, they
 are asked to make room, the lowest and the latest first.
 """
 
@@ -41,12 +42,14 @@ class Ticket:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether the job may go; with how many workers at most; what it waits for; for whom it should make room."""
+    """Whether the job may go; with how many workers at most; what it waits for; for whom it should make room; whether
+    the nodes that there are would do if nobody else were on them."""
 
     go: bool
     room: int = 0
     waits_for: str = ""
     yield_to: str = ""
+    possible: bool = True
 
 
 class _Room:
@@ -65,6 +68,10 @@ class _Room:
                 self._add(node, bundle, -1)
                 taken.append(node.address)
         return tuple(taken)
+
+    def emptied(self) -> _Room:
+        """The same nodes with nobody on them."""
+        return _Room([dataclasses.replace(node, free=node.total) for node in self.nodes])
 
     def give(self, bundle: Bundle, places: Sequence[str]) -> None:
         """Give a bundle back at each of these addresses; nodes that are gone get none."""
@@ -95,10 +102,14 @@ def verdicts(tickets: Sequence[Ticket], nodes: Sequence[Node]) -> dict[str, Verd
     found: dict[str, Verdict] = {}
     first: Ticket | None = None
     for ticket in order:
+        fitting, ever = (r.fits(ticket.bundle, ticket.least) for r in (room, room.emptied()))
+        if ever < ticket.least:
+            told = f"{ticket.least} workers of {ticket.bundle}; all nodes together have room for {ever}"
+            found[ticket.name] = Verdict(False, waits_for=told, possible=False)
+            continue
         if first is not None:
             found[ticket.name] = Verdict(False, waits_for=f"{first.short} comes first")
             continue
-        fitting = room.fits(ticket.bundle, ticket.least)
         if fitting >= ticket.least:
             places[ticket.name] = room.take(ticket.bundle, ticket.most)
             found[ticket.name] = Verdict(True, ticket.most)

@@ -27,6 +27,10 @@ HIDDEN = ("summary", "error")
 """What of the status is for those who ask, and not for status.json."""
 
 
+class NoRoom(Exception):
+    """The cluster is too small for the job, and nobody has added machines in time."""
+
+
 class ControllerActor:
     """One run. If Ray starts this actor again, it goes on from the run directory.
 
@@ -91,6 +95,8 @@ class ControllerActor:
                 self._summary = self._drive_in_turns()
         except InputError as error:
             self._error = {"line": str(error), "input": True}
+        except NoRoom as error:
+            self._error = {"line": str(error), "input": False}
         except BaseException as error:  # a controller that dies silently would be waited for
             traceback.print_exc()
             self._error = {"line": f"{type(error).__name__}: {' '.join(str(error).split())}", "input": False}
@@ -115,9 +121,17 @@ class ControllerActor:
             self._controller = self._fresh()
 
     def _await_turn(self) -> None:
-        """Wait until it is this run's turn, or it is to stop; the run directory says what it waits for."""
-        written = 0.0
-        while self._turn is not None and not self._turn.verdict.go and not self._stop:
+        """Wait until it is this run's turn, or it is to stop; the run directory says what it waits for.
+
+        Raises NoRoom if the cluster has been too small, whoever is on it, for as long as the job's limit says.
+        """
+        written, limit = 0.0, self._spec.limits.wait
+        possible = time.monotonic()
+        while self._turn is not None and not (verdict := self._turn.verdict).go and not self._stop:
+            possible = time.monotonic() if verdict.possible else possible
+            if (waited := time.monotonic() - possible) > limit:
+                text = f"waited {waited:.0f} s for {verdict.waits_for}"
+                raise NoRoom(text + "; lower resources.workers.min or add machines")
             if time.monotonic() - written > STATUS_EVERY:
                 written = time.monotonic()
                 self._run.write_json(

@@ -28,17 +28,21 @@ DONE, FAILED, WRONG_INPUT, STOPPED = 0, 1, 2, 3
 EXIT_OF = {"done": DONE, "failed": FAILED, "stopped": STOPPED}
 REFRESH = 0.25
 """Seconds between looks at the controller."""
+LOOK = 5.0
+"""Seconds for one answer of the controller, after which it is looked whether Ray is there at all."""
 SILENCE = 120.0
 """Seconds that a controller may be silent: Ray starts a dead one again meanwhile."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command ended: its exit code, the run's summary if there is one, and a line for the user."""
+    """How a command ended: its exit code, the run's summary if there is one, and a line for the user; which process
+    of the Ray that it had started is gone, if that is why."""
 
     code: int
     summary: dict[str, Any] | None
     line: str = ""
+    fallen: str = ""
 
 
 def run(
@@ -67,15 +71,18 @@ def run(
     made = run_dir.local and not os.path.exists(run_dir.path)
     from cluster.local import NoCluster, ray_at
 
+    queue = None if address is None else priority
     workers, worker = spec.resources.workers, spec.resources.per_worker
     gpus = _gpus_here(spec) if address is None and worker.gpu else workers.max * worker.gpu
     run_dir.create()
     try:
-        with ray_at(address, workers.max * worker.cpu, gpus):
-            # Ray puts handlers of its own in place, which would abort this process.
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
-            queue = None if address is None else priority
-            outcome = _watch(_attach(spec, run_dir, until, faults, queue), run_dir, show)
+        for last in (False, False, True):
+            with ray_at(address, workers.max * worker.cpu, gpus):
+                # Ray puts handlers of its own in place, which would abort this process.
+                signal.signal(signal.SIGTERM, signal.default_int_handler)
+                outcome = _watch(_attach(spec, run_dir, until, faults, queue), run_dir, show)
+            if not outcome.fallen or last:
+                break
     except NoCluster as error:
         if fresh:
             _leave_nothing(run_dir, made)
@@ -181,12 +188,19 @@ def finished_summary(run_dir: RunDir) -> dict[str, Any] | None:
 
 def _watch(controller: Any, run_dir: RunDir, show: Callable[[dict[str, Any]], None]) -> Outcome:
     import ray
-    from ray.exceptions import RayActorError, RayError
+    from ray.exceptions import GetTimeoutError, RayActorError, RayError
+
+    from cluster.local import fallen
 
     began, heard, asked = time.time(), time.monotonic(), False
+    status: dict[str, Any] = {}
     while True:
+        if gone := fallen():
+            show({**status, "phase": "wait", "note": f"Ray's {gone} has died; Ray is started again"})
+            line = f"Ray's {gone} on this machine has died; the same command goes on from the last commit"
+            return Outcome(FAILED, None, line, fallen=gone)
         try:
-            status = ray.get(controller.status.remote(), timeout=SILENCE)
+            status = ray.get(controller.status.remote(), timeout=LOOK)
             heard = time.monotonic()
             show(status)
             if status["summary"] or status["error"]:
@@ -197,7 +211,7 @@ def _watch(controller: Any, run_dir: RunDir, show: Callable[[dict[str, Any]], No
                 raise
             asked = True
             controller.request_stop.remote("stopped by the user")
-        except RayActorError as error:
+        except (RayActorError, GetTimeoutError) as error:
             if (summary := finished_summary(run_dir)) and (summary["ended"] or 0.0) > began:
                 return Outcome(EXIT_OF[summary["state"]], summary, summary["reason"] or "")
             if time.monotonic() - heard > SILENCE:

@@ -21,9 +21,11 @@ KINDS = {
     "kill": 200, "all": 20, "pair": 8, "freeze": 12, "fork": 5, "host": 5, "controller": 4, "driver": 4, "node": 2,
     "raylet": 2, "outage": 6, "torn": 8, "flip": 8, "raise": 0,
 }  # fmt: skip
-"""How often each comes, as often as it costs little: fork servers and what is above them import torch anew. kill, freeze: a rank by SIGKILL or SIGSTOP; all: every rank at once; pair: two processes at
-once, ranks, fork servers or hosts; node: all processes of a machine; raylet: Ray's own on one; outage: storage refuses
-for a while; torn, flip: the newest commit is cut, or a bit of it turned, and all ranks die; raise is in the ranks."""
+"""How often each comes: what is above fork servers imports torch anew, for tens of seconds on a busy machine.
+
+kill, freeze: a rank by SIGKILL or SIGSTOP; all: every rank at once; pair: two processes at once, ranks, fork servers or
+hosts; node: all processes of a machine; raylet: Ray's own on one; outage: storage refuses for a while; torn, flip: the
+newest commit is cut, or a bit of it turned, and all ranks die; raise is in the ranks."""
 SOON = 0.25
 """Share of the strikes that come before the run has recovered from the one before."""
 

@@ -213,3 +213,18 @@ def test_a_dead_tracking_server_neither_stops_nor_fails_a_run(quiet: Path, tmp_p
     assert curve(run) == curve(quiet)
     assert json.loads((run / "summary.json").read_text())["tracking"]["missing_rows"] == 12
     assert "MLflow lacks" in done.stderr
+
+
+@pytest.mark.slow
+def test_ray_s_own_death_on_this_machine_is_seen_and_the_same_command_goes_on(
+    quiet: Path, tmp_path: Path
+) -> None:
+    path, run = same_job(quiet, tmp_path)
+    with started("run", path, "--fault", "stop@1:7", cwd=tmp_path) as process:
+        wait_for(lambda: is_frozen(rank_pid(run, 1)), "rank 1 to freeze at step 7")
+        raylet = next(p for p in psutil.Process(process.pid).children(recursive=True) if p.name() == "raylet")
+        raylet.kill()
+        assert process.wait(timeout=200) == 0
+    assert "Ray's raylet has died; Ray is started again" in (tmp_path / "output.txt").read_text()
+    assert curve(run) == curve(quiet)
+    assert weights(run, 12) == weights(quiet, 12)

@@ -28,7 +28,12 @@ def on(*nodes: int) -> tuple[str, ...]:
 def ask(
     *tickets: Ticket, free: list[dict[str, float]], labels: tuple[dict[str, str], ...] = ()
 ) -> dict[str, Verdict]:
-    nodes = [Node(f"id{n}", f"n{n}", {}, left, labels[n] if labels else {}) for n, left in enumerate(free)]
+    """The verdicts on nodes where so much is left beside what the tickets that run have there."""
+    nodes = []
+    for n, left in enumerate(free):
+        there = [t.bundle for t in tickets for place in t.places if t.running and place == f"n{n}"]
+        total = {key: value + sum(b.resources.get(key, 0.0) for b in there) for key, value in left.items()}
+        nodes.append(Node(f"id{n}", f"n{n}", total, left, labels[n] if labels else {}))
     return {name.removeprefix("/runs/"): verdict for name, verdict in verdicts(tickets, nodes).items()}
 
 
@@ -44,10 +49,32 @@ def test_the_higher_priority_goes_first_and_of_equals_who_waited_longer() -> Non
 
 
 def test_nobody_overtakes_the_first_that_waits() -> None:
+    busy = ticket("busy", running=True, places=on(2))
     large, small = ticket("large", since=1, least=3, most=3), ticket("small", since=2, most=1)
-    found = ask(large, small, free=TWO_NODES)
-    assert not found["large"].go
+    found = ask(busy, large, small, free=[*TWO_NODES, {"CPU": 0.0}])
+    assert (found["large"].go, found["large"].possible) == (False, True)
     assert found["small"].waits_for == "large comes first"
+
+
+@pytest.mark.parametrize("priority", [0, 7])
+def test_one_that_would_not_fit_an_empty_cluster_is_passed_by_all(priority: int) -> None:
+    busy = ticket("busy", running=True, places=on(0), most=2)
+    never = ticket("never", priority, since=1, least=3, most=3)
+    found = ask(busy, never, ticket("small", since=2, most=1), free=[{"CPU": 0.0}, {"CPU": 1.0}])
+    told = "3 workers of 1 CPU; all nodes together have room for 2"
+    assert found["never"] == Verdict(False, waits_for=told, possible=False)
+    assert found["small"].go
+    assert (found["busy"].yield_to, ask(busy, never, free=[{"CPU": 0.0}, {"CPU": 1.0}])["busy"].room) == (
+        "",
+        2,
+    )
+
+
+def test_it_goes_first_again_once_there_are_nodes_for_it() -> None:
+    busy = ticket("busy", running=True, places=on(0))
+    never, small = ticket("never", since=1, least=3, most=3), ticket("small", since=2, most=1)
+    found = ask(busy, never, small, free=[{"CPU": 0.0}, {"CPU": 1.0}, {"CPU": 1.0}])
+    assert found["small"].waits_for == "never comes first"
 
 
 def test_what_one_is_about_to_take_is_not_free() -> None:
@@ -92,14 +119,14 @@ def test_nobody_grows_while_somebody_waits() -> None:
 def test_gpus_count() -> None:
     bundle = Bundle(1, 1)
     found = ask(ticket("a", bundle=bundle), free=TWO_NODES)
-    assert found["a"].waits_for == "1 workers of 1 CPU and 1 GPU; there is room for 0, and at work: nobody"
+    assert found["a"].waits_for == "1 workers of 1 CPU and 1 GPU; all nodes together have room for 0"
 
 
 def test_labels_of_nodes_count() -> None:
     gold = ticket("gold", least=2, bundle=Bundle(1, labels={"metal": "gold"}))
     found = ask(gold, free=TWO_NODES, labels=({"metal": "gold"}, {}))
     assert found["gold"].waits_for == (
-        "2 workers of 1 CPU and metal=gold; there is room for 1, and at work: nobody"
+        "2 workers of 1 CPU and metal=gold; all nodes together have room for 1"
     )
     assert ask(gold, free=TWO_NODES, labels=({"metal": "gold"}, {"metal": "gold"}))["gold"].go
 
@@ -156,8 +183,8 @@ def test_who_is_let_in_fits_and_the_first_in_line_is_never_passed(
     ]
     found = ask(*tickets, free=[{"CPU": float(cpus)} for cpus in free])
     waiting = sorted((t for t in tickets if not t.running), key=lambda t: (-t.priority, t.since, t.name))
-    let_in = [found[t.short].go for t in waiting]
+    let_in = [found[t.short].go for t in waiting if found[t.short].possible]
     assert let_in == sorted(let_in, reverse=True)
-    assert sum(t.least for t, go in zip(waiting, let_in, strict=True) if go) <= sum(free)
+    assert sum(t.least for t in waiting if found[t.short].go) <= sum(free)
     assert all(found[t.short].go for t in tickets if t.running)
     assert all(verdict.go or verdict.waits_for for verdict in found.values())

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from cluster.clock import wall
 from cluster.gang import Beat, Cause, RankStatus
 from cluster.watch import Watch
 
@@ -192,3 +193,24 @@ def test_ranks_are_spoken_to_though_nobody_looks(watch: Watch, monkeypatch: pyte
             pass
     expect(watch)
     assert Caller(watch, expect(watch), 0).hear("saved") == {"saved": 0}
+
+
+def test_clocks_of_hosts_are_not_compared(watch: Watch) -> None:
+    """A rank whose clock is a year ahead, and its monotonic one too: it says how long ago things were."""
+    year = 365 * 86400.0
+    caller = Caller(watch, expect(watch), 0)
+    ahead = wall() + year
+    told = {"cause": {"end": "raised", "name": "OSError"}, "failed_at": year, "failed_ago": 3.0}
+    rows = [{"step": 1, "time": ahead - 5.0}, {"step": 2}]
+    began = time.monotonic()
+    caller.say(state="failed", error="why", ended=True, now=ahead, rows=rows, **told)
+    beat = until(watch, lambda beat: beat.ranks[0].state == "failed")
+    assert beat.ranks[0].cause == Cause("raised", name="OSError")
+    assert began - 3.5 <= beat.ranks[0].failed_at <= time.monotonic() - 3.0
+    assert [row.get("time", 0.0) for row in beat.rows] == [pytest.approx(wall() - 5.0, abs=2.0), 0.0]
+
+
+def test_a_clock_that_is_set_changes_no_duration(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = wall()
+    monkeypatch.setattr(time, "time", lambda: before + 1e6)
+    assert 0.0 <= wall() - before < 5.0

@@ -276,3 +276,18 @@ def test_the_shape_of_a_published_model() -> None:
 def test_the_shape_of_a_model_with_grouped_heads_and_experts() -> None:
     assert model_shape(describe("llama-3-8b"), 128).kv_heads == 8
     assert model_shape(describe("mixtral-8x7b"), 128).experts == 8
+
+
+def test_a_number_of_workers_is_planned_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller asks at every look while there is room for more."""
+    asked: list[int] = []
+
+    def counted(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine) -> Any:
+        asked.append(workers)
+        return plan(spec, shape, workers, machine)
+
+    monkeypatch.setattr("orchestrator.plan.plan", counted)
+    planner = Planner(job(), TINY, ROOMY)
+    first = [planner.choose(workers) for workers in (0, 1, 2)]
+    assert [planner.choose(workers) for workers in (0, 1, 2)] == first
+    assert asked == [1, 2]
