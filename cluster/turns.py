@@ -1,9 +1,9 @@
 """Whose turn it is on a cluster that several jobs share: a pure function of what they ask for and what is free.
 
 The highest priority goes first, of equals the one that has waited longest; nobody overtakes the first that waits. (One
-that would not fit if it had all nodes to itself waits for nodes that are not there, and nobody waits for it.) A job that
-has begun keeps what it holds. If the first that waits would fit once jobs of lower priority are gone, they
-are asked to make room, the lowest and the latest first.
+that would not fit if it had all nodes to itself waits for nodes that are not there, and nobody waits for it.) A job
+that has begun keeps what it holds. If the first that waits would fit once jobs of lower priority are gone, they are
+asked to make room, the lowest and the latest first.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ class History:
             self.restart_seconds, self._stopped = max(event["time"] - self._stopped, 0.0), None
 
     def failures(self, window: float, date: float, now: float) -> tuple[Failure, ...]:
-        """The faults of the last `window` seconds, at the unix time `date` and the monotonic time `now`. What an earlier
-        command ended with does not count against the next one."""
+        """The faults of the last `window` seconds, at the unix time `date` and the monotonic time `now`. What an
+        earlier command ended with does not count against the next one."""
         found = []
         for event in reversed(self.events):
             if event["phase"] in ENDS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -547,6 +548,19 @@ def test_a_new_controller_goes_on_counting(runs: Runs) -> None:
     assert runs.training.gangs[0].config["attempt"] == 2
     assert runs.events("prepare")[1]["last_seen"] <= runs.events("prepare")[1]["time"]
     assert [row["attempt"] for row in rows(runs.path)] == [1] * 4 + [2] * 8
+
+
+def test_a_clock_that_is_set_while_it_trains_ends_nothing(
+    runs: Runs, quiet_curve: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over a year forward and back, at every look: neither a gang is lost, nor is a limit of hours reached."""
+    real, day = time.time, 86_400.0
+    steps = itertools.cycle([0.0, 400 * day, -3 * day, 3600.0])
+    monkeypatch.setattr(time, "time", lambda: real() + next(steps))
+    summary = runs.controller(runs.job(limits={"hours": 1.0}), faults=("kill@1:7",)).drive()
+    assert (summary["state"], summary["attempts"]) == ("done", 2)
+    assert summary["ledger"]["wall_seconds"] < 600
+    assert curve(runs.path) == quiet_curve
 
 
 def test_a_new_controller_remembers_failures(runs: Runs) -> None:
