@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cluster.clock import wall
 from cluster.fake_gang import Attempt, FakeGang
 from cluster.faults import Fault
 from cluster.gang import Beat, Cause, RankState, RankStatus
@@ -166,7 +167,7 @@ def a_row(task: Task, step: int, receipt: str) -> dict[str, Any]:
         "layout": str(Layout.from_json(task.layout)),
         "attempt": task.attempt,
         "memory_bytes": 1,
-        "time": time.time(),
+        "time": wall(),
     }
 
 
