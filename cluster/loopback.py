@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -76,7 +77,10 @@ def user_token() -> bool:
 
 
 def folder_of(name: str = NAME) -> Path:
-    """Where the cluster of that name keeps its things."""
+    """Where the cluster of that name keeps its things. Raises ClusterError for what is no name: what is there is
+    removed with the cluster."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
+        raise ClusterError(f"{name!r} is no name; use letters, digits and dashes")
     return Path(tempfile.gettempdir()) / f"orchestrator-{os.getuid()}" / name
 
 

@@ -107,7 +107,8 @@ def down(name: Name = "local", as_json: Json = False) -> None:
     """End the local cluster, with all that it started and wrote."""
     from cluster import loopback
 
-    ended = loopback.down(name)
+    with _told(name, quiet=True):
+        ended = loopback.down(name)
     if as_json:
         emit({"ended": ended})
     else:
@@ -117,7 +118,8 @@ def down(name: Name = "local", as_json: Json = False) -> None:
 def _there(name: str) -> LocalCluster:
     from cluster import loopback
 
-    found = loopback.find(name)
+    with _told(name, quiet=True):
+        found = loopback.find(name)
     if found is None:
         raise InputError("no local cluster is up", name, "start one with `orchestrator cluster up --local 2`")
     return found
@@ -150,10 +152,11 @@ def _mapping(text: str, option: str, kinds: tuple[type, ...]) -> dict[str, Any]:
 
 
 @contextmanager
-def _told(name: str) -> Iterator[None]:
+def _told(name: str, quiet: bool = False) -> Iterator[None]:
     from cluster.loopback import ClusterError
 
-    print("starting and ending nodes takes some seconds each", file=sys.stderr)
+    if not quiet:
+        print("starting and ending nodes takes some seconds each", file=sys.stderr)
     try:
         yield
     except ClusterError as error:
