@@ -31,7 +31,8 @@ def import_checkpoint(
     """
     folder = _tagged(Path(source), tag)
     out = Path(target)
-    if out.exists() and any(out.iterdir()):
+    new = not out.exists()
+    if not new and (not out.is_dir() or any(out.iterdir())):
         raise InputError("the target is not empty", target, "name a new folder")
     if config is not None and not Path(config).is_file():
         raise InputError("there is no such file", config, "give the config.json of the model")
@@ -40,7 +41,8 @@ def import_checkpoint(
         {"folder": str(folder.resolve()), "target": str(out.resolve()), "trust": trust}, folder, out
     )
     if "refused" in answer:
-        out.rmdir()
+        if new:
+            out.rmdir()
         raise InputError(answer["refused"], str(folder), "")
     if config is not None:
         shutil.copyfile(config, out / "config.json")

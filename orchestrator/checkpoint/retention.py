@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from orchestrator.checkpoint.manifest import FOLDER, MANIFEST, CorruptCommit, Manifest, folder, published
+from orchestrator.checkpoint.manifest import (
+    FILE_NAME,
+    FOLDER,
+    MANIFEST,
+    CorruptCommit,
+    Manifest,
+    folder,
+    published,
+)
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.store import Store
 
 BEST = ("loss", "min")
 """What makes a commit of a run the best one: the value in its manifest under this key."""
+
+
+DOCUMENT = re.compile(r"(manifest|records-[0-9]{5,}-[0-9a-z]+)\.json(\.[0-9a-f]{32}\.tmp)?")
+"""The manifest, and the notes of its writers; with what a crash leaves of one."""
+HINT = re.compile(r"LATEST\.[0-9a-f]{32}\.tmp")
 
 
 def prune(store: Store, keep: int, every: int | None, best: tuple[str, str] | None) -> list[int]:
@@ -38,7 +52,7 @@ def prune(store: Store, keep: int, every: int | None, best: tuple[str, str] | No
     for step in stay & sound.keys():
         _sweep(store, step, sizes, sound[step])
     for path in sizes:
-        if path.startswith("LATEST."):  # a hint that a crash left unfinished
+        if HINT.fullmatch(path):  # a hint that a crash left unfinished
             store.retry(store.backend.remove, path)
     return [step for step in gone if f"{folder(step)}/{MANIFEST}" in sizes]
 
@@ -53,11 +67,18 @@ def rewind(store: Store, step: int) -> list[int]:
 
 
 def remove(store: Store, step: int, sizes: Iterable[str]) -> None:
-    """Remove a commit. The manifest goes first: from then on there is none that lacks a shard."""
-    paths = [path for path in sizes if path.startswith(folder(step) + "/")]
+    """Remove a commit. The manifest goes first: from then on there is none that lacks a shard. What somebody else has
+    put into its folder stays."""
+    paths = [path for path in sizes if path.startswith(folder(step) + "/") and _is_ours(path)]
     for path in sorted(paths, key=lambda path: not path.endswith("/" + MANIFEST)):
         store.retry(store.backend.remove, path, settle=path.endswith("/" + MANIFEST))
     store.retry(store.backend.remove_folder, folder(step))
+
+
+def _is_ours(path: str) -> bool:
+    """Whether a file of a step's folder has a name that only a store gives."""
+    name = path.partition("/")[2]
+    return bool(FILE_NAME.fullmatch(name) or DOCUMENT.fullmatch(name))
 
 
 def _sound(store: Store, sizes: dict[str, int], limit: int | None) -> dict[int, Manifest]:
@@ -85,5 +106,5 @@ def _sweep(store: Store, step: int, sizes: dict[str, int], commit: Manifest) -> 
     """Remove what dead attempts left in the folder of a commit."""
     named = {f"{folder(step)}/{name}" for name in (*commit.files, MANIFEST)}
     for path in sizes:
-        if path.startswith(folder(step) + "/") and path not in named:
+        if path.startswith(folder(step) + "/") and path not in named and _is_ours(path):
             store.retry(store.backend.remove, path)

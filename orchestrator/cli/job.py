@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -50,13 +51,16 @@ def init(
 
     from orchestrator.spec import parse
 
-    if path.exists():
+    if os.path.lexists(path):
         raise InputError("there is a file already", str(path), "give another name")
     chosen = name or path.stem
     document = TEMPLATE.format(name=json.dumps(chosen), text=json.dumps(text))
     parse(yaml.safe_load(document), "the name" if name else str(path))
     try:
-        path.write_text(document)
+        with path.open("x") as file:
+            file.write(document)
+    except FileExistsError:
+        raise InputError("there is a file already", str(path), "give another name") from None
     except OSError as error:
         raise InputError(f"cannot be written ({error.strerror})", str(path), "give another path") from None
     print(f"{path} is written; next: orchestrator plan {path}, then orchestrator run {path}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import json
-import os
 import platform
 import shutil
 import uuid
@@ -24,6 +23,7 @@ import xxhash
 
 from orchestrator.data.documents import SEPARATOR
 from orchestrator.errors import InputError
+from orchestrator.folders import exchange
 
 FORMAT = 1
 
@@ -76,7 +76,7 @@ def collect(folder: str, limit_mib: float | None = None) -> dict[str, Any]:
         files = {f"{name}.txt": _write(draft / f"{name}.txt", name, share, seen) for name in versions}
         summary = {**wanted, "bytes": sum(f["bytes"] for f in files.values()), "files": files}
         (draft / "corpus.json").write_text(json.dumps(summary, indent=2) + "\n")
-        _exchange(draft, target)
+        exchange(str(draft), str(target), _is_ours)
     except OSError as error:
         raise InputError(f"cannot be written ({error.strerror})", folder, "name another folder") from None
     finally:
@@ -110,13 +110,8 @@ def _there(target: Path) -> dict[str, Any] | None:
     return summary if whole else None
 
 
-def _exchange(draft: Path, target: Path) -> None:
-    """Put the new folder where the old one is, if there is one."""
-    old = draft.with_suffix(".old")
-    if target.exists():
-        os.replace(target, old)
-    os.replace(draft, target)
-    shutil.rmtree(old, ignore_errors=True)
+def _is_ours(name: str) -> bool:
+    return name == "corpus.json" or name.removesuffix(".txt") in ("python", *PACKAGES)
 
 
 def _write(path: Path, name: str, limit: int, seen: set[str]) -> dict[str, Any]:
