@@ -10,12 +10,18 @@ from orchestrator.layout import ModelShape
 from orchestrator.plan import model_shape
 from orchestrator.rundir import RunDir
 from orchestrator.spec import JobSpec, TrainBpe
+from orchestrator.storage.retry import storage_failed
 from workloads.errors import WorkloadError
 
 if TYPE_CHECKING:
     from orchestrator.data.batches import Batches
     from orchestrator.data.tokens import Tokens
+    from orchestrator.storage.retry import Retry
     from workloads.workload import Vocabulary, Workload
+
+
+EXCERPT = "excerpt"
+"""Where a run directory has a little of its data."""
 
 
 def data_cache(spec: JobSpec, run: RunDir) -> str:
@@ -44,6 +50,37 @@ def prepared(spec: JobSpec, run: RunDir, before: str, tell: Callable[[str, int, 
 
     name = before.rstrip("/").rsplit("/", 1)[-1]
     return prepare_data(spec.data, _special_tokens(spec), data_cache(spec, run), tell, before=name)
+
+
+def is_whole(data: str) -> bool:
+    """Whether the files of prepared data are all there; of data on a store, which ranks copy, it is not asked."""
+    from orchestrator.data.files import Folder
+    from orchestrator.data.shards import is_whole as whole
+
+    folder = Folder(data)
+    return not folder.local or whole(folder)
+
+
+def keep_excerpt(run: RunDir, data: str) -> None:
+    """Put a little of the data into the run directory, for what comes when the data may be gone; none if that fails."""
+    from orchestrator.data.excerpt import keep
+
+    try:
+        keep(data, run.at(EXCERPT))
+    except Exception as error:
+        if not storage_failed(error):
+            raise
+
+
+def data_of(run: RunDir, data: str, retry: Retry | None = None) -> Tokens:
+    """Prepared data at `data`, or the run's excerpt of it where that is gone. Raises InputError."""
+    from orchestrator.data.files import Folder
+    from orchestrator.data.shards import is_whole as whole
+    from orchestrator.data.tokens import Tokens
+
+    kept = run.at(EXCERPT)
+    gone = not whole(Folder(data, retry)) and whole(Folder(kept, retry))
+    return Tokens.open(kept if gone else data, retry)
 
 
 def workload_of(spec: JobSpec, tokens: Tokens) -> Workload:

@@ -200,12 +200,14 @@ class Controller:
         for line in assemble.notes_of(self._spec):
             self._event(self._state.phase, line)
         machine = machine_for(self._cluster.offer(self._bundle), self._bundle)
-        self._planner = planner = Planner(self._spec, shape, machine)
+        first, self._planner = self._planner is None, (planner := Planner(self._spec, shape, machine))
         planner.plan(self._spec.resources.workers.max)  # what is illegal is told before anything starts
         self._rules = Rules(self._spec, planner.choose, planner.seconds)
         widest = self._rules.choose(self._useful)
         self._useful = widest.world if widest else self._useful
-        record.track()
+        if first:
+            record.track()
+            assemble.keep_excerpt(self._run, self._data)
 
     def _wait(self, record: Record, action: Action, before: State) -> None:
         self._note = action.reason
@@ -219,6 +221,9 @@ class Controller:
         layout = action.layout
         assert layout is not None
         assert self._planner is not None
+        if not assemble.is_whole(self._data):
+            self._data, self._state = "", dataclasses.replace(before, phase="prepare")
+            return
         bad, attempt = self._state.bad_commits, self._state.attempt
         restored, notes = self._stored(lambda: record.roll_back(bad, attempt))
         for note in notes:

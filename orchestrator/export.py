@@ -39,7 +39,6 @@ def export(run_uri: str, step: int, target: str) -> dict[str, Any]:
 
     from orchestrator import assemble
     from orchestrator.checkpoint.store import Store
-    from orchestrator.data.tokens import Tokens
 
     check_target(target)
     run = RunDir(run_uri)
@@ -50,7 +49,7 @@ def export(run_uri: str, step: int, target: str) -> dict[str, Any]:
     retry = patient(spec.limits.unsaved)
     store = Store(run.at("checkpoints"), retry=retry)
     manifest = store.manifest(step)
-    tokens = Tokens.open(manifest.meta["data"], retry)
+    tokens = assemble.data_of(run, manifest.meta["data"], retry)
     workload, reader = assemble.workload_of(spec, tokens), store.reader(manifest)
     with draft(target) as folder:
         difference = write(spec, tokens, workload, lambda name: reader.read(f"model.{name}"), folder)

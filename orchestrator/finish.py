@@ -60,9 +60,9 @@ def summarise(
     """The summary of what stands in the run directory."""
     entropy = None
     if data:
-        from orchestrator.data.tokens import Tokens
+        from orchestrator.assemble import data_of
 
-        entropy = Tokens.open(data).manifest.entropy
+        entropy = data_of(run, data).manifest.entropy
     found = summary(
         spec,
         run.read_json("plan.json"),

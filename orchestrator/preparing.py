@@ -55,7 +55,10 @@ class Preparing:
             )
             pool.shutdown(wait=False)
         wait([self._work], timeout=seconds)
-        return self._work.result() if self._work.done() else ""
+        if not self._work.done():
+            return ""
+        work, self._work = self._work, None
+        return work.result()
 
     def _parts(self, what: str, done: int, total: int) -> None:
         self._tell(f"preparing {what}: {done} of {total} parts")

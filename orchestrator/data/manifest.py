@@ -104,10 +104,14 @@ class Manifest:
         return xxhash.xxh3_128_hexdigest(json.dumps(self.to_json(), sort_keys=True).encode())
 
 
+class DamagedManifest(InputError):
+    """There is a manifest, and it is not what was written."""
+
+
 def read(folder: Folder) -> Manifest | None:
     """The manifest in `folder`, or None if there is none.
 
-    Raises InputError if it is of another format or no manifest at all.
+    Raises InputError if it is of another format, DamagedManifest if it is none at all.
     """
     try:
         data = folder.read_json(NAME)
@@ -122,9 +126,8 @@ def read(folder: Folder) -> Manifest | None:
             raise ValueError("its checksum is another")
         return found
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"holds a damaged {NAME} ({error!r})", folder.uri, "remove the folder and prepare again"
-        ) from None
+        what = f"holds a damaged {NAME} ({error!r})"
+        raise DamagedManifest(what, folder.uri, "run or prepare the job again, which makes it anew") from None
 
 
 def write(folder: Folder, manifest: Manifest) -> None:

@@ -116,7 +116,10 @@ def _make(
     tell: Progress,
 ) -> None:
     """Make what is missing of the data in `folder`, and its manifest last."""
-    finished = manifest.read(folder)
+    try:
+        finished = manifest.read(folder)
+    except manifest.DamagedManifest:
+        finished = None
     parts = sources.cut(files, part_bytes)
     tell("tokenizer", 0, 1)
     vocabulary, roles = _tokenizer(folder, data, chosen, parts, rule)

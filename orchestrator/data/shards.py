@@ -13,7 +13,7 @@ import xxhash
 from orchestrator.data import tokenizer as tokenizers
 from orchestrator.data.documents import Piece, pieces
 from orchestrator.data.files import Folder
-from orchestrator.data.manifest import FORMAT, Manifest, PreparedSource, Shard, read
+from orchestrator.data.manifest import FORMAT, DamagedManifest, Manifest, PreparedSource, Shard, read
 from orchestrator.data.sources import Part
 from orchestrator.errors import InputError
 
@@ -102,7 +102,10 @@ def read_record(folder: Folder, number: int, rule: int) -> dict[str, Any] | None
 
 def is_whole(folder: Folder) -> bool:
     """Whether there is prepared data in `folder` and all its files are there, in their sizes."""
-    found = read(folder)
+    try:
+        found = read(folder)
+    except DamagedManifest:
+        return False
     if found is None:
         return False
     sizes, width = folder.sizes(""), np.dtype(found.dtype).itemsize

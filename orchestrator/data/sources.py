@@ -142,7 +142,7 @@ def _match(number: int, source: Source) -> list[tuple[int, Source, Any, dict[str
             infos = None
         else:
             found = retry(fs.glob, path, detail=True)
-            infos = [found[name] for name in sorted(found) if found[name]["type"] == "file"]
+            infos = [found[name] for name in sorted(found) if found[name]["type"] != "directory"]
     except Exception as error:  # every fsspec backend raises its own kind
         kind = Unreachable if transient(error) else InputError
         raise kind(f"cannot be listed ({error})", where, "check the address and credentials") from None
@@ -151,6 +151,8 @@ def _match(number: int, source: Source) -> list[tuple[int, Source, Any, dict[str
     if not infos:
         raise InputError("there is no such file", where, "check the path")
     for info in infos:
+        if info["type"] != "file":
+            raise InputError(f"{info['name']} leads to no file", where, "remove it or narrow the glob")
         if PurePosixPath(info["name"]).suffix not in KINDS:
             what = f"{info['name']} is not a {', '.join(KINDS)} file"
             raise InputError(what, where, "convert it or narrow the glob")
