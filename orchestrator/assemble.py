@@ -143,6 +143,10 @@ def check_objective(spec: JobSpec) -> None:
         known = [n for n in objectives.NAMES if config.architecture in objectives.architectures(n)]
         what = f"{name} does not train {spec.workload.model}, which is a {config.architecture}"
         raise InputError(what, "workload.objective", f"choose from {', '.join(known)}")
+    for number, source in enumerate(spec.data.sources):
+        if objectives.reads_pairs(name) and isinstance(source.field, str):
+            mend = "give two keys, those of the text and of its translation"
+            raise InputError(f"{name} reads pairs", f"data.sources.{number}.field", mend)
 
 
 def check_workload(spec: JobSpec) -> None:

@@ -40,20 +40,31 @@ def list_(run_dir: Run, as_json: Json = False) -> None:
 
 
 def verify(run_dir: Run, step: Step = None, as_json: Json = False) -> None:
-    """Check every byte of one commit, or of all, against its checksum. Exit code 1 if one is damaged."""
+    """Check every byte of one commit, or of all, and of their data. Exit code 1 if something is damaged."""
+    from orchestrator.data.tokens import problems as problems_of
+
     store = _store(run_dir)
     steps = store.steps() if step is None else [step]
     if not steps or (step is not None and step not in store.steps()):
         where = store.uri if step is None else f"{store.uri} step {step}"
         raise InputError("there is no such commit", where, f"steps: {store.steps()}")
-    problems = {number: store.verify(number) for number in steps}
+    problems = {f"step {number}": store.verify(number) for number in steps}
+    for uri in sorted(
+        {manifest.meta.get("data", "") for manifest in map(store.manifest, _readable(problems, steps))}
+    ):
+        problems[f"data {uri}"] = problems_of(uri) if uri else []
     if as_json:
-        emit(problems)
+        emit({key.removeprefix("step "): lines for key, lines in problems.items()})
     else:
-        for number, lines in problems.items():
-            print(f"step {number}: {'sound' if not lines else '; '.join(lines)}")
+        for key, lines in problems.items():
+            print(f"{key}: {'sound' if not lines else '; '.join(lines)}")
     if any(problems.values()):
         raise typer.Exit(1)
+
+
+def _readable(problems: dict[str, list[str]], steps: list[int]) -> list[int]:
+    """The commits of which nothing is damaged."""
+    return [step for step in steps if not problems[f"step {step}"]]
 
 
 def export(

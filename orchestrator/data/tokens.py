@@ -135,6 +135,20 @@ class Tokens:
         return data
 
 
+def problems(uri: str) -> list[str]:
+    """What is wrong with prepared data on this machine's disks, every byte of it read; a line each.
+
+    Data that is gone, or on a store, is no problem: it is made again, or checked when it is copied.
+    """
+    try:
+        folder = Folder(uri)
+        if folder.local and folder.read(manifest.NAME) is not None:
+            Tokens.open(uri).check()
+    except (DamagedShard, InputError) as error:
+        return [str(error)]
+    return []
+
+
 def _local(folder: Folder, found: Manifest, shard: Shard) -> Path:
     return Path(folder.at(shard.file))
 

@@ -109,6 +109,11 @@ def architectures(name: str) -> frozenset[str]:
     return _find(name).architectures
 
 
+def reads_pairs(name: str) -> bool:
+    """Whether a document is two texts to the objective; raises WorkloadError for an unknown name."""
+    return _find(name).unit == "documents"
+
+
 def _find(name: str) -> type[SampledObjective]:
     if name not in _CLASSES:
         raise WorkloadError(f"there is no objective {name!r}; choose one of {', '.join(NAMES)}")

@@ -167,6 +167,67 @@ def test_wrong_text_is_told_plainly_and_leaves_nothing_running(tmp_path: Path) -
     assert not list((tmp_path / "cache").rglob("manifest.json"))
 
 
+def test_a_full_disk_is_one_line_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
+    if (done := subprocess.run(mount, capture_output=True, text=True)).returncode:
+        pytest.skip(f"needs leave to mount a tmpfs: {done.stderr.strip()}")
+    try:
+        data = spec(*write_texts(tmp_path / "texts"))
+        (disk / "filler").write_bytes(bytes(30_000))
+        with pytest.raises(InputError, match="No space left on device.*the same command goes on") as caught:
+            prepare(data, (), str(disk / "cache"), part_bytes=2000)
+        assert "\n" not in str(caught.value)
+        assert str(disk / "cache") in caught.value.where
+        assert all_cpus_are_free()
+        assert not list(disk.rglob("*.tmp"))
+        assert not list(disk.rglob("manifest.json"))
+        subprocess.run(["mount", "-o", "remount,size=2m", str(disk)], check=True)
+        (disk / "filler").unlink()
+        uri = prepare(data, (), str(disk / "cache"), part_bytes=2000)
+        other = prepare(data, (), str(tmp_path / "other"), part_bytes=2000)
+        assert {n: c for n, (c, _) in snapshot(Path(uri)).items()} == {
+            n: c for n, (c, _) in snapshot(Path(other)).items()
+        }
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_text_that_changes_while_it_is_prepared_is_refused_and_leaves_no_wrong_data(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("".join(SENTENCES))
+    data, cache = spec(str(tmp_path / "a.txt")), str(tmp_path / "cache")
+
+    def change(phase: str, done: int, total: int) -> None:
+        if (phase, done) == ("tokens", 0):
+            (tmp_path / "a.txt").write_text("".join(reversed(SENTENCES)))
+
+    with pytest.raises(InputError, match=r"a\.txt: has changed since this command began to read it"):
+        prepare(data, (), cache, change, part_bytes=2000)
+    assert not list((tmp_path / "cache").rglob("manifest.json"))
+    tokens = Tokens.open(prepare(data, (), cache, part_bytes=2000))
+    assert text_of(tokens, 0) == "".join(reversed(SENTENCES)).rstrip("\n")
+    (tmp_path / "a.txt").write_text("".join(SENTENCES))
+    tokens = Tokens.open(prepare(data, (), cache, part_bytes=2000))
+    assert text_of(tokens, 0) == "".join(SENTENCES).rstrip("\n")
+
+
+def test_several_may_prepare_the_same_data_at_once(tmp_path: Path) -> None:
+    @ray.remote(num_cpus=0)
+    class Preparer:
+        def prepare(self, data: DataSpec, cache: str) -> str:
+            return prepare(data, (), cache, part_bytes=2000)
+
+    data, cache = spec(*write_texts(tmp_path / "texts")), str(tmp_path / "cache")
+    at_once = [Preparer.remote().prepare.remote(data, cache) for _ in range(3)]
+    (uri,) = set(ray.get(at_once, timeout=120))
+    Tokens.open(uri).check()
+    other = prepare(data, (), str(tmp_path / "other"), part_bytes=2000)
+    assert {n: c for n, (c, _) in snapshot(Path(uri)).items()} == {
+        n: c for n, (c, _) in snapshot(Path(other)).items()
+    }
+
+
 @pytest.mark.parametrize("text", ["", "<|endoftext|>\n"])
 def test_sources_without_text_are_told(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.txt").write_text(text)

