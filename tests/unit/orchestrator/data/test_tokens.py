@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -11,11 +12,13 @@ import fsspec
 import numpy as np
 import pytest
 
-from orchestrator.data import checked, shards
+from orchestrator.assemble import EXCERPT, data_of
+from orchestrator.data import checked, excerpt, shards
 from orchestrator.data.checked import DamagedShard
 from orchestrator.data.shards import is_whole
 from orchestrator.data.tokens import Tokens
 from orchestrator.errors import InputError
+from orchestrator.rundir import RunDir
 
 Prepare = Callable[..., str]
 TEXT = "one two three.\n<|endoftext|>\nfour five six seven!\n" * 40
@@ -170,3 +173,21 @@ def test_ranks_of_one_node_may_open_remote_data_at_once(prepare_here: Prepare, t
     here = Tokens.open(local)
     assert sums == {f"{here.window(0, 0, here.length(0)).sum()}\n"}
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_an_excerpt_stands_for_data_that_is_gone(prepare_here: Prepare, tmp_path: Path) -> None:
+    folder, kept = prepare_here([TEXT], ["other " * 9]), str(tmp_path / "excerpt")
+    whole = Tokens.open(folder)
+    excerpt.keep(folder, kept)
+    found = Tokens.open(kept)
+    found.check()
+    assert found.tokenizer().to_str() == whole.tokenizer().to_str()
+    assert found.manifest.entropy == whole.manifest.entropy
+    assert found.manifest.roles == whole.manifest.roles
+    assert np.array_equal(found.window(0, 0, found.length(0)), whole.window(0, 0, whole.length(0)))
+    assert np.array_equal(found.document_ends(0), whole.document_ends(0))
+    run = RunDir(str(tmp_path / "run"))
+    excerpt.keep(folder, run.at(EXCERPT))
+    assert data_of(run, folder).folder.uri == folder
+    shutil.rmtree(folder)
+    assert data_of(run, folder).folder.uri == run.at(EXCERPT)
