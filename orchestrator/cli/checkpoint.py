@@ -49,10 +49,8 @@ def verify(run_dir: Run, step: Step = None, as_json: Json = False) -> None:
         where = store.uri if step is None else f"{store.uri} step {step}"
         raise InputError("there is no such commit", where, f"steps: {store.steps()}")
     problems = {f"step {number}": store.verify(number) for number in steps}
-    for uri in sorted(
-        {manifest.meta.get("data", "") for manifest in map(store.manifest, _readable(problems, steps))}
-    ):
-        problems[f"data {uri}"] = problems_of(uri) if uri else []
+    known = {store.manifest(number).meta.get("data") for number in steps if not problems[f"step {number}"]}
+    problems |= {f"data {uri}": lines for uri in sorted(filter(None, known)) if (lines := problems_of(uri))}
     if as_json:
         emit({key.removeprefix("step "): lines for key, lines in problems.items()})
     else:
@@ -60,11 +58,6 @@ def verify(run_dir: Run, step: Step = None, as_json: Json = False) -> None:
             print(f"{key}: {'sound' if not lines else '; '.join(lines)}")
     if any(problems.values()):
         raise typer.Exit(1)
-
-
-def _readable(problems: dict[str, list[str]], steps: list[int]) -> list[int]:
-    """The commits of which nothing is damaged."""
-    return [step for step in steps if not problems[f"step {step}"]]
 
 
 def export(

@@ -16,7 +16,7 @@ from orchestrator.assemble import EXCERPT, data_of
 from orchestrator.data import checked, excerpt, shards
 from orchestrator.data.checked import DamagedShard
 from orchestrator.data.shards import is_whole
-from orchestrator.data.tokens import Tokens
+from orchestrator.data.tokens import Tokens, problems
 from orchestrator.errors import InputError
 from orchestrator.rundir import RunDir
 
@@ -173,6 +173,15 @@ def test_ranks_of_one_node_may_open_remote_data_at_once(prepare_here: Prepare, t
     here = Tokens.open(local)
     assert sums == {f"{here.window(0, 0, here.length(0)).sum()}\n"}
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_data_that_is_damaged_has_problems_and_data_that_is_gone_has_none(prepare_here: Prepare) -> None:
+    folder = Path(prepare_here([TEXT]))
+    assert problems(str(folder)) == problems(str(folder / "nowhere")) == []
+    shard = next((folder / "shards").glob("*.bin"))
+    shard.write_bytes(shard.read_bytes()[::-1])
+    (line,) = problems(str(folder))
+    assert f"{shard}: block 0 of 1 is not what was written" in line
 
 
 def test_an_excerpt_stands_for_data_that_is_gone(prepare_here: Prepare, tmp_path: Path) -> None:
