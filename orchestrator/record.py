@@ -209,7 +209,7 @@ class Record:
         self._metrics.cut(step, carried)
         if not self._metrics.problem:
             self._checked = True
-            self.restore(without(missing, {row["step"]: row for row in carried}), attempt, step)
+            self.restore(self._metrics.missing(None, self._first, step) if missing else (), attempt, step)
         self.recent = tuple(self._metrics.latest(RECENT))
         self.saved = 0
         self.tracker.rows(carried)
@@ -217,7 +217,7 @@ class Record:
 
     def restore(self, missing: Sequence[tuple[int, int]], attempt: int, step: int) -> bool:
         """Find rows again that storage has lost, and tell of those that are lost for good. Whether some were found."""
-        if [list(gap) for gap in missing] == self.history.missing:
+        if not missing or [list(gap) for gap in missing] == self.history.missing:
             return False
         found = find(self._spec, self._run, self._metrics.log, self.store, self.events, missing)
         if found:

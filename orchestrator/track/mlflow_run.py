@@ -71,7 +71,8 @@ class MlflowRun:
         self.run_id = run.info.run_id
         self.last = int(run.data.metrics.get("step", -1))
         self._keys = tuple(run.data.metrics)
-        self._log_params(params or {}, known=run.data.params)
+        if params is not None:
+            self._log_params(params, known=run.data.params)
 
     def log_rows(self, rows: Iterable[Row]) -> None:
         """Log what comes after `last`, in order, whole rows a batch; `last` follows each batch.
