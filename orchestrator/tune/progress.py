@@ -100,7 +100,8 @@ class Standing:
         self._told[result["run"]] = result
         self._spend(result)
         if result["trial"] not in self._ledger.ended:
-            self._ledger.tell(result, self.hours)
+            steps, usd = self.spent[result["run"]]
+            self._ledger.tell({**result, "own_steps": steps, "cost_usd": usd}, self.hours)
             self._at_work.add(result["trial"])
         self.show()
 

@@ -88,6 +88,12 @@ def test_a_search_killed_at_any_moment_goes_on(tmp_path: Path, sampler: str) -> 
     assert states(sweep) == states(quiet)
     for name in states(quiet):
         assert curve(sweep / name) == curve(quiet / name)
+    totals = json.loads((quiet / "sweep.json").read_text())
+    found = json.loads(done.stdout)["sweep"]
+    assert (found["steps"], found["best"]["value"]) == (totals["steps"], totals["best"]["value"])
+    assert {t["trial"]: t["steps"] for t in found["trials"]} == {
+        t["trial"]: t["steps"] for t in totals["trials"]
+    }
     again = orchestrator("tune", path, "--json", cwd=tmp_path)
     assert again.returncode == 0
     assert json.loads(again.stdout)["sweep"]["best"] == json.loads(done.stdout)["sweep"]["best"]

@@ -5,20 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from orchestrator import spec
 from orchestrator.rundir import RunDir
+from orchestrator.tune import progress
 from orchestrator.tune.console import line
 from orchestrator.tune.ledger import Ledger
 from orchestrator.tune.progress import Standing
 
 
-def standing(folder: Path, before: float = 0.0, **limits: Any) -> tuple[Standing, Ledger]:
-    job = spec.parse(
+def job(**limits: Any) -> spec.JobSpec:
+    return spec.parse(
         {
             "name": "small",
             "workload": {"model": "gpt-tiny"},
             "data": {"sources": [{"uri": "a.txt"}], "tokenizer": {"train_bpe": 512}, "sequence_length": 32},
             "train": {"steps": 90, "global_batch": 8},
+            "limits": {"usd_per_worker_hour": 1.0},
             "tune": {
                 "space": {"seed": {"choice": [1, 2, 3]}},
                 "trials": 3,
@@ -27,9 +31,12 @@ def standing(folder: Path, before: float = 0.0, **limits: Any) -> tuple[Standing
             },
         }
     )
+
+
+def standing(folder: Path, before: float = 0.0, **limits: Any) -> tuple[Standing, Ledger]:
     ledger = Ledger(RunDir(str(folder)))
-    ledger.draw([{"seed": 1}, {"seed": 2}, {"seed": 3}])
-    return Standing(job, RunDir(str(folder)), ledger, 3, before, lambda told: None), ledger
+    ledger.draw([{"seed": 1}, {"seed": 2}, {"seed": 3}][len(ledger.configs) :])
+    return Standing(job(**limits), RunDir(str(folder)), ledger, 3, before, lambda told: None), ledger
 
 
 def result(trial: str, step: int, value: float, **more: Any) -> dict[str, Any]:
@@ -78,3 +85,84 @@ def test_costs_are_summed_over_runs(tmp_path: Path) -> None:
     assert found.limit() == ""
     found.heard(result("0001", 10, 5.0))
     assert found.limit() == "tune.limits.cost_usd 1 is reached"
+
+
+def run_of(folder: Path, name: str, first: int, last: int, hours: float = 0.5) -> None:
+    """A run of a trial that was killed, after so many hours of two workers."""
+    run = RunDir(str(folder / name))
+    run.create()
+    run.write_text("job.yaml", spec.dump(job(cost_usd=None)))
+    seconds = hours * 3600 / (last - first + 1)
+    told = {"attempt": 1, "step_seconds": seconds}
+    run.append(
+        "metrics.jsonl",
+        [{"step": n, "time": 1e9 + (n - first + 1) * seconds, **told} for n in range(first, last + 1)],
+    )
+    start = {"time": 1e9, "attempt": 1, "phase": "start", "layout_after": "dp2 zero0 mb4"}
+    run.append("events.jsonl", [start, {**start, "phase": "train", "time": 1e9 + 1}])
+
+
+def test_a_search_that_goes_on_has_not_forgotten_what_it_has_spent(tmp_path: Path) -> None:
+    """Rungs that were told, steps that no rung was told of, and hours."""
+    found, ledger = standing(tmp_path)
+    found.heard(result("0000", 30, 4.0))
+    found.heard(result("0001", 10, 5.0, cost_usd=2.0))
+    ledger.pass_time(3.0)
+    run_of(tmp_path, "0001", 1, 14)
+    run_of(tmp_path, "0002", 1, 7)
+    again, _ = standing(tmp_path, before=1.0, steps=51, cost_usd=3.6, hours=3.0)
+    assert again.steps == 30 + 14 + 7
+    assert again.cost == pytest.approx(0.5 + 2.0 + 1.0)
+    assert 3.0 <= again.hours < 3.1
+    assert again.best() == {"trial": "0000", "run": "0000", "step": 30, "value": 4.0}
+    assert again.limit() == "tune.limits.steps 51 is reached"
+    assert again.to_json()["eta_seconds"] is None, "nothing is new yet"
+
+
+def test_a_failed_trial_has_spent_what_it_had_spent(tmp_path: Path) -> None:
+    found, ledger = standing(tmp_path, steps=60)
+    found.heard(result("0000", 40, 4.0))
+    failed = result("0000", 40, float("inf"), failed="its rank died", own_steps=0, cost_usd=0.0)
+    found.heard(failed)
+    found.ended("0000", failed)
+    assert (found.steps, found.cost, ledger.ended["0000"].step) == (40, 0.5, 40)
+    run_of(tmp_path, "0001", 1, 9)
+    found.heard(result("0001", 4, 5.0))
+    found.ended("0001", None)  # its process died
+    assert (found.steps, ledger.ended["0001"].state) == (49, "failed")
+    again, _ = standing(tmp_path)
+    assert (again.steps, again.cost) == (found.steps, found.cost)
+
+
+def test_what_a_trial_tells_again_of_an_earlier_rung_takes_nothing_back(tmp_path: Path) -> None:
+    found, ledger = standing(tmp_path)
+    found.heard(result("0000", 90, 2.0))
+    found.ended("0000", result("0000", 90, 2.0))
+    size = (tmp_path / "trials.jsonl").stat().st_size
+    again, ledger = standing(tmp_path)
+    for step in (10, 30, 90):
+        again.heard(result("0000", step, 2.0))
+        assert again.steps == 90
+    assert ledger.told["0000"]["step"] == 90
+    lines = (tmp_path / "trials.jsonl").read_text()[size:].splitlines()
+    assert lines == [], "nothing is told of a trial that has ended"
+
+
+def test_hours_are_written_down_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "NOTE_EVERY", 0.0)
+    found, _ = standing(tmp_path, before=2.0)
+    found.tick()
+    assert Ledger(RunDir(str(tmp_path))).hours > 2.0
+
+
+def test_a_line_of_another_kind_is_no_trial(tmp_path: Path) -> None:
+    standing(tmp_path)
+    with open(tmp_path / "trials.jsonl", "a") as file:
+        file.write(
+            '3\n{"trial": "0009"}\n{"trial": "0008", "event": "ended", "time": 1}\n{"trial": 7, "event": "x"}\n'
+        )
+        file.write(
+            '{"trial": "0007", "event": "told", "time": 1, "run": "0007"}\n{"trial": "0006", "event": "drawn"'
+        )
+    ledger = Ledger(RunDir(str(tmp_path)))
+    assert (sorted(ledger.configs), ledger.ended, ledger.told) == (["0000", "0001", "0002"], {}, {})
