@@ -10,6 +10,8 @@ import pytest
 from jobs import job
 from sockets import silent
 
+from orchestrator import rowlog, rowtape
+from orchestrator.checkpoint.store import Store
 from orchestrator.record import Record
 from orchestrator.rundir import RunDir
 from orchestrator.spec import load, parse
@@ -105,3 +107,42 @@ def test_whoever_reads_the_latest_rows_is_not_disturbed_by_new_ones(run: RunDir)
     record.take([row(3)])
     record.roll_back(frozenset(), 1)
     assert [r["step"] for r in reading] == [2]
+
+
+@pytest.mark.parametrize("place", ["disk", "objects"])
+def test_a_recovery_costs_what_it_costs_however_long_the_run(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By rows parsed and bytes read, where a record is opened and where it is rolled back."""
+    count = {"rows": 0, "bytes": 0}
+    decode = rowlog.decode
+    monkeypatch.setattr(
+        rowlog, "decode", lambda line, name: [count.update(rows=count["rows"] + 1), decode(line, name)][1]
+    )
+    for kind in (rowtape.FileView, rowtape.PartsView):
+
+        def read(view: Any, start: int, end: int, plain: Any = kind.read) -> bytes:
+            data = plain(view, start, end)
+            count["bytes"] += len(data)
+            return data
+
+        monkeypatch.setattr(kind, "read", read)
+    spent = []
+    for steps in (300, 30_000):
+        run = RunDir(f"memory://{tmp_path}/{steps}" if place == "objects" else str(tmp_path / str(steps)))
+        run.create()
+        run.append("metrics.jsonl", [row(n) for n in range(1, steps + 1)])
+        run.write_json("status.json", {"rows": {"step": steps, "bytes": run.log("metrics.jsonl").size()}})
+        store = Store(run.at("checkpoints"))
+        meta = {"position": 1, "receipt": "0" * 32, "rows": [row(steps - 10)]}
+        store.publish(steps - 10, store.write_raw(steps - 10, 0, []), meta)
+        count.update(rows=0, bytes=0)
+        record = Record(parse(job("a.txt")), run)
+        assert len(record.beyond(steps - 10)) == 10
+        record.roll_back(frozenset(), 2)
+        record.take([row(n, 2) for n in range(steps - 9, steps)])
+        record.roll_back(frozenset(), 3)
+        assert (record.step, record.history.missing) == (steps - 10, [])
+        spent.append((count["rows"], count["bytes"]))
+    assert spent[1][0] <= spent[0][0] + 5, spent
+    assert spent[1][1] <= 12 * (1 << 16), spent
