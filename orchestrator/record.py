@@ -237,6 +237,9 @@ class Record:
 
     def beyond(self, step: int) -> list[Row]:
         """Rows of steps after that one."""
+        recent = self.recent
+        if recent and recent[0]["step"] <= step:
+            return [row for row in recent if row["step"] > step]
         later = itertools.takewhile(lambda row: row["step"] > step, self._metrics.newest())
         return list(later)[::-1]
 

@@ -240,6 +240,7 @@ def _say(text: str) -> None:
 
 def _show_status(found: dict[str, Any]) -> None:
     from orchestrator.cli.options import table
+    from orchestrator.rowlog import told
     from orchestrator.track.console import duration
 
     eta = f", {duration(found['eta_seconds'])} left" if found.get("eta_seconds") else ""
@@ -248,6 +249,8 @@ def _show_status(found: dict[str, Any]) -> None:
     print(f"attempt {found.get('attempt')}, layout {layout}, controller {found['controller']}")
     if found.get("note"):
         print(found["note"])
+    if found.get("missing_rows"):
+        print(f"rows of step {told(found['missing_rows'])} are lost from metrics.jsonl")
     if found["ranks"]:
         rows = [[str(r[key]) for key in ("rank", "node", "pid", "state", "step")] for r in found["ranks"]]
         table("", ["rank", "node", "pid", "state", "step"], rows)

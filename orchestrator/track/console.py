@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import IO, Any
 
+from orchestrator.rowlog import told
+
 LINE_SECONDS = 10.0
 
 
@@ -122,6 +124,8 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
         ("receipt", str(summary.get("receipt") or "none")),
     ]
+    if summary.get("missing_rows"):
+        rows.append(("lost rows", f"of step {told(summary['missing_rows'])}: they are in no figure here"))
     if summary.get("reason"):
         rows.insert(0, ("reason", str(summary["reason"])))
     return rows

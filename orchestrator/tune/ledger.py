@@ -16,9 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.rowline import TRIALS, Row
+from orchestrator.rows import Rows
 from orchestrator.rundir import RunDir
 from orchestrator.tune.space import Config
 
+PATIENCE = 60.0
+"""Seconds that storage may refuse what must be written before a search goes on."""
 TOLD = ("run", "step", "value", "own_steps", "cost_usd")
 """Of what a trial tells at a rung, what is written down."""
 
@@ -35,10 +38,13 @@ class Ended:
 
 
 class Ledger:
-    """The rows of trials.jsonl. One process writes them, under the lock of the sweep."""
+    """The rows of trials.jsonl. One process writes them, under the lock of the sweep.
+
+    Raises OSError, in words, if storage takes neither the draw of a trial nor its end; what is told between waits.
+    """
 
     def __init__(self, sweep: RunDir) -> None:
-        self._sweep = sweep
+        self._rows = Rows(sweep, TRIALS)
         self.configs: dict[str, Config] = {}
         self.ended: dict[str, Ended] = {}
         self.told: dict[str, dict[str, Any]] = {}
@@ -64,9 +70,8 @@ class Ledger:
         first, given = len(self.configs), list(configs)
         found = {name_of(first + number): config for number, config in enumerate(given)}
         now = time.time()
-        self._sweep.append(
-            TRIALS, [{"trial": n, "event": "drawn", "config": c, "time": now} for n, c in found.items()]
-        )
+        self._rows.add([{"trial": n, "event": "drawn", "config": c, "time": now} for n, c in found.items()])
+        self._rows.settle(PATIENCE)
         self.configs |= found
         return list(found)
 
@@ -74,12 +79,14 @@ class Ledger:
         """Write down what a trial told at a rung, if it is not what it told last."""
         told = {"trial": result["trial"], **{key: result[key] for key in TOLD}}
         if self.told.get(result["run"]) != told:
-            self._sweep.append(TRIALS, [{**told, "event": "told", "time": time.time(), "hours": hours}])
+            self._rows.add([{**told, "event": "told", "time": time.time(), "hours": hours}])
+            self._rows.flush()
             self.told[result["run"]] = told
 
     def pass_time(self, hours: float) -> None:
         """Write down how long the search has taken."""
-        self._sweep.append(TRIALS, [{"trial": "", "event": "hours", "time": time.time(), "hours": hours}])
+        self._rows.add([{"trial": "", "event": "hours", "time": time.time(), "hours": hours}])
+        self._rows.flush()
         self.hours = hours
 
     def end(self, trial: str, ended: Ended) -> None:
@@ -87,7 +94,8 @@ class Ledger:
         if trial in self.ended:
             return
         row: dict[str, Any] = {"trial": trial, "event": "ended", "time": time.time(), **vars(ended)}
-        self._sweep.append(TRIALS, [row])
+        self._rows.add([row])
+        self._rows.settle(PATIENCE)
         self.ended[trial] = ended
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -134,8 +133,7 @@ class Standing:
         """Show again if it is time, and write the hours down."""
         if self.hours - self._noted > NOTE_EVERY:
             self._noted = self.hours
-            with contextlib.suppress(OSError):
-                self._ledger.pass_time(self.hours)
+            self._ledger.pass_time(self.hours)
         if time.time() - self._shown > SHOW_EVERY:
             self.show()
 
