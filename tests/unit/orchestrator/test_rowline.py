@@ -34,8 +34,7 @@ def test_no_flipped_bit_makes_another_row(bit: int) -> None:
     line = bytearray(encode(ROW)[:-1])
     line[bit // 8] ^= 1 << bit % 8
     for found in [decode(part, METRICS) for part in bytes(line).split(b"\n")]:
-        # In the name of the checksum a bit costs the check and nothing else.
-        assert found is None or {key: found[key] for key in ROW} == ROW
+        assert found in (None, ROW)
 
 
 @pytest.mark.parametrize(
