@@ -1,6 +1,7 @@
 """Folders of transformers with random values of every key: read as they compute, or refused in one line."""
 
 import dataclasses
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from workloads.errors import WorkloadError
+from workloads.hf.checkpoint import structure
 from workloads.hf.compare import TOLERANCE, difference, probes
 from workloads.hf.faithful import HARMLESS
+from workloads.hf.folder import describe_folder
 from workloads.load import load
+from workloads.presets import preset
 from workloads.workload import Vocabulary
 
 SIZE, LENGTH, ROUNDS = 97, 24, 12
@@ -182,6 +186,11 @@ def saved(tmp_path: Path, model_type: str, **changes: Any) -> Path:
             {"num_key_value_heads": 2},
             "as many key as query heads; set num_key_value_heads to 4",
         ),
+        (
+            "llama",
+            {"quantization_config": {"quant_method": "fp8"}},
+            "are quantised; give a folder",
+        ),
     ],
 )
 def test_what_our_classes_cannot_compute_is_named(
@@ -252,3 +261,47 @@ def test_a_generator_unlike_its_discriminator_is_named(tmp_path: Path) -> None:
     )
     with pytest.raises(WorkloadError, match="has activation 'relu', and beside this discriminator 'gelu'"):
         load(f"hf:{tmp_path}", "replaced_token_detection", KNOWN, sequence_length=LENGTH)
+
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "gpt2": {
+        "model_type": "gpt2", "activation_function": "gelu_new", "attn_pdrop": 0.1, "embd_pdrop": 0.1, "n_ctx": 1024,
+        "layer_norm_epsilon": 1e-05, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024,
+        "resid_pdrop": 0.1, "summary_first_dropout": 0.1, "summary_type": "cls_index", "vocab_size": 50257,
+        "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+    },
+    "llama-3.2-1b": {
+        "model_type": "llama", "attention_bias": False, "head_dim": 64, "attention_dropout": 0.0, "hidden_act": "silu",
+        "hidden_size": 2048, "intermediate_size": 8192, "mlp_bias": False, "max_position_embeddings": 131072,
+        "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8, "pretraining_tp": 1,
+        "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "rope_type": "llama3",
+                         "original_max_position_embeddings": 8192},
+        "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+        "vocab_size": 128256,
+    },
+    "bert-base": {
+        "model_type": "bert", "attention_probs_dropout_prob": 0.1, "gradient_checkpointing": False,
+        "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 768, "intermediate_size": 3072,
+        "layer_norm_eps": 1e-12, "max_position_embeddings": 512, "num_attention_heads": 12, "num_hidden_layers": 12,
+        "pad_token_id": 0, "position_embedding_type": "absolute", "type_vocab_size": 2, "vocab_size": 30522,
+    },
+    "t5-small": {
+        "model_type": "t5", "d_ff": 2048, "d_kv": 64, "d_model": 512, "decoder_start_token_id": 0, "dropout_rate": 0.1,
+        "is_encoder_decoder": True, "layer_norm_epsilon": 1e-06, "n_positions": 512, "num_heads": 8, "num_layers": 6,
+        "output_past": True, "pad_token_id": 0, "relative_attention_num_buckets": 32, "vocab_size": 32128,
+    },
+    "bart-base": {
+        "model_type": "bart", "activation_dropout": 0.1, "activation_function": "gelu", "add_bias_logits": False,
+        "add_final_layer_norm": False, "classif_dropout": 0.1, "d_model": 768, "decoder_attention_heads": 12,
+        "decoder_ffn_dim": 3072, "decoder_layers": 6, "early_stopping": True, "encoder_attention_heads": 12,
+        "encoder_ffn_dim": 3072, "encoder_layers": 6, "forced_eos_token_id": 2, "is_encoder_decoder": True,
+        "max_position_embeddings": 1024, "normalize_before": False, "num_beams": 4, "vocab_size": 50265,
+    },
+}  # fmt: skip
+"""As their authors wrote them, with keys that no class knows any more."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configurations_are_read_as_the_presets(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name]))
+    assert structure(describe_folder(str(tmp_path))) == structure(preset(name))
