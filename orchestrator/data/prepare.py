@@ -179,7 +179,7 @@ def _train(uri: str, parts: list[str], entries: int, special_tokens: list[str], 
     try:
         Folder(uri).write("tokenizer.json", tokenizer.train(texts, entries, special_tokens).encode())
     except Exception as error:
-        return _told(error)
+        return _told(error, uri)
     return ""
 
 
@@ -197,7 +197,7 @@ def _tokenise(
             part = sources.from_json(row["part"])
             shards.write_shard(folder_uri, row["number"], part, vocabulary, roles, rule)
         except Exception as error:
-            return {"error": _told(error)}
+            return {"error": _told(error, folder_uri)}
         return {"error": ""}
 
     folder_uri = folder.uri
@@ -214,7 +214,7 @@ def _tokenise(
             tell("tokens", done, len(parts))
 
 
-def _told(error: Exception) -> str:
+def _told(error: Exception, cache: str) -> str:
     """The error as JSON: an exception that crosses from a task would bring Ray's whole trace with it. One that is
     neither of the input nor of storage is raised."""
     if not (isinstance(error, InputError) or storage_failed(error)):
@@ -225,7 +225,7 @@ def _told(error: Exception) -> str:
     mend = "keep sources and cache where all nodes see them"
     if getattr(error, "errno", None) in FULL:
         mend = "make room or name another data.cache; the same command goes on"
-    reason, place = getattr(error, "strerror", None) or error, getattr(error, "filename", None) or ""
+    reason, place = getattr(error, "strerror", None) or error, getattr(error, "filename", None) or cache
     return json.dumps([passing, f"cannot be used on a worker's node ({reason})", str(place), mend])
 
 

@@ -30,12 +30,12 @@ def test_an_error_of_a_task_is_one_line_and_keeps_whether_it_may_pass(
     error: Exception, kind: type[InputError], line: str
 ) -> None:
     with pytest.raises(InputError) as found:
-        _raise(_told(error))
+        _raise(_told(error, "cache"))
     assert type(found.value) is kind
     assert line in str(found.value)
 
 
 def test_an_error_of_the_program_is_raised_as_it_is() -> None:
     with pytest.raises(KeyError):
-        _told(KeyError("sep"))
+        _told(KeyError("sep"), "cache")
     _raise("")
