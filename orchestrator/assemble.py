@@ -210,8 +210,11 @@ def notes_of(spec: JobSpec) -> list[str]:
     if not isinstance(config, ForeignModel) or not config.silenced:
         return []
     names = ", ".join(config.silenced)
+    rate = spec.workload.dropout
+    instead = f"workload.dropout {rate:g} is drawn by sample" if rate else "workload.dropout would not"
     return [
-        f"{spec.workload.model} is trained without {names}: what a class draws at random depends on the layout"
+        f"{spec.workload.model} is trained without {names}: what a class draws at random depends on the layout; "
+        f"{instead}"
     ]
 
 

@@ -59,10 +59,8 @@ def load(
     )
     config = describe(model, changes, vocabulary.size, objective)
     if isinstance(config, ForeignModel):
-        if dropout:
-            raise WorkloadError(f"{model} is run as it is, and without dropout; leave dropout out")
         has_weights(str(root(config.folder)))  # those that cannot be read are refused
-        return HuggingFaceWorkload(model, config, built, vocabulary)
+        return HuggingFaceWorkload(model, config, built, vocabulary, dropout)
     if not model.startswith(FOLDER):
         config = _completed(config, vocabulary, sequence_length)
     config = replace(config, dropout=dropout)

@@ -27,13 +27,15 @@ class HuggingFaceWorkload:
 
     Its first weights are those of the folder, or, where that holds a configuration only, those of the class's
     own initialisation under torch.manual_seed(seed); that one runs through the whole model in order, so
-    unlike elsewhere a tensor's value depends on the model as well as on (seed, name).
+    unlike elsewhere a tensor's value depends on the model as well as on (seed, name). dropout is the rate of its
+    dropout modules, see `foreign_dropout`.
     """
 
     name: str
     config: ForeignModel
     objective: Objective
     vocabulary: Vocabulary
+    dropout: float = 0.0
 
     def build(self) -> nn.Module:
         """The module on the current default device."""
@@ -124,7 +126,7 @@ class HuggingFaceWorkload:
 
     def around(self, bare: nn.Module) -> ForeignNetwork:
         """A bare model of transformers as this workload runs it."""
-        return ForeignNetwork(bare, self._tables, self.config.architecture == "decoder")
+        return ForeignNetwork(bare, self._tables, self.config.architecture == "decoder", self.dropout)
 
     @cached_property
     def _tables(self) -> Mapping[str, Tensor]:

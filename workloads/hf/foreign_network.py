@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from workloads.dropout import KEYS
 from workloads.hf.folder import ForeignModel, parts_of, random_numbers, theirs_in
+from workloads.hf.foreign_dropout import counted
 from workloads.hf.routers import balance_of
 from workloads.transformer import Output
 from workloads.workload import Batch
@@ -24,8 +26,11 @@ class ForeignNetwork(nn.Module):
     tied weights are tied again, and tables that are no part of the state (rotary frequencies) are put back.
     """
 
-    def __init__(self, network: nn.Module, tables: Mapping[str, Tensor], causal: bool) -> None:
+    def __init__(
+        self, network: nn.Module, tables: Mapping[str, Tensor], causal: bool, dropout: float = 0.0
+    ) -> None:
         super().__init__()
+        self._dropouts = counted(network, dropout) if dropout else []
         self.network = network
         self._tables, self._causal, self.balance = tables, causal, balance_of(network)
 
@@ -42,6 +47,9 @@ class ForeignNetwork(nn.Module):
             arguments.pop("attention_mask", None)
         elif "attention" in batch:
             arguments["attention_mask"] = _added(batch["attention"])
+        if self._dropouts and self.training:
+            for module in self._dropouts:
+                module.rows = batch[KEYS]
         extra = None
         if self.balance is not None:
             arguments["output_router_logits"] = True

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from workloads.dropout import KEYS, row_keys
 from workloads.errors import WorkloadError
 from workloads.hf.folder import describe_foreign, parts_of, root, theirs_in
 from workloads.hf.foreign import HuggingFaceWorkload
@@ -46,7 +47,8 @@ def prove(workload: HuggingFaceWorkload) -> None:
 
     It draws no random numbers in training; a sample's logits do not depend on the other samples; a token moves only
     the logits that may see it, and packed documents come out as separate ones; recomputed layers have the same
-    gradients; what is exported is loaded by transformers and computes the same.
+    gradients; what is exported is loaded by transformers and computes the same. With a dropout, samples and
+    recomputed layers still hold to it.
     """
     folder = str(root(workload.config.folder))
     if has_weights(folder) and workload.config.parameters() <= LARGEST:
@@ -57,8 +59,10 @@ def prove(workload: HuggingFaceWorkload) -> None:
     failed: Exception | None = None
     for theirs in narrowings(theirs_in(workload.config.folder, dict(workload.config.changes))):
         try:
-            with small(workload, theirs) as trial:
+            with small(replace(workload, dropout=0.0), theirs) as trial:
                 _prove_once(trial)
+                if workload.dropout:
+                    _dropped(replace(trial, dropout=workload.dropout))
                 return
         except WorkloadError as error:
             raise WorkloadError(f"{what}: {error}") from None
@@ -294,6 +298,21 @@ def _gradients(trial: HuggingFaceWorkload, model: nn.Module, samples: Batch) -> 
     loss = trial.loss(model, samples)
     (loss.total / loss.count.clamp(min=1) + (0.0 if loss.extra is None else loss.extra)).backward()
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def _dropped(trial: HuggingFaceWorkload) -> None:
+    """Dropout is at work, and depends on nothing but the sample."""
+    model, samples = filled(trial, 0), trial.objective.collate(Samples(_reader(trial), 3), [0, 1, 2], 0)
+    samples[KEYS] = row_keys(0, 0, 3)
+    mend = "set workload.dropout to 0"
+    try:
+        logits = _steady(model, samples)
+        _alone(model, samples, logits)
+        _recomputed(trial, model, samples)
+    except WorkloadError:
+        raise WorkloadError(f"its dropout depends on more than the sample; {mend}") from None
+    if not _differ(logits, _logits(model.eval(), samples)):
+        raise WorkloadError(f"it has no dropout module that can be replaced; {mend}")
 
 
 def _leaves(trial: HuggingFaceWorkload, model: nn.Module, samples: Batch) -> None:
