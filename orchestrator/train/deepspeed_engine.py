@@ -44,8 +44,8 @@ class DeepSpeedEngine:
         config = settings(spec, layout, elements, workload.config.hidden)
         self.model = _build(deepspeed, workload, layout, device.device, config)
         if layout.recompute != "none":
-            recompute(workload.blocks(self.model), layout.recompute == "selective")
-        if spec.train.compile:
+            recompute(workload.blocks(self.model), layout.recompute == "selective", spec.train.compile)
+        elif spec.train.compile:
             for layer in workload.blocks(self.model):
                 layer.compile()
         scaled = [(p, workload.lr_scale(name)) for name, p in self.model.named_parameters()]

@@ -100,8 +100,8 @@ def _stage(
     if mesh.cp.size > 1:
         apply_context(model, mesh.cp)
     if layout.recompute != "none":
-        recompute(workload.blocks(model), layout.recompute == "selective")
-    if compiled:
+        recompute(workload.blocks(model), layout.recompute == "selective", compiled)
+    elif compiled:
         for layer in workload.blocks(model):
             layer.compile()
     if layout.zero >= 2 and mesh.data.size > 1:
@@ -135,7 +135,7 @@ def _stages_with(workload: Workload, layout: Layout) -> dict[str, list[int]]:
     return found
 
 
-def recompute(blocks: Iterable[nn.Module], selective: bool) -> None:
+def recompute(blocks: Iterable[nn.Module], selective: bool, compiled: bool = False) -> None:
     """Keep of each block only its input, or with `selective` also the results of matrix products and attention
     (Chen et al., 2016; Korthikanti et al., 2022, section 5)."""
     context: dict[str, Any] = {}
@@ -143,9 +143,9 @@ def recompute(blocks: Iterable[nn.Module], selective: bool) -> None:
         context["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
     for layer in blocks:
         # Dropout counts instead of drawing, so there is no random state to put back.
-        layer.forward = partial(
-            checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False, **context
-        )
+        # A checkpoint is not compiled, nor what is around it: what is compiled stands inside.
+        forward = torch.compile(layer.forward) if compiled else layer.forward
+        layer.forward = partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False, **context)
 
 
 def _policy(_: object, op: torch._ops.OpOverload, *args: object, **kwargs: object) -> CheckpointPolicy:
