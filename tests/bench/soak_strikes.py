@@ -145,7 +145,7 @@ class Striker:
                 began = time.monotonic()
                 if self._strike(kind):
                     struck.append((kind, began))
-            ended = self._stage.wait_beyond(before)
+            ended = self._stage.wait_beyond(before + 1)  # one step may have been under way to the books
             events = self._stage.run / "events.jsonl"
             again = _again(events, at)
             for kind, began in struck:
