@@ -25,7 +25,9 @@ def test_a_place_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> N
     document["checkpoint"] |= {"export": "hf", "export_to": str(place)}
     failed = orchestrator("run", write_job(tmp_path, document), cwd=tmp_path)
     assert failed.returncode == 1, failed.stdout + failed.stderr
-    told = [e["reason"] for e in rows(tmp_path / "runs/small", "events.jsonl") if "failed:" in e["reason"]]
-    assert told[-1] == (
-        f"the export of step 4 failed: InputError: {place}: cannot be written (Not a directory); give another folder"
-    )
+    told = [
+        e["reason"] for e in rows(tmp_path / "runs/small", "events.jsonl") if "step 4 failed:" in e["reason"]
+    ]
+    assert told[-1].startswith("the export of step 4 failed: ")
+    assert str(tmp_path / "file") in told[-1]
+    assert not any(word in told[-1] for word in ("\n", "ray::", "Traceback"))
