@@ -6,12 +6,16 @@ import contextlib
 import logging
 import os
 import secrets
+import signal
+import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any, TextIO
 
 import psutil
 
+from cluster import reaper
 from cluster.address import NoCluster, place_of, require_answer
 
 NAMESPACE = "orchestrator"
@@ -55,12 +59,36 @@ def ray_at(
         if _is_host_and_port(address):
             require_answer(address)
         quiet |= {"_node_ip_address": node} if node else {}
+    with _reaped() if address is None else contextlib.nullcontext():
+        _connect(address, quiet)
+        import ray
+
+        # Ray prints news of its nodes, some of it as it ends; standard output is for results.
+        with contextlib.redirect_stdout(news or sys.stderr):
+            try:
+                yield
+            finally:
+                orphans = _workers() if fallen() else []
+                ray.shutdown()
+                for process in orphans:  # they would live on for a while, and hold what the next ones need
+                    with contextlib.suppress(psutil.Error):
+                        process.kill()
+
+
+def _connect(address: str | None, options: dict[str, Any]) -> None:
+    """Connect, or start a cluster. A signal to end is a KeyboardInterrupt from here on: Ray's own handler would exit
+    without a word."""
     import ray
 
     for last in (False, True):
         try:
-            ray.init(address=address or "local", **quiet)
+            ray.init(address=address or "local", **options)
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, signal.default_int_handler)
             break
+        except (KeyboardInterrupt, SystemExit):
+            ray.shutdown()
+            raise KeyboardInterrupt from None
         except Exception as error:  # a bare one, if the machine was too busy to start a node in time
             reason = " ".join(str(error).split())[:200]
             if last and address is None:
@@ -70,16 +98,6 @@ def ray_at(
             if last:
                 raise NoCluster(f"no Ray cluster answers at {address}: {reason}") from None
             ray.shutdown()
-    # Ray prints news of its nodes, some of it as it ends; standard output is for results.
-    with contextlib.redirect_stdout(news or sys.stderr):
-        try:
-            yield
-        finally:
-            orphans = _workers() if fallen() else []
-            ray.shutdown()
-            for process in orphans:  # they would live on for a while, and hold what the next ones need
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
 
 
 def fallen() -> str:
@@ -103,6 +121,27 @@ def _workers() -> list[psutil.Process]:
             if process.environ().get("RAY_RAYLET_PID") in raylets:
                 found.append(process)
     return found
+
+
+@contextlib.contextmanager
+def _reaped() -> Iterator[None]:
+    """Whatever becomes of this process, no process of the Ray that it starts within outlives it for long."""
+    if not sys.platform.startswith("linux"):
+        yield
+        return
+    mark = secrets.token_hex(16)
+    words = [sys.executable, "-I", "-S", reaper.__file__, mark]
+    # A session of its own: what interrupts or ends this process's group must not end the reaper too.
+    process = subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+    )
+    os.environ[reaper.VARIABLE] = mark
+    try:
+        yield
+    finally:
+        os.environ.pop(reaper.VARIABLE, None)
+        with contextlib.suppress(OSError):
+            process.communicate(b".")
 
 
 def _is_host_and_port(address: str) -> bool:
