@@ -10,17 +10,16 @@ reading.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import posixpath
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 from fsspec.implementations.local import LocalFileSystem
 
 from orchestrator.errors import InputError, Unreachable
+from orchestrator.lease import LOCK, Lease, lock_file
 from orchestrator.rowline import Row
 from orchestrator.rowlog import RowLog
 from orchestrator.rowtape import FileTape, PartTape
@@ -33,14 +32,25 @@ T = TypeVar("T")
 
 ORIGIN = "origin.json"
 """In a run that a search began with another run's commit: {run, step, config} of that one."""
-ALIVE = 15.0
-"""Seconds since its last status after which a controller on another machine is taken for dead."""
 REMOTE_TIMEOUT = 15.0
 """Seconds that a small call to a remote store may take."""
 RETRY = Retry(attempts=5, first=0.1, cap=3.0, deadline=30.0)
 """Bounds of every call to a remote store: rows, which can wait, are tried again later."""
-LOCK_TIMEOUT = 20.0
-"""Seconds for the processes of a killed command to be gone."""
+
+
+COMMITS = "checkpoints"
+FILES = (
+    "job.yaml",
+    "plan.json",
+    "metrics.jsonl",
+    "events.jsonl",
+    "status.json",
+    "summary.json",
+    "report.html",
+)
+OURS = frozenset({LOCK, COMMITS, "events.jsonl", "trials.jsonl", "origin.json", "failed.json"})
+"""What shows that a directory is of a run or of a search. A job.yaml alone may be a user's own."""
+PROBE = ".probe-"
 
 
 class RunDir:
@@ -57,6 +67,7 @@ class RunDir:
         self.path: str = local_path(uri) if self.local else self.fs.root
         self.uri = self.path if self.local else uri.rstrip("/")
         self._logs: dict[str, RowLog] = {}
+        self._lease: Lease | None = None
 
     @property
     def name(self) -> str:
@@ -67,18 +78,53 @@ class RunDir:
         """The URI of something in this directory."""
         return posixpath.join(self.uri, name)
 
-    def create(self) -> None:
-        """Make the directory and prove that it can be written. Raises InputError."""
+    def create(self) -> tuple[str, ...]:
+        """Make the directory and prove that it can be written; the local folders made for it, outermost first.
+
+        Raises InputError if it cannot be, or if it holds something and nothing of a run: what is written here may be
+        removed again.
+        """
+        self._refuse_foreign()
+        made = tuple(_missing(self.path)) if self.local else ()
         try:
             self._call(self.fs.makedirs, self.path, exist_ok=True)
-            probe = self._path(f".probe-{os.getpid()}")
+            probe = self._path(f"{PROBE}{os.getpid()}")
             self._call(self.fs.pipe_file, probe, b"")
             self._call(self.fs.rm_file, probe)
         except Exception as error:  # every fsspec backend raises its own kind
+            remove_empty(made)
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise InputError(
                 f"the run directory cannot be written ({reason})", self.uri, "give another --run-dir"
             ) from None
+        return made
+
+    def _refuse_foreign(self) -> None:
+        names = {name for name in self._names() if not name.startswith(PROBE)}
+        if names and not names & OURS:
+            what = f"holds something that is of no run ({min(names)})"
+            raise InputError(what, self.uri, "give another --run-dir, one that is new or empty")
+        for name in sorted(names & {LOCK, *FILES}) if self.local else ():
+            if os.path.isdir(self._path(name)):
+                raise InputError("is a folder and should be a file", self.at(name), "move it away")
+        if self.local and COMMITS in names and not os.path.isdir(self._path(COMMITS)):
+            raise InputError(
+                "is a file and should be the folder of commits", self.at(COMMITS), "move it away"
+            )
+
+    def _names(self) -> set[str]:
+        """What is in the directory, empty if it is not there."""
+        try:
+            found = self._call(self.fs.ls, self.path, detail=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return set()
+        except Exception as error:  # every fsspec backend raises its own kind
+            reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
+            mend = "check the place, its permissions and credentials"
+            raise InputError(f"the run directory cannot be read ({reason})", self.uri, mend) from None
+        return {
+            path.rstrip("/").rsplit("/", 1)[-1] for path in found if path.rstrip("/") != self.path.rstrip("/")
+        }
 
     def exists(self, name: str) -> bool:
         """Whether a document of that name is there."""
@@ -97,6 +143,7 @@ class RunDir:
 
     def write_text(self, name: str, text: str) -> None:
         """Replace a document whole: a reader sees the old one or the new one."""
+        self.require_lock()
         path = self._path(name)
         if not self.local:
             self._call(self.fs.pipe_file, path, text.encode())
@@ -121,6 +168,14 @@ class RunDir:
         except ValueError:
             raise InputError("is damaged", self.at(name), "remove it") from None
 
+    def told(self, name: str) -> Row:
+        """A JSON object that nothing is decided by: {} if there is none or it is damaged, for the next replaces it."""
+        try:
+            found = self.read_json(name)
+        except InputError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
     def write_json(self, name: str, value: Any) -> None:
         """Replace a JSON document whole."""
         self.write_text(name, json.dumps(value, indent=2) + "\n")
@@ -139,7 +194,7 @@ class RunDir:
         if name not in self._logs:
             path = self._path(name)
             self._logs[name] = RowLog(
-                FileTape(path) if self.local else PartTape(self.fs, path, self._call), name
+                FileTape(path) if self.local else PartTape(self.fs, path, self._as_holder), name
             )
         return self._logs[name]
 
@@ -153,41 +208,25 @@ class RunDir:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the only controller of this run on this machine. The lock ends with the process, however that ends.
+        """Be the only controller of this run. See `lock_file` and `Lease`.
 
-        Raises InputError if another holds it for longer than a dying one could.
+        Raises InputError if another is at work. On an object store, every writing raises Overtaken once another has
+        taken over.
         """
-        if not self.local:
-            self._wait_for_silence()
-            yield
+        if self.local:
+            with lock_file(self.path):
+                yield
             return
-        with open(self._path(".lock"), "w") as file:
-            deadline = time.monotonic() + LOCK_TIMEOUT
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except OSError:
-                    if time.monotonic() > deadline:
-                        mend = "attach to it with --address, or stop it"
-                        raise InputError(
-                            "another controller is at work on this run", self.uri, mend
-                        ) from None
-                    time.sleep(0.1)
-            yield
+        with Lease(self.fs, self.path, self.uri, self._call) as self._lease:
+            try:
+                yield
+            finally:
+                self._lease = None
 
-    def _wait_for_silence(self) -> None:
-        """On an object store, which has no locks: nobody else must be writing status.json."""
-        deadline = time.monotonic() + LOCK_TIMEOUT
-        while True:
-            status = self.read_json("status.json") or {}
-            ended = status.get("phase") in (None, "done", "failed", "stopped")
-            if ended or time.time() - status.get("time", 0.0) > ALIVE:
-                return
-            if time.monotonic() > deadline:
-                mend = "attach to it with --address, or stop it"
-                raise InputError("another controller is at work on this run", self.uri, mend)
-            time.sleep(0.5)
+    def require_lock(self) -> None:
+        """Raise Overtaken if this was the only controller of the run and is so no more."""
+        if self._lease is not None:
+            self._lease.require()
 
     def _path(self, name: str) -> str:
         return posixpath.join(self.path, name)
@@ -195,3 +234,24 @@ class RunDir:
     def _call(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """A call to storage, tried again within bounds if it is remote."""
         return call(*args, **kwargs) if self.local else RETRY(call, *args, **kwargs)
+
+    def _as_holder(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same, by who has not been overtaken."""
+        self.require_lock()
+        return self._call(call, *args, **kwargs)
+
+
+def remove_empty(folders: Iterable[str]) -> None:
+    """Remove folders that `RunDir.create` made, outermost first, as far as nothing is in them."""
+    for folder in reversed(tuple(folders)):
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
+
+
+def _missing(path: str) -> list[str]:
+    """The folders from the outermost that is not there down to `path`."""
+    missing: list[str] = []
+    while path and not os.path.lexists(path):
+        missing.insert(0, path)
+        path = os.path.dirname(path)
+    return missing

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -193,50 +191,46 @@ def test_a_crash_anywhere_loses_only_the_row_it_tore(data: st.DataObject, tmp_pa
     assert run.rows("rows.jsonl") == [*whole, {"step": 9}]
 
 
-# -- the lock
-
-HOLD = (
-    "import sys, time; from orchestrator.rundir import RunDir\n"
-    "with RunDir(sys.argv[1]).lock():\n    print(flush=True)\n    time.sleep(60)\n"
-)
+# -- what is of no run
 
 
-@pytest.fixture
-def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Another process that holds the lock of the run."""
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    process.stdout.readline()
-    yield process
-    process.kill()
-    process.wait()
+@pytest.mark.parametrize("name", ["job.yaml", "notes.txt", "plan.json", "metrics.jsonl"])
+def test_a_directory_that_holds_something_else_is_refused(run: RunDir, name: str) -> None:
+    run.write_text(name, "mine")
+    with pytest.raises(InputError, match=rf"holds something that is of no run \({name}\)"):
+        run.create()
+    assert run.read_text(name) == "mine"
 
 
-@pytest.mark.usefixtures("holder")
-def test_only_one_process_holds_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rundir, "LOCK_TIMEOUT", 0.3)
-    began = time.monotonic()
-    with (
-        pytest.raises(InputError, match="another controller is at work on this run"),
-        RunDir(str(tmp_path)).lock(),
-    ):
-        pytest.fail("two controllers at work")
-    assert time.monotonic() - began < 5
+@pytest.mark.parametrize("name", ["events.jsonl", "checkpoints/ATTEMPT", "trials.jsonl", ".lock"])
+def test_a_run_s_own_directory_may_hold_notes(run: RunDir, name: str) -> None:
+    run.fs.makedirs(f"{run.path}/checkpoints", exist_ok=True)
+    run.write_text(name, "")
+    run.write_text("notes.txt", "mine")
+    run.create()
 
 
-def test_the_lock_ends_with_its_process(tmp_path: Path, holder: subprocess.Popen[bytes]) -> None:
-    holder.kill()
-    with RunDir(str(tmp_path)).lock():
-        pass
+@pytest.mark.parametrize("name", [".lock", "job.yaml", "status.json", "summary.json", "events.jsonl"])
+def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path, name: str) -> None:
+    run = RunDir(str(tmp_path / "a"))
+    (tmp_path / "a/checkpoints").mkdir(parents=True)
+    (tmp_path / "a" / name).mkdir()
+    with pytest.raises(InputError, match=f"a/{name}: is a folder and should be a file; move it away"):
+        run.create()
 
 
-def test_the_lock_ends_with_its_block(tmp_path: Path) -> None:
-    for _ in range(2):
-        with RunDir(str(tmp_path)).lock():
-            assert os.path.exists(tmp_path / ".lock")
+def test_only_folders_that_were_made_are_removed_and_only_empty_ones(tmp_path: Path) -> None:
+    made = RunDir(str(tmp_path / "runs" / "a")).create()
+    assert made == (str(tmp_path / "runs"), str(tmp_path / "runs" / "a"))
+    (tmp_path / "runs" / "note").write_text("mine")
+    rundir.remove_empty(made)
+    assert [path.name for path in tmp_path.rglob("*")] == ["runs", "note"]
+    assert RunDir(str(tmp_path / "runs")).create  # nothing is made where all is there
+    (tmp_path / "empty").mkdir()
+    assert RunDir(str(tmp_path / "empty")).create() == ()
 
 
-def test_an_object_store_has_no_lock(tmp_path: Path) -> None:
-    run = RunDir(f"memory://{tmp_path}/a")
-    with run.lock(), run.lock():
-        pass
+@pytest.mark.parametrize("content", [b"", b'{"a"', b"[]", b"null", b"\xff\xfe"])
+def test_a_damaged_document_that_decides_nothing_is_none(run: RunDir, content: bytes) -> None:
+    run.fs.pipe_file(f"{run.path}/status.json", content)
+    assert run.told("status.json") == {}
