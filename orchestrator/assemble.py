@@ -10,7 +10,7 @@ from orchestrator.layout import ModelShape
 from orchestrator.plan import model_shape
 from orchestrator.rundir import RunDir
 from orchestrator.spec import JobSpec, TrainBpe
-from orchestrator.storage.retry import storage_failed
+from orchestrator.storage.retry import Retry, storage_failed
 from workloads.errors import WorkloadError
 
 if TYPE_CHECKING:
@@ -81,6 +81,23 @@ def data_of(run: RunDir, data: str, retry: Retry | None = None) -> Tokens:
     kept = run.at(EXCERPT)
     gone = not whole(Folder(data, retry)) and whole(Folder(kept, retry))
     return Tokens.open(kept if gone else data, retry)
+
+
+def tokens_of(spec: JobSpec, run: RunDir, data: str, retry: Retry | None = None) -> Tokens:
+    """The prepared data that a commit of the run names: where it was, or in the cache that the run has now, since both
+    may have been moved.
+
+    Raises InputError if it is in neither.
+    """
+    from orchestrator.data import manifest
+    from orchestrator.data.files import Folder
+    from orchestrator.data.tokens import Tokens
+
+    for place in (data, f"{data_cache(spec, run)}/{data.rsplit('/', 1)[-1]}"):
+        if manifest.read(Folder(place, retry)):
+            return Tokens.open(place, retry)
+    mend = f"make it again with `orchestrator data prepare {run.at('job.yaml')} --run-dir {run.uri}`"
+    raise InputError("the prepared data of this run is gone", data, mend)
 
 
 def workload_of(spec: JobSpec, tokens: Tokens) -> Workload:
@@ -237,10 +254,10 @@ def _special_tokens(spec: JobSpec) -> tuple[str, ...]:
         raise InputError(str(error), "workload.objective") from None
 
 
-def check_data(spec: JobSpec, data: str) -> ModelShape:
-    """The model's sizes over prepared data. Raises InputError if the data holds not one sample."""
+def check_data(spec: JobSpec, data: str) -> tuple[ModelShape, str]:
+    """The model's sizes over prepared data, and its digest. Raises InputError if the data holds not one sample."""
     from orchestrator.data.tokens import Tokens
 
     tokens = Tokens.open(data)
     batches_of(spec, tokens, workload_of(spec, tokens))
-    return shape_of(spec, tokens.manifest.vocabulary)
+    return shape_of(spec, tokens.manifest.vocabulary), tokens.manifest.digest

@@ -58,13 +58,12 @@ class Controller:
         self._useful = spec.resources.workers.max
         self._holders = Holders(spec, cluster)
         self._stragglers = Stragglers()
-        source = spec.resources.notices
-        self._notices = cluster.services(NOTICES, source) if source else None
+        self._notices = cluster.services(NOTICES, source) if (source := spec.resources.notices) else None
         self._record: Record | None = None
         self._state = State()
         self._rules = Rules(spec, lambda workers: None)
         self._planner: Planner | None = None
-        self._data = ""
+        self._data = self._shards = ""
         self._stored = Stored(spec, lambda: bool(self._stop), self._tell)
         self._preparing = Preparing(spec, run, self._stored, self._tell)
         self._gang: Gang = cluster.gang()
@@ -72,9 +71,7 @@ class Controller:
         self._beat = Beat()
         self._room = Room(self._gang, self._bundle, spec.resources.workers.min)
         self._exports = Exporting(cluster, spec, run, self._tell_export)
-        self._placement_failed = ""
-        self._stop = ""
-        self._note = ""
+        self._placement_failed = self._stop = self._note = ""
         self._written = 0.0
 
     def request_stop(self, reason: str) -> None:
@@ -111,6 +108,8 @@ class Controller:
             return self._stored(lambda: self._summarise(record, rows))
         except Exception as error:
             self._stop_gang()
+            if isinstance(error, InputError) and record.withdraw():
+                raise
             self._note = str(error) if isinstance(error, InputError) else describe(error)
             self._state = dataclasses.replace(self._state, phase="failed", outcome="failed")
             self._event("failed", self._note)
@@ -193,10 +192,11 @@ class Controller:
 
     def _prepare(self, record: Record, action: Action, _: State) -> None:
         """Data first, in a thread, so that a stop is heard; then what can be planned only over its vocabulary."""
-        self._data = self._preparing.look(record.history.data, POLL)
+        self._data = self._preparing.look(record.data, POLL)
         if not self._data:
             return
-        shape = self._stored(lambda: assemble.check_data(self._spec, self._data))
+        shape, shards = self._stored(lambda: assemble.check_data(self._spec, self._data))
+        self._shards = record.same_shards(shards, self._data)
         for line in assemble.notes_of(self._spec):
             self._event(self._state.phase, line)
         machine = machine_for(self._cluster.offer(self._bundle), self._bundle)
@@ -266,6 +266,7 @@ class Controller:
             holder_token=self._holders.token,
             faults=self._faults,
             skips=tuple(skip.to_json() for skip in self._state.skips),
+            shards=self._shards,
         )
 
     def _watch(self, record: Record, action: Action, before: State) -> None:

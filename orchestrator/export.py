@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from orchestrator.errors import InputError
 from orchestrator.export_target import MARK, check_target, draft, publish
 from orchestrator.export_tokenizer import write_tokenizer
 from orchestrator.rundir import RunDir
-from orchestrator.spec import JobSpec, parse
+from orchestrator.spec import JobSpec
 from orchestrator.storage.retry import patient
 
 if TYPE_CHECKING:
@@ -35,26 +36,26 @@ def export(run_uri: str, step: int, target: str) -> dict[str, Any]:
     Returns {"uri", "step", "logits_difference", "sample"}; `sample` is generated text, None where the model
     generates none. Raises InputError if there is no such commit, and RuntimeError if transformers disagrees.
     """
-    import yaml
-
     from orchestrator import assemble
     from orchestrator.checkpoint.store import Store
+    from orchestrator.identity import check_commit, job_in
 
     check_target(target)
     run = RunDir(run_uri)
-    text = run.read_text("job.yaml")
-    if text is None:
+    spec = job_in(run)
+    if spec is None:
         raise InputError("there is no run here", run.uri, "give a run directory")
-    spec = parse(yaml.safe_load(text), run.at("job.yaml"))
     retry = patient(spec.limits.unsaved)
     store = Store(run.at("checkpoints"), retry=retry)
     manifest = store.manifest(step)
+    check_commit(manifest, spec, run.at("job.yaml"))
     tokens = assemble.data_of(run, manifest.meta["data"], retry)
     workload, reader = assemble.workload_of(spec, tokens), store.reader(manifest)
     with draft(target) as folder:
         difference = write(spec, tokens, workload, lambda name: reader.read(f"model.{name}"), folder)
         facts = {"step": step, "receipt": manifest.receipt, "run": spec.name, "logits_difference": difference}
         sample = _sample(tokens, folder)
+        facts["files"] = [*sorted(os.listdir(folder)), MARK]
         (Path(folder) / MARK).write_text(json.dumps(facts, indent=2) + "\n")
         publish(folder, target, retry)
     return {"uri": target, "step": step, "logits_difference": difference, "sample": sample}

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import mmap
 import os
-import shutil
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from orchestrator.errors import InputError
+from orchestrator.folders import exchange
 from orchestrator.storage.backends import is_local, local_path, open_backend
 from orchestrator.storage.inputs import TIMEOUT
 from orchestrator.storage.retry import Retry
 
 MARK = "export.json"
 """Written last: with it an export is whole."""
+WEIGHTS = re.compile(r"model[-.].*safetensors(\.index\.json)?")
+"""Files of an export whose mark does not list them, as those of earlier versions do not."""
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.ENOTDIR}
 """What a place says that cannot be written."""
 
@@ -27,7 +31,8 @@ def check_target(target: str) -> None:
     path = local_path(target)
     if not is_local(target) or not os.path.lexists(path):
         return
-    if not os.path.isdir(path) or (os.listdir(path) and not os.path.exists(f"{path}/{MARK}")):
+    names = os.listdir(path) if os.path.isdir(path) else ["a file"]
+    if names and MARK not in names:
         raise InputError("holds something that is no export", target, "give a new folder")
 
 
@@ -80,12 +85,18 @@ def publish(folder: str, target: str, retry: Retry) -> None:
 
 
 def _move(folder: str, path: str) -> None:
-    old = f"{path}.{os.getpid()}.old"
     _open_to_others(folder)
-    if os.path.exists(path):
-        os.replace(path, old)
-    os.replace(folder, path)
-    shutil.rmtree(old, ignore_errors=True)
+    made = {*os.listdir(folder), *_listed(f"{path}/{MARK}")}
+    exchange(folder, path, lambda name: name in made or WEIGHTS.fullmatch(name) is not None)
+
+
+def _listed(path: str) -> list[str]:
+    """The files of an earlier export, as its mark lists them; empty if it lists none."""
+    try:
+        with open(path) as file:
+            return list(json.load(file)["files"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def _open_to_others(folder: str) -> None:

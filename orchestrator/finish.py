@@ -65,7 +65,7 @@ def summarise(
         entropy = data_of(run, data).manifest.entropy
     found = summary(
         spec,
-        run.read_json("plan.json"),
+        run.told("plan.json") or None,
         run.rows(EVENTS),
         rows,
         {"samples": commit.receipt} if commit else None,

@@ -29,11 +29,12 @@ from cluster.rank import describe, serve_store
 from orchestrator import assemble
 from orchestrator.checkpoint.manifest import folder
 from orchestrator.errors import InputError
+from orchestrator.identity import check_same_run, check_shards
 from orchestrator.machines import machine_for
 from orchestrator.paths import absolute, resolve_paths
 from orchestrator.plan import Planner
 from orchestrator.record import Record
-from orchestrator.run import check, check_same_run
+from orchestrator.run import check
 from orchestrator.rundir import Row, RunDir
 from orchestrator.spec import JobSpec, parse
 from orchestrator.stability import is_unstable, next_skip, on_record
@@ -135,7 +136,8 @@ class Books:
     def begin(self, world: int) -> dict[str, Any]:
         """Roll back to the last sound commit and choose a layout; what a task says of that."""
         bundle = self._spec.resources.per_worker.bundle
-        shape = assemble.check_data(self._spec, self._data)
+        shape, shards = assemble.check_data(self._spec, self._data)
+        check_shards(self._record.newest, shards, self._data)
         layout = Planner(self._spec, shape, machine_for(smallest_offer(bundle), bundle)).choose(world)
         if layout is None or layout.world != world:
             mend = "change num_workers of ScalingConfig, or train.global_batch"
@@ -150,6 +152,7 @@ class Books:
             "attempt": self._attempt,
             "restore": commit.step if commit else None,
             "token": secrets.token_hex(6),
+            "shards": shards,
         }
 
     def take(self, row: Row) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import statistics
 import time
 from collections.abc import Mapping, Sequence, Set
@@ -16,6 +15,7 @@ from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.checkpoint.replicas import newest, peer_store
 from orchestrator.checkpoint.store import Store
 from orchestrator.history import History, Spending
+from orchestrator.identity import check_same_run, check_shards, other_shards
 from orchestrator.lost_rows import find, without
 from orchestrator.rowline import EVENTS, METRICS
 from orchestrator.rowlog import told
@@ -41,7 +41,9 @@ class Record:
     """The history of one run in its directory, from all its controllers. Opening it adds an event."""
 
     def __init__(self, spec: JobSpec, run: RunDir) -> None:
+        """Raises InputError, before anything is written, if the directory is of another run."""
         self._spec, self._run = spec, run
+        self.newest = commit = check_same_run(spec, run)  # the commit that there was
         self.store = Store(run.at("checkpoints"))
         self._peers: Store | None = None
         self._holders: tuple[str, tuple[Mapping[str, str], ...]] = ("", ())
@@ -55,7 +57,11 @@ class Record:
         self.saved = 0
         self.spending = Spending(spec.limits, self.history)
         self._first = int((run.read_json(ORIGIN) or {}).get("step", 0)) + 1
-        status = _telemetry(run.read_text("status.json"))
+        # What commits tell is told by events too, unless those were lost.
+        self._committed = (commit.meta.get("attempt", 0), commit.meta.get("data", "")) if commit else (0, "")
+        self._fenced, self._shards = self.store.fenced(), ""
+        self._new = not (self.events or self.recent or commit or run.exists("job.yaml"))
+        status = run.told("status.json")
         self._metrics.mark, self._checked = status.get("rows"), False
         last_seen = status.get("time") if is_number(status.get("time")) else None
         begun = "resumed" if self.events or self.recent else "begun"
@@ -70,8 +76,15 @@ class Record:
 
     @property
     def attempts(self) -> int:
-        """Attempts that there have been; where events are lost, as many as the rows tell of."""
-        return max(self.history.attempts, self.recent[-1]["attempt"] if self.recent else 0)
+        """Attempts that there have been; where events are lost, as many as rows and commits tell of. One that has
+        fenced the commits may not have come to tell of itself."""
+        rows = self.recent[-1]["attempt"] if self.recent else 0
+        return max(self.history.attempts, rows, self._committed[0], self._fenced)
+
+    @property
+    def data(self) -> str:
+        """The prepared data that the run began with, empty before it has any."""
+        return next((event["data"] for event in self.events if event.get("data")), self._committed[1])
 
     @property
     def mark(self) -> dict[str, int] | None:
@@ -123,8 +136,29 @@ class Record:
                 raise
             self._refused = time.monotonic()
 
+    def withdraw(self) -> bool:
+        """Remove what this has written of a run that never began, for the job was wrong; whether it has been so.
+
+        Only what this very record has made is removed, and nothing once the run is known to be one that can run.
+        """
+        if not self._new:
+            return False
+        for name in ("status.json", EVENTS, "job.yaml"):
+            with contextlib.suppress(OSError):
+                self._run.remove(name)
+        return True
+
+    def same_shards(self, digest: str, data: str) -> str:
+        """The digest itself. Raises InputError if the run reads other token shards."""
+        check_shards(self.newest, digest, data)
+        if self._shards not in ("", digest):
+            raise other_shards(data)
+        self._shards = digest
+        return digest
+
     def track(self) -> None:
         """Begin to copy the run to MLflow; from here on it is known to be one that can run."""
+        self._new = False
         self.tracker = Tracker(self._spec, self._run)
 
     def training_began(self, attempt: int) -> float:
@@ -197,6 +231,8 @@ class Record:
 
         From now on only that attempt may commit; what is left of earlier ones has lost its place.
         """
+        self._run.require_lock()
+        self._fenced = max(self._fenced, attempt)
         self.store.fence(attempt)
         commit, notes = self.last_commit(bad)
         step = commit.step if commit else 0
@@ -256,15 +292,6 @@ class Record:
     @property
     def _stores(self) -> list[Store]:
         return [self._peers, self.store] if self._peers else [self.store]
-
-
-def _telemetry(text: str | None) -> dict[str, Any]:
-    """What status.json says; nothing if it is damaged, for nothing depends on it."""
-    try:
-        found = json.loads(text or "{}")
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _is_before(commit: Manifest, skips: Sequence[Skip]) -> bool:

@@ -13,9 +13,11 @@ from typing import Any
 
 from cluster.gang import FINISHED, RankStatus
 from cluster.process_gang import ProcessGang
+from orchestrator import assemble
 from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.checkpoint.store import Store
 from orchestrator.errors import InputError
+from orchestrator.identity import check_commit, check_shards
 from orchestrator.rowline import METRICS
 from orchestrator.rundir import Row, RunDir
 from orchestrator.spec import JobSpec
@@ -70,11 +72,14 @@ def replay(spec: JobSpec, run: RunDir, step: int | None, steps: int) -> Verdict:
         lambda n: n in recorded and recorded[n]["layout"] == layout_text, range(first, first + steps)
     )
     last = list(wanted)[-1]
+    check_commit(manifest, spec, run.at("job.yaml"))
+    tokens = assemble.tokens_of(spec, run, manifest.meta["data"])
+    check_shards(manifest, tokens.manifest.digest, tokens.folder.uri)
     task = Task(
         job=spec.model_dump(mode="json"),
         layout={k: v for k, v in layout.items() if k != "text"},
         run=run.uri,
-        data=manifest.meta["data"],
+        data=tokens.folder.uri,
         attempt=0,
         restore=manifest.step,
         until=last,

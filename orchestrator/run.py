@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import shutil
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from orchestrator import assemble, prices
 from orchestrator.errors import InputError
 from orchestrator.export_target import check_target
+from orchestrator.identity import check_same_run
 from orchestrator.machines import Machine
 from orchestrator.plan import plan
-from orchestrator.rundir import RunDir
-from orchestrator.spec import JobSpec, parse
+from orchestrator.rundir import RunDir, remove_empty
+from orchestrator.spec import JobSpec
 from orchestrator.submission import no_cluster
 
 DONE, FAILED, WRONG_INPUT, STOPPED = 0, 1, 2, 3
@@ -67,40 +62,23 @@ def run(
     check_same_run(spec, run_dir)
     if until is not None and until > spec.train.steps:
         raise InputError(f"step {until} is beyond train.steps {spec.train.steps}", "--until", "lower it")
-    fresh = not run_dir.exists("events.jsonl")
-    made = run_dir.local and not os.path.exists(run_dir.path)
     from cluster.local import NoCluster, ray_at
 
     queue = None if address is None else priority
     workers, worker = spec.resources.workers, spec.resources.per_worker
     gpus = _gpus_here(spec) if address is None and worker.gpu else workers.max * worker.gpu
-    run_dir.create()
+    made = run_dir.create()
     try:
         for last in (False, False, True):
             with ray_at(address, workers.max * worker.cpu, gpus):
-                # Ray puts handlers of its own in place, which would abort this process.
-                signal.signal(signal.SIGTERM, signal.default_int_handler)
                 outcome = _watch(_attach(spec, run_dir, until, faults, queue), run_dir, show)
             if not outcome.fallen or last:
                 break
+        return outcome
     except NoCluster as error:
-        if fresh:
-            _leave_nothing(run_dir, made)
         raise no_cluster(error, address) from None
-    if outcome.code == WRONG_INPUT and fresh:
-        _leave_nothing(run_dir, made)
-    return outcome
-
-
-def _leave_nothing(run_dir: RunDir, made: bool) -> None:
-    """Remove what the controller of a run that never began wrote down."""
-    for name in ("job.yaml", "events.jsonl", "status.json", "metrics.jsonl", "plan.json", ".lock"):
-        with contextlib.suppress(OSError):
-            run_dir.remove(name)
-    if made:
-        shutil.rmtree(run_dir.path, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            os.rmdir(os.path.dirname(run_dir.path))
+    finally:
+        remove_empty(made)
 
 
 def _gpus_here(spec: JobSpec) -> int:
@@ -164,26 +142,9 @@ def check_places(spec: JobSpec, run_dir: RunDir) -> None:
             raise InputError(what, where, "give a folder that all nodes see, or a store such as s3://")
 
 
-def check_same_run(spec: JobSpec, run_dir: RunDir) -> None:
-    """Refuse to go on with another run's directory. Raises InputError that names the first key that differs."""
-    text = run_dir.read_text("job.yaml")
-    if text is None:
-        return
-    before = parse(yaml.safe_load(text), run_dir.at("job.yaml"))
-    ours, theirs = _flat(spec.identity()), _flat(before.identity())
-    for key in sorted(ours.keys() | theirs.keys()):
-        if ours.get(key) != theirs.get(key):
-            raise InputError(
-                f"{key} is {theirs.get(key)!r} in this run and {ours.get(key)!r} in the job file",
-                run_dir.uri,
-                "a run stays the same run: set it back, or give another name or --run-dir",
-            )
-
-
 def finished_summary(run_dir: RunDir) -> dict[str, Any] | None:
     """The summary of a run that has ended, None if it has not."""
-    found = run_dir.read_json("summary.json")
-    return found if isinstance(found, dict) else None
+    return run_dir.told("summary.json") or None
 
 
 def _watch(controller: Any, run_dir: RunDir, show: Callable[[dict[str, Any]], None]) -> Outcome:
@@ -253,13 +214,3 @@ def _outcome(status: dict[str, Any]) -> Outcome:
         return Outcome(WRONG_INPUT if error["input"] else FAILED, None, error["line"])
     found = status["summary"]
     return Outcome(EXIT_OF[found["state"]], found, found["reason"] or "")
-
-
-def _flat(value: Any, key: str = "") -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {key: value}
-    return {
-        k: v
-        for name, inner in value.items()
-        for k, v in _flat(inner, f"{key}.{name}" if key else name).items()
-    }

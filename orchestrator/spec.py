@@ -263,22 +263,30 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> JobSpec:
     """
     path = Path(path)
     try:
-        document = yaml.safe_load(path.read_text())
+        document = document_of(path.read_text(), str(path))
     except FileNotFoundError:
         raise InputError(
             "there is no such job file", str(path), "write one with `orchestrator init`"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read ({error})", str(path)) from None
-    except (yaml.YAMLError, ValueError) as error:  # a date that is none is a plain ValueError
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise InputError(f"is not YAML ({getattr(error, 'problem', error)})", where) from None
-    if not isinstance(document, dict):
-        raise InputError("must be a mapping of keys to values", str(path), "see `orchestrator init`")
+        why = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot be read ({why})", str(path), "give a job file") from None
     for text in overrides:
         override(document, text)
     return parse(document, str(path))
+
+
+def document_of(text: str, where: str) -> dict[str, Any]:
+    """The mapping in a job file's text. Raises InputError."""
+    try:
+        document = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that is none is a plain ValueError
+        mark = getattr(error, "problem_mark", None)
+        line = f"{where}:{mark.line + 1}" if mark else where
+        raise InputError(f"is not YAML ({getattr(error, 'problem', None) or error})", line) from None
+    if not isinstance(document, dict):
+        raise InputError("must be a mapping of keys to values", where, "see `orchestrator init`")
+    return document
 
 
 def parse(document: Mapping[str, Any], where: str = "job") -> JobSpec:

@@ -24,9 +24,10 @@ from orchestrator.checkpoint.shard import RawPiece
 from orchestrator.checkpoint.store import Store
 from orchestrator.controller import Controller
 from orchestrator.data.receipt import START, roll
+from orchestrator.identity import IDENTITY, SHARDS
 from orchestrator.layout import Layout
 from orchestrator.rundir import RunDir
-from orchestrator.spec import JobSpec
+from orchestrator.spec import JobSpec, parse
 from orchestrator.stability import merged, start_of, where
 from orchestrator.train.task import Task
 
@@ -138,7 +139,9 @@ def commit(store: Store, task: Task, step: int, receipt: str, rows: list[dict[st
         "layout": task.layout,
         "engine": "torch",
         "seed": task.job["seed"],
+        IDENTITY: parse(task.job).identity(),
         "data": task.data,
+        SHARDS: task.shards,
         "rows": rows,
         "skips": list(task.skips),
     }

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+from typing import Any
 
 from orchestrator.checkpoint.manifest import MANIFEST, folder
 from orchestrator.checkpoint.store import Store
 
 
-def copy(source: Store, step: int, target: Store) -> None:
-    """Make the commit of `step` one of `target` too; a copy that was cut short before is made whole.
+def copy(source: Store, step: int, target: Store, **meta: Any) -> None:
+    """Make the commit of `step` one of `target` too, with `meta` in the place of what its manifest says of its own
+    run; a copy that was cut short before is made whole.
 
     Raises CorruptCommit if its manifest is damaged, InputError if there is none. Bytes are not verified: whoever
     loads them does.
@@ -20,4 +23,5 @@ def copy(source: Store, step: int, target: Store) -> None:
         target.retry(target.backend.write, path, [source.retry(source.backend.read, path)])
     path = f"{folder(step)}/{MANIFEST}"
     with contextlib.suppress(FileExistsError):  # it was whole already
-        target.retry(target.backend.publish, path, source.retry(source.backend.read, path))
+        told = dataclasses.replace(commit, meta=commit.meta | meta)
+        target.retry(target.backend.publish, path, told.to_bytes())

@@ -151,11 +151,15 @@ class Store:
         behind a cut network, where nobody can end it, and reach this store. Its numbers are in `meta["attempt"]`."""
         self.retry(self.backend.replace, FENCE, f"{attempt}\n".encode())
 
-    def _refuse_fenced(self, commit: Manifest) -> None:
+    def fenced(self) -> int:
+        """The attempt that alone may publish, 0 if none has been named or what names it is damaged."""
         try:
-            fence = int(self.retry(self.backend.read, FENCE))
-        except FileNotFoundError:
-            return
+            return int(self.retry(self.backend.read, FENCE))
+        except (FileNotFoundError, IsADirectoryError, ValueError):
+            return 0
+
+    def _refuse_fenced(self, commit: Manifest) -> None:
+        fence = self.fenced()
         if commit.meta.get("attempt", fence) < fence:
             mend = "nothing: this one has lost its place"
             raise InputError(f"attempt {fence} has taken over", self._where(commit.step), mend)

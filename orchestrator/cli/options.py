@@ -64,17 +64,15 @@ def run_of(spec: JobSpec, run_dir: str | None) -> RunDir:
 
 def existing_run(run_dir: str) -> tuple[RunDir, JobSpec]:
     """A run directory that is there, and its job. Raises InputError."""
-    import yaml
-
+    from orchestrator.identity import job_in
     from orchestrator.paths import absolute
     from orchestrator.rundir import RunDir
-    from orchestrator.spec import parse
 
     run = RunDir(absolute(run_dir, Path.cwd()))
-    text = run.read_text("job.yaml")
-    if text is None:
+    spec = job_in(run)
+    if spec is None:
         raise InputError("there is no run here", run.uri, "give a run directory, such as runs/<name>")
-    return run, parse(yaml.safe_load(text), run.at("job.yaml"))
+    return run, spec
 
 
 def emit(value: Any) -> None:

@@ -169,8 +169,8 @@ def _run_at(target: str) -> RunDir | None:
 def _status_of(directory: RunDir) -> dict[str, Any]:
     spec = existing_run(directory.uri)[1]
     unknown = {"name": spec.name, "phase": "unknown", "step": 0, "steps": spec.train.steps, "attempt": 0}
-    found = directory.read_json("status.json") or {**unknown, "layout": None, "ranks": [], "time": 0.0}
-    summary = directory.read_json("summary.json")
+    found = {**unknown, "layout": None, "ranks": [], "time": 0.0, **directory.told("status.json")}
+    summary = directory.told("summary.json")
     silent = time.time() - found["time"]
     ended = found["phase"] in ("done", "failed", "stopped")
     found["controller"] = (

@@ -82,6 +82,12 @@ class Manifest:
         """The shards of all sources."""
         return [shard for source in self.sources for shard in source.shards]
 
+    @property
+    def digest(self) -> str:
+        """xxh3_128 over the shards' checksums in order: data of equal digests has the same tokens."""
+        content = [[[shard.tokens, shard.xxh3] for shard in source.shards] for source in self.sources]
+        return xxhash.xxh3_128_hexdigest(json.dumps([self.dtype, content]).encode())
+
     def to_json(self) -> dict[str, Any]:
         """The manifest as plain data."""
         return asdict(self)

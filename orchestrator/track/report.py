@@ -9,14 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.checkpoint.store import Store
+from orchestrator.errors import InputError
+from orchestrator.identity import job_in
 from orchestrator.rowline import EVENTS
 from orchestrator.rowlog import told
 from orchestrator.rundir import RunDir
-from orchestrator.spec import parse
 from orchestrator.track import charts
 from orchestrator.track.console import count, duration
 from orchestrator.track.ledger import BUCKETS, ENDS, Phase, timeline
@@ -82,12 +81,13 @@ def moment(seconds: float | None) -> str:
 
 def _content(run_dir: RunDir, rows: Tally | None) -> dict[str, Any]:
     """All that the template names."""
-    job = run_dir.read_text("job.yaml") or ""
-    spec = parse(yaml.safe_load(job) or {}, run_dir.at("job.yaml"))
-    plan = run_dir.read_json("plan.json") or {}
+    job, spec = run_dir.read_text("job.yaml") or "", job_in(run_dir)
+    if spec is None:
+        raise InputError("there is no run here", run_dir.uri, "give a run directory, such as runs/<name>")
+    plan = run_dir.told("plan.json")
     events = redact(run_dir.rows(EVENTS))
     rows = rows or counted(run_dir)
-    saved = run_dir.read_json("summary.json") or {}
+    saved = run_dir.told("summary.json")
     known = {"unigram_entropy": saved.get("unigram_entropy"), "sample": saved.get("sample")}
     found = {**saved, **summary(spec, plan, events, rows, **known)}
     phases = timeline(events, rows)

@@ -19,6 +19,7 @@ from orchestrator.checkpoint.replicas import peer_store
 from orchestrator.checkpoint.retention import BEST
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.store import Store
+from orchestrator.identity import IDENTITY, SHARDS
 from orchestrator.layout import Layout
 from orchestrator.rundir import Row
 from orchestrator.spec import CheckpointSpec, JobSpec
@@ -148,7 +149,9 @@ class Commits:
             "layout": self._layout.to_json(),
             "engine": self._layout.engine,
             "seed": self._spec.seed,
+            IDENTITY: self._spec.identity(),
             "data": self._task.data,
+            SHARDS: self._task.shards,
             "loss": sum(self._losses) / len(self._losses) if self._losses else None,
             # Rows that nobody has stored yet: a run that is killed right after this commit misses none of them.
             "rows": [*self._link.unsaved_rows(), *([row] if row else [])]

@@ -20,6 +20,7 @@ from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.data.batches import Batches, Prefetch, slices
 from orchestrator.data.receipt import START, add, roll
 from orchestrator.data.tokens import Tokens
+from orchestrator.errors import InputError
 from orchestrator.layout import Layout
 from orchestrator.rundir import Row
 from orchestrator.spec import JobSpec, parse
@@ -65,6 +66,10 @@ def main(config: dict[str, Any], link: Link) -> dict[str, Any]:
     device = open_device(spec, link)
     try:
         tokens = Tokens.open(task.data, patient(spec.limits.unsaved, link.stop_requested))
+        if task.shards not in ("", tokens.manifest.digest):
+            raise InputError(
+                "these token shards are not the run's", task.data, "let all nodes see one folder"
+            )
         workload = workload_of(spec, tokens)
         batches = batches_of(spec, tokens, workload)
         engine = make_engine(spec, workload, layout, device)

@@ -19,9 +19,10 @@ HOLDER = "orchestrator.checkpoint.holder:Holder"
 class Task:
     """One attempt.
 
-    `run` and `data` are URIs; `restore` is the step of the commit to start from, None for a fresh start; the
-    gang ends with a commit at step `until`, at the latest when all steps are done. `commit` is False in a replay,
-    which writes nothing. `token` is new for every gang, so that the files of a dead one are told apart.
+    `run` and `data` are URIs, `shards` is the digest of the data, if known; `restore` is the step of the commit to
+    start from, None for a fresh start; the gang ends with a commit at step `until`, at the latest when all steps are
+    done. `commit` is False in a replay, which writes nothing. `token` is new for every gang, so that the files of a
+    dead one are told apart.
     `holders` keep snapshots in memory, each {"node", "address"}, and know `holder_token`. `faults` are injected,
     for tests; see `cluster.faults`. `skips` are windows of samples that are left out, beside those that the commit
     names, each as `orchestrator.stability.Skip` writes it.
@@ -40,6 +41,7 @@ class Task:
     holder_token: str = ""
     faults: tuple[str, ...] = ()
     skips: tuple[dict[str, Any], ...] = ()
+    shards: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The task as plain data."""

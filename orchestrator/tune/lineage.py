@@ -11,6 +11,7 @@ import yaml
 
 from orchestrator.checkpoint.copying import copy
 from orchestrator.checkpoint.store import Store
+from orchestrator.identity import IDENTITY, job_in
 from orchestrator.record import RECENT
 from orchestrator.rowline import EVENTS, METRICS, Row
 from orchestrator.rundir import ORIGIN, RunDir
@@ -18,7 +19,7 @@ from orchestrator.spec import parse
 from orchestrator.track.ledger import timeline
 from orchestrator.track.summary import cost
 from orchestrator.track.tally import tally
-from orchestrator.tune.space import Config
+from orchestrator.tune.space import Config, job_of
 
 RUN = re.compile(r"(\d{4,})(?:-(\d+))?")
 
@@ -67,7 +68,9 @@ def exploit(sweep: RunDir, trial: str, donor: str, step: int, config: Config) ->
     run.create()
     source = Store(at(sweep, donor).at("checkpoints"))
     taken = min(found for found in source.steps() if found >= step)
-    copy(source, taken, Store(run.at("checkpoints")))
+    base = job_in(sweep)
+    own = {IDENTITY: job_of(base, config).identity()} if base else {}
+    copy(source, taken, Store(run.at("checkpoints")), attempt=0, **own)
     run.write_json(ORIGIN, {"donor": donor, "asked": step, "step": taken, "config": config})
     return name
 

@@ -6,11 +6,9 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from orchestrator.errors import InputError
+from orchestrator.identity import job_in
 from orchestrator.rundir import Row, RunDir
-from orchestrator.spec import parse
 from orchestrator.track.redact import redact
 from orchestrator.tune import lineage, pictures
 from orchestrator.tune.importance import importance
@@ -20,11 +18,10 @@ def report(sweep: RunDir) -> str:
     """The page for what stands in the directory of a search. Raises InputError if there is none."""
     import jinja2
 
-    job, found = sweep.read_text("job.yaml"), sweep.read_json("sweep.json")
-    if job is None or found is None:
+    job, found = job_in(sweep), sweep.read_json("sweep.json")
+    if job is None or job.tune is None or found is None:
         raise InputError("there is no search here", sweep.uri, "give its job file or directory")
-    tune = parse(yaml.safe_load(job), sweep.at("job.yaml")).tune
-    assert tune is not None
+    tune = job.tune
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,

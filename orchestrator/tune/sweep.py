@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from orchestrator import assemble
 from orchestrator.errors import InputError
 from orchestrator.hush import hushed
+from orchestrator.identity import job_in
 from orchestrator.run import DONE, FAILED, STOPPED, check, check_labels
-from orchestrator.rundir import RunDir
-from orchestrator.spec import JobSpec, dump, parse
+from orchestrator.rundir import RunDir, remove_empty
+from orchestrator.spec import JobSpec, dump
 from orchestrator.submission import no_cluster
 from orchestrator.tune.ledger import Ledger
 from orchestrator.tune.lineage import config_of
@@ -56,27 +54,27 @@ def tune(
     check(job_of(spec, first))
     check_labels(spec, address)
     check_same_sweep(spec, sweep)
+    made = sweep.create()
     from cluster.local import NoCluster, ray_at
 
     workers, worker = spec.resources.workers, spec.resources.per_worker
     at_once = search.concurrency or 1
     try:
         with ray_at(address, at_once * workers.max * worker.cpu, at_once * workers.max * worker.gpu):
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
-            sweep.create()
             with sweep.lock():
                 sweep.write_text("job.yaml", dump(spec))
                 return _search(spec, search, sweep, show)
     except NoCluster as error:
         raise no_cluster(error, address) from None
+    finally:
+        remove_empty(made)
 
 
 def check_same_sweep(spec: JobSpec, sweep: RunDir) -> None:
     """Refuse to go on with another search's directory, or with a run's. Raises InputError."""
-    text = sweep.read_text("job.yaml")
-    if text is None:
+    before = job_in(sweep)
+    if before is None:
         return
-    before = parse(yaml.safe_load(text), sweep.at("job.yaml"))
     assert spec.tune is not None
     mend = "set it back, or give another name or --run-dir"
     if before.tune is None or sweep.exists("events.jsonl"):

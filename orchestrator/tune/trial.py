@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import yaml
 from ray import tune as ray_tune
 
 from cluster.gang import Gang
@@ -23,6 +22,7 @@ from orchestrator.assemble import data_cache
 from orchestrator.checkpoint.store import Store
 from orchestrator.controller import Controller
 from orchestrator.errors import InputError
+from orchestrator.identity import job_in
 from orchestrator.overrides import put
 from orchestrator.rundir import RunDir
 from orchestrator.spec import JobSpec, parse
@@ -63,7 +63,8 @@ class Trial(ray_tune.Trainable):
     def _begin(self, given: dict[str, Any]) -> None:
         self._given, self._trial = given, given["trial"]
         self._sweep = RunDir(given["sweep"])
-        base = parse(yaml.safe_load(self._sweep.read_text("job.yaml") or ""), self._sweep.at("job.yaml"))
+        base = job_in(self._sweep)
+        assert base is not None
         assert base.tune is not None
         self._base, self._tune = base, base.tune
         self._name = lineage.runs_of(self._sweep, self._trial)[-1]
@@ -155,7 +156,7 @@ class Trial(ray_tune.Trainable):
             "trial": self._trial,
             "run": self._name,
             "own_steps": lineage.own_steps(self._sweep, self._name, min(rung, reached)),
-            "cost_usd": (run.read_json("summary.json") or {}).get("cost_usd") or 0.0,
+            "cost_usd": run.told("summary.json").get("cost_usd") or 0.0,
             "limited": reached < rung,
             "finished": rung >= spec.train.steps,  # Tune sets "done" where its scheduler stops a trial
             "done": done,

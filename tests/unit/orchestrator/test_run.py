@@ -10,7 +10,8 @@ from jobs import job, write_text
 
 from orchestrator import run as runs
 from orchestrator.errors import InputError
-from orchestrator.run import Outcome, _outcome, check, check_labels, check_same_run, finished_summary
+from orchestrator.identity import check_same_run
+from orchestrator.run import Outcome, _outcome, check, check_labels, finished_summary
 from orchestrator.rundir import RunDir
 from orchestrator.spec import JobSpec, dump, parse
 
