@@ -5,15 +5,14 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from jobs import curve, job, slow_job, wait_for, write_text
-from local_run import LocalGang, controller_here, drive_here
+from jobs import curve, job, write_text
+from local_run import drive_here
 from s3 import Proxy, bucket, proxy, s3_server
 
-from orchestrator import decide, rundir
+from orchestrator import decide
 from orchestrator.checkpoint.manifest import FENCE
 from orchestrator.checkpoint.store import Store
 from orchestrator.rundir import RunDir
