@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -67,7 +68,7 @@ def chaos(
 def _refuse_old(runs: Path) -> None:
     from orchestrator.errors import InputError
 
-    if runs.exists() and any(runs.iterdir()):
+    if os.path.lexists(runs) and (not runs.is_dir() or any(runs.iterdir())):
         raise InputError(
             "runs of an earlier chaos are here", str(runs), "remove the folder or name another by --runs"
         )

@@ -36,7 +36,7 @@ class Folder:
         """The bytes of a file, or None if there is none. Raises InputError if it may not be read."""
         try:
             return self.retry(self.backend.read, name)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except PermissionError as error:
             raise InputError(

@@ -142,6 +142,15 @@ def test_a_run_that_is_not_there(command: Any, folder: Path, words: list[str], p
         (["init", "job.yaml"], ["job.yaml: there is a file already; give another name"]),
         (["init", "nowhere/job.yaml"], ["nowhere/job.yaml: cannot be written (No such file or directory)"]),
         (["data", "inspect", "nowhere"], ["nowhere: there is no prepared data"]),
+        (["data", "inspect", "job.yaml"], ["job.yaml: there is no prepared data"]),
+        (["data", "inspect", "file/below"], ["file/below: there is no prepared data"]),
+        (["chaos", "job.yaml", "--runs", "file"], ["file: runs of an earlier chaos are here"]),
+        (["cluster", "down", "--name", "../../home"], ["'../../home' is no name"]),
+        (["cluster", "show", "--name", ".."], ["'..' is no name"]),
+        (
+            ["run", "job.yaml", "--run-dir", "."],
+            [": holds something that is of no run (", "one that is new or empty"],
+        ),
         (["data", "prepare", "nowhere.yaml"], ["there is no such job file"]),
     ],
 )
