@@ -5,6 +5,7 @@ Heartbeats go on while the rank computes, and an entry point that raises is told
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import json
@@ -48,7 +49,8 @@ def run(seat: dict[str, Any], target: str, config: dict[str, Any], watcher: str,
         return 0
     except BaseException as error:  # whatever ends a rank is the gang's to know
         failed_at = time.monotonic()
-        traceback.print_exc()
+        with contextlib.suppress(Exception):  # the program may have closed what is printed to
+            traceback.print_exc()
         cause = {"end": "raised", "name": type(error).__name__}
         pulse.end(state="failed", error=describe(error), cause=cause, failed_at=failed_at)
         return 1

@@ -154,9 +154,11 @@ def _live(rank: dict[str, Any], parent: int) -> None:
         die_with_parent(parent)
         code = run(**rank)
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)  # after all is said: threads of torch and gloo may end badly in an orderly exit
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:  # the rank may have closed them; threads of torch and gloo may end badly in an orderly exit
+            os._exit(code)
 
 
 if __name__ == "__main__":

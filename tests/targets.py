@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import sys
 import time
 from typing import Any
 
@@ -41,3 +43,13 @@ def one_fails(config: dict[str, Any], link: Link) -> str:
 def exits(config: dict[str, Any], link: Link) -> None:
     """End as a library might that thinks the process is its own."""
     raise SystemExit(3)
+
+
+def mute(config: dict[str, Any], link: Link) -> str:
+    """Close what is printed to, as objects or beneath them, with words still unsaid; then end well or badly."""
+    print("not said yet")
+    for stream in (sys.stdout, sys.stderr):
+        stream.close() if config["how"] == "objects" else os.close(stream.fileno())
+    if config["fails"]:
+        raise ValueError("nobody can print this")
+    return "done"

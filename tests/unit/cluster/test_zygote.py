@@ -87,6 +87,18 @@ def test_a_rank_that_fails_is_told_and_exits_with_one(zygote: Zygote, watch: Wat
     wait_for(lambda: zygote.exits() == {pid: 1})
 
 
+@pytest.mark.parametrize("how", ["objects", "descriptors"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_rank_that_closed_its_output_tells_its_end_and_keeps_its_exit_code(
+    zygote: Zygote, watch: Watch, how: str, fails: bool
+) -> None:
+    pid = zygote.launch(**{**rank(watch, "targets:mute"), "config": {"how": how, "fails": fails}})
+    wait_for(lambda: zygote.exits() == {pid: int(fails)})
+    told = watch.poll(0, 0.0).ranks[0]
+    assert told.state == ("failed" if fails else "done")
+    assert told.error.startswith("ValueError: nobody can print this") == fails
+
+
 def test_ranks_die_with_their_zygote(zygote: Zygote, watch: Watch) -> None:
     pid = zygote.launch(**rank(watch))
     zygote.close()
