@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from typing import Any
@@ -76,7 +77,7 @@ class FakeGang:
         if self._attempt is None:
             raise RuntimeError("this gang is not running")
         self._attempt.saved = saved
-        self._last = next(self._beats, dataclasses.replace(self._last, rows=()))
+        self._last = next(self._beats, None) or dataclasses.replace(self._last, rows=(), at=time.monotonic())
         return self._last
 
     def request_stop(self) -> None:

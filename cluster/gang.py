@@ -9,6 +9,7 @@ attempts, with a process that has all imports done, so that the next attempt beg
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -29,8 +30,9 @@ FINISHED: frozenset[str] = frozenset({"done", "failed", "dead"})
 class Cause:
     """How a rank came to its end, as far as two ends are alike.
 
-    It raised an exception of the class `name`; it exited with `code`, negative for a signal; the kernel ended it for
-    want of memory (starved); its place is lost with it; it is silent; it makes no step (still); it found no place.
+    It raised an exception of the class `name`; it exited with `code`, negative for a signal; the kernel, or Ray,
+    ended it for want of memory (starved); its place is lost with it; it is silent; it makes no step (still); it found
+    no place.
     """
 
     end: End = "unknown"
@@ -76,11 +78,16 @@ class RankStatus:
 @dataclass(frozen=True)
 class Beat:
     """One look at a gang: the ranks, the rows that rank 0 reported since the last look, and the largest gap in
-    seconds between two signs of life of a rank lately."""
+    seconds between two signs of life of a rank lately.
+
+    `at` is the monotonic time of the look: all that had come by then is in it. Silence is counted up to there, since
+    whoever looks may itself have been frozen.
+    """
 
     ranks: tuple[RankStatus, ...] = ()
     rows: tuple[dict[str, Any], ...] = ()
     gap: float = 0.0
+    at: float = field(default_factory=time.monotonic, compare=False)
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from collections.abc import Set
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import OutOfMemoryError, RayError
 
 from cluster import nodes
-from cluster.gang import Beat, Bundle, Cause, RankStatus
+from cluster.gang import Beat, Bundle, Cause, End, RankStatus
 from cluster.link import Seat
 from cluster.rooms import Opening, Room, Silent
 from cluster.watch import Watch
@@ -281,7 +281,8 @@ class RayGang:
                     return cause, cause.text or "the process that starts ranks has ended"
         except RayError as error:
             self._lose(room)  # now, so that nobody waits for its answer again
-            return Cause("lost", name="place"), f"the node or its Ray worker is gone: {_first_line(error)}"
+            end: End = "starved" if isinstance(error, OutOfMemoryError) else "lost"
+            return Cause(end, name="place"), f"the node or its Ray worker is gone: {_first_line(error)}"
         return Cause("lost", name="answer"), f"no answer from {rank.node} within {ANSWER:g} s"
 
 

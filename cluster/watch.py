@@ -23,6 +23,8 @@ from cluster.gang import FINISHED, Beat, Cause, RankStatus
 
 FADING = 0.98
 """What is left of the largest gap between beats after each further beat."""
+LOOK = 0.2
+"""Seconds between looks at the connections at most."""
 REPLY = 1.0
 """Seconds between words to ranks, which end themselves when they hear nothing."""
 FIELDS = ("state", "error", "result", "step", "waiting", "leaving")
@@ -42,8 +44,9 @@ class Watch:
         self._rows: list[dict[str, Any]] = []
         self._token, self._port, self._gap, self._replied = "", 0, 0.0, 0.0
         self._saved = 0
-        self._closed = False
-        threading.Thread(target=self._listen, name="watch", daemon=True).start()
+        self._closed, self._looked = False, time.monotonic()
+        self._thread = threading.Thread(target=self._listen, name="watch", daemon=True)
+        self._thread.start()
 
     def expect(self, nodes: Sequence[str]) -> str:
         """Forget the attempt before; ranks on these nodes, in order, are the next one's. Returns the token by which
@@ -78,7 +81,8 @@ class Watch:
         self._saved = saved
         with self._lock:
             rows, self._rows = self._rows, []
-            return Beat(tuple(self._status), tuple(rows), self._gap)
+            at = self._looked if self._thread.is_alive() else time.monotonic()
+            return Beat(tuple(self._status), tuple(rows), self._gap, at)
 
     def tell(self, message: dict[str, Any]) -> None:
         """A word to all ranks. One whose connection is full does not listen, and is found silent soon."""
@@ -97,9 +101,10 @@ class Watch:
     def _listen(self) -> None:
         callers: dict[socket.socket, _Caller] = {}
         while not self._closed:
-            events = self._selector.select(REPLY)
+            self._selector.select(LOOK)
+            looked = time.monotonic()
             self._reply()
-            for key, _ in events:
+            for key, _ in self._selector.select(0):
                 if key.fileobj is self._server:
                     accepted, _ = self._server.accept()
                     accepted.setblocking(False)
@@ -111,6 +116,8 @@ class Watch:
                     self._selector.unregister(caller.socket)
                     del callers[caller.socket]
                     caller.socket.close()
+            with self._lock:
+                self._looked = looked  # no sooner: what had come by then is heard now, a freeze before or not
         for caller in callers.values():
             caller.socket.close()
         self._selector.close()

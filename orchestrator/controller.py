@@ -155,7 +155,7 @@ class Controller:
         if self._running:
             self._beat = self._gang.poll(record.saved, POLL)
             self._take(record, self._beat.rows)
-        now = time.monotonic()
+        now = self._beat.at if self._running else time.monotonic()
         hours, usd = record.spending.count(record.recent, wall())
         for line in record.spending.near():
             self._event(self._state.phase, line)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -214,3 +216,31 @@ def test_a_clock_that_is_set_changes_no_duration(monkeypatch: pytest.MonkeyPatch
     before = wall()
     monkeypatch.setattr(time, "time", lambda: before + 1e6)
     assert 0.0 <= wall() - before < 5.0
+
+
+def test_a_watcher_that_was_frozen_itself_takes_nobody_for_silent(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it has heard what came meanwhile, no time has passed for it."""
+    caller = Caller(watch, expect(watch), 0)
+    caller.say(state="running", step=1)
+    until(watch, lambda beat: beat.ranks[0].step == 1)
+    frozen, thawed, behind = threading.Event(), threading.Event(), [0.0]
+    select = watch._selector.select
+
+    def gate(timeout: float) -> Any:
+        frozen.set()
+        assert thawed.wait(10)
+        return select(timeout)
+
+    monkeypatch.setattr("cluster.watch.time", SimpleNamespace(monotonic=lambda: time.monotonic() + behind[0]))
+    monkeypatch.setattr(watch._selector, "select", gate)
+    assert frozen.wait(10)
+    behind[0] = 3600.0
+    caller.say(step=2)
+    before = watch.poll(0, 0.0)
+    assert before.at - before.ranks[0].heard < 60
+    thawed.set()
+    after = until(watch, lambda beat: beat.at > before.at + 1800)
+    assert after.ranks[0].step == 2
+    assert after.at - after.ranks[0].heard < 60
