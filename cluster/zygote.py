@@ -44,11 +44,12 @@ class Zygote:
             )
         ours.settimeout(START_TIMEOUT)
         self._socket, self._file = ours, ours.makefile("r")
-        self.target, self._killed = target, _memory_kills()
+        self.target, self._killed = target, 0
         self._send({"warm": target})
 
     def launch(self, **rank: Any) -> int:
         """Fork a rank, which runs `cluster.rank.run(**rank)`; returns its process id. Waits for the warm-up."""
+        self._killed = _memory_kills()
         return int(self._ask({"do": "launch", "rank": rank})["pid"])
 
     def exits(self) -> dict[int, int]:
@@ -60,12 +61,9 @@ class Zygote:
         code = self.exits().get(pid)
         if code is None:
             return None
-        return Cause("starved" if code == -signal.SIGKILL and self._has_starved() else "exited", code)
-
-    def _has_starved(self) -> bool:
-        """Whether the kernel has killed a process of this machine for want of memory since the last look."""
-        before, self._killed = self._killed, _memory_kills()
-        return self._killed > before
+        # The kernel tells no more than that it has killed some process of this machine, since the launch.
+        starved = code == -signal.SIGKILL and _memory_kills() > self._killed
+        return Cause("starved" if starved else "exited", code)
 
     def end_ranks(self) -> None:
         """Kill the ranks that run, and wait until they are gone."""

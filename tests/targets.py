@@ -6,6 +6,7 @@ import dataclasses
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from cluster.link import Link
@@ -53,3 +54,11 @@ def mute(config: dict[str, Any], link: Link) -> str:
     if config["fails"]:
         raise ValueError("nobody can print this")
     return "done"
+
+
+def eat(config: dict[str, Any], link: Link) -> str:
+    """Fill the memory of a control group."""
+    Path(config["group"], "cgroup.procs").write_text(str(os.getpid()))
+    eaten = []
+    while True:
+        eaten.append(b"x" * 2**20)

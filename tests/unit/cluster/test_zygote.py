@@ -10,11 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from cluster.gang import Cause
 from cluster.link import Seat
 from cluster.watch import Watch
 from cluster.zygote import Zygote
@@ -45,6 +47,30 @@ def wait_for(seen: Any) -> None:
     while not seen():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+@pytest.fixture
+def small_memory() -> Iterator[Path]:
+    """A control group of 64 MiB, of Linux's first kind or its second."""
+    kinds = (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max"))
+    made = next(filter(None, (small_group(Path(root), limit) for root, limit in kinds)), None)
+    if made is None:
+        pytest.skip("only root can make a control group of memory, where the kernel has them")
+    yield made
+    made.rmdir()
+
+
+def small_group(root: Path, limit: str) -> Path | None:
+    group = root / f"starves-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError:
+        return None
+    if not (group / limit).exists():
+        group.rmdir()
+        return None
+    (group / limit).write_text(str(64 * 2**20))
+    return group
 
 
 def gone(pid: int) -> bool:
@@ -97,6 +123,18 @@ def test_a_rank_that_closed_its_output_tells_its_end_and_keeps_its_exit_code(
     told = watch.poll(0, 0.0).ranks[0]
     assert told.state == ("failed" if fails else "done")
     assert told.error.startswith("ValueError: nobody can print this") == fails
+
+
+def test_a_rank_that_the_kernel_ends_for_want_of_memory_is_told_from_one_that_somebody_kills(
+    zygote: Zygote, watch: Watch, small_memory: Path
+) -> None:
+    starved = zygote.launch(**{**rank(watch, "targets:eat"), "config": {"group": str(small_memory)}})
+    wait_for(lambda: zygote.cause(starved))
+    assert zygote.cause(starved) == Cause("starved", -signal.SIGKILL)
+    killed = zygote.launch(**rank(watch))
+    os.kill(killed, signal.SIGKILL)
+    wait_for(lambda: zygote.cause(killed))
+    assert zygote.cause(killed) == Cause("exited", -signal.SIGKILL)
 
 
 def test_ranks_die_with_their_zygote(zygote: Zygote, watch: Watch) -> None:
