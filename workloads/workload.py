@@ -23,7 +23,8 @@ Batch = dict[str, Tensor]
 class Vocabulary:
     """What an objective must know of the tokenizer. Ids that the tokenizer lacks are None.
 
-    `sentinels` are the ids of `<extra_id_0>`, `<extra_id_1>`, ... in that order (T5, GLM).
+    `sentinels` are the ids of `<extra_id_0>`, `<extra_id_1>`, ... in that order (T5, GLM). `reserved` are ids that no
+    text is drawn from: all special tokens of the tokenizer, <unk> among them, and ids that it has no entry for.
     `word_start[id]` tells whether a token begins a word, `sentence_end[id]` whether it ends a sentence;
     both are bool arrays of shape [size].
     """
@@ -36,6 +37,7 @@ class Vocabulary:
     sep: int | None = None
     mask: int | None = None
     sentinels: tuple[int, ...] = ()
+    reserved: frozenset[int] = frozenset()
     word_start: np.ndarray | None = field(default=None, compare=False)
     sentence_end: np.ndarray | None = field(default=None, compare=False)
 

@@ -32,10 +32,13 @@ def keep(uri: str, target: str) -> None:
     source = max(range(tokens.sources), key=tokens.length)
     found = tokens.window(source, 0, min(EXCERPT_TOKENS, tokens.length(source)))
     data, name = found.astype(whole.dtype).tobytes(), shards.shard_name(0)
-    ends = np.flatnonzero(found == whole.roles["eos"]).astype("<u4") + 1
+    ends = (
+        tokens.document_ends(source) if whole.format > 1 else np.flatnonzero(found == whole.roles["eos"]) + 1
+    )
+    ends = ends[ends <= len(found)].astype("<u4")
     shard = Shard(name, len(found), len(ends), 0, xxhash.xxh3_128_hexdigest(data))
     if whole.format > 1:
-        index = ends.astype("<u4").tobytes()
+        index = ends.tobytes()
         folder.write(shards.ends_name(name), index)
         shard = replace(shard, blocks=shards.block_sums(data), ends=xxhash.xxh3_64_hexdigest(index))
     folder.write(name, data)

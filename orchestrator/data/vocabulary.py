@@ -19,7 +19,8 @@ def vocabulary_of(tokenizer: Tokenizer, found: Manifest) -> Vocabulary:
 
     A token starts a word if white space stands before it, by byte-level BPE ('Ġ', 'Ċ', ...) or SentencePiece
     ('▁'), or if it is not marked as a continuation ('##', WordPiece). The table is None for a tokenizer that
-    marks neither. A token ends a sentence if its text ends with . ! or ?, closing quotes and brackets aside.
+    marks neither. A token ends a sentence if its text ends with . ! or ?, closing quotes and brackets aside. Data of
+    format 1 reserves no ids, as it did when its runs began.
     """
     entries = [tokenizer.id_to_token(number) or "" for number in range(found.vocabulary)]
     special = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
@@ -36,6 +37,7 @@ def vocabulary_of(tokenizer: Tokenizer, found: Manifest) -> Vocabulary:
         sep=roles.get("sep"),
         mask=roles.get("mask"),
         sentinels=tuple(found.sentinels),
+        reserved=frozenset(np.flatnonzero(~text).tolist() if found.format > 1 else ()),
         word_start=None if starts is None else starts & text,
         sentence_end=ends & text,
     )

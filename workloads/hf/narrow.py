@@ -67,6 +67,7 @@ def fewer_tokens(theirs: Any, vocabulary: Vocabulary) -> Vocabulary:
         vocabulary,
         size=min(size, vocabulary.size),
         sentinels=tuple(new.get(token, token) for token in vocabulary.sentinels),
+        reserved=frozenset(),  # most of them are gone, and what is drawn need not be text
         **{name: new.get(token, token) for name, token in known.items() if token is not None},
     )
     anywhere = np.ones(small.size, bool)

@@ -139,8 +139,10 @@ class SampledObjective(ABC):
 
     @cached_property
     def text_ids(self) -> np.ndarray:
-        """All ids that are not special, in order: what a random replacement is drawn from."""
-        return np.flatnonzero(~self._special)
+        """All ids that are neither special nor reserved, in order: what a random replacement is drawn from."""
+        table = self._special.copy()
+        table[list(self.vocabulary.reserved)] = True
+        return np.flatnonzero(~table)
 
     def _check_vocabulary(self) -> None:
         missing = [n for n in self.needs if getattr(self.vocabulary, n) is None]

@@ -57,6 +57,17 @@ def test_an_objective_must_fit_the_architecture() -> None:
         check_objective(spec(workload={"model": "gpt-tinny"}))
 
 
+def test_a_source_without_pairs_is_refused_where_pairs_are_read() -> None:
+    pairs = {"uri": "a.jsonl", "field": ["en", "de"]}
+    workload = {"model": "bert-tiny", "objective": "translation_lm"}
+    check_objective(spec(workload=workload, data={"sources": [pairs]}))
+    for single in ({"uri": "b.jsonl"}, {"uri": "b.parquet", "field": "en"}, {"uri": "b.txt"}):
+        with pytest.raises(
+            InputError, match=r"data\.sources\.1\.field: translation_lm reads pairs; give two keys"
+        ):
+            check_objective(spec(workload=workload, data={"sources": [pairs, single]}))
+
+
 SIZES = {"vocab_size": 600, "num_hidden_layers": 1, "num_attention_heads": 4, "hidden_size": 32}
 
 

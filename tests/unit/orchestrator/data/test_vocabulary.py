@@ -53,3 +53,14 @@ def test_roles_come_from_the_manifest() -> None:
     found = vocabulary_of(made(None), replace(MANIFEST, roles=roles, sentinels=(7, 8)))
     assert (found.size, found.eos, found.pad, found.bos) == (12, 0, 1, 2)
     assert (found.cls, found.sep, found.mask, found.sentinels) == (3, 4, 5, (7, 8))
+
+
+def test_special_tokens_of_any_name_and_ids_without_an_entry_are_reserved_but_for_runs_that_began_before() -> (
+    None
+):
+    tokenizer = made(None)
+    tokenizer.add_special_tokens(["<|reserved_0|>"])
+    tokenizer.add_tokens(["dogs"])
+    found = replace(MANIFEST, vocabulary=14)
+    assert vocabulary_of(tokenizer, found).reserved == {0, 10, 12, 13}
+    assert vocabulary_of(tokenizer, replace(found, format=1)).reserved == frozenset()
