@@ -27,16 +27,18 @@ def find(
     """Rows of missing steps: those that are in the file, but not in their place; as the kept commits carry them; and
     else what MLflow has of them, which is their numbers."""
     found = {row["step"]: row for row in log.rows() if _among(row["step"], missing)}
+    receipts = {}
     for step in store.steps():
         try:
-            carried = store.manifest(step).meta.get("rows") or []
+            commit = store.manifest(step)
         except CorruptCommit:
             continue
+        receipts[step] = commit.receipt
+        carried = commit.meta.get("rows") or []
         found |= {row["step"]: row for row in carried if _among(row["step"], missing)}
     left = without(missing, found)
     if left and spec.tracking and sum(last - first + 1 for first, last in left) <= MOST:
         layouts = {e["attempt"]: str(e["layout_after"]) for e in events if e.get("layout_after")}
-        receipts = {step: store.manifest(step).receipt for step in store.steps() if _among(step, left)}
         for row in copied(spec, run, left, PATIENCE):
             found[row["step"]] = _completed(row, layouts, receipts)
     return found

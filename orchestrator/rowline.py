@@ -6,7 +6,7 @@ Rows of versions before have no checksum. Keys that are not known here are kept.
 from __future__ import annotations
 
 import json
-import math
+import sys
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +19,8 @@ TAIL = len(SUM) + 10
 """Bytes from the key of the checksum to the end of its line."""
 NEARLY = 2
 """Bytes of that key that may differ in a line which had one."""
+LARGEST = sys.float_info.max
+"""What a number must not exceed, an int neither: no float holds more."""
 NEEDED: Mapping[str, Mapping[str, type]] = {
     METRICS: {"step": int, "attempt": int, "time": float, "step_seconds": float},
     EVENTS: {"time": float, "attempt": int, "phase": str},
@@ -69,5 +71,5 @@ def _fits(row: Row, name: str) -> bool:
 
 def _is(value: Any, kind: type) -> bool:
     if kind is float:
-        return type(value) in (int, float) and math.isfinite(value)
+        return type(value) in (int, float) and -LARGEST <= value <= LARGEST
     return type(value) is kind

@@ -53,9 +53,8 @@ def run(
 
     Raises InputError before anything is written if the job is wrong or belongs to another run.
     """
-    if (finished := finished_summary(run_dir)) and finished["state"] == "done":
-        check_same_run(spec, run_dir)
-        return Outcome(DONE, finished, f"{run_dir.uri} is finished: nothing to do")
+    if found := done_already(spec, run_dir):
+        return Outcome(DONE, found, f"{run_dir.uri} is finished: nothing to do")
     check_places(spec, run_dir)
     check(spec)
     check_labels(spec, address)
@@ -145,6 +144,19 @@ def check_places(spec: JobSpec, run_dir: RunDir) -> None:
 def finished_summary(run_dir: RunDir) -> dict[str, Any] | None:
     """The summary of a run that has ended, None if it has not."""
     return run_dir.told("summary.json") or None
+
+
+def done_already(spec: JobSpec, run_dir: RunDir) -> dict[str, Any] | None:
+    """The summary of a run that is done and has its last commit, None if there is something to do.
+
+    One whose last commit is damaged or gone goes on from the one before; where none is left, as where they were removed
+    to save space, it stays done. Raises InputError if the run is another one.
+    """
+    found = finished_summary(run_dir)
+    if not found or found.get("state") != "done":
+        return None
+    commit, last = check_same_run(spec, run_dir), found.get("commit")
+    return None if commit is not None and isinstance(last, int) and commit.step < last else found
 
 
 def _watch(controller: Any, run_dir: RunDir, show: Callable[[dict[str, Any]], None]) -> Outcome:

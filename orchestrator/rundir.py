@@ -10,6 +10,7 @@ reading.
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import posixpath
@@ -18,6 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from fsspec.implementations.local import LocalFileSystem
 
+from orchestrator.checkpoint.manifest import FENCE, MANIFEST
 from orchestrator.errors import InputError, Unreachable
 from orchestrator.lease import LOCK, Lease, lock_file
 from orchestrator.rowline import Row
@@ -104,8 +106,9 @@ class RunDir:
         if names and not names & OURS:
             what = f"holds something that is of no run ({min(names)})"
             raise InputError(what, self.uri, "give another --run-dir, one that is new or empty")
-        for name in sorted(names & {LOCK, *FILES}) if self.local else ():
-            if os.path.isdir(self._path(name)):
+        manifests = glob.glob(f"{COMMITS}/*/{MANIFEST}", root_dir=self.path) if self.local else []
+        for name in (*sorted(names & {LOCK, *FILES}), f"{COMMITS}/{FENCE}", *sorted(manifests)):
+            if self.local and os.path.isdir(self._path(name)):
                 raise InputError("is a folder and should be a file", self.at(name), "move it away")
         if self.local and COMMITS in names and not os.path.isdir(self._path(COMMITS)):
             raise InputError(

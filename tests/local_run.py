@@ -62,6 +62,7 @@ def controller_here(
     *,
     gang: Callable[[], Gang] | None = None,
     faults: tuple[str, ...] = (),
+    until: int | None = None,
 ) -> Controller:
     """The controller of such a run."""
     document["data"]["cache"] = str(cache)
@@ -75,4 +76,4 @@ def controller_here(
         errand=lambda *call: pytest.fail("nothing is exported"),
         services=Holders,
     )
-    return Controller(spec, place, None, cluster, faults)
+    return Controller(spec, place, until, cluster, faults)

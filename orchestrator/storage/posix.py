@@ -83,7 +83,11 @@ class PosixBackend:
         temporary = f"{target}.{uuid.uuid4().hex}.tmp"
         self._make(os.path.dirname(target))
         self._write_file(temporary, [data])
-        os.replace(temporary, target)
+        try:
+            os.replace(temporary, target)
+        except BaseException:
+            self._unlink(temporary)
+            raise
 
     def remove(self, path: str, settle: bool = False) -> None:
         target = self._path(path)

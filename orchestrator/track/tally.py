@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.rowline import EVENTS, METRICS, Row
+from orchestrator.rowline import EVENTS, LARGEST, METRICS, Row
 from orchestrator.rundir import ORIGIN, RunDir
 from orchestrator.track.charts import Thinned
 
@@ -171,8 +171,8 @@ def counted(run: RunDir) -> Tally:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a finite number."""
-    return isinstance(value, int | float) and math.isfinite(value)
+    """Whether it is a number that a float can hold."""
+    return isinstance(value, int | float) and -LARGEST <= value <= LARGEST
 
 
 def forward(times: Sequence[int], since: int = 0) -> list[int]:
@@ -187,6 +187,6 @@ def forward(times: Sequence[int], since: int = 0) -> list[int]:
 
 def micros(seconds: Any) -> int:
     """Seconds as whole microseconds; what is no length of time is 0."""
-    if not isinstance(seconds, int | float) or not math.isfinite(seconds):
+    if not is_number(seconds):
         return 0
     return round(min(max(seconds, 0), 1e12) * 1e6)

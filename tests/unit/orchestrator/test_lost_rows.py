@@ -138,7 +138,7 @@ def test_events_may_be_lost_too(tmp_path: Path) -> None:
     run = begun(RunDir(str(tmp_path)), spec_of())
     (tmp_path / "events.jsonl").write_text('{"time": 1e9, "attempt": 1, "pha\n\0\0\n[3]\n"x"\n')
     record = resumed(run)
-    assert (record.attempts, record.step, record.events[0]["reason"]) == (1, 20, "resumed")
+    assert (record.attempts, record.step, record.events[0]["reason"]) == (2, 20, "resumed")
 
 
 def test_mlflow_has_the_numbers_of_what_is_lost(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def test_no_flipped_bit_makes_another_row(bit: int) -> None:
         "3", "null", '"step"', "[]", "[{}]", "{}", "NaN", '{"step": 1}', "[" * 100_000, '{"step": ' + "9" * 5000 + "}",
         json.dumps({**ROW, "step": "7"}), json.dumps({**ROW, "step": True}), json.dumps({**ROW, "step": 7.0}),
         json.dumps({**ROW, "time": None}), json.dumps({**ROW, "time": float("inf")}),
+        json.dumps({**ROW, "time": 10**400}),
         json.dumps({**ROW, "step_seconds": {}}), json.dumps({**ROW, "samples": 3}), "\0" * 40, "\ufffd", "{}}",
     ],
 )  # fmt: skip

@@ -9,9 +9,11 @@ import pytest
 from jobs import job, write_text
 
 from orchestrator import run as runs
+from orchestrator.checkpoint.shard import RawPiece
+from orchestrator.checkpoint.store import Store
 from orchestrator.errors import InputError
-from orchestrator.identity import check_same_run
-from orchestrator.run import Outcome, _outcome, check, check_labels, finished_summary
+from orchestrator.identity import IDENTITY, check_same_run
+from orchestrator.run import Outcome, _outcome, check, check_labels, done_already, finished_summary
 from orchestrator.rundir import RunDir
 from orchestrator.spec import JobSpec, dump, parse
 
@@ -160,3 +162,25 @@ def test_wrong_words_leave_no_directory(document: dict[str, Any], tmp_path: Path
     with pytest.raises(InputError, match=r"--until: step 13 is beyond train\.steps 12"):
         runs.run(parse(document), run_dir, 13, None, lambda status: None)
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(("kept", "done"), [((4, 8), True), ((4,), False), ((), True)])
+def test_a_run_that_was_done_goes_on_where_its_last_commit_is_gone(
+    document: dict[str, Any], run_dir: RunDir, kept: tuple[int, ...], done: bool
+) -> None:
+    """All of them gone was somebody's wish, for the model has been exported."""
+    store = Store(run_dir.at("checkpoints"))
+    for step in kept:
+        piece = RawPiece("model.w", "F32", (1,), (0,), (1,), memoryview(bytes(4)))
+        meta = {"position": 8 * step, "receipt": "", IDENTITY: parse(document).identity()}
+        store.publish(step, store.write_raw(step, 0, [piece]), meta)
+    run_dir.write_json("summary.json", {"state": "done", "commit": 8})
+    assert (done_already(parse(document), run_dir) is not None) is done
+
+
+@pytest.mark.parametrize("found", [{"commit": 8}, {"state": "stopped", "commit": 8}, {"state": ["done"]}])
+def test_a_summary_that_does_not_say_done_ends_nothing(
+    document: dict[str, Any], run_dir: RunDir, found: dict[str, Any]
+) -> None:
+    run_dir.write_json("summary.json", found)
+    assert done_already(parse(document), run_dir) is None

@@ -210,11 +210,17 @@ def test_a_run_s_own_directory_may_hold_notes(run: RunDir, name: str) -> None:
     run.create()
 
 
-@pytest.mark.parametrize("name", [".lock", "job.yaml", "status.json", "summary.json", "events.jsonl"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".lock", "job.yaml", "status.json", "summary.json", "events.jsonl", "checkpoints/ATTEMPT",
+        "checkpoints/step-00000003/manifest.json",
+    ],
+)  # fmt: skip
 def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path, name: str) -> None:
     run = RunDir(str(tmp_path / "a"))
     (tmp_path / "a/checkpoints").mkdir(parents=True)
-    (tmp_path / "a" / name).mkdir()
+    (tmp_path / "a" / name).mkdir(parents=True)
     with pytest.raises(InputError, match=f"a/{name}: is a folder and should be a file; move it away"):
         run.create()
 

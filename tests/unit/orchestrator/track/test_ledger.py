@@ -182,7 +182,10 @@ def test_phases_touch() -> None:
 @settings(max_examples=150, deadline=None)
 def test_buckets_sum_to_the_wall_whatever_is_written(data: st.DataObject) -> None:
     moment = st.one_of(st.floats(-10, 1000), st.floats(0, 1e9))
-    length = st.one_of(st.none(), st.floats(allow_nan=True), st.floats(0, 50), st.integers(-5, 50))
+    length = st.one_of(
+        st.none(), st.floats(allow_nan=True), st.floats(0, 50), st.integers(-5, 50),
+        st.sampled_from([-1.8e302, 10**400]),
+    )  # fmt: skip
     phases = ("prepare", "wait", "start", "train", "stop", "export", "done", "failed", "stopped", "new")
     attempts = st.integers(1, 3)
     events = data.draw(
