@@ -158,11 +158,13 @@ def _train(rules: Rules, state: State, seen: Seen) -> tuple[State, Action]:
         unplaced = Failure(seen.now, state.step, "", seen.placement_failed, Cause("unplaced"))
         return _failed(rules, state, seen, unplaced)
     step = max((r.step for r in seen.ranks), default=-1)
+    # Of some ranks there may be news that is later than the look.
+    heard = max((seen.now, *(r.heard for r in seen.ranks)))
     if step >= 0 and state.phase == "start":
         # Said before anything else, a fault included, so that every step belongs to a training phase.
-        return _enter(state, "train", seen, step=step, moved=seen.now), Action("watch")
+        return _enter(state, "train", seen, step=step, moved=heard), Action("watch")
     if step > state.step:
-        state = dataclasses.replace(state, step=step, moved=seen.now)
+        state = dataclasses.replace(state, step=step, moved=heard)
     if any(r.state == "failed" for r in seen.ranks) and not state.suspected:
         state = dataclasses.replace(state, suspected=seen.now)
     if fault := _fault(state, seen):

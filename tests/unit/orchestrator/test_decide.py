@@ -176,6 +176,11 @@ TRAIN = (
         "a later step", in_phase("train", 30), see(ranks=(rank(0, step=8), rank(1))), "train", "watch",
         becomes={"step": 8, "moved": NOW, "since": NOW - 30},
     ),
+    Case(
+        "a step that came after the look, as a frozen controller goes on", in_phase("train", 1),
+        see(ranks=(rank(0, step=8, heard=NOW + 10), rank(1, heard=NOW - 1))), "train", "watch",
+        becomes={"step": 8, "moved": NOW + 10},
+    ),
     Case("no news", in_phase("train", 1), see(ranks=RUNNING), "train", "watch", becomes={"moved": NOW - 1}),
     Case(
         "one rank is done before the other", in_phase("train"),
