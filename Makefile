@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export UV_LINK_MODE ?= copy
 STAMP := $(VENV)/.installed
+QUICK := not slow and not gpu and not bench
 
 .DEFAULT_GOAL := help
 .PHONY: help install quickstart test test-unit test-dist test-ray test-long test-partition soak test-gpu bench docs check format lock clean
@@ -29,16 +30,17 @@ quickstart: install ## corpus, training on embedded Ray, export, report: the mai
 	@$(BIN)/orchestrator run examples/quickstart.yaml
 
 test: install ## the default suite: unit, dist and ray
-	$(BIN)/pytest -m "not slow and not gpu and not bench"
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/unit -m "$(QUICK)" --numprocesses auto
+	$(BIN)/pytest tests/dist tests/ray -m "$(QUICK)"
 
 test-unit: install ## light processes at most
-	$(BIN)/pytest tests/unit -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/unit -m "$(QUICK)" --numprocesses auto
 
 test-dist: install ## processes on gloo, an MLflow server, an S3 server
-	$(BIN)/pytest tests/dist -m "not slow and not gpu"
+	$(BIN)/pytest tests/dist -m "$(QUICK)"
 
 test-ray: install ## real Ray nodes on this machine
-	$(BIN)/pytest tests/ray -m "not slow and not gpu"
+	$(BIN)/pytest tests/ray -m "$(QUICK)"
 
 test-long: install ## what takes minutes
 	$(BIN)/pytest -m "slow and not gpu" --timeout 3600

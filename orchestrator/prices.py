@@ -70,7 +70,7 @@ def near(limits: Mapping[str, float | None], spent: Mapping[str, float], told: S
     lines = []
     for key, ceiling in limits.items():
         if ceiling and spent[key] >= WARN_AT * ceiling:
-            start = f"{WARN_AT:.0%}{TOLD}{key} {ceiling:g} are reached"
+            start = f"{WARN_AT:.0%} of limits.{key} {ceiling:g} are reached"
             if not any(line.startswith(start) for line in told):
                 lines.append(f"{start}: {spent[key]:.4g}")
     return lines

@@ -31,8 +31,9 @@ def test_kills_that_change_the_width_change_no_bit(tmp_path: Path, monkeypatch: 
     text, cache = write_text(tmp_path, 20_000), tmp_path / "cache"
     quiet, killed = tmp_path / "quiet", tmp_path / "killed"
     drive_here(bitwise(text), str(quiet), cache, gang=lambda: LocalGang([1]))
-    # A save waits for the one before the last, so that by then some commit of each attempt is there to go on from.
-    faults = ("kill@1:7", "kill@0:14/2")
+    # A save waits for the one before the last, and no rank is a step ahead of another: when rank 1 begins step 8, the
+    # save at 6 has waited for the commit at 2, so there is one to go on from.
+    faults = ("kill@1:8", "kill@0:14/2")
     drive_here(bitwise(text), str(killed), cache, gang=lambda: LocalGang([2, 1, 2]), faults=faults)
     found, events = rows(killed), rows(killed, "events.jsonl")
     widths = [width for width, _ in itertools.groupby(row["layout"].split()[0] for row in found)]

@@ -61,11 +61,11 @@ def test_a_history_knows_what_its_events_say() -> None:
     )
     assert (found.attempts, found.data, found.restart_seconds, found.missing) == (2, "there", 2.5, [[3, 4]])
     assert [skip.start for skip in found.skips] == [8]
-    assert [failure.node for failure in found.failures(0.0)] == ["n1"]
-    assert found.failures(10.0) == ()
+    assert [failure.node for failure in found.failures(2.0, 10.0, 0.0)] == ["n1"]
+    assert found.failures(0.5, 10.0, 0.0) == (), "too long ago"
     assert len(found.ceilings) == 1
     found.add(event(14.0, 2, "stopped"))
-    assert found.failures(0.0) == (), "an earlier command's"
+    assert found.failures(100.0, 15.0, 0.0) == (), "an earlier command's"
     found.add(event(7.0, 3, "stop"))
     found.add(event(6.0, 3, "train"))
     assert found.restart_seconds == 0.0, "a clock that was set back"

@@ -213,6 +213,7 @@ def test_a_reader_elsewhere_sees_by_the_count_that_rows_were_taken_away(log: Row
 
 def test_rows_of_a_version_before_are_read(tmp_path: Path) -> None:
     (tmp_path / METRICS).write_text("".join(json.dumps(row(n)) + "\n" for n in (1, 2, 3)))
+    (tmp_path / "events.jsonl").touch()
     log = opened(str(tmp_path))
     assert list(log.rows()) == [row(1), row(2), row(3)]
     store = RunDir(f"memory://{tmp_path}/older")

@@ -76,7 +76,7 @@ SOURCE = "data.sources=[{uri: %s}]"
         (["job.yaml", "--set", "data.sequence_length=1000000"], ["fewer than one sequence of 1000000 tokens"]),
         (["job.yaml", "--set", "data.sequence_length=1024"], ["sequence_length 1024 exceeds", "raise max_positions"]),
         (["job.yaml", "--set", "data.tokenizer=nowhere.json"], ["there is no tokenizer.json", "or train_bpe: N"]),
-        (["job.yaml", "--set", "data.tokenizer=key.yaml"], ["is not a tokenizer.json that can be read"]),
+        (["job.yaml", "--set", "data.tokenizer=key.yaml"], ["key.yaml: there is no tokenizer.json"]),
         (["job.yaml", "--set", "workload.model=gpt-tinny"], ["unknown model 'gpt-tinny'", "gpt-tiny"]),
         (["job.yaml", "--set", "workload.model=hf:nowhere"], ["nowhere", "config.json"]),
         (["job.yaml", "--set", "workload.changes.hiden=32"], ["unknown model field 'hiden'", "hidden"]),
