@@ -237,8 +237,9 @@ def _failed(rules: Rules, state: State, seen: Seen, fault: Failure) -> tuple[Sta
     elif len(recent) >= limits.restarts:
         window = f"{len(recent) + 1} failures within {limits.restart_window:.0f} s"
         changes |= {"outcome": "failed", "stopping": f"{window}, the last: {fault.text}"}
-    elif state.stopping:
-        changes |= {"outcome": "stopped"}
+    elif stop := state.stopping or seen.stop:
+        text = f"{stop}; a fault came before the commit that ends a run: {fault.text}"
+        changes |= {"outcome": "stopped", "stopping": text}
     return _enter(state, "stop", seen, **changes), Action("halt", fault.text, first_fault=fault.text)
 
 

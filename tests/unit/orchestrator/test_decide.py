@@ -73,6 +73,8 @@ DIVERGED = "FloatingPointError: loss is nan at step 8"
 UNSTABLE = "NonFinite: loss is nan at step 8, samples from position 56"
 CORRUPT = "CorruptCommit: step 40: shard-00000 is damaged (loop.py:83)"
 USER = "stopped by the user"
+DIED = "rank 1 on node-1 died: process ended with exit code -9"
+BEFORE = "a fault came before the commit that ends a run: "
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,7 +247,12 @@ STOPS = (
     Case(
         "a fault while stopping ends the run", in_phase("train", stopping=USER),
         see(ranks=(rank(0), dead(1)), stop=USER), "stop", "halt",
-        becomes={"outcome": "stopped", "stopping": USER}, first_fault="rank 1 on node-1 died",
+        becomes={"outcome": "stopped", "stopping": f"{USER}; {BEFORE}{DIED}"}, first_fault=DIED,
+    ),
+    Case(
+        "so does one that is seen before the stop", in_phase("train"),
+        see(ranks=(rank(0), dead(1)), stop=USER), "stop", "halt",
+        becomes={"outcome": "stopped", "stopping": f"{USER}; {BEFORE}{DIED}"}, first_fault=DIED,
     ),
 )  # fmt: skip
 

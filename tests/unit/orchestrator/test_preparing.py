@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from scripted import Training, place
 
 from cluster.fake_gang import FakeGang
 from cluster.gang import Beat
-from orchestrator import decide
+from orchestrator import decide, record
 from orchestrator.checkpoint.manifest import FENCE
 from orchestrator.controller import Controller
 from orchestrator.rundir import RunDir
@@ -145,3 +146,23 @@ def test_a_silent_store_keeps_no_stop_from_the_gang(spec: JobSpec, run: RunDir, 
         summary = driven.result(timeout=60)
     assert (summary["state"], summary["reason"], summary["attempts"]) == ("stopped", "stopped by the user", 1)
     assert 5 < summary["commit"] == summary["step"] < STEPS
+
+
+def test_what_a_store_takes_to_store_rows_is_no_silence_of_the_ranks(
+    spec: JobSpec, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each writing of rows takes longer than a rank may be silent."""
+    plain, clock, passed = RemoteFileSystem.pipe_file, time.monotonic, [0.0]
+
+    def pipe_file(fs: RemoteFileSystem, path: str, *arguments: Any, **options: Any) -> None:
+        passed[0] += 45.0 if ".jsonl" in path else 0.0
+        plain(fs, path, *arguments, **options)
+
+    monkeypatch.setattr(RemoteFileSystem, "pipe_file", pipe_file)
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + passed[0])
+    monkeypatch.setattr(record, "HOLD", 0.0)
+    monkeypatch.setattr(decide, "SETTLE", 0.0)
+    summary = controller(spec, run, Gang()).drive()
+    assert passed[0] > 45.0 * STEPS
+    assert [event["first_fault"] for event in run.rows("events.jsonl") if event["first_fault"]] == []
+    assert (summary["state"], summary["attempts"], summary["commit"]) == ("done", 1, STEPS)
