@@ -26,7 +26,7 @@ def local() -> Iterator[loopback.LocalCluster]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_lower_job_makes_room_with_a_commit_and_goes_on(
     local: loopback.LocalCluster, tmp_path: Path
 ) -> None:
@@ -35,7 +35,7 @@ def test_a_lower_job_makes_room_with_a_commit_and_goes_on(
     document["resources"]["workers"] = {"min": 2, "max": 2}
     document["data"]["cache"] = str(tmp_path / "data")
     low = write_job(tmp_path, {**document, "name": "low"}, "low.yaml")
-    quiet = orchestrator("run", low, "--run-dir", tmp_path / "quiet", cwd=tmp_path)
+    quiet = orchestrator("run", low, "--run-dir", tmp_path / "quiet", cwd=tmp_path, timeout=600)
     assert quiet.returncode == 0, quiet.stderr
     short = {**document["train"], "steps": 6}
     high = write_job(tmp_path, {**document, "name": "high", "train": short}, "high.yaml")
@@ -48,10 +48,10 @@ def test_a_lower_job_makes_room_with_a_commit_and_goes_on(
     assert orchestrator("submit", same, *at, cwd=tmp_path).returncode == 0
     waits = "waits for its turn: 2 workers of 1 CPU; there is room for 0, and at work: low"
     wait_for(lambda: status(runs["same"]).get("note") == waits, "an equal to wait and say for what", 60)
-    done = orchestrator("submit", high, *at, "--priority", 5, "--wait", cwd=tmp_path)
+    done = orchestrator("submit", high, *at, "--priority", 5, "--wait", cwd=tmp_path, timeout=600)
     assert done.returncode == 0, done.stderr
     for name in ("same", "low"):
-        ended = orchestrator("attach", name, *at, cwd=tmp_path)
+        ended = orchestrator("attach", name, *at, cwd=tmp_path, timeout=600)
         assert ended.returncode == 0, ended.stderr
 
     assert curve(runs["low"]) == curve(tmp_path / "quiet")
