@@ -75,7 +75,7 @@ def require_token_mode() -> None:
 def _local_at(said: str) -> LocalCluster | None:
     """The cluster of `cluster up` at that address; any one for no address, the default one first."""
     try:
-        names = sorted(path.name for path in folder_of().parent.iterdir())
+        names = sorted(path.name for path in folder_of().parent.iterdir() if path.is_dir())
     except OSError:
         return None
     clusters = [c for name in sorted(names, key=lambda n: n != folder_of().name) if (c := find(name))]

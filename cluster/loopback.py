@@ -14,21 +14,22 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from cluster.alone import alone
 from cluster.node import NodeSpec
+from cluster.ports import free_port
 
 NAME = "local"
 """The cluster's name unless another is given."""
@@ -104,21 +105,37 @@ def up(name: str, nodes: Sequence[NodeSpec], autoscaling: str = "") -> LocalClus
 
     `autoscaling` is the text of Ray's autoscaling configuration. Raises ClusterError, with nothing left behind.
     """
-    if (there := find(name)) is not None:
-        raise ClusterError(f"a cluster is up already at {there.address}; `cluster down` ends it")
     if len(name) > LONGEST_NAME:
         raise ClusterError(f"the name {name!r} is too long; use at most {LONGEST_NAME} letters")
-    down(name)
-    folder = folder_of(name)
-    folder.parent.mkdir(mode=0o700, exist_ok=True)
-    if folder.parent.stat().st_uid != os.getuid():
-        raise ClusterError(f"{folder.parent} belongs to someone else; set TMPDIR to a folder of your own")
-    (folder / "nodes").mkdir(parents=True, mode=0o700)
-    try:
-        return _up(name, folder, nodes, autoscaling)
-    except BaseException:
+    with claimed(name, "up"):
+        if (there := find(name)) is not None:
+            raise ClusterError(f"a cluster is up already at {there.address}; `cluster down` ends it")
         down(name)
-        raise
+        folder = folder_of(name)
+        (folder / "nodes").mkdir(parents=True, mode=0o700)
+        try:
+            return _up(name, folder, nodes, autoscaling)
+        except BaseException:
+            down(name)
+            raise
+
+
+@contextlib.contextmanager
+def claimed(name: str, purpose: str) -> Iterator[None]:
+    """Be the only command with that purpose under that name. Raises ClusterError if another is at work."""
+    parent = folder_of(name).parent
+    parent.mkdir(mode=0o700, exist_ok=True)
+    if parent.stat().st_uid != os.getuid():
+        raise ClusterError(f"{parent} belongs to someone else; set TMPDIR to a folder of your own")
+    try:
+        with alone(parent / f"{name}.{purpose}.lock"):
+            yield
+    except BlockingIOError:
+        what = f"another command is at work with the cluster {name!r}"
+        raise ClusterError(f"{what}; wait until it has ended, or choose another name") from None
+    finally:
+        with contextlib.suppress(OSError):
+            parent.rmdir()
 
 
 def _up(name: str, folder: Path, nodes: Sequence[NodeSpec], autoscaling: str) -> LocalCluster:
@@ -126,8 +143,8 @@ def _up(name: str, folder: Path, nodes: Sequence[NodeSpec], autoscaling: str) ->
         _write_private(folder / "token", secrets.token_hex(32))
     network = _free_network()
     head = NodeSpec(str(folder), f"127.0.{network}.1", cpus=0)
-    head = dataclasses.replace(head, port=_free_port(head.ip, GCS_PORT))
-    head = dataclasses.replace(head, dashboard=_free_port("127.0.0.1", DASHBOARD_PORT))
+    head = dataclasses.replace(head, port=free_port(head.ip, GCS_PORT))
+    head = dataclasses.replace(head, dashboard=free_port("127.0.0.1", DASHBOARD_PORT))
     address, dashboard = f"{head.ip}:{head.port}", f"http://127.0.0.1:{head.dashboard}"
     if autoscaling:
         config = folder / "autoscaling.yaml"
@@ -311,24 +328,6 @@ def _free_network() -> int:
     if not networks:
         raise ClusterError("no loopback network is free")
     return secrets.choice(networks[:50])
-
-
-def _free_port(host: str, preferred: int) -> int:
-    if _is_free(host, preferred):
-        return preferred
-    with socket.socket() as found:
-        found.bind((host, 0))
-        return int(found.getsockname()[1])
-
-
-def _is_free(host: str, port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
 
 
 def _write_private(path: Path, text: str) -> None:

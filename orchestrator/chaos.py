@@ -6,6 +6,7 @@ differ is compared: the receipt of every step, the losses, and that nothing is l
 
 from __future__ import annotations
 
+import contextlib
 import random
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from typing import Any
 
 from cluster import strikes
 from cluster.local import ray_at
-from cluster.loopback import LocalCluster, NodeSpec, down, up
+from cluster.loopback import ClusterError, LocalCluster, NodeSpec, claimed, down, up
 from cluster.strikes import Strike, wait_for
 from orchestrator.errors import InputError
 from orchestrator.record import EVENTS, METRICS
@@ -82,7 +83,21 @@ def _random(count: int, seed: int, steps: int, world: int) -> Iterator[str]:
 def chaos(
     spec: JobSpec, runs: Path, disturbed: Sequence[tuple[str, ...]], tell: Callable[[Verdict | str], None]
 ) -> list[Verdict]:
-    """Train undisturbed and then disturbed, on a local cluster of one node for each worker. `tell` hears of each."""
+    """Train undisturbed and then disturbed, on a local cluster of one node for each worker. `tell` hears of each.
+
+    Raises InputError if another chaos is at work on this machine: each ends what an earlier one has left.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(claimed(CLUSTER, "chaos"))
+        except ClusterError as error:
+            raise InputError(str(error)) from None
+        return _chaos(spec, runs, disturbed, tell)
+
+
+def _chaos(
+    spec: JobSpec, runs: Path, disturbed: Sequence[tuple[str, ...]], tell: Callable[[Verdict | str], None]
+) -> list[Verdict]:
     runs.mkdir(parents=True, exist_ok=True)
     job = _job(spec, runs)
     worker, world = spec.resources.per_worker, spec.resources.workers.max

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from orchestrator.errors import InputError
 from orchestrator.rendered_paths import reads, writes
 from orchestrator.spec import JobSpec
 from orchestrator.track.redact import redact
+
+MARK = "# written by `orchestrator cluster render`, which may write it anew"
+"""The first line of a file that this may replace."""
 
 
 def refuse_secrets(spec: JobSpec, path: Path) -> None:
@@ -72,8 +76,19 @@ def check(files: dict[str, Any], crds: Path | None) -> None:
             raise InputError(line, name)
 
 
+def _is_rendered(path: Path) -> bool:
+    """Whether a file is one that `write` has written."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.readline().rstrip() == MARK.encode()
+
+
 def write(files: dict[str, Any], to: Path | None) -> None:
-    """Each file into `to`, or all of them as one stream on standard output."""
+    """Each file into `to`, or all of them as one stream on standard output.
+
+    Raises InputError, with nothing written, if a file of such a name is there that this has not written.
+    """
     # Through JSON, so that parts used twice are written twice and not as YAML anchors.
     texts = {
         name: yaml.safe_dump(json.loads(json.dumps(document)), sort_keys=False, width=110)
@@ -83,9 +98,12 @@ def write(files: dict[str, Any], to: Path | None) -> None:
         print("---\n".join(text for name, text in texts.items() if name != "kustomization.yaml"), end="")
         return
     try:
+        for name in texts:
+            if os.path.lexists(to / name) and not _is_rendered(to / name):
+                raise InputError("was not written by this command", str(to / name), "move it away")
         to.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            (to / name).write_text(text)
+            (to / name).write_text(f"{MARK}\n{text}")
     except OSError as error:
         raise InputError(f"cannot be written ({error.strerror})", str(to), "give another folder") from None
     print(f"{', '.join(texts)} written to {to}")

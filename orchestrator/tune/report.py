@@ -18,8 +18,8 @@ def report(sweep: RunDir) -> str:
     """The page for what stands in the directory of a search. Raises InputError if there is none."""
     import jinja2
 
-    job, found = job_in(sweep), sweep.read_json("sweep.json")
-    if job is None or job.tune is None or found is None:
+    job, found = job_in(sweep), sweep.told("sweep.json")
+    if job is None or job.tune is None or not found:
         raise InputError("there is no search here", sweep.uri, "give its job file or directory")
     tune = job.tune
     environment = jinja2.Environment(

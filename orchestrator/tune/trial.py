@@ -83,8 +83,8 @@ class Trial(ray_tune.Trainable):
             spec = self._job()
             every = rungs(self._tune, spec.train.steps)
             rung = reached = next((step for step in every if step > self._at), every[-1])
-            if told := run.read_json(FAILED):
-                return self._failed(told["reason"])
+            if (reason := run.told(FAILED).get("reason")) is not None:
+                return self._failed(str(reason))
             if self._given["ended"] is None and _committed(run) < rung:
                 reached = self._drive(spec, run, rung)
             return self._result(spec, run, rung, reached)

@@ -195,3 +195,20 @@ def test_two_device_types_are_two_groups(job: Path, capsys: pytest.CaptureFixtur
     found = {m["kind"]: m for m in yaml.safe_load_all(capsys.readouterr().out)}
     groups = found["RayCluster"]["spec"]["workerGroupSpecs"]
     assert [(g["groupName"], g["minReplicas"]) for g in groups] == [("h100-spot", 1), ("a100-spot", 0)]
+
+
+@pytest.mark.parametrize("target", ["aws", "kuberay"])
+def test_only_its_own_files_are_written_anew(
+    target: str, job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert code_of(target, job, *TARGETS[target], "--to", out) == 0
+    assert code_of(target, job, *TARGETS[target], "--to", out, "--image", IMAGE) == 0
+    (last := sorted(out.iterdir())[-1]).write_text("mine\n")
+    before = {path: path.read_text() for path in out.iterdir()}
+    capsys.readouterr()
+    assert code_of(target, job, *TARGETS[target], "--to", out) == 2
+    assert capsys.readouterr().err == (
+        f"orchestrator: {last}: was not written by this command; move it away\n"
+    )
+    assert {path: path.read_text() for path in out.iterdir()} == before
