@@ -5,16 +5,18 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from jobs import curve, job, write_text
-from local_run import drive_here
+from jobs import curve, job, slow_job, wait_for, write_text
+from local_run import LocalGang, controller_here, drive_here
 from s3 import Proxy, bucket, proxy, s3_server
 
-from orchestrator import decide
+from orchestrator import decide, rundir
 from orchestrator.checkpoint.manifest import FENCE
 from orchestrator.checkpoint.store import Store
+from orchestrator.rowline import METRICS
 from orchestrator.rundir import RunDir
 
 __all__ = ["bucket", "proxy", "s3_server"]
@@ -62,3 +64,47 @@ def test_a_gang_that_begins_again_while_the_store_is_out_waits_for_it(
     assert len(proxy.spoiled) == 25
     assert (summary["state"], summary["attempts"], summary["commit"]) == ("done", 2, 12)
     assert [row["step"] for row in RunDir(run).rows("metrics.jsonl")] == list(range(1, 13))
+
+
+class Heard(LocalGang):
+    """A gang that notes when it is asked to stop."""
+
+    def __init__(self) -> None:
+        super().__init__([2])
+        self.asked = threading.Event()
+
+    def request_stop(self) -> None:
+        """See `Gang.request_stop`."""
+        super().request_stop()
+        self.asked.set()
+
+
+@pytest.mark.slow
+def test_a_silent_store_neither_ends_a_gang_nor_hides_a_stop(
+    bucket: str, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller waits for storage with the rows of a look in hand, for longer than a rank may be silent."""
+    monkeypatch.setattr(decide, "SETTLE", 0.0)
+    monkeypatch.setattr(rundir, "REMOTE_TIMEOUT", 2.0)
+    gang, run = Heard(), f"{bucket}/runs/silent"
+    document = slow_job(write_text(tmp_path, 200_000), steps=2000)
+    document["checkpoint"]["every"] = 1000  # the first commit is the one that the stop asks for
+    controller = controller_here(document, run, tmp_path / "cache", gang=lambda: gang)
+    with ThreadPoolExecutor(1) as pool:
+        driven = pool.submit(controller.drive)
+        wait_for(lambda: controller.status()["step"] >= 5, "training")
+        proxy.spoil = lambda line: "hang"
+        wait_for(lambda: any(METRICS in line for line in proxy.spoiled), "rows that nobody takes")
+        controller.request_stop("stopped by the user")
+        assert gang.asked.wait(1.0), (
+            "the controller waits for storage, and the gang does not hear of the stop"
+        )
+        wait_for(
+            lambda: sum(METRICS in line for line in proxy.spoiled) >= 5,
+            "more tries than a rank may be silent",
+        )
+        proxy.spoil = lambda line: ""
+        summary = driven.result()
+    assert (summary["state"], summary["reason"], summary["attempts"]) == ("stopped", "stopped by the user", 1)
+    assert summary["commit"] == summary["step"]
+    assert [row["step"] for row in RunDir(run).rows("metrics.jsonl")] == list(range(1, summary["step"] + 1))
