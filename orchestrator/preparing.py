@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
@@ -10,7 +11,7 @@ from orchestrator import assemble
 from orchestrator.checkpoint.committer import one_line
 from orchestrator.rundir import RunDir
 from orchestrator.spec import JobSpec
-from orchestrator.storage.retry import patient, transient
+from orchestrator.storage.retry import may_come_back, patient
 
 T = TypeVar("T")
 
@@ -20,7 +21,8 @@ class Stored:
     until `give_up`, which is when the run is to stop. `tell` hears what is waited for."""
 
     def __init__(self, spec: JobSpec, give_up: Callable[[], bool], tell: Callable[[str], None]) -> None:
-        self._retry, self._tell = patient(spec.limits.unsaved, give_up), tell
+        retry = patient(spec.limits.unsaved, give_up)
+        self._retry, self._tell = dataclasses.replace(retry, passes=may_come_back), tell
 
     def __call__(self, call: Callable[[], T]) -> T:
         """What the call returns. Raises what storage raised last."""
@@ -29,7 +31,7 @@ class Stored:
             try:
                 return call()
             except Exception as error:
-                if transient(error):
+                if may_come_back(error):
                     self._tell(f"waiting for storage: {one_line(error)}")
                 raise
 

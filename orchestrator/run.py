@@ -14,6 +14,7 @@ from orchestrator.export_target import check_target
 from orchestrator.identity import check_same_run
 from orchestrator.machines import Machine
 from orchestrator.plan import plan
+from orchestrator.rowline import TRIALS
 from orchestrator.rundir import RunDir, remove_empty
 from orchestrator.spec import JobSpec
 from orchestrator.submission import no_cluster
@@ -59,6 +60,8 @@ def run(
     check(spec)
     check_labels(spec, address)
     check_same_run(spec, run_dir)
+    if run_dir.rows(TRIALS):
+        raise InputError("is the folder of a search", run_dir.uri, "give another --run-dir, or use tune")
     if until is not None and until > spec.train.steps:
         raise InputError(f"step {until} is beyond train.steps {spec.train.steps}", "--until", "lower it")
     from cluster.local import NoCluster, ray_at

@@ -20,6 +20,8 @@ PERMANENT = {
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.EEXIST,
     errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EFBIG, errno.ELOOP,
 }  # fmt: skip
+COMES_BACK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOTDIR}
+"""Of these, what somebody mends beside the run: a full disk, a file system that is read-only or away."""
 CLIENTS = ("adlfs", "aiobotocore", "aiohttp", "azure", "botocore", "gcsfs", "google", "requests", "urllib3")
 """Packages whose errors have trees of their own, told apart by module so that none need be imported."""
 SET_UP = {
@@ -38,6 +40,11 @@ def transient(error: BaseException) -> bool:
     return isinstance(error, Unreachable) or (_is_foreign(error) and type(error).__name__ not in SET_UP)
 
 
+def may_come_back(error: BaseException) -> bool:
+    """Whether storage that fails so is worth waiting for with nothing else to do: transient, full, or away."""
+    return transient(error) or (isinstance(error, OSError) and error.errno in COMES_BACK)
+
+
 def storage_failed(error: BaseException) -> bool:
     """Whether an error is of storage, for now or for good, and not of the program."""
     return isinstance(error, OSError | Unreachable) or _is_foreign(error)
@@ -52,7 +59,8 @@ class Retry:
     """Call a function until it works: `attempts` times at most, within `deadline` seconds.
 
     The wait after try n is drawn from 0 to min(cap, first * 2^n) seconds ("full jitter"), so that the ranks
-    of a gang do not come back all at once. `give_up` is asked before each wait, and every second of it.
+    of a gang do not come back all at once. `give_up` is asked before each wait, and every second of it; `passes`
+    says which errors are worth another try.
     """
 
     attempts: int = 6
@@ -60,6 +68,7 @@ class Retry:
     cap: float = 10.0
     deadline: float = 180.0
     give_up: Callable[[], bool] | None = None
+    passes: Callable[[BaseException], bool] = transient
 
     def __call__(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """`call(*args, **kwargs)`. The last error is raised as it is; a permanent one at once."""
@@ -70,7 +79,7 @@ class Retry:
             except Exception as error:
                 wait = random.uniform(0, min(self.cap, self.first * 2 ** min(attempt, 30)))
                 last = attempt == self.attempts - 1 or time.monotonic() + wait > end
-                if last or not transient(error) or self._pause(wait):
+                if last or not self.passes(error) or self._pause(wait):
                     raise
         raise AssertionError("unreachable: the last attempt returns or raises")
 

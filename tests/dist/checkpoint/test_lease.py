@@ -16,6 +16,7 @@ from orchestrator.checkpoint.store import Store
 from orchestrator.rundir import RunDir
 
 
+NEXT = {"time": 0.0, "attempt": 1, "phase": "train", "who": "next"}
 CONTROLLER = """
 import json, os, signal, sys, time
 from orchestrator import lease
@@ -28,11 +29,12 @@ for turn in range(turns):
     with run.lock():
         began, attempt = time.monotonic(), store.fenced() + 1
         store.fence(attempt)
-        run.append("events.jsonl", [{"who": name, "attempt": attempt, "began": began}])
+        row = {"time": time.time(), "phase": "train", "who": name, "attempt": attempt}
+        run.append("events.jsonl", [row | {"began": began}])
         if dies:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.05)
-        run.append("events.jsonl", [{"who": name, "attempt": attempt, "ended": time.monotonic()}])
+        run.append("events.jsonl", [row | {"ended": time.monotonic()}])
 """
 
 
@@ -68,9 +70,10 @@ def test_a_frozen_holder_is_overtaken_after_its_silence_and_writes_nothing_when_
         "lease._link = lambda path: 'another machine'\n"
         "run = RunDir(sys.argv[1])\n"
         "with run.lock():\n"
-        "    run.append('events.jsonl', [{'who': 'frozen'}]); print(flush=True)\n"
+        "    row = {'time': time.time(), 'attempt': 1, 'phase': 'train'}\n"
+        "    run.append('events.jsonl', [row | {'who': 'frozen'}]); print(flush=True)\n"
         "    time.sleep(3)\n"
-        "    run.append('events.jsonl', [{'who': 'woken'}])\n"
+        "    run.append('events.jsonl', [row | {'who': 'woken'}])\n"
     )
     frozen = subprocess.Popen(
         [sys.executable, "-c", code, uri], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -82,11 +85,11 @@ def test_a_frozen_holder_is_overtaken_after_its_silence_and_writes_nothing_when_
         run, began = RunDir(uri), time.monotonic()
         with run.lock():
             assert 10 < time.monotonic() - began < 20
-            run.append("events.jsonl", [{"who": "next"}])
+            run.append("events.jsonl", [NEXT])
             os.kill(frozen.pid, signal.SIGCONT)
             _, said = frozen.communicate(timeout=60)
             assert "Overtaken: another controller has taken over" in said
-            run.append("events.jsonl", [{"who": "next"}])
+            run.append("events.jsonl", [NEXT])
     finally:
         frozen.kill()
     assert [row["who"] for row in RunDir(uri).rows("events.jsonl")] == ["frozen", "next", "next"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from cluster.fake_gang import FakeGang
 from cluster.gang import Beat
 from orchestrator import decide, record
 from orchestrator.checkpoint.manifest import FENCE
+from orchestrator.checkpoint.store import Store
 from orchestrator.controller import Controller
 from orchestrator.rundir import RunDir
 from orchestrator.spec import JobSpec, parse
@@ -166,3 +169,23 @@ def test_what_a_store_takes_to_store_rows_is_no_silence_of_the_ranks(
     assert passed[0] > 45.0 * STEPS
     assert [event["first_fault"] for event in run.rows("events.jsonl") if event["first_fault"]] == []
     assert (summary["state"], summary["attempts"], summary["commit"]) == ("done", 1, STEPS)
+
+
+def test_a_disk_that_is_full_or_away_at_a_restart_is_waited_for(
+    spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a running gang waits for it: the return to the commit is tried again until there is room."""
+    monkeypatch.setattr(decide, "SETTLE", 0.0)
+    monkeypatch.setattr(retry.random, "uniform", lambda low, high: 0.001)
+    errors, plain = [errno.ENOSPC, errno.EROFS, errno.ENOTDIR] * 3, Store.fence
+
+    def fence(store: Store, attempt: int) -> None:
+        if attempt == 2 and errors:
+            raise OSError(errors.pop(), "not now")
+        plain(store, attempt)
+
+    monkeypatch.setattr(Store, "fence", fence)
+    run = RunDir(str(tmp_path / "run"))
+    run.create()
+    summary = Controller(spec, run, None, place(lambda: FakeGang(Training())), ("kill@0:7",)).drive()
+    assert (summary["state"], summary["attempts"], errors) == ("done", 2, [])

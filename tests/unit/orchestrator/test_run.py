@@ -184,3 +184,10 @@ def test_a_summary_that_does_not_say_done_ends_nothing(
 ) -> None:
     run_dir.write_json("summary.json", found)
     assert done_already(parse(document), run_dir) is None
+
+
+def test_a_run_is_not_begun_in_the_folder_of_a_search(document: dict[str, Any], run_dir: RunDir) -> None:
+    run_dir.append("trials.jsonl", [{"trial": "0000", "event": "begun", "time": 1.0}])
+    with pytest.raises(InputError, match="is the folder of a search"):
+        runs.run(parse(document), run_dir, None, None, lambda status: None)
+    assert run_dir.rows("events.jsonl") == []
