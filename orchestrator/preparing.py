@@ -22,7 +22,7 @@ class Stored:
 
     def __init__(self, spec: JobSpec, give_up: Callable[[], bool], tell: Callable[[str], None]) -> None:
         retry = patient(spec.limits.unsaved, give_up)
-        self._retry, self._tell = dataclasses.replace(retry, passes=may_come_back), tell
+        self._retry, self._tell = dataclasses.replace(retry, mended=True), tell
 
     def __call__(self, call: Callable[[], T]) -> T:
         """What the call returns. Raises what storage raised last."""

@@ -59,8 +59,8 @@ class Retry:
     """Call a function until it works: `attempts` times at most, within `deadline` seconds.
 
     The wait after try n is drawn from 0 to min(cap, first * 2^n) seconds ("full jitter"), so that the ranks
-    of a gang do not come back all at once. `give_up` is asked before each wait, and every second of it; `passes`
-    says which errors are worth another try.
+    of a gang do not come back all at once. `give_up` is asked before each wait, and every second of it; with
+    `mended`, what somebody mends beside the run is waited for too (see COMES_BACK).
     """
 
     attempts: int = 6
@@ -68,7 +68,7 @@ class Retry:
     cap: float = 10.0
     deadline: float = 180.0
     give_up: Callable[[], bool] | None = None
-    passes: Callable[[BaseException], bool] = transient
+    mended: bool = False
 
     def __call__(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """`call(*args, **kwargs)`. The last error is raised as it is; a permanent one at once."""
@@ -79,7 +79,8 @@ class Retry:
             except Exception as error:
                 wait = random.uniform(0, min(self.cap, self.first * 2 ** min(attempt, 30)))
                 last = attempt == self.attempts - 1 or time.monotonic() + wait > end
-                if last or not self.passes(error) or self._pause(wait):
+                worth = may_come_back(error) if self.mended else transient(error)
+                if last or not worth or self._pause(wait):
                     raise
         raise AssertionError("unreachable: the last attempt returns or raises")
 
