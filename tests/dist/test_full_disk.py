@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from jobs import job, rows, write_text
 from local_run import LocalGang, drive_here
+from tmpfs import mounted
 
 from cluster.gang import Beat
 from orchestrator.checkpoint.store import Store
@@ -23,16 +23,8 @@ STEPS = 300
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 6 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(folder)]
-    done = subprocess.run(mount, capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"needs leave to mount a tmpfs: {done.stderr.strip()}")
-    try:
+    with mounted(tmp_path / "disk", "6m") as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @dataclass

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from jobs import job
+from tmpfs import mounted
 
 from orchestrator.rowline import METRICS
 from orchestrator.rundir import RunDir
@@ -19,16 +19,8 @@ from orchestrator.track.tracker import Delivery, Tracker
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 16 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)]
-    done = subprocess.run(mount, capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"needs leave to mount a tmpfs: {done.stderr.strip()}")
-    try:
+    with mounted(tmp_path / "disk", "16m") as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def test_a_full_database_holds_up_nothing_and_gets_each_step_once(disk: Path, tmp_path: Path) -> None:
