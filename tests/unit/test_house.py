@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import fnmatch
 import functools
 import subprocess
 import sys
@@ -106,6 +107,17 @@ def test_what_decides_is_light(module: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
+
+
+def test_no_folder_of_tests_is_passed_over(pytestconfig: pytest.Config) -> None:
+    """pytest's own list of folders that it does not enter has `dist`."""
+    passed_over = [
+        str(folder.relative_to(ROOT))
+        for folder in (ROOT / "tests").rglob("*")
+        if list(folder.glob("test_*.py"))
+        and any(fnmatch.fnmatch(folder.name, pattern) for pattern in pytestconfig.getini("norecursedirs"))
+    ]
+    assert passed_over == []
 
 
 def test_the_package_needs_nothing_of_the_tests() -> None:
