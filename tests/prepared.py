@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tokenizers import Tokenizer
 
 from orchestrator.data import manifest, shards, sources, tokenizer
@@ -12,21 +14,27 @@ from workloads.objectives import special_tokens
 
 
 def prepare_here(spec: JobSpec, cache: str) -> str:
-    """The URI of the job's token shards."""
+    """The URI of the job's token shards, made unless they are there."""
     extra = special_tokens(spec.workload.objective)
     files = sources.resolve(spec.data.sources)
     part_bytes = sources.part_size(files)
     parts = sources.cut(files, part_bytes)
+    chosen: Any
+    if isinstance(spec.data.tokenizer, TrainBpe):
+        chosen = [spec.data.tokenizer.train_bpe, tokenizer.all_special(extra)]
+    else:
+        chosen = tokenizer.load(spec.data.tokenizer, extra)
+    name = _fingerprint(files, chosen, part_bytes)
+    folder = Folder(f"{cache}/{name}")
+    if shards.is_whole(folder):
+        return folder.uri
     if isinstance(spec.data.tokenizer, TrainBpe):
         entries = spec.data.tokenizer.train_bpe
-        name = _fingerprint(files, [entries, tokenizer.all_special(extra)], part_bytes)
         text = tokenizer.train(shards.sample(parts, 2**20), entries, extra)
         roles = tokenizer.roles_of(Tokenizer.from_str(text), {})
     else:
-        text, roles = tokenizer.load(spec.data.tokenizer, extra)
+        text, roles = chosen
         entries = tokenizer.size_of(tokenizer.encoder(text))
-        name = _fingerprint(files, (text, roles), part_bytes)
-    folder = Folder(f"{cache}/{name}")
     folder.write("tokenizer.json", text.encode())
     for number, part in enumerate(parts):
         shards.write_shard(folder.uri, number, part, entries, roles)

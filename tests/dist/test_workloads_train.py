@@ -20,7 +20,7 @@ from workloads import objectives
 from workloads.describe import describe
 from workloads.presets import PRESETS
 
-STEPS = 30
+STEPS = 16
 ENTITIES = [[number] for number in range(300, 512)]
 """The longest words of the small vocabulary stand for entities."""
 
@@ -55,7 +55,7 @@ def write_prose(path: Path) -> str:
 
 
 def task(folder: Path, model: str, objective: str) -> dict[str, Any]:
-    """Thirty steps of a tiny model."""
+    """A few steps of a tiny model."""
     document = job(write_prose(folder / "prose.txt"), steps=STEPS, global_batch=8, optimizer={"lr": 3e-3, "warmup": 3})
     document["workload"] = {"model": model, "objective": objective}
     if objective == "translation_lm":

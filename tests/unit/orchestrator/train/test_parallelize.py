@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import pytest
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
@@ -9,7 +12,9 @@ from torch._dynamo.utils import counters
 from orchestrator.train.parallelize import recompute
 
 
-def test_a_layer_that_is_recomputed_is_compiled_too() -> None:
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_a_layer_that_is_recomputed_is_compiled_too(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     torch._dynamo.reset()
     counters.clear()
     torch.manual_seed(0)
