@@ -121,6 +121,7 @@ class Controller:
             self._holders.stop()
             if self._notices is not None:
                 self._notices.stop()
+            record.close()
 
     def _summarise(self, record: Record, rows: Tally) -> dict[str, Any]:
         record.settle()

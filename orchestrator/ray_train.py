@@ -191,6 +191,10 @@ class Books:
         }
         self._tell("stop", "a fault ended the attempt", **told)
 
+    def close(self) -> None:
+        """Write nothing more."""
+        self._record.close()
+
     def _tell(self, phase: str, reason: str, **more: Any) -> None:
         self._record.event(self._attempt, self._record.step, phase, reason, **more)
 
@@ -206,3 +210,5 @@ def _books(config: dict[str, Any], run: RunDir) -> Iterator[Books]:
         except Exception as error:
             books.fail(error)
             raise
+        finally:
+            books.close()

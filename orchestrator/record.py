@@ -26,6 +26,7 @@ from orchestrator.stability import Skip, is_before, merged
 from orchestrator.storage.retry import storage_failed
 from orchestrator.track.tally import Tally, counted, is_number
 from orchestrator.track.tracker import Tracker
+from orchestrator.writer import Writer
 
 RECENT = 200
 """Rows kept in memory, for a run may have millions."""
@@ -33,12 +34,18 @@ PATIENCE = 60.0
 """Seconds that the end of a run waits for storage to take its last rows."""
 PAUSE = 5.0
 """Seconds without a try after a document could not be written."""
+LONGEST_WRITE = 180.0
+"""Seconds after which the writing of rows and documents has ended, whatever storage does: each call has its bound."""
 LATEST = 20
 """Rows that the longest step of late is taken from."""
 
 
 class Record:
-    """The history of one run in its directory, from all its controllers. Opening it adds an event."""
+    """The history of one run in its directory, from all its controllers. Opening it adds an event.
+
+    Rows, events and documents are written beside: who tells of them goes on while storage is silent. Whatever goes
+    back in the run waits for that.
+    """
 
     def __init__(self, spec: JobSpec, run: RunDir) -> None:
         """Raises InputError, before anything is written, if the directory is of another run."""
@@ -47,14 +54,17 @@ class Record:
         self.store = Store(run.at("checkpoints"))
         self._peers: Store | None = None
         self._holders: tuple[str, tuple[Mapping[str, str], ...]] = ("", ())
-        self._metrics, self._events = Rows(run, METRICS, 0.0 if run.local else HOLD), Rows(run, EVENTS)
-        self._refused = 0.0  # when a document was not taken, monotonic seconds
+        self._metrics = Rows(run, METRICS, 0.0 if run.local else HOLD, self._stored)
+        self._events, self._documents = Rows(run, EVENTS), dict[str, Any]()
+        self._writer = Writer(self._write)
+        self._refused = -PAUSE  # when a document was not taken, monotonic seconds
         # Since when saves fail, and why the last one did.
         self._failing: tuple[float, str] | None = None
         self.history = History(run.rows(EVENTS))
         # Never changed in place: what asks for the status reads it from another thread.
         self.recent: tuple[Row, ...] = tuple(self._metrics.latest(RECENT))
         self.saved = 0
+        """Rows since the last return to a commit that are stored."""
         self.spending = Spending(spec.limits, self.history)
         self._first = int((run.read_json(ORIGIN) or {}).get("step", 0)) + 1
         # What commits tell is told by events too, unless those were lost.
@@ -66,8 +76,8 @@ class Record:
         last_seen = status.get("time") if is_number(status.get("time")) else None
         begun = "resumed" if self.events or self.recent else "begun"
         run.write_text("job.yaml", dump(spec))
-        self.event(self.attempts, self.step, "prepare", begun, last_seen=last_seen)
         self.tracker = Tracker(spec.model_copy(update={"tracking": None}), run)
+        self.event(self.attempts, self.step, "prepare", begun, last_seen=last_seen)
 
     @property
     def events(self) -> list[Row]:
@@ -120,21 +130,35 @@ class Record:
             "first_fault": None,
             **more,
         }
-        self.saved += self._metrics.flush(now=True)
+        self._metrics.hurry()
         self._events.add([row])
-        self._events.flush(now=True)
+        self._events.hurry()
         self.history.add(row)
+        self._writer.ask()
 
     def document(self, name: str, value: Any) -> None:
-        """Replace a JSON document. Storage that refuses it is left alone for a while: the next one may be taken."""
-        if time.monotonic() - self._refused < PAUSE:
-            return
-        try:
-            self._run.write_json(name, value)
-        except Exception as error:
-            if not storage_failed(error):
-                raise
-            self._refused = time.monotonic()
+        """Replace a JSON document. Storage that refuses it is left alone for a while."""
+        self._documents[name] = value
+        if time.monotonic() - self._refused >= PAUSE:
+            self._writer.ask()
+
+    def _write(self) -> None:
+        """Write what is due: rows before the events that speak of them, and the latest of each document."""
+        self._metrics.flush()
+        self._events.flush()
+        while self._documents and time.monotonic() - self._refused >= PAUSE:
+            name, value = self._documents.popitem()
+            try:
+                self._run.write_json(name, value)
+            except Exception as error:
+                if not storage_failed(error):
+                    raise
+                self._documents.setdefault(name, value)
+                self._refused = time.monotonic()
+
+    def _stored(self, rows: Sequence[Row]) -> None:
+        self.saved += len(rows)
+        self.tracker.rows(rows)
 
     def withdraw(self) -> bool:
         """Remove what this has written of a run that never began, for the job was wrong; whether it has been so.
@@ -143,6 +167,7 @@ class Record:
         """
         if not self._new:
             return False
+        self.close()  # else what is removed would be written after
         for name in ("status.json", EVENTS, "job.yaml"):
             with contextlib.suppress(OSError):
                 self._run.remove(name)
@@ -172,13 +197,16 @@ class Record:
         self._metrics.add(rows)
         if rows:
             self.recent = (*self.recent, *rows)[-RECENT:]
-        self.saved += self._metrics.flush()
-        self._events.flush()
-        if rows:
-            self.tracker.rows(rows)
+        if self._metrics.due or self._events.due:
+            self._writer.ask()
+
+    def close(self) -> None:
+        """Write nothing more than what is being written, and wait for that."""
+        self._writer.close(LONGEST_WRITE)
 
     def settle(self) -> None:
         """Have everything stored. Raises OSError, in words, if storage refuses it."""
+        self._writer.wait(LONGEST_WRITE)
         self._metrics.settle(PATIENCE)
         self._events.settle(PATIENCE)
 
