@@ -38,7 +38,7 @@ def pages() -> dict[str, str]:
 
 def job_file() -> str:
     """Every key of the job file, from its JSON Schema."""
-    from orchestrator.spec import JobSpec
+    from orchestrator.job.spec import JobSpec
 
     schema = JobSpec.model_json_schema()
     sections = ["# The job file", INTRODUCTION, *_section("", schema, schema["$defs"])]

@@ -14,8 +14,8 @@ import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
-from orchestrator.ray_train import loop_config, train_func
-from orchestrator.spec import load
+from orchestrator.job.spec import load
+from orchestrator.launch.ray_train import loop_config, train_func
 
 
 def main() -> None:

@@ -10,13 +10,13 @@ import pytest
 from prepared import prepare_here
 from scripted import Holders
 
-from cluster.gang import Bundle, Gang
-from cluster.machine import Offer
-from cluster.place import Cluster
-from cluster.process_gang import ProcessGang
-from orchestrator.controller import Controller
-from orchestrator.rundir import RunDir
-from orchestrator.spec import parse
+from cluster.workers.cluster import Cluster
+from cluster.workers.gang import Bundle, Gang
+from cluster.workers.machine import Offer
+from cluster.workers.process_gang import ProcessGang
+from orchestrator.control.controller import Controller
+from orchestrator.job.spec import parse
+from orchestrator.storage.run_directory import RunDir
 
 
 class LocalGang(ProcessGang):

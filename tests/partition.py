@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 from jobs import wait_for
 
-from cluster.node import NodeSpec
+from cluster.local.node import NodeSpec
 
 PORT = 6379
 TOOLS = ("ip", "bridge", "tc", "nsenter", "unshare", "setpriv")
@@ -109,7 +109,7 @@ class Network:
         spec = NodeSpec(str(self._folder), ip_of(number), cpus=cpus, **joins)
         with open(self._folder / f"node-{number}.log", "ab") as log:
             subprocess.Popen(
-                space.command(sys.executable, "-m", "cluster.node", json.dumps(spec.to_json())),
+                space.command(sys.executable, "-m", "cluster.local.node", json.dumps(spec.to_json())),
                 # The name of this machine has no address in there, by which gloo would find the interface.
                 env={
                     **os.environ,

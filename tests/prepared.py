@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from orchestrator.data import manifest, shards, sources, tokenizer
 from orchestrator.data.files import Folder
 from orchestrator.data.prepare import _fingerprint
-from orchestrator.spec import JobSpec, TrainBpe
+from orchestrator.job.spec import JobSpec, TrainBpe
 from workloads.objectives import special_tokens
 
 

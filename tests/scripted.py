@@ -8,27 +8,27 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
+from fake_gang import Attempt, FakeGang
 
-from cluster.clock import wall
-from cluster.fake_gang import Attempt, FakeGang
-from cluster.faults import Fault
-from cluster.gang import Beat, Cause, RankState, RankStatus
-from cluster.link import Link, Seat
-from cluster.machine import Offer
-from cluster.place import Cluster
+from cluster.workers.clock import wall
+from cluster.workers.cluster import Cluster
+from cluster.workers.gang import Beat, Cause, RankState, RankStatus
+from cluster.workers.injected_faults import Fault
+from cluster.workers.machine import Offer
+from cluster.workers.worker_context import Link, Seat
 from orchestrator.checkpoint.committer import Outcome
-from orchestrator.checkpoint.holder import Holder
+from orchestrator.checkpoint.identity import IDENTITY, SHARDS
 from orchestrator.checkpoint.manifest import CorruptCommit
-from orchestrator.checkpoint.replicas import peer_store
 from orchestrator.checkpoint.shard import RawPiece
+from orchestrator.checkpoint.snapshot_server import Holder
+from orchestrator.checkpoint.snapshots import peer_store
 from orchestrator.checkpoint.store import Store
-from orchestrator.controller import Controller
+from orchestrator.control.controller import Controller
 from orchestrator.data.receipt import START, roll
-from orchestrator.identity import IDENTITY, SHARDS
-from orchestrator.layout import Layout
-from orchestrator.rundir import RunDir
-from orchestrator.spec import JobSpec, parse
-from orchestrator.stability import merged, start_of, where
+from orchestrator.job.spec import JobSpec, parse
+from orchestrator.job.stability import merged, start_of, where
+from orchestrator.planning.layout import Layout
+from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.task import Task
 
 STEP_SECONDS = 0.002

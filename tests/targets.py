@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cluster.link import Link
+from cluster.workers.worker_context import Link
 
 TIMEOUT = 60.0
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.link import Link, Seat
-from cluster.rank import serve_store
+from cluster.workers.rank_process import serve_store
+from cluster.workers.worker_context import Link, Seat
 
 
 def train_each(config: dict[str, Any], link: Link) -> dict[str, Any]:
     """Train the tasks in `config` one after another, each alone in the world; name -> losses, or the error."""
-    from cluster.rank import describe
+    from cluster.workers.rank_process import describe
     from orchestrator.train.loop import main
 
     found: dict[str, Any] = {}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from workloads.config import TransformerConfig
 from workloads.errors import WorkloadError
-from workloads.presets import preset
+from workloads.model.config import TransformerConfig
+from workloads.model.presets import preset
 
 if TYPE_CHECKING:
     from workloads.hf.folder import ForeignModel

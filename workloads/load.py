@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from workloads import objectives
-from workloads.config import TransformerConfig
 from workloads.describe import FOLDER, SENTENCES, describe
 from workloads.errors import WorkloadError
 from workloads.hf.folder import ForeignModel, root
-from workloads.hf.foreign import HuggingFaceWorkload
 from workloads.hf.weights import has_weights
-from workloads.mup import beside
+from workloads.hf.workload import HuggingFaceWorkload
+from workloads.model.config import TransformerConfig
+from workloads.model.mup import beside
 from workloads.objectives.sampled import RULE
 from workloads.transformer_workload import TransformerWorkload
 from workloads.workload import Objective, Vocabulary
@@ -38,7 +38,7 @@ def load(
     """The workload of preset `model` (with `changes`) or of `hf:<folder>`, trained with `objective`.
 
     rule is that of the run's data, see `workloads.objectives.sampled`; options are those of the objective; mup the
-    widths of the model beside which this one is scaled, see `workloads.mup`; dropout the rate of `workloads.dropout`.
+    widths of the model beside which this one is scaled, see `workloads.model.mup`; dropout the rate of `workloads.model.dropout`.
     Raises WorkloadError for an unknown model, field or objective, an objective that the architecture cannot train, a
     sequence longer than the model's positions, a vocabulary larger than the model's, a checkpoint that does not fit,
     or a base model with other tensors.

@@ -9,15 +9,15 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from workloads import losses
-from workloads.config import TransformerConfig
-from workloads.electra import Electra, ElectraOutput
 from workloads.errors import WorkloadError
-from workloads.initialise import initial
-from workloads.moe import MixtureOfExperts
-from workloads.mup import lr_scale
-from workloads.seq2seq import EncoderDecoder
-from workloads.transformer import Output, Transformer
+from workloads.model import losses
+from workloads.model.config import TransformerConfig
+from workloads.model.electra import Electra, ElectraOutput
+from workloads.model.initialise import initial
+from workloads.model.moe import MixtureOfExperts
+from workloads.model.mup import lr_scale
+from workloads.model.seq2seq import EncoderDecoder
+from workloads.model.transformer import Output, Transformer
 from workloads.workload import Batch, Loss, Objective, Vocabulary
 
 

@@ -149,7 +149,7 @@ class Workload(Protocol):
         """The initial value of the parameter or buffer `name` in fp32 on CPU, from (seed, name) alone."""
 
     def lr_scale(self, name: str) -> float:
-        """What the learning rate of the parameter `name` is multiplied by (muP, see `workloads.mup`)."""
+        """What the learning rate of the parameter `name` is multiplied by (muP, see `workloads.model.mup`)."""
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Forward pass and loss of one micro-batch."""

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.machine import MACHINE_TYPE
 from cluster.render.needs import ClusterNeeds, Group
+from cluster.workers.machine import MACHINE_TYPE
 
 Document = dict[str, Any]
 

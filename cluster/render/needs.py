@@ -43,8 +43,8 @@ class ClusterNeeds:
     `cpu` cores, `gpu` devices and `memory_gib` GiB are per worker; `per_node` workers share a node, which is what
     keeps a tensor-parallel group on one machine. `accelerators` names the device types that will do, the best
     first; `spot` puts the workers, never the head, on machines that may be taken away; `labels` are what the job
-    wants of the nodes of its workers, as in `cluster.gang.Bundle`; `notices` says that a cloud's word of machines that
-    will be taken away is asked for on them.
+    wants of the nodes of its workers, as in `cluster.workers.gang.Bundle`; `notices` says that a cloud's word of machines
+    that will be taken away is asked for on them.
     """
 
     name: str

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.gang import values_of
 from cluster.render.needs import Group
+from cluster.workers.gang import values_of
 
 ACCELERATOR, MARKET = "ray.io/accelerator-type", "ray.io/market-type"
 NODE_LABELS = {

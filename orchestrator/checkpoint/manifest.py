@@ -14,7 +14,7 @@ from typing import Any
 
 from orchestrator.checkpoint.shard import ITEM_BYTES, digest
 from orchestrator.checkpoint.tiling import untiled
-from orchestrator.errors import InputError
+from orchestrator.job.errors import InputError
 
 SCHEMA = 1
 LARGEST = 1 << 60  # of any size or offset

@@ -10,7 +10,7 @@ import torch
 from orchestrator.checkpoint.manifest import Chunk, CorruptCommit, Manifest
 from orchestrator.checkpoint.pieces import DTYPES
 from orchestrator.checkpoint.shard import ITEM_BYTES, digest
-from orchestrator.errors import InputError
+from orchestrator.job.errors import InputError
 from orchestrator.storage.backends import Backend
 from orchestrator.storage.retry import Retry
 

@@ -17,8 +17,8 @@ from dataclasses import asdict
 from typing import Any
 
 from orchestrator.checkpoint.committer import Outcome, Retention
-from orchestrator.checkpoint.memory import SharedBuffer
 from orchestrator.checkpoint.pieces import Piece
+from orchestrator.checkpoint.shared_memory import SharedBuffer
 from orchestrator.checkpoint.store import Store
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint import retention
 from orchestrator.checkpoint import shard as shards
-from orchestrator.checkpoint.assemble import assemble
 from orchestrator.checkpoint.manifest import (
     FENCE,
     MANIFEST,
@@ -21,9 +20,10 @@ from orchestrator.checkpoint.manifest import (
     parse,
     published,
 )
-from orchestrator.checkpoint.peers import PeerBackend
+from orchestrator.checkpoint.merge import assemble
+from orchestrator.checkpoint.snapshot_backend import PeerBackend
 from orchestrator.checkpoint.verify import damage, spans
-from orchestrator.errors import InputError
+from orchestrator.job.errors import InputError
 from orchestrator.storage.backends import Backend, open_backend
 from orchestrator.storage.retry import Retry
 

@@ -10,7 +10,7 @@ from importlib import import_module
 
 import typer
 
-from orchestrator.errors import InputError
+from orchestrator.job.errors import InputError
 
 INTERRUPTED = 130
 """What typer makes of a KeyboardInterrupt."""

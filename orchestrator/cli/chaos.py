@@ -11,7 +11,7 @@ import typer
 from orchestrator.cli.options import Job, Json, Set, emit, job_of, table
 
 if TYPE_CHECKING:
-    from orchestrator.verdict import Verdict
+    from orchestrator.verify.comparison import Verdict
 
 
 def register(app: typer.Typer) -> None:
@@ -40,8 +40,8 @@ def chaos(
     """Train undisturbed and disturbed on real local nodes, and compare; exit code 1 if a run is not the same."""
     from rich.console import Console
 
-    from orchestrator import chaos as breaking
-    from orchestrator.verdict import to_json
+    from orchestrator.verify import chaos as breaking
+    from orchestrator.verify.comparison import to_json
 
     spec = job_of(job, overrides)
     disturbed = breaking.expand(fault or [], randoms, seed, spec)
@@ -66,7 +66,7 @@ def chaos(
 
 
 def _refuse_old(runs: Path) -> None:
-    from orchestrator.errors import InputError
+    from orchestrator.job.errors import InputError
 
     if os.path.lexists(runs) and (not runs.is_dir() or any(runs.iterdir())):
         raise InputError(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.cli.options import Json, Run, emit, existing_run, table
-from orchestrator.errors import InputError
+from orchestrator.job.errors import InputError
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.manifest import Manifest
@@ -67,8 +67,8 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write a commit as a folder that transformers loads, and check that both agree."""
-    from orchestrator.export import export as write
-    from orchestrator.paths import absolute
+    from orchestrator.export.hugging_face import export as write
+    from orchestrator.job.paths import absolute
 
     run, _ = existing_run(run_dir)
     manifest = _chosen(_store(run_dir), step)
@@ -110,7 +110,7 @@ def import_deepspeed(
     Its files are pickles: a separate process opens them, with an empty environment, and lets nothing but tensors
     and plain data through unless --trust is given. Optimiser state stays behind.
     """
-    from orchestrator.deepspeed_import import import_checkpoint
+    from orchestrator.export.deepspeed_import import import_checkpoint
 
     found = import_checkpoint(source, target, tag, config, trust)
     if as_json:

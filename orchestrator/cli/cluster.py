@@ -10,11 +10,11 @@ import typer
 
 from orchestrator.cli import nodes
 from orchestrator.cli.options import Job, Set
-from orchestrator.errors import InputError
+from orchestrator.job.errors import InputError
 
 if TYPE_CHECKING:
     from cluster.render.needs import ClusterNeeds
-    from orchestrator.spec import JobSpec
+    from orchestrator.job.spec import JobSpec
 
 To = Annotated[Path | None, typer.Option("--to", metavar="DIR", help="write files there [default: print]")]
 Image = Annotated[
@@ -80,9 +80,9 @@ def kuberay(
     from cluster.render.kuberay import kustomization, manifests
     from cluster.render.pods import RUNS_FOLDER, SPOT, Kubernetes
     from cluster.render.selection import ACCELERATOR, NODE_LABELS
-    from orchestrator import rendered
-    from orchestrator.rendered_needs import CLOUDS, of_one_cloud, one_value
-    from orchestrator.spec import dump
+    from orchestrator.job.spec import dump
+    from orchestrator.launch import rendering as rendered
+    from orchestrator.launch.rendering_needs import CLOUDS, of_one_cloud, one_value
 
     spec, needs = _job(job, overrides, image, spot, memory, per_node, accelerator)
     _known(platform, tuple(SPOT), "--platform")
@@ -188,7 +188,7 @@ def local(
 ) -> None:
     """A cluster on machines that are there already, for `ray up`."""
     from cluster.render.launcher import local as document
-    from orchestrator import rendered
+    from orchestrator.launch import rendering as rendered
 
     spec, needs = _job(job, overrides, image, False, 4.0, None, None)
     if wanted := [label for label, value in needs.labels.items() if not value.startswith("!")]:
@@ -215,9 +215,9 @@ def _job(
     accelerators: list[str] | None,
 ) -> tuple[JobSpec, ClusterNeeds]:
     """The job as written (its paths are the pods' own), without secrets, and what it needs. Raises InputError."""
-    from orchestrator import rendered
-    from orchestrator.rendered_needs import needs_of
-    from orchestrator.spec import load
+    from orchestrator.job.spec import load
+    from orchestrator.launch import rendering as rendered
+    from orchestrator.launch.rendering_needs import needs_of
 
     spec = load(path, overrides or ())
     rendered.refuse_secrets(spec, path)
@@ -239,8 +239,8 @@ def _cloud(
     import dataclasses
 
     from cluster.render.launcher import PLACES, cloud
-    from orchestrator import rendered
-    from orchestrator.rendered_needs import of_one_cloud
+    from orchestrator.launch import rendering as rendered
+    from orchestrator.launch.rendering_needs import of_one_cloud
 
     of_one_cloud(spec, kind)
     if needs.gpu and machine is None:

@@ -43,9 +43,9 @@ def prepare(
     as_json: Json = False,
 ) -> None:
     """Make a job's token shards without training."""
-    from cluster.local import ray_at
-    from orchestrator import assemble
-    from orchestrator.run import check
+    from cluster.local.ray_session import ray_at
+    from orchestrator.launch.run import check
+    from orchestrator.resolve import parts as assemble
     from orchestrator.track.console import Progress
 
     spec = job_of(job, overrides)
@@ -67,7 +67,7 @@ def inspect(
 ) -> None:
     """Show what prepared data holds."""
     from orchestrator.data.summary import inspect as look
-    from orchestrator.paths import absolute
+    from orchestrator.job.paths import absolute
 
     found = look(absolute(data, Path.cwd()))
     if as_json:

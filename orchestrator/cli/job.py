@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.options import Job, Json, Set, emit, job_of, table
-from orchestrator.errors import InputError
+from orchestrator.job.errors import InputError
 
 TEMPLATE = """\
 # A job: what to train, on what, and where. `orchestrator schema` describes every key.
@@ -49,7 +49,7 @@ def init(
     """Write a job file to start from."""
     import yaml
 
-    from orchestrator.spec import parse
+    from orchestrator.job.spec import parse
 
     if os.path.lexists(path):
         raise InputError("there is a file already", str(path), "give another name")
@@ -68,14 +68,14 @@ def init(
 
 def schema() -> None:
     """Print the JSON Schema of the job file, for editors."""
-    from orchestrator import spec
+    from orchestrator.job import spec
 
     print(spec.schema())
 
 
 def doctor(as_json: Json = False) -> None:
     """Say what this machine can do, and what it lacks."""
-    from orchestrator.doctor import examine
+    from orchestrator.launch.doctor import examine
 
     findings = examine()
     if as_json:
@@ -95,9 +95,10 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Show the layouts for a job on this kind of machine, with predicted memory and time."""
-    from orchestrator import assemble, planning_text
-    from orchestrator import plan as planning
-    from orchestrator.machines import machine_for
+    from orchestrator.cli import plan_table as planning_text
+    from orchestrator.planning import plan as planning
+    from orchestrator.planning.machines import machine_for
+    from orchestrator.resolve import parts as assemble
 
     spec = job_of(job, overrides)
     shape = assemble.shape_of(spec, assemble.vocabulary_size(spec))

@@ -21,10 +21,10 @@ from orchestrator.cli.options import (
     run_of,
     table,
 )
-from orchestrator.errors import InputError
+from orchestrator.job.errors import InputError
 
 if TYPE_CHECKING:
-    from cluster.jobs import Jobs, Submission
+    from cluster.jobs.ray_jobs import Jobs, Submission
 
 Name = Annotated[
     str, typer.Argument(help="a job's name, or a submission's, or a run directory", show_default=False)
@@ -60,8 +60,8 @@ def submit(
     as_json: Json = False,
 ) -> None:
     """Submit a job to a cluster; under the same name it goes on from its last commit."""
-    from cluster.jobs import own_packages, working_tree
-    from orchestrator import submission
+    from cluster.jobs.ray_jobs import own_packages, working_tree
+    from orchestrator.launch import submission
 
     if working_dir is not None and package:
         raise InputError(
@@ -92,7 +92,7 @@ def submit(
 
 def attach(name: Name, address: Cluster = None, as_json: Json = False) -> None:
     """Follow a job to its end, and end as it does; Ctrl-C leaves it at work."""
-    from orchestrator import submission
+    from orchestrator.launch import submission
 
     jobs = submission.jobs_at(address)
     _follow(jobs, submission.existing(jobs, name), as_json)
@@ -105,7 +105,7 @@ def logs(
     as_json: Json = False,
 ) -> None:
     """Print what a job has said."""
-    from orchestrator import submission
+    from orchestrator.launch import submission
 
     jobs = submission.jobs_at(address)
     found = submission.existing(jobs, name)
@@ -121,7 +121,7 @@ def logs(
 
 def list_jobs(address: Cluster = None, as_json: Json = False) -> None:
     """List the jobs of a cluster, the oldest first."""
-    from orchestrator import submission
+    from orchestrator.launch import submission
     from orchestrator.track.console import duration
 
     found = submission.jobs_at(address).all()
@@ -136,7 +136,7 @@ def list_jobs(address: Cluster = None, as_json: Json = False) -> None:
 
 
 def _follow(jobs: Jobs, found: Submission, as_json: bool) -> None:
-    from orchestrator.submission import CODES
+    from orchestrator.launch.submission import CODES
 
     try:
         for part in jobs.follow(found.id):

@@ -25,7 +25,7 @@ def verify_resume(
     as_json: Json = False,
 ) -> None:
     """Replay steps from a commit, and compare receipts and losses with what the run recorded."""
-    from orchestrator.replay import replay
+    from orchestrator.verify.replay import replay
 
     run, spec = existing_run(run_dir)
     verdict = replay(spec, run, step, steps)

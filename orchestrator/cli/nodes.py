@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.options import Json, emit, table
-from orchestrator.errors import InputError
+from orchestrator.job.errors import InputError
 
 if TYPE_CHECKING:
-    from cluster.loopback import LocalCluster
-    from cluster.node import NodeSpec
+    from cluster.local.local_cluster import LocalCluster
+    from cluster.local.node import NodeSpec
 
 Name = Annotated[str, typer.Option(help="the cluster's name, where there are several")]
 Cpus = Annotated[float, typer.Option(min=0, help="processors that a node says it has")]
@@ -47,14 +47,14 @@ def up(
     as_json: Json = False,
 ) -> None:
     """Start a cluster of real Ray nodes on loopback, with token authentication and made-up resources."""
-    from cluster import loopback
+    from cluster.local import local_cluster as loopback
 
     types = [_node(cpus, gpus, resources, each) for each in labels or ["{}"]]
     if most is not None and most < local:
         raise InputError(f"--max {most} is below --local {local}", "--max", "raise it")
     scaling = ""
     if most is not None:
-        from cluster.provider import autoscaling
+        from cluster.local.autoscaling_provider import autoscaling
 
         scaling = autoscaling(types, local, most, idle)
     with _told(name):
@@ -76,7 +76,7 @@ def add(
     as_json: Json = False,
 ) -> None:
     """Start more nodes in the local cluster."""
-    from cluster import loopback
+    from cluster.local import local_cluster as loopback
 
     node = _node(cpus, gpus, resources, labels)
     with _told(name):
@@ -90,7 +90,7 @@ def remove(
     as_json: Json = False,
 ) -> None:
     """End a node of the local cluster."""
-    from cluster import loopback
+    from cluster.local import local_cluster as loopback
 
     with _told(name):
         cluster = _there(name)
@@ -105,7 +105,7 @@ def show(name: Name = "local", as_json: Json = False) -> None:
 
 def down(name: Name = "local", as_json: Json = False) -> None:
     """End the local cluster, with all that it started and wrote."""
-    from cluster import loopback
+    from cluster.local import local_cluster as loopback
 
     with _told(name, quiet=True):
         ended = loopback.down(name)
@@ -116,7 +116,7 @@ def down(name: Name = "local", as_json: Json = False) -> None:
 
 
 def _there(name: str) -> LocalCluster:
-    from cluster import loopback
+    from cluster.local import local_cluster as loopback
 
     with _told(name, quiet=True):
         found = loopback.find(name)
@@ -126,7 +126,7 @@ def _there(name: str) -> LocalCluster:
 
 
 def _node(cpus: float, gpus: float, resources: str, labels: str) -> NodeSpec:
-    from cluster.node import NodeSpec
+    from cluster.local.node import NodeSpec
 
     return NodeSpec(
         folder="",
@@ -153,7 +153,7 @@ def _mapping(text: str, option: str, kinds: tuple[type, ...]) -> dict[str, Any]:
 
 @contextmanager
 def _told(name: str, quiet: bool = False) -> Iterator[None]:
-    from cluster.loopback import ClusterError
+    from cluster.local.local_cluster import ClusterError
 
     if not quiet:
         print("starting and ending nodes takes some seconds each", file=sys.stderr)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.errors import InputError
+from orchestrator.job.errors import InputError
 
 if TYPE_CHECKING:
-    from orchestrator.rundir import RunDir
-    from orchestrator.spec import JobSpec
+    from orchestrator.job.spec import JobSpec
+    from orchestrator.storage.run_directory import RunDir
 
 RUNS = "runs"
 """Folder of run directories, unless --run-dir says otherwise."""
@@ -48,25 +48,25 @@ Priority = Annotated[
 
 def job_of(path: Path, overrides: list[str] | None) -> JobSpec:
     """The job file with its overrides, relative paths made absolute against the current folder."""
-    from orchestrator.paths import resolve_paths
-    from orchestrator.spec import load
+    from orchestrator.job.paths import resolve_paths
+    from orchestrator.job.spec import load
 
     return resolve_paths(load(path, overrides or ()), Path.cwd())
 
 
 def run_of(spec: JobSpec, run_dir: str | None) -> RunDir:
     """The run directory that a command names, or the job's own."""
-    from orchestrator.paths import absolute
-    from orchestrator.rundir import RunDir
+    from orchestrator.job.paths import absolute
+    from orchestrator.storage.run_directory import RunDir
 
     return RunDir(absolute(run_dir or f"{RUNS}/{spec.name}", Path.cwd()))
 
 
 def existing_run(run_dir: str) -> tuple[RunDir, JobSpec]:
     """A run directory that is there, and its job. Raises InputError."""
-    from orchestrator.identity import job_in
-    from orchestrator.paths import absolute
-    from orchestrator.rundir import RunDir
+    from orchestrator.checkpoint.identity import job_in
+    from orchestrator.job.paths import absolute
+    from orchestrator.storage.run_directory import RunDir
 
     run = RunDir(absolute(run_dir, Path.cwd()))
     spec = job_in(run)

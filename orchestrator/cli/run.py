@@ -21,11 +21,11 @@ from orchestrator.cli.options import (
     job_of,
     run_of,
 )
-from orchestrator.errors import InputError
+from orchestrator.job.errors import InputError
 
 if TYPE_CHECKING:
-    from cluster.jobs import Jobs, Submission
-    from orchestrator.rundir import RunDir
+    from cluster.jobs.ray_jobs import Jobs, Submission
+    from orchestrator.storage.run_directory import RunDir
 
 Target = Annotated[str, typer.Argument(help="a run directory, or a job's name", show_default=False)]
 
@@ -56,7 +56,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train a job to its end, or go on with it from its last commit."""
-    from orchestrator.run import run as drive
+    from orchestrator.launch.run import run as drive
     from orchestrator.track.console import Progress, final_table
 
     spec = job_of(job, overrides)
@@ -115,7 +115,7 @@ def stop(
     as_json: Json = False,
 ) -> None:
     """Ask a run on a cluster to commit and end. (A run inside `orchestrator run`: Ctrl-C.)"""
-    from cluster.jobs import ENDED, STOP_WAIT
+    from cluster.jobs.ray_jobs import ENDED, STOP_WAIT
 
     local = _run_at(target)
     jobs: Jobs | None = None
@@ -145,7 +145,7 @@ def stop(
 
 def _job_at(target: str, address: str | None) -> tuple[Jobs, Submission]:
     """The newest submission of that name, where it is. Raises InputError if there is none, or no cluster to ask."""
-    from orchestrator.submission import existing, jobs_at
+    from orchestrator.launch.submission import existing, jobs_at
 
     try:
         jobs = jobs_at(address)
@@ -182,9 +182,9 @@ def _status_of(directory: RunDir) -> dict[str, Any]:
 
 def _stop_controller(directory: RunDir, address: str | None) -> None:
     """Ask the controller itself, for a run that no job of the cluster drives now."""
-    from cluster.local import NoCluster, ray_at
-    from orchestrator.actor import controller_of
-    from orchestrator.submission import no_cluster
+    from cluster.local.ray_session import NoCluster, ray_at
+    from orchestrator.launch.controller_actor import controller_of
+    from orchestrator.launch.submission import no_cluster
 
     try:
         with ray_at(address or "auto"):
@@ -201,7 +201,7 @@ def _stop_controller(directory: RunDir, address: str | None) -> None:
 
 
 def _faults(texts: list[str]) -> tuple[str, ...]:
-    from cluster.faults import Fault
+    from cluster.workers.injected_faults import Fault
 
     for text in texts:
         try:
@@ -240,7 +240,7 @@ def _say(text: str) -> None:
 
 def _show_status(found: dict[str, Any]) -> None:
     from orchestrator.cli.options import table
-    from orchestrator.rowlog import told
+    from orchestrator.storage.row_log import told
     from orchestrator.track.console import duration
 
     eta = f", {duration(found['eta_seconds'])} left" if found.get("eta_seconds") else ""

@@ -27,7 +27,7 @@ def tune(
 ) -> None:
     """Search over keys of a job with Ray Tune; the same command goes on after anything."""
     from orchestrator.tune.console import SweepProgress
-    from orchestrator.tune.sweep import tune as search
+    from orchestrator.tune.search import tune as search
 
     spec = job_of(job, overrides)
     sweep = run_of(spec, run_dir)

@@ -14,7 +14,7 @@ from orchestrator.data import receipt
 from orchestrator.data.order import Order
 from orchestrator.data.tokens import Tokens
 from orchestrator.data.windows import Windows, windows_of
-from orchestrator.errors import InputError
+from orchestrator.job.errors import InputError
 from workloads.workload import Batch, Objective
 
 T = TypeVar("T")

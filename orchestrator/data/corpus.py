@@ -22,8 +22,8 @@ from typing import Any
 import xxhash
 
 from orchestrator.data.documents import SEPARATOR
-from orchestrator.errors import InputError
-from orchestrator.folders import exchange
+from orchestrator.job.errors import InputError
+from orchestrator.storage.folders import exchange
 
 FORMAT = 1
 

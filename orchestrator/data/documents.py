@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 
 from orchestrator.data.lines import Line, line_at, line_break, line_number, lines
 from orchestrator.data.manifest import FORMAT
-from orchestrator.data.opened import open_source, still
+from orchestrator.data.source_files import open_source, still
 from orchestrator.data.sources import Span
-from orchestrator.errors import InputError
+from orchestrator.job.errors import InputError
 
 SEPARATOR = b"<|endoftext|>"
 PIECE_BYTES = 2**18

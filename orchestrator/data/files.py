@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from orchestrator.errors import InputError
+from orchestrator.job.errors import InputError
 from orchestrator.storage.backends import open_backend
 from orchestrator.storage.posix import PosixBackend
 from orchestrator.storage.retry import Retry

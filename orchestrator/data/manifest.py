@@ -9,7 +9,7 @@ from typing import Any
 import xxhash
 
 from orchestrator.data.files import Folder
-from orchestrator.errors import InputError
+from orchestrator.job.errors import InputError
 
 FORMAT = 2
 """Of data that is prepared now. The number also says how its samples are cut and drawn, since a run keeps its data."""

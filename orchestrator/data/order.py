@@ -13,7 +13,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import ArrayLike
 
-from orchestrator.errors import InputError
+from orchestrator.job.errors import InputError
 
 ROUNDS = 6
 """Pairs of Feistel rounds. Three pass for random; the rest costs microseconds."""

@@ -29,10 +29,10 @@ import xxhash
 from orchestrator.data import manifest, shards, sources, tokenizer
 from orchestrator.data.documents import LINE_BYTES
 from orchestrator.data.files import Folder
+from orchestrator.data.quiet_logging import hushed
 from orchestrator.data.sources import Part, SourceFile
-from orchestrator.errors import InputError, Unreachable
-from orchestrator.hush import hushed
-from orchestrator.spec import DataSpec, TrainBpe
+from orchestrator.job.errors import InputError, Unreachable
+from orchestrator.job.spec import DataSpec, TrainBpe
 from orchestrator.storage.retry import storage_failed, transient
 
 Progress = Callable[[str, int, int], None]

@@ -15,7 +15,7 @@ from orchestrator.data.documents import Piece, pieces
 from orchestrator.data.files import Folder
 from orchestrator.data.manifest import FORMAT, DamagedManifest, Manifest, PreparedSource, Shard, read
 from orchestrator.data.sources import Part
-from orchestrator.errors import InputError
+from orchestrator.job.errors import InputError
 
 BATCH_BYTES = 2**20
 """Text that is encoded at once; its encoding takes some fifty times the memory."""

@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
-from orchestrator.data.opened import BLOCK_BYTES, SUM_DIGITS, identify, open_source, tag
-from orchestrator.errors import InputError, Unreachable
-from orchestrator.spec import Source
+from orchestrator.data.source_files import BLOCK_BYTES, SUM_DIGITS, identify, open_source, tag
+from orchestrator.job.errors import InputError, Unreachable
+from orchestrator.job.spec import Source
 from orchestrator.storage.backends import is_local, local_path
 from orchestrator.storage.inputs import TIMEOUT
 from orchestrator.storage.remote import RemoteFileSystem
@@ -32,7 +32,7 @@ PART_BYTES = (2**20, 2**25)
 class SourceFile:
     """One file of a source. `content` identifies its bytes: a hash of them, or an object store's own tag.
 
-    `sums` are the checksums of its blocks, for a local file; see `orchestrator.data.opened`.
+    `sums` are the checksums of its blocks, for a local file; see `orchestrator.data.source_files`.
     """
 
     source: int

@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from orchestrator.data.files import Folder
-from orchestrator.errors import InputError
+from orchestrator.job.errors import InputError
 
 STANDARD = ("<|endoftext|>", "<pad>", "<bos>", "<cls>", "<sep>", "<mask>", "<unk>")
 """The special tokens of every tokenizer that is trained here; ids 0, 1, ... in this order."""

@@ -15,11 +15,11 @@ import xxhash
 from tokenizers import Tokenizer
 
 from orchestrator.data import manifest
-from orchestrator.data.checked import CheckedShard, DamagedShard, put_aside
 from orchestrator.data.files import Folder
 from orchestrator.data.manifest import Manifest, Shard
 from orchestrator.data.shards import ends_name
-from orchestrator.errors import InputError
+from orchestrator.data.verified_shard import CheckedShard, DamagedShard, put_aside
+from orchestrator.job.errors import InputError
 from orchestrator.storage.retry import Retry
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import IO, Any
 
-from orchestrator.rowlog import told
+from orchestrator.storage.row_log import told
 
 LINE_SECONDS = 10.0
 

@@ -9,19 +9,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from orchestrator.checkpoint.identity import job_in
 from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.checkpoint.store import Store
-from orchestrator.errors import InputError
-from orchestrator.identity import job_in
-from orchestrator.rowline import EVENTS
-from orchestrator.rowlog import told
-from orchestrator.rundir import RunDir
-from orchestrator.track import charts
+from orchestrator.job.errors import InputError
+from orchestrator.storage.row_line import EVENTS
+from orchestrator.storage.row_log import told
+from orchestrator.storage.run_directory import RunDir
+from orchestrator.track import svg as charts
 from orchestrator.track.console import count, duration
-from orchestrator.track.ledger import BUCKETS, ENDS, Phase, timeline
+from orchestrator.track.goodput import BUCKETS, ENDS, Phase, timeline
 from orchestrator.track.redact import redact
 from orchestrator.track.summary import summary
-from orchestrator.track.tally import DRAWN, Row, Tally, counted
+from orchestrator.track.totals import DRAWN, Row, Tally, counted
 
 WIDE, LOW = (1040.0, 300.0), (508.0, 190.0)  # width and height of drawings
 LANE, LANES = 26.0, 14  # height of an attempt in the timeline, and how many are shown

@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestrator.spec import JobSpec
-from orchestrator.track.ledger import ENDS, Phase, ledger, timeline
-from orchestrator.track.tally import MEASURED, Row, Tally
+from orchestrator.job.spec import JobSpec
+from orchestrator.track.goodput import ENDS, Phase, ledger, timeline
+from orchestrator.track.totals import MEASURED, Row, Tally
 
 # Defaults of Green Algorithms (Lannelongue et al., 2021) for an unknown CPU, data centre and country, and the
 # board power of an H100 or H200 SXM. All at full load: an estimate from above, not a reading.

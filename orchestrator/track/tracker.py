@@ -15,9 +15,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from queue import Empty, Queue
 
-from orchestrator.rowline import EVENTS, METRICS, Row
-from orchestrator.rundir import RunDir
-from orchestrator.spec import JobSpec
+from orchestrator.job.spec import JobSpec
+from orchestrator.storage.row_line import EVENTS, METRICS, Row
+from orchestrator.storage.run_directory import RunDir
 from orchestrator.track.mlflow_run import MlflowRun
 from orchestrator.track.redact import redact
 

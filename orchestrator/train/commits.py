@@ -11,21 +11,21 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from cluster.link import Link
+from cluster.workers.worker_context import Link
 from orchestrator.checkpoint.committer import Outcome, Retention
+from orchestrator.checkpoint.identity import IDENTITY, SHARDS
 from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.checkpoint.reader import Reader
-from orchestrator.checkpoint.replicas import peer_store
 from orchestrator.checkpoint.retention import BEST
 from orchestrator.checkpoint.saver import Saver
+from orchestrator.checkpoint.snapshots import peer_store
 from orchestrator.checkpoint.store import Store
-from orchestrator.identity import IDENTITY, SHARDS
-from orchestrator.layout import Layout
-from orchestrator.rundir import Row
-from orchestrator.spec import CheckpointSpec, JobSpec
+from orchestrator.job.spec import CheckpointSpec, JobSpec
+from orchestrator.planning.layout import Layout
 from orchestrator.storage.retry import patient
-from orchestrator.train.agree import Agreed, agree
-from orchestrator.train.engine import Engine
+from orchestrator.storage.run_directory import Row
+from orchestrator.train.engines.engine import Engine
+from orchestrator.train.rank_messages import Agreed, agree
 from orchestrator.train.task import Task
 
 SETTLE_TIMEOUT = 300.0

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cluster.link import Link
-from orchestrator.spec import JobSpec
+from cluster.workers.worker_context import Link
+from orchestrator.job.spec import JobSpec
 
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
 """Bound on one collective. A dead peer is seen from outside, and the process replaced, long before."""

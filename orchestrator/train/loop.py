@@ -12,28 +12,28 @@ from typing import Any
 
 import torch
 
-from cluster.clock import wall
-from cluster.faults import Fault
-from cluster.link import Link
-from orchestrator.assemble import batches_of, workload_of
+from cluster.workers.clock import wall
+from cluster.workers.injected_faults import Fault
+from cluster.workers.worker_context import Link
 from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.data.batches import Batches, Prefetch, slices
 from orchestrator.data.receipt import START, add, roll
 from orchestrator.data.tokens import Tokens
-from orchestrator.errors import InputError
-from orchestrator.layout import Layout
-from orchestrator.rundir import Row
-from orchestrator.spec import JobSpec, parse
-from orchestrator.stability import Skip, lr_factor, merged, spike, start_of, where
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import JobSpec, parse
+from orchestrator.job.stability import Skip, lr_factor, merged, spike, start_of, where
+from orchestrator.planning.layout import Layout
+from orchestrator.resolve.parts import batches_of, workload_of
 from orchestrator.storage.retry import patient
-from orchestrator.train.agree import agree
+from orchestrator.storage.run_directory import Row
 from orchestrator.train.commits import Commits
 from orchestrator.train.device import close_device, open_device, peak_memory
-from orchestrator.train.engine import Engine, Metrics
-from orchestrator.train.engines import make_engine
-from orchestrator.train.schedule import learning_rate
+from orchestrator.train.engines.choose import make_engine
+from orchestrator.train.engines.engine import Engine, Metrics
+from orchestrator.train.learning_rate import learning_rate
+from orchestrator.train.rank_messages import agree
 from orchestrator.train.task import Task
-from workloads.dropout import KEYS, row_keys
+from workloads.model.dropout import KEYS, row_keys
 from workloads.workload import Batch
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 ENTRY = "orchestrator.train.loop:main"
 """The rank program, as a gang names it."""
-ENTRY_OF = {"torch": ENTRY, "deepspeed": "orchestrator.train.deepspeed_rank:main"}
+ENTRY_OF = {"torch": ENTRY, "deepspeed": "orchestrator.train.engines.deepspeed_rank:main"}
 """The same by engine: what it imports first differs."""
-NOTICES = "cluster.notices:Notices"
+NOTICES = "cluster.workers.preemption:Notices"
 """What asks, on a node, whether it will be taken away."""
-HOLDER = "orchestrator.checkpoint.holder:Holder"
+HOLDER = "orchestrator.checkpoint.snapshot_server:Holder"
 """What keeps snapshots in the memory of a node."""
 
 
@@ -24,8 +24,8 @@ class Task:
     done. `commit` is False in a replay, which writes nothing. `token` is new for every gang, so that the files of a
     dead one are told apart.
     `holders` keep snapshots in memory, each {"node", "address"}, and know `holder_token`. `faults` are injected,
-    for tests; see `cluster.faults`. `skips` are windows of samples that are left out, beside those that the commit
-    names, each as `orchestrator.stability.Skip` writes it.
+    for tests; see `cluster.workers.injected_faults`. `skips` are windows of samples that are left out, beside those that the commit
+    names, each as `orchestrator.job.stability.Skip` writes it.
     """
 
     job: dict[str, Any]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
+from orchestrator.control.finish import draw
 from orchestrator.data.files import Folder
-from orchestrator.finish import draw
-from orchestrator.rundir import RunDir
-from orchestrator.spec import JobSpec, dump
+from orchestrator.job.spec import JobSpec, dump
+from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune import lineage
-from orchestrator.tune.ledger import Ledger
-from orchestrator.tune.mlflow_sweep import publish
+from orchestrator.tune.mlflow_search import publish
 from orchestrator.tune.progress import Standing
 from orchestrator.tune.space import job_of
+from orchestrator.tune.trial_records import Ledger
 
 
 def finish(spec: JobSpec, sweep: RunDir, ledger: Ledger, standing: Standing) -> dict[str, Any]:

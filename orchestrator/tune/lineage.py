@@ -10,15 +10,15 @@ from typing import Any
 import yaml
 
 from orchestrator.checkpoint.copying import copy
+from orchestrator.checkpoint.identity import IDENTITY, job_in
 from orchestrator.checkpoint.store import Store
-from orchestrator.identity import IDENTITY, job_in
-from orchestrator.record import RECENT
-from orchestrator.rowline import EVENTS, METRICS, Row
-from orchestrator.rundir import ORIGIN, RunDir
-from orchestrator.spec import parse
-from orchestrator.track.ledger import timeline
+from orchestrator.control.run_history import RECENT
+from orchestrator.job.spec import parse
+from orchestrator.storage.row_line import EVENTS, METRICS, Row
+from orchestrator.storage.run_directory import ORIGIN, RunDir
+from orchestrator.track.goodput import timeline
 from orchestrator.track.summary import cost
-from orchestrator.track.tally import tally
+from orchestrator.track.totals import tally
 from orchestrator.tune.space import Config, job_of
 
 RUN = re.compile(r"(\d{4,})(?:-(\d+))?")

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.rundir import RunDir
-from orchestrator.spec import JobSpec
+from orchestrator.job.spec import JobSpec
+from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune import lineage
-from orchestrator.tune.ledger import Ended, Ledger
+from orchestrator.tune.trial_records import Ended, Ledger
 
 if TYPE_CHECKING:
     from ray.tune import Callback, Stopper
@@ -171,7 +171,7 @@ class Standing:
         return min(last.values(), key=lambda f: (sign * f["value"], -f["step"]), default=None)
 
     def _names(self) -> list[str]:
-        from orchestrator.tune.ledger import name_of
+        from orchestrator.tune.trial_records import name_of
 
         return [name_of(number) for number in range(self._wanted)]
 
@@ -185,12 +185,12 @@ class Standing:
 
     def callback(self) -> Callback:
         """Hears of every trial."""
-        from orchestrator.tune.hooks import Hears
+        from orchestrator.tune.ray_callbacks import Hears
 
         return Hears(self)
 
     def stopper(self) -> Stopper:
         """Ends all trials when a ceiling is reached."""
-        from orchestrator.tune.hooks import Ceiling
+        from orchestrator.tune.ray_callbacks import Ceiling
 
         return Ceiling(self)

@@ -6,11 +6,12 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import InputError
-from orchestrator.identity import job_in
-from orchestrator.rundir import Row, RunDir
+from orchestrator.checkpoint.identity import job_in
+from orchestrator.job.errors import InputError
+from orchestrator.storage.run_directory import Row, RunDir
 from orchestrator.track.redact import redact
-from orchestrator.tune import lineage, pictures
+from orchestrator.tune import charts as pictures
+from orchestrator.tune import lineage
 from orchestrator.tune.importance import importance
 
 

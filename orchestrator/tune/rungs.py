@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from orchestrator.tune.spec import POPULATION, TuneSpec
+from orchestrator.job.tune import POPULATION, TuneSpec
 
 
 def grace_of(tune: TuneSpec, steps: int) -> int:

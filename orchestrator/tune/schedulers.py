@@ -16,12 +16,12 @@ from ray.tune.schedulers import (
 )
 from ray.tune.search import Searcher
 
-from orchestrator.tune.bandit import Gain, explored
-from orchestrator.tune.ledger import Ledger
+from orchestrator.job.tune import POPULATION, Dimension, TuneSpec
+from orchestrator.tune.pb2 import Gain, explored
 from orchestrator.tune.rungs import asha_rungs, grace_of, interval_of
 from orchestrator.tune.space import Config, perturbed
-from orchestrator.tune.spec import POPULATION, Dimension, TuneSpec
 from orchestrator.tune.trial import STEP, VALUE
+from orchestrator.tune.trial_records import Ledger
 
 
 def scheduler_of(tune: TuneSpec, steps: int, seed: int) -> TrialScheduler:

@@ -8,10 +8,10 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.errors import InputError
-from orchestrator.overrides import put
-from orchestrator.spec import JobSpec, parse
-from orchestrator.tune.spec import Dimension, TuneSpec
+from orchestrator.job.errors import InputError
+from orchestrator.job.overrides import put
+from orchestrator.job.spec import JobSpec, parse
+from orchestrator.job.tune import Dimension, TuneSpec
 
 Config = dict[str, Any]
 """Values by dotted key of the job."""

@@ -16,22 +16,22 @@ from typing import Any
 
 from ray import tune as ray_tune
 
-from cluster.gang import Gang
-from cluster.on_ray import on_ray
-from orchestrator.assemble import data_cache
+from cluster.workers.gang import Gang
+from cluster.workers.on_ray import on_ray
+from orchestrator.checkpoint.identity import job_in
 from orchestrator.checkpoint.store import Store
-from orchestrator.controller import Controller
-from orchestrator.errors import InputError
-from orchestrator.identity import job_in
-from orchestrator.overrides import put
-from orchestrator.rundir import RunDir
-from orchestrator.spec import JobSpec, parse
+from orchestrator.control.controller import Controller
+from orchestrator.job.errors import InputError
+from orchestrator.job.overrides import put
+from orchestrator.job.spec import JobSpec, parse
+from orchestrator.job.tune import POPULATION
+from orchestrator.resolve.parts import data_cache
+from orchestrator.storage.run_directory import RunDir
 from orchestrator.track.summary import summary
-from orchestrator.track.tally import counted
+from orchestrator.track.totals import counted
 from orchestrator.tune import lineage
 from orchestrator.tune.rungs import interval_of, rungs
 from orchestrator.tune.space import job_of
-from orchestrator.tune.spec import POPULATION
 
 FAILED = "failed.json"
 COMMIT = "commit.json"

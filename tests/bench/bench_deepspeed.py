@@ -27,11 +27,11 @@ import torch
 from harness import finished
 from parallel_ranks import batches, job, workload_of
 
-from cluster.link import Link
-from orchestrator.layout import Layout
-from orchestrator.spec import parse
+from cluster.workers.worker_context import Link
+from orchestrator.job.spec import parse
+from orchestrator.planning.layout import Layout
 from orchestrator.train.device import close_device, open_device
-from orchestrator.train.engines import make_engine
+from orchestrator.train.engines.choose import make_engine
 
 WAYS: dict[str, dict[str, Any]] = {
     **{f"torch zero {stage}": {"zero": stage} for stage in (1, 2, 3)},
@@ -124,7 +124,7 @@ def measure(config: dict[str, Any], link: Link) -> dict[str, float]:
     workload, device = workload_of(spec, config["vocabulary"]), open_device(spec, link)
     layout = Layout(**config["layout"])
     if layout.engine == "deepspeed":
-        from orchestrator.train.deepspeed_setup import open_deepspeed
+        from orchestrator.train.engines.deepspeed_setup import open_deepspeed
 
         open_deepspeed(device.device)
     before = _held()

@@ -71,7 +71,7 @@ def build(uri: str, rows: int) -> None:
 
     from orchestrator.checkpoint.pieces import whole
     from orchestrator.checkpoint.store import Store
-    from orchestrator.rundir import RunDir
+    from orchestrator.storage.run_directory import RunDir
 
     run = RunDir(uri)
     run.create()
@@ -92,12 +92,12 @@ def build(uri: str, rows: int) -> None:
 
 def measure(phase: str, uri: str, rows: int) -> dict[str, float]:
     """Seconds and bytes of one phase in this process, without its imports."""
-    from orchestrator import finish
-    from orchestrator.record import Record
-    from orchestrator.rundir import RunDir
-    from orchestrator.spec import parse
+    from orchestrator.control import finish
+    from orchestrator.control.run_history import Record
+    from orchestrator.job.spec import parse
+    from orchestrator.storage.run_directory import RunDir
     from orchestrator.track import report
-    from orchestrator.track.tally import counted
+    from orchestrator.track.totals import counted
 
     assert report.summary
     run, spec = RunDir(uri), parse(job(rows))

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from workloads.hf.checkpoint import their_config_of
 from workloads.hf.families import family_of
-from workloads.losses import loss
-from workloads.parity import their_arguments
-from workloads.presets import preset
+from workloads.hf.parity import their_arguments
+from workloads.model.losses import loss
+from workloads.model.presets import preset
 from workloads.transformer_workload import TransformerWorkload
 from workloads.workload import Vocabulary
 

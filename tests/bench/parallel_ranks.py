@@ -18,11 +18,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cluster.link import Link
-from orchestrator.layout import Layout
-from orchestrator.spec import JobSpec, parse
+from cluster.workers.worker_context import Link
+from orchestrator.job.spec import JobSpec, parse
+from orchestrator.planning.layout import Layout
 from orchestrator.train.device import Device, close_device, open_device
-from orchestrator.train.torch_engine import TorchEngine
+from orchestrator.train.engines.torch_engine import TorchEngine
 from workloads.load import load
 from workloads.workload import Batch, Vocabulary, Workload
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from torch.distributed import PrefixStore, TCPStore
 
-from cluster.link import Link, Seat
+from cluster.workers.worker_context import Link, Seat
 from orchestrator.checkpoint.store import Store
-from orchestrator.rundir import Row, RunDir
+from orchestrator.storage.run_directory import Row, RunDir
 from orchestrator.train.loop import main
 
 

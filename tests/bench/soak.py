@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 from soak_strikes import KINDS, Stage, Striker
 
-from cluster.loopback import ClusterError, LocalCluster, NodeSpec, down, up
+from cluster.local.local_cluster import ClusterError, LocalCluster, NodeSpec, down, up
 
 STEPS = 1000
 """Of a round: some milliseconds each."""

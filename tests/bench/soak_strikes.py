@@ -14,8 +14,8 @@ from typing import Any
 
 import psutil
 
-from cluster import strikes
-from cluster.loopback import ClusterError, LocalCluster, NodeSpec, add, find, remove
+from cluster.local import external_faults as strikes
+from cluster.local.local_cluster import ClusterError, LocalCluster, NodeSpec, add, find, remove
 
 KINDS = {
     "kill": 200, "all": 20, "pair": 8, "freeze": 12, "fork": 5, "host": 5, "controller": 4, "driver": 4, "node": 2,
@@ -94,10 +94,10 @@ class Stage:
         found: dict[str, list[int]] = {"rank": [], "fork": [], "host": []}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if "cluster.zygote" not in process.cmdline() or not self._is_ours(process):
+                if "cluster.workers.fork_server" not in process.cmdline() or not self._is_ours(process):
                     continue
                 parent = process.parent()
-                if parent is not None and "cluster.zygote" in parent.cmdline():
+                if parent is not None and "cluster.workers.fork_server" in parent.cmdline():
                     found["rank"].append(process.pid)
                 else:
                     found["fork"].append(process.pid)

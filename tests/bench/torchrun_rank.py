@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from cluster.link import Link, Seat
+from cluster.workers.worker_context import Link, Seat
 from orchestrator.train.loop import main
 
 

@@ -10,7 +10,7 @@ import pytest
 from jobs import curve, job, rows, weights, write_text
 from local_run import LocalGang, drive_here
 
-from orchestrator import decide
+from orchestrator.control import decide
 from orchestrator.checkpoint.store import Store
 
 

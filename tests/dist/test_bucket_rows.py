@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from s3 import Proxy, bucket, proxy, s3_server
 
-from orchestrator import rowtape
-from orchestrator.rowline import METRICS
-from orchestrator.rows import Rows
-from orchestrator.rundir import RunDir
+from orchestrator.storage import row_files as rowtape
+from orchestrator.storage.row_line import METRICS
+from orchestrator.storage.row_writer import Rows
+from orchestrator.storage.run_directory import RunDir
 
 __all__ = ["bucket", "proxy", "s3_server"]
 

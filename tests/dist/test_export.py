@@ -14,19 +14,19 @@ from jobs import job, write_text
 from prepared import prepare_here
 from transformers import AutoConfig, Gemma3TextConfig
 
-from cluster.gang import Bundle
-from cluster.process_gang import ProcessGang
-from orchestrator import export as exports
-from orchestrator.errors import InputError
-from orchestrator.export import export
-from orchestrator.export_target import check_target
-from orchestrator.layout import Layout
-from orchestrator.spec import dump, parse
+from cluster.workers.gang import Bundle
+from cluster.workers.process_gang import ProcessGang
+from orchestrator.export import hugging_face as exports
+from orchestrator.job.errors import InputError
+from orchestrator.export.hugging_face import export
+from orchestrator.export.target import check_target
+from orchestrator.planning.layout import Layout
+from orchestrator.job.spec import dump, parse
 from orchestrator.train.task import ENTRY, Task
 
 AUDITED = """
 import json, sys
-from orchestrator.export import export
+from orchestrator.export.hugging_face import export
 
 def refuse(event, arguments):
     if event == "pickle.find_class":

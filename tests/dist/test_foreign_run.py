@@ -23,7 +23,7 @@ from transformers import (
     T5Config,
 )
 
-from orchestrator.export import export
+from orchestrator.export.hugging_face import export
 
 
 def gpt2(folder: Path) -> None:

@@ -14,7 +14,7 @@ from jobs import job, rows, write_text
 from local_run import LocalGang, drive_here
 from tmpfs import mounted
 
-from cluster.gang import Beat
+from cluster.workers.gang import Beat
 from orchestrator.checkpoint.store import Store
 
 STEPS = 300

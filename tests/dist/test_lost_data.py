@@ -11,9 +11,9 @@ from jobs import curve, job, rows, weights, write_text
 from local_run import LocalGang, drive_here
 from prepared import prepare_here
 
-from cluster.gang import Beat
+from cluster.workers.gang import Beat
 from orchestrator.data import prepare
-from orchestrator.spec import parse
+from orchestrator.job.spec import parse
 
 
 class Losing(LocalGang):

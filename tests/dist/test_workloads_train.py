@@ -11,14 +11,14 @@ from typing import Any
 from jobs import job
 from prepared import prepare_here
 
-from cluster.gang import FINISHED, Bundle
-from cluster.process_gang import ProcessGang
-from orchestrator.layout import Layout
-from orchestrator.spec import parse
+from cluster.workers.gang import FINISHED, Bundle
+from cluster.workers.process_gang import ProcessGang
+from orchestrator.planning.layout import Layout
+from orchestrator.job.spec import parse
 from orchestrator.train.task import Task
 from workloads import objectives
 from workloads.describe import describe
-from workloads.presets import PRESETS
+from workloads.model.presets import PRESETS
 
 STEPS = 16
 ENTITIES = [[number] for number in range(300, 512)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from jobs import curve, job, orchestrator, rows, slow_job, status, wait_for, write_job, write_text
 
-from cluster import loopback
+from cluster.local import local_cluster as loopback
 
 NAME = "t-scale"
 

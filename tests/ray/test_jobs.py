@@ -16,8 +16,8 @@ import psutil
 import pytest
 from jobs import command, job, orchestrator, rows, status, wait_for, write_job, write_text
 
-from cluster import loopback
-from cluster.node import NodeSpec
+from cluster.local import local_cluster as loopback
+from cluster.local.node import NodeSpec
 
 NAME = "t-jobs"
 PUBLIC = {

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from jobs import orchestrator, wait_for
 
-from cluster import loopback
+from cluster.local import local_cluster as loopback
 
 NAME = "t-local"
 

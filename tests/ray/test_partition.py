@@ -16,9 +16,9 @@ import pytest
 from jobs import command, curve, job, orchestrator, rows, status, wait_for, weights, write_job, write_text
 from partition import Network, network, unable
 
-from cluster.rank import FENCE
+from cluster.workers.rank_process import FENCE
 from orchestrator.checkpoint.store import Store
-from orchestrator.health import SILENCE
+from orchestrator.control.health import SILENCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(unable()), reason=unable())]
 
@@ -71,7 +71,7 @@ def node_of(net: Network, run: Path, rank: int) -> int:
 
 def ours(net: Network, node: int) -> Callable[[], list[str]]:
     """What is left of the processes of ranks on a node that are there now: ranks, what forks them, what saves."""
-    modules = ("cluster.zygote", "orchestrator.checkpoint.sidecar")
+    modules = ("cluster.workers.fork_server", "orchestrator.checkpoint.sidecar")
     there = [p for p in net.spaces[node].processes() if any(m in p.cmdline() for m in modules)]
     assert there
 

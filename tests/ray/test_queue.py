@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from jobs import curve, orchestrator, rows, slow_job, status, wait_for, write_job, write_text
 
-from cluster import loopback
-from cluster.node import NodeSpec
+from cluster.local import local_cluster as loopback
+from cluster.local.node import NodeSpec
 
 NAME = "t-queue"
 

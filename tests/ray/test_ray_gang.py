@@ -15,9 +15,9 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from cluster import nodes
-from cluster.gang import Beat, Bundle, Cause
-from cluster.ray_gang import RayGang
+from cluster.workers import nodes
+from cluster.workers.gang import Beat, Bundle, Cause
+from cluster.workers.ray_gang import RayGang
 
 ONE = Bundle(1)
 WAIT = "targets:wait"
@@ -58,7 +58,7 @@ def processes() -> set[str]:
     found, ours = set(), str(Path(__file__).parents[1])
     for process in psutil.process_iter(["cmdline", "status"]):
         words = process.info["cmdline"] or []
-        if "cluster.zygote" in words and process.info["status"] != psutil.STATUS_ZOMBIE:
+        if "cluster.workers.fork_server" in words and process.info["status"] != psutil.STATUS_ZOMBIE:
             with contextlib.suppress(psutil.Error):
                 if ours in process.environ().get("PYTHONPATH", ""):
                     found.add(f"{process.pid} {' '.join(words[-3:])}")
@@ -193,7 +193,7 @@ def test_a_drained_node_gives_notice_and_takes_nothing_new(breakable: RayGang) -
 
 
 def test_what_cannot_be_placed_is_told_in_time(gang: RayGang, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.ray_gang.PLACEMENT_TIMEOUT", 1.0)
+    monkeypatch.setattr("cluster.workers.ray_gang.PLACEMENT_TIMEOUT", 1.0)
     with pytest.raises(TimeoutError, match="no room for 3 of 3 groups of 1 workers"):
         gang.start(3, Bundle(64), WAIT, {})
     gang.start(1, ONE, WAIT, {})

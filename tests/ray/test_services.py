@@ -12,9 +12,9 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from cluster.services import RayServices
+from cluster.workers.node_services import RayServices
 
-HOLDER = "orchestrator.checkpoint.holder:Holder"
+HOLDER = "orchestrator.checkpoint.snapshot_server:Holder"
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from jobs import curve, job, kill_tree, orchestrator, rows, started, wait_for, weights, write_job, write_text
 
-from cluster import loopback
-from cluster.node import NodeSpec
+from cluster.local import local_cluster as loopback
+from cluster.local.node import NodeSpec
 
 CLUSTER = "t-tune"
 LR = "train.optimizer.lr"

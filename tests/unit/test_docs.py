@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.spec import JobSpec
+from orchestrator.job.spec import JobSpec
 
 ROOT = Path(__file__).parents[2]
 

@@ -23,22 +23,22 @@ FORBIDDEN = {
 """What each package may not import, at the top of a module or within a function."""
 LONGEST = 350
 LIGHT = {
-    "orchestrator.spec": ("torch", "ray", "transformers", "mlflow", "numpy"),
-    "orchestrator.layout": ("torch", "ray", "transformers", "mlflow", "numpy", "pydantic"),
-    "orchestrator.decide": ("torch", "ray", "transformers", "mlflow"),
-    "orchestrator.plan": ("torch", "ray", "transformers", "mlflow"),
+    "orchestrator.job.spec": ("torch", "ray", "transformers", "mlflow", "numpy"),
+    "orchestrator.planning.layout": ("torch", "ray", "transformers", "mlflow", "numpy", "pydantic"),
+    "orchestrator.control.decide": ("torch", "ray", "transformers", "mlflow"),
+    "orchestrator.planning.plan": ("torch", "ray", "transformers", "mlflow"),
     "orchestrator.tune.space": ("torch", "ray", "transformers", "mlflow", "optuna"),
     "orchestrator.tune.rungs": ("torch", "ray", "transformers", "mlflow", "optuna"),
-    "orchestrator.rundir": ("torch", "ray", "transformers", "mlflow"),
+    "orchestrator.storage.run_directory": ("torch", "ray", "transformers", "mlflow"),
     "orchestrator.train.task": ("torch", "ray", "transformers", "mlflow"),
-    "orchestrator.controller": ("torch", "ray", "transformers"),
+    "orchestrator.control.controller": ("torch", "ray", "transformers"),
     "orchestrator.checkpoint.store": ("torch", "ray", "transformers", "mlflow"),
-    "cluster.gang": ("torch", "ray"),
-    "cluster.link": ("torch", "ray"),
-    "cluster.rank": ("torch", "ray"),
-    "cluster.watch": ("torch", "ray"),
-    "cluster.zygote": ("torch", "ray"),
-    "cluster.process_gang": ("torch", "ray"),
+    "cluster.workers.gang": ("torch", "ray"),
+    "cluster.workers.worker_context": ("torch", "ray"),
+    "cluster.workers.rank_process": ("torch", "ray"),
+    "cluster.workers.heartbeat": ("torch", "ray"),
+    "cluster.workers.fork_server": ("torch", "ray"),
+    "cluster.workers.process_gang": ("torch", "ray"),
 }
 """Modules that decide, or that run in every process, and what importing them may not bring with it."""
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
@@ -49,7 +49,7 @@ UNSAFE_CALLS = {
     ("yaml", "load"),
     ("yaml", "unsafe_load"),
 }
-UNPICKLES = "orchestrator/deepspeed_unpickle.py"
+UNPICKLES = "orchestrator/export/deepspeed_unpickle.py"
 OBJECT_COLLECTIVES = {
     ("all_gather_object",),
     ("broadcast_object_list",),

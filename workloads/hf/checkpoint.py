@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workloads.config import TransformerConfig
 from workloads.errors import WorkloadError
 from workloads.hf.convert import Shapes, ours, theirs, ties, used
 from workloads.hf.families import family_of
 from workloads.hf.family import Family
 from workloads.hf.folder import GENERATOR
 from workloads.hf.weights import Weights, write
-from workloads.mup import folded
+from workloads.model.config import TransformerConfig
+from workloads.model.mup import folded
 from workloads.workload import Vocabulary
 
 NO_STRUCTURE = ("family", "architecture", "head", "sentence_head", "classes", "generator", "initial",

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workloads.config import TransformerConfig
-from workloads.electra import Electra
 from workloads.hf.folder import GENERATOR, ForeignModel
-from workloads.hf.foreign_network import ForeignNetwork
-from workloads.transformer import Output
+from workloads.hf.network import ForeignNetwork
+from workloads.model.config import TransformerConfig
+from workloads.model.electra import Electra
+from workloads.model.transformer import Output
 from workloads.workload import Batch, Vocabulary
 
 TOLERANCE = 1e-5

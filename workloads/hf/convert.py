@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from workloads.config import TransformerConfig
 from workloads.errors import WorkloadError
 from workloads.hf.family import Family, Row
+from workloads.model.config import TransformerConfig
 
 Shapes = Mapping[str, torch.Size]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from workloads.config import TransformerConfig
 from workloads.errors import WorkloadError
 from workloads.hf.family import Family, Head, both, one
-from workloads.parts import RopeScaling
-from workloads.presets import PRESETS
+from workloads.model.config import TransformerConfig
+from workloads.model.parts import RopeScaling
+from workloads.model.presets import PRESETS
 
 
 def decoder_heads(prefix: str) -> dict[str, Head]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from workloads.config import TransformerConfig
 from workloads.errors import WorkloadError
 from workloads.hf.family import Family, Head, Row, both, one
-from workloads.presets import PRESETS
+from workloads.model.config import TransformerConfig
+from workloads.model.presets import PRESETS
 
 _FIELDS = {
     "vocab_size": "vocab_size", "hidden": "hidden_size", "layers": "num_hidden_layers",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from workloads.config import TransformerConfig
 from workloads.errors import WorkloadError
 from workloads.hf.decoders import BODY, FIELDS, GATED, GROUPED, decoder_heads, read_rope, write_rope
 from workloads.hf.family import Family, Row, both, one
-from workloads.parts import LatentAttention, MoE
-from workloads.presets import PRESETS
+from workloads.model.config import TransformerConfig
+from workloads.model.parts import LatentAttention, MoE
+from workloads.model.presets import PRESETS
 
 
 def _read_mixtral(theirs: Any) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from workloads.config import TransformerConfig
 from workloads.errors import WorkloadError
 from workloads.hf import decoders, encoders, experts, seq2seq
 from workloads.hf.family import Family
+from workloads.model.config import TransformerConfig
 
 FAMILIES: Mapping[str, Family] = MappingProxyType({
     "gpt2": decoders.GPT2,

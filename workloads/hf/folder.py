@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from workloads.config import TransformerConfig
 from workloads.errors import WorkloadError
+from workloads.hf.config_roundtrip import check
 from workloads.hf.convert import ties, used
-from workloads.hf.faithful import check
 from workloads.hf.families import by_model_type
 from workloads.hf.family import Family
 from workloads.hf.weights import Weights, has_weights
+from workloads.model.config import TransformerConfig
 
 GENERATOR = "generator"
 """Folder of ELECTRA's generator inside that of its discriminator."""
@@ -62,7 +62,7 @@ class ForeignModel:
     @cached_property
     def bare(self) -> Any:
         """The model of transformers, built without memory. Raises WorkloadError if its class cannot build it."""
-        from workloads.hf.foreign_network import network
+        from workloads.hf.network import network
 
         try:
             return network(self, meta=True)
@@ -82,7 +82,7 @@ class ForeignModel:
     @cached_property
     def has_blocks(self) -> bool:
         """Whether there are layers that can be recomputed or compiled alone."""
-        from workloads.hf.foreign_network import blocks_of
+        from workloads.hf.network import blocks_of
 
         return bool(blocks_of(self.bare))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from workloads.config import TransformerConfig
 from workloads.errors import WorkloadError
 from workloads.hf.family import ACTIVATIONS, Family, Head, Row, both, one
-from workloads.presets import PRESETS
+from workloads.model.config import TransformerConfig
+from workloads.model.presets import PRESETS
 
 
 def _t5_attention(mine: str, theirs: str) -> tuple[Row, ...]:

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from orchestrator.checkpoint.store import Store
-from orchestrator.rundir import RunDir
+from orchestrator.storage.run_directory import RunDir
 
 
 NEXT = {"time": 0.0, "attempt": 1, "phase": "train", "who": "next"}
 CONTROLLER = """
 import json, os, signal, sys, time
-from orchestrator import lease
+from orchestrator.storage import lease
 from orchestrator.checkpoint.store import Store
-from orchestrator.rundir import RunDir
+from orchestrator.storage.run_directory import RunDir
 lease.PATIENCE = 60.0
 run, name, dies, turns = RunDir(sys.argv[1]), sys.argv[2], sys.argv[3] == "dies", int(sys.argv[4])
 store = Store(run.at("checkpoints"))
@@ -66,7 +66,7 @@ def test_a_frozen_holder_is_overtaken_after_its_silence_and_writes_nothing_when_
 ) -> None:
     uri = f"{bucket}/runs/a"
     code = (
-        "import sys, time; from orchestrator import lease; from orchestrator.rundir import RunDir\n"
+        "import sys, time; from orchestrator import lease; from orchestrator.storage.run_directory import RunDir\n"
         "lease._link = lambda path: 'another machine'\n"
         "run = RunDir(sys.argv[1])\n"
         "with run.lock():\n"

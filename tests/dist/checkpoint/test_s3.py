@@ -14,7 +14,7 @@ from orchestrator.checkpoint.pieces import Piece, whole
 from orchestrator.storage.retry import Retry
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.store import Store
-from orchestrator.errors import InputError
+from orchestrator.job.errors import InputError
 
 META = {"position": 1, "receipt": "r"}
 PATIENT = Retry(attempts=12, first=0.02, cap=0.2)

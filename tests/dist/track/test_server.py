@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.rundir import RunDir
-from orchestrator.spec import parse
+from orchestrator.storage.run_directory import RunDir
+from orchestrator.job.spec import parse
 from orchestrator.track.tracker import Delivery, Tracker
 
 BORN = 1_700_000_000.0

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from cluster.link import Link
+from cluster.workers.worker_context import Link
 
 STAGES = (1, 2, 3)
 

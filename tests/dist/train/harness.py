@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from rank_cases import LENGTH, job, workload_of
 
-from cluster.gang import FINISHED, Bundle, RankStatus
-from cluster.process_gang import ProcessGang
-from orchestrator.layout import Layout, ModelShape, legal
-from orchestrator.plan import model_shape
+from cluster.workers.gang import FINISHED, Bundle, RankStatus
+from cluster.workers.process_gang import ProcessGang
+from orchestrator.planning.layout import Layout, ModelShape, legal
+from orchestrator.planning.plan import model_shape
 
 TOLERANCE = 1e-5
 """fp32, relative. Sums in another order differ by a few units of 6e-8; ten steps of Adam with eps 1e-4 carry them

@@ -12,16 +12,16 @@ import torch
 import torch.distributed as dist
 from texts import Corpus
 
-from cluster.link import Link
+from cluster.workers.worker_context import Link
 from orchestrator.checkpoint.store import Store
 from orchestrator.data.batches import slices
-from orchestrator.layout import Layout
-from orchestrator.spec import JobSpec, parse
-from orchestrator.train.agree import gather_json
+from orchestrator.planning.layout import Layout
+from orchestrator.job.spec import JobSpec, parse
+from orchestrator.train.rank_messages import gather_json
 from orchestrator.train.device import COMPUTE, Device, close_device, open_device
-from orchestrator.train.engine import Engine
-from orchestrator.train.engines import make_engine
-from workloads.dropout import KEYS, row_keys
+from orchestrator.train.engines.engine import Engine
+from orchestrator.train.engines.choose import make_engine
+from workloads.model.dropout import KEYS, row_keys
 from workloads.load import load
 from workloads.workload import Batch, Vocabulary, Workload
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from rank_cases import job, micro_batches, workload_of
 
-from cluster.link import Link
-from orchestrator.layout import Layout
+from cluster.workers.worker_context import Link
+from orchestrator.planning.layout import Layout
 from orchestrator.train.device import Device, close_device, open_device
-from orchestrator.train.torch_engine import TorchEngine
+from orchestrator.train.engines.torch_engine import TorchEngine
 
 
 def poisoned(config: dict[str, Any], link: Link) -> list[list[int]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.link import Link, Seat
-from cluster.rank import describe, serve_store
+from cluster.workers.worker_context import Link, Seat
+from cluster.workers.rank_process import describe, serve_store
 from orchestrator.train.loop import main
 
 

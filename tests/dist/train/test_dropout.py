@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from harness import MODELS, Results, check_equal, cover, layouts_of, reference_of, write_foreign
 
-from orchestrator.layout import Layout
+from orchestrator.planning.layout import Layout
 
 STEPS = 3
 DROPOUT = {"dropout": 0.1, "steps": STEPS}

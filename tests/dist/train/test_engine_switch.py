@@ -11,11 +11,11 @@ import torch
 from jobs import job, write_text
 from prepared import prepare_here
 
-from cluster.gang import Bundle
-from cluster.process_gang import ProcessGang
+from cluster.workers.gang import Bundle
+from cluster.workers.process_gang import ProcessGang
 from orchestrator.checkpoint.store import Store
-from orchestrator.layout import Layout
-from orchestrator.spec import JobSpec, parse
+from orchestrator.planning.layout import Layout
+from orchestrator.job.spec import JobSpec, parse
 from orchestrator.train.task import ENTRY, Task
 
 STEPS = 12

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from harness import MODELS, WIDE, Results, check_equal, cover, layouts_of, reference_of, worst
 
-from orchestrator.layout import AXES, Layout
+from orchestrator.planning.layout import AXES, Layout
 
 SHORT, LONG = 4, 10
 """Optimiser steps."""

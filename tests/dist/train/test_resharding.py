@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from harness import MODELS, WIDE, Results, check_equal
 
-from orchestrator.layout import Layout
+from orchestrator.planning.layout import Layout
 
 STEPS = 2
 WALKS: dict[str, list[Layout]] = {

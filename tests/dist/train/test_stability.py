@@ -11,9 +11,9 @@ from jobs import job, write_text
 from prepared import prepare_here
 
 from orchestrator.checkpoint.store import Store
-from orchestrator.layout import Layout
-from orchestrator.spec import parse
-from orchestrator.stability import Skip, next_skip
+from orchestrator.planning.layout import Layout
+from orchestrator.job.spec import parse
+from orchestrator.job.stability import Skip, next_skip
 from orchestrator.train.task import Task
 
 STEPS, BATCH = 12, 8

@@ -11,22 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_gang import FakeGang
 from jobs import job, weights, write_text
 from local_run import controller_here
 from prepared import prepare_here
 from scripted import Training, place
 
-from cluster.fake_gang import FakeGang
-from orchestrator import controller as controllers
-from orchestrator import decide, machines
+from orchestrator.checkpoint.identity import check_same_run
 from orchestrator.checkpoint.store import Store
-from orchestrator.controller import Controller
-from orchestrator.errors import InputError
-from orchestrator.identity import check_same_run
-from orchestrator.rowline import EVENTS, METRICS
-from orchestrator.run import done_already
-from orchestrator.rundir import RunDir
-from orchestrator.spec import JobSpec, parse
+from orchestrator.control import controller as controllers
+from orchestrator.control import decide
+from orchestrator.control.controller import Controller
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import JobSpec, parse
+from orchestrator.launch.run import done_already
+from orchestrator.planning import machines
+from orchestrator.storage.row_line import EVENTS, METRICS
+from orchestrator.storage.run_directory import RunDir
 
 STEPS, STOP = 12, 7
 

@@ -14,14 +14,15 @@ import transformers
 from jobs import job
 from prepared import prepare_here
 
-from orchestrator import assemble, export
 from orchestrator.data.tokens import Tokens
-from orchestrator.errors import InputError
-from orchestrator.spec import JobSpec, parse
+from orchestrator.export import hugging_face as export
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import JobSpec, parse
+from orchestrator.resolve import parts as assemble
 from workloads import objectives
 from workloads.describe import SENTENCES, describe
 from workloads.hf.compare import TOLERANCE
-from workloads.presets import PRESETS
+from workloads.model.presets import PRESETS
 
 STEPS = 3
 SMALL = {"hidden": 32, "heads": 4, "layers": 2}

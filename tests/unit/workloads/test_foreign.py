@@ -14,10 +14,11 @@ import transformers
 from torch.utils.checkpoint import checkpoint
 
 from workloads.errors import WorkloadError
-from workloads.hf import foreign_network, sweep
+from workloads.hf import class_table as sweep
+from workloads.hf import network as foreign_network
+from workloads.hf.behaviour import filled, prove
 from workloads.hf.folder import ForeignModel, describe_foreign
-from workloads.hf.foreign import HuggingFaceWorkload
-from workloads.hf.proof import filled, prove
+from workloads.hf.workload import HuggingFaceWorkload
 from workloads.load import load
 from workloads.objectives.samples import Samples
 from workloads.workload import Batch, Vocabulary

@@ -9,12 +9,12 @@ import pytest
 import torch
 import transformers
 
-from workloads.dropout import KEYS, row_keys
 from workloads.errors import WorkloadError
-from workloads.hf.foreign import HuggingFaceWorkload
-from workloads.hf.foreign_dropout import CountedDropout
-from workloads.hf.proof import filled, prove
+from workloads.hf.behaviour import filled, prove
+from workloads.hf.dropout import CountedDropout
+from workloads.hf.workload import HuggingFaceWorkload
 from workloads.load import load
+from workloads.model.dropout import KEYS, row_keys
 from workloads.workload import Vocabulary
 
 VOCABULARY = Vocabulary(97, eos=2, pad=1, bos=0, cls=3, sep=4, mask=5)

@@ -12,10 +12,10 @@ from workloads.hf.checkpoint import export, pretrained, structure
 from workloads.hf.convert import theirs
 from workloads.hf.families import FAMILIES, family_of
 from workloads.hf.folder import describe_folder
+from workloads.hf.parity import CASES, VOCABULARY, Case, random_state
 from workloads.hf.weights import INDEX, Weights, write
 from workloads.load import load
-from workloads.parity import CASES, VOCABULARY, Case, random_state
-from workloads.presets import preset
+from workloads.model.presets import preset
 from workloads.transformer_workload import TransformerWorkload
 from workloads.workload import Vocabulary
 

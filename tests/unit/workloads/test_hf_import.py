@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from workloads.errors import WorkloadError
 from workloads.hf.checkpoint import structure
 from workloads.hf.compare import TOLERANCE, difference, probes
-from workloads.hf.faithful import HARMLESS
+from workloads.hf.config_roundtrip import HARMLESS
 from workloads.hf.folder import describe_folder
 from workloads.load import load
-from workloads.presets import preset
+from workloads.model.presets import preset
 from workloads.workload import Vocabulary
 
 SIZE, LENGTH, ROUNDS = 97, 24, 12

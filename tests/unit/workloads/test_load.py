@@ -11,9 +11,9 @@ from texts import Corpus
 from workloads import objectives
 from workloads.errors import WorkloadError
 from workloads.hf.folder import ForeignModel
-from workloads.hf.foreign import HuggingFaceWorkload
+from workloads.hf.parity import VOCABULARY, Case, random_state
+from workloads.hf.workload import HuggingFaceWorkload
 from workloads.load import load
-from workloads.parity import VOCABULARY, Case, random_state
 from workloads.transformer_workload import TransformerWorkload
 from workloads.workload import Vocabulary
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from cluster.machine import MACHINE_TYPE
 from cluster.render.launcher import HEAD, PLACES, TOKEN, cloud, local
 from cluster.render.needs import ClusterNeeds
+from cluster.workers.machine import MACHINE_TYPE
 
 PREEMPTIBLE = {
     "aws": lambda node: node.get("InstanceMarketOptions") == {"MarketType": "spot"},

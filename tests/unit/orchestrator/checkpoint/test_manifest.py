@@ -11,7 +11,7 @@ from orchestrator.checkpoint.manifest import CorruptCommit, parse
 from orchestrator.checkpoint.pieces import whole
 from orchestrator.checkpoint.shard import digest
 from orchestrator.checkpoint.store import Store
-from orchestrator.errors import InputError
+from orchestrator.job.errors import InputError
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import torch
 from orchestrator.checkpoint.manifest import Manifest
 from orchestrator.checkpoint.pieces import Piece, whole
 from orchestrator.checkpoint.store import Store
-from orchestrator.errors import InputError
+from orchestrator.job.errors import InputError
 
 META = {"position": 0, "receipt": ""}
 

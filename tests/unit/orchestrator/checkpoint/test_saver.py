@@ -218,7 +218,7 @@ def test_a_snapshot_is_of_what_the_device_was_asked_before_it(in_memory: Path) -
 
 @pytest.mark.gpu
 def test_a_copy_waits_for_no_other_stream(in_memory: Path) -> None:
-    from orchestrator.checkpoint.memory import SharedBuffer
+    from orchestrator.checkpoint.shared_memory import SharedBuffer
 
     buffer, other = SharedBuffer(), torch.cuda.Stream()
     piece, big = whole("model.w", torch.ones(1000, device="cuda")), torch.randn(8192, 8192, device="cuda")

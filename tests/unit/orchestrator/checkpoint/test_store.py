@@ -12,7 +12,7 @@ from safetensors import safe_open
 from orchestrator.checkpoint.manifest import CorruptCommit, parse
 from orchestrator.checkpoint.pieces import DTYPES, Piece, whole
 from orchestrator.checkpoint.store import Store
-from orchestrator.errors import InputError
+from orchestrator.job.errors import InputError
 
 META = {"position": 640, "receipt": "abc", "layout": {"tp": 2}, "loss": 1.5}
 

@@ -14,7 +14,7 @@ from prepared import prepare_here
 from scripted import drive
 
 from orchestrator.cli.app import call
-from orchestrator.spec import load
+from orchestrator.job.spec import load
 
 
 @dataclass(frozen=True)

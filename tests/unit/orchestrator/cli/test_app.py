@@ -8,9 +8,9 @@ import sys
 import pytest
 import typer
 
-from orchestrator import spec
 from orchestrator.cli.app import _guarded
-from orchestrator.errors import InputError
+from orchestrator.job import spec
+from orchestrator.job.errors import InputError
 
 HEAVY = ("torch", "ray", "pydantic", "rich", "transformers", "numpy", "fsspec", "mlflow", "yaml", "pyarrow")
 COMMANDS = (

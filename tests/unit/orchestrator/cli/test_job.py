@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from jobs import job, write_job, write_text
 
-from orchestrator import spec
-from orchestrator.doctor import Finding
+from orchestrator.job import spec
+from orchestrator.launch.doctor import Finding
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_doctor_fails_where_something_is_missing(
     command: Any, monkeypatch: pytest.MonkeyPatch, verdict: str, code: int
 ) -> None:
     found = [Finding("ok", "Python", "3.11"), Finding(verdict, "the moon", "none", "look up")]
-    monkeypatch.setattr("orchestrator.doctor.examine", lambda: found)
+    monkeypatch.setattr("orchestrator.launch.doctor.examine", lambda: found)
     shown, listed = command("doctor"), command("doctor", "--json")
     assert (shown.code, listed.code) == (code, code)
     assert "the moon" in shown.out

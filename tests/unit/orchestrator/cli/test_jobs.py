@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from jobs import job, write_job
 
-from cluster import loopback
+from cluster.local import local_cluster as loopback
 
 
 @pytest.fixture

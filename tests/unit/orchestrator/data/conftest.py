@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from orchestrator.data import manifest, shards, sources, tokenizer
 from orchestrator.data.files import Folder
-from orchestrator.spec import Source
+from orchestrator.job.spec import Source
 
 ENTRIES = 320
 

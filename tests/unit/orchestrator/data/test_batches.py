@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from orchestrator.data import receipt
 from orchestrator.data.batches import Batches, Prefetch, batches_of, slices
 from orchestrator.data.tokens import Tokens
-from orchestrator.errors import InputError
+from orchestrator.job.errors import InputError
 from workloads.workload import Batch, Reading, Text
 
 Prepare = Callable[..., str]

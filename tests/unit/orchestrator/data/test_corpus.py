@@ -11,7 +11,7 @@ import xxhash
 
 from orchestrator.data import corpus
 from orchestrator.data.corpus import collect
-from orchestrator.errors import InputError
+from orchestrator.job.errors import InputError
 
 SCRIPT = """
 import json, sys

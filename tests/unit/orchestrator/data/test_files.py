@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.data.files import Folder
-from orchestrator.errors import InputError
+from orchestrator.job.errors import InputError
 
 
 @pytest.mark.parametrize("remote", [False, True])

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.data.order import Order, permute
-from orchestrator.errors import InputError
+from orchestrator.job.errors import InputError
 
 
 @settings(max_examples=150, deadline=None)

@@ -6,7 +6,7 @@ import pytest
 from botocore.exceptions import EndpointConnectionError
 
 from orchestrator.data.prepare import _raise, _told
-from orchestrator.errors import InputError, Unreachable
+from orchestrator.job.errors import InputError, Unreachable
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from orchestrator.data import tokenizer
-from orchestrator.errors import InputError
+from orchestrator.job.errors import InputError
 
 TEXTS = ["the cat sat on the mat. the dog sat on the log.\n" * 20, "naïve façade — 中文 🙂\n"]
 

@@ -13,13 +13,14 @@ import fsspec
 import numpy as np
 import pytest
 
-from orchestrator.assemble import EXCERPT, data_of
-from orchestrator.data import checked, excerpt, shards
-from orchestrator.data.checked import DamagedShard
+from orchestrator.data import excerpt, shards
+from orchestrator.data import verified_shard as checked
 from orchestrator.data.shards import is_whole
 from orchestrator.data.tokens import Tokens, problems
-from orchestrator.errors import InputError
-from orchestrator.rundir import RunDir
+from orchestrator.data.verified_shard import DamagedShard
+from orchestrator.job.errors import InputError
+from orchestrator.resolve.parts import EXCERPT, data_of
+from orchestrator.storage.run_directory import RunDir
 
 Prepare = Callable[..., str]
 TEXT = "one two three.\n<|endoftext|>\nfour five six seven!\n" * 40

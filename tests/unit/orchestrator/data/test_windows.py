@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from orchestrator.data.batches import batches_of
 from orchestrator.data.tokens import Tokens
 from orchestrator.data.windows import Windows, windows_of
-from orchestrator.errors import InputError
+from orchestrator.job.errors import InputError
 from workloads.objectives import NAMES, build, special_tokens
 from workloads.workload import Reading
 

@@ -8,7 +8,7 @@ import time
 import pytest
 from botocore.exceptions import EndpointConnectionError, NoCredentialsError
 
-from orchestrator.errors import InputError, Unreachable
+from orchestrator.job.errors import InputError, Unreachable
 from orchestrator.storage.retry import Retry, patient, storage_failed, transient
 
 

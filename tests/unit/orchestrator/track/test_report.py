@@ -11,13 +11,13 @@ import torch
 
 from orchestrator.checkpoint.pieces import whole
 from orchestrator.checkpoint.store import Store
-from orchestrator.errors import InputError
-from orchestrator.layout import Layout
-from orchestrator.rundir import RunDir
-from orchestrator.spec import dump, parse
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import dump, parse
+from orchestrator.planning.layout import Layout
+from orchestrator.storage.run_directory import RunDir
 from orchestrator.track.report import moment, report, size
 from orchestrator.track.summary import summary
-from orchestrator.track.tally import tally
+from orchestrator.track.totals import tally
 
 START = 1_767_225_600.0
 STEPS, EVERY = 200, 20

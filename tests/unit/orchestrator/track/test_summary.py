@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from orchestrator.spec import JobSpec, parse
-from orchestrator.track.ledger import timeline
+from orchestrator.job.spec import JobSpec, parse
+from orchestrator.track.goodput import timeline
 from orchestrator.track.summary import (
     KG_CO2E_PER_KWH,
     PUE,
@@ -16,7 +16,7 @@ from orchestrator.track.summary import (
     worker_seconds,
     world,
 )
-from orchestrator.track.tally import tally
+from orchestrator.track.totals import tally
 
 EVENTS = [
     {"time": 100.0, "attempt": 1, "phase": "prepare"},

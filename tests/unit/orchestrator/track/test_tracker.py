@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.rundir import RunDir
-from orchestrator.spec import JobSpec, parse
+from orchestrator.job.spec import JobSpec, parse
+from orchestrator.storage.run_directory import RunDir
 from orchestrator.track import mlflow_run, tracker
 from orchestrator.track.tracker import Tracker, deliver
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import InputError
-from orchestrator.layout import Layout, ModelShape
-from orchestrator.plan import Machine, model_shape, plan
-from orchestrator.spec import parse
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import parse
+from orchestrator.planning.layout import Layout, ModelShape
+from orchestrator.planning.plan import Machine, model_shape, plan
 from workloads.describe import describe
 
 MACHINE = Machine(16e9, 1e11)

@@ -9,7 +9,7 @@ import torch
 
 from orchestrator.checkpoint.pieces import Piece
 from orchestrator.checkpoint.store import Store
-from orchestrator.rundir import RunDir
+from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune import lineage
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator import spec
-from orchestrator.rundir import RunDir
+from orchestrator.job import spec
+from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune import progress
 from orchestrator.tune.console import line
-from orchestrator.tune.ledger import Ledger
 from orchestrator.tune.progress import Standing
+from orchestrator.tune.trial_records import Ledger
 
 
 def job(**limits: Any) -> spec.JobSpec:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator import spec
-from orchestrator.errors import InputError
-from orchestrator.rundir import RunDir
-from orchestrator.tune.pictures import BEST, GREY
+from orchestrator.job import spec
+from orchestrator.job.errors import InputError
+from orchestrator.storage.run_directory import RunDir
+from orchestrator.tune.charts import BEST, GREY
 from orchestrator.tune.report import report
 
 LR = "train.optimizer.lr"

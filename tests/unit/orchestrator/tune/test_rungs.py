@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from orchestrator.job.tune import TuneSpec
 from orchestrator.tune.rungs import rungs
-from orchestrator.tune.spec import TuneSpec
 
 
 @pytest.mark.parametrize(

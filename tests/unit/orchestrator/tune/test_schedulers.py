@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from ray.tune.schedulers.pbt import _PBTTrialState
 
-from orchestrator.rundir import RunDir
-from orchestrator.tune.bandit import Gain
-from orchestrator.tune.ledger import Ended, Ledger
+from orchestrator.job.tune import TuneSpec
+from orchestrator.storage.run_directory import RunDir
+from orchestrator.tune.pb2 import Gain
 from orchestrator.tune.schedulers import Asha, Pb2, Pbt, Tpe
-from orchestrator.tune.spec import TuneSpec
+from orchestrator.tune.trial_records import Ended, Ledger
 
 LR = "train.optimizer.lr"
 

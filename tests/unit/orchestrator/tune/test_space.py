@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator import spec
-from orchestrator.errors import InputError
+from orchestrator.job import spec
+from orchestrator.job.errors import InputError
+from orchestrator.job.tune import TuneSpec
 from orchestrator.tune.space import drawn, grid, job_of, perturbed
-from orchestrator.tune.spec import TuneSpec
 
 JOB: dict[str, Any] = {
     "name": "small",

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from jobs import job
 
-from orchestrator.rundir import RunDir
-from orchestrator.spec import dump, parse
+from orchestrator.job.spec import dump, parse
+from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune.trial import FAILED, RunFailed, Trial
 
 TUNE = {"space": {"train.optimizer.lr": {"choice": [1e-3, 2e-3]}}, "sampler": "random", "trials": 2}

@@ -1,0 +1,238 @@
+"""Jobs on a cluster, through Ray's Jobs API: submitted by name, found by name, followed, stopped.
+
+A job keeps its name over all its submissions: each has a number of its own, and the newest one speaks for the job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.local.address import NoCluster, Place, require_answer
+
+READY_TIMEOUT = 60.0
+"""Seconds for a cluster that has just started to take a job: its agents come up after its Jobs API."""
+ANSWER_TIMEOUT = 5.0
+"""Seconds for the Jobs API to answer at all."""
+POLL = 0.5
+"""Seconds between looks at a job."""
+STOP_WAIT = 600
+"""Seconds that Ray lets a job commit after SIGTERM before it is killed."""
+NAME, RUN_DIR, PRIORITY = "orchestrator.name", "orchestrator.run_dir", "orchestrator.priority"
+"""Keys of what is stored with a job."""
+ENDED = frozenset({"done", "failed", "stopped", "wrong input"})
+OF_EXIT = {0: "done", 2: "wrong input", 3: "stopped"}
+IGNORED = (
+    ".git", ".venv", "venv", "__pycache__", "*.pyc", "*.egg-info", ".pytest_cache", ".mypy_cache", ".ruff_cache",
+    "runs", "mlruns", "mlflow.db", "*.safetensors",
+)  # fmt: skip
+"""What of a working tree never travels, beside what .gitignore and .rayignore name."""
+CHATTY = (
+    "ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk", "ray._private.runtime_env.packaging",
+)  # fmt: skip
+"""Loggers of Ray that would tell of every upload."""
+PACKAGES = ("orchestrator", "workloads", "cluster")
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One submission of a job. `state` is pending, running, done, failed, stopped or wrong input; times are unix
+    seconds; `exit_code` is that of its command, once it has one."""
+
+    id: str
+    name: str
+    run_dir: str
+    priority: int
+    state: str
+    entrypoint: str
+    started: float | None
+    ended: float | None
+    exit_code: int | None
+    message: str
+
+    def to_json(self) -> dict[str, Any]:
+        """What `list --json` prints."""
+        return {key: value for key, value in vars(self).items() if key != "entrypoint"}
+
+
+class Jobs:
+    """The Jobs API of a cluster. Raises NoCluster if it does not answer, or refuses this token.
+
+    A cluster that asks nobody for a token would run anyone's code: it is refused, unless RAY_AUTH_MODE is disabled.
+    """
+
+    def __init__(self, place: Place) -> None:
+        try:
+            import ray.dashboard.utils
+            from ray.job_submission import JobSubmissionClient
+
+            if not place.api:
+                require_answer(place.ray)
+            url = place.api or ray.dashboard.utils.ray_address_to_api_server_url(place.ray)
+            if _is_open(url) and not _accepts_open():
+                mend = "RAY_AUTH_MODE=disabled accepts that"
+                raise NoCluster(f"{url} asks for no token, so anyone may run code there; {mend}")
+            for name in CHATTY:
+                logging.getLogger(name).setLevel(logging.ERROR)
+            # Ray prefers this variable to an address that is given.
+            os.environ["RAY_API_SERVER_ADDRESS"] = url
+            self._client = JobSubmissionClient(url)
+        except NoCluster:
+            raise
+        except Exception as error:  # Ray raises its own kinds, those of gRPC and those of requests
+            raise _no_cluster(place.said, error) from None
+
+    def all(self) -> list[Submission]:
+        """All submissions of this program's jobs, the oldest first."""
+        found = [_submission(job) for job in self._client.list_jobs() if NAME in (job.metadata or {})]
+        return sorted(found, key=lambda job: (job.started or float("inf"), job.id))
+
+    def find(self, name: str) -> Submission | None:
+        """The newest submission of a job by its name or its run directory, or the one of that number."""
+        found = [job for job in self.all() if name in (job.name, job.run_dir, job.id)]
+        return found[-1] if found else None
+
+    def get(self, submission: str) -> Submission:
+        """One submission as it is now."""
+        return _submission(self._client.get_job_info(submission))
+
+    def submit(
+        self, name: str, run_dir: str, entrypoint: str, runtime_env: dict[str, Any], priority: int = 0
+    ) -> str:
+        """Submit once more, and return the submission's id. Raises NoCluster if the cluster takes no jobs."""
+        variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT)}
+        if _accepts_open():
+            variables["RAY_AUTH_MODE"] = "disabled"
+        metadata = {NAME: name, RUN_DIR: run_dir, PRIORITY: str(priority)}
+        deadline = time.monotonic() + READY_TIMEOUT
+        while True:
+            number = 1 + max((int(j.id.rsplit("-", 1)[1]) for j in self.all() if j.name == name), default=0)
+            try:
+                return self._client.submit_job(
+                    entrypoint=entrypoint,
+                    submission_id=f"{name}-{number}",
+                    runtime_env={**runtime_env, "env_vars": variables},
+                    metadata=dict(metadata),
+                )
+            except RuntimeError as error:  # no agent yet, or someone else took the number
+                if time.monotonic() > deadline:
+                    raise NoCluster(f"the cluster takes no job: {_line(error)}") from None
+                time.sleep(POLL)
+
+    def stop(self, submission: str) -> bool:
+        """Ask a job to commit and end; False if it has ended already. Returns at once."""
+        return bool(self._client.stop_job(submission))
+
+    def logs(self, submission: str) -> str:
+        """All that the job has printed."""
+        return str(self._client.get_job_logs(submission))
+
+    def follow(self, submission: str) -> Iterator[str]:
+        """What the job prints, from the beginning, until it ends."""
+        told = 0
+        while True:
+            ended = self.get(submission).state in ENDED
+            text = self.logs(submission) if told == 0 or ended else ""
+            yield text[told:]
+            told += len(text[told:])
+            if ended:
+                return
+            for part in _tail(self._client, submission, told):
+                told += len(part)
+                yield part
+            time.sleep(POLL)
+
+    def wait(self, submission: str, timeout: float) -> Submission:
+        """The submission once it has ended, or as it is after `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while (found := self.get(submission)).state not in ENDED and time.monotonic() < deadline:
+            time.sleep(POLL)
+        return found
+
+
+def working_tree(folder: Path, exclude: Sequence[str] = ()) -> dict[str, Any]:
+    """A runtime environment that is this folder, without what never travels and what `exclude` names."""
+    return {"working_dir": str(folder), "excludes": [*IGNORED, *exclude]}
+
+
+def own_packages() -> dict[str, Any]:
+    """A runtime environment with the packages that this very program runs from."""
+    root = Path(__file__).parents[2]
+    return {"py_modules": [str(root / name) for name in PACKAGES], "excludes": list(IGNORED)}
+
+
+def _tail(client: Any, submission: str, told: int) -> Iterator[str]:
+    """What a job prints from here on; ends with the job, or when the connection does."""
+    import aiohttp
+
+    loop = asyncio.new_event_loop()
+    parts = client.tail_job_logs(submission)
+    seen = 0
+    try:
+        while True:
+            part = loop.run_until_complete(anext(parts))
+            seen += len(part)
+            if seen > told:  # it begins at the beginning
+                yield part[max(len(part) - (seen - told), 0) :]
+    except (StopAsyncIteration, RuntimeError, OSError, aiohttp.ClientError):
+        return
+    finally:
+        loop.close()
+
+
+def _submission(job: Any) -> Submission:
+    told = job.metadata or {}
+    status = str(job.status)
+    state = {"PENDING": "pending", "RUNNING": "running", "SUCCEEDED": "done", "STOPPED": "stopped"}.get(
+        status
+    )
+    return Submission(
+        id=job.submission_id,
+        name=told.get(NAME, ""),
+        run_dir=told.get(RUN_DIR, ""),
+        priority=int(told.get(PRIORITY, "0")),
+        state=state or OF_EXIT.get(job.driver_exit_code, "failed"),
+        entrypoint=job.entrypoint,
+        started=job.start_time / 1000 if job.start_time else None,
+        ended=job.end_time / 1000 if job.end_time else None,
+        exit_code=job.driver_exit_code,
+        message=_line(job.message or ""),
+    )
+
+
+def _is_open(url: str) -> bool:
+    """Whether the Jobs API answers without a token. Raises NoCluster if it does not answer at all."""
+    try:
+        urllib.request.urlopen(f"{url}/api/jobs/", timeout=ANSWER_TIMEOUT).close()
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403):
+            return False
+        raise NoCluster(f"{url} answers, but not as a Ray cluster does ({error.code})") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise NoCluster(f"nobody answers at {url} ({getattr(reason, 'strerror', None) or reason})") from None
+    return True
+
+
+def _accepts_open() -> bool:
+    """Whether the user does without token authentication, by Ray's own variable."""
+    return os.environ.get("RAY_AUTH_MODE", "").lower() == "disabled"
+
+
+def _no_cluster(said: str, error: Exception) -> NoCluster:
+    text = _line(error)
+    if "uthenticat" in text or "oken" in text or "nauthorized" in text:
+        return NoCluster(f"the cluster at {said} refuses this token")
+    return NoCluster(f"no Ray cluster answers at {said}: {text}")
+
+
+def _line(text: object) -> str:
+    return " ".join(str(text).split())[:300]

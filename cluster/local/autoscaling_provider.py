@@ -1,0 +1,159 @@
+"""Nodes for Ray's autoscaler (v2, provider type `external`): real ones, on this machine, in a local cluster.
+
+It starts and ends nodes as a cloud would, so that elastic training can be tried and tested without one. A node
+whose process is gone, however that came, is one that the cloud has taken back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+from ray.autoscaler.node_provider import NodeProvider
+from ray.autoscaler.tags import (
+    NODE_KIND_HEAD,
+    TAG_RAY_NODE_KIND,
+    TAG_RAY_NODE_NAME,
+    TAG_RAY_NODE_STATUS,
+    TAG_RAY_USER_NODE_TYPE,
+)
+
+from cluster.local import local_cluster as loopback
+from cluster.local.node import NodeSpec
+
+HEAD = "head"
+
+
+class LocalNodes(NodeProvider):
+    """See `NodeProvider` of Ray. The autoscaler calls it from several threads."""
+
+    def __init__(self, provider_config: dict[str, Any], cluster_name: str) -> None:
+        super().__init__(provider_config, cluster_name)
+        self._cluster = loopback.LocalCluster(cluster_name, **provider_config["cluster"])
+        self._lock = threading.Lock()
+        self._tags: dict[str, dict[str, str]] = {
+            HEAD: {
+                TAG_RAY_NODE_KIND: NODE_KIND_HEAD,
+                TAG_RAY_USER_NODE_TYPE: HEAD,
+                TAG_RAY_NODE_NAME: HEAD,
+                TAG_RAY_NODE_STATUS: "up-to-date",
+            }
+        }
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def non_terminated_nodes(self, tag_filters: dict[str, str]) -> list[str]:
+        """The head, and the nodes whose process is there."""
+        with self._lock:
+            for ip in [ip for ip, process in self._processes.items() if process.poll() is not None]:
+                del self._processes[ip], self._tags[ip]
+            return [ip for ip, tags in self._tags.items() if tag_filters.items() <= tags.items()]
+
+    def is_running(self, node_id: str) -> bool:
+        """Whether the node is up."""
+        return node_id == HEAD or NodeSpec(self._cluster.folder, node_id).record.exists()
+
+    def is_terminated(self, node_id: str) -> bool:
+        """Whether the node is gone."""
+        return node_id not in self.non_terminated_nodes({})
+
+    def node_tags(self, node_id: str) -> dict[str, str]:
+        """What the autoscaler has written on the node."""
+        with self._lock:
+            return dict(self._tags.get(node_id, {}))
+
+    def set_node_tags(self, node_id: str, tags: dict[str, str]) -> None:
+        """Write on the node."""
+        with self._lock:
+            self._tags.setdefault(node_id, {}).update(tags)
+
+    def external_ip(self, node_id: str) -> str:
+        """The node's address, which is also its identity here."""
+        return node_id
+
+    internal_ip = external_ip
+
+    def create_node_with_resources_and_labels(
+        self,
+        node_config: dict[str, Any],
+        tags: dict[str, str],
+        count: int,
+        resources: dict[str, float],
+        labels: dict[str, str],
+    ) -> None:
+        """Start `count` nodes with these resources and labels."""
+        others = {key: value for key, value in resources.items() if key not in ("CPU", "GPU", "memory")}
+        spec = NodeSpec(
+            folder="",
+            ip="",
+            cpus=resources.get("CPU", 0),
+            gpus=resources.get("GPU", 0),
+            resources=others,
+            labels=labels,
+            kind=tags[TAG_RAY_USER_NODE_TYPE],
+        )
+        for node in loopback.placed(self._cluster, [spec] * count):
+            process = loopback.launch(dataclasses.replace(node, instance=node.ip))
+            with self._lock:
+                self._processes[node.ip], self._tags[node.ip] = process, dict(tags)
+
+    def terminate_node(self, node_id: str) -> None:
+        """End the node and all that runs on it."""
+        with self._lock:
+            process = self._processes.pop(node_id, None)
+            self._tags.pop(node_id, None)
+        if process is not None:
+            loopback.end([{"folder": self._cluster.folder, "ip": node_id, **_born(process)}])
+
+
+def autoscaling(nodes: Sequence[NodeSpec], least: int, most: int, idle: float) -> str:
+    """Ray's autoscaling configuration for `least` to `most` of each of these types of nodes, the idle ones ended
+    after `idle` seconds.
+
+    {folder}, {address} and {network} are for `loopback.up` to fill in.
+    """
+    cluster = {"folder": "{folder}", "address": "{address}", "dashboard": "", "network": "{network}"}
+    kinds: dict[str, Any] = {HEAD: {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0}}
+    for number, node in enumerate(nodes, start=1):
+        kinds[f"worker-{number}"] = {
+            "resources": {"CPU": node.cpus, **({"GPU": node.gpus} if node.gpus else {}), **node.resources},
+            "labels": node.labels,
+            "node_config": {},
+            "min_workers": least,
+            "max_workers": most,
+        }
+    # What Ray's launcher would do to a machine; there is nothing to do.
+    launcher: dict[str, Any] = {"auth": {}, "file_mounts": {}, "initialization_commands": []}
+    launcher |= {"cluster_synced_files": [], "file_mounts_sync_continuously": False, "rsync_exclude": []}
+    launcher |= {"rsync_filter": [], "docker": {}}
+    for key in ("setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray"):
+        launcher[f"{key}_commands"] = []
+    provider = {
+        "type": "external",
+        "module": "cluster.local.autoscaling_provider.LocalNodes",
+        "cluster": cluster,
+    }
+    return yaml.safe_dump(
+        {
+            **launcher,
+            "cluster_name": "local",
+            "max_workers": most * len(nodes),
+            "idle_timeout_minutes": idle / 60,
+            "provider": {**provider, "disable_node_updaters": True, "disable_launch_config_check": True},
+            "available_node_types": kinds,
+            "head_node_type": HEAD,
+        },
+        sort_keys=False,
+    )
+
+
+def _born(process: subprocess.Popen[bytes]) -> dict[str, Any]:
+    import psutil
+
+    try:
+        return {"pid": process.pid, "born": psutil.Process(process.pid).create_time()}
+    except psutil.Error:
+        return {"pid": process.pid, "born": 0.0}

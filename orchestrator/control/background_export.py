@@ -1,0 +1,75 @@
+"""Exports in a process beside training, one at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from cluster.workers.cluster import Cluster, Errand
+from orchestrator.export import hugging_face as export
+from orchestrator.job.spec import JobSpec
+from orchestrator.storage.run_directory import RunDir
+
+LONGEST = 7200.0
+"""Seconds that an export may take: a hundred billion parameters are read and written within, at 200 MB a second."""
+
+
+class Exporting:
+    """Writes commits of a run where its job says. `tell` hears, in a line, of an export that failed."""
+
+    def __init__(self, cluster: Cluster, spec: JobSpec, run: RunDir, tell: Callable[[str], None]) -> None:
+        self._cluster, self._checkpoint, self._run, self._tell = cluster, spec.checkpoint, run, tell
+        self._target = spec.checkpoint.export_to or run.at("export")
+        self._under_way: tuple[int, Errand] | None = None
+        self._began = 0.0
+        self._failures: dict[int, str] = {}
+        self.done: dict[str, Any] = {}
+
+    def has(self, step: int) -> bool:
+        """Whether the commit of that step is what was exported last."""
+        return self.done.get("step") == step
+
+    def failed(self, step: int) -> str:
+        """Why the last export of that step failed, empty if it did not."""
+        return self._failures.get(step, "")
+
+    def published(self, step: int) -> None:
+        """Hear of a commit; it is exported if the job wants each of them."""
+        if self._checkpoint.export and self._checkpoint.export_at == "commit":
+            self.advance(step)
+
+    def try_again(self) -> None:
+        """Forget the failures so far."""
+        self._failures.clear()
+
+    def stop(self) -> None:
+        """End the export that is under way, if there is one: it leaves nothing in its place."""
+        if self._under_way is not None:
+            self._under_way[1].cancel()
+            self._under_way = None
+
+    def advance(self, step: int) -> None:
+        """Take the result of an export that has ended, and start that of `step` unless one is under way."""
+        if self._under_way is not None:
+            exported, errand = self._under_way
+            late = time.monotonic() - self._began > LONGEST
+            if not errand.done() and not late:
+                return
+            try:
+                if late:
+                    self.stop()
+                    raise TimeoutError(f"it was not done after {LONGEST:.0f} s")
+                self.done = errand.result()
+                self._failures.pop(exported, None)
+            except Exception as error:  # whatever it is, training goes on
+                why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                self._failures[exported] = why
+                self._tell(f"the export of step {exported} failed: {why}")
+                if exported == step:
+                    return
+            finally:
+                self._under_way = None
+        if not self.has(step):
+            self._began = time.monotonic()
+            self._under_way = (step, self._cluster.errand(export.export, self._run.uri, step, self._target))

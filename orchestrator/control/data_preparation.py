@@ -1,0 +1,66 @@
+"""What a controller waits for before it trains: the data, and storage that does not answer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TypeVar
+
+from orchestrator.checkpoint.committer import one_line
+from orchestrator.job.spec import JobSpec
+from orchestrator.resolve import parts as assemble
+from orchestrator.storage.retry import may_come_back, patient
+from orchestrator.storage.run_directory import RunDir
+
+T = TypeVar("T")
+
+
+class Stored:
+    """Calls that need storage, made while no gang runs: tried again for as long as a gang may go on without commits, or
+    until `give_up`, which is when the run is to stop. `tell` hears what is waited for."""
+
+    def __init__(self, spec: JobSpec, give_up: Callable[[], bool], tell: Callable[[str], None]) -> None:
+        retry = patient(spec.limits.unsaved, give_up)
+        self._retry, self._tell = dataclasses.replace(retry, mended=True), tell
+
+    def __call__(self, call: Callable[[], T]) -> T:
+        """What the call returns. Raises what storage raised last."""
+
+        def attempt() -> T:
+            try:
+                return call()
+            except Exception as error:
+                if may_come_back(error):
+                    self._tell(f"waiting for storage: {one_line(error)}")
+                raise
+
+        return self._retry(attempt)
+
+
+class Preparing:
+    """The job's data, prepared in a thread, so that a stop is heard meanwhile."""
+
+    def __init__(self, spec: JobSpec, run: RunDir, stored: Stored, tell: Callable[[str], None]) -> None:
+        self._spec, self._run, self._stored, self._tell = spec, run, stored, tell
+        self._work: Future[str] | None = None
+
+    def look(self, before: str, seconds: float) -> str:
+        """Where the data is, empty if it is not there within so many seconds; `before` is where the run began with it.
+
+        Raises InputError.
+        """
+        if self._work is None:
+            pool = ThreadPoolExecutor(1, thread_name_prefix="prepare")
+            self._work = pool.submit(
+                self._stored, lambda: assemble.prepared(self._spec, self._run, before, self._parts)
+            )
+            pool.shutdown(wait=False)
+        wait([self._work], timeout=seconds)
+        if not self._work.done():
+            return ""
+        work, self._work = self._work, None
+        return work.result()
+
+    def _parts(self, what: str, done: int, total: int) -> None:
+        self._tell(f"preparing {what}: {done} of {total} parts")

@@ -1,0 +1,114 @@
+"""The events of a run, and what is asked of them again and again: known without reading all of them each time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.control.health import Failure
+from orchestrator.job.spec import LimitSpec
+from orchestrator.job.stability import Skip, merged, on_record
+from orchestrator.planning import prices
+from orchestrator.storage.row_line import Row
+from orchestrator.track.goodput import ENDS, timeline
+from orchestrator.track.summary import cost
+from orchestrator.track.totals import micros, tally
+
+COUNT_EVERY = 10.0
+"""Seconds between countings of what the job has spent."""
+
+
+class History:
+    """Events in order, the newest last."""
+
+    def __init__(self, events: Sequence[Row]) -> None:
+        self.events: list[Row] = []
+        self.attempts = 0
+        """Attempts that there have been."""
+        self.data = ""
+        """The prepared data that the run began with, empty before it has any."""
+        self.restart_seconds = 0.0
+        """From the end of an attempt to the first step of the next, as last measured; 0 if there was none."""
+        self.skips: tuple[Skip, ...] = ()
+        """Samples that are left out."""
+        self.missing: list[list[int]] = []
+        """Steps whose rows are lost: the first and the last of each gap."""
+        self.ceilings: list[str] = []
+        """What was told of ceilings that are near."""
+        self.begun = 0
+        """The number of the event with which the last attempt began."""
+        self._stopped: float | None = None
+        for event in events:
+            self.add(event)
+
+    def add(self, event: Row) -> None:
+        """What happened."""
+        self.events.append(event)
+        self.attempts = max(self.attempts, event["attempt"])
+        self.data = self.data or event.get("data") or ""
+        if event.get("skipped"):
+            self.skips = merged(self.skips, on_record([event]))
+        if event.get("missing_rows") is not None:
+            self.missing = event["missing_rows"]
+        if prices.TOLD in (event.get("reason") or ""):
+            self.ceilings.append(event["reason"])
+        if event["phase"] == "start":
+            self.begun = len(self.events) - 1
+        elif event["phase"] == "stop":
+            self._stopped = event["time"]
+        elif event["phase"] == "train" and self._stopped is not None:  # later ones tell of saves
+            self.restart_seconds, self._stopped = max(event["time"] - self._stopped, 0.0), None
+
+    def failures(self, window: float, date: float, now: float) -> tuple[Failure, ...]:
+        """The faults of the last `window` seconds, at the unix time `date` and the monotonic time `now`. What an
+        earlier command ended with does not count against the next one."""
+        found = []
+        for event in reversed(self.events):
+            if event["phase"] in ENDS:
+                break
+            if event.get("first_fault") and date - event["time"] <= window:
+                found.append(Failure.on_record(event, date - event["time"], now))
+        return tuple(reversed(found))
+
+
+class Spending:
+    """Hours and USD of a job, counted now and then, and only where there is a ceiling."""
+
+    def __init__(self, limits: LimitSpec, history: History) -> None:
+        self._limits, self._history = limits, history
+        self._counted = 0.0
+        # Of the events before that number, which change no more; and the latest time of theirs, in microseconds.
+        self._before, self._from, self._latest = (0.0, 0.0), 0, 0
+        self.spent = (0.0, 0.0)
+
+    def count(self, recent: Sequence[Row], now: float) -> tuple[float, float]:
+        """Hours and USD so far, as of at most some seconds ago. A clock that was set back counts nothing twice."""
+        limits, history = self._limits, self._history
+        every = min(COUNT_EVERY, 36.0 * (limits.hours or 1.0))  # a hundredth of the ceiling at the latest
+        if (limits.hours or limits.cost_usd) and not 0 <= now - self._counted <= every:
+            if history.begun > self._from:
+                closed = history.events[self._from : history.begun + 1]
+                hours, usd = self._of(closed, recent, None)
+                self._before = (self._before[0] + hours, self._before[1] + usd)
+                self._from = history.begun
+                self._latest = max([self._latest, *(micros(event["time"]) for event in closed[:-1])])
+            open_ = self._of(history.events[self._from :], recent, now)
+            self.spent = (self._before[0] + open_[0], self._before[1] + open_[1])
+            self._counted = now
+        return self.spent
+
+    def near(self) -> list[str]:
+        """A line for each ceiling of the job that has come near, told once."""
+        limits, (hours, usd) = self._limits, self.spent
+        if not (limits.hours or limits.cost_usd):
+            return []
+        spent = {"hours": hours, "cost_usd": usd}
+        ceilings = {"hours": limits.hours, "cost_usd": limits.cost_usd}
+        return prices.near(ceilings, spent, self._history.ceilings)
+
+    def _of(self, events: Sequence[Row], recent: Sequence[Row], now: float | None) -> tuple[float, float]:
+        """Of these events: up to `now`, or without the last one."""
+        rows = tally(events, reversed(recent))
+        phases = timeline(events, rows, now, self._latest)
+        phases = phases if now is not None else phases[:-1]
+        hours = sum(phase.seconds for phase in phases if phase.name != "down") / 3600
+        return hours, cost(phases, rows, events, self._limits.usd_per_worker_hour) or 0.0

@@ -1,0 +1,77 @@
+"""The end of a run: summary and report written, MLflow brought up to date."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from orchestrator.checkpoint.manifest import Manifest
+from orchestrator.job.spec import JobSpec
+from orchestrator.storage.row_line import EVENTS
+from orchestrator.storage.run_directory import RunDir
+from orchestrator.track.summary import summary
+from orchestrator.track.totals import Tally
+from orchestrator.track.tracker import STATUS, Tracker
+
+DELIVERY_TIMEOUT = 20.0
+"""Seconds that the end of a run waits for a tracking server; what it missed can be sent by `orchestrator report`."""
+
+
+def finish(
+    spec: JobSpec,
+    run: RunDir,
+    commit: Manifest | None,
+    data: str,
+    exported: dict[str, Any],
+    rows: Tally,
+    tracker: Tracker,
+) -> dict[str, Any]:
+    """Write summary.json and report.html, deliver what MLflow lacks, and return the summary."""
+    found = summarise(spec, run, commit, data, exported, rows)
+    run.write_json("summary.json", found)
+    found["problem"] = draw(run, lambda run: _report(run, rows))
+    tracker.document("summary.json")
+    tracker.document("report.html")
+    tracker.status(STATUS[found["state"]])
+    delivery = tracker.close(DELIVERY_TIMEOUT)
+    found["tracking"] = {"missing_rows": delivery.missing, "problem": delivery.problem}
+    run.write_json("summary.json", found)
+    return found
+
+
+def draw(run: RunDir, report: Callable[[RunDir], str]) -> str | None:
+    """Write report.html; what went wrong if it could not be drawn, since telemetry may not fail a run or a search."""
+    try:
+        run.write_text("report.html", report(run))
+    except Exception as error:
+        return f"report.html was not written: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return None
+
+
+def _report(run: RunDir, rows: Tally) -> str:
+    from orchestrator.track.report import report
+
+    return report(run, rows)
+
+
+def summarise(
+    spec: JobSpec, run: RunDir, commit: Manifest | None, data: str, exported: dict[str, Any], rows: Tally
+) -> dict[str, Any]:
+    """The summary of what stands in the run directory."""
+    entropy = None
+    if data:
+        from orchestrator.resolve.parts import data_of
+
+        entropy = data_of(run, data).manifest.entropy
+    found = summary(
+        spec,
+        run.told("plan.json") or None,
+        run.rows(EVENTS),
+        rows,
+        {"samples": commit.receipt} if commit else None,
+        unigram_entropy=entropy,
+        sample=exported.get("sample"),
+    )
+    found["commit"] = commit.step if commit else None
+    found["export"] = {k: v for k, v in exported.items() if k != "sample"} or None
+    return found

@@ -1,0 +1,326 @@
+"""What is written down of a run, and how it is taken up again: rows, events, commits, and their copy in MLflow."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import statistics
+import time
+from collections.abc import Mapping, Sequence, Set
+from typing import Any
+
+from cluster.workers.clock import wall
+from orchestrator.checkpoint.identity import check_same_run, check_shards, other_shards
+from orchestrator.checkpoint.manifest import Manifest
+from orchestrator.checkpoint.snapshots import newest, peer_store
+from orchestrator.checkpoint.store import Store
+from orchestrator.control.events import History, Spending
+from orchestrator.control.row_recovery import find, without
+from orchestrator.job.spec import JobSpec, dump
+from orchestrator.job.stability import Skip, is_before, merged
+from orchestrator.planning import prices
+from orchestrator.storage.retry import storage_failed
+from orchestrator.storage.row_line import EVENTS, METRICS
+from orchestrator.storage.row_log import told
+from orchestrator.storage.row_writer import HOLD, Rows
+from orchestrator.storage.run_directory import ORIGIN, Row, RunDir
+from orchestrator.track.totals import Tally, counted, is_number
+from orchestrator.track.tracker import Tracker
+from orchestrator.writer import Writer
+
+RECENT = 200
+"""Rows kept in memory, for a run may have millions."""
+PATIENCE = 60.0
+"""Seconds that the end of a run waits for storage to take its last rows."""
+PAUSE = 5.0
+"""Seconds without a try after a document could not be written."""
+LONGEST_WRITE = 180.0
+"""Seconds after which the writing of rows and documents has ended, whatever storage does: each call has its bound."""
+LATEST = 20
+"""Rows that the longest step of late is taken from."""
+
+
+class Record:
+    """The history of one run in its directory, from all its controllers. Opening it adds an event.
+
+    Rows, events and documents are written beside: who tells of them goes on while storage is silent. Whatever goes
+    back in the run waits for that.
+    """
+
+    def __init__(self, spec: JobSpec, run: RunDir) -> None:
+        """Raises InputError, before anything is written, if the directory is of another run."""
+        self._spec, self._run = spec, run
+        self.newest = commit = check_same_run(spec, run)  # the commit that there was
+        self.store = Store(run.at("checkpoints"))
+        self._peers: Store | None = None
+        self._holders: tuple[str, tuple[Mapping[str, str], ...]] = ("", ())
+        self._metrics = Rows(run, METRICS, 0.0 if run.local else HOLD, self._stored)
+        self._events, self._documents = Rows(run, EVENTS), dict[str, Any]()
+        self._writer = Writer(self._write)
+        self._refused = -PAUSE  # when a document was not taken, monotonic seconds
+        # Since when saves fail, and why the last one did.
+        self._failing: tuple[float, str] | None = None
+        self.history = History(run.rows(EVENTS))
+        # Never changed in place: what asks for the status reads it from another thread.
+        self.recent: tuple[Row, ...] = tuple(self._metrics.latest(RECENT))
+        self.saved = 0
+        """Rows since the last return to a commit that are stored."""
+        self.spending = Spending(spec.limits, self.history)
+        self._first = int((run.read_json(ORIGIN) or {}).get("step", 0)) + 1
+        # What commits tell is told by events too, unless those were lost.
+        self._committed = (commit.meta.get("attempt", 0), commit.meta.get("data", "")) if commit else (0, "")
+        self._fenced, self._shards = self.store.fenced(), ""
+        self._new = not (self.events or self.recent or commit or run.exists("job.yaml"))
+        status = run.told("status.json")
+        self._metrics.mark, self._checked = status.get("rows"), False
+        last_seen = status.get("time") if is_number(status.get("time")) else None
+        begun = "resumed" if self.events or self.recent else "begun"
+        run.write_text("job.yaml", dump(spec))
+        self.tracker = Tracker(spec.model_copy(update={"tracking": None}), run)
+        self.event(self.attempts, self.step, "prepare", begun, last_seen=last_seen)
+
+    @property
+    def events(self) -> list[Row]:
+        """All that happened, the newest last."""
+        return self.history.events
+
+    @property
+    def attempts(self) -> int:
+        """Attempts that there have been; where events are lost, as many as rows and commits tell of. One that has
+        fenced the commits may not have come to tell of itself."""
+        rows = self.recent[-1]["attempt"] if self.recent else 0
+        return max(self.history.attempts, rows, self._committed[0], self._fenced)
+
+    @property
+    def data(self) -> str:
+        """The prepared data that the run began with, empty before it has any."""
+        return next((event["data"] for event in self.events if event.get("data")), self._committed[1])
+
+    @property
+    def mark(self) -> dict[str, int] | None:
+        """Where the stored rows end, for `Rows.missing`."""
+        return self._metrics.mark
+
+    @property
+    def step(self) -> int:
+        """The last step on record."""
+        recent = self.recent
+        return recent[-1]["step"] if recent else 0
+
+    @property
+    def step_seconds(self) -> float:
+        """Median of the latest steps, 0 if there are none."""
+        recent = self.recent
+        return statistics.median(row["step_seconds"] for row in recent) if recent else 0.0
+
+    @property
+    def longest_step(self) -> float:
+        """Seconds of the longest of the latest steps of the attempt that runs, 0 if there are none."""
+        recent = self.recent
+        latest = [row for row in recent if row["attempt"] == recent[-1]["attempt"]][-LATEST:]
+        return max((row["step_seconds"] for row in latest), default=0.0)
+
+    def event(self, attempt: int, step: int, phase: str, reason: str, **more: Any) -> None:
+        """Add a row to events.jsonl."""
+        row: Row = {"time": wall(), "attempt": attempt, "phase": phase, "reason": reason, "step": step}
+        row |= {
+            "seconds_lost": None,
+            "layout_before": None,
+            "layout_after": None,
+            "first_fault": None,
+            **more,
+        }
+        self._metrics.hurry()
+        self._events.add([row])
+        self._events.hurry()
+        self.history.add(row)
+        self._writer.ask()
+
+    def document(self, name: str, value: Any) -> None:
+        """Replace a JSON document. Storage that refuses it is left alone for a while."""
+        self._documents[name] = value
+        if time.monotonic() - self._refused >= PAUSE:
+            self._writer.ask()
+
+    def _write(self) -> None:
+        """Write what is due: rows before the events that speak of them, and the latest of each document."""
+        self._metrics.flush()
+        self._events.flush()
+        while self._documents and time.monotonic() - self._refused >= PAUSE:
+            name, value = self._documents.popitem()
+            try:
+                self._run.write_json(name, value)
+            except Exception as error:
+                if not storage_failed(error):
+                    raise
+                self._documents.setdefault(name, value)
+                self._refused = time.monotonic()
+
+    def _stored(self, rows: Sequence[Row]) -> None:
+        self.saved += len(rows)
+        self.tracker.rows(rows)
+
+    def withdraw(self) -> bool:
+        """Remove what this has written of a run that never began, for the job was wrong; whether it has been so.
+
+        Only what this very record has made is removed, and nothing once the run is known to be one that can run.
+        """
+        if not self._new:
+            return False
+        self.close()  # else what is removed would be written after
+        for name in ("status.json", EVENTS, "job.yaml"):
+            with contextlib.suppress(OSError):
+                self._run.remove(name)
+        return True
+
+    def same_shards(self, digest: str, data: str) -> str:
+        """The digest itself. Raises InputError if the run reads other token shards."""
+        check_shards(self.newest, digest, data)
+        if self._shards not in ("", digest):
+            raise other_shards(data)
+        self._shards = digest
+        return digest
+
+    def track(self) -> None:
+        """Begin to copy the run to MLflow; from here on it is known to be one that can run."""
+        self._new = False
+        self.tracker = Tracker(self._spec, self._run)
+
+    def training_began(self, attempt: int) -> float:
+        """When the first step of the attempt began, unix seconds, as far as it is known."""
+        first = next((row for row in self.recent if row["attempt"] == attempt), None)
+        began = first["time"] - first["step_seconds"] if first else wall()
+        return max(began, self.events[-1]["time"])
+
+    def take(self, rows: Sequence[Row]) -> None:
+        """Add the rows that a gang reported to metrics.jsonl; called often, since it also writes what has waited."""
+        self._metrics.add(rows)
+        if rows:
+            self.recent = (*self.recent, *rows)[-RECENT:]
+        if self._metrics.due or self._events.due:
+            self._writer.ask()
+
+    def close(self) -> None:
+        """Write nothing more than what is being written, and wait for that."""
+        self._writer.close(LONGEST_WRITE)
+
+    def settle(self) -> None:
+        """Have everything stored. Raises OSError, in words, if storage refuses it."""
+        self._writer.wait(LONGEST_WRITE)
+        self._metrics.settle(PATIENCE)
+        self._events.settle(PATIENCE)
+
+    def note_save(self, outcome: dict[str, Any]) -> str:
+        """What is to be told of a save that has ended; empty for one that went well, as the ones before."""
+        if outcome["state"] == "failed":
+            self._failing = (self._failing[0] if self._failing else time.monotonic(), outcome["reason"])
+            return f"the save at step {outcome['step']} failed: {outcome['reason']}"
+        told = f"saving resumes with the commit at step {outcome['step']}" if self._failing else ""
+        self._failing = None
+        return told
+
+    def unsaved(self) -> str:
+        """That saves have failed for as long as the job allows, in words; empty if not."""
+        now = time.monotonic()
+        since, why = self._failing or (now, "")
+        if now - since < self._spec.limits.unsaved:
+            return ""
+        return (
+            f"limits.unsaved is reached: every save has failed for {now - since:.0f} s, the last one: {why}"
+        )
+
+    def use_holders(self, token: str, holders: Sequence[Mapping[str, str]]) -> None:
+        """Look for commits in the memory of these holders first, {"node", "address"} each."""
+        self._holders = token, tuple(holders)
+        self.leave_out(frozenset())
+
+    def leave_out(self, lost: Set[str]) -> None:
+        """Do not wait for the holders on these nodes, which do not answer."""
+        token, holders = self._holders
+        held = [holder["address"] for holder in holders if holder["node"] not in lost]
+        self._peers = peer_store(token, held, held[:1]) if held else None
+
+    def last_commit(self, bad: frozenset[int] = frozenset()) -> tuple[Manifest | None, list[str]]:
+        """The newest commit but those in `bad` and those that have used samples which are to be left out, and a line
+        for each bad one."""
+        notes = [f"step {step}: a rank found its bytes damaged" for step in sorted(bad)]
+        at_most: int | None = None
+        skips = self.history.skips
+        while True:
+            found = newest(self._stores, at_most, deep=False)
+            told = found[2] if found else [f"step {step}: {why}" for step, why in self.store.skipped]
+            notes += [note for note in told if note not in notes]
+            if found is None or (found[1].step not in bad and _is_before(found[1], skips)):
+                return (found[1] if found else None), notes
+            at_most = found[1].step - 1
+
+    def roll_back(self, bad: frozenset[int], attempt: int) -> tuple[Manifest | None, list[str]]:
+        """Return to the last sound commit: what is beyond it never was. As `last_commit`.
+
+        From now on only that attempt may commit; what is left of earlier ones has lost its place.
+        """
+        self._run.require_lock()
+        self._fenced = max(self._fenced, attempt)
+        self.store.fence(attempt)
+        commit, notes = self.last_commit(bad)
+        step = commit.step if commit else 0
+        for store in self._stores:
+            with contextlib.suppress(OSError) if store is self._peers else contextlib.nullcontext():
+                store.rewind(step if commit else -1)
+        carried = commit.meta["rows"] if commit else []
+        mark = self._metrics.mark
+        missing = [] if self._checked else self._metrics.missing(mark, self._first, step)
+        self._metrics.cut(step, carried)
+        if not self._metrics.problem:
+            self._checked = True
+            self.restore(self._metrics.missing(None, self._first, step) if missing else (), attempt, step)
+        self.recent = tuple(self._metrics.latest(RECENT))
+        self.saved = 0
+        self.tracker.rows(carried)
+        return commit, notes
+
+    def restore(self, missing: Sequence[tuple[int, int]], attempt: int, step: int) -> bool:
+        """Find rows again that storage has lost, and tell of those that are lost for good. Whether some were found."""
+        if not missing or [list(gap) for gap in missing] == self.history.missing:
+            return False
+        found = find(self._spec, self._run, self._metrics.log, self.store, self.events, missing)
+        if found:
+            self._metrics.restore(list(found.values()))
+        left = [list(gap) for gap in without(missing, found)]
+        reason = f"rows of step {told(missing)} were lost from {METRICS}: {len(found)} are found again"
+        reason += f", and those of step {told(left)} are not" if left else ""
+        self.event(attempt, step, "wait", reason, missing_rows=left)
+        return bool(found)
+
+    def counted(self, attempt: int, step: int) -> Tally:
+        """The rows of the whole run; what was lost of them and can be found again is put back first. Raises OSError if
+        storage does not take what waits."""
+        self.settle()
+        rows = counted(self._run)
+        return counted(self._run) if self.restore(rows.missing, attempt, step) else rows
+
+    def beyond(self, step: int) -> list[Row]:
+        """Rows of steps after that one."""
+        recent = self.recent
+        if recent and recent[0]["step"] <= step:
+            return [row for row in recent if row["step"] > step]
+        later = itertools.takewhile(lambda row: row["step"] > step, self._metrics.newest())
+        return list(later)[::-1]
+
+    def market(self, machines: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+        """What an event tells of the machines that a gang is on: type, market, zone, and USD an hour if known, of
+        all and by zone and market.
+
+        Raises InputError if limits.prices is no table of prices.
+        """
+        table = prices.load(self._spec.limits.prices)
+        zones = prices.by_zone(machines, table)
+        return {"machines": list(machines), "zones": zones, "usd_per_hour": prices.rate(machines, table)}
+
+    @property
+    def _stores(self) -> list[Store]:
+        return [self._peers, self.store] if self._peers else [self.store]
+
+
+def _is_before(commit: Manifest, skips: Sequence[Skip]) -> bool:
+    return is_before(commit.position, merged(commit.meta.get("skips", ())), skips)

@@ -1,0 +1,40 @@
+"""Where a run is, as `orchestrator status` shows it."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from cluster.workers.gang import RankStatus
+from orchestrator.control.decide import State
+from orchestrator.control.run_history import Record
+from orchestrator.job.spec import JobSpec
+
+
+def status_of(
+    spec: JobSpec, state: State, record: Record | None, ranks: tuple[RankStatus, ...], until: int, note: str
+) -> dict[str, Any]:
+    """Phase, step, attempt, layout and ranks, with the time left in seconds while the run trains up to `until`."""
+    rows = record.recent if record else ()
+    last = rows[-1] if rows else {}
+    left = (until - state.step) * (record.step_seconds if record else 0.0)
+    return {
+        "name": spec.name,
+        "phase": state.phase,
+        "step": state.step,
+        "steps": spec.train.steps,
+        "attempt": state.attempt,
+        "layout": str(state.layout) if state.layout else None,
+        "loss": last.get("loss"),
+        "tokens_per_second": last.get("tokens_per_second"),
+        "eta_seconds": left if left and state.phase == "train" else None,
+        "note": note,
+        "missing_rows": record.history.missing if record else [],
+        "rows": record.mark if record else None,
+        "time": time.time(),
+        "pid": os.getpid(),
+        "ranks": [
+            {"rank": r.rank, "node": r.node, "pid": r.pid, "state": r.state, "step": r.step} for r in ranks
+        ],
+    }

@@ -1,0 +1,137 @@
+"""Source files, opened so that what is read is what was identified.
+
+A file's content is part of the prepared data's name. It is read again minutes later, to be tokenised, and may have
+changed meanwhile: a local file is therefore read in blocks, each compared with the checksum that was taken when the
+file was identified, and an object must still carry the tag that it had.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any, BinaryIO
+
+import xxhash
+
+from orchestrator.job.errors import InputError
+from orchestrator.storage.inputs import TIMEOUT, open_input
+from orchestrator.storage.remote import RemoteFileSystem
+from orchestrator.storage.retry import Retry
+
+BLOCK_BYTES = 2**20
+"""What one checksum covers."""
+SUM_DIGITS = 16
+"""Hexadecimal digits of one checksum, xxh3_64."""
+READ_BYTES = 2**20
+
+
+def identify(path: str) -> tuple[int, str, str]:
+    """Size, checksum of the whole, and the checksums of all blocks, one after the other, of a local file."""
+    whole, size, sums = xxhash.xxh3_128(), 0, []
+    with open(path, "rb", buffering=0) as file:
+        while block := _full(file, BLOCK_BYTES):
+            whole.update(block)
+            sums.append(xxhash.xxh3_64_hexdigest(block))
+            size += len(block)
+    return size, whole.hexdigest(), "".join(sums)
+
+
+def tag(fs: RemoteFileSystem, path: str, info: dict[str, Any]) -> str:
+    """What tells an object's content from another one's: its ETag, or what its file system has in place of one."""
+    return str(info.get("ETag") or Retry()(fs.ukey, path))
+
+
+def open_source(uri: str, size: int, content: str, sums: str, first: int = 0) -> BinaryIO:
+    """The first `size` bytes of a source file; `sums` are those of its blocks from block `first` on.
+
+    Reading raises InputError where the bytes are no longer those that were identified. What has been added at the end
+    since then is not seen.
+    """
+    if not size:
+        return io.BytesIO()
+    if sums:
+        return io.BufferedReader(Unchanged(uri, size, sums, first), READ_BYTES)
+    still(uri, size, content, sums)
+    return open_input(uri)
+
+
+def still(uri: str, size: int, content: str, sums: str) -> None:
+    """Raise InputError if an object is no longer the one that was identified; blocks of local files tell themselves."""
+    if sums or not size:
+        return
+    fs = RemoteFileSystem(uri, TIMEOUT)
+    if tag(fs, fs.root, Retry()(fs.info, fs.root)) != content:
+        raise changed(uri)
+
+
+def changed(uri: str) -> InputError:
+    """The error for a file that is not what it was."""
+    return InputError(
+        "has changed since this command began to read it",
+        uri,
+        "let it be while it is read; the same command goes on",
+    )
+
+
+class Unchanged(io.RawIOBase):
+    """A local file of `size` bytes, whose blocks from `first` on have the checksums `sums`; no others can be read."""
+
+    def __init__(self, path: str, size: int, sums: str, first: int) -> None:
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115
+        self._path, self._size, self._sums, self._first = path, size, sums, first
+        self._at = 0
+        self._held: tuple[int, bytes] = (-1, b"")
+
+    def readable(self) -> bool:
+        """See `io.RawIOBase`."""
+        return True
+
+    def seekable(self) -> bool:
+        """See `io.RawIOBase`."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """See `io.RawIOBase`."""
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        """See `io.RawIOBase`."""
+        return self._at
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """See `io.RawIOBase`. Raises InputError if a block is not what it was."""
+        if self._at >= self._size:
+            return 0
+        number, within = divmod(self._at, BLOCK_BYTES)
+        block = self._block(number)
+        part = block[within : within + len(buffer)]
+        buffer[: len(part)] = part
+        self._at += len(part)
+        return len(part)
+
+    def close(self) -> None:
+        """See `io.RawIOBase`."""
+        self._file.close()
+        super().close()
+
+    def _block(self, number: int) -> bytes:
+        if self._held[0] != number:
+            self._file.seek(number * BLOCK_BYTES)
+            block = _full(self._file, min(BLOCK_BYTES, self._size - number * BLOCK_BYTES))
+            at = (number - self._first) * SUM_DIGITS
+            expected = self._sums[at : at + SUM_DIGITS] if at >= 0 else ""
+            if not expected:
+                raise AssertionError(f"block {number} of {self._path} is read without its checksum")
+            if xxhash.xxh3_64_hexdigest(block) != expected:
+                raise changed(self._path)
+            self._held = (number, block)
+        return self._held[1]
+
+
+def _full(file: io.FileIO, size: int) -> bytes:
+    """As many of `size` bytes as there are."""
+    parts = []
+    while size > 0 and (part := file.read(size)):
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)

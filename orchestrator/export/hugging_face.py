@@ -1,0 +1,142 @@
+"""A commit as a folder that transformers loads: weights, config, tokenizer, and a proof that both agree."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from orchestrator.export.target import MARK, check_target, draft, publish
+from orchestrator.export.tokenizer import write_tokenizer
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import JobSpec
+from orchestrator.storage.retry import patient
+from orchestrator.storage.run_directory import RunDir
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from orchestrator.data.tokens import Tokens
+    from workloads.workload import Batch, Workload
+
+COMPARED, SHORT = 64, 7
+"""Tokens of the longest and of the shortest sequence on which an export is compared."""
+SAMPLE_TOKENS = 120
+
+
+def export(run_uri: str, step: int, target: str) -> dict[str, Any]:
+    """Write the commit at `step` of a run to the folder `target`, checked and whole or not at all.
+
+    Returns {"uri", "step", "logits_difference", "sample"}; `sample` is generated text, None where the model
+    generates none. Raises InputError if there is no such commit, and RuntimeError if transformers disagrees.
+    """
+    from orchestrator.checkpoint.identity import check_commit, job_in
+    from orchestrator.checkpoint.store import Store
+    from orchestrator.resolve import parts as assemble
+
+    check_target(target)
+    run = RunDir(run_uri)
+    spec = job_in(run)
+    if spec is None:
+        raise InputError("there is no run here", run.uri, "give a run directory")
+    retry = patient(spec.limits.unsaved)
+    store = Store(run.at("checkpoints"), retry=retry)
+    manifest = store.manifest(step)
+    check_commit(manifest, spec, run.at("job.yaml"))
+    tokens = assemble.data_of(run, manifest.meta["data"], retry)
+    workload, reader = assemble.workload_of(spec, tokens), store.reader(manifest)
+    with draft(target) as folder:
+        difference = write(spec, tokens, workload, lambda name: reader.read(f"model.{name}"), folder)
+        facts = {"step": step, "receipt": manifest.receipt, "run": spec.name, "logits_difference": difference}
+        sample = _sample(tokens, folder)
+        facts["files"] = [*sorted(os.listdir(folder)), MARK]
+        (Path(folder) / MARK).write_text(json.dumps(facts, indent=2) + "\n")
+        publish(folder, target, retry)
+    return {"uri": target, "step": step, "logits_difference": difference, "sample": sample}
+
+
+def write(
+    spec: JobSpec, tokens: Tokens, workload: Workload, read: Callable[[str], Tensor], folder: str
+) -> float:
+    """Write model and tokenizer to the local `folder`; `read` gives a tensor. Returns how far transformers is from us.
+
+    Raises RuntimeError if that is too far.
+    """
+    workload.to_hf(read, folder)
+    write_tokenizer(tokens, workload, spec, folder)
+    return _compare(spec, tokens, workload, read, folder)
+
+
+def _compare(
+    spec: JobSpec, tokens: Tokens, workload: Workload, read: Callable[[str], Tensor], folder: str
+) -> float:
+    """Largest difference between our model and the exported one on real text: see `workloads.hf.compare`."""
+    import torch
+
+    from workloads.hf.compare import TOLERANCE, difference
+
+    with torch.device("meta"):
+        model = workload.build()
+    model.to_empty(device="cpu").eval()
+    with torch.no_grad():
+        for name, tensor in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
+            if name in workload.shapes:
+                tensor.copy_(read(name))
+    found = difference(workload.config, model, folder, batches(spec, tokens, workload))
+    if not found <= TOLERANCE:
+        raise RuntimeError(f"the exported model's outputs differ by {found:.2e}; nothing was published")
+    return found
+
+
+def batches(spec: JobSpec, tokens: Tokens, workload: Workload) -> Iterator[Batch]:
+    """What both models are asked: a batch of the objective, and text at several lengths, whole and padded."""
+    import torch
+
+    from workloads.errors import WorkloadError
+    from workloads.hf.compare import probes
+    from workloads.objectives.samples import Samples
+
+    length, objective = min(spec.data.sequence_length, COMPARED), workload.objective
+    with contextlib.suppress(WorkloadError):  # some recipes need their whole length
+        objective = replace(objective, sequence_length=length)  # type: ignore[type-var]
+    window = objective.window(objective.sequence_length)  # type: ignore[attr-defined]
+    source = max(range(tokens.sources), key=tokens.length)
+    text = tokens.window(source, 0, min(4 * max(window, length), tokens.length(source)))
+    read = Samples(lambda i: np.resize(np.roll(text, -i * window), window), 2)
+    yield objective.collate(read, [0, 1], 0)
+    lengths = (length, length // 2 + 1, SHORT)
+    yield from probes(workload.config, workload.vocabulary, torch.from_numpy(text), lengths)
+
+
+def _sample(tokens: Tokens, folder: str) -> str | None:
+    """Text that the exported model goes on with, from the first words of the corpus; None if it generates none."""
+    import torch
+
+    from workloads.hf.compare import load
+
+    model = load(folder, strict=False)
+    source = max(range(tokens.sources), key=tokens.length)
+    prompt = torch.from_numpy(tokens.window(source, 0, min(8, tokens.length(source))))[None]
+    room = getattr(model.config, "max_position_embeddings", 512) - prompt.shape[1]
+    if not model.can_generate() or model.config.is_encoder_decoder or room < 1:
+        return None
+    torch.manual_seed(0)
+    try:
+        made = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=min(SAMPLE_TOKENS, room),
+            do_sample=True,
+            temperature=0.8,
+            top_k=50,
+            pad_token_id=tokens.manifest.roles["eos"],
+        )
+    except (RuntimeError, ValueError):  # a broken model has probabilities that cannot be drawn from
+        return None
+    return tokens.tokenizer().decode(made[0].tolist())

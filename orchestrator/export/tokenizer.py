@@ -1,0 +1,131 @@
+"""The tokenizer beside an exported model: it frames a text as training did."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer, processors
+
+if TYPE_CHECKING:
+    from orchestrator.data.tokens import Tokens
+    from orchestrator.job.spec import JobSpec
+    from workloads.workload import Workload
+
+BROUGHT = (
+    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt",
+    "spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+"""Files of a tokenizer that came with one, beside its tokenizer.json."""
+GENERATION = "generation_config.json"
+PROBE = "Tell me, in 3 words: what is a token?\n"
+
+
+def write_tokenizer(tokens: Tokens, workload: Workload, spec: JobSpec, folder: str) -> None:
+    """Write the tokenizer of `tokens` to `folder`, with what came in with the model's and the tokenizer's folder.
+
+    A tokenizer that frames a text by itself keeps doing so; any other gets the frame of the objective.
+    """
+    tokenizer = tokens.tokenizer()
+    if not _adds_tokens(tokenizer):
+        tokenizer = _framed(tokenizer, workload, tokens.manifest.roles)
+    model = spec.workload.model.removeprefix("hf:") if spec.workload.model.startswith("hf:") else ""
+    _copy(_folder(model), folder, (GENERATION,))
+    source = spec.data.tokenizer
+    if isinstance(source, str) and _brought(tokenizer, _folder(source), folder):
+        return
+    template = _template(Path(folder))
+    _wrapped(tokens, tokenizer, workload).save_pretrained(folder)
+    if template:
+        (Path(folder) / "chat_template.jinja").write_text(template)
+
+
+def longest(workload: Workload) -> int:
+    """Tokens that the model takes at most, a number beyond any length if nothing bounds it."""
+    from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
+
+    bounded = getattr(workload.config, "positions", "learned") in ("learned", "rotary")
+    return int(workload.config.max_positions if bounded else VERY_LARGE_INTEGER)
+
+
+def _adds_tokens(tokenizer: Tokenizer) -> bool:
+    return tokenizer.num_special_tokens_to_add(is_pair=False) > 0
+
+
+def _framed(tokenizer: Tokenizer, workload: Workload, roles: dict[str, int]) -> Tokenizer:
+    """`tokenizer` with <cls> text <sep>, text <eos>, ... as the objective reads it; two texts of two types."""
+    begins, ends = (roles.get(role) for role in (workload.objective.begins, workload.objective.ends))
+    if begins is None and ends is None:
+        return tokenizer
+    names = {number: tokenizer.id_to_token(number) for number in (begins, ends) if number is not None}
+    begin, end = ([names[number]] if number is not None else [] for number in (begins, ends))
+    second = int(getattr(workload.config, "token_types", 0) > 1)
+    frame = processors.TemplateProcessing(
+        single=[*begin, "$A", *end],
+        pair=[*begin, "$A", *end, f"$B:{second}", *(f"{name}:{second}" for name in end)],
+        special_tokens=[(name, number) for number, name in names.items()],
+    )
+    before = tokenizer.post_processor
+    tokenizer.post_processor = processors.Sequence([before, frame]) if before else frame
+    return tokenizer
+
+
+def _wrapped(tokens: Tokens, tokenizer: Tokenizer, workload: Workload) -> Any:
+    """A tokenizer of transformers that gives what the model takes."""
+    from transformers import PreTrainedTokenizerFast
+
+    named = {f"{role}_token": tokenizer.id_to_token(number) for role, number in tokens.manifest.roles.items()}
+    inputs = ["input_ids", "attention_mask"]
+    if getattr(workload.config, "token_types", 0) > 1:
+        inputs.insert(1, "token_type_ids")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=longest(workload),
+        model_input_names=inputs,
+        clean_up_tokenization_spaces=False,
+        **named,
+    )
+
+
+def _brought(tokenizer: Tokenizer, source: Path | None, folder: str) -> bool:
+    """Whether the files beside the tokenizer's own, taken along, make the same tokenizer as it is here."""
+    from transformers import AutoTokenizer
+
+    _copy(source, folder, BROUGHT)
+    if not (Path(folder) / "tokenizer_config.json").exists():
+        return False
+    tokenizer.save(str(Path(folder) / "tokenizer.json"))
+    with contextlib.suppress(Exception):  # of whatever kind: then it is wrapped as any other
+        loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        if loaded(PROBE)["input_ids"] == tokenizer.encode(PROBE).ids:
+            return True
+    return False
+
+
+def _template(folder: Path) -> str:
+    """The chat template among the files that came along; they are removed, since they do not make this tokenizer."""
+    template = ""
+    if (folder / "chat_template.jinja").exists():
+        template = (folder / "chat_template.jinja").read_text()
+    elif (folder / "tokenizer_config.json").exists():
+        found = json.loads((folder / "tokenizer_config.json").read_text()).get("chat_template")
+        template = found if isinstance(found, str) else ""
+    for name in BROUGHT:
+        (folder / name).unlink(missing_ok=True)
+    return template
+
+
+def _folder(place: str) -> Path | None:
+    """The local folder of a file or a folder, None if there is none (any more)."""
+    path = Path(place)
+    path = path.parent if path.suffix == ".json" else path
+    return path if place and path.is_dir() else None
+
+
+def _copy(source: Path | None, folder: str, names: tuple[str, ...]) -> None:
+    for name in names if source else ():
+        if source and (source / name).is_file():
+            shutil.copyfile(source / name, Path(folder) / name)

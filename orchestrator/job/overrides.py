@@ -1,0 +1,35 @@
+"""Keys of a document by their dotted names: what `--set` and a search space change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from orchestrator.job.errors import InputError
+
+
+def override(document: dict[str, Any], text: str) -> None:
+    """Apply one `a.b=c`, in place. Raises InputError."""
+    key, equals, value = text.partition("=")
+    where = f"--set {text}"
+    if not equals or not key:
+        raise InputError("is not of the form a.b=c", where, "write for example --set train.steps=50")
+    try:
+        found = yaml.safe_load(value)
+    except (yaml.YAMLError, ValueError) as error:
+        raise InputError(f"the value is not YAML ({error})", where) from None
+    put(document, key, found, where)
+
+
+def put(document: dict[str, Any], key: str, value: Any, where: str) -> None:
+    """Set the dotted `key`, in place; mappings on the way are made. Raises InputError naming `where`."""
+    *parents, last = key.split(".")
+    for parent in parents:
+        child = document.get(parent)
+        if child is None or isinstance(child, str):
+            child = document[parent] = {}
+        if not isinstance(child, dict):
+            raise InputError(f"'{parent}' is not a mapping", where, "override it whole")
+        document = child
+    document[last] = value

@@ -1,0 +1,74 @@
+"""The job file's `resources`: what a run may occupy. Importable without torch or ray."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, field_validator, model_validator
+
+from cluster.workers.gang import LABEL, SELECTOR, Bundle
+from orchestrator.job.strict import Count, Positive, Strict
+
+
+class Workers(Strict):
+    """How many workers the run may have."""
+
+    min: Positive
+    max: Positive
+
+    @model_validator(mode="after")
+    def min_is_at_most_max(self) -> Workers:
+        if self.min > self.max:
+            raise ValueError(f"min {self.min} is above max {self.max}; swap them")
+        return self
+
+
+class PerWorker(Strict):
+    """What one worker occupies."""
+
+    cpu: float = Field(default=1, gt=0)
+    gpu: float = Field(default=0, ge=0)
+    labels: dict[str, str] = Field(
+        default_factory=dict,
+        description="what the labels of its node must be: by label a value, !value, in(a,b) or !in(a,b), as for Ray",
+    )
+
+    @field_validator("gpu")
+    @classmethod
+    def gpu_is_whole(cls, value: float) -> float:
+        if value not in (0, 1):
+            raise ValueError("a worker is one rank and has 0 or 1 GPU; raise workers instead")
+        return value
+
+    @field_validator("labels")
+    @classmethod
+    def labels_are_ray_s(cls, value: dict[str, str]) -> dict[str, str]:
+        for label, wanted in value.items():
+            if not LABEL.fullmatch(label) or not SELECTOR.fullmatch(wanted):
+                raise ValueError(
+                    f"{label}={wanted} selects nothing; write value, !value, in(a,b) or !in(a,b)"
+                )
+        return value
+
+    @property
+    def bundle(self) -> Bundle:
+        """What a gang is asked for."""
+        return Bundle(self.cpu, self.gpu, self.labels)
+
+
+class ResourceSpec(Strict):
+    """What the run may occupy."""
+
+    workers: Workers = Workers(min=1, max=1)
+    per_worker: PerWorker = Field(default_factory=PerWorker)
+    spares: Count = Field(default=0, description="workers that stand by, with all imports done")
+    notices: str | None = Field(
+        default=None,
+        description="where word comes from that a machine will be taken away: aws, gcp, azure, a path or URL that is "
+        "there when it will",
+    )
+
+    @field_validator("workers", mode="before", json_schema_input_type=Workers | int)
+    @classmethod
+    def one_number_is_both(cls, value: Any) -> Any:
+        return {"min": value, "max": value} if isinstance(value, int) else value

@@ -1,0 +1,214 @@
+"""The rank program inside a Ray Train (V2) `TorchTrainer`, by its public API, for those who live there.
+
+    config = loop_config(load("job.yaml"))
+    TorchTrainer(train_func, train_loop_config=config, scaling_config=ScalingConfig(num_workers=2)).fit()
+
+Ray Train starts the workers, sees failures and starts all workers again; the workers go on from the last commit in
+the run directory, which is the one that `orchestrator run` writes and can take up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.train
+import torch.distributed as dist
+from ray.train import Checkpoint
+from ray.train.collective import broadcast_from_rank_zero
+
+from cluster.workers.machine import smallest_offer
+from cluster.workers.rank_process import describe, serve_store
+from cluster.workers.worker_context import Link, Seat
+from orchestrator.checkpoint.identity import check_same_run, check_shards
+from orchestrator.checkpoint.manifest import folder
+from orchestrator.control.run_history import Record
+from orchestrator.job.errors import InputError
+from orchestrator.job.paths import absolute, resolve_paths
+from orchestrator.job.spec import JobSpec, parse
+from orchestrator.job.stability import is_unstable, next_skip, on_record
+from orchestrator.launch.run import check
+from orchestrator.planning.machines import machine_for
+from orchestrator.planning.plan import Planner
+from orchestrator.resolve import parts as assemble
+from orchestrator.storage.run_directory import Row, RunDir
+from orchestrator.train.loop import main
+from orchestrator.train.task import Task
+
+
+def loop_config(
+    spec: JobSpec,
+    run_dir: str | None = None,
+    report_every: int | None = None,
+    faults: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """The `train_loop_config` of a job: checked, its data prepared with Ray Data. Ray must be initialised.
+
+    `run_dir` is the run directory, runs/<name> by default, which all nodes must see; `report_every` how many steps
+    lie between reports to Ray Train, checkpoint.every by default. Raises InputError.
+    """
+    spec = resolve_paths(spec, Path.cwd())
+    run = RunDir(absolute(run_dir or f"runs/{spec.name}", Path.cwd()))
+    check(spec)
+    check_same_run(spec, run)
+    run.create()
+    before = next((event["data"] for event in run.rows("events.jsonl") if event.get("data")), "")
+    data = assemble.prepared(spec, run, before, lambda what, done, total: None)
+    return {
+        "job": spec.model_dump(mode="json"),
+        "run": run.uri,
+        "data": data,
+        "report_every": report_every or spec.checkpoint.every,
+        "faults": list(faults),
+    }
+
+
+def train_func(config: dict[str, Any]) -> None:
+    """The `train_loop_per_worker`: one rank, from the last commit to the end of the job. See `loop_config`."""
+    context, node = ray.train.get_context(), ray.util.get_node_ip_address()
+    rank, world = context.get_world_rank(), context.get_world_size()
+    run = RunDir(config["run"])
+    if dist.is_initialized():
+        dist.destroy_process_group()  # the rank program makes its own, over its own store
+    with _books(config, run) if rank == 0 else contextlib.nullcontext() as books:
+        store = serve_store(node) if books else None
+        told = {"host": node, "port": store.port, **books.begin(world)} if books and store else None
+        told = broadcast_from_rank_zero(told)
+        seat = Seat(rank, world, context.get_local_rank(), told.pop("host"), told.pop("port"), node)
+        task = Task(
+            job=config["job"],
+            run=run.uri,
+            data=config["data"],
+            until=config["job"]["train"]["steps"],
+            faults=tuple(config["faults"]),
+            skips=tuple(skip.to_json() for skip in on_record(run.rows("events.jsonl"))),
+            **told,
+        )
+        main(task.to_json(), TrainLink(seat, store, books, config["report_every"]))
+        if books is None:
+            ray.train.report({"step": task.until})
+            return
+        with tempfile.TemporaryDirectory() as name:
+            (Path(name) / "commit.json").write_text(json.dumps(books.last_commit()))
+            ray.train.report(books.last_row, Checkpoint.from_directory(name))
+
+
+class TrainLink(Link):
+    """A link whose rows go into the run directory and, every so many steps, to Ray Train.
+
+    Ray Train wants a report of every rank, and holds each until its controller has looked: a report a step would make
+    a step as long as its polling interval.
+    """
+
+    def __init__(self, seat: Seat, store: Any, books: Books | None, every: int) -> None:
+        super().__init__(seat, store)
+        self._books, self._every = books, every
+
+    def report(self, step: int, row: Row | None = None) -> None:
+        """See `Link.report`."""
+        super().report(step, row)
+        if self._books is not None and row is not None:
+            self._books.take(row)
+            self.take(0, self._books.saved)
+        if step % self._every == 0:
+            ray.train.report(row or {"step": step})
+
+
+class Books:
+    """What rank 0 writes down, as the controller of `orchestrator run` would."""
+
+    def __init__(self, config: dict[str, Any], run: RunDir) -> None:
+        self._spec, self._data = parse(config["job"]), config["data"]
+        self._record = Record(self._spec, run)
+        self._attempt = 0
+
+    @property
+    def saved(self) -> int:
+        """Rows of this attempt that are stored."""
+        return self._record.saved
+
+    def begin(self, world: int) -> dict[str, Any]:
+        """Roll back to the last sound commit and choose a layout; what a task says of that."""
+        bundle = self._spec.resources.per_worker.bundle
+        shape, shards = assemble.check_data(self._spec, self._data)
+        check_shards(self._record.newest, shards, self._data)
+        layout = Planner(self._spec, shape, machine_for(smallest_offer(bundle), bundle)).choose(world)
+        if layout is None or layout.world != world:
+            mend = "change num_workers of ScalingConfig, or train.global_batch"
+            raise InputError(f"no legal layout uses {world} workers", "parallel", mend)
+        self._attempt = self._record.attempts + 1
+        commit, _ = self._record.roll_back(frozenset(), self._attempt)
+        source = f"from the commit at step {commit.step}" if commit else "from the beginning"
+        told = {"layout": layout.to_json(), "layout_after": str(layout), "data": self._data}
+        self._tell("start", f"{world} workers {source}", **told)
+        return {
+            "layout": layout.to_json(),
+            "attempt": self._attempt,
+            "restore": commit.step if commit else None,
+            "token": secrets.token_hex(6),
+            "shards": shards,
+        }
+
+    def take(self, row: Row) -> None:
+        """Add the row of a step to metrics.jsonl."""
+        first = not self._record.saved
+        self._record.take([row])
+        if first:
+            began = self._record.training_began(self._attempt)
+            self._tell("train", f"the first step of attempt {self._attempt} is done", time=began)
+
+    @property
+    def last_row(self) -> Row:
+        """The row of the last step."""
+        return self._record.recent[-1]
+
+    def last_commit(self) -> dict[str, Any]:
+        """Where the last commit is: Ray Train has this in place of a checkpoint, for it would copy one."""
+        commit, _ = self._record.last_commit()
+        assert commit is not None
+        return {"step": commit.step, "uri": f"{self._record.store.uri}/{folder(commit.step)}"}
+
+    def end(self) -> None:
+        """All steps are done."""
+        self._tell("done", f"{self._record.step} steps are done")
+
+    def fail(self, error: Exception) -> None:
+        """Write down what ended the attempt and, after an instability, which samples the next one leaves out."""
+        fault, skip = describe(error), None
+        if is_unstable(fault):
+            skip = next_skip(self._spec.train, self._record.history.skips, fault)
+        commit, _ = self._record.last_commit()
+        told = {
+            "first_fault": fault,
+            "lost_steps": self._record.step - (commit.step if commit else 0),
+            "skipped": skip.to_json() if skip else None,
+        }
+        self._tell("stop", "a fault ended the attempt", **told)
+
+    def close(self) -> None:
+        """Write nothing more."""
+        self._record.close()
+
+    def _tell(self, phase: str, reason: str, **more: Any) -> None:
+        self._record.event(self._attempt, self._record.step, phase, reason, **more)
+
+
+@contextlib.contextmanager
+def _books(config: dict[str, Any], run: RunDir) -> Iterator[Books]:
+    """The books of a run, which nobody else keeps meanwhile."""
+    with run.lock():
+        books = Books(config, run)
+        try:
+            yield books
+            books.end()
+        except Exception as error:
+            books.fail(error)
+            raise
+        finally:
+            books.close()

@@ -1,0 +1,109 @@
+"""What leaves as a rendered file: nothing secret in it, held against rules and schemas before it is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cluster.render import checks
+from cluster.render.schema import load_schemas, violations
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import JobSpec
+from orchestrator.launch.rendering_paths import reads, writes
+from orchestrator.track.redact import redact
+
+MARK = "# written by `orchestrator cluster render`, which may write it anew"
+"""The first line of a file that this may replace."""
+
+
+def refuse_secrets(spec: JobSpec, path: Path) -> None:
+    """Raise InputError, with the key, if the job carries a credential: rendered files are read by many and kept."""
+    plain = spec.model_dump(mode="json")
+    if where := _difference(plain, redact(plain)):
+        mend = "take it out; the pods get credentials from a Secret"
+        raise InputError("carries a credential, and rendered files must not", f"{path}: {where}", mend)
+
+
+def _difference(before: Any, after: Any, where: str = "") -> str:
+    """The place of the first value that differs, empty if none does."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        pairs: list[tuple[Any, Any]] = [(key, key) for key in before]
+    elif isinstance(before, list) and isinstance(after, list):
+        pairs = [(i, i) for i in range(len(before))]
+    else:
+        return where if before != after else ""
+    found = (_difference(before[k], after[k], f"{where}.{k}".lstrip(".")) for k, _ in pairs)
+    return next((place for place in found if place), "")
+
+
+def warn_of_local_paths(spec: JobSpec, mounted: str = "") -> None:
+    """A path without a protocol is of one machine; what is under `mounted`, all of them share."""
+    place = f"a path under {mounted}" if mounted else "a URI"
+    if local := reads(spec, mounted):
+        note(f"every worker reads {', '.join(local)} where it is: the image must hold it, or give {place}")
+    if local := writes(spec, mounted):
+        note(f"{', '.join(local)} would be of one machine, and gone with it; give {place}")
+
+
+def note(text: str) -> None:
+    """A line for whoever renders, beside the files."""
+    print(f"note: {text}", file=sys.stderr)
+
+
+def no_password(uri: str, option: str) -> str:
+    """`uri` itself. Raises InputError if it carries a credential."""
+    if redact(uri) != uri:
+        raise InputError(
+            "carries a credential, and rendered files must not", option, "take it out of the URI"
+        )
+    return uri
+
+
+def check(files: dict[str, Any], crds: Path | None) -> None:
+    """Hold the manifests against our own rules and, if its files are given, KubeRay's schema. Raises InputError."""
+
+    try:
+        schemas = load_schemas(crds) if crds else {}
+    except FileNotFoundError as error:
+        raise InputError(str(error), "--crds", "give the folder with KubeRay's CRD files") from None
+    for name, manifest in files.items():
+        for line in checks.check(manifest) + violations(manifest, schemas):
+            raise InputError(line, name)
+
+
+def _is_rendered(path: Path) -> bool:
+    """Whether a file is one that `write` has written."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.readline().rstrip() == MARK.encode()
+
+
+def write(files: dict[str, Any], to: Path | None) -> None:
+    """Each file into `to`, or all of them as one stream on standard output.
+
+    Raises InputError, with nothing written, if a file of such a name is there that this has not written.
+    """
+    # Through JSON, so that parts used twice are written twice and not as YAML anchors.
+    texts = {
+        name: yaml.safe_dump(json.loads(json.dumps(document)), sort_keys=False, width=110)
+        for name, document in files.items()
+    }
+    if to is None:
+        print("---\n".join(text for name, text in texts.items() if name != "kustomization.yaml"), end="")
+        return
+    try:
+        for name in texts:
+            if os.path.lexists(to / name) and not _is_rendered(to / name):
+                raise InputError("was not written by this command", str(to / name), "move it away")
+        to.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (to / name).write_text(f"{MARK}\n{text}")
+    except OSError as error:
+        raise InputError(f"cannot be written ({error.strerror})", str(to), "give another folder") from None
+    print(f"{', '.join(texts)} written to {to}")

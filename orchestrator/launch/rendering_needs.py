@@ -1,0 +1,84 @@
+"""What a job needs of machines that are rendered for it; what these could never give is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cluster.render.needs import ClusterNeeds, dns_name
+from cluster.workers.gang import Bundle
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import JobSpec
+
+IMAGE = "training-orchestrator:"
+"""The image that infra/Dockerfile builds, but for its tag: cpu or cuda."""
+CLOUDS = {"eks": "aws", "gke": "gcp", "aks": "azure"}
+"""Where a platform of Kubernetes runs; Karpenter runs on several."""
+
+
+def needs_of(
+    spec: JobSpec,
+    image: str | None,
+    spot: bool,
+    memory: float,
+    per_node: int | None,
+    accelerators: tuple[str, ...],
+) -> ClusterNeeds:
+    """The job seen by the machines; image and per_node None for what follows from it. Raises InputError."""
+    worker, workers = spec.resources.per_worker, spec.resources.workers
+    if accelerators and not worker.gpu:
+        raise InputError(
+            "the job asks for no GPU", "--accelerator", "set resources.per_worker.gpu=1 or leave it out"
+        )
+    if len(set(accelerators)) < len(accelerators):
+        raise InputError("a device type is given twice", "--accelerator", "give each once")
+    needs = ClusterNeeds(
+        dns_name(spec.name), _image(image, bool(worker.gpu)), workers.min, workers.max, worker.cpu, int(worker.gpu),
+        memory, _per_node(spec, per_node), accelerators, spot, worker.labels, spec.resources.notices in CLOUDS.values(),
+    )  # fmt: skip
+    one_value(spec, [label for label in worker.labels if not label.startswith("ray.io/")])
+    groups = [group.labels for group in needs.groups()]
+    known = Bundle(labels={key: wanted for key, wanted in worker.labels.items() if key in groups[0]})
+    if not any(known.suits(labels) for labels in groups):
+        where, mend = "resources.per_worker.labels", "change them, --spot or --accelerator"
+        raise InputError("no worker of what is rendered would have these labels", where, mend)
+    return needs
+
+
+def _image(given: str | None, gpu: bool) -> str:
+    if given is None:
+        return f"{IMAGE}{'cuda' if gpu else 'cpu'}"
+    if gpu and given.endswith(f"{IMAGE}cpu"):
+        mend = "give the one that infra/Dockerfile builds with --target cuda"
+        raise InputError(f"the job needs GPUs, and {given} has no CUDA", "--image", mend)
+    return given
+
+
+def _per_node(spec: JobSpec, given: int | None) -> int:
+    """Workers on a node. Raises InputError if a tensor-parallel group, which must share one, would not fit."""
+    tp = 1 if spec.parallel == "auto" else spec.parallel.tp
+    if given is not None and given % tp:
+        raise InputError(
+            f"parallel.tp is {tp}, and those {tp} workers must share a node",
+            "--per-node",
+            f"give {tp} or leave it out",
+        )
+    return given or tp
+
+
+def of_one_cloud(spec: JobSpec, cloud: str | None) -> None:
+    """Raise InputError if the job asks for notices of another cloud; None is any."""
+    notices = spec.resources.notices
+    if cloud is not None and notices in CLOUDS.values() and notices != cloud:
+        raise InputError(
+            f"{notices} tells nothing on machines of {cloud}",
+            "resources.notices",
+            f"set it to {cloud} or null",
+        )
+
+
+def one_value(spec: JobSpec, labels: Iterable[str]) -> None:
+    """Raise InputError if one of those labels is wanted with any of several values: a group of nodes has one."""
+    for label in labels:
+        if spec.resources.per_worker.labels.get(label, "").startswith("in("):
+            where, mend = f"resources.per_worker.labels.{label}", "name one of them"
+            raise InputError("no node of what is rendered would have this label", where, mend)

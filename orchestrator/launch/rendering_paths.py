@@ -1,0 +1,43 @@
+"""Paths of a job that machines of a cluster have no part in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from orchestrator.job.spec import JobSpec
+
+
+def reads(spec: JobSpec, mounted: str = "") -> list[str]:
+    """What workers must find where they are: paths without a protocol, but those under `mounted`."""
+    tokenizer, model = spec.data.tokenizer, spec.workload.model
+    paths = [source.uri for source in spec.data.sources]
+    paths += [tokenizer] if isinstance(tokenizer, str) else []
+    paths += [model.removeprefix("hf:")] if model.startswith("hf:") else []
+    notices = spec.resources.notices
+    paths += [notices] if notices and notices not in ("aws", "gcp", "azure") else []
+    paths += [spec.limits.prices] if spec.limits.prices else []
+    return [path for path in paths if _is_local(path, mounted)]
+
+
+def writes(spec: JobSpec, mounted: str = "") -> list[str]:
+    """What would be written on one machine and go with it."""
+    return [text for text, path in _written(spec) if _is_local(path, mounted)]
+
+
+def _written(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """The key with its value, and the path in it."""
+    if spec.tracking:
+        uri = spec.tracking.uri
+        path = uri.removeprefix("sqlite:///") if uri.startswith("sqlite:") else uri
+        yield f"tracking.uri {uri}", path
+    if spec.checkpoint.export_to:
+        yield f"checkpoint.export_to {spec.checkpoint.export_to}", spec.checkpoint.export_to
+    if spec.data.cache:
+        yield f"data.cache {spec.data.cache}", spec.data.cache
+
+
+def _is_local(path: str, mounted: str) -> bool:
+    path = path.removeprefix("file://")
+    inside = bool(mounted) and PurePosixPath(path).is_relative_to(mounted)
+    return "://" not in path and not inside

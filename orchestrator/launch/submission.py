@@ -1,0 +1,95 @@
+"""A run as a job of a cluster: what is submitted, and what is known of it from the outside."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import JobSpec
+from orchestrator.storage.run_directory import RunDir
+from orchestrator.track.redact import redact
+
+if TYPE_CHECKING:
+    from cluster.jobs.ray_jobs import Jobs, Submission
+
+END_OF_JOB = "END-OF-JOB"
+CODES = {"done": 0, "failed": 1, "wrong input": 2, "stopped": 3}
+"""Exit codes by the state of a submission that has ended."""
+
+
+def jobs_at(address: str | None) -> Jobs:
+    """The Jobs API at an address, or where Ray's variables and the local cluster say. Raises InputError."""
+    from cluster.jobs.ray_jobs import Jobs
+    from cluster.local.address import NoCluster, place_of
+
+    try:
+        return Jobs(place_of(address))
+    except NoCluster as error:
+        raise no_cluster(error, address) from None
+
+
+def no_cluster(error: Exception, address: str | None) -> InputError:
+    """What to tell when a cluster does not answer."""
+    mend = "give another --address, or start a cluster with `orchestrator cluster up --local 2`"
+    if "refuses this token" in str(error):
+        mend = "set RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH, to the cluster's token"
+    return InputError(str(error), f"--address {address}" if address else "", mend)
+
+
+def entrypoint(spec: JobSpec, run: RunDir, until: int | None, priority: int) -> str:
+    """The shell command that drives the run on the cluster, the job file included.
+
+    Raises InputError if the job carries a credential: whoever may list jobs could read it.
+    """
+    document = spec.model_dump(mode="json")
+    if redact(document) != document:
+        mend = "take it out, and set it in the environment of the cluster's nodes"
+        raise InputError(
+            "the job carries a credential, and a submitted job can be read by many", spec.name, mend
+        )
+    words = ["python", "-m", "orchestrator", "run", "/dev/stdin", "--address", "auto", "--run-dir", run.uri]
+    words += ["--until", str(until)] if until is not None else []
+    words += ["--priority", str(priority)] if priority else []
+    # The shell becomes the command, which then gets the signal when the job is stopped.
+    text = json.dumps(document)
+    return f"exec {shlex.join(words)} <<'{END_OF_JOB}'\n{text}\n{END_OF_JOB}"
+
+
+def submit(
+    jobs: Jobs, spec: JobSpec, run: RunDir, until: int | None, priority: int, runtime_env: dict[str, Any]
+) -> tuple[Submission, bool]:
+    """The job's submission, and whether it is new: one that is at work already is found again.
+
+    Raises InputError if it is at work with another job file.
+    """
+    from cluster.jobs.ray_jobs import ENDED
+    from cluster.local.address import NoCluster
+
+    command = entrypoint(spec, run, until, priority)
+    before = jobs.find(spec.name)
+    if before is not None and before.state not in ENDED:
+        if before.entrypoint != command:
+            mend = "stop it first, or submit under another name"
+            raise InputError("this job is at work with another job file or run directory", before.id, mend)
+        return before, False
+    try:
+        return jobs.get(jobs.submit(spec.name, run.uri, command, runtime_env, priority)), True
+    except NoCluster as error:
+        raise no_cluster(error, None) from None
+    except (RuntimeError, ValueError) as error:
+        raise InputError(
+            " ".join(str(error).split())[:300], "the runtime environment", "see --exclude"
+        ) from None
+
+
+def existing(jobs: Jobs, name: str) -> Submission:
+    """The newest submission of a job by name, number or run directory. Raises InputError if there is none."""
+    found = jobs.find(name) or jobs.find(str(Path(name).absolute()))
+    if found is None:
+        names = sorted({job.name for job in jobs.all()})
+        known = f"choose from: {', '.join(names)}" if names else "none has been submitted there"
+        raise InputError("there is no such job on the cluster", name, known)
+    return found

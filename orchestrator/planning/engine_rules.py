@@ -1,0 +1,65 @@
+"""What an engine does not run under a job, whatever the model: refused in words before anything starts.
+
+What a layout alone forbids is in `layout`. Torch-free and ray-free.
+"""
+
+from __future__ import annotations
+
+from orchestrator.job.spec import JobSpec, TrainSpec
+from orchestrator.planning.layout import SPLIT, Layout
+
+
+def refused(spec: JobSpec, layout: Layout) -> list[str]:
+    """Every reason why the layout's engine cannot run this job, in words with the mend; empty if it can."""
+    found, train = [], spec.train
+    if train.compile and layout.pp > 1 and layout.schedule in SPLIT:
+        found.append(
+            f"schedule {layout.schedule} splits the backward pass, which compiled blocks cannot; "
+            "set train.compile to false"
+        )
+    if layout.offload != "none" and not spec.resources.per_worker.gpu:
+        found.append("offload takes state off a GPU, and workers have none; set offload to none")
+    if layout.engine == "deepspeed":
+        found += _by_deepspeed(train, layout)
+    if train.determinism != "bitwise":
+        return found
+    cut = [axis for axis in ("pp", "cp", "tp", "ep") if getattr(layout, axis) > 1]
+    found += [
+        f"determinism bitwise holds for any data-parallel width, and {axis} {getattr(layout, axis)} changes the "
+        f"order of sums; set {axis} to 1"
+        for axis in cut
+    ]
+    if layout.zero:
+        found.append("determinism bitwise sums gradients in a tree of its own; set zero to 0")
+    whole = train.global_batch // train.virtual_shards
+    if layout.micro_batch != whole or train.virtual_shards % layout.dp:
+        found.append(
+            f"determinism bitwise computes each of {train.virtual_shards} virtual shards alone; leave micro_batch "
+            f"out or set it to {whole}, on a number of workers that divides {train.virtual_shards}"
+        )
+    return found
+
+
+def _by_deepspeed(train: TrainSpec, layout: Layout) -> list[str]:
+    """What the DeepSpeed engine does not train, or not as the torch engine would."""
+    found = []
+    if train.optimizer.name != "adamw":
+        found.append(
+            f"the DeepSpeed engine runs adamw, and the optimizer is {train.optimizer.name}; "
+            "set train.optimizer.name to adamw, or parallel.engine to torch"
+        )
+    if train.determinism == "bitwise":
+        found.append(
+            "determinism bitwise adds gradients in an order that DeepSpeed does not; "
+            "set train.determinism to rerun, or parallel.engine to torch"
+        )
+    if layout.zero == 3 and train.compile:
+        found.append(
+            "DeepSpeed's ZeRO 3 frees weights between layers, which compiled blocks keep; set train.compile to false"
+        )
+    if layout.recompute == "selective":
+        # Seen: ZeRO 3 stops, since it fetches weights anew, and ZeRO 2 trains something slightly different.
+        found.append(
+            "selective recomputation is wrong beside DeepSpeed's own hooks; set recompute to full or none"
+        )
+    return found

@@ -1,0 +1,348 @@
+"""Which layout to use: enumerate, reject with a reason, predict memory and time, choose.
+
+A first, honest version. It counts model states after ZeRO (Rajbhandari et al., 2020, section 3), activations
+after Korthikanti et al., 2022 (equation 2, in bytes of the compute type), and the step's floating-point
+operations over a rate; so its times are good for ordering layouts, and the report shows them beside the
+measured ones. Torch-free and ray-free.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import JobSpec, ParallelSpec
+from orchestrator.planning.engine_rules import refused
+from orchestrator.planning.layout import Layout, ModelShape, divisors, fit, nearest
+from orchestrator.planning.machines import Machine
+from workloads.model.config import TransformerConfig
+
+if TYPE_CHECKING:
+    from workloads.hf.folder import ForeignModel
+
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+MEMORY_SHARE = 0.8
+"""Share of a worker's memory that a plan may fill: allocators and libraries need the rest."""
+EFFICIENCY = 0.4
+"""Share of the matrix-multiplication rate that a whole training step reaches."""
+
+DEEPSPEED = {1: 1.10, 2: 1.06, 3: 1.12}
+"""A step of the DeepSpeed engine over one of the torch engine, by ZeRO stage, in processor seconds as
+`tests/bench/bench_deepspeed.py` measured them."""
+HOST_LINK, HOST_MEMORY = 2e10, 5e10
+"""Bytes a second between a GPU and its host (PCIe 4.0, 16 lanes), and of the host's memory: cautious guesses."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A legal layout with what is predicted of it: bytes a rank, seconds a step."""
+
+    layout: Layout
+    memory: float
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The candidate as plain data."""
+        return {
+            "layout": str(self.layout),
+            "memory_bytes": round(self.memory),
+            "step_seconds": round(self.seconds, 4),
+        }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The chosen layout, the others that were legal, and those that were not, each with the reason."""
+
+    chosen: Candidate
+    candidates: tuple[Candidate, ...]
+    rejected: tuple[tuple[Layout, str], ...]
+    machine: Machine
+    tokens: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as it stands in plan.json."""
+        seconds = self.chosen.seconds
+        return {
+            "chosen": self.chosen.layout.to_json() | {"text": str(self.chosen.layout)},
+            "predicted": {
+                "memory_bytes": round(self.chosen.memory),
+                "step_seconds": seconds,
+                "tokens_per_second": self.tokens / seconds,
+            },
+            "machine": {
+                "memory_bytes": round(self.machine.memory),
+                "flops_per_second": round(self.machine.flops),
+            },
+            "candidates": [c.to_json() for c in self.candidates],
+            "rejected": [{"layout": str(layout), "reason": reason} for layout, reason in self.rejected],
+        }
+
+
+def model_shape(config: TransformerConfig | ForeignModel, sequence_length: int) -> ModelShape:
+    """The sizes that planning needs. A model of transformers run as it is cannot be cut."""
+    whole = ModelShape(
+        parameters=config.parameters(),
+        layers=config.layers + config.decoder_layers,
+        hidden=config.hidden,
+        heads=config.heads,
+        kv_heads=config.kv_heads or config.heads,
+        feedforward=config.intermediate,
+        vocabulary=config.vocab_size,
+        sequence_length=sequence_length,
+        flops_per_token=config.flops(sequence_length),
+        stages=1,
+        whole_context="this model is run as it is",
+        whole_sequence="this model is run as it is",
+        no_blocks=""
+        if isinstance(config, TransformerConfig) or config.has_blocks
+        else "its class has no layers of a kind",
+    )
+    return _cuts(config, whole) if isinstance(config, TransformerConfig) else whole
+
+
+def _cuts(config: TransformerConfig, whole: ModelShape) -> ModelShape:
+    """The shape with what may be cut in a model of ours."""
+    moe, stacks = config.moe, (config.layers, config.decoder_layers)
+    experts = 0
+    if moe:
+        places = sum(moe.at(i) for count in stacks for i in range(count))
+        experts = places * moe.experts * (3 if config.gated else 2) * config.hidden * moe.intermediate
+    return dataclasses.replace(
+        whole,
+        experts=moe.experts if moe else 0,
+        stages=1 if config.generator or config.shared_layers else whole.layers,
+        expert_feedforward=moe.intermediate if moe else 0,
+        heads_cut=config.latent is None,
+        whole_context=_whole_context(config),
+        whole_sequence=_whole_sequence(config),
+        uneven_vocabulary=not config.generator,
+        expert_share=experts / whole.parameters,
+    )
+
+
+def _whole_context(config: TransformerConfig) -> str:
+    """Why context parallelism cannot split a model's sequence; empty if it can."""
+    if config.decoder_layers:
+        return "an encoder-decoder reads its memory whole"
+    if config.positions == "relative":
+        return "relative positions need every distance on every rank"
+    if config.sentence_head or config.head == "sequence":
+        return "a sentence head reads one token of the whole"
+    return "the discriminator's loss is a mean over the whole" if config.head == "discriminator" else ""
+
+
+def _whole_sequence(config: TransformerConfig) -> str:
+    """Why tensor-parallel ranks cannot share the residuals out; empty if they can."""
+    if config.decoder_layers:
+        return "an encoder-decoder reads its memory whole"
+    if config.generator:
+        return "a generator and its discriminator work on single positions"
+    return "layers that are shared have no last one" if config.shared_layers else ""
+
+
+def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine) -> Plan:
+    """The best legal layout on at most `workers` ranks.
+
+    Raises InputError if a layout written by hand is illegal, or if none fits, with the reasons.
+    """
+    legal, rejected = [], []
+    for layout in dict.fromkeys(_candidates(spec, shape, workers, machine)):
+        problems = [*layout.problems(shape, spec.train.global_batch), *refused(spec, layout)]
+        if layout.world > workers:
+            problems.append(
+                f"{layout} needs {layout.world} workers of {workers}; lower a degree or add workers"
+            )
+        candidate = predict(spec, shape, layout, machine)
+        if not problems and candidate.memory > machine.memory * MEMORY_SHARE:
+            room = machine.memory * MEMORY_SHARE
+            problems = [
+                f"needs {candidate.memory / 2**30:.2f} GiB a rank and a worker offers {room / 2**30:.2f} GiB"
+            ]
+        if problems:
+            rejected.append((layout, problems[0]))
+        else:
+            legal.append(candidate)
+    if not legal:
+        raise _none_fits(spec, shape, workers, rejected)
+    # Of layouts that are as fast, the one that does least to the model.
+    legal.sort(key=lambda c: (round(c.seconds, 6), c.layout.zero, c.memory))
+    return Plan(
+        legal[0], tuple(legal), tuple(rejected), machine, spec.train.global_batch * shape.sequence_length
+    )
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Planning as the controller asks for it again and again: each number of workers is planned for once."""
+
+    spec: JobSpec
+    shape: ModelShape
+    machine: Machine
+    _known: dict[int, Layout | None] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+
+    def plan(self, workers: int) -> Plan:
+        """See `plan`."""
+        return plan(self.spec, self.shape, workers, self.machine)
+
+    def choose(self, workers: int) -> Layout | None:
+        """The best layout for that many workers, or None."""
+        if workers not in self._known:
+            try:
+                self._known[workers] = self.plan(workers).chosen.layout if workers else None
+            except InputError:
+                self._known[workers] = None
+        return self._known[workers]
+
+    def seconds(self, layout: Layout) -> float:
+        """What a step takes, as predicted."""
+        return predict(self.spec, self.shape, layout, self.machine).seconds
+
+
+def predict(spec: JobSpec, shape: ModelShape, layout: Layout, machine: Machine) -> Candidate:
+    """Bytes a rank and seconds a step under `layout`."""
+    held = (
+        shape.parameters * (1 - shape.expert_share + shape.expert_share / layout.ep) / (layout.tp * layout.pp)
+    )
+    width = 4 if spec.train.precision == "fp32" else 2
+    tokens = layout.micro_batch * shape.sequence_length / layout.cp
+    attention = 2.5 * shape.heads * shape.sequence_length / shape.hidden
+    kept = {"none": 17.0 + attention, "selective": 12.0, "full": 2.0}[layout.recompute]
+    per_layer = tokens * shape.hidden * width * kept
+    logits = 3.0 * tokens * shape.vocabulary * 4
+    parts = max(layout.accumulation(spec.train.global_batch), 1)
+    # A pipeline keeps the activations of the micro-batches in flight, at most one for each stage ahead.
+    flight = min(layout.pp, parts) if layout.schedule != "gpipe" else parts
+    activations = flight * shape.layers / layout.pp * per_layer / layout.tp + logits / layout.tp
+    work = shape.flops_per_token * spec.train.global_batch * shape.sequence_length / layout.world
+    again = {"none": 1.0, "selective": 1.05, "full": 4 / 3}[layout.recompute]
+    bubble = (
+        {"interleaved": 0.5, "zero_bubble": 1 / 6, "zbv": 1 / 6}.get(layout.schedule, 1.0)
+        * (layout.pp - 1)
+        / parts
+    )
+    seconds = work * again * (1 + bubble) / (machine.flops * EFFICIENCY)
+    # Small micro-batches leave the arithmetic units idle: the fixed cost of launching a layer's operations.
+    launches = parts * shape.layers / layout.pp * 4e-4
+    traffic = _traffic(shape, layout, parts, 4.0 * held, tokens * shape.hidden * width) / machine.bandwidth
+    price = DEEPSPEED.get(layout.zero, 1.0) if layout.engine == "deepspeed" else 1.0
+    seconds = price * (seconds + launches + traffic)
+    return Candidate(
+        layout, _states(layout, held) + activations, seconds + _host_seconds(layout, held, parts)
+    )
+
+
+def _states(layout: Layout, held: float) -> float:
+    """Bytes of weights, gradients and optimiser state that a rank keeps on its device, of `held` parameters.
+
+    What is offloaded goes to the host, whose memory is not counted. DeepSpeed keeps a second fp32 copy of the
+    weights that a rank updates, and sends gradients to the host as they are summed (Ren et al., 2021, section 4.1).
+    """
+    replicas = layout.dp * layout.cp
+    theirs = layout.engine == "deepspeed"
+    optimizer = (12.0 if theirs else 8.0) * held / (replicas if layout.zero >= 1 else 1)
+    gradients = 4.0 * held / (replicas if layout.zero >= 2 else 1)
+    weights = 4.0 * held / (replicas if layout.zero >= 3 else 1)
+    if layout.offload == "none":
+        return weights + gradients + optimizer
+    gradients *= 0.0 if theirs and layout.zero >= 2 else 1.0
+    return gradients + (weights if layout.offload == "optimizer" else 0.0)
+
+
+def _host_seconds(layout: Layout, held: float, parts: int) -> float:
+    """What offload adds to a step of `parts` micro-batches: gradients to the host, Adam there (reads four numbers of
+    a parameter and writes three), weights back; offloaded weights come for every forward and backward pass."""
+    if layout.offload == "none":
+        return 0.0
+    part = 4.0 * held / (layout.dp * layout.cp if layout.zero >= 1 else 1)
+    again = 2 * parts if layout.offload == "parameters" else 0
+    return (2 + again) * part / HOST_LINK + 7 * part / HOST_MEMORY
+
+
+def _traffic(shape: ModelShape, layout: Layout, parts: int, weights: float, hidden: float) -> float:
+    """Bytes that a rank sends in a step, for `parts` micro-batches of `hidden` bytes of hidden states.
+
+    Rings move (n - 1) / n of a tensor in each half of an all-reduce. Gradients are summed once under ZeRO 0 and 1
+    (half of it hidden behind the backward pass), and gathered and scattered for every micro-batch under 2 and 3.
+    """
+
+    def ring(ways: int) -> float:
+        return (ways - 1) / ways
+
+    layers = parts * shape.layers / layout.pp
+    halves = {0: 1.0, 1: 1.0, 2: 2.0 * parts, 3: 3.0 * parts}[layout.zero]
+    data = halves * ring(layout.dp * layout.cp) * weights
+    tensor = layers * 8.0 * ring(layout.tp) * hidden
+    context = layers * 4.0 * (layout.cp - 1) * hidden * shape.kv_heads / shape.heads
+    experts = layers * 4.0 * ring(layout.ep) * hidden if shape.experts else 0.0
+    stages = 2.0 * parts * hidden * (layout.stages // layout.pp) if layout.pp > 1 else 0.0
+    return data + tensor + context + experts + stages
+
+
+def _candidates(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine) -> Iterator[Layout]:
+    """Every layout to consider: the hand-written one, or all degrees that the workers allow."""
+    batch = spec.train.global_batch
+    virtual = spec.train.virtual_shards if spec.train.determinism == "bitwise" else 0
+    micros = [batch // virtual] if virtual else [m for m in MICRO_BATCHES if m <= batch]
+    if isinstance(spec.parallel, ParallelSpec):
+        asked = spec.parallel
+        fields = asked.model_dump(exclude={"micro_batch"})
+        for micro in [asked.micro_batch] if asked.micro_batch else micros:
+            wide = Layout(**fields, micro_batch=micro)
+            # A layout that does not fit is still yielded, so that its reason is told.
+            width = max(workers // (asked.pp * asked.cp * asked.tp), 1)
+            yield fit(wide, workers, batch, virtual) or dataclasses.replace(wide, dp=width)
+        return
+    ways, experts = divisors(workers), divisors(shape.experts) if shape.experts else [1]
+    for pp, cp, tp, ep, zero, recompute in itertools.product(
+        ways, ways, ways, experts, range(4), ("none", "full")
+    ):
+        if pp * cp * tp * ep > workers:
+            continue
+        schedules = ("1f1b", "interleaved") if pp > 1 else ("1f1b",)
+        for micro, schedule in itertools.product(micros, schedules):
+            degrees = Layout(
+                pp=pp,
+                cp=cp,
+                tp=tp,
+                ep=ep,
+                zero=zero,
+                micro_batch=micro,
+                recompute=recompute,
+                schedule=schedule,
+            )
+            layout = fit(degrees, workers, batch, virtual)
+            if layout:
+                yield layout
+                yield from _otherwise(spec, shape, layout, machine)
+
+
+def _otherwise(spec: JobSpec, shape: ModelShape, layout: Layout, machine: Machine) -> Iterator[Layout]:
+    """The same degrees on DeepSpeed, and, where a GPU does not hold them, with state offloaded: what is legal of it."""
+    gpu = spec.resources.per_worker.gpu and spec.train.determinism != "bitwise"
+    tight = gpu and predict(spec, shape, layout, machine).memory > machine.memory * MEMORY_SHARE
+    offloads = ("none", "optimizer", "parameters") if tight else ("none",)
+    for engine, offload in itertools.product(("torch", "deepspeed"), offloads):
+        other = dataclasses.replace(layout, engine=engine, offload=offload)
+        problems = [*other.problems(shape, spec.train.global_batch), *refused(spec, other)]
+        if other != layout and not problems:
+            yield other
+
+
+def _none_fits(
+    spec: JobSpec, shape: ModelShape, workers: int, rejected: list[tuple[Layout, str]]
+) -> InputError:
+    reasons = list(dict.fromkeys(reason for _, reason in rejected))
+    if isinstance(spec.parallel, ParallelSpec) and reasons:
+        near = nearest(rejected[0][0], shape, spec.train.global_batch)
+        mend = f"the nearest legal layouts are {'; '.join(str(layout) for layout in near)}" if near else ""
+        return InputError(reasons[0], "parallel", mend)
+    needs = [reason for reason in reasons if reason.startswith("needs ")]  # of memory: all else was legal
+    why = f": {(needs or reasons)[-1]}" if reasons else ""
+    return InputError(
+        f"no legal layout for {workers} workers{why}", "parallel", "change resources or train.global_batch"
+    )

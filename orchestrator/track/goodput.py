@@ -1,0 +1,185 @@
+"""Where the time went: every second of a run, from its first event on, in exactly one bucket.
+
+Pure arithmetic on the rows of events.jsonl and the tally of those of metrics.jsonl. Seconds are counted as whole
+microseconds inside, so that the buckets sum to the wall time exactly and not nearly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.track.totals import Row, Spent, Tally, forward, micros
+
+BUCKETS = (
+    "prepare",  # token shards, plan
+    "start",  # first gang: processes, mesh, model
+    "step",  # optimiser steps that count
+    "data_stall",  # a step waited for its samples
+    "checkpoint_stall",  # a step waited for its commit
+    "lost_work",  # steps rolled back, first execution
+    "detection",  # from the last step to the moment the fault was seen
+    "re_plan",  # stopping the gang and choosing the next layout
+    "restore",  # any later gang: processes, mesh, model, commit read
+    "export",  # writing the model for others
+    "idle",  # waiting for workers, and the time in training that no step accounts for
+    "down",  # nobody ran
+)
+ENDS = frozenset({"done", "failed", "stopped"})
+_PLAIN = {"prepare": "prepare", "wait": "idle", "stop": "re_plan", "export": "export", "down": "down"}
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One stretch of the run. `start` and `end` in microseconds since the epoch."""
+
+    name: str
+    attempt: int
+    start: int
+    end: int
+    layout: Any = None
+    reason: str = ""
+    faulted: bool = False  # a fault ended it
+    died: bool = False  # its controller died in it
+    lost: int = 0  # microseconds of work that the fault threw away, as the controller saw it
+    event: int = -1  # the number of the event that began it
+
+    @property
+    def seconds(self) -> float:
+        """Its length."""
+        return (self.end - self.start) / 1e6
+
+
+def ledger(events: Sequence[Row], rows: Tally, now: float | None = None) -> dict[str, Any]:
+    """Seconds by bucket, wall time and goodput (Google's ML Goodput: useful step seconds over wall seconds).
+
+    The wall runs from the first event to the last; in a run without an end, to `now`, or to the last row.
+    Returns {"wall_seconds", "goodput", "lost_steps", "seconds": {bucket: seconds}}; goodput is None for a run
+    of no length.
+    """
+    amounts = dict.fromkeys(BUCKETS, 0)
+    started = False
+    for phase in timeline(events, rows, now):
+        useful, lost = rows.useful.get(phase.event, Spent()), rows.lost.get(phase.event, Spent())
+        if phase.name == "train":
+            for bucket, amount in _train(phase, useful, lost):
+                amounts[bucket] += amount
+        elif phase.name == "start":
+            for bucket, amount in _start(phase, useful, lost):
+                amounts[bucket or ("restore" if started else "start")] += amount
+            started = True
+        else:
+            amounts[_PLAIN.get(phase.name, "idle")] += phase.end - phase.start
+    wall = sum(amounts.values())
+    return {
+        "wall_seconds": wall / 1e6,
+        "goodput": amounts["step"] / wall if wall else None,
+        "lost_steps": _lost_steps(events, rows.lost_steps),
+        "seconds": {bucket: amount / 1e6 for bucket, amount in amounts.items()},
+    }
+
+
+def _lost_steps(events: Sequence[Row], lost: Counter[Any]) -> int:
+    """Steps lost by attempt, as the controller told or as rows still show, whichever is more."""
+    steps = lost.copy()
+    for event in events:
+        attempt = event.get("attempt")
+        steps[attempt] = max(steps[attempt], event.get("lost_steps") or 0)
+    return steps.total()
+
+
+def timeline(events: Sequence[Row], rows: Tally, now: float | None = None, since: int = 0) -> list[Phase]:
+    """The run as phases that touch: each event's lasts until the next. Clocks that went back stand still; `since`, in
+    microseconds, is the latest time of the events before these.
+
+    Where a run was started again ("prepare", reason "resumed ..."), the phase it died in ends at the last
+    sign of life: its last row, or the event's `last_seen` (unix seconds). The rest is a phase named "down".
+    """
+    phases: list[Phase] = []
+    starts = forward([micros(event.get("time")) for event in events], since)
+    for index, event in enumerate(events):
+        start = starts[index]
+        following = events[index + 1] if index + 1 < len(events) else None
+        name = str(event.get("phase"))
+        if following:
+            end = starts[index + 1]
+        elif name in ENDS:
+            end = start
+        else:
+            end = max(start, micros(now) if now is not None else rows.latest)
+        phase = Phase(
+            name=name,
+            attempt=int(event.get("attempt") or 0),
+            start=start,
+            end=end,
+            layout=event.get("layout_after"),
+            reason=str(event.get("reason") or ""),
+            faulted=bool(following and following.get("first_fault")),
+            lost=micros(following.get("seconds_lost")) if following else 0,
+            event=index,
+        )
+        phases += _until_death(phase, following, rows)
+    return phases
+
+
+def _until_death(phase: Phase, following: Row | None, rows: Tally) -> list[Phase]:
+    """The phase, cut at the last sign of life if nobody ran until `following`."""
+    if phase.name in ENDS:
+        return [dataclasses.replace(phase, name="down")] if following else []
+    if not following or following.get("phase") != "prepare" or not _resumed(following):
+        return [phase]
+    seen = micros(following.get("last_seen"))
+    if phase.name == "train":
+        seen = max(seen, rows.sign_before(phase.end))
+    death = min(max(seen, phase.start), phase.end)
+    down = Phase("down", phase.attempt, death, phase.end, reason="nobody ran")
+    return [dataclasses.replace(phase, end=death, died=True), down]
+
+
+def _resumed(event: Row) -> bool:
+    return str(event.get("reason")).startswith("resumed")
+
+
+def _start(phase: Phase, useful: Spent, lost: Spent) -> Iterator[tuple[str, int]]:
+    """A gang is started when its first steps are seen; they are steps all the same. "" is what they leave."""
+    length = phase.end - phase.start
+    for bucket, amount in _accounted(length, useful):
+        yield bucket, amount
+        length -= amount
+    amount = min(length, lost.step)
+    yield "lost_work", amount
+    yield "", length - amount
+
+
+def _train(phase: Phase, useful: Spent, lost: Spent) -> Iterator[tuple[str, int]]:
+    """A training phase is three spans: to the last row that counts, to the last row lost, and the tail.
+
+    Rows of lost steps may be gone, or may never have arrived. After a fault the tail holds them as far as the
+    controller counted them; where the controller itself died, nothing after the last row was kept.
+    """
+    counted = min(max(phase.start, useful.last), phase.end)
+    rolled_back = min(max(counted, lost.last), phase.end)
+    left = counted - phase.start
+    for bucket, amount in _accounted(left, useful):
+        yield bucket, amount
+        left -= amount
+    yield "idle", left
+    tail = phase.end - rolled_back
+    unseen = tail if phase.died else min(tail, max(0, phase.lost - (rolled_back - counted)))
+    yield "lost_work", rolled_back - counted + unseen
+    yield "detection" if phase.faulted else "idle", tail - unseen
+
+
+def _accounted(length: int, rows: Spent) -> Iterator[tuple[str, int]]:
+    """What the rows account for, never more than `length`; step time is what the two stalls leave of it."""
+    for bucket, spent in (
+        ("data_stall", rows.data),
+        ("checkpoint_stall", rows.commit),
+        ("step", rows.step),
+    ):
+        amount = min(length, spent)
+        yield bucket, amount
+        length -= amount

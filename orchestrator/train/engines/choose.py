@@ -1,0 +1,19 @@
+"""The one place that picks the engine."""
+
+from __future__ import annotations
+
+from orchestrator.job.spec import JobSpec
+from orchestrator.planning.layout import Layout
+from orchestrator.train.device import Device
+from orchestrator.train.engines.engine import Engine
+from orchestrator.train.engines.torch_engine import TorchEngine
+from workloads.workload import Workload
+
+
+def make_engine(spec: JobSpec, workload: Workload, layout: Layout, device: Device) -> Engine:
+    """The engine that the layout names. Raises InputError if what it needs is not on this machine."""
+    if layout.engine == "deepspeed":  # imported only here: it takes seconds
+        from orchestrator.train.engines.deepspeed_engine import DeepSpeedEngine
+
+        return DeepSpeedEngine(spec, workload, layout, device)
+    return TorchEngine(spec, workload, layout, device)

@@ -1,0 +1,169 @@
+"""The DeepSpeed engine: ZeRO 1, 2 and 3 and ZeRO-Offload (Rajbhandari et al., 2020; Ren et al., 2021)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from orchestrator.checkpoint.pieces import Piece, whole
+from orchestrator.checkpoint.reader import Reader
+from orchestrator.job.spec import JobSpec
+from orchestrator.planning.layout import Layout
+from orchestrator.train.device import Device
+from orchestrator.train.engines.deepspeed_setup import open_deepspeed, optimizer_of, settings
+from orchestrator.train.engines.deepspeed_state import Partitions
+from orchestrator.train.engines.engine import Metrics
+from orchestrator.train.engines.loss_scale import LossScale
+from orchestrator.train.engines.optimizers import set_lr
+from orchestrator.train.parallel.losses import StepLosses
+from orchestrator.train.parallel.mesh import Mesh
+from orchestrator.train.parallel.parallelize import recompute
+from orchestrator.train.parallel.router_load import Routing, ratios
+from workloads.workload import Batch, Workload
+
+
+class DeepSpeedEngine:
+    """Weights, gradients and optimiser state are DeepSpeed's; losses, counts and commits are ours. See `Engine`.
+
+    Gradients are sums over tokens until the step, where the number of predicted tokens, known only then, is
+    DeepSpeed's loss scale: it divides by it before it clips.
+    """
+
+    def __init__(self, spec: JobSpec, workload: Workload, layout: Layout, device: Device) -> None:
+        self._workload, self._layout, self._device = workload, layout, device
+        self._mesh = Mesh(layout)
+        self._losses = StepLosses(spec, workload, layout, self._mesh, device)
+        self._routing = Routing(workload, self._mesh, device.device)
+        self._scale = LossScale(spec.train.precision == "fp16")
+        deepspeed = open_deepspeed(device.device)
+        elements = sum(shape.numel() for shape in workload.shapes.values())
+        config = settings(spec, layout, elements, workload.config.hidden)
+        self.model = _build(deepspeed, workload, layout, device.device, config)
+        if layout.recompute != "none":
+            recompute(workload.blocks(self.model), layout.recompute == "selective", spec.train.compile)
+        elif spec.train.compile:
+            for layer in workload.blocks(self.model):
+                layer.compile()
+        scaled = [(p, workload.lr_scale(name)) for name, p in self.model.named_parameters()]
+        optimizer = optimizer_of(spec.train.optimizer, scaled, layout.offload != "none")
+        step = _WithLoss(self.model, self._losses, device)
+        self._engine, self._zero, _, _ = deepspeed.initialize(
+            model=step, optimizer=optimizer, config=config, dist_init_required=False
+        )
+        self._partitions = Partitions(self._zero, layout.zero, dict(self.model.named_parameters()))
+        self._buffers = {n: b for n, b in self.model.named_buffers() if n in workload.shapes}
+
+    def train_step(self, micro_batches: Sequence[Batch], lr: float) -> Metrics:
+        """See `Engine.train_step`."""
+        self._losses.begin(micro_batches)
+        self._losses.scale, self._zero.loss_scale = self._scale.value, 1.0
+        for number, batch in enumerate(micro_batches, start=1):
+            part = self._engine(self._losses.prepare(batch), len(micro_batches))
+            self._engine.backward(part, scale_wrt_gas=False)
+            if number < len(micro_batches):
+                self._engine.step()  # counts the micro-batch
+        loss, extra, count, _ = self._losses.over_ranks(torch.zeros(()))
+        routed = self._routing.take([self.model])
+        extra = {**extra, **ratios(routed)}
+        if self._scale.enabled:
+            extra = {**extra, "loss_scale": self._scale.value, "skipped": 0.0}
+        # Sums, divided by DeepSpeed by the number of ranks.
+        self._zero.loss_scale = self._scale.value * count / (self._losses.expected * self._layout.dp)
+        set_lr(self._zero.param_groups, lr)
+        self._engine.step()
+        norm = float(self._engine.get_global_grad_norm())
+        if self._zero.overflow or not math.isfinite(norm):
+            # Every rank sees the same norm, so all skip the step or all end here.
+            if self._scale.overflow():
+                return Metrics(loss, 0.0, {**extra, "skipped": 1.0})
+            return Metrics(loss, math.nan, extra)
+        self._scale.succeed()
+        self._workload.balance(self.model, routed)
+        return Metrics(loss, norm, extra)
+
+    @torch.no_grad()
+    def poison(self) -> None:
+        """See `Engine.poison`. Under stage 3 a rank holds its partition of a parameter apart from it."""
+        for parameter in self.model.parameters():
+            getattr(parameter, "ds_tensor", parameter).data.fill_(math.nan)
+
+    @torch.no_grad()
+    def eval_step(self, micro_batches: Sequence[Batch]) -> Metrics:
+        """See `Engine.eval_step`."""
+        self._engine.eval()
+        self._losses.begin(micro_batches)
+        for batch in micro_batches:
+            self._engine(self._losses.prepare(batch), len(micro_batches))
+        self._engine.train()
+        loss, extra, _, _ = self._losses.over_ranks(torch.zeros(()))
+        return Metrics(loss, 0.0, extra)
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        """See `Engine.initialise`."""
+        for fragment in self._partitions.fragments:
+            value = self._workload.initial(fragment.name, seed)
+            for box, view in fragment.views(fragment.partition):
+                view.copy_(box.of(value))
+        for name, buffer in self._buffers.items():
+            buffer.copy_(self._workload.initial(name, seed))
+        self._partitions.begin(0)
+        self._partitions.publish()
+
+    def state(self) -> Iterator[Piece]:
+        """See `Engine.state`."""
+        yield from self._partitions.pieces()
+        if self._mesh.rank == 0:
+            yield from (whole(f"model.{name}", buffer) for name, buffer in self._buffers.items())
+            yield whole("optim.step", torch.tensor(self._partitions.steps, dtype=torch.int64))
+            yield from self._scale.pieces()
+
+    @torch.no_grad()
+    def load(self, reader: Reader) -> None:
+        """See `Engine.load`."""
+        reader.manifest.require({f"model.{n}": tuple(s) for n, s in self._workload.shapes.items()})
+        self._partitions.restore(reader)
+        for name, buffer in self._buffers.items():
+            buffer.copy_(reader.read(f"model.{name}"))
+        self._scale.load(reader)
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        self._engine.destroy()
+
+
+class _WithLoss(nn.Module):
+    """A micro-batch to its loss as the backward pass wants it: DeepSpeed wraps the module whose output is that."""
+
+    def __init__(self, model: nn.Module, losses: StepLosses, device: Device) -> None:
+        super().__init__()
+        self.model, self._losses, self._device = model, losses, device
+
+    def forward(self, batch: Batch, parts: int) -> Tensor:
+        """fp32 scalar."""
+        with self._device.autocast():
+            return self._losses.of(self.model(batch), batch, parts)
+
+
+def _build(
+    deepspeed: Any, workload: Workload, layout: Layout, device: torch.device, config: dict[str, Any]
+) -> nn.Module:
+    """The model with memory not initialised; under ZeRO 3 each rank holds its part only.
+
+    There the whole model stands in host memory that nobody has touched, which costs nothing, and goes through the
+    device a parameter at a time.
+    """
+    with torch.device("meta"):
+        model = workload.build()
+    model.to_empty(device="cpu" if layout.zero == 3 else device)
+    model.train()
+    if layout.zero == 3:
+        deepspeed.zero.Init(module=model, config_dict_or_path=config, dtype=torch.float32)
+        for module in model.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                module._buffers[name] = buffer.to(device)
+    return model

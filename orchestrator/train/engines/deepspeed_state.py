@@ -1,0 +1,133 @@
+"""DeepSpeed's partitions by canonical name and global offset.
+
+DeepSpeed keeps fp32 weights and optimiser state in flat partitions. Every rank saves its own and reads its own: no
+tensor is ever gathered, and nothing of DeepSpeed's own checkpoint format is used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from orchestrator.checkpoint.pieces import Piece
+from orchestrator.checkpoint.reader import Reader
+from orchestrator.train.parallel.parameter_shard import Box, boxes_of
+from orchestrator.train.parallel.partition import Cut
+
+SLOTS = ("exp_avg", "exp_avg_sq")
+"""AdamW's optimiser state of one parameter."""
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """The part of a parameter in a flat partition of this rank: `size` elements from `start`, which are `boxes`."""
+
+    name: str
+    shape: tuple[int, ...]
+    boxes: tuple[Box, ...]
+    partition: Tensor
+    start: int
+    size: int
+
+    def views(self, flat: Tensor) -> Iterator[tuple[Box, Tensor]]:
+        """`flat`, which is the partition or a state of its size, by box."""
+        for box in self.boxes:
+            yield box, flat.narrow(0, self.start + box.offset, box.size).view(box.extent)
+
+
+class Partitions:
+    """State of a ZeRO optimiser: `zero` is DeepSpeed's, around the optimiser that works on its partitions."""
+
+    def __init__(self, zero: Any, stage: int, named: Mapping[str, nn.Parameter]) -> None:
+        self._zero, self._stage = zero, stage
+        self.optimizer: torch.optim.Optimizer = zero.optimizer
+        self.fragments = list(_fully_sharded(zero, named) if stage == 3 else _flat(zero, named))
+        # Of every partition, those that hold padding only included: a step is an update of them all.
+        self._all = zero.fp32_partitioned_groups_flat if stage == 3 else zero.single_partition_of_fp32_groups
+
+    @torch.no_grad()
+    def begin(self, steps: int) -> None:
+        """Optimiser state of zeros after that many steps, which DeepSpeed would make only in its first step."""
+        for partition in self._all:
+            state = self.optimizer.state[partition]
+            for slot in SLOTS:
+                state.setdefault(slot, torch.zeros_like(partition)).zero_()
+            fused = isinstance(self.optimizer, torch.optim.AdamW)
+            state["step"] = torch.tensor(float(steps), device=partition.device) if fused else steps
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps done."""
+        return next(int(self.optimizer.state[p]["step"]) for p in self._all)
+
+    def pieces(self) -> Iterator[Piece]:
+        """This rank's weights and optimiser state, fp32; over all ranks they tile every tensor once."""
+        for fragment in self.fragments:
+            state = self.optimizer.state[fragment.partition]
+            tensors = {f"model.{fragment.name}": fragment.partition.detach()}
+            tensors |= {f"optim.{fragment.name}.{slot}": state[slot] for slot in SLOTS}
+            for name, flat in tensors.items():
+                for box, view in fragment.views(flat):
+                    yield Piece(name, fragment.shape, box.start, view)
+
+    @torch.no_grad()
+    def restore(self, reader: Reader) -> None:
+        """Read this rank's part of weights and optimiser state, one box of one tensor at a time."""
+        self.begin(int(reader.read("optim.step")))
+        for fragment in self.fragments:
+            state = self.optimizer.state[fragment.partition]
+            tensors = {f"model.{fragment.name}": fragment.partition}
+            tensors |= {f"optim.{fragment.name}.{slot}": state[slot] for slot in SLOTS}
+            for name, flat in tensors.items():
+                for box, view in fragment.views(flat):
+                    view.copy_(reader.read(name, box.start, box.extent))
+        self.publish()
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Bring the fp32 partitions to the weights that the forward pass reads, as DeepSpeed does after a step."""
+        if self._stage < 3:
+            self._zero.update_lp_params()
+            return
+        self._zero._partition_all_parameters()
+        for number in range(len(self._zero.fp16_groups)):
+            self._zero._reassign_or_swap_out_partitioned_parameters(number)
+        kept = self._zero.persistent_parameters
+        if kept:
+            kept[0].all_gather(kept)
+
+
+def _flat(zero: Any, named: Mapping[str, nn.Parameter]) -> Iterator[Fragment]:
+    """ZeRO 1 and 2: all parameters of a group lie one after the other, and each rank has a stretch of that."""
+    names = {id(parameter): name for name, parameter in named.items()}
+    for partition, group in zip(zero.single_partition_of_fp32_groups, zero.bit16_groups, strict=True):
+        for parameter in group:
+            found = parameter._hp_mapping
+            if found is None:  # all of it is another rank's
+                continue
+            ours, theirs = found.lp_fragment_address, found.hp_fragment_address
+            name, shape = names[id(parameter)], tuple(parameter.shape)
+            yield _fragment(name, shape, ours.start, ours.numel, partition, theirs.start)
+
+
+def _fully_sharded(zero: Any, named: Mapping[str, Any]) -> Iterator[Fragment]:
+    """ZeRO 3: each rank has a stretch of every parameter; the last ones are shorter than their place."""
+    for name, parameter in named.items():
+        group, start, place = zero.grad_position[zero.get_param_id(parameter)]
+        begin = zero._get_param_partition_rank(parameter) * place
+        shape = tuple(parameter.ds_shape)
+        size = min(place, math.prod(shape) - begin)
+        if size > 0:
+            yield _fragment(name, shape, begin, size, zero.fp32_partitioned_groups_flat[group], start)
+
+
+def _fragment(
+    name: str, shape: tuple[int, ...], begin: int, size: int, partition: Tensor, start: int
+) -> Fragment:
+    whole = Cut(shape, (0,) * len(shape), shape)
+    return Fragment(name, shape, boxes_of(whole, begin, begin + size), partition, start, size)

@@ -1,0 +1,160 @@
+"""Optimisers over shards: the same update whatever part of a parameter a rank holds.
+
+AdamW is torch's fused kernel. LAMB and LARS scale the update of a matrix by the norms of the whole matrix, which
+`norms` gives from the parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from orchestrator.job.spec import OptimizerSpec
+from orchestrator.train.parallel.parameter_shard import Shard
+
+SLOTS = {
+    "adamw": ("exp_avg", "exp_avg_sq"),
+    "lamb": ("exp_avg", "exp_avg_sq"),
+    "lion": ("exp_avg",),
+    "lars": ("momentum",),
+}
+"""Optimiser state of one parameter, by the optimiser's name."""
+
+Norms = Callable[[Sequence[Tensor]], list[Tensor]]
+"""A tensor for each shard, in the order of the shards, to the norm of the whole tensor it is part of."""
+
+
+def plain(name: str) -> float:
+    """The learning rate as it is, for every parameter."""
+    return 1.0
+
+
+def groups_of(
+    spec: OptimizerSpec, parameters: Iterable[tuple[nn.Parameter, bool, float]]
+) -> list[dict[str, Any]]:
+    """Parameter groups of (parameter, whether it is a matrix, its `lr_scale`).
+
+    Weight decay is of matrices alone. It is divided by the scale, so that what a step takes away, learning rate times
+    decay, does not depend on the width (Wang and Aitchison, 2024; the mup package does the same).
+    """
+    found: dict[tuple[bool, float], list[nn.Parameter]] = {}
+    for parameter, matrix, scale in parameters:
+        found.setdefault((matrix, scale), []).append(parameter)
+    return [
+        {
+            "params": found[matrix, scale],
+            "lr": spec.lr * scale,
+            "lr_scale": scale,
+            "weight_decay": spec.weight_decay / scale if matrix else 0.0,
+        }
+        for matrix, scale in sorted(found, reverse=True)
+    ]
+
+
+def set_lr(groups: Iterable[dict[str, Any]], lr: float) -> None:
+    """The learning rate of the next step."""
+    for group in groups:
+        group["lr"] = lr * group["lr_scale"]
+
+
+def make_optimizer(
+    spec: OptimizerSpec, shards: Iterable[Shard], norms: Norms, lr_scale: Callable[[str], float] = plain
+) -> torch.optim.Optimizer:
+    """The optimiser that the job names; `lr_scale` says by a parameter's name what its learning rate is times."""
+    shards = list(shards)
+    scaled = [(s.parameter, s.matrix, lr_scale(s.name)) for s in shards]
+    groups = groups_of(spec, scaled)
+    if spec.name == "adamw":
+        return torch.optim.AdamW(groups, lr=spec.lr, betas=spec.betas, eps=spec.eps, fused=True)
+    if spec.name == "lion":
+        return Lion(groups, {"lr": spec.lr, "betas": spec.betas})
+    matrices = [s.matrix for s in shards]
+    ordered = [group for one in scaled for group in groups_of(spec, [one])]
+    if spec.name == "lamb":
+        return Lamb(ordered, {"lr": spec.lr, "betas": spec.betas, "eps": spec.eps}, norms, matrices)
+    return Lars(ordered, {"lr": spec.lr, "betas": spec.betas, "eps": spec.eps}, norms, matrices)
+
+
+class Lion(torch.optim.Optimizer):
+    """Chen et al., 2023, algorithm 2: the sign of an interpolated momentum."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One update from the gradients."""
+        for group in self.param_groups:
+            near, far = group["betas"]
+            for p in group["params"]:
+                state = self.state[p]
+                state.setdefault("exp_avg", torch.zeros_like(p))
+                state["step"] = state.get("step", torch.tensor(0.0)) + 1
+                average = state["exp_avg"]
+                update = torch.lerp(p.grad, average, near).sign_()
+                p.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-group["lr"])
+                average.lerp_(p.grad, 1 - far)
+
+
+class Lamb(torch.optim.Optimizer):
+    """You et al., 2020, algorithm 2: Adam's update, scaled to the norm of each matrix; no scale for vectors."""
+
+    def __init__(
+        self, groups: list[dict[str, Any]], defaults: dict[str, Any], norms: Norms, scaled: list[bool]
+    ) -> None:
+        super().__init__(groups, defaults)
+        self._norms, self._scaled = norms, scaled
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One update from the gradients."""
+        weights = [group["params"][0] for group in self.param_groups]
+        updates = [self._update(group) for group in self.param_groups]
+        sizes = zip(self._norms(weights), self._norms(updates), self._scaled, strict=True)
+        for group, p, update, (weight, size, scaled) in zip(
+            self.param_groups, weights, updates, sizes, strict=True
+        ):
+            ratio = torch.where((weight > 0) & (size > 0), weight / size, 1.0) if scaled else 1.0
+            p.sub_(update * (ratio * group["lr"]))
+
+    def _update(self, group: dict[str, Any]) -> Tensor:
+        p, (first, second) = group["params"][0], group["betas"]
+        state = self.state[p]
+        state.setdefault("exp_avg", torch.zeros_like(p))
+        state.setdefault("exp_avg_sq", torch.zeros_like(p))
+        state["step"] = state.get("step", torch.tensor(0.0)) + 1
+        steps = float(state["step"])
+        mean, square = state["exp_avg"], state["exp_avg_sq"]
+        mean.lerp_(p.grad, 1 - first)
+        square.mul_(second).addcmul_(p.grad, p.grad, value=1 - second)
+        root = (square / (1 - second**steps)).sqrt_().add_(group["eps"])
+        return (mean / (1 - first**steps)).div_(root).add_(p, alpha=group["weight_decay"])
+
+
+class Lars(torch.optim.Optimizer):
+    """You et al., 2017, algorithm 1: momentum on gradients scaled to a share of each matrix's norm."""
+
+    TRUST = 0.001
+    """eta of the paper."""
+
+    def __init__(
+        self, groups: list[dict[str, Any]], defaults: dict[str, Any], norms: Norms, scaled: list[bool]
+    ) -> None:
+        super().__init__(groups, defaults)
+        self._norms, self._scaled = norms, scaled
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One update from the gradients."""
+        weights = [group["params"][0] for group in self.param_groups]
+        gradients = [p.grad for p in weights]
+        sizes = zip(self._norms(weights), self._norms(gradients), self._scaled, strict=True)
+        for group, p, (weight, size, scaled) in zip(self.param_groups, weights, sizes, strict=True):
+            state, decay = self.state[p], group["weight_decay"]
+            state.setdefault("momentum", torch.zeros_like(p))
+            state["step"] = state.get("step", torch.tensor(0.0)) + 1
+            share = self.TRUST * weight / (size + decay * weight + group["eps"])
+            ratio = torch.where((weight > 0) & (size > 0), share, 1.0) if scaled else 1.0
+            momentum = state["momentum"].mul_(group["betas"][0])
+            momentum.add_((p.grad + decay * p) * (ratio * group["lr"]))
+            p.sub_(momentum)

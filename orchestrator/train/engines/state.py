@@ -1,0 +1,65 @@
+"""State by canonical name and global offset: what a rank saves, and how it takes over a commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from orchestrator.checkpoint.pieces import Piece
+from orchestrator.checkpoint.reader import Reader
+from orchestrator.train.parallel.parameter_shard import Shard
+
+
+def pieces(
+    shards: Iterable[Shard], optimizer: torch.optim.Optimizer, slots: Sequence[str]
+) -> Iterator[Piece]:
+    """The weights and optimiser states that this rank must save; over all ranks they tile every tensor once."""
+    for shard in share(shards):
+        tensors: dict[str, Tensor] = {f"model.{shard.name}": shard.parameter.detach()}
+        state = optimizer.state.get(shard.parameter, {})
+        for slot in slots:
+            found = state.get(slot)
+            empty = torch.zeros_like(shard.parameter)
+            tensors[f"optim.{shard.name}.{slot}"] = empty if found is None else found
+        for name, tensor in tensors.items():
+            for box, view in shard.views(tensor):
+                yield Piece(name, shard.cut.shape, box.start, view)
+
+
+def share(shards: Iterable[Shard]) -> list[Shard]:
+    """The shards that this rank saves: holders of the same shards divide them, so that all write about as much.
+
+    Largest first to whom has least; every holder comes to the same result.
+    """
+    load: dict[tuple[int, ...], list[int]] = {}
+    mine = []
+    for shard in sorted(shards, key=lambda s: (-s.parameter.numel(), s.name)):
+        if not shard.saved:
+            continue
+        written = load.setdefault(shard.holders.ranks, [0] * shard.holders.size)
+        writer = written.index(min(written))
+        written[writer] += shard.parameter.numel()
+        if writer == shard.holders.index:
+            mine.append(shard)
+    return mine
+
+
+@torch.no_grad()
+def restore(
+    shards: Iterable[Shard], optimizer: torch.optim.Optimizer, slots: Sequence[str], reader: Reader
+) -> None:
+    """Read this rank's part of weights and optimiser states."""
+    steps = float(reader.read("optim.step"))
+    for shard in shards:
+        for box, view in shard.views(shard.parameter):
+            view.copy_(reader.read(f"model.{shard.name}", box.start, box.extent))
+        state: dict[str, Tensor] = {}
+        for slot in slots:
+            state[slot] = torch.zeros_like(shard.parameter)
+            for box, view in shard.views(state[slot]):
+                view.copy_(reader.read(f"optim.{shard.name}.{slot}", box.start, box.extent))
+        # The fused kernel keeps its step count on the device.
+        state["step"] = torch.tensor(steps, device=shard.parameter.device)
+        optimizer.state[shard.parameter] = state

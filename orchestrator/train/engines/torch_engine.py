@@ -1,0 +1,160 @@
+"""The torch-native engine: one step under any layout."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from orchestrator.checkpoint.pieces import Piece, whole
+from orchestrator.checkpoint.reader import Reader
+from orchestrator.job.spec import JobSpec
+from orchestrator.planning.layout import Layout
+from orchestrator.train.device import Device
+from orchestrator.train.engines.engine import Metrics
+from orchestrator.train.engines.loss_scale import LossScale
+from orchestrator.train.engines.optimizers import SLOTS, make_optimizer, set_lr
+from orchestrator.train.engines.state import pieces, restore
+from orchestrator.train.parallel.accumulation import Accumulation
+from orchestrator.train.parallel.losses import StepLosses
+from orchestrator.train.parallel.mesh import Mesh
+from orchestrator.train.parallel.norms import WholeNorms, squared_norm
+from orchestrator.train.parallel.parallelize import parallelize
+from orchestrator.train.parallel.pipeline import Pipeline
+from orchestrator.train.parallel.router_load import Routing, ratios
+from workloads.workload import Batch, Workload
+
+
+class TorchEngine:
+    """Runs the micro-batches, sums gradients, clips, updates. See `Engine`."""
+
+    def __init__(self, spec: JobSpec, workload: Workload, layout: Layout, device: Device) -> None:
+        self._spec, self._workload, self._layout, self._device = spec.train, workload, layout, device
+        self._is_alone_until_reduction = layout.world == layout.dp and layout.zero <= 1 and layout.ep == 1
+        self._mesh = Mesh(layout)
+        self.parallel = parallelize(workload, layout, self._mesh, device.device, spec.train)
+        self._data, self._stages = self.parallel.data, self.parallel.stages
+        self._losses = StepLosses(spec, workload, layout, self._mesh, device)
+        self._routing = Routing(workload, self._mesh, device.device)
+        self._runner: Accumulation | Pipeline
+        if layout.pp > 1:
+            self._runner = Pipeline(self._stages, workload, layout, self._mesh, self._losses, device)
+        else:
+            self._runner = Accumulation(self._stages[0], self._data, self._losses, device)
+        self._scale = LossScale(spec.train.precision == "fp16")
+        self._slots = SLOTS[spec.train.optimizer.name]
+        self._optimizer = self._make_optimizer()
+        self._buffers = {
+            name: tensor
+            for stage in self._stages
+            for name, tensor in stage.named_buffers()
+            if name in workload.shapes
+        }
+
+    def train_step(self, micro_batches: Sequence[Batch], lr: float) -> Metrics:
+        """See `Engine.train_step`."""
+        self._data.begin()
+        self._losses.begin(micro_batches)
+        self._losses.scale = self._scale.value
+        began = time.perf_counter()
+        self._runner.train(micro_batches)
+        busy = time.perf_counter() - began if self._is_alone_until_reduction else 0.0
+        self.parallel.shared.sum()
+        self._data.finish()
+        loss, extra, count, square = self._losses.over_ranks(squared_norm(self._data.shards))
+        routed = self._routing.take(self._stages)
+        extra = {**extra, **ratios(routed)}
+        factor = self._losses.expected / count / self._scale.value
+        if self._scale.enabled:
+            extra = {**extra, "loss_scale": self._scale.value, "skipped": 0.0}
+        if not math.isfinite(square):
+            # Every rank sees the same sum, so all skip the step or all end here.
+            return (
+                Metrics(loss, 0.0, {**extra, "skipped": 1.0})
+                if self._scale.overflow()
+                else Metrics(loss, math.nan, extra)
+            )
+        norm = math.sqrt(square) * factor
+        self._update(lr, factor * self._clip(norm), routed)
+        self._scale.succeed()
+        return Metrics(loss, norm, extra, busy)
+
+    @torch.no_grad()
+    def eval_step(self, micro_batches: Sequence[Batch]) -> Metrics:
+        """See `Engine.eval_step`."""
+        for stage in self._stages:
+            stage.eval()
+        self._losses.begin(micro_batches)
+        self._runner.evaluate(micro_batches)
+        for stage in self._stages:
+            stage.train()
+        loss, extra, _, _ = self._losses.over_ranks(torch.zeros(()))
+        return Metrics(loss, 0.0, extra)
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        """See `Engine.initialise`."""
+        for shard in self._data.shards:
+            value = self._workload.initial(shard.name, seed)
+            for box, view in shard.views(shard.parameter):
+                view.copy_(box.of(value))
+        for name, buffer in self._buffers.items():
+            buffer.copy_(self._workload.initial(name, seed))
+        self._data.publish()
+        self._optimizer = self._make_optimizer()
+
+    def state(self) -> Iterator[Piece]:
+        """See `Engine.state`."""
+        yield from pieces(self._data.shards, self._optimizer, self._slots)
+        if self._mesh.data.index == self._mesh.tp.index == 0:
+            yield from (whole(f"model.{name}", buffer) for name, buffer in self._buffers.items())
+        if self._mesh.rank == 0:
+            yield whole("optim.step", torch.tensor(self._steps(), dtype=torch.int64))
+            yield from self._scale.pieces()
+
+    @torch.no_grad()
+    def load(self, reader: Reader) -> None:
+        """See `Engine.load`."""
+        reader.manifest.require({f"model.{n}": tuple(s) for n, s in self._workload.shapes.items()})
+        restore(self._data.shards, self._optimizer, self._slots, reader)
+        for name, buffer in self._buffers.items():
+            buffer.copy_(reader.read(f"model.{name}"))
+        self._scale.load(reader)
+        self._data.publish()
+
+    @torch.no_grad()
+    def poison(self) -> None:
+        """See `Engine.poison`."""
+        for stage in self._stages:
+            for parameter in stage.parameters():
+                parameter.copy_(torch.full_like(parameter, math.nan))
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        self._optimizer.state.clear()
+
+    @torch.no_grad()
+    def _update(self, lr: float, scale: float, routed: Mapping[str, Tensor]) -> None:
+        gradients = [s.parameter.grad for s in self._data.shards if s.parameter.grad is not None]
+        if scale != 1.0 and gradients:
+            torch._foreach_mul_(gradients, scale)
+        set_lr(self._optimizer.param_groups, lr)
+        self._optimizer.step()
+        self._data.publish()
+        for stage in self._stages:
+            self._workload.balance(stage, routed)
+
+    def _clip(self, norm: float) -> float:
+        most = self._spec.optimizer.clip
+        return 1.0 if most is None else min(1.0, most / (norm + 1e-6))
+
+    def _make_optimizer(self) -> torch.optim.Optimizer:
+        shards = self._data.shards
+        norms = WholeNorms(shards, self._workload.shapes)
+        return make_optimizer(self._spec.optimizer, shards, norms, self._workload.lr_scale)
+
+    def _steps(self) -> int:
+        return next((int(state["step"]) for state in self._optimizer.state.values()), 0)

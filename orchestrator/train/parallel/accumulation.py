@@ -1,0 +1,35 @@
+"""Micro-batches one after the other, on ranks that hold the whole depth of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from orchestrator.train.device import Device
+from orchestrator.train.parallel.losses import StepLosses
+from orchestrator.train.parallel.parameter_shard import DataParallel
+from workloads.workload import Batch
+
+
+class Accumulation:
+    """Forward and backward of every micro-batch; gradients add up in the parameters."""
+
+    def __init__(self, model: nn.Module, data: DataParallel, losses: StepLosses, device: Device) -> None:
+        self._model, self._data, self._losses, self._device = model, data, losses, device
+
+    def train(self, micro_batches: Sequence[Batch]) -> None:
+        """Leave this rank's gradients of the step."""
+        for number, batch in enumerate(micro_batches, start=1):
+            self._data.micro_batch(number == len(micro_batches))
+            batch = self._losses.prepare(batch)
+            with self._device.autocast():
+                loss = self._losses.of(self._model(batch), batch, len(micro_batches))
+            loss.backward()
+
+    def evaluate(self, micro_batches: Sequence[Batch]) -> None:
+        """Losses only."""
+        for batch in micro_batches:
+            batch = self._losses.prepare(batch)
+            with self._device.autocast():
+                self._losses.of(self._model(batch), batch, len(micro_batches))

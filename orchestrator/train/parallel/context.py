@@ -1,0 +1,132 @@
+"""Context parallelism: each rank holds a part of every sequence; attention sees all of it.
+
+Keys and values are gathered over the group, which is exact for any mask (Llama 3, section 3.3.2). The sequence
+is cut into 2 x ranks chunks of which rank r holds chunks r and 2 x ranks - 1 - r, so that every rank has the
+same share of a causal mask.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from orchestrator.train.parallel.collectives import gather
+from orchestrator.train.parallel.mesh import Group
+from workloads.model.attention import AttentionCore
+from workloads.model.config import TransformerConfig
+from workloads.model.dropout import PLACES
+from workloads.model.embeddings import batch_positions
+from workloads.model.masks import REAL, Mask, self_mask
+from workloads.model.moe import Router, Routes
+from workloads.workload import Batch
+
+ALONG_LENGTH = ("tokens", "labels", "token_types", "padding", "segments")
+
+
+def positions_of(length: int, cp: Group, device: torch.device) -> Tensor:
+    """The positions that this rank holds, int64 [length / ranks], ascending."""
+    chunks = torch.arange(length, device=device).chunk(2 * cp.size)
+    return torch.cat((chunks[cp.index], chunks[2 * cp.size - 1 - cp.index]))
+
+
+def slice_batch(batch: Batch, config: TransformerConfig, cp: Group) -> Batch:
+    """This rank's part of a batch of whole sequences.
+
+    The mask, if it is more than causal, is made from the whole batch: `visible` bool [B, L / ranks, L].
+    """
+    if cp.size == 1:
+        return batch
+    length = batch["tokens"].shape[1]
+    mine = positions_of(length, cp, batch["tokens"].device)
+    sliced = {k: v.index_select(1, mine) if k in ALONG_LENGTH else v for k, v in batch.items()}
+    places = batch_positions(config, batch)
+    places = places if "positions" in batch else places.expand(len(batch["tokens"]), -1)
+    sliced["positions"] = places.index_select(-1, mine)
+    sliced[PLACES] = mine.expand(len(batch["tokens"]), -1)
+    sliced.pop("attention", None)
+    if "padding" in batch:
+        sliced[REAL] = batch["padding"]
+    mask = self_mask(config, batch, length)
+    if mask.allowed is not None:
+        allowed = mask.allowed.expand(len(batch["tokens"]), 1, length, length)
+        sliced["visible"] = allowed[:, 0].index_select(1, mine)
+        sliced.pop("padding", None)
+        sliced.pop("segments", None)
+    return sliced
+
+
+def apply_context(model: nn.Module, cp: Group) -> None:
+    """Replace every attention core by one that sees the whole sequence, and let routers judge it whole."""
+    for module in list(model.modules()):
+        for leaf, child in list(module.named_children()):
+            if isinstance(child, AttentionCore):
+                setattr(module, leaf, ContextCore(child.scale, cp))
+            elif isinstance(child, Router):
+                child.forward = WholeRouter(child, cp).forward  # type: ignore[method-assign]
+
+
+class ContextCore(nn.Module):
+    """`AttentionCore` whose queries are of this rank's positions and whose keys are gathered."""
+
+    def __init__(self, scale: float, cp: Group) -> None:
+        super().__init__()
+        self.scale, self._cp = scale, cp
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, bias: Tensor | None) -> Tensor:
+        """[B, heads, L / ranks, D of the values]."""
+        assert bias is None
+        key, value = (in_order(gather(t, 2, self._cp), 2, self._cp) for t in (key, value))
+        if not mask.causal or mask.allowed is not None:
+            return self._attend(query, key, value, mask.allowed)
+        # Two chunks of queries, each with the keys up to its own end.
+        chunk = query.shape[2] // 2
+        parts = []
+        for rows, number in zip(query.split(chunk, 2), self._chunks(), strict=True):
+            end = (number + 1) * chunk
+            steps = torch.arange(end, device=query.device)
+            allowed = steps[None, :] <= steps[end - chunk :, None]
+            parts.append(self._attend(rows, key[:, :, :end], value[:, :, :end], allowed))
+        return torch.cat(parts, dim=2)
+
+    def _chunks(self) -> tuple[int, int]:
+        return self._cp.index, 2 * self._cp.size - 1 - self._cp.index
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None) -> Tensor:
+        grouped = query.shape[1] != key.shape[1]
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=allowed, scale=self.scale, enable_gqa=grouped
+        )
+
+
+class WholeRouter:
+    """Routes the whole sequence on every rank and keeps this rank's part.
+
+    Balance and capacity are of a sequence, so that a part of it cannot tell. The balancing loss comes out alike
+    on every rank; the share that each contributes is the trainer's to divide.
+    """
+
+    def __init__(self, router: Router, cp: Group) -> None:
+        self._whole, self._cp = router.forward, cp
+
+    def forward(self, hidden: Tensor, real: Tensor | None = None) -> Routes:
+        """As `Router.forward`, for hidden [B, L / ranks, hidden] and real [B, L]."""
+        routes = self._whole(in_order(gather(hidden, 1, self._cp), 1, self._cp), real)
+        mine = positions_of(routes.experts.shape[1], self._cp, hidden.device)
+        return Routes(
+            routes.weights.index_select(1, mine),
+            routes.experts.index_select(1, mine),
+            routes.extra,
+            routes.entropy,
+        )
+
+
+def in_order(whole: Tensor, dim: int, cp: Group) -> Tensor:
+    """Chunks gathered by rank, put in the order of the sequence."""
+    chunks: list[Any] = [None] * (2 * cp.size)
+    for number, chunk in enumerate(whole.chunk(2 * cp.size, dim)):
+        rank, second = divmod(number, 2)
+        chunks[2 * cp.size - 1 - rank if second else rank] = chunk
+    return torch.cat(chunks, dim)

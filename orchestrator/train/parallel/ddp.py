@@ -1,0 +1,58 @@
+"""Every rank holds and updates the whole of its parameters (ZeRO 0)."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import Tensor
+
+from orchestrator.train.parallel.gradient_buckets import GradientBuckets, Start
+from orchestrator.train.parallel.mesh import Group, Mesh
+from orchestrator.train.parallel.parameter_shard import Shard, boxes_of
+from orchestrator.train.parallel.parameters import Held
+
+
+class Replicas:
+    """Gradients are summed over the replicas; see `DataParallel`."""
+
+    def __init__(self, held: list[Held], mesh: Mesh, overlap: bool) -> None:
+        self._overlap = overlap
+        self._buckets = []
+        self.shards: list[Shard] = []
+        for expert in (False, True):
+            group = mesh.expert_data if expert else mesh.data
+            mine = [h for h in held if h.cut.expert == expert]
+            if mine:
+                self._buckets.append(GradientBuckets([h.parameter for h in mine], _sum_over(group)))
+            for h in mine:
+                boxes = boxes_of(h.cut, 0, h.parameter.numel())
+                first = h.original and group.index == 0
+                one = h.cut.over_tp or mesh.tp.index == 0
+                self.shards.append(
+                    Shard(h.name, h.cut, h.parameter, boxes, group, first and one, h.original and one)
+                )
+
+    def begin(self) -> None:
+        """See `DataParallel.begin`."""
+        for buckets in self._buckets:
+            buckets.zero()
+
+    def micro_batch(self, last: bool) -> None:
+        """See `DataParallel.micro_batch`."""
+        if last and self._overlap:
+            for buckets in self._buckets:
+                buckets.arm()
+
+    def finish(self) -> None:
+        """See `DataParallel.finish`."""
+        for buckets in self._buckets:
+            buckets.wait()
+
+    def publish(self) -> None:
+        """Nothing: every replica made the same update."""
+
+
+def _sum_over(group: Group) -> Start:
+    def start(_: int, flat: Tensor) -> dist.Work | None:
+        return dist.all_reduce(flat, group=group.handle, async_op=True) if group.size > 1 else None
+
+    return start

@@ -1,0 +1,107 @@
+"""Gradients (ZeRO 2) and parameters too (ZeRO 3) sharded over the replicas, by torch's FSDP2.
+
+Rajbhandari et al., 2020, sections 5.2 and 5.3; Zhao et al., 2023, "PyTorch FSDP". A parameter is sharded over
+its first dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from orchestrator.train.parallel.mesh import Group, Mesh
+from orchestrator.train.parallel.parameter_shard import Box, Shard, boxes_of
+from orchestrator.train.parallel.parameters import Held
+
+
+def shard_fully(model: nn.Module, blocks: Iterable[nn.Module], mesh: Mesh, zero: int, device: str) -> None:
+    """Hand the parameters of `model` to FSDP2: experts, then each of its blocks, then the rest.
+
+    Token embeddings stay in the last group, since a tied head reads their weight outside of their module.
+    """
+    dense, free = _device_mesh(mesh.data, device), zero == 3
+    for layer in blocks:
+        experts = getattr(getattr(layer, "feedforward", None), "experts", None)
+        if experts is not None and mesh.expert.size > 1 and mesh.expert_data.size > 1:
+            fully_shard(experts, mesh=_device_mesh(mesh.expert_data, device), reshard_after_forward=free)
+        fully_shard(
+            layer, mesh=dense, reshard_after_forward=free, ignored_params=_unsharded_experts(layer, mesh)
+        )
+    fully_shard(model, mesh=dense, reshard_after_forward=free, ignored_params=_unsharded_experts(model, mesh))
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            # Gradients are sums here: the loss is already divided by the tokens of the global batch.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def _unsharded_experts(module: nn.Module, mesh: Mesh) -> set[nn.Parameter]:
+    """Experts that no other rank holds are sharded by expert parallelism already."""
+    if mesh.expert.size == 1 or mesh.expert_data.size > 1:
+        return set()
+    return {p for name, p in module.named_parameters() if ".experts." in f".{name}"}
+
+
+def _device_mesh(group: Group, device: str) -> DeviceMesh:
+    assert group.handle is not None
+    return DeviceMesh.from_group(group.handle, device)
+
+
+class FullShards:
+    """Gradients arrive reduce-scattered; see `DataParallel`."""
+
+    def __init__(self, models: Iterable[nn.Module], held: list[Held], mesh: Mesh) -> None:
+        self._models = list(models)
+        self._parameters: list[nn.Parameter] = []
+        self.shards: list[Shard] = []
+        alone = Group((mesh.rank,), 0, None)
+        for h in held:
+            local = local_of(h.parameter)
+            if not local.numel():
+                continue
+            mine = nn.Parameter(local)
+            self._parameters.append(h.parameter)
+            one = h.original and (h.cut.over_tp or mesh.tp.index == 0)
+            self.shards.append(Shard(h.name, h.cut, mine, _rows(h), alone, one, one))
+
+    def begin(self) -> None:
+        """See `DataParallel.begin`."""
+        for model in self._models:
+            model.zero_grad(set_to_none=True)
+        for shard in self.shards:
+            shard.parameter.grad = None
+
+    def micro_batch(self, last: bool) -> None:
+        """Nothing: every micro-batch's gradients are reduce-scattered and added to the shard's."""
+
+    def finish(self) -> None:
+        """See `DataParallel.finish`."""
+        for shard, parameter in zip(self.shards, self._parameters, strict=True):
+            gradient = parameter.grad
+            shard.parameter.grad = (
+                torch.zeros_like(shard.parameter) if gradient is None else local_of(gradient)
+            )
+
+    def publish(self) -> None:
+        """Nothing: weights are gathered when they are needed."""
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor, the same memory."""
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def _rows(held: Held) -> tuple[Box, ...]:
+    """The box of this rank's rows."""
+    cut, parameter = held.cut, held.parameter
+    if not isinstance(parameter, DTensor):
+        return boxes_of(cut, 0, parameter.numel())
+    ways, index = parameter.device_mesh.size(), parameter.device_mesh.get_local_rank()
+    rows = -(-cut.extent[0] // ways) * index
+    row = parameter.numel() // cut.extent[0]
+    return boxes_of(cut, rows * row, rows * row + local_of(parameter).numel())

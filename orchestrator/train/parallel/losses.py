@@ -1,0 +1,105 @@
+"""Losses of the micro-batches of a step: what to differentiate, and the sums to report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from orchestrator.job.spec import JobSpec
+from orchestrator.planning.layout import Layout
+from orchestrator.train.device import Device
+from orchestrator.train.parallel.context import slice_batch
+from orchestrator.train.parallel.deterministic_reduction import tree_sum
+from orchestrator.train.parallel.mesh import Mesh
+from orchestrator.train.parallel.tensor import VocabularyLoss
+from orchestrator.train.rank_messages import gather_json
+from workloads.model.transformer import IGNORED
+from workloads.workload import Batch, Loss, Workload
+
+
+class StepLosses:
+    """Prepares micro-batches, takes their losses, and sums over micro-batches and ranks.
+
+    The sum of losses is divided by the tokens that a full batch predicts before the backward pass, so that
+    gradients have their usual size in any type, and corrected to the true count after it. `scale` multiplies what
+    is differentiated, not what is reported.
+    """
+
+    def __init__(self, spec: JobSpec, workload: Workload, layout: Layout, mesh: Mesh, device: Device) -> None:
+        self._workload, self._layout, self._mesh, self._device = workload, layout, mesh, device
+        self.expected = float(spec.train.global_batch * spec.data.sequence_length)
+        config = workload.config
+        self._has_means = bool(
+            config.moe
+            or getattr(config, "balanced", False)
+            or getattr(config, "sentence_head", False)
+            or getattr(config, "generator", 0)
+        )
+        vocabulary = workload.shapes["tokens.weight"][0] if mesh.tp.size > 1 else 0
+        self._token_loss = VocabularyLoss(vocabulary, mesh.tp, spec.train.z_loss)
+        self.scale = 1.0
+        self._parts: dict[str, list[Tensor]] = {}
+        self._names: list[str] | None = None
+
+    def begin(self, micro_batches: Sequence[Batch]) -> None:
+        """Forget the last step, and count what the next one predicts where the loss is more than a sum over tokens."""
+        self._parts = {}
+        if self._has_means:
+            self.expected = max(float(self._count(micro_batches)), 1.0)
+
+    def _count(self, micro_batches: Sequence[Batch]) -> int:
+        """Labels in the global batch: with them known, a mean beside the sum (of a router, of a sentence head) keeps
+        its weight whatever share of the tokens is predicted."""
+        place = self._mesh.place
+        mine = place["pp"] == place["cp"] == place["tp"] == 0
+        labels = sum(int((batch["labels"] != IGNORED).sum()) for batch in micro_batches if "labels" in batch)
+        total = torch.tensor([labels if mine else 0])
+        dist.all_reduce(total)
+        return int(total)
+
+    def prepare(self, batch: Batch) -> Batch:
+        """This rank's part of a micro-batch, on its device."""
+        batch = {k: v.to(self._device.device, non_blocking=True) for k, v in batch.items()}
+        return slice_batch(batch, self._workload.config, self._mesh.cp) if self._mesh.cp.size > 1 else batch
+
+    def of(self, output: Any, batch: Batch, parts: int) -> Tensor:
+        """The loss of a forward pass as the backward pass wants it, of one of `parts` micro-batches."""
+        loss: Loss = self._workload.criterion(output, batch, self._token_loss)
+        share = 1.0 / (parts * self._layout.dp * self._layout.cp)
+        self._add({"loss": loss.total.detach(), "count": loss.count}, 1.0)
+        self._add(loss.metrics, share)
+        total = loss.total / self.expected
+        total = total if loss.extra is None else total + loss.extra * share
+        return total * self.scale if self.scale != 1.0 else total
+
+    def _add(self, values: Mapping[str, Tensor], share: float) -> None:
+        for name, value in values.items():
+            # Tensor-parallel ranks measure the same.
+            mine = value.detach().double() * (share if self._mesh.tp.index == 0 else 0.0)
+            self._parts.setdefault(name, []).append(mine)
+
+    def over_ranks(self, square: Tensor) -> tuple[float, dict[str, float], float, float]:
+        """(mean loss, means of other metrics, tokens predicted, sum of `square`), the same bits on every rank."""
+        names = self._agreed_names()
+        zero = torch.zeros((), dtype=torch.float64, device=self._device.device)
+        sums = {name: tree_sum(torch.stack(parts)) for name, parts in self._parts.items()}
+        mine = torch.stack([square.to(zero), *(sums.get(name, zero) for name in names)])
+        everyone = mine.new_empty(dist.get_world_size() * len(mine))
+        dist.all_gather_single(everyone, mine)
+        # Added here in rank order, and in a tree: every rank and every data-parallel width has the same bits.
+        total, *values = tree_sum(everyone.view(-1, len(mine))).tolist()
+        named = dict(zip(names, values, strict=True))
+        count = max(named.pop("count"), 1.0)
+        return named.pop("loss") / count, named, count, total
+
+    def _agreed_names(self) -> list[str]:
+        """What is measured; only the last stage of a pipeline sees it, and tells the others once."""
+        if self._names is None:
+            mine = list(self._parts)
+            everyone = gather_json(mine) if self._layout.pp > 1 else [mine]
+            self._names = list(dict.fromkeys(name for names in everyone for name in names))
+        return self._names

@@ -1,0 +1,70 @@
+"""The process groups of a layout: who shares what with whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from orchestrator.planning.layout import Layout
+
+Place = dict[str, int]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that talk to each other, in order, and this rank's index among them."""
+
+    ranks: tuple[int, ...]
+    index: int
+    handle: dist.ProcessGroup | None
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks)
+
+
+class Mesh:
+    """Every group that this rank is in. All ranks build it together.
+
+    data: ranks that hold the same dense parameters and see other tokens (dp and cp together). expert: ranks
+    that share out the experts, neighbours on the data axis (Rajbhandari et al., 2022, DeepSpeed-MoE, section
+    5.2). expert_data: ranks that hold the same experts.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.rank = dist.get_rank()
+        self.place: Place = layout.coordinate(self.rank)
+        self._made: dict[tuple[int, ...], dist.ProcessGroup | None] = {
+            tuple(range(layout.world)): dist.group.WORLD
+        }
+        ep = layout.ep
+        self.world = self._groups(lambda p: ())
+        self.tp = self._groups(lambda p: (p["pp"], p["dp"], p["cp"]))
+        self.cp = self._groups(lambda p: (p["pp"], p["dp"], p["tp"]))
+        self.pp = self._groups(lambda p: (p["dp"], p["cp"], p["tp"]))
+        self.data = self._groups(lambda p: (p["pp"], p["tp"]))
+        self.expert = self._groups(lambda p: (p["pp"], p["dp"] // ep, p["cp"], p["tp"]))
+        self.expert_data = self._groups(lambda p: (p["pp"], p["dp"] % ep, p["tp"]))
+
+    def of_stages(self, places: frozenset[int]) -> Group:
+        """The ranks at these places of this rank's pipeline; this rank alone if it is at none of them."""
+        return self._groups(lambda p: (p["dp"], p["cp"], p["tp"], 0 if p["pp"] in places else 1 + p["pp"]))
+
+    def _groups(self, key: Callable[[Place], tuple[int, ...]]) -> Group:
+        """Make the groups of ranks with equal keys, and return this rank's."""
+        members: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(self.layout.world):
+            members.setdefault(key(self.layout.coordinate(rank)), []).append(rank)
+        mine = None
+        for ranks in map(tuple, members.values()):
+            if ranks not in self._made:
+                # A group of one needs no collectives.
+                self._made[ranks] = dist.new_group(list(ranks)) if len(ranks) > 1 else None
+            if self.rank in ranks:
+                mine = Group(ranks, ranks.index(self.rank), self._made[ranks])
+        assert mine is not None
+        return mine

@@ -1,0 +1,153 @@
+"""Every kind of parallelism applied to the plain model, in one order.
+
+Cut the pipeline, cut tensors and experts, spread the context, recompute, compile, shard over the replicas. Each
+step is a function of the module that the ones before it left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from orchestrator.job.spec import TrainSpec
+from orchestrator.planning.layout import Layout
+from orchestrator.train.parallel.context import apply_context
+from orchestrator.train.parallel.ddp import Replicas
+from orchestrator.train.parallel.deterministic_reduction import VirtualShards
+from orchestrator.train.parallel.expert import apply_expert
+from orchestrator.train.parallel.fsdp import FullShards, shard_fully
+from orchestrator.train.parallel.mesh import Mesh
+from orchestrator.train.parallel.offload import Offload
+from orchestrator.train.parallel.parameter_shard import DataParallel
+from orchestrator.train.parallel.parameters import Held, cut_parameters, held_by
+from orchestrator.train.parallel.partition import Cut, span
+from orchestrator.train.parallel.tensor import apply_tensor
+from orchestrator.train.parallel.tied_gradients import SharedGradients
+from orchestrator.train.parallel.zero1 import FlatShards
+from workloads.workload import Workload
+
+SAVED = (
+    "mm",
+    "addmm",
+    "bmm",
+    "_grouped_mm",
+    "_scaled_dot_product",
+    "_flash_attention",
+    "_efficient_attention",
+)
+"""Operators whose results selective recomputation keeps: what is dear to compute."""
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """The stages of the model that this rank runs, in order, and how their gradients become updates."""
+
+    stages: list[nn.Module]
+    shared: SharedGradients
+    data: DataParallel
+
+
+def parallelize(
+    workload: Workload, layout: Layout, mesh: Mesh, device: torch.device, train: TrainSpec
+) -> Parallel:
+    """This rank's part of the workload's model, its memory not initialised."""
+    at = _stages_with(workload, layout)
+    stages: list[nn.Module] = []
+    held: list[Held] = []
+    for number in layout.stages_of(mesh.place["pp"]):
+        stage, cuts = _stage(workload, layout, mesh, device, train.compile, number)
+        stages.append(stage)
+        held += held_by(stage, cuts, {name for name, numbers in at.items() if numbers[0] < number})
+    # In the order of the names, since groups are made by all ranks together.
+    places = {
+        name: frozenset(layout.place_of(n) for n in at[name]) for name in sorted(at) if len(at[name]) > 1
+    }
+    shared = SharedGradients(held, mesh, {name: mesh.of_stages(ranks) for name, ranks in places.items()})
+    overlap = layout.pp == 1 and not shared.any
+    sharded = layout.zero if mesh.data.size > 1 else 0
+    data: DataParallel
+    if train.determinism == "bitwise":
+        data = VirtualShards(held, mesh)
+    elif sharded >= 2:
+        data = FullShards(stages, held, mesh)
+    elif sharded == 1:
+        data = FlatShards(held, mesh, overlap)
+    else:
+        data = Replicas(held, mesh, overlap)
+    return Parallel(stages, shared, data if layout.offload == "none" else Offload(data))
+
+
+def _stage(
+    workload: Workload, layout: Layout, mesh: Mesh, device: torch.device, compiled: bool, number: int
+) -> tuple[nn.Module, dict[str, Cut]]:
+    styles = workload.sharding()
+    model = plain_stage(workload, layout, number)
+    cuts = cut_parameters(model, styles, mesh)
+    if mesh.tp.size > 1:
+        apply_tensor(model, styles, mesh.tp, layout.sequence)
+    if mesh.expert.size > 1:
+        apply_expert(model, mesh.expert)
+    if mesh.cp.size > 1:
+        apply_context(model, mesh.cp)
+    if layout.recompute != "none":
+        recompute(workload.blocks(model), layout.recompute == "selective", compiled)
+    elif compiled:
+        for layer in workload.blocks(model):
+            layer.compile()
+    if layout.zero >= 2 and mesh.data.size > 1:
+        shard_fully(model, workload.blocks(model), mesh, layout.zero, device.type)
+    model.to_empty(device=device)
+    model.train()
+    return model, cuts
+
+
+def plain_stage(workload: Workload, layout: Layout, number: int) -> nn.Module:
+    """Stage `number` of the workload's model, on the meta device."""
+    with torch.device("meta"):
+        model = workload.build()
+    if layout.pp > 1:
+        start, count = layers_of(workload, layout, number)
+        model.keep(start, start + count)  # type: ignore[operator]
+    return model
+
+
+def layers_of(workload: Workload, layout: Layout, number: int) -> tuple[int, int]:
+    """(first layer, number of layers) of a pipeline stage."""
+    return span(len(workload.stages()) + 1, number, layout.stages)
+
+
+def _stages_with(workload: Workload, layout: Layout) -> dict[str, list[int]]:
+    """The stages that hold each parameter, ascending."""
+    found: dict[str, list[int]] = {}
+    for number in range(layout.stages if layout.pp > 1 else 0):
+        for name, _ in plain_stage(workload, layout, number).named_parameters():
+            found.setdefault(name, []).append(number)
+    return found
+
+
+def recompute(blocks: Iterable[nn.Module], selective: bool, compiled: bool = False) -> None:
+    """Keep of each block only its input, or with `selective` also the results of matrix products and attention
+    (Chen et al., 2016; Korthikanti et al., 2022, section 5)."""
+    context: dict[str, Any] = {}
+    if selective:
+        context["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+    for layer in blocks:
+        # Dropout counts instead of drawing, so there is no random state to put back.
+        # A checkpoint is not compiled, nor what is around it: what is compiled stands inside.
+        forward = torch.compile(layer.forward) if compiled else layer.forward
+        layer.forward = partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False, **context)
+
+
+def _policy(_: object, op: torch._ops.OpOverload, *args: object, **kwargs: object) -> CheckpointPolicy:
+    kept = any(op.__name__.split(".")[0].startswith(name) for name in SAVED)
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

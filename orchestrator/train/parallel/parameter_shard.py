@@ -1,0 +1,112 @@
+"""The part of a parameter that this rank updates, and the contract of what makes gradients of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from orchestrator.train.parallel.mesh import Group
+from orchestrator.train.parallel.partition import Cut
+
+
+@dataclass(frozen=True)
+class Box:
+    """A box of the global tensor: `extent` at `start`; its elements stand at `offset` of the shard, in order."""
+
+    start: tuple[int, ...]
+    extent: tuple[int, ...]
+    offset: int
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.extent)
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The box of the whole global tensor."""
+        return tensor[tuple(slice(a, a + n) for a, n in zip(self.start, self.extent, strict=True))]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Plain memory that the optimiser works on; `parameter.grad` is set when the step's gradients are there.
+
+    boxes: where the shard's elements lie in the global tensor. holders: ranks that hold the very same shard
+    because their data-parallel copies are not sharded. matrix: whether the global tensor has two dimensions or
+    more. counted: whether this rank stands for the shard where each element counts once. saved: whether one of
+    `holders` is to save it.
+    """
+
+    name: str
+    cut: Cut
+    parameter: nn.Parameter
+    boxes: tuple[Box, ...]
+    holders: Group
+    counted: bool
+    saved: bool
+
+    @property
+    def matrix(self) -> bool:
+        """Whether weight decay and trust ratios apply: vectors (norms, biases) are left alone."""
+        return len(self.cut.shape) > 1
+
+    def views(self, tensor: Tensor) -> Iterator[tuple[Box, Tensor]]:
+        """`tensor` of the shard's size (weights or optimiser state) by box."""
+        flat = tensor.reshape(-1)
+        for box in self.boxes:
+            yield box, flat[box.offset : box.offset + box.size].view(box.extent)
+
+
+class DataParallel(Protocol):
+    """How the replicas of a model share work: what each rank updates, and how gradients get there."""
+
+    shards: list[Shard]
+
+    def begin(self) -> None:
+        """Forget the gradients of the last step."""
+
+    def micro_batch(self, last: bool) -> None:
+        """A micro-batch's forward and backward pass come next, the last ones of the step or not."""
+
+    def finish(self) -> None:
+        """Leave in every shard's `grad` the sum over the ranks that saw other tokens."""
+
+    def publish(self) -> None:
+        """Bring updated shards back to all ranks that compute with them."""
+
+
+def boxes_of(cut: Cut, begin: int, end: int) -> tuple[Box, ...]:
+    """The elements [begin, end) of a cut's flattened part, as boxes of the global tensor.
+
+    A range of a row-major tensor is part of a row, whole rows, and part of a row, in every dimension again.
+    """
+    found: list[Box] = []
+
+    def add(start: tuple[int, ...], extent: tuple[int, ...]) -> None:
+        offset = sum(box.size for box in found)
+        found.append(Box(tuple(a + b for a, b in zip(cut.start, start, strict=True)), extent, offset))
+
+    def walk(prefix: tuple[int, ...], rest: tuple[int, ...], low: int, high: int) -> None:
+        if low >= high:
+            return
+        ones = (1,) * len(prefix)
+        if low == 0 and high == math.prod(rest):
+            add((*prefix, *(0 for _ in rest)), (*ones, *rest))
+            return
+        row = math.prod(rest[1:])
+        first, last = -(-low // row), high // row
+        if first > last:  # within one row
+            walk((*prefix, last), rest[1:], low - last * row, high - last * row)
+            return
+        if low < first * row:
+            walk((*prefix, first - 1), rest[1:], low - (first - 1) * row, row)
+        if last > first:
+            add((*prefix, first, *(0 for _ in rest[1:])), (*ones, last - first, *rest[1:]))
+        walk((*prefix, last), rest[1:], 0, high - last * row)
+
+    walk((), cut.extent, begin, end)
+    return tuple(found)

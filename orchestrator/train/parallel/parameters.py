@@ -1,0 +1,43 @@
+"""The parameters that a rank computes with, cut from those of the plain model."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from orchestrator.train.parallel.mesh import Mesh
+from orchestrator.train.parallel.partition import Cut, cut_of
+
+
+@dataclass(frozen=True)
+class Held:
+    """A parameter of this rank under its canonical name.
+
+    `original` is False where an earlier pipeline stage holds the parameter too (a tied embedding, a relative
+    bias): it is updated alike, but neither counted nor saved.
+    """
+
+    name: str
+    parameter: nn.Parameter
+    cut: Cut
+    original: bool = True
+
+
+def cut_parameters(model: nn.Module, styles: Mapping[str, str], mesh: Mesh) -> dict[str, Cut]:
+    """Shrink every parameter of a model on the meta device to this rank's part."""
+    cuts = {}
+    for name, parameter in list(model.named_parameters()):
+        cuts[name] = cut = cut_of(name, parameter.shape, styles, mesh)
+        if cut.extent != tuple(parameter.shape):
+            module, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(module), leaf, nn.Parameter(torch.empty(cut.extent, device="meta")))
+    return cuts
+
+
+def held_by(model: nn.Module, cuts: Mapping[str, Cut], elsewhere: Container[str]) -> Iterator[Held]:
+    """The parameters of a model under their canonical names; `elsewhere` are names that an earlier stage holds."""
+    for name, parameter in model.named_parameters():
+        yield Held(name, parameter, cuts[name], name not in elsewhere)

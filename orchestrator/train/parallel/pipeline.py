@@ -1,0 +1,187 @@
+"""Pipeline parallelism: micro-batches through stages, in the order of a published schedule.
+
+GPipe (Huang et al., 2019), 1F1B and interleaved 1F1B (Narayanan et al., 2021), interleaved zero bubble and ZB-V
+(Qi et al., 2024), as `torch.distributed.pipelining` has them. Every rank of a pipeline reads the whole
+micro-batch, so that only hidden states travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
+
+from orchestrator.planning.layout import SPLIT, TWO_STAGES, Layout
+from orchestrator.train.device import Device
+from orchestrator.train.parallel.losses import StepLosses
+from orchestrator.train.parallel.mesh import Mesh
+from orchestrator.train.parallel.parallelize import layers_of
+from orchestrator.train.parallel.zero_bubble import Deferred
+from workloads.workload import Batch, Workload
+
+SCHEDULES: dict[str, Any] = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero_bubble": ScheduleInterleavedZeroBubble,
+    "zbv": ScheduleZBVZeroBubble,
+}
+
+
+class Pipeline:
+    """Runs this rank's stages of all micro-batches."""
+
+    def __init__(
+        self,
+        stages: Sequence[nn.Module],
+        workload: Workload,
+        layout: Layout,
+        mesh: Mesh,
+        losses: StepLosses,
+        device: Device,
+    ) -> None:
+        self._stages, self._workload, self._layout, self._mesh = stages, workload, layout, mesh
+        self._losses, self._device = losses, device
+        self._numbers = layout.stages_of(mesh.place["pp"])
+        self._batches: list[Batch] = []
+        self._schedules: dict[tuple[Any, ...], Any] = {}
+        splits = layout.schedule in SPLIT
+        self._deferred = {n: Deferred(s) for n, s in zip(self._numbers, stages, strict=True) if splits}
+        for stage, number in zip(stages, self._numbers, strict=True):
+            # The stage itself must stay the module that FSDP2 wraps, so its forward is replaced in place.
+            stage.forward = self._forward_of(stage.forward, number)
+
+    def train(self, micro_batches: Sequence[Batch]) -> None:
+        """Leave this rank's gradients of the step."""
+        self._batches = [self._losses.prepare(batch) for batch in micro_batches]
+        numbers = torch.arange(len(self._batches))
+        # Positional inputs enter the first stage alone; the number of the micro-batch goes to every stage.
+        self._schedule(self._batches[0]).step(number=numbers, target=numbers, return_outputs=False)
+        self._batches = []
+
+    def evaluate(self, micro_batches: Sequence[Batch]) -> None:
+        """Losses only: each stage in turn sends all micro-batches on (torch's ZB-V cannot run without backward)."""
+        self._batches = [self._losses.prepare(batch) for batch in micro_batches]
+        sent: list[dist.Work] = []
+        kept: list[Any] = []
+        for stage, number in zip(self._stages, self._numbers, strict=True):
+            for index, batch in enumerate(self._batches):
+                received = self._receive(number, batch, kept) if number else ()
+                output = stage(*received, number=torch.tensor(index))
+                if number + 1 < self._layout.stages:
+                    sent += self._send(number + 1, output, kept)
+        for work in sent:
+            work.wait()
+        self._batches = []
+
+    def _receive(self, number: int, batch: Batch, kept: list[Any]) -> tuple[Tensor, ...]:
+        source = self._mesh.pp.ranks[self._layout.place_of(number - 1)]
+        if source == self._mesh.rank:
+            return kept.pop(0)
+        received = tuple(
+            torch.empty_like(t, device=self._device.device) for t in self._carried(number, batch)
+        )
+        for tensor in received:
+            dist.recv(tensor, source, group=self._mesh.pp.handle)
+        return received
+
+    def _send(self, number: int, output: tuple[Tensor, ...], kept: list[Any]) -> list[dist.Work]:
+        """To the stage `number`; what stays on this rank goes to the end of `kept`."""
+        target = self._mesh.pp.ranks[self._layout.place_of(number)]
+        if target == self._mesh.rank:
+            kept.append(output)
+            return []
+        works = [dist.isend(t.contiguous(), target, group=self._mesh.pp.handle) for t in output]
+        return [work for work in works if work is not None]
+
+    def _forward_of(self, forward: Callable[..., Any], number: int) -> Callable[..., Any]:
+        first, last = number == 0, number == self._layout.stages - 1
+
+        def run(*received: Tensor, number: Tensor) -> Tensor | tuple[Tensor, ...]:
+            batch = self._batches[int(number)]
+            with self._device.autocast():
+                output = forward(batch, **({} if first else self._unpack(received)))
+                if last:
+                    return self._losses.of(output, batch, len(self._batches))
+            return self._pack(output)
+
+        return run
+
+    def _pack(self, output: Any) -> tuple[Tensor, ...]:
+        """What a stage hands on: hidden states, the routers' loss if there are experts, the decoder's memory."""
+        extra = output.extra
+        if self._workload.config.moe:
+            if (
+                extra is None
+            ):  # no layer so far has experts; the sum starts at zero, and gradients may come back
+                extra = 0.0 * output.hidden.flatten()[0].float()
+            extra = torch.stack([extra])
+        # The schedules detach in place what was sent, which neither a view nor what was received may be.
+        memory = None if output.memory is None else output.memory.clone()
+        return tuple(t for t in (output.hidden, extra, memory) if t is not None)
+
+    def _unpack(self, received: tuple[Tensor, ...]) -> dict[str, Tensor]:
+        parts = list(received)
+        found = {"hidden": parts.pop(0)}
+        if self._workload.config.moe:
+            found["extra"] = parts.pop(0).reshape(())
+        return found | ({"memory": parts.pop()} if parts else {})
+
+    def _schedule(self, batch: Batch) -> Any:
+        """The schedule for batches of this shape; made once, since stages exchange what they send at the start."""
+        shapes = tuple(batch[name].shape for name in ("tokens", "decoder_tokens") if name in batch)
+        key = (len(self._batches), shapes)
+        if key not in self._schedules:
+            stages = [
+                self._pipeline_stage(stage, number, batch)
+                for stage, number in zip(self._stages, self._numbers, strict=True)
+            ]
+            several = self._layout.schedule in TWO_STAGES
+            self._schedules[key] = SCHEDULES[self._layout.schedule](
+                stages if several else stages[0],
+                n_microbatches=len(self._batches),
+                loss_fn=lambda loss, _: loss,
+                scale_grads=False,
+            )
+        return self._schedules[key]
+
+    def _pipeline_stage(self, stage: nn.Module, number: int, batch: Batch) -> PipelineStage:
+        """Shapes are given, so that nothing is run, or pickled between ranks, to find them out."""
+        last = number == self._layout.stages - 1
+        leaving = (torch.empty((), device="meta"),) if last else self._carried(number + 1, batch)
+        return PipelineStage(
+            stage,
+            number,
+            self._layout.stages,
+            self._device.device,
+            input_args=self._carried(number, batch) if number else (),
+            output_args=tuple(t.requires_grad_() for t in leaving),
+            group=self._mesh.pp.handle,
+            dw_builder=self._deferred[number].take if number in self._deferred else None,
+        )
+
+    def _carried(self, number: int, batch: Batch) -> tuple[Tensor, ...]:
+        """What enters stage `number`, on the meta device. Residuals are fp32 under any compute type."""
+        config = self._workload.config
+        start, _ = layers_of(self._workload, self._layout, number)
+        size, length = batch["tokens"].shape[:2]
+        length //= self._mesh.tp.size if self._layout.sequence else 1
+        first = torch.empty(size, length, config.hidden, device="meta")
+        extra = (torch.empty(1, device="meta"),) if config.moe else ()
+        if config.architecture == "encoder-decoder" and start > config.layers:
+            hidden = torch.empty(size, batch["decoder_tokens"].shape[1], config.hidden, device="meta")
+            carried = (hidden, *extra, first)
+        else:
+            carried = (first, *extra)
+        return tuple(t.requires_grad_() for t in carried)

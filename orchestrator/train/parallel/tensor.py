@@ -1,0 +1,196 @@
+"""Tensor parallelism in the way of Megatron-LM, from the styles that a workload declares.
+
+Shoeybi et al., 2019, section 3: column then row, one sum forward and one backward for attention and for the
+feed-forward each; with `sequence`, norms and residuals work on slices of the sequence (Korthikanti et al., 2022,
+section 4.2.2). Weights are plain local tensors; where they lie in the whole is told by `cut_of`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from orchestrator.train.parallel.collectives import copy, gather, join, reduce, scatter, split
+from orchestrator.train.parallel.mesh import Group
+from orchestrator.train.parallel.partition import is_sliced, span, style_of
+from workloads.model.attention import Context
+from workloads.model.transformer import IGNORED, Layer
+from workloads.workload import Loss
+
+LENGTH = 1
+"""The dimension of [B, L, hidden] that sequence parallelism cuts."""
+
+
+def apply_tensor(model: nn.Module, styles: Mapping[str, str], tp: Group, sequence: bool) -> None:
+    """Put the collectives into a model whose parameters are already cut."""
+    entered: set[str] = set()
+    for name, module in list(model.named_modules()):
+        parent, _, leaf = name.rpartition(".")
+        style, sliced = style_of(styles, name), sequence and is_sliced(name)
+        if style == "row" and isinstance(module, nn.Linear):
+            setattr(model.get_submodule(parent), leaf, RowLinear(module, tp, sliced))
+        elif style == "vocab" and isinstance(module, nn.Embedding):
+            setattr(model.get_submodule(parent), leaf, VocabularyEmbedding(module, tp))
+        elif style == "vocab":
+            module.register_forward_pre_hook(_copy_first(tp))
+            if name.startswith("generator"):  # what samples from the logits needs all of them
+                module.register_forward_hook(lambda _, __, out: join(out, -1, tp))
+        elif style == "column" and isinstance(module, nn.Linear) and parent not in entered:
+            entered.add(parent)
+            model.get_submodule(parent).register_forward_pre_hook(_enter(tp, sliced))
+        elif style == "expert":
+            _inside_experts(module, tp)
+    if sequence:
+        _slice_sequence(model, entered, tp)
+
+
+class RowLinear(nn.Module):
+    """A linear map cut over its inputs: partial products are summed over the group, then the bias added."""
+
+    def __init__(self, whole: nn.Linear, group: Group, sequence: bool) -> None:
+        super().__init__()
+        self.weight, self.bias = whole.weight, whole.bias
+        self._group, self._sequence = group, sequence
+        self.product: Callable[..., Tensor] = F.linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, L, in / group] to [B, L, out], or to this rank's slice of L."""
+        partial = self.product(x, self.weight)
+        y = scatter(partial, LENGTH, self._group) if self._sequence else reduce(partial, self._group)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+
+class VocabularyEmbedding(nn.Module):
+    """An embedding cut over the vocabulary: each rank looks up its rows, the sum over the group is whole."""
+
+    def __init__(self, whole: nn.Embedding, group: Group) -> None:
+        super().__init__()
+        self.weight, self._group = whole.weight, group
+        self._start, self._rows = span(whole.num_embeddings, group.index, group.size)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """int64 [B, L] to [B, L, hidden]."""
+        local = tokens - self._start
+        outside = (local < 0) | (local >= self._rows)
+        vectors = F.embedding(local.masked_fill(outside, 0), self.weight)
+        return reduce(vectors.masked_fill(outside.unsqueeze(-1), 0.0), self._group)
+
+
+class VocabularyLoss:
+    """Cross-entropy of logits that are cut over the vocabulary, with PaLM's z-loss as an option.
+
+    z times the square of log Z pulls the softmax's normaliser towards one (Chowdhery et al., 2022, section 5);
+    it is differentiated but not reported in `total`, which stays the cross-entropy.
+    """
+
+    def __init__(self, vocabulary: int, tp: Group, z: float) -> None:
+        self._vocabulary, self._tp, self._z = vocabulary, tp, z
+        self._start, _ = span(vocabulary, tp.index, tp.size)
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Loss:
+        """As `losses.token_loss`: logits [B, L, V] or [predicted, V] and labels int64 [B, L]."""
+        labels = labels[labels != IGNORED] if logits.dim() == 2 else labels.flatten()
+        logits = logits.flatten(0, -2).float()
+        cut = self._tp.size > 1 and logits.shape[-1] < self._vocabulary
+        if cut:
+            value, log_z = self._over_ranks(logits, labels)
+        else:
+            value = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
+            log_z = logits.logsumexp(-1) if self._z else value
+        predicted = labels != IGNORED
+        total = (value * predicted).sum()
+        if self._z:
+            pull = self._z * (log_z.square() * predicted).sum()
+            total = total + (pull - pull.detach())
+        return Loss(total, predicted.sum().float())
+
+    def _over_ranks(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        highest = logits.detach().amax(-1)
+        if self._tp.handle is not None:
+            torch.distributed.all_reduce(highest, torch.distributed.ReduceOp.MAX, group=self._tp.handle)
+        log_z = reduce((logits - highest.unsqueeze(-1)).exp().sum(-1), self._tp).log() + highest
+        local = labels - self._start
+        outside = (local < 0) | (local >= logits.shape[-1])
+        found = logits.gather(-1, local.masked_fill(outside, 0).unsqueeze(-1)).squeeze(-1)
+        return log_z - reduce(found.masked_fill(outside, 0.0), self._tp), log_z
+
+
+def _copy_first(tp: Group) -> Any:
+    return lambda _, args: (copy(args[0], tp), *args[1:])
+
+
+def _enter(tp: Group, sequence: bool) -> Any:
+    """What all column-cut layers of a block share: their input, and the memory of cross-attention."""
+
+    def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        hidden = gather(args[0], LENGTH, tp) if sequence else copy(args[0], tp)
+        rest = args[1:]
+        if rest and isinstance(rest[0], Context) and rest[0].memory is not None:
+            memory = gather(rest[0].memory, LENGTH, tp) if sequence else copy(rest[0].memory, tp)
+            rest = (dataclasses.replace(rest[0], memory=memory), *rest[1:])
+        return (hidden, *rest)
+
+    return hook
+
+
+def _inside_experts(experts: nn.Module, tp: Group) -> None:
+    """Each expert is cut inside like a feed-forward: gate and up by column, down by row."""
+    whole = experts.forward
+    experts.forward = lambda rows, counts: reduce(whole(copy(rows, tp), counts), tp)
+
+
+def _slice_sequence(model: nn.Module, entered: set[str], tp: Group) -> None:
+    """Residuals are sliced from the embeddings to the head; blocks that are not cut work on the whole."""
+    for name, module in model.named_modules():
+        leaf = name.rpartition(".")[2]
+        if leaf in ("embeddings", "projection") and (leaf == "projection" or not _projected(model, name)):
+            module.register_forward_hook(lambda _, __, out: split(out, LENGTH, tp))
+        elif leaf in ("attention", "feedforward") and name not in entered:
+            module.register_forward_pre_hook(_join_first(tp))
+            module.register_forward_hook(_split_first(tp))
+        elif isinstance(module, Layer):
+            module.register_forward_pre_hook(_split_keys(tp))
+    last = getattr(model, "norm", None)
+    if last is None and (getattr(model, "head", None) or getattr(model, "sentence_head", None)):
+        last = list(model.layers.values())[-1]  # type: ignore[operator]
+    if last is not None:
+        last.register_forward_hook(_join_out(tp))
+
+
+def _projected(model: nn.Module, name: str) -> bool:
+    parent = model.get_submodule(name.rpartition(".")[0])
+    return getattr(parent, "projection", None) is not None
+
+
+def _join_first(tp: Group) -> Any:
+    return lambda _, args: (join(args[0], LENGTH, tp), *args[1:])
+
+
+def _split_keys(tp: Group) -> Any:
+    """Dropout of a slice draws from the keys of its tokens."""
+
+    def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        hidden, context = args
+        if context.keys is None:
+            return args
+        return hidden, dataclasses.replace(context, keys=context.keys.chunk(tp.size, LENGTH)[tp.index])
+
+    return hook
+
+
+def _split_first(tp: Group) -> Any:
+    return lambda _, __, out: _first(out, lambda x: split(x, LENGTH, tp))
+
+
+def _join_out(tp: Group) -> Any:
+    return lambda _, __, out: _first(out, lambda x: join(x, LENGTH, tp))
+
+
+def _first(out: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A module's output with its hidden states changed; the router's loss may follow them."""
+    return (change(out[0]), *out[1:]) if isinstance(out, tuple) else change(out)

@@ -1,0 +1,91 @@
+"""Gradients of weights that wait until a schedule has time for them (Qi et al., 2024, "Zero Bubble Pipeline
+Parallelism", section 2).
+
+The backward pass of a stage goes on to its input at once, and each linear map leaves what the gradient of its weight
+is made of in a queue. Torch's own split walks the graph twice instead, which costs a quarter more of the backward
+pass and cannot be done where a weight is used twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from orchestrator.train.parallel.tensor import RowLinear
+from workloads.model.heads import VocabularyProjection
+
+Waiting = tuple[Tensor, Tensor, Tensor, Tensor | None]
+"""Input [.., in] and gradient of the output [.., out] of a linear map, its weight and its bias."""
+
+
+class Deferred:
+    """The queue of one stage. Experts are not in it: the gradients of their weights come with the backward pass."""
+
+    def __init__(self, stage: nn.Module) -> None:
+        self._waiting: list[Waiting] = []
+        for module in stage.modules():
+            if isinstance(module, nn.Linear):
+                module.forward = partial(self._of, module)  # type: ignore[method-assign]
+            elif isinstance(module, RowLinear | VocabularyProjection):
+                module.product = self.linear
+
+    def take(self) -> Callable[[], None]:
+        """What is left to do for the backward pass that ended last: torch's `dw_builder`."""
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        return partial(_add_gradients, waiting)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """As `torch.nn.functional.linear`."""
+        if not (torch.is_grad_enabled() and weight.requires_grad):
+            return F.linear(x, weight, bias)
+        found: Tensor = _Linear.apply(x, weight, bias, self._waiting.append)
+        return found
+
+    def _of(self, module: nn.Linear, x: Tensor) -> Tensor:
+        return self.linear(x, module.weight, module.bias)
+
+
+class _Linear(torch.autograd.Function):
+    """A linear map whose backward pass hands on the gradient of its input alone."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, wait: Callable[..., None]
+    ) -> Tensor:
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        x = x.to(dtype)
+        ctx.save_for_backward(x)
+        # The parameters themselves: recomputation would give back a saved one as another tensor.
+        ctx.weight, ctx.bias, ctx.wait = weight, bias, wait
+        return F.linear(x, weight.to(dtype), None if bias is None else bias.to(dtype))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (x,) = ctx.saved_tensors
+        ctx.wait((x, gradient, ctx.weight, ctx.bias))
+        return gradient @ ctx.weight.to(gradient.dtype), None, None, None
+
+
+@torch.no_grad()
+def _add_gradients(waiting: list[Waiting]) -> None:
+    """Into the parameters, in the order of the backward pass, with the products that autograd would make."""
+    while waiting:
+        x, gradient, weight, bias = waiting.pop(0)
+        rows = gradient.flatten(0, -2)
+        _add(weight, rows.t() @ x.flatten(0, -2))
+        if bias is not None:
+            _add(bias, rows.sum(0))
+
+
+def _add(parameter: Tensor, gradient: Tensor) -> None:
+    if parameter.grad is None:
+        parameter.grad = gradient.to(parameter.dtype)
+    else:
+        parameter.grad.add_(gradient)

@@ -1,0 +1,78 @@
+"""A search on an MLflow server: a parent run, its trials nested, the best model registered."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from orchestrator.job.spec import JobSpec
+from orchestrator.storage.run_directory import RunDir
+from orchestrator.track.mlflow_run import URI_TAG, MlflowRun, quotable
+from orchestrator.track.redact import redact
+
+ALIAS = "best"
+PARENT_TAG = "mlflow.parentRunId"
+DOCUMENTS = ("job.yaml", "sweep.json", "report.html", "best.yaml")
+
+
+def publish(spec: JobSpec, sweep: RunDir, found: dict[str, Any]) -> str | None:
+    """Bring the server up to date with sweep.json; what went wrong in one line, since telemetry fails nothing."""
+    if spec.tracking is None:
+        return None
+    try:
+        _publish(spec, sweep, found)
+    except Exception as error:  # whatever MLflow and its transport raise
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return None
+
+
+def _publish(spec: JobSpec, sweep: RunDir, found: dict[str, Any]) -> None:
+    assert spec.tracking is not None
+    assert spec.tune is not None
+    uri, experiment = spec.tracking.uri, spec.tracking.experiment
+    born = sweep.rows("trials.jsonl")[0]["time"]
+    parent = MlflowRun(uri, experiment, spec.name, sweep.uri, born, spec.tune.model_dump(mode="json"))
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri)
+    where = [client.get_run(parent.run_id).info.experiment_id]
+    runs: dict[str, str] = {}
+    for name in (run for trial in found["trials"] for run in trial["runs"]):
+        wanted = f"tags.`{URI_TAG}` = '{quotable(redact(sweep.at(name)))}'"
+        for logged in client.search_runs(where, wanted):
+            runs[name] = logged.info.run_id
+            client.set_tag(logged.info.run_id, PARENT_TAG, parent.run_id)
+    for name in DOCUMENTS:
+        if (text := sweep.read_text(name)) is not None:
+            parent.log_document(name, text)
+    best = found["best"]
+    if best is not None:
+        client.log_metric(parent.run_id, f"best_{found['metric']}", best["value"])
+        client.set_tag(parent.run_id, "best_trial", best["trial"])
+        ended = all(trial["state"] != "not ended" for trial in found["trials"])
+        if spec.tune.register_as and ended and best["run"] in runs:
+            _register(client, spec.tune.register_as, sweep, best, runs[best["run"]])
+        parent.set_status("FINISHED" if ended else "KILLED")
+
+
+def _register(client: Any, name: str, sweep: RunDir, best: dict[str, Any], run_id: str) -> None:
+    """A version of the model from the best commit, made once, and the alias on it."""
+    from mlflow.exceptions import MlflowException
+
+    from orchestrator.export.hugging_face import export
+
+    with contextlib.suppress(MlflowException):  # there is one
+        client.create_registered_model(name)
+    for version in client.search_model_versions(f"name = '{name}'"):
+        if version.run_id == run_id:
+            client.set_registered_model_alias(name, ALIAS, version.version)
+            return
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "model"
+        export(sweep.at(best["run"]), best["step"], str(target))
+        client.log_artifacts(run_id, str(target), "model")
+    source = f"{client.get_run(run_id).info.artifact_uri}/model"
+    version = client.create_model_version(name, source, run_id, tags={"trial": best["trial"]})
+    client.set_registered_model_alias(name, ALIAS, version.version)

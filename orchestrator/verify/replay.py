@@ -1,0 +1,156 @@
+"""Proof that a run can be resumed: replay steps from a commit and compare with what the run recorded.
+
+The replay runs the same rank program on local processes, under the layout and thread counts of the recorded steps,
+and writes nothing. Receipts must be equal; losses too, to the last bit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cluster.workers.gang import FINISHED, RankStatus
+from cluster.workers.process_gang import ProcessGang
+from orchestrator.checkpoint.identity import check_commit, check_shards
+from orchestrator.checkpoint.manifest import Manifest
+from orchestrator.checkpoint.store import Store
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import JobSpec
+from orchestrator.job.stability import on_record
+from orchestrator.resolve import parts as assemble
+from orchestrator.storage.row_line import METRICS
+from orchestrator.storage.run_directory import Row, RunDir
+from orchestrator.train.task import ENTRY, Task
+
+TIMEOUT = 600.0
+"""Seconds without a new step after which a replay is given up."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A row a replayed step: the recorded loss, the replayed one, and whether loss and receipt are equal."""
+
+    start: int
+    rows: list[Row]
+
+    @property
+    def same(self) -> bool:
+        """Whether all steps came out the same."""
+        return bool(self.rows) and all(row["verdict"] == "same" for row in self.rows)
+
+    @property
+    def line(self) -> str:
+        """The verdict in words."""
+        if self.same:
+            return f"{len(self.rows)} steps replayed: receipts equal, losses equal to the last bit"
+        bad = [str(row["step"]) for row in self.rows if row["verdict"] != "same"]
+        return f"the replay differs at step {', '.join(bad)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The verdict as plain data."""
+        return {**asdict(self), "same": self.same, "line": self.line}
+
+
+def replay(spec: JobSpec, run: RunDir, step: int | None, steps: int) -> Verdict:
+    """Replay up to `steps` steps from the commit at `step`, by default the earliest that rows follow.
+
+    Raises InputError if there is no such commit, or nothing recorded after it, and RuntimeError if a rank fails.
+    """
+    store = Store(run.at("checkpoints"))
+    recorded = {row["step"]: row for row in run.log(METRICS).after(min(store.steps(), default=0))}
+    manifest = _choose(store, recorded, step)
+    first = manifest.step + 1
+    layout_text = recorded[first]["layout"]
+    layout = next((c for c in _layouts(run, manifest) if c["text"] == layout_text), None)
+    if layout is None:
+        raise InputError(
+            f"the layout of step {first}, {layout_text}, is not on record", run.uri, "choose another --step"
+        )
+    wanted = itertools.takewhile(
+        lambda n: n in recorded and recorded[n]["layout"] == layout_text, range(first, first + steps)
+    )
+    last = list(wanted)[-1]
+    check_commit(manifest, spec, run.at("job.yaml"))
+    tokens = assemble.tokens_of(spec, run, manifest.meta["data"])
+    check_shards(manifest, tokens.manifest.digest, tokens.folder.uri)
+    task = Task(
+        job=spec.model_dump(mode="json"),
+        layout={k: v for k, v in layout.items() if k != "text"},
+        run=run.uri,
+        data=tokens.folder.uri,
+        attempt=0,
+        restore=manifest.step,
+        until=last,
+        commit=False,
+        skips=tuple(skip.to_json() for skip in on_record(run.rows("events.jsonl"))),
+    )
+    replayed = _run(spec, task, last)
+    return Verdict(manifest.step, [_compare(recorded[n], replayed[n]) for n in range(first, last + 1)])
+
+
+def _choose(store: Store, recorded: dict[int, Row], step: int | None) -> Manifest:
+    found = [number for number in store.steps() if number + 1 in recorded]
+    if step is not None and step not in found:
+        known = ", ".join(map(str, found)) or "none"
+        raise InputError(
+            f"there is no commit at step {step} with steps after it", store.uri, f"choose from: {known}"
+        )
+    if not found:
+        raise InputError(
+            "no commit is followed by recorded steps", store.uri, "raise checkpoint.keep, or train on"
+        )
+    return store.manifest(found[0] if step is None else step)
+
+
+def _layouts(run: RunDir, manifest: Manifest) -> list[dict[str, Any]]:
+    """Layouts on record, each with its text: the commit's own, and those of all starts."""
+    from orchestrator.planning.layout import Layout
+
+    known = [manifest.meta["layout"]]
+    known += [event["layout"] for event in run.rows("events.jsonl") if event.get("layout")]
+    return [{**layout, "text": str(Layout.from_json(layout))} for layout in known]
+
+
+def _run(spec: JobSpec, task: Task, last: int) -> dict[int, Row]:
+    world = _world(task.layout)
+    gang = ProcessGang()
+    rows: list[Row] = []
+    moved = time.monotonic()
+    try:
+        gang.start(world, spec.resources.per_worker.bundle, ENTRY, task.to_json())
+        while True:
+            beat = gang.poll(len(rows))
+            rows.extend(beat.rows)
+            moved = time.monotonic() if beat.rows else moved
+            if all(rank.state == "done" for rank in beat.ranks):
+                return {row["step"]: row for row in rows}
+            _refuse(beat.ranks, time.monotonic() - moved, last)
+            time.sleep(0.05)
+    finally:
+        gang.close()
+
+
+def _refuse(ranks: tuple[RankStatus, ...], still: float, last: int) -> None:
+    broken = [rank for rank in ranks if rank.state in FINISHED and rank.state != "done"]
+    if broken:
+        raise RuntimeError(f"the replay failed on rank {broken[0].rank}: {broken[0].error}")
+    if still > TIMEOUT:
+        raise RuntimeError(f"the replay made no step for {TIMEOUT:.0f} s on its way to step {last}")
+
+
+def _world(layout: dict[str, Any]) -> int:
+    from orchestrator.planning.layout import Layout
+
+    return Layout.from_json(layout).world
+
+
+def _compare(recorded: Row, replayed: Row) -> Row:
+    differ = [key for key in ("loss", "samples") if recorded.get(key) != replayed[key]]
+    return {
+        "step": recorded["step"],
+        "recorded": recorded.get("loss"),
+        "replayed": replayed["loss"],
+        "verdict": "differs in " + " and ".join(differ) if differ else "same",
+    }

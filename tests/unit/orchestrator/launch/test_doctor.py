@@ -1,0 +1,80 @@
+"""What the doctor says of a machine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shutil
+import socket
+import sys
+from typing import Any
+
+import pytest
+
+from orchestrator.launch import doctor
+from orchestrator.launch.doctor import Finding, examine
+
+
+def finding(what: str) -> Finding:
+    return next(found for found in examine() if found.what == what)
+
+
+def test_a_machine_that_runs_these_tests_lacks_nothing() -> None:
+    found = examine()
+    assert [f for f in found if f.verdict == "missing"] == []
+    assert {"Python", "torch", "ray", "processors", "memory", "GPUs", "process groups", "loopback"} <= {
+        f.what for f in found
+    }
+    assert len({f.what for f in found}) == len(found)
+    json.dumps([f.to_json() for f in found])
+    assert all(len(f.row()) == 4 for f in found)
+    assert all(f.mend for f in found if f.verdict != "ok")
+
+
+def test_versions_are_told() -> None:
+    assert finding("ray").found == importlib.metadata.version("ray")
+
+
+def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "PACKAGES", ("torch", "no-such-package"))
+    assert finding("no-such-package") == Finding(
+        "missing", "no-such-package", "not installed", "run make install"
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "verdict"), [((3, 10, 9), "missing"), ((3, 12, 1), "ok"), ((3, 13, 0), "missing")]
+)
+def test_the_version_of_python(monkeypatch: pytest.MonkeyPatch, version: Any, verdict: str) -> None:
+    monkeypatch.setattr(sys, "version_info", version)
+    found = next(doctor._python())
+    assert (found.verdict, found.found) == (verdict, ".".join(map(str, version)))
+    assert bool(found.mend) == (verdict != "ok")
+
+
+def test_a_small_machine_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sysconf", lambda name: 2**15)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(2**30, 2**29, 2**28))
+    found = {f.what: f for f in doctor._machine()}
+    assert (found["memory"].verdict, found["memory"].found) == ("warning", "1.0 GiB")
+    assert found["free disk here"].verdict == "warning"
+    assert found["shared memory"].verdict == "warning"
+    assert all(found[what].mend for what in ("memory", "free disk here", "shared memory"))
+
+
+def test_a_machine_without_a_compiler_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    (found,) = doctor._compiler()
+    assert (found.verdict, found.found) == ("warning", "none")
+    assert "g++" in found.mend
+
+
+def test_a_machine_whose_loopback_is_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: socket.socket, address: Any) -> None:
+        raise OSError("Cannot assign requested address")
+
+    monkeypatch.setattr(socket, "socket", type("Refusing", (socket.socket,), {"bind": refuse}))
+    (found,) = doctor._loopback()
+    assert (found.verdict, found.found) == ("missing", "Cannot assign requested address")
+    assert "--address" in found.mend

@@ -1,0 +1,83 @@
+"""What rank 0 writes down inside Ray Train: the run directory of `orchestrator run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import job, rows, write_text
+from prepared import prepare_here
+
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import parse
+from orchestrator.job.stability import where
+from orchestrator.launch import ray_train
+from orchestrator.launch.ray_train import _books
+from orchestrator.planning import machines
+from orchestrator.storage.run_directory import RunDir
+
+
+class NonFinite(ArithmeticError):
+    """As the rank program raises it."""
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A job over prepared data, on a machine that nobody asks Ray for."""
+    monkeypatch.setattr(ray_train, "smallest_offer", lambda bundle: None)
+    monkeypatch.setattr(machines, "probe", lambda cpu: 1e10)
+    spec = parse(job(write_text(tmp_path, 20_000)))
+    run = RunDir(str(tmp_path / "run"))
+    run.create()
+    return {
+        "job": spec.model_dump(mode="json"),
+        "run": run.uri,
+        "data": prepare_here(spec, str(tmp_path / "data")),
+    }
+
+
+def row(step: int, attempt: int) -> dict[str, Any]:
+    return {"step": step, "attempt": attempt, "loss": 1.0, "step_seconds": 0.1, "time": 1e9 + step}
+
+
+def events(config: dict[str, Any]) -> list[dict[str, Any]]:
+    return rows(Path(config["run"]), "events.jsonl")
+
+
+def diverge(config: dict[str, Any]) -> None:
+    """An attempt whose second step is no number."""
+    with _books(config, RunDir(config["run"])) as books:
+        books.begin(2)
+        books.take(row(1, 1))
+        raise NonFinite(f"loss is nan {where(2, 8)}")
+
+
+def test_an_attempt_is_told_and_its_rows_are_kept(config: dict[str, Any]) -> None:
+    with _books(config, RunDir(config["run"])) as books:
+        told = books.begin(2)
+        for step in (1, 2):
+            books.take(row(step, told["attempt"]))
+        assert books.saved == 2
+    assert (told["attempt"], told["restore"], told["layout"]["dp"]) == (1, None, 2)
+    assert [event["phase"] for event in events(config)] == ["prepare", "start", "train", "done"]
+    assert events(config)[1]["data"] == config["data"]
+    assert [found["step"] for found in rows(Path(config["run"]))] == [1, 2]
+
+
+def test_an_instability_is_left_out_by_the_next_attempt(config: dict[str, Any]) -> None:
+    with pytest.raises(NonFinite):
+        diverge(config)
+    (stop,) = [event for event in events(config) if event["phase"] == "stop"]
+    assert stop["skipped"] == {"step": 2, "start": 8, "count": 8, "lr_scale": 1.0}
+    assert stop["first_fault"].startswith("NonFinite: loss is nan at step 2")
+    assert stop["lost_steps"] == 1
+    with _books(config, RunDir(config["run"])) as books:
+        assert books.begin(1)["attempt"] == 2
+    assert rows(Path(config["run"])) == []
+
+
+def test_workers_that_no_layout_uses_are_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="no legal layout uses 7 workers"):
+        with _books(config, RunDir(config["run"])) as books:
+            books.begin(7)

@@ -1,0 +1,193 @@
+"""What is checked before anything starts, and what a command makes of a run's end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import job, write_text
+
+from orchestrator.checkpoint.identity import IDENTITY, check_same_run
+from orchestrator.checkpoint.shard import RawPiece
+from orchestrator.checkpoint.store import Store
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import JobSpec, dump, parse
+from orchestrator.launch import run as runs
+from orchestrator.launch.run import Outcome, _outcome, check, check_labels, done_already, finished_summary
+from orchestrator.storage.run_directory import RunDir
+
+
+@pytest.fixture
+def document(tmp_path: Path) -> dict[str, Any]:
+    return job(write_text(tmp_path / "corpus", 20_000))
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    found = RunDir(str(tmp_path / "runs" / "small"))
+    found.create()
+    return found
+
+
+def changed(document: dict[str, Any], **parts: Any) -> JobSpec:
+    return parse({key: {**value, **parts.get(key, {})} if isinstance(value, dict) else parts.get(key, value)
+                  for key, value in document.items()})  # fmt: skip
+
+
+# -- before
+
+
+@pytest.mark.parametrize(
+    ("model", "objective"),
+    [
+        ("gpt-tiny", "causal_lm"), ("llama-tiny", "causal_lm"), ("bert-tiny", "masked_lm"),
+        ("bert-tiny", "whole_word_masking"), ("bert-tiny", "next_sentence"), ("t5-tiny", "span_corruption"),
+        ("bart-tiny", "denoising"), ("electra-tiny", "replaced_token_detection"), ("glm-tiny", "blank_infilling"),
+    ],
+)  # fmt: skip
+def test_a_job_that_can_run_passes(document: dict[str, Any], model: str, objective: str) -> None:
+    document["workload"] = {"model": model, "objective": objective}
+    check(parse(document))
+
+
+@pytest.mark.parametrize(
+    ("parts", "wanted"),
+    [
+        ({"data": {"sequence_length": 100_000}}, "data.sources: the corpus has 20030 bytes"),
+        ({"data": {"sequence_length": 1024}}, "workload: sequence_length 1024 exceeds"),
+        (
+            {"data": {"tokenizer": "/nowhere.json"}},
+            "data.tokenizer /nowhere.json: there is no tokenizer.json",
+        ),
+        ({"workload": {"model": "gpt-tinny"}}, "workload: unknown model 'gpt-tinny'"),
+        ({"workload": {"objective": "masked_lm"}}, "workload.objective: masked_lm does not train gpt-tiny"),
+        ({"workload": {"options": {"rate": 1}}}, "workload: causal_lm has no option rate"),
+        ({"workload": {"changes": {"hidden": 30}}}, "workload: hidden 30 is no multiple of heads"),
+        ({"parallel": {"tp": 3}}, "parallel: tp 3 does not divide"),
+    ],
+)
+def test_what_cannot_run_is_refused(document: dict[str, Any], parts: dict[str, Any], wanted: str) -> None:
+    with pytest.raises(InputError) as found:
+        check(changed({**document, "parallel": {}}, **parts))
+    assert str(found.value).startswith(wanted)
+
+
+def test_memory_is_left_to_the_cluster(document: dict[str, Any]) -> None:
+    """The machine of the command is seldom the machine of the workers."""
+    check(changed(document, workload={"changes": {"hidden": 8192, "layers": 100}}))
+
+
+# -- the same run
+
+
+def test_labels_are_for_clusters(document: dict[str, Any]) -> None:
+    document["resources"] = {"per_worker": {"labels": {"team": "blue"}}}
+    check_labels(parse(document), "10.0.0.1:6379")
+    with pytest.raises(InputError, match="only a cluster's nodes have labels"):
+        check_labels(parse(document), None)
+
+
+def test_a_fresh_directory_is_of_no_other_run(document: dict[str, Any], run_dir: RunDir) -> None:
+    check_same_run(parse(document), run_dir)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {}, {"resources": {"workers": 1}}, {"checkpoint": {"every": 7}}, {"data": {"cache": "/elsewhere"}},
+        {"workload": {"objective": "causal_lm"}},
+    ],
+)  # fmt: skip
+def test_where_and_how_it_runs_may_change(
+    document: dict[str, Any], run_dir: RunDir, parts: dict[str, Any]
+) -> None:
+    run_dir.write_text("job.yaml", dump(parse(document)))
+    check_same_run(changed(document, **parts), run_dir)
+
+
+@pytest.mark.parametrize(
+    ("parts", "wanted"),
+    [
+        ({"seed": 4}, "seed is 3 in this run and 4 in the job file"),
+        ({"train": {"global_batch": 16}}, "train.global_batch is 8 in this run and 16 in the job file"),
+        ({"data": {"sequence_length": 64}, "seed": 4}, "data.sequence_length is 32 in this run and 64"),
+        ({"workload": {"changes": {"hidden": 32}}}, "workload.changes.heads is 4 in this run and None"),
+        ({"data": {"tokenizer": "a.json"}}, "data.tokenizer is None in this run and 'a.json'"),
+    ],
+)
+def test_what_is_trained_may_not(
+    document: dict[str, Any], run_dir: RunDir, parts: dict[str, Any], wanted: str
+) -> None:
+    run_dir.write_text("job.yaml", dump(parse(document)))
+    with pytest.raises(InputError) as found:
+        check_same_run(changed(document, **parts), run_dir)
+    assert str(found.value).startswith(f"{run_dir.uri}: {wanted}")
+    assert "a run stays the same run" in str(found.value)
+
+
+# -- the end
+
+
+@pytest.mark.parametrize(("state", "code"), [("done", 0), ("failed", 1), ("stopped", 3)])
+def test_the_end_of_a_run_is_the_end_of_the_command(state: str, code: int) -> None:
+    summary = {"state": state, "reason": "why"}
+    assert _outcome({"summary": summary, "error": None}) == Outcome(code, summary, "why")
+
+
+@pytest.mark.parametrize(("input_", "code"), [(True, 2), (False, 1)])
+def test_a_controller_s_error_is_the_command_s(input_: bool, code: int) -> None:
+    status = {"summary": None, "error": {"line": "is wrong", "input": input_}}
+    assert _outcome(status) == Outcome(code, None, "is wrong")
+
+
+def test_a_finished_run_is_not_run_again(document: dict[str, Any], run_dir: RunDir) -> None:
+    run_dir.write_text("job.yaml", dump(parse(document)))
+    run_dir.write_json("summary.json", {"state": "done", "reason": "12 steps are done"})
+    ended = runs.run(parse(document), run_dir, None, None, lambda status: pytest.fail("something runs"))
+    assert (ended.code, ended.line) == (0, f"{run_dir.uri} is finished: nothing to do")
+    with pytest.raises(InputError, match="seed is 3"):
+        runs.run(changed(document, seed=4), run_dir, None, None, lambda status: None)
+
+
+@pytest.mark.parametrize("content", [None, "[]", "null"])
+def test_a_run_without_a_summary_has_not_ended(run_dir: RunDir, content: str | None) -> None:
+    if content is not None:
+        run_dir.write_text("summary.json", content)
+    assert finished_summary(run_dir) is None
+
+
+def test_wrong_words_leave_no_directory(document: dict[str, Any], tmp_path: Path) -> None:
+    run_dir = RunDir(str(tmp_path / "new" / "small"))
+    with pytest.raises(InputError, match=r"--until: step 13 is beyond train\.steps 12"):
+        runs.run(parse(document), run_dir, 13, None, lambda status: None)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(("kept", "done"), [((4, 8), True), ((4,), False), ((), True)])
+def test_a_run_that_was_done_goes_on_where_its_last_commit_is_gone(
+    document: dict[str, Any], run_dir: RunDir, kept: tuple[int, ...], done: bool
+) -> None:
+    """All of them gone was somebody's wish, for the model has been exported."""
+    store = Store(run_dir.at("checkpoints"))
+    for step in kept:
+        piece = RawPiece("model.w", "F32", (1,), (0,), (1,), memoryview(bytes(4)))
+        meta = {"position": 8 * step, "receipt": "", IDENTITY: parse(document).identity()}
+        store.publish(step, store.write_raw(step, 0, [piece]), meta)
+    run_dir.write_json("summary.json", {"state": "done", "commit": 8})
+    assert (done_already(parse(document), run_dir) is not None) is done
+
+
+@pytest.mark.parametrize("found", [{"commit": 8}, {"state": "stopped", "commit": 8}, {"state": ["done"]}])
+def test_a_summary_that_does_not_say_done_ends_nothing(
+    document: dict[str, Any], run_dir: RunDir, found: dict[str, Any]
+) -> None:
+    run_dir.write_json("summary.json", found)
+    assert done_already(parse(document), run_dir) is None
+
+
+def test_a_run_is_not_begun_in_the_folder_of_a_search(document: dict[str, Any], run_dir: RunDir) -> None:
+    run_dir.append("trials.jsonl", [{"trial": "0000", "event": "begun", "time": 1.0}])
+    with pytest.raises(InputError, match="is the folder of a search"):
+        runs.run(parse(document), run_dir, None, None, lambda status: None)
+    assert run_dir.rows("events.jsonl") == []

@@ -1,0 +1,49 @@
+"""What is submitted of a run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from jobs import job
+
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import parse
+from orchestrator.launch.submission import entrypoint
+from orchestrator.storage.run_directory import RunDir
+
+
+def test_the_shell_becomes_the_command_and_hands_it_the_job(tmp_path: Path) -> None:
+    spec = parse({**job("it's a $HOME of `quotes`.txt"), "name": "small"})
+    command = entrypoint(spec, RunDir(str(tmp_path / "a run")), 7, 3)
+    fake = tmp_path / "python"
+    fake.write_text('#!/bin/sh\nprintf "%s\\n" $$ "$@"\nfor file; do [ -e "$file" ] && cat "$file"; done\n')
+    fake.chmod(0o755)
+    shell = subprocess.Popen(
+        command, shell=True, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, stdout=subprocess.PIPE, text=True
+    )
+    pid, *words = shell.communicate(timeout=20)[0].splitlines()
+    assert int(pid) == shell.pid
+    options = ["--address", "auto", "--run-dir", str(tmp_path / "a run"), "--until", "7", "--priority", "3"]
+    assert words[:-1] == ["-m", "orchestrator", "run", "/dev/stdin", *options]
+    assert parse(json.loads(words[-1])) == spec
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tracking": {"uri": "https://me:hunter2@tracking.example"}},
+        {"data": {"sources": [{"uri": "https://x.example/a.txt?X-Amz-Signature=hunter2"}]}},
+        {"checkpoint": {"export_to": "s3://AKIAABCDEFGHIJKLMNOP@bucket/x"}},
+    ],
+)
+def test_a_credential_is_never_submitted(changes: dict[str, dict[str, object]]) -> None:
+    document = job("a.txt")
+    for key, value in changes.items():
+        document[key] = {**(document[key] or {}), **value}
+    with pytest.raises(InputError, match="the job carries a credential") as error:
+        entrypoint(parse(document), RunDir("/runs/small"), None, 0)
+    assert "hunter2" not in str(error.value)
+    assert "AKIA" not in str(error.value)

@@ -1,0 +1,36 @@
+"""What a worker offers to a plan."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from cluster.workers.gang import Bundle
+from cluster.workers.machine import Offer
+from orchestrator.planning import machines
+from orchestrator.planning.machines import GPUS, Machine, machine_for, probe
+
+
+def test_a_gpu_is_known_by_its_name() -> None:
+    h100 = machine_for(Offer(1e12, "H100"), Bundle(1, 1))
+    assert (h100.memory, h100.flops) == (80e9, 989e12)
+
+
+@pytest.mark.parametrize("offer", [None, Offer(1e12, "Z9")])
+def test_an_unknown_gpu_is_the_smallest_known(offer: Offer | None) -> None:
+    assert machine_for(offer, Bundle(1, 1)).memory == min(memory for memory, _ in GPUS.values())
+
+
+def test_processors_are_measured_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(machines, "probe", lambda cpu: asked.append(cpu) or 5e9)
+    assert machine_for(Offer(3e9), Bundle(2)) == Machine(3e9, 5e9)
+    assert machine_for(None, Bundle(2)).memory > 2**28
+    assert asked == [2, 2]
+
+
+def test_the_measurement_is_a_rate() -> None:
+    rate = probe(1, seconds=0.02)
+    assert math.isfinite(rate)
+    assert 1e7 < rate < 1e14

@@ -1,0 +1,124 @@
+"""Optimisers against their papers' formulas, written out for one matrix."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from orchestrator.job.spec import OptimizerSpec
+from orchestrator.train.engines.optimizers import SLOTS, groups_of, make_optimizer, set_lr
+from orchestrator.train.parallel.mesh import Group
+from orchestrator.train.parallel.parameter_shard import Shard, boxes_of
+from orchestrator.train.parallel.partition import Cut
+
+START = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
+GRADIENTS = [torch.randn(4, 3, generator=torch.Generator().manual_seed(seed)) for seed in (2, 3, 4)]
+
+
+def norms(parts: Sequence[Tensor]) -> list[Tensor]:
+    return [part.norm() for part in parts]
+
+
+def shard_of(value: Tensor) -> Shard:
+    cut = Cut(tuple(value.shape), (0,) * value.dim(), tuple(value.shape))
+    parameter = nn.Parameter(value.clone())
+    return Shard("p", cut, parameter, boxes_of(cut, 0, value.numel()), Group((0,), 0, None), True, True)
+
+
+def updated(spec: OptimizerSpec, start: Tensor = START, gradients: Sequence[Tensor] = GRADIENTS) -> Tensor:
+    shard = shard_of(start)
+    optimizer = make_optimizer(spec, [shard], norms)
+    for gradient in gradients:
+        shard.parameter.grad = gradient.clone()
+        optimizer.step()
+    assert set(SLOTS[spec.name]) <= set(optimizer.state[shard.parameter])
+    assert int(optimizer.state[shard.parameter]["step"]) == len(gradients)
+    return shard.parameter.detach()
+
+
+def test_lamb() -> None:
+    spec = OptimizerSpec(name="lamb", lr=0.1, betas=(0.9, 0.99), eps=1e-6, weight_decay=0.01)
+    w, m, v = START.clone(), torch.zeros(4, 3), torch.zeros(4, 3)
+    for t, g in enumerate(GRADIENTS, start=1):
+        m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
+        update = (m / (1 - 0.9**t)) / ((v / (1 - 0.99**t)).sqrt() + 1e-6) + 0.01 * w
+        w = w - 0.1 * w.norm() / update.norm() * update
+    torch.testing.assert_close(updated(spec), w)
+
+
+def test_lars() -> None:
+    spec = OptimizerSpec(name="lars", lr=1.0, betas=(0.9, 0.0), eps=1e-9, weight_decay=0.01)
+    w, momentum = START.clone(), torch.zeros(4, 3)
+    for g in GRADIENTS:
+        local = 0.001 * w.norm() / (g.norm() + 0.01 * w.norm() + 1e-9)
+        momentum = 0.9 * momentum + 1.0 * local * (g + 0.01 * w)
+        w = w - momentum
+    torch.testing.assert_close(updated(spec), w)
+
+
+def test_lion() -> None:
+    spec = OptimizerSpec(name="lion", lr=0.1, betas=(0.9, 0.99), weight_decay=0.01)
+    w, m = START.clone(), torch.zeros(4, 3)
+    for g in GRADIENTS:
+        w = w - 0.1 * ((0.9 * m + 0.1 * g).sign() + 0.01 * w)
+        m = 0.99 * m + 0.01 * g
+    torch.testing.assert_close(updated(spec), w)
+
+
+def test_adamw() -> None:
+    spec = OptimizerSpec(name="adamw", lr=0.1, betas=(0.9, 0.99), eps=1e-6, weight_decay=0.01)
+    w, m, v = START.clone(), torch.zeros(4, 3), torch.zeros(4, 3)
+    for t, g in enumerate(GRADIENTS, start=1):
+        m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
+        w = w * (1 - 0.1 * 0.01) - 0.1 * (m / (1 - 0.9**t)) / ((v / (1 - 0.99**t)).sqrt() + 1e-6)
+    torch.testing.assert_close(updated(spec), w)
+
+
+@pytest.mark.parametrize("name", ["adamw", "lion"])
+def test_a_scaled_parameter_learns_at_its_own_rate(name: str) -> None:
+    """What decay takes away at a step is the same at every scale."""
+    spec = OptimizerSpec(name=name, lr=0.1, eps=1e-6, weight_decay=0.01)  # type: ignore[arg-type]
+    fast, slow, vector = shard_of(START), shard_of(START), shard_of(START[0])
+    slow = replace(slow, name="q")
+    optimizer = make_optimizer(spec, [fast, slow, vector], norms, lambda name: 0.25 if name == "q" else 1.0)
+    set_lr(optimizer.param_groups, 0.1)
+    for shard in (fast, slow, vector):
+        shard.parameter.grad = torch.zeros_like(shard.parameter)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.025, 0.1]
+    optimizer.step()
+    assert torch.equal(fast.parameter, slow.parameter)
+    assert torch.equal(vector.parameter, START[0])
+    for shard in (fast, slow):
+        shard.parameter.grad = torch.ones_like(START)
+    before = fast.parameter.detach().clone()
+    optimizer.step()
+    assert len(optimizer.state) == 3
+    torch.testing.assert_close(
+        slow.parameter - before * (1 - 0.001), (fast.parameter - before * (1 - 0.001)) / 4
+    )
+
+
+def test_groups_without_scales_are_matrices_and_vectors() -> None:
+    matrix, vector = nn.Parameter(START), nn.Parameter(START[0])
+    groups = groups_of(OptimizerSpec(weight_decay=0.5), [(vector, False, 1.0), (matrix, True, 1.0)])
+    assert [(len(g["params"]), g["weight_decay"]) for g in groups] == [(1, 0.5), (1, 0.0)]
+    assert groups[0]["params"][0] is matrix
+
+
+@pytest.mark.parametrize("name", sorted(SLOTS))
+def test_vectors_are_neither_decayed_nor_scaled(name: str) -> None:
+    plain = OptimizerSpec(name=name, lr=0.01, eps=1e-6, weight_decay=0.0)  # type: ignore[arg-type]
+    decayed = plain.model_copy(update={"weight_decay": 0.5})
+    vectors = [g[0] for g in GRADIENTS]
+    assert torch.equal(updated(plain, START[0], vectors), updated(decayed, START[0], vectors))
+    assert not torch.equal(updated(plain), updated(decayed))
+
+
+@pytest.mark.parametrize("name", sorted(SLOTS))
+def test_a_weight_of_zero_still_moves(name: str) -> None:
+    spec = OptimizerSpec(name=name, lr=0.01)  # type: ignore[arg-type]
+    moved = updated(spec, torch.zeros(4, 3))
+    assert torch.isfinite(moved).all()
+    assert (moved != 0).all()

@@ -1,0 +1,66 @@
+"""Gradients of weights that wait are the gradients that do not, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from orchestrator.train.parallel.zero_bubble import Deferred
+
+
+class Layer(nn.Module):
+    """A feed-forward layer beside a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(8, 16), nn.Linear(16, 8, bias=False), nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("half", [False, True])
+def test_gradients_that_wait_are_the_same(recompute: bool, half: bool) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(Layer(), Layer())
+    waiting = copy.deepcopy(plain)
+    if recompute:
+        for layer in waiting:
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)  # type: ignore[method-assign]
+    deferred = Deferred(waiting)
+    inputs = [torch.randn(2, 3, 8, requires_grad=True) for _ in range(2)]
+    copies = [x.detach().clone().requires_grad_() for x in inputs]
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        losses = [
+            [model(x).float().square().sum() for x in xs]
+            for model, xs in ((plain, inputs), (waiting, copies))
+        ]
+    for loss in losses[0]:
+        loss.backward()
+    left = []
+    for loss in losses[1]:  # both backward passes go before either micro-batch's weights get theirs
+        loss.backward()
+        left.append(deferred.take())
+    assert all(layer.up.weight.grad is None for layer in waiting), "they wait"
+    for complete in left:
+        complete()
+    for ours, theirs in zip(copies, inputs, strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
+    for (name, ours), theirs in zip(waiting.named_parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad), name
+
+
+def test_what_is_frozen_gets_none() -> None:
+    layer = Layer()
+    layer.up.weight.requires_grad_(False)
+    deferred = Deferred(layer)
+    layer(torch.ones(1, 8)).sum().backward()
+    deferred.take()()
+    assert layer.up.weight.grad is None
+    assert layer.down.weight.grad is not None

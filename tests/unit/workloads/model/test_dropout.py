@@ -1,0 +1,177 @@
+"""Masks of dropout: their share, that they have nothing to do with each other, and that no cut changes them."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from workloads.load import load
+from workloads.model.dropout import KEYS, PLACES, drop, keyed, row_keys
+from workloads.objectives.samples import Samples
+from workloads.transformer_workload import TransformerWorkload
+from workloads.workload import Batch, Vocabulary
+
+RATE, ROWS, LENGTH, FEATURES = 0.1, 6, 16, 50
+VOCABULARY = Vocabulary(160, eos=2, pad=1, bos=0, cls=3, sep=4, mask=5, sentinels=tuple(range(60, 160)))
+SMALL = {"hidden": 32, "heads": 4, "intermediate": 48, "max_positions": 64}
+MODELS = {
+    "gpt-tiny": "causal_lm",
+    "llama-tiny": "causal_lm",
+    "mixtral-tiny": "causal_lm",
+    "bert-tiny": "masked_lm",
+    "albert-tiny": "masked_lm",
+    "t5-tiny": "span_corruption",
+    "electra-tiny": "replaced_token_detection",
+}
+
+
+def kept(seed: int = 1, position: int = 0, layer: int = 0, site: int = 0, rows: int = ROWS) -> Tensor:
+    """The mask of [rows, LENGTH, FEATURES], True where nothing is zeroed."""
+    keys = keyed(keyed(row_keys(seed, position, rows).unsqueeze(1), torch.arange(LENGTH)), layer)
+    return drop(torch.ones(rows, LENGTH, FEATURES), RATE, keys, site) != 0
+
+
+def splitmix64(seed: int, number: int) -> int:
+    """Figure 13 of the paper, in whole numbers."""
+    z = (seed + (number + 1) * 0x9E3779B97F4A7C15) % 2**64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % 2**64
+    return z ^ (z >> 31)
+
+
+def test_keys_are_those_of_the_published_generator() -> None:
+    drawn = random.Random(0)
+    for _ in range(300):
+        seed, number = drawn.getrandbits(64), drawn.getrandbits(40)
+        signed = seed - 2**64 if seed >= 2**63 else seed
+        assert int(keyed(torch.tensor([signed]), number)) % 2**64 == splitmix64(seed, number)
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.9])
+def test_the_share_of_zeros_is_the_rate_and_the_mean_stays(rate: float) -> None:
+    x = torch.ones(64, 64, 256)
+    keys = keyed(row_keys(3, 0, 64).unsqueeze(1), torch.arange(64))
+    y = drop(x, rate, keys, 0)
+    error = (rate * (1 - rate) / x.numel()) ** 0.5
+    assert abs(float((y == 0).double().mean()) - rate) < 5 * error + 2**-16
+    assert abs(float(y.double().mean()) - 1) < 5 * error / (1 - rate)
+    assert len(y.unique()) == 2
+
+
+def test_masks_of_seeds_samples_positions_layers_sites_and_features_are_independent() -> None:
+    """Two masks agree as often as two that know nothing of each other: correlation within 5 standard errors."""
+    base = kept(rows=64)
+    others = {
+        "seed": kept(seed=2, rows=64),
+        "sample": kept(position=1, rows=64),
+        "step": kept(position=64, rows=64),
+        "layer": kept(layer=1, rows=64),
+        "site": kept(site=1, rows=64),
+        "position": base.roll(1, 1),
+        "feature": base.roll(1, 2),
+        "lane": base.roll(4, 2),
+    }
+    for name, other in others.items():
+        both = torch.corrcoef(torch.stack([base.flatten(), other.flatten()]).double())[0, 1]
+        assert abs(float(both)) < 5 / base.numel() ** 0.5, name
+
+
+def test_no_two_of_a_million_keys_are_the_same() -> None:
+    keys = [keyed(row_keys(7, 0, 500).unsqueeze(1), torch.arange(500)), row_keys(8, 0, 500_000)]
+    assert len(torch.cat([k.flatten() for k in keys]).unique()) == 750_000
+
+
+def test_any_cut_has_the_part_of_the_whole() -> None:
+    whole = kept()
+    for first, count in [(0, 2), (2, 3), (5, 1)]:
+        assert torch.equal(kept(position=first, rows=count), whole[first : first + count])
+
+
+def test_nothing_is_dropped_without_keys_or_at_rate_zero() -> None:
+    x = torch.randn(2, 3, 5)
+    assert drop(x, 0.5, None, 0) is x
+    assert drop(x, 0.0, row_keys(0, 0, 2).unsqueeze(1), 0) is x
+
+
+def test_gradients_are_zero_where_the_output_is() -> None:
+    x = torch.randn(2, 8, 33, dtype=torch.float64, requires_grad=True)
+    keys = keyed(row_keys(0, 0, 2).unsqueeze(1), torch.arange(8))
+    y = drop(x, 0.3, keys, 1)
+    y.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad == 0, y == 0)
+    assert torch.autograd.gradcheck(lambda x: drop(x, 0.3, keys, 1), (x,))
+
+
+def made(model: str, dropout: float) -> tuple[TransformerWorkload, torch.nn.Module]:
+    changes = SMALL | ({"generator": 16} if "electra" in model else {})
+    changes |= {"kv_heads": 2} if "mixtral" in model else {}
+    workload = load(
+        model,
+        MODELS[model],
+        VOCABULARY,
+        changes=changes,
+        dropout=dropout,
+        sequence_length=LENGTH,
+    )
+    assert isinstance(workload, TransformerWorkload)
+    network = workload.build()
+    with torch.no_grad():
+        for name, tensor in network.state_dict().items():
+            tensor.copy_(workload.initial(name, 1))
+    return workload, network.train()
+
+
+def batch_of(workload: TransformerWorkload) -> Batch:
+    window = workload.objective.window(LENGTH)
+    tokens = torch.randint(6, 50, (ROWS, window), generator=torch.Generator().manual_seed(0)).numpy()
+    return workload.objective.collate(Samples(lambda i: tokens[i % ROWS], ROWS), range(ROWS), 0)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_row_is_trained_alike_in_any_batch_and_otherwise_than_without(model: str) -> None:
+    workload, network = made(model, RATE)
+    batch = batch_of(workload)
+    whole = workload.loss(network, batch | {KEYS: row_keys(5, 0, ROWS)}).total
+    parts = [
+        workload.loss(network, {k: v[i : i + 1] for k, v in batch.items()} | {KEYS: row_keys(5, i, 1)}).total
+        for i in range(ROWS)
+    ]
+    torch.testing.assert_close(torch.stack(parts).sum(), whole, rtol=1e-5, atol=0)
+    other = workload.loss(network, batch | {KEYS: row_keys(6, 0, ROWS)}).total
+    plain = workload.loss(network.eval(), batch).total
+    assert len({loss.item() for loss in (whole, other, plain)}) == 3
+    assert torch.equal(plain, workload.loss(made(model, 0.0)[1], batch).total)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_training_with_dropout_needs_the_keys(model: str) -> None:
+    workload, network = made(model, RATE)
+    with pytest.raises(KeyError, match=KEYS):
+        workload.loss(network, batch_of(workload))
+
+
+def test_layers_that_are_shared_draw_anew_at_every_turn() -> None:
+    seen: list[Tensor] = []
+    workload, network = made("albert-tiny", RATE)
+    for layer in network.layers.values():  # type: ignore[operator, union-attr]
+        layer.register_forward_pre_hook(lambda _, args: seen.append(args[1].keys))
+    workload.loss(network, batch_of(workload) | {KEYS: row_keys(5, 0, ROWS)})
+    assert len(seen) == workload.config.layers > 1
+    assert not any(torch.equal(one, other) for one, other in itertools.combinations(seen, 2))
+
+
+def test_a_part_of_the_sequence_draws_for_the_places_that_it_holds() -> None:
+    from workloads.model.dropout import token_keys
+
+    _, network = made("gpt-tiny", RATE)
+    rows, places = row_keys(5, 0, ROWS), torch.tensor([3, 4, 11, 12])
+    whole = token_keys(network, {KEYS: rows}, LENGTH)
+    part = token_keys(network, {KEYS: rows, PLACES: places.expand(ROWS, -1)}, 4)
+    assert whole is not None
+    assert part is not None
+    assert torch.equal(part, whole[:, places])

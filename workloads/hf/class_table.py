@@ -1,0 +1,166 @@
+"""Every language model class of transformers, made shallow from its default configuration and held to `proof.prove`.
+
+`python -m workloads.hf.class_table [FILE]` prints the table, or writes it to FILE; it takes a quarter of an hour.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from workloads import objectives
+from workloads.errors import WorkloadError
+from workloads.hf.behaviour import prove
+from workloads.hf.folder import describe_foreign
+from workloads.hf.workload import HuggingFaceWorkload
+from workloads.workload import Vocabulary
+
+DEPTH = 4
+SIZE = 1000
+DEPTHS = (
+    "num_hidden_layers",
+    "encoder_layers",
+    "decoder_layers",
+    "num_decoder_layers",
+    "num_layers",
+    "n_layers",
+)
+LENGTH = 64
+MISSING: Mapping[str, Mapping[str, Any]] = {
+    "deepseek_v2": {"num_experts_per_tok": 2, "topk_method": "greedy"},
+    "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 6},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128},
+    "ministral": {"head_dim": 128},
+    "nemotron": {"head_dim": 128, "num_key_value_heads": 8},
+    "reformer": {"axial_pos_embds": False, "is_decoder": True},
+    "xmod": {"default_language": "en_XX"},
+}
+"""What default configurations leave out, and no published one does."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """An objective with its options, and the heading of its column."""
+
+    title: str
+    objective: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+TRIALS: Mapping[str, tuple[Trial, ...]] = {
+    "decoder": (
+        Trial("causal_lm", "causal_lm"),
+        Trial("documents: isolate", "causal_lm", (("documents", "isolate"),)),
+    ),
+    "encoder": (Trial("masked_lm", "masked_lm"), Trial("permuted_lm", "permuted_lm")),
+    "encoder-decoder": (Trial("denoising", "denoising"),),
+}
+
+
+def classes(architecture: str) -> Mapping[str, str]:
+    """Class names by model_type, of those that transformers has for an architecture."""
+    from transformers.models.auto import modeling_auto
+
+    found: dict[str, Mapping[str, str]] = {
+        "decoder": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        "encoder": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        "encoder-decoder": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    }
+    return dict(found[architecture])
+
+
+def configuration(model_type: str, architecture: str) -> Any:
+    """The default configuration with few layers, as a model of that architecture. Raises what the class raises."""
+    from transformers import CONFIG_MAPPING
+
+    kind, given = CONFIG_MAPPING[model_type], dict(MISSING.get(model_type, {}))
+    full = vars(kind(**given))
+    names = {kind.attribute_map.get(name, name) for name in DEPTHS}
+    shallow = {name: min(DEPTH, full[name]) for name in names if type(full.get(name)) is int}
+    try:
+        theirs = kind(**shallow, **given)
+    except Exception:  # its default has as many entries in some list as layers
+        theirs = kind(**given)
+    theirs.architectures = [classes(architecture)[model_type]]
+    if architecture == "decoder":
+        theirs.is_encoder_decoder = False
+        if getattr(theirs, "is_decoder", None) is False:
+            theirs.is_decoder = True
+    return theirs
+
+
+def outcome(model_type: str, architecture: str, trial: Trial) -> str:
+    """Empty if the class is accepted, else why not."""
+    try:
+        theirs = configuration(model_type, architecture)
+    except Exception as error:  # each class checks its configuration in its own way
+        return f"its default configuration is no model: {type(error).__name__}"
+    with tempfile.TemporaryDirectory(prefix="sweep-") as folder:
+        theirs.save_pretrained(folder)
+        try:
+            config = describe_foreign(folder)
+            if config.architecture != architecture:
+                return f"its default configuration is of another kind ({config.architecture})"
+            vocabulary = _vocabulary(min(SIZE, config.vocab_size))
+            built = objectives.build(
+                trial.objective, vocabulary=vocabulary, sequence_length=LENGTH, seed=0, **dict(trial.options)
+            )
+            prove(HuggingFaceWorkload(model_type, config, built, vocabulary))
+        except WorkloadError as error:
+            return str(error).split(" here: ", 1)[-1].replace(folder, "the folder").split(";")[0]
+    return ""
+
+
+def _vocabulary(size: int) -> Vocabulary:
+    anywhere = np.ones(size, bool)
+    return Vocabulary(
+        size, eos=4, pad=1, bos=2, cls=3, sep=5, mask=6, word_start=anywhere, sentence_end=anywhere
+    )
+
+
+def table() -> Iterator[str]:
+    """The tables in Markdown, a row a class."""
+    import transformers
+
+    yield "# Classes of transformers that run as they are\n"
+    yield "Generated by `python -m workloads.hf.class_table`: the default configuration of every class for language in"
+    yield f"transformers {transformers.__version__}, made small and tried as every job with `hf:` is before it begins"
+    yield "(`workloads/hf/behaviour.py`). Classes with a table of their own, such as BERT, are not run as they are."
+    for architecture, trials in TRIALS.items():
+        yield f"\n## {architecture.capitalize()}s\n"
+        yield " | ".join(["| model_type", "class", *(trial.title for trial in trials)]) + " |"
+        yield "|---" * (2 + len(trials)) + "|"
+        for model_type, name in classes(architecture).items():
+            found = [outcome(model_type, architecture, trial) or "yes" for trial in trials]
+            yield row(model_type, name, found)
+
+
+def row(model_type: str, name: str, found: list[str]) -> str:
+    """A row of the table."""
+    cells = " | ".join(cell.replace("|", "/").replace("\n", " ") for cell in found)
+    return f"| {model_type} | `{name}` | {cells} |"
+
+
+def main() -> None:
+    """Print the tables, or write them to the file named on the command line."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    lines = []
+    for line in table():
+        lines.append(line)
+        print(line, flush=True)
+    if sys.argv[1:]:
+        Path(sys.argv[1]).write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""Every class against transformers: the same weights, the same logits and loss.
+
+`python -m workloads.hf.parity [FILE]` prints the table, or writes it to FILE.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from workloads.hf.compare import TOLERANCE, arguments, difference, load, probes
+from workloads.hf.folder import GENERATOR
+from workloads.model.config import TransformerConfig
+from workloads.model.initialise import is_norm, normal
+from workloads.model.losses import loss
+from workloads.model.presets import preset
+from workloads.model.transformer import Output
+from workloads.objectives.causal_lm import CausalLM
+from workloads.transformer_workload import TransformerWorkload
+from workloads.workload import Batch, Vocabulary
+
+SIZE, LENGTH = 97, 24
+VOCABULARY = Vocabulary(SIZE, eos=2, pad=1, bos=0)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model to compare: a tiny preset with changes. inputs names what the batch has beside tokens."""
+
+    title: str
+    model: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    inputs: tuple[str, ...] = ()
+
+    @property
+    def config(self) -> TransformerConfig:
+        """The model's configuration over the small vocabulary."""
+        sizes = {"vocab_size": SIZE, "max_positions": LENGTH, "hidden": 32, "heads": 4, "intermediate": 64}
+        return preset(self.model).changed({**sizes, **self.changes})
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Largest difference of logits, and difference of the loss, in fp32."""
+
+    case: Case
+    kind: str
+    logits: float
+    loss: float
+
+
+def _heads(models: str, head: str) -> tuple[Case, ...]:
+    changes = {"head": head, "sentence_head": False, "generator": 0, "classes": 3}
+    cases = []
+    for model in models.split():
+        narrow = {"embedding_size": 16} if model == "albert" else {}
+        title = f"{preset(f'{model}-tiny').family}, {head} classes"
+        cases.append(Case(title, f"{model}-tiny", changes | narrow, ("padding",)))
+    return tuple(cases)
+
+
+def _untied(models: str) -> tuple[Case, ...]:
+    more: dict[str, dict[str, Any]] = {
+        "bert": {"sentence_head": False}, "albert": {"embedding_size": 16, "sentence_head": False},
+        "electra": {"generator": 0, "head": "masked"}, "switch": SWITCH | {"scaled_head": False},
+    }  # fmt: skip
+    return tuple(
+        Case(f"{model}, untied", f"{model}-tiny", {"tied": False, **more.get(model, {})}, ("padding",))
+        for model in models.split()
+    )
+
+
+SWITCH = {"intermediate": 64, "moe": {"intermediate": 64, "capacity_factor": None, "capacity": 7}}
+_LONG = {"kind": "llama3", "factor": 8.0, "original_positions": 8}
+_YARN = {"kind": "yarn", "factor": 4.0, "original_positions": 8, "mscale": 1.0, "mscale_all": 0.8}
+_YARN_AS_TOLD = {
+    "kind": "yarn",
+    "factor": 4.0,
+    "original_positions": 8,
+    "attention_factor": 1.2,
+    "truncate": False,
+}
+CASES = (
+    Case("GPT-2", "gpt-tiny", {"layers": 2}),
+    Case("Llama 3", "llama-tiny"),
+    Case("Llama 3.1, stretched rotary", "llama-tiny", {"rope_scaling": _LONG}),
+    Case("Llama, linear rotary", "llama-tiny", {"rope_scaling": {"kind": "linear", "factor": 4.0}}),
+    Case("Llama, YaRN", "llama-tiny", {"rope_scaling": {**_YARN, "mscale": 0.0, "mscale_all": 0.0}}),
+    Case("Llama, YaRN with a factor of its own", "llama-tiny", {"rope_scaling": _YARN_AS_TOLD}),
+    Case("Qwen 3", "qwen3-tiny", {"head_dim": 16}),
+    Case("Mixtral", "mixtral-tiny", {"intermediate": 64}),
+    Case("Mixtral, window", "mixtral-tiny", {"intermediate": 64, "window": 6}),
+    Case("DeepSeek-V3", "deepseek-v3-tiny"),
+    Case("DeepSeek-V3, YaRN", "deepseek-v3-tiny", {"rope_scaling": _YARN}),
+    Case("DeepSeek-V3, full-rank queries", "deepseek-v3-tiny", {"latent": {"query_rank": 0}}),
+    Case("BERT", "bert-tiny", {}, ("padding", "token_types", "sentence")),
+    Case("RoBERTa", "roberta-tiny", {}, ("padding",)),
+    Case("RoBERTa, relu", "roberta-tiny", {"activation": "relu"}, ("padding",)),
+    Case("ALBERT", "albert-tiny", {"embedding_size": 16}, ("padding", "token_types", "sentence")),
+    Case("ELECTRA, discriminator", "electra-tiny", {"generator": 0, "embedding_size": 16}, ("padding",)),
+    Case("ELECTRA, generator", "electra-tiny", {"generator": 0, "head": "masked"}, ("padding",)),
+    Case("ELECTRA, pair", "electra-tiny", {"generator": 16, "heads": 2, "activation": "relu"}, ("padding",)),
+    Case("UniLM", "unilm-tiny", {}, ("attention", "token_types")),
+    Case("T5", "t5-tiny", {}, ("padding",)),
+    Case("T5 1.1", "t5-v1.1-tiny", {}, ("padding",)),
+    Case("BART", "bart-tiny", {}, ("padding",)),
+    Case("Switch", "switch-tiny", SWITCH, ("padding",)),
+    *_untied("gpt bert roberta albert electra t5 bart switch"),
+    *_heads("bert roberta albert electra gpt llama qwen3", "sequence"),
+    *_heads("bert roberta albert electra gpt llama qwen3", "token"),
+)
+
+
+def compare(case: Case) -> Difference:
+    """Export random weights of the case, load them in transformers and compare in fp32."""
+    config = case.config
+    objective = CausalLM(vocabulary=VOCABULARY, sequence_length=LENGTH, seed=0)
+    workload = TransformerWorkload(case.model, config, objective, VOCABULARY)
+    state = random_state(workload)
+    model = workload.build().eval()
+    model.load_state_dict(state)
+    batch = batch_for(case)
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        workload.to_hf(state.__getitem__, folder)
+        text = torch.randint(3, SIZE, (4 * LENGTH,), generator=torch.Generator().manual_seed(1))
+        plain = probes(config, VOCABULARY, text, (LENGTH, LENGTH // 2 + 1, 5))
+        logits = difference(config, model, folder, [batch, *plain])
+        theirs = load(folder)
+        kind = type(theirs).__name__
+        if config.generator:
+            return Difference(
+                case, f"{kind}, {type(load(str(Path(folder) / GENERATOR))).__name__}", logits, 0.0
+            )
+        found = theirs(**arguments(config, batch), **_labels(config, batch)).loss
+        value = _mean_loss(config, model(batch), batch)
+    return Difference(case, kind, logits, float((value - found).abs()))
+
+
+def _mean_loss(config: TransformerConfig, output: Output, batch: Batch) -> Tensor:
+    """The loss as transformers counts it: a mean over tokens, without what routers add."""
+    if config.head == "discriminator":
+        assert output.logits is not None
+        real = batch["padding"]
+        return F.binary_cross_entropy_with_logits(output.logits[real], batch["labels"][real].float())
+    mine = loss(config, output, batch)
+    mean = mine.total / mine.count
+    return mean + mine.extra if config.sentence_head and mine.extra is not None else mean
+
+
+def random_state(workload: TransformerWorkload) -> dict[str, Tensor]:
+    """Weights that leave nothing at zero or one, so that a part left out shows."""
+    state = {}
+    for name, shape in workload.shapes.items():
+        random = normal(1, name, shape)
+        if is_norm(name):
+            state[name] = 1 + 0.1 * random
+        elif name.endswith("bias"):
+            state[name] = 0.05 * random
+        else:
+            state[name] = 0.1 * random
+    return state
+
+
+def batch_for(case: Case) -> Batch:
+    """Two rows, the second padded where the case has padding."""
+    config, random = case.config, torch.Generator().manual_seed(0)
+
+    def ids(*shape: int, high: int = SIZE) -> Tensor:
+        return torch.randint(3 if high == SIZE else 0, high, shape, generator=random)
+
+    real = torch.ones(2, LENGTH, dtype=torch.bool)
+    batch = {"tokens": ids(2, LENGTH)}
+    if "padding" in case.inputs:
+        real[1, LENGTH - 5 :] = False
+        batch = {"tokens": batch["tokens"].masked_fill(~real, 1), "padding": real}
+    if "token_types" in case.inputs:
+        batch["token_types"] = ids(2, LENGTH, high=2)
+    if "attention" in case.inputs:
+        order = torch.arange(LENGTH)
+        batch["attention"] = ((order < 8)[None] | (order[None] <= order[:, None])).expand(2, -1, -1)
+    if "sentence" in case.inputs or config.head == "sequence":
+        batch["sequence_labels"] = ids(2, high=2)
+    if config.architecture == "encoder-decoder":
+        batch["decoder_tokens"] = ids(2, LENGTH)
+    classes = {"discriminator": 2, "token": config.classes}.get(config.head, SIZE)
+    batch["labels"] = ids(2, LENGTH, high=classes).masked_fill(~real, -100)
+    if config.architecture == "decoder" and config.head == "language":
+        batch["labels"][:, -1] = -100
+    return batch
+
+
+def _labels(config: TransformerConfig, batch: Batch) -> dict[str, Tensor]:
+    """Our labels as the arguments of transformers. Their decoders shift the labels, ours are shifted."""
+    labels = batch["labels"]
+    if config.head == "sequence":
+        labels = batch["sequence_labels"]
+    elif config.architecture == "decoder" and config.head == "language":
+        labels = torch.cat((labels[:, :1], labels[:, :-1]), dim=1)
+    found = {"labels": labels}
+    if config.sentence_head:
+        name = "next_sentence_label" if config.family == "bert" else "sentence_order_label"
+        found[name] = batch["sequence_labels"]
+    return found
+
+
+def table() -> Iterator[str]:
+    """The table in Markdown, a row a case."""
+    yield "# Parity with transformers\n"
+    yield "Generated by `python -m workloads.hf.parity`: random weights, exported, loaded by transformers, compared"
+    yield "in fp32 on CPU, on batches whole and padded at either end and at several lengths (a router with a"
+    yield f"capacity: at the end only); the tests hold every row below {TOLERANCE:.0e}.\n"
+    yield "| class | checked against | largest difference of logits | difference of loss |"
+    yield "|---|---|---|---|"
+    for case in CASES:
+        found = compare(case)
+        yield f"| {case.title} | `{found.kind}` | {found.logits:.1e} | {found.loss:.1e} |"
+
+
+def main() -> None:
+    """Print the table, or write it to the file named on the command line."""
+    if sys.argv[1:]:
+        Path(sys.argv[1]).write_text("\n".join(table()) + "\n")
+    else:
+        for line in table():
+            print(line)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Attention: multi-head, grouped-query and latent, through one fused kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from workloads.model.config import TransformerConfig
+from workloads.model.layers import norm
+from workloads.model.masks import Mask
+from workloads.model.mup import latent_score_scale, score_scale
+from workloads.model.parts import LatentAttention
+from workloads.model.positions import Rotary, rotate, yarn_mscale
+
+ALL = Mask()
+"""Everything may be seen."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What every layer of a stack needs beside the hidden states, computed once a forward pass.
+
+    bias: additive scores [1 or B, heads, L, L] with the mask inside, in place of `mask`. memory: encoder
+    output [B, M, hidden] that cross-attention reads under memory_mask. keys int64 [B, L] are those that dropout
+    draws from, None where there is none. real bool [B, L] is False at padding, None where there is none; it is of the
+    whole sequence, whatever part of it the hidden states are.
+    """
+
+    mask: Mask
+    rotary: Rotary | None = None
+    bias: Tensor | None = None
+    memory: Tensor | None = None
+    memory_mask: Mask = ALL
+    keys: Tensor | None = None
+    real: Tensor | None = None
+
+
+class AttentionCore(nn.Module):
+    """softmax(q k^T * scale + mask) v. It has no weights; context parallelism replaces this module.
+
+    Queries are [B, heads, L, D], keys and values [B, kv_heads, M, D] with heads a multiple of kv_heads.
+    """
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, bias: Tensor | None) -> Tensor:
+        """[B, heads, L, D of the values]. `bias` when given holds the mask."""
+        allowed = mask.allowed if bias is None else bias.to(query.dtype)
+        return F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=allowed,
+            is_causal=mask.causal and allowed is None,
+            scale=self.scale,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+
+
+class Attention(nn.Module):
+    """Multi-head attention (Vaswani et al. 2017), grouped when kv_heads < heads (Ainslie et al. 2023).
+
+    With `cross` the keys and values come from the context's memory.
+    """
+
+    def __init__(self, config: TransformerConfig, cross: bool = False) -> None:
+        super().__init__()
+        width, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        self.cross, self.head_dim = cross, config.head_dim
+        self.query = nn.Linear(config.hidden, width, bias=config.attention_bias)
+        self.key = nn.Linear(config.hidden, keys, bias=config.attention_bias)
+        self.value = nn.Linear(config.hidden, keys, bias=config.attention_bias)
+        self.output = nn.Linear(width, config.hidden, bias=config.output_bias)
+        self.query_norm = norm(config, config.head_dim) if config.qk_norm else None
+        self.key_norm = norm(config, config.head_dim) if config.qk_norm else None
+        self.core = AttentionCore(score_scale(config))
+
+    def forward(self, hidden: Tensor, context: Context) -> Tensor:
+        """[B, L, hidden] to the same."""
+        source = context.memory if self.cross and context.memory is not None else hidden
+        query, key, value = self._heads(self.query(hidden)), self.key(source), self.value(source)
+        key, value = self._heads(key), self._heads(value)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        if context.rotary is not None and not self.cross:
+            query, key = rotate(query, context.rotary), rotate(key, context.rotary)
+        mask, bias = (context.memory_mask, None) if self.cross else (context.mask, context.bias)
+        mixed = self.core(query, key, value, mask, bias)
+        return self.output(mixed.transpose(1, 2).flatten(2))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        # The number of heads is read off, since tensor parallelism leaves a rank only some of them.
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+
+class LatentMultiHeadAttention(nn.Module):
+    """Multi-head latent attention (DeepSeek-V2, eq. 9 to 19): keys and values from one low-rank vector.
+
+    Each head has `nope_dim` plain dimensions and `rope_dim` rotated ones; the rotated key is shared by heads.
+    """
+
+    def __init__(self, config: TransformerConfig, latent: LatentAttention) -> None:
+        super().__init__()
+        self.heads, self.latent = config.heads, latent
+        width = latent.nope_dim + latent.rope_dim
+        if latent.query_rank:
+            self.query_down = nn.Linear(config.hidden, latent.query_rank, bias=config.attention_bias)
+            self.query_norm = norm(config, latent.query_rank, latent.norm_eps)
+            self.query_up = nn.Linear(latent.query_rank, config.heads * width, bias=False)
+        else:
+            self.query = nn.Linear(config.hidden, config.heads * width, bias=False)
+        self.latent_down = nn.Linear(
+            config.hidden, latent.key_value_rank + latent.rope_dim, bias=config.attention_bias
+        )
+        self.latent_norm = norm(config, latent.key_value_rank, latent.norm_eps)
+        self.key_value = nn.Linear(
+            latent.key_value_rank, config.heads * (latent.nope_dim + latent.value_dim), bias=False
+        )
+        self.output = nn.Linear(config.heads * latent.value_dim, config.hidden, bias=config.output_bias)
+        self.core = AttentionCore(latent_score_scale(config) * _temperature(config))
+
+    def forward(self, hidden: Tensor, context: Context) -> Tensor:
+        """[B, L, hidden] to the same."""
+        assert context.rotary is not None
+        latent = self.latent
+        if latent.query_rank:
+            query = self._heads(self.query_up(self.query_norm(self.query_down(hidden))))
+        else:
+            query = self._heads(self.query(hidden))
+        plain, rotated = query.split((latent.nope_dim, latent.rope_dim), dim=-1)
+        query = torch.cat((plain, rotate(rotated, context.rotary)), dim=-1)
+        low, shared = self.latent_down(hidden).split((latent.key_value_rank, latent.rope_dim), dim=-1)
+        key, value = (
+            self._heads(self.key_value(self.latent_norm(low)))
+            .split((latent.nope_dim, latent.value_dim), dim=-1)
+        )  # fmt: skip
+        shared = rotate(shared.unsqueeze(1), context.rotary).expand(-1, self.heads, -1, -1)
+        mixed = self.core(query, torch.cat((key, shared), dim=-1), value, context.mask, context.bias)
+        return self.output(mixed.transpose(1, 2).flatten(2))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+
+def _temperature(config: TransformerConfig) -> float:
+    """DeepSeek applies YaRN's temperature to the scores, squared since it stands for both q and k."""
+    scaling = config.rope_scaling
+    if scaling is None or scaling.kind != "yarn" or not scaling.mscale_all:
+        return 1.0
+    return yarn_mscale(scaling.factor, scaling.mscale_all) ** 2

@@ -1,0 +1,238 @@
+"""What a transformer is made of, as numbers and names: no torch, so that planning is instant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from workloads.errors import WorkloadError
+from workloads.model.parts import LatentAttention, MoE, RopeScaling
+
+ARCHITECTURES = ("decoder", "encoder", "encoder-decoder", "prefix")
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "architecture": ARCHITECTURES,
+    "norm": ("layer", "rms"),
+    "norm_position": ("pre", "post"),
+    "positions": ("learned", "sinusoidal", "rotary", "relative", "none"),
+    "activation": ACTIVATIONS,
+    "head_activation": ("", *ACTIVATIONS),
+    "head": ("language", "masked", "discriminator", "sequence", "token", "none"),
+    "pooler": ("tanh", "gelu"),
+    "initial": ("normal", "truncated", "fan_in"),
+}
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """Every option of the one transformer. Zero in a size means the usual value derived from the others.
+
+    family names the published class: it selects the Hugging Face map. max_positions is the longest sequence
+    that learned positions allow (and what rotary models declare). dropout is the rate in training, see
+    `workloads.model.dropout`. base is the narrow model beside which this one is scaled, None for none; see `workloads.model.mup`.
+    counted_positions count the tokens that are not the padding, whose id is position_offset - 1 (RoBERTa).
+    head_activation is that of a masked head, the body's if empty.
+    """
+
+    family: str
+    architecture: str
+    vocab_size: int
+    hidden: int
+    layers: int
+    heads: int
+    intermediate: int
+    max_positions: int
+    decoder_layers: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    norm: str = "layer"
+    norm_eps: float = 1e-5
+    norm_position: str = "pre"
+    final_norm: bool = True
+    embedding_norm: bool = False
+    positions: str = "learned"
+    position_offset: int = 0
+    counted_positions: bool = False
+    block_positions: bool = False
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    relative_buckets: int = 32
+    relative_distance: int = 128
+    token_types: int = 0
+    embedding_size: int = 0
+    tied: bool = True
+    scaled_head: bool = False
+    activation: str = "gelu"
+    gated: bool = False
+    attention_bias: bool = True
+    output_bias: bool = True
+    feedforward_bias: bool = True
+    attention_scale: float = 0.0
+    qk_norm: bool = False
+    window: int = 0
+    global_tokens: int = 0
+    shared_layers: bool = False
+    latent: LatentAttention | None = None
+    moe: MoE | None = None
+    head: str = "language"
+    head_activation: str = ""
+    sentence_head: bool = False
+    classes: int = 0
+    pooler: str = "tanh"
+    generator: int = 0
+    initial: str = "normal"
+    initial_std: float = 0.02
+    residual_scaling: bool = False
+    dropout: float = 0.0
+    base: TransformerConfig | None = None
+
+    def __post_init__(self) -> None:
+        for name, allowed in CHOICES.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                raise WorkloadError(f"{name} {value!r} is unknown; use one of {', '.join(allowed)}")
+        for name in ("vocab_size", "hidden", "layers", "heads", "intermediate", "max_positions"):
+            if getattr(self, name) < 1:
+                raise WorkloadError(f"{name} is {getattr(self, name)}; give at least 1")
+        object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
+        object.__setattr__(self, "embedding_size", self.embedding_size or self.hidden)
+        if not self.head_dim:
+            if self.hidden % self.heads:
+                raise WorkloadError(
+                    f"hidden {self.hidden} is no multiple of heads {self.heads}; choose heads that divide it"
+                    " or give head_dim"
+                )
+            object.__setattr__(self, "head_dim", self.hidden // self.heads)
+        self._check_attention()
+        self._check_shape()
+
+    def _check_attention(self) -> None:
+        if self.heads % self.kv_heads:
+            raise WorkloadError(f"heads {self.heads} is no multiple of kv_heads {self.kv_heads}; change one")
+        if self.positions == "rotary" and self.rotary_dim % 2:
+            raise WorkloadError(f"rotary positions need an even head_dim, not {self.rotary_dim}; change it")
+        if self.rope_scaling and self.positions != "rotary":
+            raise WorkloadError(f"rope_scaling does nothing with {self.positions} positions; remove it")
+        if self.latent and self.positions != "rotary":
+            raise WorkloadError("latent attention needs rotary positions; set positions: rotary")
+        if self.latent and (self.qk_norm or self.window):
+            raise WorkloadError("latent attention has neither qk_norm nor window; remove them")
+        if self.global_tokens and not self.window:
+            raise WorkloadError("global_tokens does nothing without window; set window")
+        if self.counted_positions and (self.positions != "learned" or not self.position_offset):
+            raise WorkloadError("counted_positions needs learned positions and a position_offset; give both")
+        if self.block_positions and self.positions != "learned":
+            raise WorkloadError("block_positions needs learned positions; set positions: learned")
+
+    def _check_shape(self) -> None:
+        seq2seq = self.architecture == "encoder-decoder"
+        if seq2seq:
+            object.__setattr__(self, "decoder_layers", self.decoder_layers or self.layers)
+            if self.head not in ("language", "none"):
+                raise WorkloadError(f"an encoder-decoder has no {self.head} head; set head: language")
+        elif self.decoder_layers:
+            raise WorkloadError(f"{self.architecture} has no decoder_layers; set layers instead")
+        if self.shared_layers and (seq2seq or self.moe):
+            raise WorkloadError("shared_layers needs an encoder or decoder without moe; remove one of them")
+        if self.tied and self.head == "language" and self.embedding_size != self.hidden:
+            raise WorkloadError(
+                "a tied language head needs embedding_size equal to hidden; use head: masked or tied: false"
+            )
+        if self.head in ("sequence", "token") and self.classes < 2:
+            raise WorkloadError(f"a {self.head} head needs classes of at least 2; set classes")
+        if self.sentence_head and self.architecture not in ("encoder", "prefix"):
+            raise WorkloadError(f"{self.architecture} has no sentence_head; use an encoder")
+        if self.generator and (self.head != "discriminator" or self.hidden % self.generator):
+            raise WorkloadError(
+                "generator (its hidden size) must divide hidden and needs head: discriminator; change it"
+            )
+
+    @property
+    def rotary_dim(self) -> int:
+        """Width of the part of a head that is rotated."""
+        return self.latent.rope_dim if self.latent else self.head_dim
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token sees only what stands before it, unless the batch says otherwise."""
+        return self.architecture == "decoder"
+
+    @property
+    def all_layers(self) -> int:
+        """Layers of encoder and decoder together."""
+        return self.layers + self.decoder_layers
+
+    def generator_config(self) -> TransformerConfig:
+        """The generator of ELECTRA: as deep, `generator` wide, heads and feed-forward in proportion."""
+        ratio = self.hidden // self.generator
+        return replace(
+            self,
+            hidden=self.generator,
+            heads=max(1, self.heads // ratio),
+            kv_heads=0,
+            head_dim=0,
+            intermediate=self.intermediate // ratio,
+            embedding_size=self.embedding_size,
+            head="masked",
+            generator=0,
+            base=self.base and self.base.generator_config(),
+        )
+
+    def changed(self, changes: Mapping[str, Any]) -> TransformerConfig:
+        """A copy with `changes`; moe, latent and rope_scaling take a mapping that is merged.
+
+        Raises WorkloadError for an unknown field.
+        """
+        known = {f.name for f in fields(self)} - {"base", "dropout"}
+        nested = {"moe": MoE, "latent": LatentAttention, "rope_scaling": RopeScaling}
+        values: dict[str, Any] = {}
+        for name, value in changes.items():
+            if name not in known:
+                raise WorkloadError(f"unknown model field {name!r}; known are {', '.join(sorted(known))}")
+            if name in nested and isinstance(value, Mapping):
+                value = _merged(nested[name], getattr(self, name), name, value)
+            values[name] = value
+        # A size that was derived from another one is derived anew when that one changes.
+        if "heads" in values and self.kv_heads == self.heads:
+            values.setdefault("kv_heads", 0)
+        if {"heads", "hidden"} & values.keys() and self.head_dim * self.heads == self.hidden:
+            values.setdefault("head_dim", 0)
+        if "hidden" in values and self.embedding_size == self.hidden:
+            values.setdefault("embedding_size", 0)
+        if "layers" in values and self.decoder_layers == self.layers:
+            values.setdefault("decoder_layers", 0)
+        try:
+            return replace(self, **values)
+        except TypeError as error:
+            raise WorkloadError(
+                f"a model field has the wrong type: {error}; see TransformerConfig"
+            ) from error
+
+    def parameters(self) -> int:
+        """Number of trained parameters, a tied weight counted once (buffers are not parameters)."""
+        from workloads.model.count import parameters
+
+        return parameters(self)
+
+    def active_parameters(self) -> int:
+        """Parameters that one token meets: of the experts only top_k and the shared ones."""
+        from workloads.model.count import parameters
+
+        return parameters(self, active=True)
+
+    def flops(self, sequence_length: int, target_length: int | None = None) -> float:
+        """FLOPs of one forward and backward pass per input token (PaLM, appendix B); see `count.flops`."""
+        from workloads.model.count import flops
+
+        return flops(self, sequence_length, target_length)
+
+
+def _merged(kind: type, old: Any, name: str, value: Mapping[str, Any]) -> Any:
+    known = {f.name for f in fields(kind)}
+    if unknown := sorted(set(value) - known):
+        raise WorkloadError(f"unknown field {name}.{unknown[0]}; known are {', '.join(sorted(known))}")
+    try:
+        return replace(old, **value) if old is not None else kind(**value)
+    except TypeError as error:
+        raise WorkloadError(f"{name} is incomplete: {error}; give every size of it") from error

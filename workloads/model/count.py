@@ -1,0 +1,152 @@
+"""Parameters and FLOPs in closed form."""
+
+from __future__ import annotations
+
+from workloads.model.config import TransformerConfig
+from workloads.model.parts import MoE
+
+
+def parameters(config: TransformerConfig, active: bool = False) -> int:
+    """Parameters of the model; with `active` those one token meets (top_k experts instead of all)."""
+    stacks = _layers(config, config.layers, False, active)
+    stacks += _layers(config, config.decoder_layers, True, active) if config.decoder_layers else 0
+    sides = 2 if config.architecture == "encoder-decoder" else 1
+    relative = config.heads * config.relative_buckets if config.positions == "relative" else 0
+    stacks += sides * (
+        _embeddings(config) + relative + (_norm(config, config.hidden) if config.final_norm else 0)
+    )
+    stacks += config.vocab_size * config.embedding_size + _projection(config) + _head(config)
+    if config.generator:
+        small = config.generator_config()
+        stacks += _layers(small, small.layers, False, active) + _projection(small) + _head(small)
+    return stacks
+
+
+def flops(config: TransformerConfig, sequence_length: int, target_length: int | None = None) -> float:
+    """FLOPs of forward and backward per input token: 6 N + 12 layers heads head_dim length (PaLM, app. B).
+
+    N counts the weights a token is multiplied with: tables that are only looked up do not count, the output
+    projection does, tied or not, shared layers count each time they run. An encoder-decoder reads
+    sequence_length tokens and writes target_length (by default as many); its cost is per token read.
+    """
+    if config.generator:
+        alone = config.changed({"generator": 0})
+        return flops(alone, sequence_length) + flops(config.generator_config(), sequence_length)
+    output = _vocabulary_weights(config)
+    if config.architecture != "encoder-decoder":
+        weights = (
+            _multiplied(config, config.layers, False) + _projection(config) + output + _small_head(config)
+        )
+        return 6 * weights + config.layers * _scores(config, sequence_length)
+    ratio = (target_length or sequence_length) / sequence_length
+    reading: float = 6 * _multiplied(config, config.layers, False) + config.layers * _scores(
+        config, sequence_length
+    )
+    # The decoder's cross-attention projects keys and values of the encoder's tokens, not of its own.
+    memory = 2 * config.decoder_layers * config.hidden * config.kv_heads * config.head_dim
+    writing: float = 6 * (_multiplied(config, config.decoder_layers, True) - memory + output)
+    writing += config.decoder_layers * _scores(config, int(ratio * sequence_length))
+    writing += config.decoder_layers * _scores(config, sequence_length)
+    return reading + 6 * memory + ratio * writing
+
+
+def _scores(config: TransformerConfig, length: int) -> float:
+    width: float = config.head_dim
+    if config.latent:
+        width = (config.latent.nope_dim + config.latent.rope_dim + config.latent.value_dim) / 2
+    seen = min(length, config.window) if config.window else length
+    return 12 * config.heads * width * seen
+
+
+def _norm(config: TransformerConfig, size: int) -> int:
+    return size if config.norm == "rms" else 2 * size
+
+
+def _linear(inputs: int, outputs: int, bias: bool) -> int:
+    return inputs * outputs + (outputs if bias else 0)
+
+
+def _embeddings(config: TransformerConfig) -> int:
+    size, count = config.embedding_size, config.max_positions + config.position_offset
+    tables = (config.positions == "learned") * count + config.block_positions * count + config.token_types
+    return tables * size + (_norm(config, size) if config.embedding_norm else 0)
+
+
+def _projection(config: TransformerConfig) -> int:
+    if config.embedding_size == config.hidden:
+        return 0
+    return _linear(config.embedding_size, config.hidden, True)
+
+
+def _vocabulary_weights(config: TransformerConfig) -> int:
+    return config.vocab_size * config.embedding_size if config.head in ("language", "masked") else 0
+
+
+def _small_head(config: TransformerConfig) -> int:
+    """Head and sentence head without the projection onto the vocabulary."""
+    hidden, size, classes = config.hidden, config.embedding_size, config.classes
+    pooler = _linear(hidden, hidden, True)
+    total = pooler + _linear(hidden, 2, True) if config.sentence_head else 0
+    if config.head == "masked":
+        total += _linear(hidden, size, True) + _norm(config, size)
+    elif config.head == "discriminator":
+        total += pooler + _linear(hidden, 1, True)
+    elif config.head == "token":
+        total += _linear(hidden, classes, True)
+    elif config.head == "sequence":
+        total += hidden * classes if config.causal else pooler + _linear(hidden, classes, True)
+    return total
+
+
+def _head(config: TransformerConfig) -> int:
+    total = _small_head(config) + (config.vocab_size if config.head == "masked" else 0)
+    return total if config.tied else total + _vocabulary_weights(config)
+
+
+def _attention(config: TransformerConfig) -> int:
+    hidden, bias = config.hidden, config.attention_bias
+    if config.latent:
+        return _latent(config)
+    width, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    total = _linear(hidden, width, bias) + 2 * _linear(hidden, keys, bias)
+    total += _linear(width, hidden, config.output_bias)
+    return total + (2 * _norm(config, config.head_dim) if config.qk_norm else 0)
+
+
+def _latent(config: TransformerConfig) -> int:
+    latent, hidden, bias = config.latent, config.hidden, config.attention_bias
+    assert latent is not None
+    rank = latent.query_rank
+    total = _linear(hidden, rank, bias) + _norm(config, rank) if rank else 0
+    total += (rank or hidden) * config.heads * (latent.nope_dim + latent.rope_dim)
+    total += _linear(hidden, latent.key_value_rank + latent.rope_dim, bias)
+    total += _norm(config, latent.key_value_rank)
+    total += latent.key_value_rank * config.heads * (latent.nope_dim + latent.value_dim)
+    return total + _linear(config.heads * latent.value_dim, hidden, config.output_bias)
+
+
+def _feedforward(config: TransformerConfig, size: int) -> int:
+    bias = config.feedforward_bias
+    up = _linear(config.hidden, size, bias)
+    return (2 if config.gated else 1) * up + _linear(size, config.hidden, bias)
+
+
+def _experts(config: TransformerConfig, moe: MoE, active: bool) -> int:
+    one = (3 if config.gated else 2) * config.hidden * moe.intermediate
+    shared = _feedforward(config, moe.shared * moe.intermediate) if moe.shared else 0
+    return (moe.top_k if active else moe.experts) * one + shared + moe.experts * config.hidden
+
+
+def _layers(config: TransformerConfig, count: int, cross: bool, active: bool) -> int:
+    total = 0
+    for index in range(1 if config.shared_layers else count):
+        moe = config.moe if config.moe and config.moe.at(index) else None
+        total += _experts(config, moe, active) if moe else _feedforward(config, config.intermediate)
+        total += (2 if cross else 1) * _attention(config)
+        total += (3 if cross else 2) * _norm(config, config.hidden)
+    return total
+
+
+def _multiplied(config: TransformerConfig, count: int, cross: bool) -> int:
+    """Weights that one token meets in `count` layers."""
+    return _layers(config, count, cross, True) * (count if config.shared_layers else 1)

@@ -1,0 +1,105 @@
+"""ELECTRA (Clark et al. 2020): a generator fills the masks, a discriminator finds what it filled."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from workloads.model.attention import Context
+from workloads.model.config import TransformerConfig
+from workloads.model.dropout import token_keys
+from workloads.model.embeddings import Embeddings, batch_positions
+from workloads.model.heads import DiscriminatorHead, MaskedHead
+from workloads.model.layers import embedding
+from workloads.model.masks import self_mask
+from workloads.model.transformer import IGNORED, make_layers, projection, run_layers
+from workloads.workload import Batch
+
+
+class ElectraOutput(NamedTuple):
+    """Logits of the generator [predicted, vocabulary] and of the discriminator [B, L]; replaced bool [B, L]."""
+
+    generator: Tensor
+    discriminator: Tensor
+    replaced: Tensor
+
+
+class Trunk(nn.Module):
+    """One of the two networks above the shared embeddings."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.repeat = config.layers if config.shared_layers else 1
+        self.projection = projection(config)
+        self.layers = make_layers(config, config.layers)
+        self.head = MaskedHead(config) if config.head == "masked" else DiscriminatorHead(config)
+
+    def forward(self, vectors: Tensor, context: Context) -> Tensor:
+        """Embedded tokens [B, L, embedding_size] to hidden states [B, L, hidden]."""
+        hidden = vectors if self.projection is None else self.projection(vectors)
+        return run_layers(self.layers, hidden, context, None, self.repeat)[0]
+
+
+class Electra(nn.Module):
+    """Shared embeddings (section 3.2), generator and discriminator."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.tokens = embedding(config.vocab_size, config.embedding_size)
+        self.embeddings = Embeddings(config)
+        self.generator = Trunk(config.generator_config())
+        self.discriminator = Trunk(config)
+
+    def forward(self, batch: Batch) -> ElectraOutput:
+        """tokens (masked), targets (original) and labels (targets where masked, else -100), all [B, L];
+        sample_seed int64 [B] seeds the generator's samples."""
+        tokens, corrupted = batch["tokens"], batch["targets"].clone()
+        masked = batch["labels"] != IGNORED
+        logits = self.guess(batch, masked)
+        corrupted[masked] = sample(logits.detach(), uniform(batch["sample_seed"], tokens.shape[1])[masked])
+        return ElectraOutput(logits, self.judge(batch | {"tokens": corrupted}), corrupted != batch["targets"])
+
+    def guess(self, batch: Batch, masked: Tensor | None = None) -> Tensor:
+        """The generator's logits [B, L, vocabulary], or [predicted, vocabulary] of what is `masked` [B, L]."""
+        hidden = self._through(self.generator, batch, 0)
+        return self.generator.head(hidden if masked is None else hidden[masked], self.tokens.weight)
+
+    def judge(self, batch: Batch) -> Tensor:
+        """The discriminator's logits [B, L] for the tokens."""
+        return self.discriminator.head(self._through(self.discriminator, batch, 1))
+
+    def _through(self, trunk: Trunk, batch: Batch, stack: int) -> Tensor:
+        length = batch["tokens"].shape[1]
+        keys = token_keys(self, batch, length, stack)
+        positions, vectors = batch_positions(self.config, batch), self.tokens(batch["tokens"])
+        vectors = self.embeddings(vectors, positions, batch.get("token_types"), keys)
+        return trunk(vectors, Context(self_mask(self.config, batch, length), keys=keys))
+
+
+def sample(logits: Tensor, numbers: Tensor) -> Tensor:
+    """A token of each distribution by inversion: logits [.., V], numbers in [0, 1) [..] to int64 [..]."""
+    cumulative = logits.float().softmax(-1).cumsum(-1)
+    drawn = numbers.unsqueeze(-1) * cumulative[..., -1:]
+    return torch.searchsorted(cumulative, drawn, right=True).squeeze(-1).clamp(max=logits.shape[-1] - 1)
+
+
+def uniform(seeds: Tensor, length: int) -> Tensor:
+    """Numbers in [0, 1) for each position, from seeds int64 [B]: fp32 [B, length].
+
+    A row's numbers depend on its seed alone, so that it gets the same samples however the batch is cut and on
+    every device.
+    """
+    steps = torch.arange(1, length + 1, device=seeds.device)
+    row = _mixed(_mixed(seeds) ^ (seeds >> 32)).unsqueeze(-1)
+    return (_mixed(row + 0x9E3779B9 * steps) >> 8).float() / 2**24
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """A 32-bit hash (Wellons, "hash-prospector": lowbias32), in int64 so that nothing overflows."""
+    x = x & 0xFFFFFFFF
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & 0xFFFFFFFF
+    return x ^ (x >> 16)

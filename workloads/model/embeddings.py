@@ -1,0 +1,57 @@
+"""From token vectors to the first hidden states."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from workloads.model.config import TransformerConfig
+from workloads.model.dropout import drop
+from workloads.model.layers import embedding, norm
+from workloads.model.positions import sinusoids
+
+
+class Embeddings(nn.Module):
+    """Adds positions and token types to token vectors [B, L, embedding_size]; then the norm, if any, and dropout."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        size, learned = config.embedding_size, config.positions == "learned"
+        self.offset, self.dropout = config.position_offset, config.dropout
+        self.sinusoidal = config.positions == "sinusoidal"
+        count = config.max_positions + config.position_offset
+        self.positions = embedding(count, size) if learned else None
+        self.blocks = embedding(count, size) if config.block_positions else None
+        self.token_types = embedding(config.token_types, size) if config.token_types else None
+        self.norm = norm(config, size) if config.embedding_norm else None
+
+    def forward(
+        self, vectors: Tensor, positions: Tensor, token_types: Tensor | None, keys: Tensor | None
+    ) -> Tensor:
+        """positions int64 [1 or B, L], or [B, 2, L] with block positions (GLM, section 2.1); keys as in `Context`."""
+        if self.blocks is not None:
+            # A batch without block positions is one whole block: its second coordinate is zero.
+            second = positions[:, 1] if positions.dim() == 3 else torch.zeros_like(positions)
+            positions = positions[:, 0] if positions.dim() == 3 else positions
+            vectors = vectors + self.blocks(second + self.offset)
+        if self.positions is not None:
+            vectors = vectors + self.positions(positions + self.offset)
+        if self.sinusoidal:
+            vectors = vectors + sinusoids(positions, vectors.shape[-1]).to(vectors.dtype)
+        if self.token_types is not None:
+            types = (
+                torch.zeros_like(vectors[..., 0], dtype=torch.long) if token_types is None else token_types
+            )
+            vectors = vectors + self.token_types(types)
+        return drop(vectors if self.norm is None else self.norm(vectors), self.dropout, keys, 0)
+
+
+def batch_positions(config: TransformerConfig, batch: dict[str, Tensor]) -> Tensor:
+    """The positions that the batch gives, or 0, 1, 2, ... as [1, L]; counted ones leave padding out, as [B, L]."""
+    if "positions" in batch:
+        return batch["positions"]
+    tokens = batch["tokens"]
+    if config.counted_positions:
+        real = tokens != config.position_offset - 1
+        return real.cumsum(-1) * real - 1
+    return torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)

@@ -1,0 +1,26 @@
+"""The position-wise feed-forward, plain or gated."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from workloads.model.config import TransformerConfig
+from workloads.model.layers import activation
+
+
+class FeedForward(nn.Module):
+    """down(act(up(x))), or down(act(gate(x)) * up(x)) when gated (Shazeer 2020)."""
+
+    def __init__(self, config: TransformerConfig, intermediate: int = 0) -> None:
+        super().__init__()
+        size, bias = intermediate or config.intermediate, config.feedforward_bias
+        self.gate = nn.Linear(config.hidden, size, bias=bias) if config.gated else None
+        self.up = nn.Linear(config.hidden, size, bias=bias)
+        self.down = nn.Linear(size, config.hidden, bias=bias)
+        self.activation = activation(config.activation)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[.., hidden] to the same."""
+        if self.gate is None:
+            return self.down(self.activation(self.up(hidden)))
+        return self.down(self.activation(self.gate(hidden)) * self.up(hidden))

@@ -1,0 +1,101 @@
+"""What stands on top of the last hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from workloads.model.config import TransformerConfig
+from workloads.model.layers import activation, norm
+from workloads.model.mup import logit_scale
+
+
+class VocabularyProjection(nn.Module):
+    """Hidden states to vocabulary logits. When tied it owns no weight and is handed the token embedding."""
+
+    def __init__(self, config: TransformerConfig, size: int, bias: bool) -> None:
+        super().__init__()
+        self.scale = logit_scale(config)
+        self.weight = None if config.tied else nn.Parameter(torch.empty(config.vocab_size, size))
+        self.bias = nn.Parameter(torch.empty(config.vocab_size)) if bias else None
+        self.product: Callable[..., Tensor] = F.linear
+
+    def forward(self, hidden: Tensor, tokens: Tensor | None) -> Tensor:
+        """[.., size] to [.., vocabulary]; tokens is the embedding [vocabulary, size]."""
+        weight = tokens if self.weight is None else self.weight
+        assert weight is not None
+        return self.product(hidden if self.scale == 1.0 else hidden * self.scale, weight, self.bias)
+
+
+class MaskedHead(nn.Module):
+    """BERT's head of masked language modelling: dense, activation, norm, vocabulary with a bias."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden, config.embedding_size)
+        self.activation = activation(config.head_activation or config.activation)
+        self.norm = norm(config, config.embedding_size)
+        self.output = VocabularyProjection(config, config.embedding_size, bias=True)
+
+    def forward(self, hidden: Tensor, tokens: Tensor | None) -> Tensor:
+        """[.., hidden] to [.., vocabulary]."""
+        return self.output(self.norm(self.activation(self.dense(hidden))), tokens)
+
+
+class DiscriminatorHead(nn.Module):
+    """ELECTRA's head: one logit a token, positive where the token was replaced (section 2)."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden, config.hidden)
+        self.activation = activation(config.activation)
+        self.output = nn.Linear(config.hidden, 1)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[B, L, hidden] to [B, L]."""
+        return self.output(self.activation(self.dense(hidden))).squeeze(-1)
+
+
+class SentenceHead(nn.Module):
+    """Classes of the whole sequence from its first token, through BERT's pooler (dense and activation)."""
+
+    def __init__(self, config: TransformerConfig, classes: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden, config.hidden)
+        self.activation = torch.tanh if config.pooler == "tanh" else F.gelu
+        self.output = nn.Linear(config.hidden, classes)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[B, L, hidden] to [B, classes]."""
+        return self.output(self.activation(self.dense(hidden[:, 0])))
+
+
+class LastTokenHead(nn.Module):
+    """Classes of a sequence from its last real token, as decoders do it (GPT, section 3.2)."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.output = nn.Linear(config.hidden, config.classes, bias=False)
+
+    def forward(self, hidden: Tensor, padding: Tensor | None) -> Tensor:
+        """[B, L, hidden] and padding bool [B, L] (True is real) to [B, classes]."""
+        last = hidden[:, -1]
+        if padding is not None:
+            end = (padding * torch.arange(hidden.shape[1], device=hidden.device)).argmax(-1)
+            last = hidden[torch.arange(len(hidden), device=hidden.device), end]
+        return self.output(last)
+
+
+class TokenHead(nn.Module):
+    """Classes of every token."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.output = nn.Linear(config.hidden, config.classes)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[B, L, hidden] to [B, L, classes]."""
+        return self.output(hidden)

@@ -1,0 +1,83 @@
+"""Initial weights as published, each from (seed, parameter name) alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from workloads.model.config import TransformerConfig
+from workloads.model.mup import std_scale
+
+
+def normal(seed: int, name: str, shape: Sequence[int], beyond: float = math.inf) -> Tensor:
+    """Standard normal values, fp32 of `shape`, from (seed, name): the same bits on every machine.
+
+    A counter-based generator (Philox; Salmon et al. 2011) rather than torch's, whose normal values depend on
+    the processor's vector instructions. Values larger than `beyond` are drawn again.
+    """
+    key = np.frombuffer(blake2b(f"{seed}/{name}".encode(), digest_size=16).digest(), dtype="<u8")
+    random = np.random.Generator(np.random.Philox(key=key))
+    values = random.standard_normal(math.prod(shape), dtype=np.float32)
+    while len(large := np.flatnonzero(np.abs(values) > beyond)):
+        values[large] = random.standard_normal(len(large), dtype=np.float32)
+    return torch.from_numpy(values).view(torch.Size(shape))
+
+
+def initial(
+    config: TransformerConfig, name: str, shape: torch.Size, seed: int, base: torch.Size | None = None
+) -> Tensor:
+    """The tensor `name` of `shape`, fp32 on CPU; `base` is its shape in the configuration's base, if that has one.
+
+    Norm weights are one; biases and buffers zero; the rest has the spread of `spread`, scaled beside the base.
+    """
+    if is_norm(name):
+        return torch.ones(shape)
+    if name.endswith("bias"):
+        return torch.zeros(shape)
+    # As tf.truncated_normal: nothing beyond two standard deviations.
+    beyond = 2.0 if config.initial == "truncated" else math.inf
+    base = base or shape
+    std = spread(config.base or config, name, base) * std_scale(name, shape, base)
+    return normal(seed, name, shape, beyond).mul_(std)
+
+
+def is_norm(name: str) -> bool:
+    """Whether `name` is the weight of a norm."""
+    module, _, leaf = name.rpartition(".")
+    return leaf == "weight" and module.endswith("norm")
+
+
+def spread(config: TransformerConfig, name: str, shape: torch.Size) -> float:
+    """Standard deviation of a weight's initial values.
+
+    GPT-2 (release, model.py): 0.02, positions 0.01, and projections into the residual stream divided by the
+    root of their number (paper, section 2.3). BERT, ALBERT, ELECTRA: truncated 0.02. BART, RoBERTa, Llama:
+    0.02. DeepSeek-V3: 0.006 (section 4.2). fan_in is T5's (Mesh TensorFlow): initial_std over the root of the
+    inputs, queries also over the root of the head size since scores are not scaled, embeddings one.
+    """
+    std = config.initial_std
+    if config.initial == "fan_in":
+        return _fan_in(config, name, shape)
+    if not config.residual_scaling:
+        return std
+    if name == "embeddings.positions.weight":
+        return std / 2
+    if name.endswith(("attention.output.weight", "down.weight", "experts.down")):
+        return std / (2 * config.all_layers) ** 0.5
+    return std
+
+
+def _fan_in(config: TransformerConfig, name: str, shape: torch.Size) -> float:
+    std = config.initial_std
+    if name in ("tokens.weight", "head.weight"):
+        return 1.0
+    if name.endswith("relative_bias.weight"):
+        return std * config.hidden**-0.5
+    if name.endswith("attention.query.weight"):
+        return std * (config.hidden * config.head_dim) ** -0.5
+    return std * shape[-1] ** -0.5

@@ -1,0 +1,72 @@
+"""Who may attend to whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from workloads.model.config import TransformerConfig
+from workloads.workload import Batch
+
+REAL = "real"
+"""The batch's entry with the padding of whole sequences, where `padding` is not that."""
+
+
+@dataclass(frozen=True)
+class Mask:
+    """allowed: bool [1 or B, 1, queries, keys], True where a query may see a key; None when all may.
+
+    causal says that keys after the query are hidden as well; it is kept apart from `allowed` so that fused
+    kernels need no mask at all in the plain causal case.
+    """
+
+    allowed: Tensor | None = None
+    causal: bool = False
+
+    def dense(self, length: int, device: torch.device) -> Tensor | None:
+        """The whole mask as one tensor, causality included."""
+        if not self.causal:
+            return self.allowed
+        lower = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+        return lower if self.allowed is None else self.allowed & lower
+
+
+def self_mask(config: TransformerConfig, batch: Batch, length: int) -> Mask:
+    """The mask that the batch asks for.
+
+    attention bool [B, L, L] is taken as it is (prefix models); padding bool [B, L] hides padding; segments
+    int64 [B, L] hides other documents of a packed row; a window hides keys at `window` or more steps, except
+    from and to the first `global_tokens` (Beltagy et al. 2020). visible bool [B, L, M] is the mask itself, of
+    L positions out of a sequence of M.
+    """
+    if "visible" in batch:
+        return Mask(batch["visible"].unsqueeze(1))
+    parts: list[Tensor] = []
+    if "attention" in batch:
+        parts.append(batch["attention"].unsqueeze(1))
+    if "padding" in batch:
+        parts.append(batch["padding"][:, None, None, :])
+    if "segments" in batch:
+        parts.append((batch["segments"][:, :, None] == batch["segments"][:, None, :]).unsqueeze(1))
+    device = batch["tokens"].device
+    if config.window and length > config.window:
+        parts.append(_window(config, length, device))
+    if not parts:
+        return Mask(causal=config.causal)
+    allowed = parts[0]
+    for part in parts[1:]:
+        allowed = allowed & part
+    if "attention" in batch or "padding" in batch:
+        # A row that sees nothing would give nan; padding may look at itself.
+        allowed = allowed | torch.eye(length, dtype=torch.bool, device=device)
+    causal = config.causal and "attention" not in batch
+    return Mask(Mask(allowed, True).dense(length, device) if causal else allowed)
+
+
+def _window(config: TransformerConfig, length: int, device: torch.device) -> Tensor:
+    steps = torch.arange(length, device=device)
+    near = (steps[:, None] - steps[None, :]).abs() < config.window
+    everywhere = steps < config.global_tokens
+    return (near | everywhere[:, None] | everywhere[None, :])[None, None]

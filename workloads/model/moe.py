@@ -1,0 +1,217 @@
+"""Mixture of experts: a router, a stack of experts, and the sums that keep them balanced."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from workloads.model.config import TransformerConfig
+from workloads.model.feedforward import FeedForward
+from workloads.model.layers import activation
+from workloads.model.parts import MoE
+
+KERNEL = (torch.float32, torch.bfloat16, torch.float16)
+"""Types that the grouped kernel takes."""
+DROPPED, PADDING = -1, -2
+"""In place of an expert's number: of a token that found no room, and of what is no token."""
+
+
+class Routes(NamedTuple):
+    """Where tokens go: weights and experts are [B, L, top_k]; a dropped token has expert -1, padding -2.
+
+    extra is the weighted balancing and z-loss in units of the mean loss, fp32 scalar. entropy [2] is the sum over
+    tokens of the entropy of their scores, in nats, and how many tokens they are; detached. Padding is in neither.
+    """
+
+    weights: Tensor
+    experts: Tensor
+    extra: Tensor
+    entropy: Tensor
+
+
+class Router(nn.Module):
+    """Scores every expert for every token and keeps top_k, in fp32.
+
+    Gate, groups and bias as in Switch (section 2.1), Mixtral (section 2.1) or DeepSeek-V3 (section 2.1.2).
+    `bias` steers the choice of experts but not their weights; `MixtureOfExperts.update` moves it.
+    """
+
+    def __init__(self, config: TransformerConfig, moe: MoE) -> None:
+        super().__init__()
+        self.moe = moe
+        self.weight = nn.Parameter(torch.empty(moe.experts, config.hidden))
+        bias = None if moe.bias_rate is None else torch.empty(moe.experts, dtype=torch.float32)
+        self.register_buffer("bias", bias)
+        self.bias: Tensor | None
+
+    def forward(self, hidden: Tensor, real: Tensor | None = None) -> Routes:
+        """Routes of hidden [B, L, hidden]; real bool [B, L] is False at padding, None where there is none."""
+        with torch.autocast(hidden.device.type, enabled=False):
+            logits = F.linear(hidden.float(), self.weight.float())
+        scores = logits.sigmoid() if self.moe.gate == "sigmoid" else logits.softmax(-1)
+        choice = scores if self.bias is None else scores + self.bias
+        experts = self._among_groups(choice.detach()).topk(self.moe.top_k, dim=-1, sorted=False).indices
+        weights = scores.gather(-1, experts)
+        if self.moe.normalise:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        extra = self._extra(logits, scores, experts, real)
+        kept = self._within_capacity(experts, real)
+        if real is not None:
+            kept = kept.masked_fill(~real.unsqueeze(-1), PADDING)
+        return Routes(weights * self.moe.scale, kept, extra, _entropy(scores, real))
+
+    def _among_groups(self, choice: Tensor) -> Tensor:
+        """Only experts of the best groups stay; a group is as good as its two best experts."""
+        moe = self.moe
+        if moe.groups == 1:
+            return choice
+        grouped = choice.unflatten(-1, (moe.groups, -1))
+        value = grouped.topk(min(2, grouped.shape[-1]), dim=-1).values.sum(-1)
+        best = value.topk(moe.top_groups, dim=-1, sorted=False).indices
+        kept = torch.zeros_like(value, dtype=torch.bool).scatter(-1, best, True)
+        return grouped.masked_fill(~kept.unsqueeze(-1), -math.inf).flatten(-2)
+
+    def _within_capacity(self, experts: Tensor, real: Tensor | None) -> Tensor:
+        """Tokens of a sequence beyond an expert's capacity are dropped, the last first (Switch, section 2.2).
+
+        The capacity is of the sequence, not of the batch, so that it does not depend on how a batch is cut.
+        """
+        capacity = self.moe.at_length(experts.shape[1])
+        if capacity is None:
+            return experts
+        chosen = self._chosen(experts, real).flatten(1, 2)
+        place = (chosen.cumsum(1) * chosen).sum(-1).view_as(experts)
+        return experts.masked_fill(place > capacity, DROPPED)
+
+    def _chosen(self, experts: Tensor, real: Tensor | None) -> Tensor:
+        """1 at each expert that a token chose, int64 [B, L, top_k, experts]; padding chooses none."""
+        chosen = F.one_hot(experts, self.moe.experts)
+        return chosen if real is None else chosen * real[..., None, None]
+
+    def _extra(self, logits: Tensor, scores: Tensor, experts: Tensor, real: Tensor | None) -> Tensor:
+        """Balance: experts * sum over experts of (share of tokens * mean score), mean over the sequences.
+
+        Switch, eq. 4 to 6, taken for each sequence alone (DeepSeek-V3, eq. 17 to 20), so that the sum over
+        micro-batches does not depend on how the batch is cut. z-loss: ST-MoE, eq. 5.
+        """
+        moe = self.moe
+        extra = logits.new_zeros(())
+        if moe.auxiliary:
+            share = _mean(self._chosen(experts, real).sum(2).float(), real) / moe.top_k
+            score = _mean(scores / scores.sum(-1, keepdim=True), real)
+            extra = extra + moe.auxiliary * moe.experts * (share * score).sum(-1).mean()
+        if moe.z_loss:
+            squares = logits.logsumexp(-1).square()
+            extra = extra + moe.z_loss * (squares if real is None else _mean(squares, real)).mean()
+        return extra
+
+
+def _mean(values: Tensor, real: Tensor | None) -> Tensor:
+    """Over the real tokens of each sequence: [B, L, ..] to [B, ..]; 0 where there are none."""
+    if real is None:
+        return values.mean(1)
+    real = real.view(*real.shape, *[1] * (values.dim() - 2))
+    return (values * real).sum(1) / real.sum(1).clamp(min=1)
+
+
+@torch.no_grad()
+def _entropy(scores: Tensor, real: Tensor | None) -> Tensor:
+    each = torch.special.entr(scores / scores.sum(-1, keepdim=True))
+    if real is not None:
+        return torch.stack(((each * real.unsqueeze(-1)).sum(), real.sum().to(each.dtype)))
+    total = each.sum()
+    return torch.stack((total, torch.full_like(total, scores.shape[0] * scores.shape[1])))
+
+
+class Experts(nn.Module):
+    """All experts' feed-forward as stacked weights [experts, out, in].
+
+    Expert parallelism cuts the first dimension and replaces the exchange around `forward`, which takes rows
+    sorted by expert and how many rows each expert has.
+    """
+
+    def __init__(self, config: TransformerConfig, moe: MoE) -> None:
+        super().__init__()
+        up = (moe.experts, moe.intermediate, config.hidden)
+        self.gate = nn.Parameter(torch.empty(up)) if config.gated else None
+        self.up = nn.Parameter(torch.empty(up))
+        self.down = nn.Parameter(torch.empty(moe.experts, config.hidden, moe.intermediate))
+        self.activation = activation(config.activation)
+
+    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """rows [R, hidden] sorted by expert, counts int64 [experts] with sum R, to [R, hidden]."""
+        if self.gate is None:
+            inner = self.activation(grouped_linear(rows, self.up, counts))
+        else:
+            inner = self.activation(grouped_linear(rows, self.gate, counts))
+            inner = inner * grouped_linear(rows, self.up, counts)
+        return grouped_linear(inner, self.down, counts)
+
+
+class MixtureOfExperts(nn.Module):
+    """Routed experts and optional shared ones, which padding passes too.
+
+    `seen` sums in training, since someone took it, what routing is judged and balanced by, float64 [experts + 3]:
+    choices dropped, choices of each expert, entropy, tokens. It may count a token twice (recomputation does), so
+    only ratios of it say something.
+    """
+
+    def __init__(self, config: TransformerConfig, moe: MoE) -> None:
+        super().__init__()
+        self.moe = moe
+        self.router = Router(config, moe)
+        self.experts = Experts(config, moe)
+        self.shared = FeedForward(config, moe.shared * moe.intermediate) if moe.shared else None
+        # No buffer: it is no state of the run, and a buffer would be lost when built on the meta device.
+        self.seen: Tensor | None = None
+
+    def forward(self, hidden: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """[B, L, hidden] to the same, and the extra loss of the router; real as for `Router`."""
+        routes = self.router(hidden, real)
+        flat, experts = hidden.flatten(0, 1), routes.experts.flatten()
+        order = experts.argsort(stable=True)
+        counts = torch.zeros(self.moe.experts - PADDING, dtype=torch.int64, device=flat.device)
+        counts.index_add_(0, experts - PADDING, torch.ones_like(experts))
+        if self.moe.at_length(hidden.shape[1]) is not None or real is not None:
+            # Padding and what is dropped sort first. Where there is neither this wait for their count is saved.
+            order = order[counts[0] + counts[1] :]
+        if self.training:
+            seen = torch.cat((counts[1:].double(), routes.entropy.double()))
+            self.seen = seen if self.seen is None else self.seen + seen
+        counts = counts[2:]
+        rows = self.experts(flat[order // self.moe.top_k], counts)
+        # Every row has its own place, so that the sum over a token's experts is in a fixed order on any device.
+        placed = rows.new_zeros(len(experts), rows.shape[-1]).index_copy(0, order, rows)
+        weights = routes.weights.to(rows.dtype).unsqueeze(-1)
+        mixed = (placed.view(*routes.weights.shape, -1) * weights).sum(2)
+        return (mixed if self.shared is None else mixed + self.shared(hidden)), routes.extra
+
+    def update(self, load: Tensor) -> None:
+        """Move the bias a step towards the experts with less load than the mean (DeepSeek-V3, section 2.1.2).
+
+        load [experts] is how many tokens chose each in this step, on all ranks; any multiple of it does as well.
+        """
+        assert self.router.bias is not None
+        assert self.moe.bias_rate is not None
+        load = load.float()
+        self.router.bias += self.moe.bias_rate * (load.mean() - load).sign()
+
+
+def grouped_linear(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    """x W_e^T for the rows of each expert: rows [R, in] sorted by expert, weight [experts, out, in]."""
+    if torch.is_autocast_enabled(rows.device.type):
+        dtype = torch.get_autocast_dtype(rows.device.type)
+        rows, weight = rows.to(dtype), weight.to(dtype)
+    aligned = all(size * weight.element_size() % 16 == 0 for size in weight.shape[1:])
+    # torch 2.13 compiles the grouped kernel in bf16 alone.
+    usable = (torch.bfloat16,) if torch.compiler.is_compiling() else KERNEL
+    if aligned and weight.dtype in usable:
+        ends = counts.cumsum(0).to(torch.int32)
+        return F.grouped_mm(rows, weight.transpose(-2, -1), offs=ends)
+    # The grouped kernel takes neither fp64 nor rows that are no multiple of 16 bytes.
+    parts = zip(rows.split(counts.tolist()), weight.unbind(), strict=True)
+    return torch.cat([F.linear(part, expert) for part, expert in parts])

@@ -1,0 +1,131 @@
+"""Maximal update parametrisation: hyperparameters found on a narrow model hold on a wide one.
+
+Yang et al., 2022, "Tensor Programs V", arXiv 2203.03466. A configuration has a `base`, the narrow model for which
+learning rate and spread of initial values are meant; what differs in the wide one follows from how many times wider
+a tensor's inputs are, r = inputs / inputs in the base. By tables 3 and 8 of the paper, for Adam and what else
+normalises every gradient alone (Lion):
+
+| tensors | standard deviation | learning rate |
+|---|---|---|
+| hidden: inputs and outputs grow | base / sqrt(r) | base / r |
+| outputs: only inputs grow (untied heads, routers) | base / r | base / r |
+| embeddings, vectors, what else has inputs that do not grow | base | base |
+
+Logits of a tied head are divided by r (table 8: a tied weight begins and learns as an embedding), those of an untied
+one are not (table 3: the weight is smaller instead, which is the same model). Scores of attention are divided by
+the width of a head, not by its root (definition 4.1), and at the base's width are what they were. So a model as wide
+as its base is the plain model, bit for bit. Adam's epsilon stays. Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import sqrt
+from typing import Any
+
+from workloads.errors import WorkloadError
+from workloads.model.config import TransformerConfig
+
+WIDTHS = (
+    "hidden",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "intermediate",
+    "embedding_size",
+    "generator",
+    "latent",
+    "moe",
+)
+"""What may differ between a model and its base; of experts the intermediate size alone."""
+
+
+def beside(config: TransformerConfig, widths: Mapping[str, Any]) -> TransformerConfig:
+    """The configuration with its base: itself with other `widths`, which are fields as in `changes`.
+
+    Raises WorkloadError for what is no width, or sizes that do not fit each other.
+    """
+    experts = widths.get("moe") or {}
+    inside = (
+        [f"moe.{name}" for name in experts if name != "intermediate"]
+        if isinstance(experts, Mapping)
+        else ["moe"]
+    )
+    if others := [*(name for name in widths if name not in WIDTHS), *inside]:
+        raise WorkloadError(
+            f"mup.{others[0]} is no width; it takes the base model's {', '.join(WIDTHS[:-1])} and moe.intermediate"
+        )
+    return replace(config, base=config.changed(widths))
+
+
+def lr_scale(name: str, shape: Sequence[int], base: Sequence[int]) -> float:
+    """What the learning rate of tensor `name` [.., outputs, inputs] is multiplied by; `base` is its shape there."""
+    is_embedding = name == "tokens.weight" or "embeddings." in name
+    return 1.0 if len(shape) < 2 or is_embedding else base[-1] / shape[-1]
+
+
+def std_scale(name: str, shape: Sequence[int], base: Sequence[int]) -> float:
+    """What the standard deviation of its initial values is multiplied by."""
+    scale = lr_scale(name, shape, base)
+    return scale if len(shape) > 1 and shape[-2] == base[-2] else sqrt(scale)
+
+
+def score_scale(config: TransformerConfig) -> float:
+    """What scores of (plain) attention are multiplied by."""
+    base = config.base or config
+    return (base.attention_scale or base.head_dim**-0.5) * (base.head_dim / config.head_dim)
+
+
+def latent_score_scale(config: TransformerConfig) -> float:
+    """The same for latent attention, without the temperature of YaRN."""
+    widths = [c.latent.nope_dim + c.latent.rope_dim for c in (config.base or config, config) if c.latent]
+    return widths[0] ** -0.5 * (widths[0] / widths[1])
+
+
+def logit_scale(config: TransformerConfig) -> float:
+    """What the hidden states in front of the projection to the vocabulary are multiplied by."""
+    base = config.base or config
+    scale = base.hidden**-0.5 if config.scaled_head else 1.0
+    return scale * (base.embedding_size / config.embedding_size) if config.tied else scale
+
+
+def folded(config: TransformerConfig, name: str) -> float:
+    """What tensor `name` is multiplied by, so that the model without a base computes the same (for an export).
+
+    Scales of scores go into the queries, those of logits into the norm in front of the projection; both are
+    linear. Raises WorkloadError if no norm stands there.
+    """
+    if config.base is None:
+        return 1.0
+    plain = replace(config, base=None)
+    module = name.rpartition(".")[0]
+    if module.endswith(_query(config)):
+        if config.latent:
+            return latent_score_scale(config) / latent_score_scale(plain)
+        return score_scale(config) / score_scale(plain)
+    if config.head in ("language", "masked") and logit_scale(config) != logit_scale(plain):
+        return logit_scale(config) / logit_scale(plain) if module == _last_norm(config) else 1.0
+    return 1.0
+
+
+def _query(config: TransformerConfig) -> str:
+    """The last map of the queries before the scores; rotations come after it, and do not matter."""
+    if config.latent:
+        return "attention.query_up" if config.latent.query_rank else "attention.query"
+    return "attention.query_norm" if config.qk_norm else "attention.query"
+
+
+def _last_norm(config: TransformerConfig) -> str:
+    if config.head == "masked":
+        return "head.norm"
+    seq2seq = config.architecture == "encoder-decoder"
+    stack = "decoder." if seq2seq else ""
+    if config.final_norm:
+        return f"{stack}norm"
+    if config.norm_position == "pre" or config.shared_layers:
+        raise WorkloadError(
+            "mup scales the logits of a tied head, and no norm stands in front of it that could take the scale; "
+            "set tied: false or checkpoint.export to null"
+        )
+    return f"{stack}layers.{(config.decoder_layers if seq2seq else config.layers) - 1}.feedforward_norm"

@@ -1,0 +1,118 @@
+"""Where a token stands: rotary angles, sinusoids and relative buckets.
+
+Everything is computed from positions in the forward pass, so a model built on the meta device has no hidden
+tables to restore.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from workloads.model.config import TransformerConfig
+from workloads.model.parts import RopeScaling
+
+Rotary = tuple[Tensor, Tensor]
+"""Cosine and sine of the rotary angles, fp32, [1 or B, 1, L, rotary_dim]."""
+
+
+def rotary(config: TransformerConfig, positions: Tensor) -> Rotary:
+    """Rotary tables (Su et al. 2021, eq. 34) of `positions` [1 or B, L], scaled as the config says."""
+    even = torch.arange(0, config.rotary_dim, 2, device=positions.device, dtype=torch.float32)
+    frequencies = config.rope_theta ** -(even / config.rotary_dim)
+    gain = 1.0
+    if config.rope_scaling:
+        frequencies, gain = _scaled(frequencies, config.rope_scaling, config)
+    angles = positions[:, None, :, None].float() * frequencies
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos() * gain, angles.sin() * gain
+
+
+def rotate(x: Tensor, table: Rotary) -> Tensor:
+    """Rotate x [B, heads, L, rotary_dim]: the pairs are (i, i + rotary_dim / 2), as in Llama."""
+    cos, sin = (t.to(x.dtype) for t in table)
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+def _scaled(frequencies: Tensor, scaling: RopeScaling, config: TransformerConfig) -> tuple[Tensor, float]:
+    if scaling.kind == "linear":
+        return frequencies / scaling.factor, 1.0
+    if scaling.kind == "llama3":
+        return _llama3(frequencies, scaling), 1.0
+    return _yarn(frequencies, scaling, config), _yarn_gain(scaling)
+
+
+def _llama3(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """Long waves are stretched by the factor, short ones kept, those between blended (Llama 3.1 release)."""
+    turns = scaling.original_positions * frequencies / (2 * math.pi)
+    blend = (turns - scaling.low_frequency) / (scaling.high_frequency - scaling.low_frequency)
+    blend = blend.clamp(0, 1)
+    return blend * frequencies + (1 - blend) * frequencies / scaling.factor
+
+
+def _yarn(frequencies: Tensor, scaling: RopeScaling, config: TransformerConfig) -> Tensor:
+    """NTK by parts (Peng et al. 2023, eq. 22 and 23), the ramp over the index of the frequency."""
+    dim = config.rotary_dim
+
+    def index(turns: float) -> float:
+        wave = scaling.original_positions / (turns * 2 * math.pi)
+        return dim * math.log(wave) / (2 * math.log(config.rope_theta))
+
+    low, high = index(scaling.beta_fast), index(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    steps = torch.arange(dim // 2, device=frequencies.device, dtype=torch.float32)
+    ramp = ((steps - low) / ((high - low) or 0.001)).clamp(0, 1)
+    return ramp * frequencies / scaling.factor + (1 - ramp) * frequencies
+
+
+def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
+    """Temperature of the attention under YaRN (eq. 25)."""
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _yarn_gain(scaling: RopeScaling) -> float:
+    if scaling.attention_factor:
+        return scaling.attention_factor
+    if scaling.mscale and scaling.mscale_all:
+        return yarn_mscale(scaling.factor, scaling.mscale) / yarn_mscale(scaling.factor, scaling.mscale_all)
+    return yarn_mscale(scaling.factor)
+
+
+def sinusoids(positions: Tensor, size: int) -> Tensor:
+    """Fixed position vectors (Vaswani et al. 2017, section 3.5), sines first: fp32 [.., L, size]."""
+    half = torch.arange(size // 2, device=positions.device, dtype=torch.float32)
+    angles = positions[..., None].float() * 10000.0 ** -(half / (size // 2))
+    return torch.cat((angles.sin(), angles.cos()), dim=-1)
+
+
+class RelativeBias(nn.Module):
+    """T5's learned bias of attention by bucketed distance (Raffel et al. 2020, section 2.1).
+
+    weight is [heads, buckets], so that it is cut over heads like the projections are.
+    """
+
+    def __init__(self, config: TransformerConfig, bidirectional: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(config.heads, config.relative_buckets))
+        self.bidirectional = bidirectional
+        self.buckets, self.distance = config.relative_buckets, config.relative_distance
+
+    def forward(self, length: int) -> Tensor:
+        """Bias [1, heads, length, length] to add to the attention scores."""
+        steps = torch.arange(length, device=self.weight.device)
+        return self.weight[:, self.bucket(steps[None, :] - steps[:, None])].unsqueeze(0)
+
+    def bucket(self, distance: Tensor) -> Tensor:
+        """Bucket of key position minus query position: exact when near, logarithmic when far."""
+        buckets = self.buckets // 2 if self.bidirectional else self.buckets
+        after = (distance > 0) * buckets if self.bidirectional else torch.zeros_like(distance)
+        away = distance.abs() if self.bidirectional else (-distance).clamp(min=0)
+        exact = buckets // 2
+        far = torch.log(away.float().clamp(min=1) / exact) / math.log(self.distance / exact)
+        far = (exact + (far * (buckets - exact)).long()).clamp(max=buckets - 1)
+        return after + torch.where(away < exact, away, far)

@@ -1,0 +1,143 @@
+"""The encoder-decoder: two stacks over one vocabulary (T5, BART, Switch)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from workloads.model.attention import ALL, Context
+from workloads.model.config import TransformerConfig
+from workloads.model.dropout import token_keys
+from workloads.model.embeddings import Embeddings, batch_positions
+from workloads.model.heads import VocabularyProjection
+from workloads.model.layers import embedding, norm
+from workloads.model.masks import Mask, self_mask
+from workloads.model.positions import RelativeBias, rotary
+from workloads.model.transformer import Output, make_layers, masked_bias, run_layers
+from workloads.workload import Batch
+
+
+class Stack(nn.Module):
+    """Embeddings beyond the tokens, layers and the last norm of one side."""
+
+    def __init__(self, config: TransformerConfig, count: int, causal: bool) -> None:
+        super().__init__()
+        self.config, self.causal = config, causal
+        self.embeddings: nn.Module | None = Embeddings(config)
+        self.relative_bias = (
+            RelativeBias(config, bidirectional=not causal) if config.positions == "relative" else None
+        )
+        self.layers = make_layers(config, count, cross=causal)
+        self.norm = norm(config) if config.final_norm else None
+
+    def embed(self, vectors: Tensor, positions: Tensor, keys: Tensor | None) -> Tensor:
+        """Token vectors [B, L, hidden] to the first hidden states; keys as in `Context`."""
+        assert self.embeddings is not None
+        return self.embeddings(vectors, positions, None, keys)
+
+    def forward(
+        self,
+        hidden: Tensor,
+        mask: Mask,
+        positions: Tensor,
+        extra: Tensor | None,
+        keys: Tensor | None,
+        real: Tensor | None,
+        memory: Tensor | None = None,
+        memory_mask: Mask = ALL,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Hidden states [B, L, hidden] to those after the layers, and the routers' extra loss."""
+        length = hidden.shape[1]
+        table = rotary(self.config, positions) if self.config.positions == "rotary" else None
+        bias = None
+        if self.relative_bias is not None:
+            bias = masked_bias(self.relative_bias(length), mask.dense(length, hidden.device))
+        context = Context(mask, table, bias, memory, memory_mask, keys, real)
+        hidden, extra = run_layers(self.layers, hidden, context, extra)
+        return (hidden if self.norm is None else self.norm(hidden)), extra
+
+    def keep(self, start: int, stop: int) -> bool:
+        """Keep layers start to stop - 1 of this stack; whether any are left."""
+        count = len(self.layers)
+        for name in list(self.layers):
+            if not start <= int(name) < stop:
+                del self.layers[name]
+        if start > 0:
+            self.embeddings = None
+        if stop < count:
+            self.norm = None
+        return bool(self.layers)
+
+
+class EncoderDecoder(nn.Module):
+    """tokens (shared by both sides), encoder, decoder and head."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.tokens: nn.Module | None = embedding(config.vocab_size, config.hidden)
+        self.encoder: Stack | None = Stack(config, config.layers, causal=False)
+        self.decoder: Stack | None = Stack(config, config.decoder_layers, causal=True)
+        self.head = VocabularyProjection(config, config.hidden, False) if config.head == "language" else None
+
+    def forward(
+        self,
+        batch: Batch,
+        hidden: Tensor | None = None,
+        extra: Tensor | None = None,
+        memory: Tensor | None = None,
+    ) -> Output:
+        """tokens and padding [B, L] and decoder_tokens [B, M] to logits [B, M, vocabulary].
+
+        A later pipeline stage is given the `hidden`, `extra` and `memory` of the one before.
+        """
+        if self.encoder is not None:
+            hidden, extra = self._encode(self.encoder, batch, hidden, extra)
+        if self.decoder is None:
+            assert hidden is not None
+            return Output(hidden, extra)
+        if memory is None:  # the decoder begins here
+            memory, hidden = hidden, None
+        targets = batch["decoder_tokens"]
+        steps = torch.arange(targets.shape[1], device=targets.device).unsqueeze(0)
+        keys = token_keys(self, batch, targets.shape[1], 1)
+        if hidden is None:
+            assert self.tokens is not None
+            hidden = self.decoder.embed(self.tokens(targets), steps, keys)
+        reads = Mask(batch["padding"][:, None, None, :]) if "padding" in batch else Mask()
+        hidden, extra = self.decoder(
+            hidden, Mask(causal=True), steps, extra, keys, batch.get("decoder_padding"), memory, reads
+        )
+        tied = None if self.tokens is None else self.tokens.weight
+        logits = None if self.head is None else self.head(hidden, tied)
+        return Output(hidden, extra, logits, memory=memory)
+
+    def _encode(
+        self, encoder: Stack, batch: Batch, hidden: Tensor | None, extra: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        length = batch["tokens"].shape[1]
+        positions, keys = batch_positions(self.config, batch), token_keys(self, batch, length)
+        if hidden is None:
+            assert self.tokens is not None
+            hidden = encoder.embed(self.tokens(batch["tokens"]), positions, keys)
+        mask = self_mask(self.config, batch, length)
+        return encoder(hidden, mask, positions, extra, keys, batch.get("padding"))
+
+    def keep(self, start: int, stop: int) -> None:
+        """Become the pipeline stage with layers start to stop - 1, those of the decoder counted after the encoder's.
+
+        The first stage, the one where the decoder begins and, when the head is tied, the last one all keep
+        `tokens`, and every stage of a stack its relative bias; the trainer adds their gradients up.
+        """
+        first = self.config.layers
+        last = stop == self.config.all_layers
+        assert self.encoder is not None
+        assert self.decoder is not None
+        if not self.encoder.keep(start, stop):
+            self.encoder = None
+        if not self.decoder.keep(max(start - first, 0), max(stop - first, 0)):
+            self.decoder = None
+        if not (start == 0 or start <= first < stop or (last and self.config.tied)):
+            self.tokens = None
+        if not last:
+            self.head = None

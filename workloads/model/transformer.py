@@ -1,0 +1,215 @@
+"""The transformer: one stack of layers as encoder, decoder or prefix model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from workloads.model.attention import Attention, Context, LatentMultiHeadAttention
+from workloads.model.config import TransformerConfig
+from workloads.model.dropout import drop, keyed, token_keys
+from workloads.model.embeddings import Embeddings, batch_positions
+from workloads.model.feedforward import FeedForward
+from workloads.model.heads import (
+    DiscriminatorHead,
+    LastTokenHead,
+    MaskedHead,
+    SentenceHead,
+    TokenHead,
+    VocabularyProjection,
+)
+from workloads.model.layers import embedding, norm
+from workloads.model.masks import REAL, self_mask
+from workloads.model.moe import MixtureOfExperts
+from workloads.model.positions import RelativeBias, Rotary, rotary
+from workloads.workload import Batch
+
+IGNORED = -100
+"""The label of a position that is not predicted."""
+
+
+class Output(NamedTuple):
+    """What a forward pass gives; what the model has no head for is None.
+
+    hidden [B, L, hidden] as the last layer or norm leaves it; extra the routers' losses summed, fp32 scalar;
+    logits [B, L, vocabulary], [B, L] (discriminator) or [B, L, classes] (token); sentence [B, classes]. A
+    masked head that is given labels computes only what they ask for: logits [predicted, vocabulary]. memory is
+    what the decoder of a pair reads, [B, L, hidden], where a later pipeline stage needs it.
+    """
+
+    hidden: Tensor
+    extra: Tensor | None = None
+    logits: Tensor | None = None
+    sentence: Tensor | None = None
+    memory: Tensor | None = None
+
+
+class Layer(nn.Module):
+    """Attention, cross-attention in the decoder of a pair, and feed-forward, with residuals around each."""
+
+    def __init__(self, config: TransformerConfig, index: int, cross: bool = False) -> None:
+        super().__init__()
+        self.pre, self.dropout = config.norm_position == "pre", config.dropout
+        self.attention_norm = norm(config)
+        self.attention: nn.Module = (
+            LatentMultiHeadAttention(config, config.latent) if config.latent else Attention(config)
+        )
+        self.cross_norm = norm(config) if cross else None
+        self.cross_attention = Attention(config, cross=True) if cross else None
+        self.feedforward_norm = norm(config)
+        moe = config.moe
+        self.feedforward: nn.Module = (
+            MixtureOfExperts(config, moe) if moe and moe.at(index) else FeedForward(config)
+        )
+
+    def forward(self, hidden: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
+        """[B, L, hidden] to the same, and the router's extra loss if the layer has experts."""
+        if self.pre:
+            hidden = hidden + self._drop(self.attention(self.attention_norm(hidden), context), context, 0)
+            if self.cross_attention is not None and self.cross_norm is not None:
+                read = self.cross_attention(self.cross_norm(hidden), context)
+                hidden = hidden + self._drop(read, context, 1)
+            mixed, extra = self._feed(self.feedforward_norm(hidden), context)
+            return hidden + mixed, extra
+        hidden = self.attention_norm(hidden + self._drop(self.attention(hidden, context), context, 0))
+        if self.cross_attention is not None and self.cross_norm is not None:
+            read = self.cross_attention(hidden, context)
+            hidden = self.cross_norm(hidden + self._drop(read, context, 1))
+        mixed, extra = self._feed(hidden, context)
+        return self.feedforward_norm(hidden + mixed), extra
+
+    def _feed(self, hidden: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
+        if isinstance(self.feedforward, MixtureOfExperts):
+            mixed, extra = self.feedforward(hidden, context.real)
+        else:
+            mixed, extra = self.feedforward(hidden), None
+        return self._drop(mixed, context, 2), extra
+
+    def _drop(self, mixed: Tensor, context: Context, site: int) -> Tensor:
+        return drop(mixed, self.dropout, context.keys, site)
+
+
+def make_layers(config: TransformerConfig, count: int, cross: bool = False) -> nn.ModuleDict:
+    """Layers by number, so that a pipeline stage keeps the original names."""
+    count = 1 if config.shared_layers else count
+    return nn.ModuleDict({str(i): Layer(config, i, cross) for i in range(count)})
+
+
+def run_layers(
+    layers: nn.ModuleDict, hidden: Tensor, context: Context, extra: Tensor | None, repeat: int = 1
+) -> tuple[Tensor, Tensor | None]:
+    """All layers in order, `repeat` times when they are shared; the extra losses are summed.
+
+    What the context's keys are is told apart by the layer's number, that of the embeddings being 0.
+    """
+    for turn in range(repeat):
+        for name, layer in layers.items():
+            keys = None if context.keys is None else keyed(context.keys, 1 + turn + int(name))
+            hidden, more = layer(hidden, replace(context, keys=keys))
+            if more is not None:
+                extra = more if extra is None else extra + more
+    return hidden, extra
+
+
+class Transformer(nn.Module):
+    """tokens, embeddings, layers, norm and head of one stack.
+
+    A pipeline stage is the same module after `keep`: what it lacks is None.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.tokens: nn.Module | None = embedding(config.vocab_size, config.embedding_size)
+        self.embeddings: nn.Module | None = Embeddings(config)
+        self.projection = projection(config)
+        self.relative_bias = (
+            RelativeBias(config, bidirectional=not config.causal) if config.positions == "relative" else None
+        )
+        self.layers = make_layers(config, config.layers)
+        self.norm = norm(config) if config.final_norm else None
+        self.head = make_head(config)
+        self.sentence_head = SentenceHead(config, 2) if config.sentence_head else None
+
+    def forward(self, batch: Batch, hidden: Tensor | None = None, extra: Tensor | None = None) -> Output:
+        """Output for `batch`; a later pipeline stage is given the `hidden` and `extra` of the one before."""
+        positions = batch_positions(self.config, batch)
+        context = self._context(batch, positions)
+        if hidden is None:
+            assert self.tokens is not None
+            assert self.embeddings is not None
+            vectors, types = self.tokens(batch["tokens"]), batch.get("token_types")
+            hidden = self.embeddings(vectors, positions, types, context.keys)
+            hidden = hidden if self.projection is None else self.projection(hidden)
+        repeat = self.config.layers if self.config.shared_layers else 1
+        hidden, extra = run_layers(self.layers, hidden, context, extra, repeat)
+        hidden = hidden if self.norm is None else self.norm(hidden)
+        sentence = None if self.sentence_head is None else self.sentence_head(hidden)
+        return self._headed(Output(hidden, extra, sentence=sentence), batch)
+
+    def _context(self, batch: Batch, positions: Tensor) -> Context:
+        length = batch["tokens"].shape[1]
+        mask = self_mask(self.config, batch, length)
+        table: Rotary | None = None
+        if self.config.positions == "rotary":
+            table = rotary(self.config, positions)
+        bias = None
+        if self.relative_bias is not None:
+            bias = masked_bias(self.relative_bias(length), mask.dense(length, positions.device))
+        keys, real = token_keys(self, batch, length), batch.get(REAL, batch.get("padding"))
+        return Context(mask, table, bias, keys=keys, real=real)
+
+    def _headed(self, output: Output, batch: Batch) -> Output:
+        hidden = output.hidden
+        if isinstance(self.head, VocabularyProjection | MaskedHead):
+            tokens = None if self.tokens is None else self.tokens.weight
+            if isinstance(self.head, MaskedHead) and "labels" in batch:
+                hidden = hidden[batch["labels"] != IGNORED]
+            return output._replace(logits=self.head(hidden, tokens))
+        if isinstance(self.head, DiscriminatorHead | TokenHead):
+            return output._replace(logits=self.head(hidden))
+        if isinstance(self.head, LastTokenHead):
+            return output._replace(sentence=self.head(hidden, batch.get("padding")))
+        return output if self.head is None else output._replace(sentence=self.head(hidden))
+
+    def keep(self, start: int, stop: int) -> None:
+        """Become the pipeline stage with layers start to stop - 1.
+
+        Only the stage with layer 0 embeds, only the one with the last layer has norm and head; when the head
+        is tied, that one keeps `tokens` too, and the trainer adds both gradients up.
+        """
+        last = stop == self.config.layers
+        for name in list(self.layers):
+            if not start <= int(name) < stop:
+                del self.layers[name]
+        if start > 0:
+            self.embeddings = self.projection = None
+            if not (last and self.config.tied):
+                self.tokens = None
+        if not last:
+            self.norm = self.head = self.sentence_head = None
+
+
+def projection(config: TransformerConfig) -> nn.Linear | None:
+    """From a factorised embedding to the hidden size (ALBERT, section 3.1)."""
+    if config.embedding_size == config.hidden:
+        return None
+    return nn.Linear(config.embedding_size, config.hidden)
+
+
+def make_head(config: TransformerConfig) -> nn.Module | None:
+    """The head that the config names."""
+    if config.head == "language":
+        return VocabularyProjection(config, config.hidden, bias=False)
+    if config.head == "sequence":
+        return LastTokenHead(config) if config.causal else SentenceHead(config, config.classes)
+    made = {"masked": MaskedHead, "discriminator": DiscriminatorHead, "token": TokenHead}
+    return made[config.head](config) if config.head in made else None
+
+
+def masked_bias(bias: Tensor, allowed: Tensor | None) -> Tensor:
+    """Additive scores with -inf where attending is not allowed."""
+    return bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
