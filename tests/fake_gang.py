@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.workers.gang import Beat, Bundle
+from cluster.workers.gang import Bundle, GangStatus
 
 
 @dataclass
@@ -33,14 +33,14 @@ class FakeGang:
 
     def __init__(
         self,
-        script: Callable[[Attempt], Iterator[Beat]],
+        script: Callable[[Attempt], Iterator[GangStatus]],
         refusals: list[str] | None = None,
         capacity: Callable[[], int] = lambda: 1,
     ) -> None:
         self._script, self._refusals, self._capacity = script, refusals or [], capacity
         self._attempt: Attempt | None = None
-        self._beats: Iterator[Beat] = iter(())
-        self._last = Beat()
+        self._beats: Iterator[GangStatus] = iter(())
+        self._last = GangStatus()
 
     def capacity(self, bundle: Bundle, avoid: Set[str] = frozenset()) -> int:
         """See `Gang.capacity`."""
@@ -59,7 +59,7 @@ class FakeGang:
         if self._refusals and (refusal := self._refusals.pop(0)):
             raise TimeoutError(refusal)
         self._attempt = Attempt(world, config, together, frozenset(avoid))
-        self._beats, self._last = self._script(self._attempt), Beat()
+        self._beats, self._last = self._script(self._attempt), GangStatus()
 
     def hold(self, count: int) -> None:
         """See `Gang.hold`."""
@@ -72,7 +72,7 @@ class FakeGang:
         """See `Gang.lost`."""
         return frozenset()
 
-    def poll(self, saved: int, wait: float = 0.0) -> Beat:
+    def poll(self, saved: int, wait: float = 0.0) -> GangStatus:
         """See `Gang.poll`. Raises RuntimeError if the gang is not running: nobody may look at it then."""
         if self._attempt is None:
             raise RuntimeError("this gang is not running")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from prepared import prepare_here
-from scripted import Holders
+from scripted import SnapshotServers
 
 from cluster.workers.cluster import Cluster
 from cluster.workers.gang import Bundle, Gang
@@ -74,6 +74,6 @@ def controller_here(
         gang=gang or (lambda: LocalGang([2])),
         offer=lambda bundle: Offer(8e9),
         errand=lambda *call: pytest.fail("nothing is exported"),
-        services=Holders,
+        services=SnapshotServers,
     )
     return Controller(spec, place, until, cluster, faults)

@@ -12,15 +12,15 @@ from fake_gang import Attempt, FakeGang
 
 from cluster.workers.clock import wall
 from cluster.workers.cluster import Cluster
-from cluster.workers.gang import Beat, Cause, RankState, RankStatus
-from cluster.workers.injected_faults import Fault
+from cluster.workers.gang import Cause, GangStatus, RankState, RankStatus
+from cluster.workers.injected_faults import FaultSpec
 from cluster.workers.machine import Offer
-from cluster.workers.worker_context import Link, Seat
-from orchestrator.checkpoint.committer import Outcome
+from cluster.workers.worker_context import RankInfo, WorkerContext
+from orchestrator.checkpoint.committer import CommitOutcome
 from orchestrator.checkpoint.identity import IDENTITY, SHARDS
 from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.checkpoint.shard import RawPiece
-from orchestrator.checkpoint.snapshot_server import Holder
+from orchestrator.checkpoint.snapshot_server import SnapshotServer
 from orchestrator.checkpoint.snapshots import peer_store
 from orchestrator.checkpoint.store import Store
 from orchestrator.control.controller import Controller
@@ -53,13 +53,13 @@ class Training:
     failing: frozenset[int] = frozenset()
     gangs: list[Attempt] = field(default_factory=list)
 
-    def __call__(self, gang: Attempt) -> Iterator[Beat]:
+    def __call__(self, gang: Attempt) -> Iterator[GangStatus]:
         self.gangs.append(gang)
         return self._attempt(gang)
 
-    def _attempt(self, gang: Attempt) -> Iterator[Beat]:
+    def _attempt(self, gang: Attempt) -> Iterator[GangStatus]:
         yield beat(gang, "starting")
-        task, link = Task(**gang.config), Link(Seat(0, gang.world, 0, "node-0", 0))
+        task, link = Task(**gang.config), WorkerContext(RankInfo(0, gang.world, 0, "node-0", 0))
         stores = [*peers(task), Store(f"{task.run}/checkpoints")]
         try:
             step, receipt = restore(next(s for s in stores if task.restore in [None, *s.steps()]), task)
@@ -71,7 +71,7 @@ class Training:
                 failed_at=time.monotonic(),
             )
             return
-        faults, taken, stopped = [Fault.parse(text) for text in task.faults], 0, False
+        faults, taken, stopped = [FaultSpec.parse(text) for text in task.faults], 0, False
         while step < task.until and not stopped:
             step += 1
             if fault := next((f for f in faults if (f.step, f.attempt) == (step, task.attempt)), None):
@@ -100,9 +100,9 @@ class Training:
     ) -> dict[str, Any]:
         """Commit unless it is to fail; what became of it, as rows tell."""
         if step in self.failing:
-            return asdict(Outcome(step, store.place, "failed", 0.0, 0, "OSError: the disk is full"))
+            return asdict(CommitOutcome(step, store.place, "failed", 0.0, 0, "OSError: the disk is full"))
         commit(store, task, step, receipt, rows)
-        return asdict(Outcome(step, store.place, "published", 0.0, 4))
+        return asdict(CommitOutcome(step, store.place, "published", 0.0, 4))
 
 
 def peers(task: Task) -> list[Store]:
@@ -179,12 +179,14 @@ def tokens(task: Task, step: int) -> int:
     return int(step * task.job["train"]["global_batch"] * task.job["data"]["sequence_length"])
 
 
-def beat(gang: Attempt, state: RankState, step: int = -1, rows: tuple[Any, ...] = (), **more: Any) -> Beat:
+def beat(
+    gang: Attempt, state: RankState, step: int = -1, rows: tuple[Any, ...] = (), **more: Any
+) -> GangStatus:
     """All ranks in one state."""
-    return Beat(tuple(status(rank, state, step, **more) for rank in range(gang.world)), rows)
+    return GangStatus(tuple(status(rank, state, step, **more) for rank in range(gang.world)), rows)
 
 
-def broken(gang: Attempt, fault: Fault, step: int, rows: tuple[Any, ...], start: int = 0) -> Beat:
+def broken(gang: Attempt, fault: FaultSpec, step: int, rows: tuple[Any, ...], start: int = 0) -> GangStatus:
     """All ranks run but the one that the fault befalls; NaN is seen by all."""
     if fault.kind == "nan":
         error = f"NonFinite: loss is nan {where(fault.step, start)}"
@@ -201,7 +203,7 @@ def broken(gang: Attempt, fault: Fault, step: int, rows: tuple[Any, ...], start:
         )
     else:
         ranks[fault.rank] = status(fault.rank, "running", step, heard=time.monotonic() - 3600)
-    return Beat(tuple(ranks), rows)
+    return GangStatus(tuple(ranks), rows)
 
 
 def status(rank: int, state: RankState, step: int, **more: Any) -> RankStatus:
@@ -210,7 +212,7 @@ def status(rank: int, state: RankState, step: int, **more: Any) -> RankStatus:
 
 
 @dataclass
-class Errand:
+class RemoteTask:
     """A function that runs in this process after `looks` looks at it."""
 
     call: Callable[[], Any]
@@ -231,19 +233,19 @@ class Errand:
         self.cancelled = True
 
 
-class Holders:
+class SnapshotServers:
     """The service that keeps snapshots, on the only node there is."""
 
     def __init__(self, target: str, token: str) -> None:
         self.target, self._token = target, token
-        self.running: list[Holder] = []
+        self.running: list[SnapshotServer] = []
 
     def everywhere(self, at_least: int = 1) -> list[dict[str, str]]:
         """Where it is, started if it is not running."""
         if at_least > 1:
             return []
         if not self.running:
-            self.running.append(Holder(self._token))
+            self.running.append(SnapshotServer(self._token))
         return [{"node": "node-0", "address": holder.address} for holder in self.running]
 
     def stop(self) -> None:
@@ -254,8 +256,8 @@ class Holders:
 
 def place(
     gang: Callable[[], FakeGang],
-    errand: Callable[..., Errand] = lambda function, *arguments: Errand(lambda: function(*arguments)),
-    services: Callable[[str, str], Holders] = Holders,
+    errand: Callable[..., RemoteTask] = lambda function, *arguments: RemoteTask(lambda: function(*arguments)),
+    services: Callable[[str, str], SnapshotServers] = SnapshotServers,
 ) -> Cluster:
     """A cluster whose gangs are fakes."""
     return Cluster(

@@ -9,12 +9,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cluster.workers.worker_context import Link
+from cluster.workers.worker_context import WorkerContext
 
 TIMEOUT = 60.0
 
 
-def count(config: dict[str, Any], link: Link) -> dict[str, Any]:
+def count(config: dict[str, Any], link: WorkerContext) -> dict[str, Any]:
     """Report so many steps, rank 0 with a row each; the result is the rank's seat and what it was given."""
     for step in range(1, config["steps"] + 1):
         link.report(step, {"step": step} if link.seat.rank == 0 else None)
@@ -23,7 +23,7 @@ def count(config: dict[str, Any], link: Link) -> dict[str, Any]:
     return {**dataclasses.asdict(link.seat), "config": config, "serves": link.store is not None}
 
 
-def wait(config: dict[str, Any], link: Link) -> str:
+def wait(config: dict[str, Any], link: WorkerContext) -> str:
     """Go on until asked to stop."""
     link.report(1)
     deadline = time.monotonic() + TIMEOUT
@@ -34,19 +34,19 @@ def wait(config: dict[str, Any], link: Link) -> str:
     return "stopped"
 
 
-def one_fails(config: dict[str, Any], link: Link) -> str:
+def one_fails(config: dict[str, Any], link: WorkerContext) -> str:
     """One rank raises, the others wait."""
     if link.seat.rank == config["fails"]:
         raise ValueError("two\nlines")
     return wait(config, link)
 
 
-def exits(config: dict[str, Any], link: Link) -> None:
+def exits(config: dict[str, Any], link: WorkerContext) -> None:
     """End as a library might that thinks the process is its own."""
     raise SystemExit(3)
 
 
-def mute(config: dict[str, Any], link: Link) -> str:
+def mute(config: dict[str, Any], link: WorkerContext) -> str:
     """Close what is printed to, as objects or beneath them, with words still unsaid; then end well or badly."""
     print("not said yet")
     for stream in (sys.stdout, sys.stderr):
@@ -56,7 +56,7 @@ def mute(config: dict[str, Any], link: Link) -> str:
     return "done"
 
 
-def eat(config: dict[str, Any], link: Link) -> str:
+def eat(config: dict[str, Any], link: WorkerContext) -> str:
     """Fill the memory of a control group."""
     Path(config["group"], "cgroup.procs").write_text(str(os.getpid()))
     eaten = []

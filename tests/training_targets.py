@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from cluster.workers.rank_process import serve_store
-from cluster.workers.worker_context import Link, Seat
+from cluster.workers.worker_context import RankInfo, WorkerContext
 
 
-def train_each(config: dict[str, Any], link: Link) -> dict[str, Any]:
+def train_each(config: dict[str, Any], link: WorkerContext) -> dict[str, Any]:
     """Train the tasks in `config` one after another, each alone in the world; name -> losses, or the error."""
     from cluster.workers.rank_process import describe
     from orchestrator.train.loop import main
@@ -16,7 +16,7 @@ def train_each(config: dict[str, Any], link: Link) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, task in config.items():
         store = serve_store("127.0.0.1")
-        alone = Link(Seat(0, 1, 0, "127.0.0.1", store.port), store)
+        alone = WorkerContext(RankInfo(0, 1, 0, "127.0.0.1", store.port), store)
         try:
             main(task, alone)
             found[name] = [row["loss"] for row in alone.unsaved_rows()]

@@ -10,7 +10,7 @@ from workloads.model.config import TransformerConfig
 from workloads.model.presets import preset
 
 if TYPE_CHECKING:
-    from workloads.hf.folder import ForeignModel
+    from workloads.hf.folder import HuggingFaceModel
 
 FOLDER = "hf:"
 SENTENCES = ("next_sentence", "sentence_order")
@@ -24,7 +24,7 @@ def describe(
     changes: Mapping[str, Any] | None = None,
     vocab_size: int | None = None,
     objective: str | None = None,
-) -> TransformerConfig | ForeignModel:
+) -> TransformerConfig | HuggingFaceModel:
     """The configuration of preset `model`, or of the folder in `hf:<folder>`, with `changes`.
 
     A preset's vocabulary is `vocab_size` unless changes say otherwise; a folder keeps its own. With
@@ -37,10 +37,10 @@ def describe(
             wanted.setdefault("vocab_size", vocab_size)
         config = preset(model).changed(wanted)
         return config if objective is None else for_objective(config, objective)
-    from workloads.hf.folder import ForeignModel, describe_folder
+    from workloads.hf.folder import HuggingFaceModel, describe_folder
 
     found = describe_folder(model.removeprefix(FOLDER)).changed(wanted)
-    if isinstance(found, ForeignModel) or objective is None:
+    if isinstance(found, HuggingFaceModel) or objective is None:
         return found
     return for_objective(found, objective)
 

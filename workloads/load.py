@@ -9,7 +9,7 @@ from typing import Any
 from workloads import objectives
 from workloads.describe import FOLDER, SENTENCES, describe
 from workloads.errors import WorkloadError
-from workloads.hf.folder import ForeignModel, root
+from workloads.hf.folder import HuggingFaceModel, root
 from workloads.hf.weights import has_weights
 from workloads.hf.workload import HuggingFaceWorkload
 from workloads.model.config import TransformerConfig
@@ -38,7 +38,9 @@ def load(
     """The workload of preset `model` (with `changes`) or of `hf:<folder>`, trained with `objective`.
 
     rule is that of the run's data, see `workloads.objectives.sampled`; options are those of the objective; mup the
-    widths of the model beside which this one is scaled, see `workloads.model.mup`; dropout the rate of `workloads.model.dropout`.
+    widths of the model beside which this one is scaled, see `workloads.model.mup`; dropout the rate of
+    `workloads.model.dropout`.
+
     Raises WorkloadError for an unknown model, field or objective, an objective that the architecture cannot train, a
     sequence longer than the model's positions, a vocabulary larger than the model's, a checkpoint that does not fit,
     or a base model with other tensors.
@@ -58,7 +60,7 @@ def load(
         **(options or {}),
     )
     config = describe(model, changes, vocabulary.size, objective)
-    if isinstance(config, ForeignModel):
+    if isinstance(config, HuggingFaceModel):
         has_weights(str(root(config.folder)))  # those that cannot be read are refused
         return HuggingFaceWorkload(model, config, built, vocabulary, dropout)
     if not model.startswith(FOLDER):
@@ -105,12 +107,12 @@ def _workload(
 
 def _check(
     model: str,
-    config: TransformerConfig | ForeignModel,
+    config: TransformerConfig | HuggingFaceModel,
     objective: str,
     vocabulary: Vocabulary,
     sequence_length: int,
 ) -> None:
-    foreign = isinstance(config, ForeignModel)
+    foreign = isinstance(config, HuggingFaceModel)
     if config.architecture not in objectives.architectures(objective) or (
         foreign and objective in NOT_FOREIGN
     ):
@@ -125,7 +127,7 @@ def _check(
             f"{model} has {config.vocab_size} tokens but the tokenizer {vocabulary.size}; "
             "use the model's own tokenizer, or leave vocab_size out"
         )
-    limited = isinstance(config, ForeignModel) or config.positions == "learned"
+    limited = isinstance(config, HuggingFaceModel) or config.positions == "learned"
     if limited and sequence_length > config.max_positions:
         raise WorkloadError(
             f"sequence_length {sequence_length} exceeds the {config.max_positions} positions of {model}; "

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Ticket:
+class QueuedJob:
     """What one job, known by its run directory, asks for: `least` to `most` workers of one size. `places` are the
     addresses of the nodes of those it has. `since` is when it began to wait, unix seconds; `running` once it was its
     turn."""
@@ -41,7 +41,7 @@ class Ticket:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Admission:
     """Whether the job may go; with how many workers at most; what it waits for; for whom it should make room; whether
     the nodes that there are would do if nobody else were on them."""
 
@@ -52,7 +52,7 @@ class Verdict:
     possible: bool = True
 
 
-class _Room:
+class _FreeCapacity:
     """What is free on each node, taken and given back bundle by bundle."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
@@ -69,9 +69,9 @@ class _Room:
                 taken.append(node.address)
         return tuple(taken)
 
-    def emptied(self) -> _Room:
+    def emptied(self) -> _FreeCapacity:
         """The same nodes with nobody on them."""
-        return _Room([dataclasses.replace(node, free=node.total) for node in self.nodes])
+        return _FreeCapacity([dataclasses.replace(node, free=node.total) for node in self.nodes])
 
     def give(self, bundle: Bundle, places: Sequence[str]) -> None:
         """Give a bundle back at each of these addresses; nodes that are gone get none."""
@@ -82,7 +82,7 @@ class _Room:
 
     def fits(self, bundle: Bundle, count: int) -> int:
         """How many of `count` bundles there is room for."""
-        return len(_Room(self.nodes).take(bundle, count))
+        return len(_FreeCapacity(self.nodes).take(bundle, count))
 
     @staticmethod
     def _add(node: Node, bundle: Bundle, sign: int) -> None:
@@ -90,33 +90,33 @@ class _Room:
             node.free[key] = node.free.get(key, 0.0) + sign * value
 
 
-def verdicts(tickets: Sequence[Ticket], nodes: Sequence[Node]) -> dict[str, Verdict]:
+def admissions(tickets: Sequence[QueuedJob], nodes: Sequence[Node]) -> dict[str, Admission]:
     """The verdict on every ticket, on nodes where so much is free."""
-    room = _Room(nodes)
+    room = _FreeCapacity(nodes)
     order = sorted((t for t in tickets if not t.running), key=lambda t: (-t.priority, t.since, t.name))
     running = [t for t in tickets if t.running]
     places = {t.name: t.places for t in running}
     for ticket in running:
         if not ticket.places:  # it prepares data, or recovers: what it is about to take is not free
             places[ticket.name] = room.take(ticket.bundle, ticket.most)
-    found: dict[str, Verdict] = {}
-    first: Ticket | None = None
+    found: dict[str, Admission] = {}
+    first: QueuedJob | None = None
     for ticket in order:
         fitting, ever = (r.fits(ticket.bundle, ticket.least) for r in (room, room.emptied()))
         if ever < ticket.least:
             told = f"{ticket.least} workers of {ticket.bundle}; all nodes together have room for {ever}"
-            found[ticket.name] = Verdict(False, waits_for=told, possible=False)
+            found[ticket.name] = Admission(False, waits_for=told, possible=False)
             continue
         if first is not None:
-            found[ticket.name] = Verdict(False, waits_for=f"{first.short} comes first")
+            found[ticket.name] = Admission(False, waits_for=f"{first.short} comes first")
             continue
         if fitting >= ticket.least:
             places[ticket.name] = room.take(ticket.bundle, ticket.most)
-            found[ticket.name] = Verdict(True, ticket.most)
+            found[ticket.name] = Admission(True, ticket.most)
             running = [*running, ticket]
             continue
         first = ticket
-        found[ticket.name] = Verdict(False, waits_for=_what(ticket, fitting, running))
+        found[ticket.name] = Admission(False, waits_for=_what(ticket, fitting, running))
     lower = [] if first is None else [t for t in running if t.priority < first.priority]
     lower.sort(key=lambda t: (t.priority, -t.since))
     victims = [] if first is None else _victims(first, room, lower, places)
@@ -124,18 +124,18 @@ def verdicts(tickets: Sequence[Ticket], nodes: Sequence[Node]) -> dict[str, Verd
         yields = first.short if first is not None and ticket in victims else ""
         # While somebody waits, nobody grows.
         most = len(ticket.places) if first is not None and ticket.places else ticket.most
-        found[ticket.name] = Verdict(True, most, yield_to=yields)
+        found[ticket.name] = Admission(True, most, yield_to=yields)
     return found
 
 
 def _victims(
-    first: Ticket, room: _Room, lower: Sequence[Ticket], places: dict[str, tuple[str, ...]]
-) -> list[Ticket]:
+    first: QueuedJob, room: _FreeCapacity, lower: Sequence[QueuedJob], places: dict[str, tuple[str, ...]]
+) -> list[QueuedJob]:
     """The first of `lower` whose places would do for `first`, without those that it does not need; none if all of
     them would not do."""
 
-    def would_do(victims: Sequence[Ticket]) -> bool:
-        then = _Room(room.nodes)
+    def would_do(victims: Sequence[QueuedJob]) -> bool:
+        then = _FreeCapacity(room.nodes)
         for ticket in victims:
             then.give(ticket.bundle, places[ticket.name])
         return then.fits(first.bundle, first.least) >= first.least
@@ -147,7 +147,7 @@ def _victims(
     return victims
 
 
-def _what(ticket: Ticket, fitting: int, running: Sequence[Ticket]) -> str:
+def _what(ticket: QueuedJob, fitting: int, running: Sequence[QueuedJob]) -> str:
     """What the first in line waits for, in words."""
     others = ", ".join(sorted(t.short for t in running)) or "nobody"
     return f"{ticket.least} workers of {ticket.bundle}; there is room for {fitting}, and at work: {others}"

@@ -16,7 +16,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from cluster.jobs.admission import Ticket, Verdict, verdicts
+from cluster.jobs.admission import Admission, QueuedJob, admissions
 from cluster.local.ray_session import NAMESPACE, ON_HEAD
 from cluster.workers.clock import wall
 from cluster.workers.gang import Bundle
@@ -34,11 +34,11 @@ ANSWER_TIMEOUT = 60.0
 ACTOR = "queue"
 
 
-class Queue:
+class JobQueue:
     """See above; in an actor, so questions come one at a time."""
 
     def __init__(self) -> None:
-        self._tickets: dict[str, Ticket] = {}
+        self._tickets: dict[str, QueuedJob] = {}
         self._wants: dict[str, int] = {}
         self._heard: dict[str, float] = {}
         self._requested: list[Bundle] = []
@@ -46,7 +46,7 @@ class Queue:
 
     def ask(self, ticket: dict[str, Any], want: int) -> dict[str, Any]:
         """The verdict on a job that says what it asks for, and how many workers it would use."""
-        mine = Ticket(**{**ticket, "bundle": Bundle(**ticket["bundle"])})
+        mine = QueuedJob(**{**ticket, "bundle": Bundle(**ticket["bundle"])})
         before = self._tickets.get(mine.name)
         if before is not None and before.running and before.since == mine.since:
             mine = dataclasses.replace(mine, running=True)
@@ -54,7 +54,7 @@ class Queue:
         self._heard[mine.name] = time.monotonic()
         for name in [name for name, heard in self._heard.items() if time.monotonic() - heard > FORGET]:
             self._forget(name)
-        verdict = verdicts(list(self._tickets.values()), alive())[mine.name]
+        verdict = admissions(list(self._tickets.values()), alive())[mine.name]
         if verdict.go:
             self._tickets[mine.name] = dataclasses.replace(mine, running=True)
         self._request()
@@ -84,22 +84,22 @@ class Queue:
             self._requested, self._reminded = wanted, time.monotonic()
 
 
-class Turn:
+class QueueClient:
     """A job's place in the queue. A thread asks every second; the job reads what was last said."""
 
     def __init__(self, name: str, priority: int, bundle: Bundle, least: int, most: int) -> None:
-        self._ticket = Ticket(name, priority, wall(), bundle, least, most)
+        self._ticket = QueuedJob(name, priority, wall(), bundle, least, most)
         self._want = most
-        self._verdict: Verdict | None = None
+        self._verdict: Admission | None = None
         self._lock = threading.Lock()
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._ask_on, name="turn", daemon=True)
         self._thread.start()
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Admission:
         """What the queue last said."""
-        return self._verdict or Verdict(False, waits_for="the cluster's queue")
+        return self._verdict or Admission(False, waits_for="the cluster's queue")
 
     def hold(self, places: Sequence[str]) -> None:
         """Say on which nodes, by address, the job's workers are now."""
@@ -133,17 +133,17 @@ class Turn:
                 answer = ray.get(
                     _queue().ask.remote(dataclasses.asdict(asked), self._want), timeout=ANSWER_TIMEOUT
                 )
-                self._hear(asked, Verdict(**answer))
+                self._hear(asked, Admission(**answer))
             self._left.wait(ASK_EVERY)
 
-    def _hear(self, asked: Ticket, verdict: Verdict) -> None:
+    def _hear(self, asked: QueuedJob, verdict: Admission) -> None:
         with self._lock:
             if asked.since == self._ticket.since:  # else it is about an earlier place in the line
                 self._verdict = verdict
                 self._ticket = dataclasses.replace(self._ticket, running=verdict.go)
 
 
-class SharedGang(RayGang):
+class QueuedGang(RayGang):
     """A gang that takes no more workers than its turn allows."""
 
     def __init__(self, room: Callable[[], int]) -> None:
@@ -156,7 +156,7 @@ class SharedGang(RayGang):
 
 
 def _queue() -> Any:
-    remote: Any = ray.remote(Queue)
+    remote: Any = ray.remote(JobQueue)
     options: dict[str, Any] = {"name": ACTOR, "namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 0}
     options |= {"get_if_exists": True, "max_restarts": -1, "resources": ON_HEAD}
     return remote.options(**options).remote()

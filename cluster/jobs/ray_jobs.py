@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.local.address import NoCluster, Place, require_answer
+from cluster.local.address import ClusterAddress, NoCluster, require_answer
 
 READY_TIMEOUT = 60.0
 """Seconds for a cluster that has just started to take a job: its agents come up after its Jobs API."""
@@ -69,7 +69,7 @@ class Jobs:
     A cluster that asks nobody for a token would run anyone's code: it is refused, unless RAY_AUTH_MODE is disabled.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ClusterAddress) -> None:
         try:
             import ray.dashboard.utils
             from ray.job_submission import JobSubmissionClient

@@ -22,7 +22,7 @@ class NoCluster(ConnectionError):
 
 
 @dataclass(frozen=True)
-class Place:
+class ClusterAddress:
     """A cluster: its address as it was said, where Ray answers (for `ray.init`) and where its Jobs API does.
 
     `ray` is empty if only the Jobs API is known, `api` if Ray must be asked for it.
@@ -33,7 +33,7 @@ class Place:
     api: str = ""
 
 
-def place_of(address: str | None) -> Place:
+def place_of(address: str | None) -> ClusterAddress:
     """The cluster at `address`, or the one that is meant without. This process then holds its token.
 
     Raises NoCluster if there is none to be meant, or if Ray was imported without token authentication.
@@ -45,12 +45,16 @@ def place_of(address: str | None) -> Place:
     if local is not None:
         if not user_token():
             os.environ["RAY_AUTH_TOKEN_PATH"] = f"{local.folder}/token"
-        return Place(said or local.address, local.address, local.dashboard)
+        return ClusterAddress(said or local.address, local.address, local.dashboard)
     if not said:
         raise NoCluster("no address is given, and no local cluster is up")
     if "://" in said and not said.startswith("ray://"):
-        return Place(said, "" if said != variables else os.environ.get("RAY_ADDRESS", ""), said.rstrip("/"))
-    return Place(said, said, os.environ.get("RAY_API_SERVER_ADDRESS", "") if said == variables else "")
+        return ClusterAddress(
+            said, "" if said != variables else os.environ.get("RAY_ADDRESS", ""), said.rstrip("/")
+        )
+    return ClusterAddress(
+        said, said, os.environ.get("RAY_API_SERVER_ADDRESS", "") if said == variables else ""
+    )
 
 
 def require_answer(address: str) -> None:

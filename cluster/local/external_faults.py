@@ -34,7 +34,7 @@ DRAIN = 30.0
 
 
 @dataclass(frozen=True)
-class Strike:
+class ExternalFault:
     """`kind` at `step`, counted from 1; `rank` for what befalls the node of a rank.
 
     driver and controller are killed; node loses the power; drain tells Ray that the node will be taken away, and takes
@@ -48,7 +48,7 @@ class Strike:
     seconds: float = OUTAGE
 
     @classmethod
-    def parse(cls, text: str) -> Strike | None:
+    def parse(cls, text: str) -> ExternalFault | None:
         """The strike written as KIND@STEP or KIND@RANK:STEP, then =SECONDS; None if it is a rank's fault.
 
         Raises ValueError with the mend.

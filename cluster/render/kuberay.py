@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from cluster.render.needs import ClusterNeeds, Group
+from cluster.render.needs import ClusterNeeds, NodeGroup
 from cluster.render.pods import (
     AUTOSCALER_METRICS,
     DASHBOARD,
@@ -115,7 +115,7 @@ def _cluster_spec(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
     }
 
 
-def _worker_group(needs: ClusterNeeds, group: Group, kubernetes: Kubernetes) -> Manifest:
+def _worker_group(needs: ClusterNeeds, group: NodeGroup, kubernetes: Kubernetes) -> Manifest:
     return {
         "groupName": group.name,
         "minReplicas": group.min,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.render.needs import ClusterNeeds, Group
+from cluster.render.needs import ClusterNeeds, NodeGroup
 from cluster.workers.machine import MACHINE_TYPE
 
 Document = dict[str, Any]
@@ -19,7 +19,7 @@ DISK_GIB = 200
 
 
 @dataclass(frozen=True)
-class Place:
+class CloudRegion:
     """Where in a cloud: region, zones (comma-separated), the machine types of head and workers, the project (GCP)
     or resource group (Azure), the instance profile that may reach the bucket (AWS)."""
 
@@ -32,14 +32,14 @@ class Place:
 
 
 PLACES = {
-    "aws": Place("us-west-2", "us-west-2a,us-west-2b", "m6i.xlarge", "m6i.2xlarge"),
-    "gcp": Place("us-west1", "us-west1-a", "n2-standard-4", "n2-standard-8"),
-    "azure": Place("westus2", "auto", "Standard_D4s_v5", "Standard_D8s_v5", project="ray-cluster"),
+    "aws": CloudRegion("us-west-2", "us-west-2a,us-west-2b", "m6i.xlarge", "m6i.2xlarge"),
+    "gcp": CloudRegion("us-west1", "us-west1-a", "n2-standard-4", "n2-standard-8"),
+    "azure": CloudRegion("westus2", "auto", "Standard_D4s_v5", "Standard_D8s_v5", project="ray-cluster"),
 }
 """Places to start from; a GPU job needs a worker machine with GPUs."""
 
 
-def cloud(kind: str, needs: ClusterNeeds, place: Place) -> Document:
+def cloud(kind: str, needs: ClusterNeeds, place: CloudRegion) -> Document:
     """A cluster on `aws`, `gcp` or `azure`."""
     node = NODES[kind]
     types: Document = {
@@ -75,7 +75,7 @@ def local(needs: ClusterNeeds, head_ip: str, worker_ips: tuple[str, ...], ssh_us
     }
 
 
-def _node_type(group: Group, node_config: Document) -> Document:
+def _node_type(group: NodeGroup, node_config: Document) -> Document:
     resources = {"CPU": math.ceil(group.cpu), "memory": int(group.memory_gib * 2**30)}
     if group.gpu:
         resources["GPU"] = group.gpu
@@ -88,7 +88,7 @@ def _node_type(group: Group, node_config: Document) -> Document:
     }
 
 
-def _provider(kind: str, place: Place) -> Document:
+def _provider(kind: str, place: CloudRegion) -> Document:
     if kind == "aws":
         zones = {"availability_zone": place.zones, "cache_stopped_nodes": False}
         return {"type": kind, "region": place.region, **zones}
@@ -99,7 +99,7 @@ def _provider(kind: str, place: Place) -> Document:
     return {"type": kind, **where, "availability_zone": place.zones, "cache_stopped_nodes": False}
 
 
-def _aws(place: Place, machine: str, spot: bool) -> Document:
+def _aws(place: CloudRegion, machine: str, spot: bool) -> Document:
     disk = {
         "DeviceName": "/dev/sda1",
         "Ebs": {"VolumeSize": DISK_GIB, "VolumeType": "gp3", "Encrypted": True},
@@ -116,7 +116,7 @@ def _aws(place: Place, machine: str, spot: bool) -> Document:
     return node
 
 
-def _gcp(place: Place, machine: str, spot: bool) -> Document:
+def _gcp(place: CloudRegion, machine: str, spot: bool) -> Document:
     image = "projects/deeplearning-platform-release/global/images/family/common-cpu"
     disk = {
         "boot": True,
@@ -130,7 +130,7 @@ def _gcp(place: Place, machine: str, spot: bool) -> Document:
     return node
 
 
-def _azure(place: Place, machine: str, spot: bool) -> Document:
+def _azure(place: CloudRegion, machine: str, spot: bool) -> Document:
     parameters: Document = {
         "vmSize": machine,
         "imagePublisher": "microsoft-dsvm",
@@ -143,7 +143,7 @@ def _azure(place: Place, machine: str, spot: bool) -> Document:
     return {"azure_arm_parameters": parameters}
 
 
-NODES: dict[str, Callable[[Place, str, bool], Document]] = {"aws": _aws, "gcp": _gcp, "azure": _azure}
+NODES: dict[str, Callable[[CloudRegion, str, bool], Document]] = {"aws": _aws, "gcp": _gcp, "azure": _azure}
 
 
 def _software(needs: ClusterNeeds) -> Document:

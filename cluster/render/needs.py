@@ -13,7 +13,7 @@ DNS_LENGTH = 47
 
 
 @dataclass(frozen=True)
-class Group:
+class NodeGroup:
     """Nodes alike: `min` to `max` of them, each with so many CPUs, GPUs and GiB of memory."""
 
     name: str
@@ -43,8 +43,8 @@ class ClusterNeeds:
     `cpu` cores, `gpu` devices and `memory_gib` GiB are per worker; `per_node` workers share a node, which is what
     keeps a tensor-parallel group on one machine. `accelerators` names the device types that will do, the best
     first; `spot` puts the workers, never the head, on machines that may be taken away; `labels` are what the job
-    wants of the nodes of its workers, as in `cluster.workers.gang.Bundle`; `notices` says that a cloud's word of machines
-    that will be taken away is asked for on them.
+    wants of the nodes of its workers, as in `cluster.workers.gang.Bundle`; `notices` says that a cloud's word of
+    machines that will be taken away is asked for on them.
     """
 
     name: str
@@ -61,12 +61,12 @@ class ClusterNeeds:
     notices: bool = False
     ray_version: str = "2.60.0"
 
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[NodeGroup, ...]:
         """A group for each device type. The first holds the minimum; any of them may hold the whole job."""
         least, most = math.ceil(self.min_workers / self.per_node), math.ceil(self.max_workers / self.per_node)
         kinds = self.accelerators or ("gpu" if self.gpu else "cpu",)
         return tuple(
-            Group(
+            NodeGroup(
                 name=dns_name(kind.lower() + ("-spot" if self.spot else "")),
                 min=least if i == 0 else 0,
                 max=most,

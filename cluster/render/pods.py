@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.render.needs import ClusterNeeds, Group
+from cluster.render.needs import ClusterNeeds, NodeGroup
 from cluster.render.selection import selection
 
 Manifest = dict[str, Any]
@@ -78,7 +78,7 @@ def head(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
     return {"metadata": {"labels": labels(needs)}, "spec": spec}
 
 
-def worker(needs: ClusterNeeds, group: Group, kubernetes: Kubernetes) -> Manifest:
+def worker(needs: ClusterNeeds, group: NodeGroup, kubernetes: Kubernetes) -> Manifest:
     """The pod template of a worker group: its device, and the nodes that it may stand on."""
     resources = {"cpu": quantity(group.cpu), "memory": f"{quantity(group.memory_gib * 1024)}Mi"}
     if group.gpu:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.render.needs import Group
+from cluster.render.needs import NodeGroup
 from cluster.workers.gang import values_of
 
 ACCELERATOR, MARKET = "ray.io/accelerator-type", "ray.io/market-type"
@@ -15,13 +15,13 @@ NODE_LABELS = {
 """Ray's label to that of a Kubernetes node. Of the others both have the same name."""
 
 
-def ray_labels(group: Group) -> dict[str, str]:
+def ray_labels(group: NodeGroup) -> dict[str, str]:
     """Those of the group's Ray nodes, the zone and region that their pods are bound to included."""
     bound = {k: v for k, v in group.wanted.items() if k in NODE_LABELS and values_of(v) == [v]}
     return group.labels | bound
 
 
-def selection(group: Group, spot: tuple[str, str]) -> dict[str, Any]:
+def selection(group: NodeGroup, spot: tuple[str, str]) -> dict[str, Any]:
     """nodeSelector and affinity of the group's pods; spot is the label of a node that may be taken away."""
     selector, terms = {}, []
     if group.spot:

@@ -10,7 +10,7 @@ from cluster.workers.gang import Bundle, Gang
 from cluster.workers.machine import Offer
 
 
-class Errand(Protocol):
+class RemoteTask(Protocol):
     """A function at work in another process."""
 
     def done(self) -> bool:
@@ -23,7 +23,7 @@ class Errand(Protocol):
         """End it, with time to clean up; it is gone when this returns."""
 
 
-class Services(Protocol):
+class NodeServices(Protocol):
     """The same object on every node."""
 
     def everywhere(self, at_least: int = 1) -> list[dict[str, str]]:
@@ -52,7 +52,7 @@ class Cluster:
 
     gang: Callable[[], Gang]
     offer: Callable[[Bundle], Offer | None]
-    errand: Callable[..., Errand]
-    services: Callable[[str, str], Services]
+    errand: Callable[..., RemoteTask]
+    services: Callable[[str, str], NodeServices]
     want: Callable[[Bundle, int], None] = _want_nothing
     machines: Callable[[Sequence[str]], list[dict[str, str]]] = _unknown

@@ -25,7 +25,7 @@ START_TIMEOUT = 180.0
 """Seconds for a fresh interpreter to import torch, on a node that has never done so."""
 
 
-class Zygote:
+class ForkServer:
     """The handle of a zygote that warms up for `target`, "module:function". Raises OSError if it is gone."""
 
     def __init__(self, target: str) -> None:

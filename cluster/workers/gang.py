@@ -2,7 +2,7 @@
 
 The same contract on Ray actors (`RayGang`), on local processes (`ProcessGang`) and on a fake for tests. A gang
 runs one entry point, named "module:function", on every rank with the same configuration; the entry point gets a
-`Link` and knows nothing of what started it. Ranks are disposable; the places that they run in stay between
+`WorkerContext` and knows nothing of what started it. Ranks are disposable; the places that they run in stay between
 attempts, with a process that has all imports done, so that the next attempt begins at once.
 """
 
@@ -76,7 +76,7 @@ class RankStatus:
 
 
 @dataclass(frozen=True)
-class Beat:
+class GangStatus:
     """One look at a gang: the ranks, the rows that rank 0 reported since the last look, and the largest gap in
     seconds between two signs of life of a rank lately.
 
@@ -151,7 +151,7 @@ class Gang(Protocol):
     def lost(self) -> Set[str]:
         """Addresses of nodes that were found to be gone lately."""
 
-    def poll(self, saved: int, wait: float = 0.0) -> Beat:
+    def poll(self, saved: int, wait: float = 0.0) -> GangStatus:
         """What happened since the last call; returns as soon as there is news, at the latest after `wait` seconds.
 
         `saved` is the number of rows, of all that polls have returned, which are safely stored: ranks need not

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cluster.workers.clock import wall
-from cluster.workers.gang import FINISHED, Beat, Cause, RankStatus
+from cluster.workers.gang import FINISHED, Cause, GangStatus, RankStatus
 
 FADING = 0.98
 """What is left of the largest gap between beats after each further beat."""
@@ -30,7 +30,7 @@ REPLY = 1.0
 FIELDS = ("state", "error", "result", "step", "waiting", "leaving")
 
 
-class Watch:
+class HeartbeatServer:
     """Listens on `host` for the ranks of one attempt after another."""
 
     def __init__(self, host: str) -> None:
@@ -68,7 +68,7 @@ class Watch:
 
     def poll(
         self, saved: int, wait: float, cause: Callable[[RankStatus], tuple[Cause, str]] | None = None
-    ) -> Beat:
+    ) -> GangStatus:
         """What happened since the last call, or within `wait` seconds from now; see `Gang.poll`.
 
         `cause` is asked once why a rank is dead, and for that in words.
@@ -82,7 +82,7 @@ class Watch:
         with self._lock:
             rows, self._rows = self._rows, []
             at = self._looked if self._thread.is_alive() else time.monotonic()
-            return Beat(tuple(self._status), tuple(rows), self._gap, at)
+            return GangStatus(tuple(self._status), tuple(rows), self._gap, at)
 
     def tell(self, message: dict[str, Any]) -> None:
         """A word to all ranks. One whose connection is full does not listen, and is found silent soon."""
@@ -99,7 +99,7 @@ class Watch:
     # -- the listening thread
 
     def _listen(self) -> None:
-        callers: dict[socket.socket, _Caller] = {}
+        callers: dict[socket.socket, _Connection] = {}
         while not self._closed:
             self._selector.select(LOOK)
             looked = time.monotonic()
@@ -109,7 +109,7 @@ class Watch:
                     accepted, _ = self._server.accept()
                     accepted.setblocking(False)
                     self._selector.register(accepted, selectors.EVENT_READ)
-                    callers[accepted] = _Caller(accepted)
+                    callers[accepted] = _Connection(accepted)
                     continue
                 caller = callers[key.fileobj]  # type: ignore[index]
                 if not self._read(caller):
@@ -131,7 +131,7 @@ class Watch:
                 for caller in self._callers.values():
                     _send(caller, {"saved": self._saved})
 
-    def _read(self, caller: _Caller) -> bool:
+    def _read(self, caller: _Connection) -> bool:
         """Take in what a caller said. Returns whether to go on listening to it."""
         try:
             data = caller.socket.recv(1 << 20)
@@ -148,7 +148,7 @@ class Watch:
         except (ValueError, KeyError, TypeError):
             return False
 
-    def _hear(self, caller: _Caller, message: dict[str, Any]) -> bool:
+    def _hear(self, caller: _Connection, message: dict[str, Any]) -> bool:
         with self._lock:
             if not caller.token:
                 if not hmac.compare_digest(str(message["token"]).encode(), self._token.encode()):
@@ -178,7 +178,7 @@ class Watch:
             self._news.set()
         return True
 
-    def _hung_up(self, caller: _Caller) -> None:
+    def _hung_up(self, caller: _Connection) -> None:
         with self._lock:
             if caller.token != self._token or not self._token:
                 return
@@ -190,7 +190,7 @@ class Watch:
         self._news.set()
 
 
-class _Caller:
+class _Connection:
     """A connection: whose it is once it has said so, and the line that has not ended yet."""
 
     def __init__(self, connection: socket.socket) -> None:

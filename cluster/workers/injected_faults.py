@@ -18,7 +18,7 @@ class InjectedFault(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Fault:
+class FaultSpec:
     """`kind` befalls `rank`, or the last one there is, as it begins `step`, counted from 1, in that attempt only.
 
     Without an attempt it comes in whichever begins that step first; see `still_to_come`. kill ends the process by
@@ -33,7 +33,7 @@ class Fault:
     seconds: float = SLOW
 
     @classmethod
-    def parse(cls, text: str) -> Fault:
+    def parse(cls, text: str) -> FaultSpec:
         """The fault written as KIND@RANK:STEP[/ATTEMPT], and =SECONDS for slow. Raises ValueError with the mend."""
         found = re.fullmatch(rf"({'|'.join(KINDS)})@(\d+):(\d+)(?:/(\d+|\*))?(?:=(\d+(?:\.\d+)?))?", text)
         if not found or (found[5] and found[1] != "slow"):
@@ -65,5 +65,5 @@ class Fault:
 
 def still_to_come(faults: tuple[str, ...], begun: int) -> tuple[str, ...]:
     """The faults without those of any attempt up to step `begun`, the last that a failed attempt may have begun."""
-    parsed = ((text, Fault.parse(text)) for text in faults)
+    parsed = ((text, FaultSpec.parse(text)) for text in faults)
     return tuple(text for text, fault in parsed if fault.attempt is not None or fault.step > begun)

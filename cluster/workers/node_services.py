@@ -14,7 +14,7 @@ START_TIMEOUT = 60.0
 """Seconds for a node to start its service; a node that does not is left out."""
 
 
-class Service:
+class NodeService:
     """An object made from "module:Class" that serves on its node's address as long as this actor lives."""
 
     def __init__(self, target: str, token: str) -> None:
@@ -32,7 +32,7 @@ class Service:
         threading.Event().wait()
 
 
-class RayServices:
+class RayNodeServices:
     """One service a node that has processors. They end with the process that holds this."""
 
     def __init__(self, target: str, token: str) -> None:
@@ -49,7 +49,7 @@ class RayServices:
         for node in self._actors.keys() - alive:
             self._actors.pop(node)
             self._places.pop(node, None)
-        remote: Any = ray.remote(Service)
+        remote: Any = ray.remote(NodeService)
         for node in alive - self._actors.keys():
             where = NodeAffinitySchedulingStrategy(node, soft=False)
             actor = remote.options(num_cpus=0, scheduling_strategy=where).remote(self._target, self._token)

@@ -9,14 +9,14 @@ from ray.exceptions import RayTaskError
 
 from cluster.workers.cluster import Cluster
 from cluster.workers.machine import machines, smallest_offer
-from cluster.workers.node_services import RayServices
+from cluster.workers.node_services import RayNodeServices
 from cluster.workers.ray_gang import RayGang
 
 CLEANUP = 5.0
 """Seconds that a cancelled function has to clean up."""
 
 
-class RayErrand:
+class RayTask:
     """A function in a process of its own: what it imports, torch and transformers, must not weigh on others."""
 
     def __init__(self, function: Any, *arguments: Any) -> None:
@@ -24,11 +24,11 @@ class RayErrand:
         self._reference = remote.options(num_cpus=0, max_retries=1).remote(*arguments)
 
     def done(self) -> bool:
-        """See `Errand.done`."""
+        """See `RemoteTask.done`."""
         return bool(ray.wait([self._reference], timeout=0)[0])
 
     def result(self) -> Any:
-        """See `Errand.result`."""
+        """See `RemoteTask.result`."""
         try:
             return ray.get(self._reference)
         except RayTaskError as error:
@@ -36,7 +36,7 @@ class RayErrand:
             raise (error.cause if isinstance(error.cause, Exception) else error) from None
 
     def cancel(self) -> None:
-        """See `Errand.cancel`. One that does not hear, as it is within a library, is killed."""
+        """See `RemoteTask.cancel`. One that does not hear, as it is within a library, is killed."""
         ray.cancel(self._reference, force=False)
         if not ray.wait([self._reference], timeout=CLEANUP)[0]:
             ray.cancel(self._reference, force=True)
@@ -45,4 +45,4 @@ class RayErrand:
 
 def on_ray() -> Cluster:
     """The connected cluster."""
-    return Cluster(RayGang, smallest_offer, RayErrand, RayServices, machines=machines)
+    return Cluster(RayGang, smallest_offer, RayTask, RayNodeServices, machines=machines)

@@ -27,7 +27,7 @@ GCP = "http://metadata.google.internal/computeMetadata/v1/instance/preempted"
 AZURE = "http://169.254.169.254/metadata/scheduledevents?api-version=2020-07-01"
 
 
-class Notices:
+class PreemptionNotices:
     """Asks `source` (aws, gcp, azure, a path, or a URL) until there is a notice, and then drains this node once."""
 
     address = ""

@@ -9,10 +9,10 @@ import time
 from collections.abc import Set
 from typing import Any
 
-from cluster.workers.fork_server import Zygote
-from cluster.workers.gang import Beat, Bundle, Cause, RankStatus
-from cluster.workers.heartbeat import Watch
-from cluster.workers.worker_context import Seat
+from cluster.workers.fork_server import ForkServer
+from cluster.workers.gang import Bundle, Cause, GangStatus, RankStatus
+from cluster.workers.heartbeat import HeartbeatServer
+from cluster.workers.worker_context import RankInfo
 
 LOOPBACK = "127.0.0.1"
 
@@ -21,8 +21,8 @@ class ProcessGang:
     """Ranks forked from one process that dies with this one, on loopback."""
 
     def __init__(self) -> None:
-        self._watch = Watch(LOOPBACK)
-        self._zygote: Zygote | None = None
+        self._watch = HeartbeatServer(LOOPBACK)
+        self._zygote: ForkServer | None = None
 
     def capacity(self, bundle: Bundle, avoid: Set[str] = frozenset()) -> int:
         """See `Gang.capacity`. As many as there are processors for; `start` takes more."""
@@ -40,13 +40,13 @@ class ProcessGang:
         """See `Gang.start`."""
         if self._zygote is None or self._zygote.target != target:
             self._end()
-            self._zygote = Zygote(target)
+            self._zygote = ForkServer(target)
         self.stop()
         token = self._watch.expect(["local"] * world)
         words = {"target": target, "config": config, "watcher": self._watch.address, "token": token}
         try:
             for rank in range(world):
-                seat = dataclasses.asdict(Seat(rank, world, rank, LOOPBACK))
+                seat = dataclasses.asdict(RankInfo(rank, world, rank, LOOPBACK))
                 pid = self._zygote.launch(seat=seat, **words)
                 self._watch.mark(rank, pid=pid, heard=time.monotonic())
         except OSError as error:
@@ -64,7 +64,7 @@ class ProcessGang:
         """See `Gang.lost`."""
         return frozenset()
 
-    def poll(self, saved: int, wait: float = 0.0) -> Beat:
+    def poll(self, saved: int, wait: float = 0.0) -> GangStatus:
         """See `Gang.poll`."""
         return self._watch.poll(saved, wait, self._cause)
 

@@ -18,7 +18,7 @@ import traceback
 from typing import Any
 
 from cluster.workers.clock import wall
-from cluster.workers.worker_context import Link, Seat
+from cluster.workers.worker_context import RankInfo, WorkerContext
 
 INTERVAL = 0.1
 """Seconds between heartbeats where there is no news."""
@@ -35,9 +35,9 @@ def run(seat: dict[str, Any], target: str, config: dict[str, Any], watcher: str,
 
     Returns the exit code: 0 if the rank is done.
     """
-    link = Link(Seat(**seat))
+    link = WorkerContext(RankInfo(**seat))
     signal.signal(signal.SIGTERM, lambda *_: link.leave())
-    pulse = Pulse(link, watcher, token)
+    pulse = HeartbeatSender(link, watcher, token)
     module, _, function = target.partition(":")
     pulse.tell(state="running")
     try:
@@ -56,10 +56,10 @@ def run(seat: dict[str, Any], target: str, config: dict[str, Any], watcher: str,
         return 1
 
 
-class Pulse:
+class HeartbeatSender:
     """Tells the watcher how this rank is, every INTERVAL and at once when it ends."""
 
-    def __init__(self, link: Link, watcher: str, token: str) -> None:
+    def __init__(self, link: WorkerContext, watcher: str, token: str) -> None:
         self._link = link
         self._told: dict[str, Any] = {"state": "starting"}
         self._sent = 0

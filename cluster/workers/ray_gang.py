@@ -12,10 +12,10 @@ from ray.exceptions import OutOfMemoryError, RayError
 
 from cluster.workers import nodes
 from cluster.workers.fork_server import START_TIMEOUT
-from cluster.workers.gang import Beat, Bundle, Cause, End, RankStatus
-from cluster.workers.heartbeat import Watch
-from cluster.workers.worker_context import Seat
-from cluster.workers.worker_group import Opening, Room, Silent
+from cluster.workers.gang import Bundle, Cause, End, GangStatus, RankStatus
+from cluster.workers.heartbeat import HeartbeatServer
+from cluster.workers.worker_context import RankInfo
+from cluster.workers.worker_group import PendingGroup, UnresponsiveGroup, WorkerGroup
 
 PLACEMENT_TIMEOUT = 30.0
 """Seconds for placement groups that should fit to be granted."""
@@ -39,14 +39,14 @@ class RayGang:
     """
 
     def __init__(self) -> None:
-        self._watch = Watch(ray.util.get_node_ip_address())
-        self._rooms: list[Room] = []
-        self._openings: list[Opening] = []
-        self._seats: list[tuple[Room, int]] = []
+        self._watch = HeartbeatServer(ray.util.get_node_ip_address())
+        self._rooms: list[WorkerGroup] = []
+        self._openings: list[PendingGroup] = []
+        self._seats: list[tuple[WorkerGroup, int]] = []
         self._kind: tuple[int, Bundle, str] = (1, Bundle(), "")
         self._avoid: frozenset[str] = frozenset()
         self._held = 0
-        self._silent: list[Silent] = []
+        self._silent: list[UnresponsiveGroup] = []
         self._suspects: dict[str, float] = {}
         self._addresses: dict[str, str] = {}
         self._looked = 0.0
@@ -98,7 +98,7 @@ class RayGang:
         """See `Gang.lost`."""
         return {address for node, address in self._addresses.items() if node in self._unsafe()}
 
-    def poll(self, saved: int, wait: float = 0.0) -> Beat:
+    def poll(self, saved: int, wait: float = 0.0) -> GangStatus:
         """See `Gang.poll`."""
         if time.monotonic() - self._looked > LOOK:
             self._looked = time.monotonic()
@@ -112,7 +112,7 @@ class RayGang:
     def stop(self) -> None:
         """See `Gang.stop`."""
         # Those without ranks too: their nodes may be gone as well.
-        asked = [Silent(room) for room in self._rooms]
+        asked = [UnresponsiveGroup(room) for room in self._rooms]
         self._seats = []
         answers = [answer for silent in asked for answer in silent.answers]
         if answers:
@@ -147,7 +147,7 @@ class RayGang:
         together, bundle, target = self._kind
         refused = self._avoid | self._unsafe()
         for _ in range(rooms - len(self._rooms) - len(self._openings)):
-            self._openings.append(Opening(together, bundle, target, refused))
+            self._openings.append(PendingGroup(together, bundle, target, refused))
 
     def _wait_for(self, rooms: int) -> None:
         """Until that many are there. Raises TimeoutError, and gives up those on their way, if they are not granted
@@ -191,7 +191,7 @@ class RayGang:
             if room.places[place][0] in drained:
                 self._watch.mark(number, leaving=True)
 
-    def _sound(self, avoid: Set[str]) -> list[Room]:
+    def _sound(self, avoid: Set[str]) -> list[WorkerGroup]:
         """The rooms whose nodes are there, and neither leaving nor to be avoided."""
         here = {node.id for node in nodes.alive()} - self._unsafe() - nodes.leaving()
         return [
@@ -200,16 +200,16 @@ class RayGang:
             if all(node in here and address not in avoid for node, address in room.places)
         ]
 
-    def _release(self, room: Room) -> None:
+    def _release(self, room: WorkerGroup) -> None:
         self._rooms.remove(room)
         room.give_up()
 
-    def _lose(self, room: Room) -> None:
+    def _lose(self, room: WorkerGroup) -> None:
         if room in self._rooms:
             self._suspect(room)
             self._release(room)
 
-    def _suspect(self, *rooms: Room) -> None:
+    def _suspect(self, *rooms: WorkerGroup) -> None:
         """Take the nodes of these rooms for lost unless they answer: a place may die alone."""
         places = dict(place for room in rooms for place in room.places if place[0] not in self._suspects)
         if places:
@@ -239,7 +239,7 @@ class RayGang:
             if self._openings and (len(self._rooms) + len(self._openings)) * self._kind[0] > self._held:
                 self._openings.pop().give_up()
 
-    def _is_of_use(self, room: Room) -> bool:
+    def _is_of_use(self, room: WorkerGroup) -> bool:
         avoided = any(address in self._avoid for _, address in room.places)
         return (
             room.kind == self._kind and not avoided and (len(self._rooms) + 1) * self._kind[0] <= self._held
@@ -260,7 +260,7 @@ class RayGang:
         launched = []
         for number, ((room, place), (node, address)) in enumerate(zip(self._seats, places, strict=True)):
             local_rank = seen[node] = seen.get(node, -1) + 1
-            seat = Seat(number, len(places), local_rank, places[0][1], node=address)
+            seat = RankInfo(number, len(places), local_rank, places[0][1], node=address)
             launched.append(room.hosts[place].launch.remote({"seat": dataclasses.asdict(seat), **words}))
         for (room, _), (_, address), reference in zip(self._seats, places, launched, strict=True):
             try:

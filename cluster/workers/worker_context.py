@@ -11,7 +11,7 @@ MEETING = 180.0
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankInfo:
     """A rank's place in the world, the address where the ranks meet, and that of the node it is on.
 
     A `port` of 0 is told later, once rank 0 serves there.
@@ -25,14 +25,14 @@ class Seat:
     node: str = ""
 
 
-class Link:
+class WorkerContext:
     """The training thread writes, the heartbeat reads; every method is safe from both.
 
     `store` is the c10d store where the ranks meet, where this process serves it (rank 0), else None. `news` is set
     when there is something to tell.
     """
 
-    def __init__(self, seat: Seat, store: Any = None) -> None:
+    def __init__(self, seat: RankInfo, store: Any = None) -> None:
         self.seat, self.store = seat, store
         self._lock = threading.Lock()
         self._port, self._met = seat.port, threading.Event()

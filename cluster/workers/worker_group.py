@@ -18,7 +18,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.workers import nodes
-from cluster.workers.fork_server import Zygote
+from cluster.workers.fork_server import ForkServer
 from cluster.workers.gang import Bundle, Cause
 from cluster.workers.rank_process import FENCE
 
@@ -40,11 +40,11 @@ def until_out_of_reach(address: str, patience: float = FENCE, every: float = REA
         time.sleep(every)
 
 
-class RayHost:
+class WorkerHost:
     """An actor in a bundle. It starts ranks and sees how they end; it imports nothing heavy."""
 
     def __init__(self, target: str) -> None:
-        self._zygote = Zygote(target)
+        self._zygote = ForkServer(target)
         head = ray.get_runtime_context().gcs_address
         threading.Thread(target=self._end_when_cut_off, args=(head,), name="fence", daemon=True).start()
 
@@ -67,7 +67,7 @@ class RayHost:
         self._zygote.end_ranks()
 
     def exits(self) -> dict[int, int]:
-        """See `Zygote.exits`."""
+        """See `ForkServer.exits`."""
         return self._zygote.exits()
 
     def cause(self, pid: int) -> Cause | None:
@@ -79,7 +79,7 @@ class RayHost:
 
 
 @dataclass(frozen=True, eq=False)
-class Room:
+class WorkerGroup:
     """A granted placement group with an actor in each of its bundles; `places` are their nodes and addresses."""
 
     group: PlacementGroup
@@ -98,10 +98,10 @@ class Room:
         release(self.group, self.hosts)
 
 
-class Silent:
+class UnresponsiveGroup:
     """A room that was asked to end its ranks, until it has answered or is given up."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: WorkerGroup) -> None:
         self.room, self.since = room, time.monotonic()
         self.answers: list[Any] = [host.end_ranks.remote() for host in room.hosts]
 
@@ -113,7 +113,7 @@ class Silent:
         return not missing
 
 
-class Opening:
+class PendingGroup:
     """A room on its way: its placement group is granted, its actors start, their imports end."""
 
     def __init__(self, together: int, bundle: Bundle, target: str, avoid: Set[str]) -> None:
@@ -131,10 +131,10 @@ class Opening:
         self._hosts: list[Any] = []
         self._answers: list[Any] = []
 
-    def advance(self, wait: float) -> Room | None:
+    def advance(self, wait: float) -> WorkerGroup | None:
         """The room, once it is there. Raises RayError if its actors die before."""
         if not self._hosts and self._is_granted(wait):
-            remote: Any = ray.remote(RayHost)
+            remote: Any = ray.remote(WorkerHost)
             for number in range(self._together):
                 where = PlacementGroupSchedulingStrategy(self.group, number)
                 worker = remote.options(
@@ -145,7 +145,7 @@ class Opening:
         if not self._hosts or ray.wait(self._answers, num_returns=len(self._answers), timeout=wait)[1]:
             return None
         places = [tuple(place) for place in ray.get(self._answers[: self._together])]
-        return Room(self.group, self.bundle, self._target, tuple(self._hosts), tuple(places))
+        return WorkerGroup(self.group, self.bundle, self._target, tuple(self._hosts), tuple(places))
 
     def give_up(self) -> None:
         """Release what is there of it."""

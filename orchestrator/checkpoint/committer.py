@@ -20,7 +20,7 @@ SLOWER = 10.0
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CommitOutcome:
     """What became of a save.
 
     Attributes:
@@ -68,7 +68,7 @@ class Committer:
         self.store, self.writer, self.writers = store, writer, writers
         self.retention, self.patience = retention or Retention(), patience
 
-    def commit(self, step: int, pieces: list[RawPiece], meta: dict[str, Any]) -> Outcome:
+    def commit(self, step: int, pieces: list[RawPiece], meta: dict[str, Any]) -> CommitOutcome:
         """Write, then tell or publish. Does not raise: a failed save is withdrawn and reported."""
         began = time.monotonic()
         size = sum(len(piece.data) for piece in pieces)
@@ -86,7 +86,7 @@ class Committer:
         except Exception as error:
             state, reason = "failed", one_line(error)
             self._withdraw(step, reason)
-        return Outcome(step, self.store.place, state, time.monotonic() - began, size, reason)
+        return CommitOutcome(step, self.store.place, state, time.monotonic() - began, size, reason)
 
     def _note(self, step: int, writer: int) -> str:
         return f"{folder(step)}/records-{writer:05d}-{self.store.attempt}.json"

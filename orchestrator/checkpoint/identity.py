@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.checkpoint.manifest import Manifest
+from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, document_of, parse
@@ -29,7 +29,7 @@ def job_in(run: RunDir) -> JobSpec | None:
         raise InputError(error.what, error.where, error.mend or DAMAGED) from None
 
 
-def check_same_run(spec: JobSpec, run: RunDir) -> Manifest | None:
+def check_same_run(spec: JobSpec, run: RunDir) -> CommitManifest | None:
     """Refuse to go on with another run's directory: by what its newest sound commit says, else by its job.yaml.
 
     Returns that commit. Raises InputError that names the first key that differs.
@@ -42,13 +42,13 @@ def check_same_run(spec: JobSpec, run: RunDir) -> Manifest | None:
     return commit
 
 
-def check_commit(commit: Manifest, spec: JobSpec, where: str) -> None:
+def check_commit(commit: CommitManifest, spec: JobSpec, where: str) -> None:
     """Refuse a commit that a run of this job did not make. Raises InputError."""
     if IDENTITY in commit.meta:
         _compare(spec.identity(), _identity_of(commit), where)
 
 
-def check_shards(commit: Manifest | None, digest: str, data: str) -> None:
+def check_shards(commit: CommitManifest | None, digest: str, data: str) -> None:
     """Refuse token shards that are not those that a commit's run reads. Raises InputError."""
     if commit is not None and (commit.meta.get(SHARDS) or digest) != digest:
         raise other_shards(data)
@@ -60,7 +60,7 @@ def other_shards(data: str) -> InputError:
     return InputError("these token shards are not those that the run began with", data, mend)
 
 
-def _identity_of(commit: Manifest) -> dict[str, Any]:
+def _identity_of(commit: CommitManifest) -> dict[str, Any]:
     """With keys that are new since the commit was made at their defaults."""
     return parse({"name": "commit", **commit.meta[IDENTITY]}, f"the commit at step {commit.step}").identity()
 

@@ -71,7 +71,7 @@ class FileEntry:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class CommitManifest:
     """One commit.
 
     Attributes:
@@ -140,7 +140,7 @@ class Manifest:
             )
 
 
-def parse(raw: bytes, where: str) -> Manifest:
+def parse(raw: bytes, where: str) -> CommitManifest:
     """Read manifest.json.
 
     Raises:
@@ -170,7 +170,7 @@ def parse(raw: bytes, where: str) -> Manifest:
     return manifest
 
 
-def _build(data: dict[str, Any]) -> Manifest:
+def _build(data: dict[str, Any]) -> CommitManifest:
     def ints(values: list[int]) -> tuple[int, ...]:
         if not all(type(value) is int and 0 <= value <= LARGEST for value in values):
             raise ValueError(f"{values} are not sizes")
@@ -195,7 +195,7 @@ def _build(data: dict[str, Any]) -> Manifest:
         for name, entry in data["tensors"].items()
     }
     step, position, block_bytes = ints([data["step"], data["position"], data["block_bytes"]])
-    return Manifest(
+    return CommitManifest(
         step,
         position,
         str(data["receipt"]),
@@ -208,7 +208,7 @@ def _build(data: dict[str, Any]) -> Manifest:
     )
 
 
-def check(manifest: Manifest, where: str) -> None:
+def check(manifest: CommitManifest, where: str) -> None:
     """Refuse a manifest that contradicts itself or reaches outside its folder.
 
     Raises:

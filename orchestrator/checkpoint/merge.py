@@ -6,11 +6,11 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from orchestrator.checkpoint.manifest import Chunk, FileEntry, Manifest, TensorEntry, check
+from orchestrator.checkpoint.manifest import Chunk, CommitManifest, FileEntry, TensorEntry, check
 from orchestrator.job.errors import InputError
 
 
-def assemble(step: int, records: list[dict[str, Any]], meta: dict[str, Any], where: str) -> Manifest:
+def assemble(step: int, records: list[dict[str, Any]], meta: dict[str, Any], where: str) -> CommitManifest:
     """The manifest of a commit, checked.
 
     Raises:
@@ -33,7 +33,9 @@ def assemble(step: int, records: list[dict[str, Any]], meta: dict[str, Any], whe
         raise InputError(f"writers used blocks of {sorted(sizes)} bytes", where, "open all stores alike")
     created = datetime.now(UTC).isoformat(timespec="milliseconds")
     block_bytes = sizes.pop() if sizes else 1 << 20
-    commit = Manifest(step, position, receipt, created, rest, block_bytes, files, _tensors(records, where))
+    commit = CommitManifest(
+        step, position, receipt, created, rest, block_bytes, files, _tensors(records, where)
+    )
     check(commit, where)
     return commit
 

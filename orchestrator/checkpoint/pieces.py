@@ -19,7 +19,7 @@ NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorPiece:
     """A piece of a global tensor.
 
     Attributes:
@@ -53,6 +53,6 @@ class Piece:
         return RawPiece(self.name, NAMES[self.data.dtype], tuple(self.shape), tuple(self.start), extent, data)
 
 
-def whole(name: str, tensor: torch.Tensor) -> Piece:
+def whole(name: str, tensor: torch.Tensor) -> TensorPiece:
     """A piece that is the whole tensor."""
-    return Piece(name, tuple(tensor.shape), (0,) * tensor.dim(), tensor)
+    return TensorPiece(name, tuple(tensor.shape), (0,) * tensor.dim(), tensor)

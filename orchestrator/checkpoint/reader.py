@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from orchestrator.checkpoint.manifest import Chunk, CorruptCommit, Manifest
+from orchestrator.checkpoint.manifest import Chunk, CommitManifest, CorruptCommit
 from orchestrator.checkpoint.pieces import DTYPES
 from orchestrator.checkpoint.shard import ITEM_BYTES, digest
 from orchestrator.job.errors import InputError
@@ -20,7 +20,7 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]  # start, extent
 class Reader:
     """Slices of the tensors of one commit."""
 
-    def __init__(self, backend: Backend, retry: Retry, folder: str, manifest: Manifest) -> None:
+    def __init__(self, backend: Backend, retry: Retry, folder: str, manifest: CommitManifest) -> None:
         self._backend, self._retry, self._folder = backend, retry, folder
         self.manifest = manifest
         self.bytes_read = 0

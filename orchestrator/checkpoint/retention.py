@@ -10,8 +10,8 @@ from orchestrator.checkpoint.manifest import (
     FILE_NAME,
     FOLDER,
     MANIFEST,
+    CommitManifest,
     CorruptCommit,
-    Manifest,
     folder,
     published,
 )
@@ -81,9 +81,9 @@ def _is_ours(path: str) -> bool:
     return bool(FILE_NAME.fullmatch(name) or DOCUMENT.fullmatch(name))
 
 
-def _sound(store: Store, sizes: dict[str, int], limit: int | None) -> dict[int, Manifest]:
+def _sound(store: Store, sizes: dict[str, int], limit: int | None) -> dict[int, CommitManifest]:
     """The newest `limit` commits whose manifest and sizes are right."""
-    found: dict[int, Manifest] = {}
+    found: dict[int, CommitManifest] = {}
     for step in sorted(published(sizes), reverse=True):
         if len(found) == limit:
             break
@@ -102,7 +102,7 @@ def _present(sizes: dict[str, int]) -> list[int]:
     return sorted(int(found[1]) for name in names if (found := FOLDER.fullmatch(name)))
 
 
-def _sweep(store: Store, step: int, sizes: dict[str, int], commit: Manifest) -> None:
+def _sweep(store: Store, step: int, sizes: dict[str, int], commit: CommitManifest) -> None:
     """Remove what dead attempts left in the folder of a commit."""
     named = {f"{folder(step)}/{name}" for name in (*commit.files, MANIFEST)}
     for path in sizes:

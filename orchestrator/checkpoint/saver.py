@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
 
-from orchestrator.checkpoint.committer import Outcome, Retention
-from orchestrator.checkpoint.pieces import Piece
+from orchestrator.checkpoint.committer import CommitOutcome, Retention
+from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.shared_memory import SharedBuffer
 from orchestrator.checkpoint.store import Store
 
@@ -63,13 +63,13 @@ class Saver:
         self._buffers = (SharedBuffer(), SharedBuffer())
         self._busy: dict[int, int] = {}  # generation -> the step being written from it
         self._turn = 0
-        self._outcomes: list[Outcome] = []
+        self._outcomes: list[CommitOutcome] = []
         self._sidecar = _Sidecar(self._settings, self._buffers)
 
     def save(
         self,
         step: int,
-        pieces: Iterable[Piece],
+        pieces: Iterable[TensorPiece],
         meta: dict[str, Any],
         durable: bool = True,
         held: bool = True,
@@ -91,7 +91,7 @@ class Saver:
         waited = self._wait(lambda: generation not in self._busy, self._max_wait)
         if generation in self._busy:
             reason = f"step {self._busy[generation]} was still being written after {waited:.1f} s"
-            self._outcomes.append(Outcome(step, self._place, "failed", waited, 0, reason))
+            self._outcomes.append(CommitOutcome(step, self._place, "failed", waited, 0, reason))
             return waited
         self._turn = 1 - generation
         order = self._buffers[generation].fill(list(pieces))
@@ -103,13 +103,13 @@ class Saver:
         self._sidecar.send(order)
         return waited
 
-    def poll(self) -> list[Outcome]:
+    def poll(self) -> list[CommitOutcome]:
         """What became of the saves that ended since the last call."""
         self._receive(0.0)
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
-    def close(self, timeout: float = 120.0) -> list[Outcome]:
+    def close(self, timeout: float = 120.0) -> list[CommitOutcome]:
         """Wait for the saves under way, end the writing process, and return what `poll` would."""
         self._sidecar.send(None)
         self._wait(lambda: not self._busy, timeout)
@@ -130,11 +130,11 @@ class Saver:
             if "free" in answer:
                 self._busy.pop(answer["free"], None)
             else:
-                self._outcomes.append(Outcome(**answer))
+                self._outcomes.append(CommitOutcome(**answer))
         if self._sidecar.ended:
             reason = f"the writing process ended with code {self._sidecar.process.poll()}"
             for step in sorted(self._busy.values()):
-                self._outcomes.append(Outcome(step, self._place, "failed", 0.0, 0, reason))
+                self._outcomes.append(CommitOutcome(step, self._place, "failed", 0.0, 0, reason))
             self._busy = {}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from orchestrator.checkpoint.pieces import Piece
+from orchestrator.checkpoint.pieces import TensorPiece
 
 ALIGN = 64
 
@@ -48,7 +48,7 @@ class SharedBuffer:
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._pinned = False
 
-    def fill(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+    def fill(self, pieces: Sequence[TensorPiece]) -> dict[str, Any]:
         """Copy the pieces in; returns what the other process needs to find them."""
         entries: list[tuple[Any, ...]] = []
         size = 0

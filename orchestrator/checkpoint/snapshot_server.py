@@ -1,6 +1,7 @@
 """A process that keeps the last snapshots of its peers in memory, so that trainers are disposable.
 
-    python -m orchestrator.checkpoint.snapshot_server < '{"token": "...", "host": "10.0.0.7", "limit_bytes": 1000000000}\\n'
+    echo '{"token": "...", "host": "10.0.0.7", "limit_bytes": 1000000000}' |
+        python -m orchestrator.checkpoint.snapshot_server
 
 It prints its address and serves until its standard input ends. A connection carries one request: a length, JSON
 of that length, and for writes the bytes; the answer has the same form. Whoever does not know the token is hung up
@@ -50,7 +51,7 @@ def receive_message(connection: socket.socket) -> dict[str, Any]:
     return dict(json.loads(bytes(receive(connection, memoryview(bytearray(size))))))
 
 
-class Holder:
+class SnapshotServer:
     """Files in memory behind a socket, `limit_bytes` of them at most. They are gone when the process is."""
 
     def __init__(self, token: str, host: str = "127.0.0.1", port: int = 0, limit_bytes: int = LIMIT) -> None:
@@ -135,7 +136,7 @@ class Holder:
 def main() -> None:
     """Serve until standard input ends, which it does when the parent is gone."""
     settings = json.loads(sys.stdin.readline())
-    print(Holder(**settings).address, flush=True)
+    print(SnapshotServer(**settings).address, flush=True)
     sys.stdin.read()
 
 

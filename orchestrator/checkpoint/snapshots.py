@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.checkpoint.manifest import Manifest
+from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.snapshot_backend import peers_uri
 from orchestrator.checkpoint.store import Store
 from orchestrator.storage.retry import Retry
@@ -25,7 +25,7 @@ def peer_store(token: str, holders: list[str], write_to: list[str], attempt: str
 
 def newest(
     stores: Sequence[Store], at_most: int | None = None, deep: bool = True
-) -> tuple[Store, Manifest, list[str]] | None:
+) -> tuple[Store, CommitManifest, list[str]] | None:
     """The newest sound commit of several stores; of equal ones that of the store named first.
 
     Put peer memory first and the durable store last. A store that cannot be reached is passed over, except the
@@ -34,7 +34,7 @@ def newest(
     Returns:
         The store, the manifest, and a line for everything passed over; None if no store has a sound commit.
     """
-    best: tuple[Store, Manifest] | None = None
+    best: tuple[Store, CommitManifest] | None = None
     notes: list[str] = []
     for store in stores:
         try:

@@ -14,8 +14,8 @@ from orchestrator.checkpoint import shard as shards
 from orchestrator.checkpoint.manifest import (
     FENCE,
     MANIFEST,
+    CommitManifest,
     CorruptCommit,
-    Manifest,
     folder,
     parse,
     published,
@@ -28,7 +28,7 @@ from orchestrator.storage.backends import Backend, open_backend
 from orchestrator.storage.retry import Retry
 
 if TYPE_CHECKING:
-    from orchestrator.checkpoint.pieces import Piece
+    from orchestrator.checkpoint.pieces import TensorPiece
     from orchestrator.checkpoint.reader import Reader
 
 
@@ -85,7 +85,7 @@ class Store:
 
     # -- writing
 
-    def write_shard(self, step: int, shard: int, pieces: Iterable[Piece]) -> list[dict[str, Any]]:
+    def write_shard(self, step: int, shard: int, pieces: Iterable[TensorPiece]) -> list[dict[str, Any]]:
         """Write one writer's pieces durably; what is returned goes to `publish`.
 
         Args:
@@ -118,7 +118,7 @@ class Store:
         with ThreadPoolExecutor(self.threads) as pool:
             return list(pool.map(write, groups))
 
-    def publish(self, step: int, records: list[dict[str, Any]], meta: dict[str, Any]) -> Manifest:
+    def publish(self, step: int, records: list[dict[str, Any]], meta: dict[str, Any]) -> CommitManifest:
         """Make a commit of what all writers wrote. Called once, after all of them are done.
 
         Args:
@@ -158,13 +158,13 @@ class Store:
         except (FileNotFoundError, IsADirectoryError, ValueError):
             return 0
 
-    def _refuse_fenced(self, commit: Manifest) -> None:
+    def _refuse_fenced(self, commit: CommitManifest) -> None:
         fence = self.fenced()
         if commit.meta.get("attempt", fence) < fence:
             mend = "nothing: this one has lost its place"
             raise InputError(f"attempt {fence} has taken over", self._where(commit.step), mend)
 
-    def _settle(self, commit: Manifest, path: str, data: bytes) -> None:
+    def _settle(self, commit: CommitManifest, path: str, data: bytes) -> None:
         """A manifest stands already: ours, whose answer was lost; a damaged one; one that an earlier attempt
         published just as it was fenced out; or another, sound one."""
         if self.retry(self.backend.read, path) == data:
@@ -175,7 +175,7 @@ class Store:
         self.retry(self.backend.remove, path)
         self.retry(self.backend.publish, path, data)
 
-    def _is_older(self, commit: Manifest) -> bool:
+    def _is_older(self, commit: CommitManifest) -> bool:
         """Whether what stands in the place of a commit is of an earlier attempt of its run."""
         standing, ours = self.manifest(commit.step).meta.get("attempt"), commit.meta.get("attempt")
         return standing is not None and ours is not None and standing < ours
@@ -186,7 +186,7 @@ class Store:
         """Steps that have a manifest, sound or not, ascending."""
         return sorted(published(self.retry(self.backend.list)))
 
-    def manifest(self, step: int) -> Manifest:
+    def manifest(self, step: int) -> CommitManifest:
         """The manifest of a step.
 
         Raises:
@@ -202,7 +202,7 @@ class Store:
             raise CorruptCommit(f"{self._where(step)}: the manifest is of step {found.step}")
         return found
 
-    def latest(self, at_most: int | None = None, deep: bool = True) -> Manifest | None:
+    def latest(self, at_most: int | None = None, deep: bool = True) -> CommitManifest | None:
         """The newest sound commit, None if there is none. Bad ones are passed over and named in `skipped`.
 
         Args:
@@ -237,13 +237,13 @@ class Store:
         sizes = self.retry(self.backend.list, folder(step))
         return found.missing(sizes) + self._check_bytes(found)
 
-    def reader(self, manifest: Manifest) -> Reader:
+    def reader(self, manifest: CommitManifest) -> Reader:
         """Slices of a commit's tensors."""
         from orchestrator.checkpoint.reader import Reader
 
         return Reader(self.backend, self.retry, folder(manifest.step), manifest)
 
-    def _check_bytes(self, commit: Manifest) -> list[str]:
+    def _check_bytes(self, commit: CommitManifest) -> list[str]:
         with ThreadPoolExecutor(self.threads) as pool:
             found = pool.map(
                 lambda item: damage(self.backend, self.retry, commit, *item), spans(commit).items()

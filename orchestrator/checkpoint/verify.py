@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from orchestrator.checkpoint.manifest import Manifest, folder
+from orchestrator.checkpoint.manifest import CommitManifest, folder
 from orchestrator.checkpoint.shard import ITEM_BYTES, digest
 from orchestrator.storage.backends import Backend
 from orchestrator.storage.retry import Retry
@@ -14,7 +14,7 @@ STRIDE = 16 << 20  # bytes read at once
 Span = tuple[int, int, str, str]  # first byte, byte after the last, checksum, what it is
 
 
-def spans(commit: Manifest) -> dict[str, list[Span]]:
+def spans(commit: CommitManifest) -> dict[str, list[Span]]:
     """All ranges that have a checksum, by file, in order; together they are the whole file."""
     found = {
         name: [(0, entry.header_bytes, entry.header, "the header")] for name, entry in commit.files.items()
@@ -30,7 +30,9 @@ def spans(commit: Manifest) -> dict[str, list[Span]]:
     return {name: sorted(ranges) for name, ranges in found.items()}
 
 
-def damage(backend: Backend, retry: Retry, commit: Manifest, file: str, ranges: list[Span]) -> list[str]:
+def damage(
+    backend: Backend, retry: Retry, commit: CommitManifest, file: str, ranges: list[Span]
+) -> list[str]:
     """What is wrong with the bytes of a file, a line each. A missing file is not named: its size says so."""
     size = commit.files[file].size
     lines, base, held = [], 0, memoryview(b"")

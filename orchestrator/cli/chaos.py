@@ -11,7 +11,7 @@ import typer
 from orchestrator.cli.options import Job, Json, Set, emit, job_of, table
 
 if TYPE_CHECKING:
-    from orchestrator.verify.comparison import Verdict
+    from orchestrator.verify.comparison import RunComparison
 
 
 def register(app: typer.Typer) -> None:
@@ -48,7 +48,7 @@ def chaos(
     _refuse_old(runs)
     console = Console(stderr=True)
 
-    def tell(news: Verdict | str) -> None:
+    def tell(news: RunComparison | str) -> None:
         if isinstance(news, str):
             text = news
         else:
@@ -56,7 +56,7 @@ def chaos(
             text = f"{news.fault}: {'held' if news.held else 'NOT the same run'}"
         console.print(f"[{len(told)} of {len(disturbed)} faults] {text}", markup=False)
 
-    told: list[Verdict] = []
+    told: list[RunComparison] = []
     verdicts = breaking.chaos(spec, runs.absolute(), disturbed, tell)
     if as_json:
         emit(to_json(verdicts))
@@ -74,7 +74,7 @@ def _refuse_old(runs: Path) -> None:
         )
 
 
-def _show(verdicts: list[Verdict]) -> None:
+def _show(verdicts: list[RunComparison]) -> None:
     rows = [
         [
             v.fault,

@@ -11,7 +11,7 @@ from orchestrator.cli.options import Json, Run, emit, existing_run, table
 from orchestrator.job.errors import InputError
 
 if TYPE_CHECKING:
-    from orchestrator.checkpoint.manifest import Manifest
+    from orchestrator.checkpoint.manifest import CommitManifest
     from orchestrator.checkpoint.store import Store
 
 Step = Annotated[int | None, typer.Option(help="the commit's step [default: the newest sound one]")]
@@ -130,7 +130,7 @@ def _store(run_dir: str) -> Store:
     return Store(run.at("checkpoints"))
 
 
-def _chosen(store: Store, step: int | None) -> Manifest:
+def _chosen(store: Store, step: int | None) -> CommitManifest:
     if step is not None:
         return store.manifest(step)
     newest = store.latest()

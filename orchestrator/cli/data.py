@@ -46,11 +46,11 @@ def prepare(
     from cluster.local.ray_session import ray_at
     from orchestrator.launch.run import check
     from orchestrator.resolve import parts as assemble
-    from orchestrator.track.console import Progress
+    from orchestrator.track.console import ProgressDisplay
 
     spec = job_of(job, overrides)
     check(spec)
-    with Progress() as progress, ray_at(address):
+    with ProgressDisplay() as progress, ray_at(address):
 
         def tell(what: str, done: int, total: int) -> None:
             progress.update({"phase": "prepare", "note": f"{what}: {done} of {total} parts"})

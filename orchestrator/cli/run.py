@@ -57,12 +57,12 @@ def run(
 ) -> None:
     """Train a job to its end, or go on with it from its last commit."""
     from orchestrator.launch.run import run as drive
-    from orchestrator.track.console import Progress, final_table
+    from orchestrator.track.console import ProgressDisplay, final_table
 
     spec = job_of(job, overrides)
     directory = run_of(spec, run_dir)
     faults = _faults(fault or [])
-    with Progress() as progress:
+    with ProgressDisplay() as progress:
         outcome = drive(spec, directory, until, address, progress.update, faults, priority)
     if as_json:
         emit(
@@ -201,11 +201,11 @@ def _stop_controller(directory: RunDir, address: str | None) -> None:
 
 
 def _faults(texts: list[str]) -> tuple[str, ...]:
-    from cluster.workers.injected_faults import Fault
+    from cluster.workers.injected_faults import FaultSpec
 
     for text in texts:
         try:
-            Fault.parse(text)
+            FaultSpec.parse(text)
         except ValueError as error:
             raise InputError(str(error), f"--fault {text}") from None
     return tuple(texts)

@@ -26,7 +26,7 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Search over keys of a job with Ray Tune; the same command goes on after anything."""
-    from orchestrator.tune.console import SweepProgress
+    from orchestrator.tune.console import SearchDisplay
     from orchestrator.tune.search import tune as search
 
     spec = job_of(job, overrides)
@@ -37,7 +37,7 @@ def tune(
         sweep.write_text("report.html", page(sweep))
         print(sweep.at("report.html"))
         return
-    with SweepProgress() as progress:
+    with SearchDisplay() as progress:
         outcome = search(spec, sweep, address, progress.update)
     if as_json:
         emit(

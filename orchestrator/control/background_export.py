@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from cluster.workers.cluster import Cluster, Errand
+from cluster.workers.cluster import Cluster, RemoteTask
 from orchestrator.export import hugging_face as export
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.run_directory import RunDir
@@ -15,13 +15,13 @@ LONGEST = 7200.0
 """Seconds that an export may take: a hundred billion parameters are read and written within, at 200 MB a second."""
 
 
-class Exporting:
+class BackgroundExport:
     """Writes commits of a run where its job says. `tell` hears, in a line, of an export that failed."""
 
     def __init__(self, cluster: Cluster, spec: JobSpec, run: RunDir, tell: Callable[[str], None]) -> None:
         self._cluster, self._checkpoint, self._run, self._tell = cluster, spec.checkpoint, run, tell
         self._target = spec.checkpoint.export_to or run.at("export")
-        self._under_way: tuple[int, Errand] | None = None
+        self._under_way: tuple[int, RemoteTask] | None = None
         self._began = 0.0
         self._failures: dict[int, str] = {}
         self.done: dict[str, Any] = {}

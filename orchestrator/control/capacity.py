@@ -13,7 +13,7 @@ COUNT_EVERY = 2.0
 """Seconds between counts beside running ranks."""
 
 
-class Room:
+class Capacity:
     """Of a gang, for ranks of that size; nodes are left out in `avoid` only while the others hold `least` ranks."""
 
     def __init__(self, gang: Gang, bundle: Bundle, least: int) -> None:

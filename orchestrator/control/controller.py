@@ -13,18 +13,18 @@ from typing import Any
 
 from cluster.workers.clock import wall
 from cluster.workers.cluster import Cluster
-from cluster.workers.gang import Beat, Gang
+from cluster.workers.gang import Gang, GangStatus
 from cluster.workers.injected_faults import still_to_come
 from cluster.workers.rank_process import describe
-from orchestrator.checkpoint.manifest import Manifest
+from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.control import finish
-from orchestrator.control.background_export import Exporting
-from orchestrator.control.capacity import Room
-from orchestrator.control.data_preparation import Preparing, Stored
-from orchestrator.control.decide import ENDED, Action, Rules, Seen, State, decide
+from orchestrator.control.background_export import BackgroundExport
+from orchestrator.control.capacity import Capacity
+from orchestrator.control.data_preparation import DataPreparation, StorageWait
+from orchestrator.control.decide import ENDED, Action, Observation, Policy, State, decide
 from orchestrator.control.hints import explain
-from orchestrator.control.run_history import Record
-from orchestrator.control.snapshot_servers import Holders
+from orchestrator.control.run_history import RunHistory
+from orchestrator.control.snapshot_servers import SnapshotServers
 from orchestrator.control.status import status_of
 from orchestrator.control.stragglers import Stragglers
 from orchestrator.job.errors import InputError
@@ -34,7 +34,7 @@ from orchestrator.planning.machines import machine_for
 from orchestrator.planning.plan import Planner
 from orchestrator.resolve import parts as assemble
 from orchestrator.storage.run_directory import Row, RunDir
-from orchestrator.track.totals import Tally
+from orchestrator.track.totals import RunTotals
 from orchestrator.train.task import ENTRY_OF, NOTICES, Task
 
 POLL = 0.1
@@ -57,21 +57,21 @@ class Controller:
         self._until = min(until or spec.train.steps, spec.train.steps)
         self._bundle = spec.resources.per_worker.bundle
         self._useful = spec.resources.workers.max
-        self._holders = Holders(spec, cluster)
+        self._holders = SnapshotServers(spec, cluster)
         self._stragglers = Stragglers()
         self._notices = cluster.services(NOTICES, source) if (source := spec.resources.notices) else None
-        self._record: Record | None = None
+        self._record: RunHistory | None = None
         self._state = State()
-        self._rules = Rules(spec, lambda workers: None)
+        self._rules = Policy(spec, lambda workers: None)
         self._planner: Planner | None = None
         self._data = self._shards = ""
-        self._stored = Stored(spec, lambda: bool(self._stop), self._tell)
-        self._preparing = Preparing(spec, run, self._stored, self._tell)
+        self._stored = StorageWait(spec, lambda: bool(self._stop), self._tell)
+        self._preparing = DataPreparation(spec, run, self._stored, self._tell)
         self._gang: Gang = cluster.gang()
         self._running = False
-        self._beat = Beat()
-        self._room = Room(self._gang, self._bundle, spec.resources.workers.min)
-        self._exports = Exporting(cluster, spec, run, self._tell_export)
+        self._beat = GangStatus()
+        self._room = Capacity(self._gang, self._bundle, spec.resources.workers.min)
+        self._exports = BackgroundExport(cluster, spec, run, self._tell_export)
         self._placement_failed = self._stop = self._note = ""
         self._written = 0.0
 
@@ -91,7 +91,7 @@ class Controller:
 
         Raises InputError if the job turns out to be wrong once its data is seen.
         """
-        record = self._record = self._stored(lambda: Record(self._spec, self._run))
+        record = self._record = self._stored(lambda: RunHistory(self._spec, self._run))
         self._state = State(
             since=time.monotonic(),
             attempt=record.attempts,
@@ -124,7 +124,7 @@ class Controller:
                 self._notices.stop()
             record.close()
 
-    def _summarise(self, record: Record, rows: Tally) -> dict[str, Any]:
+    def _summarise(self, record: RunHistory, rows: RunTotals) -> dict[str, Any]:
         record.settle()
         commit = record.store.latest(deep=False)  # not of the memory of nodes, which ends with the run
         exported = self._exports.done
@@ -132,7 +132,7 @@ class Controller:
         self._write_status(force=True)
         return summary
 
-    def _turn(self, record: Record) -> None:
+    def _turn(self, record: RunHistory) -> None:
         before = self._state
         seen = self._observe(record)
         self._state, action = decide(self._rules, before, seen)
@@ -153,7 +153,7 @@ class Controller:
         self._note = action.reason if action.do == "finish" else self._note
         self._write_status(force=self._state.phase != before.phase)
 
-    def _observe(self, record: Record) -> Seen:
+    def _observe(self, record: RunHistory) -> Observation:
         if self._running:
             self._beat = self._gang.poll(record.saved, POLL)
             self._take(record, self._beat.rows)
@@ -161,7 +161,7 @@ class Controller:
         hours, usd = record.spending.count(record.recent, wall())
         for line in record.spending.near():
             self._event(self._state.phase, line)
-        return Seen(
+        return Observation(
             now=now,
             prepared=bool(self._data),
             exported=self._exports.has(self._state.step),
@@ -179,7 +179,7 @@ class Controller:
             spent_usd=usd,
         )
 
-    def _take(self, record: Record, rows: tuple[Row, ...]) -> None:
+    def _take(self, record: RunHistory, rows: tuple[Row, ...]) -> None:
         """Write rows down, tell of saves that failed, and export beside training what was published."""
         record.take(rows)
         for slow in filter(None, [self._stragglers.see(row.get("busy_seconds", ())) for row in rows]):
@@ -192,7 +192,7 @@ class Controller:
             if outcome["state"] == "published":
                 self._exports.published(outcome["step"])
 
-    def _prepare(self, record: Record, action: Action, _: State) -> None:
+    def _prepare(self, record: RunHistory, action: Action, _: State) -> None:
         """Data first, in a thread, so that a stop is heard; then what can be planned only over its vocabulary."""
         self._data = self._preparing.look(record.data, POLL)
         if not self._data:
@@ -204,21 +204,21 @@ class Controller:
         machine = machine_for(self._cluster.offer(self._bundle), self._bundle)
         first, self._planner = self._planner is None, (planner := Planner(self._spec, shape, machine))
         planner.plan(self._spec.resources.workers.max)  # what is illegal is told before anything starts
-        self._rules = Rules(self._spec, planner.choose, planner.seconds)
+        self._rules = Policy(self._spec, planner.choose, planner.seconds)
         widest = self._rules.choose(self._useful)
         self._useful = widest.world if widest else self._useful
         if first:
             record.track()
             assemble.keep_excerpt(self._run, self._data)
 
-    def _wait(self, record: Record, action: Action, before: State) -> None:
+    def _wait(self, record: RunHistory, action: Action, before: State) -> None:
         self._note = action.reason
         if before.phase == "wait":
             time.sleep(POLL)
         else:
             self._event("wait", action.reason, data=self._data)
 
-    def _start(self, record: Record, action: Action, before: State) -> None:
+    def _start(self, record: RunHistory, action: Action, before: State) -> None:
         """Roll back to the last sound commit, write the plan, start a gang from there."""
         layout = action.layout
         assert layout is not None
@@ -239,7 +239,7 @@ class Controller:
         self._note = f"starting {layout.world} workers {source}"
         self._event("start", f"{layout.world} workers {source}", layout=layout.to_json(), **told)
         self._write_status(force=True)
-        self._beat = Beat()
+        self._beat = GangStatus()
         if self._notices is not None:
             self._notices.everywhere()
         task, entry = self._task(record, layout, restored).to_json(), ENTRY_OF[layout.engine]
@@ -251,7 +251,7 @@ class Controller:
             self._stop_gang()
             self._placement_failed = str(error)
 
-    def _task(self, record: Record, layout: Layout, restored: Manifest | None) -> Task:
+    def _task(self, record: RunHistory, layout: Layout, restored: CommitManifest | None) -> Task:
         assert self._planner is not None
         holders = self._holders.places(self._planner.shape, self._gang.lost())
         record.use_holders(self._holders.token, holders)
@@ -271,7 +271,7 @@ class Controller:
             shards=self._shards,
         )
 
-    def _watch(self, record: Record, action: Action, before: State) -> None:
+    def _watch(self, record: RunHistory, action: Action, before: State) -> None:
         if before.phase == "start" and self._state.phase == "train":
             self._note = ""
             began = record.training_began(self._state.attempt)
@@ -280,15 +280,15 @@ class Controller:
                 "train", f"the first step of attempt {self._state.attempt} is done", time=began, **market
             )
 
-    def _hold(self, record: Record, action: Action, before: State) -> None:
+    def _hold(self, record: RunHistory, action: Action, before: State) -> None:
         self._note = action.reason
         self._gang.hold(action.workers + self._spec.resources.spares)
 
-    def _ask_stop(self, record: Record, action: Action, before: State) -> None:
+    def _ask_stop(self, record: RunHistory, action: Action, before: State) -> None:
         self._note = f"stopping: {action.reason}"
         self._gang.request_stop()
 
-    def _halt(self, record: Record, action: Action, before: State) -> None:
+    def _halt(self, record: RunHistory, action: Action, before: State) -> None:
         """End the gang; after a fault, count what must be done again."""
         if self._running:
             self._take(record, self._gang.poll(record.saved).rows)
@@ -323,7 +323,7 @@ class Controller:
             told["skipped"] = skip.to_json()
         self._event("stop", reason, **told)
 
-    def _export(self, record: Record, action: Action, before: State) -> None:
+    def _export(self, record: RunHistory, action: Action, before: State) -> None:
         """Wait for an export under way, then export the last commit."""
         if record.events[-1]["phase"] != "export":
             self._event("export", f"the commit at step {self._state.step}, in the Hugging Face format")

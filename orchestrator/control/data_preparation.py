@@ -16,7 +16,7 @@ from orchestrator.storage.run_directory import RunDir
 T = TypeVar("T")
 
 
-class Stored:
+class StorageWait:
     """Calls that need storage, made while no gang runs: tried again for as long as a gang may go on without commits, or
     until `give_up`, which is when the run is to stop. `tell` hears what is waited for."""
 
@@ -38,10 +38,10 @@ class Stored:
         return self._retry(attempt)
 
 
-class Preparing:
+class DataPreparation:
     """The job's data, prepared in a thread, so that a stop is heard meanwhile."""
 
-    def __init__(self, spec: JobSpec, run: RunDir, stored: Stored, tell: Callable[[str], None]) -> None:
+    def __init__(self, spec: JobSpec, run: RunDir, stored: StorageWait, tell: Callable[[str], None]) -> None:
         self._spec, self._run, self._stored, self._tell = spec, run, stored, tell
         self._work: Future[str] | None = None
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from cluster.workers.gang import Cause, RankStatus
-from orchestrator.control.health import Failure, Vital, bad_commit, first_fault
+from orchestrator.control.health import Failure, Vitals, bad_commit, first_fault
 from orchestrator.control.hints import explain
 from orchestrator.job.spec import JobSpec
 from orchestrator.job.stability import Skip, is_unstable, next_skip
@@ -56,7 +56,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observation:
     """One observation, at the monotonic time `now`, which `RankStatus.heard` is in too.
 
     `capacity` is how many workers could run, without
@@ -94,7 +94,7 @@ class Action:
 
 
 @dataclass(frozen=True)
-class Rules:
+class Policy:
     """What does not change during a run. `choose` gives the best layout on that many workers, or None, and `predict`
     the seconds that a step under a layout takes."""
 
@@ -103,7 +103,7 @@ class Rules:
     predict: Callable[[Layout], float] = lambda layout: 1.0 / layout.world
 
 
-def decide(rules: Rules, state: State, seen: Seen) -> tuple[State, Action]:
+def decide(rules: Policy, state: State, seen: Observation) -> tuple[State, Action]:
     """The next state and the action that leads there."""
     step = {
         "prepare": _prepare,
@@ -116,11 +116,11 @@ def decide(rules: Rules, state: State, seen: Seen) -> tuple[State, Action]:
     return step(rules, state, seen) if step else (state, Action("finish", state.outcome))
 
 
-def _enter(state: State, phase: Phase, seen: Seen, **changes: Any) -> State:
+def _enter(state: State, phase: Phase, seen: Observation, **changes: Any) -> State:
     return dataclasses.replace(state, phase=phase, since=seen.now, **changes)
 
 
-def _prepare(rules: Rules, state: State, seen: Seen) -> tuple[State, Action]:
+def _prepare(rules: Policy, state: State, seen: Observation) -> tuple[State, Action]:
     if seen.stop:
         return _finish(state, seen, "stopped", seen.stop)
     if not seen.prepared:
@@ -128,7 +128,7 @@ def _prepare(rules: Rules, state: State, seen: Seen) -> tuple[State, Action]:
     return _enter(state, "wait", seen), Action("wait", "the data is prepared")
 
 
-def _wait(rules: Rules, state: State, seen: Seen) -> tuple[State, Action]:
+def _wait(rules: Policy, state: State, seen: Observation) -> tuple[State, Action]:
     workers = rules.spec.resources.workers
     if limit := seen.stop or _limit(rules, seen):
         return _finish(state, seen, "stopped", limit)
@@ -153,7 +153,7 @@ def _wait(rules: Rules, state: State, seen: Seen) -> tuple[State, Action]:
     return state, Action("wait", f"room for {room} workers, and the smallest gang has {workers.min}")
 
 
-def _train(rules: Rules, state: State, seen: Seen) -> tuple[State, Action]:
+def _train(rules: Policy, state: State, seen: Observation) -> tuple[State, Action]:
     if seen.placement_failed:
         unplaced = Failure(seen.now, state.step, "", seen.placement_failed, Cause("unplaced"))
         return _failed(rules, state, seen, unplaced)
@@ -179,7 +179,7 @@ def _train(rules: Rules, state: State, seen: Seen) -> tuple[State, Action]:
     return state, Action("watch")
 
 
-def _resize(rules: Rules, state: State, seen: Seen) -> tuple[State, Action]:
+def _resize(rules: Policy, state: State, seen: Observation) -> tuple[State, Action]:
     """Leave nodes in time that are taken away, and use room for more workers where that pays."""
     if leaving := sorted({r.node for r in seen.ranks if r.leaving}):
         reason = f"{', '.join(leaving)} will be taken away"
@@ -202,7 +202,7 @@ def _resize(rules: Rules, state: State, seen: Seen) -> tuple[State, Action]:
     return dataclasses.replace(state, resizing=reason), Action("ask_stop", reason)
 
 
-def _ended(state: State, seen: Seen) -> tuple[State, Action]:
+def _ended(state: State, seen: Observation) -> tuple[State, Action]:
     """All ranks are done, with a commit in place."""
     result = seen.ranks[0].result
     if result["ended"] == "steps":
@@ -220,7 +220,7 @@ def _ended(state: State, seen: Seen) -> tuple[State, Action]:
     return stopped, Action("halt", text)
 
 
-def _failed(rules: Rules, state: State, seen: Seen, fault: Failure) -> tuple[State, Action]:
+def _failed(rules: Policy, state: State, seen: Observation, fault: Failure) -> tuple[State, Action]:
     limits = rules.spec.limits
     recent = [f for f in state.failures if seen.now - f.time < limits.restart_window]
     bad = bad_commit(fault.text)
@@ -243,7 +243,7 @@ def _failed(rules: Rules, state: State, seen: Seen, fault: Failure) -> tuple[Sta
     return _enter(state, "stop", seen, **changes), Action("halt", fault.text, first_fault=fault.text)
 
 
-def _leave_out(rules: Rules, state: State, fault: Failure) -> dict[str, Any]:
+def _leave_out(rules: Policy, state: State, fault: Failure) -> dict[str, Any]:
     """Ranks raise before they commit, so that the last commit is before the fault: from there, without its samples."""
     skip = next_skip(rules.spec.train, state.skips, fault.text)
     if skip is not None:
@@ -252,14 +252,14 @@ def _leave_out(rules: Rules, state: State, fault: Failure) -> dict[str, Any]:
     return {"outcome": "failed", "stopping": f"{text}; lower train.optimizer.lr or look at the data"}
 
 
-def _stopped(rules: Rules, state: State, seen: Seen) -> tuple[State, Action]:
+def _stopped(rules: Policy, state: State, seen: Observation) -> tuple[State, Action]:
     """The gang is gone: end here, or take the road again."""
     if state.outcome in ("failed", "stopped"):
         return _finish(state, seen, state.outcome, state.stopping)
     return _enter(state, "wait", seen), Action("wait", "the gang is stopped")
 
 
-def _export(rules: Rules, state: State, seen: Seen) -> tuple[State, Action]:
+def _export(rules: Policy, state: State, seen: Observation) -> tuple[State, Action]:
     if seen.export_failed:
         text = f"the export failed: {seen.export_failed}; all commits are in place, and the same command exports again"
         return _finish(state, seen, "failed", text)
@@ -273,14 +273,14 @@ def _export(rules: Rules, state: State, seen: Seen) -> tuple[State, Action]:
     return _finish(state, seen, "done", f"{state.step} steps are done")
 
 
-def _finish(state: State, seen: Seen, outcome: str, text: str) -> tuple[State, Action]:
+def _finish(state: State, seen: Observation, outcome: str, text: str) -> tuple[State, Action]:
     phase: Phase = "done" if outcome == "done" else "failed" if outcome == "failed" else "stopped"
     return _enter(state, phase, seen, outcome=text), Action("finish", text)
 
 
-def _fault(state: State, seen: Seen) -> Failure | None:
+def _fault(state: State, seen: Observation) -> Failure | None:
     return first_fault(
-        Vital(
+        Vitals(
             now=seen.now,
             ranks=seen.ranks,
             step=state.step,
@@ -294,7 +294,7 @@ def _fault(state: State, seen: Seen) -> Failure | None:
     )
 
 
-def _limit(rules: Rules, seen: Seen) -> str:
+def _limit(rules: Policy, seen: Observation) -> str:
     """Which ceiling of the job is reached, in words; empty if none."""
     limits = rules.spec.limits
     if limits.hours is not None and seen.spent_hours >= limits.hours:

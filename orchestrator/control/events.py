@@ -17,7 +17,7 @@ COUNT_EVERY = 10.0
 """Seconds between countings of what the job has spent."""
 
 
-class History:
+class EventHistory:
     """Events in order, the newest last."""
 
     def __init__(self, events: Sequence[Row]) -> None:
@@ -73,7 +73,7 @@ class History:
 class Spending:
     """Hours and USD of a job, counted now and then, and only where there is a ceiling."""
 
-    def __init__(self, limits: LimitSpec, history: History) -> None:
+    def __init__(self, limits: LimitSpec, history: EventHistory) -> None:
         self._limits, self._history = limits, history
         self._counted = 0.0
         # Of the events before that number, which change no more; and the latest time of theirs, in microseconds.

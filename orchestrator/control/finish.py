@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.checkpoint.manifest import Manifest
+from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.row_line import EVENTS
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.track.summary import summary
-from orchestrator.track.totals import Tally
+from orchestrator.track.totals import RunTotals
 from orchestrator.track.tracker import STATUS, Tracker
 
 DELIVERY_TIMEOUT = 20.0
@@ -20,10 +20,10 @@ DELIVERY_TIMEOUT = 20.0
 def finish(
     spec: JobSpec,
     run: RunDir,
-    commit: Manifest | None,
+    commit: CommitManifest | None,
     data: str,
     exported: dict[str, Any],
-    rows: Tally,
+    rows: RunTotals,
     tracker: Tracker,
 ) -> dict[str, Any]:
     """Write summary.json and report.html, deliver what MLflow lacks, and return the summary."""
@@ -48,14 +48,19 @@ def draw(run: RunDir, report: Callable[[RunDir], str]) -> str | None:
     return None
 
 
-def _report(run: RunDir, rows: Tally) -> str:
+def _report(run: RunDir, rows: RunTotals) -> str:
     from orchestrator.track.report import report
 
     return report(run, rows)
 
 
 def summarise(
-    spec: JobSpec, run: RunDir, commit: Manifest | None, data: str, exported: dict[str, Any], rows: Tally
+    spec: JobSpec,
+    run: RunDir,
+    commit: CommitManifest | None,
+    data: str,
+    exported: dict[str, Any],
+    rows: RunTotals,
 ) -> dict[str, Any]:
     """The summary of what stands in the run directory."""
     entropy = None

@@ -78,7 +78,7 @@ def excluded(failures: Sequence[Failure], now: float) -> Set[str]:
 
 
 @dataclass(frozen=True)
-class Vital:
+class Vitals:
     """What tells whether a gang is well.
 
     `moved` is when the last step was seen, and `suspected` since when a rank complains of a peer; all times are
@@ -102,12 +102,12 @@ class Vital:
         return max(SILENCE, STEPS * self.longest_step, GAPS * self.gap)
 
 
-def first_fault(seen: Vital) -> Failure | None:
+def first_fault(seen: Vitals) -> Failure | None:
     """The first fault of the gang: what was raised first, else who died, else who went silent or hangs."""
     return _told(seen) or _died(seen) or _silent(seen) or _hangs(seen)
 
 
-def _told(seen: Vital) -> Failure | None:
+def _told(seen: Vitals) -> Failure | None:
     told = sorted((r for r in seen.ranks if r.state == "failed"), key=lambda r: r.failed_at)
     root = next((r for r in told if not is_consequence(r.error)), None)
     # A peer's death makes others raise connection errors: the death came first, whoever was heard first.
@@ -116,12 +116,12 @@ def _told(seen: Vital) -> Failure | None:
     return _failure(seen, root, "", root.error, root.cause) if root else None
 
 
-def _died(seen: Vital) -> Failure | None:
+def _died(seen: Vitals) -> Failure | None:
     dead = sorted((r for r in seen.ranks if r.state == "dead"), key=lambda r: r.failed_at)
     return _failure(seen, dead[0], " died", dead[0].error, dead[0].cause) if dead else None
 
 
-def _silent(seen: Vital) -> Failure | None:
+def _silent(seen: Vitals) -> Failure | None:
     running = [r for r in seen.ranks if r.state not in FINISHED]
     quiet = min(running, key=lambda r: r.heard, default=None)
     if quiet is None:
@@ -132,7 +132,7 @@ def _silent(seen: Vital) -> Failure | None:
     return _failure(seen, quiet, "", f"no sign of life for {silent:.1f} s", Cause("silent"))
 
 
-def _hangs(seen: Vital) -> Failure | None:
+def _hangs(seen: Vitals) -> Failure | None:
     running = [r for r in seen.ranks if r.state not in FINISHED]
     still = seen.now - seen.moved
     slow = seen.starting or seen.ending or any(r.waiting for r in seen.ranks)
@@ -144,7 +144,7 @@ def _hangs(seen: Vital) -> Failure | None:
     return Failure(seen.now, seen.step, "", f"no step for {still:.0f} s", Cause("still"))
 
 
-def _failure(seen: Vital, rank: RankStatus, how: str, why: str, cause: Cause) -> Failure:
+def _failure(seen: Vitals, rank: RankStatus, how: str, why: str, cause: Cause) -> Failure:
     where = f"rank {rank.rank} on {rank.node}{how}"
     return Failure(seen.now, seen.step, where, why, cause, rank.node, rank.rank)
 

@@ -17,7 +17,7 @@ STATE = 12.0
 """Bytes of a snapshot for each parameter: weights and the two moments of Adam, all fp32."""
 
 
-class Holders:
+class SnapshotServers:
     """The holders of one run. `token` is what they are known by."""
 
     def __init__(self, spec: JobSpec, cluster: Cluster) -> None:

@@ -8,12 +8,17 @@ from typing import Any
 
 from cluster.workers.gang import RankStatus
 from orchestrator.control.decide import State
-from orchestrator.control.run_history import Record
+from orchestrator.control.run_history import RunHistory
 from orchestrator.job.spec import JobSpec
 
 
 def status_of(
-    spec: JobSpec, state: State, record: Record | None, ranks: tuple[RankStatus, ...], until: int, note: str
+    spec: JobSpec,
+    state: State,
+    record: RunHistory | None,
+    ranks: tuple[RankStatus, ...],
+    until: int,
+    note: str,
 ) -> dict[str, Any]:
     """Phase, step, attempt, layout and ranks, with the time left in seconds while the run trains up to `until`."""
     rows = record.recent if record else ()

@@ -32,7 +32,7 @@ BOM = b"\xef\xbb\xbf"
 BATCH_ROWS = 256
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """Text of a document; `ends` where the document does, `halves` where the first of a pair does.
 
     `bytes` is its length in UTF-8.
@@ -44,7 +44,7 @@ class Piece(NamedTuple):
     halves: bool = False
 
 
-def pieces(span: Span, rule: int = FORMAT) -> Iterator[Piece]:
+def pieces(span: Span, rule: int = FORMAT) -> Iterator[TextPiece]:
     """The span's text.
 
     Raises InputError for text that is not UTF-8, for rows without the field, and for a file that has changed since it
@@ -57,7 +57,7 @@ def pieces(span: Span, rule: int = FORMAT) -> Iterator[Piece]:
     still(file.uri, file.size, file.content, sums)
 
 
-def _text(span: Span, file: BinaryIO, rule: int) -> Iterator[Piece]:
+def _text(span: Span, file: BinaryIO, rule: int) -> Iterator[TextPiece]:
     longest = None if rule == 1 else PIECE_BYTES
     size = span.file.size
     start, stop = (line_break(file, at, size, longest) for at in (span.start, span.stop))
@@ -91,16 +91,16 @@ def _separates(line: Line) -> bool:
     return line.whole and line.data.rstrip(b"\r\n") == SEPARATOR
 
 
-def _decode(parts: list[bytes], ends: bool, span: Span, at: int, file: BinaryIO) -> Piece:
+def _decode(parts: list[bytes], ends: bool, span: Span, at: int, file: BinaryIO) -> TextPiece:
     data = b"".join(parts)
     try:
-        return Piece(data.decode(), ends, len(data))
+        return TextPiece(data.decode(), ends, len(data))
     except UnicodeDecodeError as error:
         what = f"is not UTF-8 at byte {at + error.start}, in line {line_number(file, at + error.start)}"
         raise InputError(f"{what} ({error.reason})", span.file.uri, "convert it to UTF-8") from None
 
 
-def _json(span: Span, file: BinaryIO, rule: int) -> Iterator[Piece]:
+def _json(span: Span, file: BinaryIO, rule: int) -> Iterator[TextPiece]:
     longest = None if rule == 1 else LINE_BYTES
     size = span.file.size
     at = line_break(file, span.start, size, None)
@@ -143,7 +143,7 @@ def _bad(span: Span, file: BinaryIO, at: int, what: str, mend: str) -> InputErro
     return InputError(f"line {line_number(file, at)}, at byte {at}, {what}", span.file.uri, mend)
 
 
-def _rows(span: Span, file: BinaryIO, rule: int) -> Iterator[Piece]:
+def _rows(span: Span, file: BinaryIO, rule: int) -> Iterator[TextPiece]:
     groups = range(span.start, span.stop)
     try:
         table = pq.ParquetFile(file)
@@ -168,7 +168,7 @@ def _column(span: Span, batch: pa.RecordBatch, key: str) -> list[str | None]:
     return texts
 
 
-def _document(texts: Sequence[str], rule: int) -> Iterator[Piece]:
+def _document(texts: Sequence[str], rule: int) -> Iterator[TextPiece]:
     """The pieces of a row's text, or of the two texts of a pair."""
     *first, last = texts
     for text in first:
@@ -176,16 +176,16 @@ def _document(texts: Sequence[str], rule: int) -> Iterator[Piece]:
     yield from _cut(last, rule)
 
 
-def _cut(text: str, rule: int) -> Iterator[Piece]:
+def _cut(text: str, rule: int) -> Iterator[TextPiece]:
     """A whole document in pieces of at most PIECE_BYTES characters, cut after a line or else between two words."""
     start = 0
     while len(text) - start > PIECE_BYTES:
         stop = text.rfind("\n", start, start + PIECE_BYTES) + 1 or start + PIECE_BYTES
         if rule > 1 and not text.endswith("\n", start, stop):
             stop = _between_words(text, start, stop)
-        yield Piece(text[start:stop], False, len(text[start:stop].encode()))
+        yield TextPiece(text[start:stop], False, len(text[start:stop].encode()))
         start = stop
-    yield Piece(text[start:], True, len(text[start:].encode()))
+    yield TextPiece(text[start:], True, len(text[start:].encode()))
 
 
 def _between_words(text: str, start: int, stop: int) -> int:

@@ -13,7 +13,7 @@ import xxhash
 
 from orchestrator.data import manifest, shards
 from orchestrator.data.files import Folder
-from orchestrator.data.manifest import PreparedSource, Shard
+from orchestrator.data.manifest import PreparedSource, TokenShard
 from orchestrator.data.tokens import Tokens
 
 EXCERPT_TOKENS = 2**15
@@ -36,7 +36,7 @@ def keep(uri: str, target: str) -> None:
         tokens.document_ends(source) if whole.format > 1 else np.flatnonzero(found == whole.roles["eos"]) + 1
     )
     ends = ends[ends <= len(found)].astype("<u4")
-    shard = Shard(name, len(found), len(ends), 0, xxhash.xxh3_128_hexdigest(data))
+    shard = TokenShard(name, len(found), len(ends), 0, xxhash.xxh3_128_hexdigest(data))
     if whole.format > 1:
         index = ends.tobytes()
         folder.write(shards.ends_name(name), index)

@@ -24,7 +24,7 @@ NAME = "manifest.json"
 
 
 @dataclass(frozen=True)
-class Shard:
+class TokenShard:
     """Token ids of one part of a source, little-endian, without header. `bytes` is their text's, in UTF-8.
 
     From format 2 on: `blocks` are the checksums (xxh3_64, 16 hexadecimal digits each) of every `tokens.BLOCK_BYTES` of
@@ -45,7 +45,7 @@ class PreparedSource:
     """The shards of one source in the order of its text. `uri` tells where it once came from."""
 
     uri: str
-    shards: tuple[Shard, ...]
+    shards: tuple[TokenShard, ...]
 
     @property
     def tokens(self) -> int:
@@ -54,7 +54,7 @@ class PreparedSource:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class DataManifest:
     """Prepared data. `roles` maps eos, pad, bos, cls, sep, mask, unk to ids, those the tokenizer has.
 
     `entropy` is that of the tokens' unigram distribution in nats: the loss of a model that knows only how
@@ -78,7 +78,7 @@ class Manifest:
     tokenizer_xxh3: str = ""
 
     @property
-    def shards(self) -> list[Shard]:
+    def shards(self) -> list[TokenShard]:
         """The shards of all sources."""
         return [shard for source in self.sources for shard in source.shards]
 
@@ -93,14 +93,15 @@ class Manifest:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Manifest:
+    def from_json(cls, data: dict[str, Any]) -> DataManifest:
         """The manifest that `to_json` wrote. Raises KeyError or TypeError if it is another document."""
         sources = tuple(
-            PreparedSource(s["uri"], tuple(Shard(**shard) for shard in s["shards"])) for s in data["sources"]
+            PreparedSource(s["uri"], tuple(TokenShard(**shard) for shard in s["shards"]))
+            for s in data["sources"]
         )
         return cls(**{**data, "sources": sources, "sentinels": tuple(data["sentinels"])})
 
-    def same(self, other: Manifest) -> bool:
+    def same(self, other: DataManifest) -> bool:
         """Whether both are of the same tokens from the same text."""
         tokenizers = {self.tokenizer_xxh3, other.tokenizer_xxh3} - {""}
         return [s.xxh3 for s in self.shards] == [s.xxh3 for s in other.shards] and len(tokenizers) < 2
@@ -114,7 +115,7 @@ class DamagedManifest(InputError):
     """There is a manifest, and it is not what was written."""
 
 
-def read(folder: Folder) -> Manifest | None:
+def read(folder: Folder) -> DataManifest | None:
     """The manifest in `folder`, or None if there is none.
 
     Raises InputError if it is of another format, DamagedManifest if it is none at all.
@@ -127,7 +128,7 @@ def read(folder: Folder) -> Manifest | None:
             what = f"is of format {data['format']}, not {' or '.join(map(str, FORMATS))}"
             raise InputError(what, folder.uri, "prepare the data again")
         checksum = data.pop("checksum", None)
-        found = Manifest.from_json(data)
+        found = DataManifest.from_json(data)
         if found.format > 1 and found.checksum() != checksum:
             raise ValueError("its checksum is another")
         return found
@@ -136,6 +137,6 @@ def read(folder: Folder) -> Manifest | None:
         raise DamagedManifest(what, folder.uri, "run or prepare the job again, which makes it anew") from None
 
 
-def write(folder: Folder, manifest: Manifest) -> None:
+def write(folder: Folder, manifest: DataManifest) -> None:
     """Write the manifest. From then on the prepared data exists."""
     folder.write_json(NAME, {**manifest.to_json(), "checksum": manifest.checksum()})

@@ -11,9 +11,9 @@ import numpy as np
 import xxhash
 
 from orchestrator.data import tokenizer as tokenizers
-from orchestrator.data.documents import Piece, pieces
+from orchestrator.data.documents import TextPiece, pieces
 from orchestrator.data.files import Folder
-from orchestrator.data.manifest import FORMAT, DamagedManifest, Manifest, PreparedSource, Shard, read
+from orchestrator.data.manifest import FORMAT, DamagedManifest, DataManifest, PreparedSource, TokenShard, read
 from orchestrator.data.sources import Part
 from orchestrator.job.errors import InputError
 
@@ -93,7 +93,7 @@ def read_record(folder: Folder, number: int, rule: int) -> dict[str, Any] | None
     try:
         record = folder.read_json(record_name(number))
         counts = np.array(record.pop("counts"), dtype=np.int64)
-        Shard(file="", **record)
+        TokenShard(file="", **record)
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
     whole = counts.sum() == record["tokens"] and (rule == 1 or "ends" in record)
@@ -144,12 +144,12 @@ def gather(
     vocabulary: int,
     roles: dict[str, int],
     rule: int = FORMAT,
-) -> Manifest:
+) -> DataManifest:
     """The manifest of all shards in `folder`, from their records. `uris` are the sources' addresses.
 
     Raises InputError if there is no text in the sources.
     """
-    prepared: list[list[Shard]] = [[] for _ in uris]
+    prepared: list[list[TokenShard]] = [[] for _ in uris]
     counts = np.zeros(vocabulary, dtype=np.int64)
     with ThreadPoolExecutor(16) as pool:  # a store answers a read in tens of milliseconds
         records = pool.map(lambda number: read_record(folder, number, rule), range(len(parts)))
@@ -158,7 +158,7 @@ def gather(
             raise InputError(f"{record_name(number)} is damaged", folder.uri, "run the same command again")
         counts += record.pop("counts")
         if record["tokens"]:
-            prepared[part[0].file.source].append(Shard(file=shard_name(number), **record))
+            prepared[part[0].file.source].append(TokenShard(file=shard_name(number), **record))
     every = [shard for source in prepared for shard in source]
     tokens, text = sum(s.tokens for s in every), sum(s.bytes for s in every)
     if not text:
@@ -166,7 +166,7 @@ def gather(
     share = counts[counts > 0] / tokens
     tokenizer = folder.read("tokenizer.json") or b""
     encoder = tokenizers.encoder(tokenizer.decode())
-    return Manifest(
+    return DataManifest(
         fingerprint=fingerprint,
         dtype=dtype(vocabulary),
         tokenizer="tokenizer.json",
@@ -196,8 +196,8 @@ def sample(parts: Sequence[Part], limit: int, rule: int = FORMAT) -> Iterator[st
                 break
 
 
-def _batches(items: Iterator[Piece]) -> Iterator[list[Piece]]:
-    batch: list[Piece] = []
+def _batches(items: Iterator[TextPiece]) -> Iterator[list[TextPiece]]:
+    batch: list[TextPiece] = []
     size = 0
     for item in items:
         batch.append(item)

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from orchestrator.data import manifest
 from orchestrator.data.files import Folder
-from orchestrator.data.manifest import Manifest, Shard
+from orchestrator.data.manifest import DataManifest, TokenShard
 from orchestrator.data.shards import ends_name
 from orchestrator.data.verified_shard import CheckedShard, DamagedShard, put_aside
 from orchestrator.job.errors import InputError
@@ -32,7 +32,7 @@ AGAIN = "run or prepare the job again, which makes what is missing"
 class Tokens:
     """Read access to prepared data. Open it with `Tokens.open`. What is read has been checked, see `CheckedShard`."""
 
-    def __init__(self, folder: Folder, manifest: Manifest, shards: list[list[CheckedShard]]) -> None:
+    def __init__(self, folder: Folder, manifest: DataManifest, shards: list[list[CheckedShard]]) -> None:
         self.folder = folder
         self.manifest = manifest
         self._shards = shards
@@ -149,11 +149,11 @@ def problems(uri: str) -> list[str]:
     return []
 
 
-def _local(folder: Folder, found: Manifest, shard: Shard) -> Path:
+def _local(folder: Folder, found: DataManifest, shard: TokenShard) -> Path:
     return Path(folder.at(shard.file))
 
 
-def _downloaded(folder: Folder, found: Manifest, shard: Shard) -> Path:
+def _downloaded(folder: Folder, found: DataManifest, shard: TokenShard) -> Path:
     """A copy of a remote shard on this node. Its name holds its checksum, so it is never stale."""
     kept = Path(tempfile.gettempdir()) / f"orchestrator-tokens-{os.getuid()}" / found.fingerprint
     kept.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -165,7 +165,7 @@ def _downloaded(folder: Folder, found: Manifest, shard: Shard) -> Path:
     return path
 
 
-def _download(folder: Folder, shard: Shard, path: Path) -> None:
+def _download(folder: Folder, shard: TokenShard, path: Path) -> None:
     draft = path.with_suffix(".tmp")
     state = xxhash.xxh3_128()
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from orchestrator.data.manifest import Shard
+from orchestrator.data.manifest import TokenShard
 from orchestrator.data.shards import BLOCK_BYTES
 
 SUM_DIGITS = 16
@@ -25,7 +25,7 @@ class CheckedShard:
     Raises ValueError if the file is not there in its size, and from `read` `DamagedShard`.
     """
 
-    def __init__(self, path: Path, dtype: str, shard: Shard) -> None:
+    def __init__(self, path: Path, dtype: str, shard: TokenShard) -> None:
         expected = shard.tokens * np.dtype(dtype).itemsize
         size = path.stat().st_size if path.exists() else None
         if size != expected:

@@ -7,14 +7,14 @@ import json
 import numpy as np
 from tokenizers import Tokenizer
 
-from orchestrator.data.manifest import Manifest
+from orchestrator.data.manifest import DataManifest
 from workloads.workload import Vocabulary
 
 _CLOSING = "\"')]}ĠĊč "
 """What may follow a full stop in an entry: quotes, brackets, white space as byte-level BPE spells it."""
 
 
-def vocabulary_of(tokenizer: Tokenizer, found: Manifest) -> Vocabulary:
+def vocabulary_of(tokenizer: Tokenizer, found: DataManifest) -> Vocabulary:
     """The vocabulary of prepared data.
 
     A token starts a word if white space stands before it, by byte-level BPE ('Ġ', 'Ċ', ...) or SentencePiece

@@ -35,7 +35,7 @@ class Refused(Exception):
     """One line about a folder that cannot be read."""
 
 
-class StandIn(dict[str, Any]):
+class PlaceholderClass(dict[str, Any]):
     """In the place of an object of the pickle: keeps its arguments, has no behaviour."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -81,7 +81,7 @@ def _files(folder: Path, pattern: str) -> list[Path]:
 
 
 def _load(path: Path, trust: bool) -> dict[str, Any]:
-    stand_ins: list[Any] = [(StandIn, name) for name in KNOWN]
+    stand_ins: list[Any] = [(PlaceholderClass, name) for name in KNOWN]
     try:
         with torch.serialization.safe_globals(stand_ins):
             loaded = torch.load(path, map_location="cpu", mmap=True, weights_only=not trust)
@@ -98,7 +98,7 @@ def _load(path: Path, trust: bool) -> dict[str, Any]:
 
 
 def _number(value: Any) -> int:
-    return int(value.arguments[0]) if isinstance(value, StandIn) else int(value)
+    return int(value.arguments[0]) if isinstance(value, PlaceholderClass) else int(value)
 
 
 def _tensors(

@@ -7,10 +7,10 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 
 from cluster.workers.gang import LABEL, SELECTOR, Bundle
-from orchestrator.job.strict import Count, Positive, Strict
+from orchestrator.job.strict import Count, Positive, StrictModel
 
 
-class Workers(Strict):
+class Workers(StrictModel):
     """How many workers the run may have."""
 
     min: Positive
@@ -23,7 +23,7 @@ class Workers(Strict):
         return self
 
 
-class PerWorker(Strict):
+class PerWorker(StrictModel):
     """What one worker occupies."""
 
     cpu: float = Field(default=1, gt=0)
@@ -56,7 +56,7 @@ class PerWorker(Strict):
         return Bundle(self.cpu, self.gpu, self.labels)
 
 
-class ResourceSpec(Strict):
+class ResourceSpec(StrictModel):
     """What the run may occupy."""
 
     workers: Workers = Workers(min=1, max=1)

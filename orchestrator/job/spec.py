@@ -18,12 +18,12 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.overrides import override
 from orchestrator.job.resources import ResourceSpec
 from orchestrator.job.stability import StabilitySpec
-from orchestrator.job.strict import Count, Fraction, Positive, Strict
+from orchestrator.job.strict import Count, Fraction, Positive, StrictModel
 from orchestrator.job.tune import TuneSpec
 from orchestrator.job.validation_messages import one_line
 
 
-class WorkloadSpec(Strict):
+class WorkloadSpec(StrictModel):
     """What is trained."""
 
     model: str = Field(description="a preset's name, or hf:<config or checkpoint folder>")
@@ -44,7 +44,7 @@ class WorkloadSpec(Strict):
     )
 
 
-class Source(Strict):
+class Source(StrictModel):
     """Files of text and how many times one epoch passes over them."""
 
     uri: str = Field(description="a path, glob or fsspec URI of .txt, .jsonl or .parquet files")
@@ -55,13 +55,13 @@ class Source(Strict):
     )
 
 
-class TrainBpe(Strict):
+class TrainBpe(StrictModel):
     """Train a byte-level BPE tokenizer on the sources."""
 
     train_bpe: int = Field(ge=300, le=1_000_000, description="entries in the vocabulary")
 
 
-class DataSpec(Strict):
+class DataSpec(StrictModel):
     """Raw text to token sequences."""
 
     sources: list[Source] = Field(min_length=1)
@@ -72,7 +72,7 @@ class DataSpec(Strict):
     )
 
 
-class OptimizerSpec(Strict):
+class OptimizerSpec(StrictModel):
     """AdamW (Loshchilov and Hutter, 2019), LAMB (You et al., 2020), LARS (You et al., 2017), Lion (Chen et al., 2023).
 
     LARS takes its momentum from the first of betas.
@@ -89,7 +89,7 @@ class OptimizerSpec(Strict):
     final_lr: float = Field(default=0.1, ge=0.0, le=1.0, description="last learning rate as a share of lr")
 
 
-class TrainSpec(Strict):
+class TrainSpec(StrictModel):
     """How long and with what."""
 
     steps: Positive
@@ -131,7 +131,7 @@ class TrainSpec(Strict):
         return self
 
 
-class ParallelSpec(Strict):
+class ParallelSpec(StrictModel):
     """A layout written by hand. The data-parallel width is what the workers leave after tp, pp and cp."""
 
     engine: Literal["torch", "deepspeed"] = "torch"
@@ -153,7 +153,7 @@ class ParallelSpec(Strict):
     )
 
 
-class CheckpointSpec(Strict):
+class CheckpointSpec(StrictModel):
     """When to commit and what to keep."""
 
     every: Positive = Field(default=100, description="steps between commits")
@@ -188,14 +188,14 @@ class CheckpointSpec(Strict):
         return self
 
 
-class TrackingSpec(Strict):
+class TrackingSpec(StrictModel):
     """Where experiments are followed."""
 
     uri: str = Field(default="sqlite:///mlflow.db", description="an MLflow tracking URI")
     experiment: str = "default"
 
 
-class LimitSpec(Strict):
+class LimitSpec(StrictModel):
     """Ceilings of the whole job, all attempts together."""
 
     hours: float | None = Field(default=None, gt=0)
@@ -215,7 +215,7 @@ class LimitSpec(Strict):
     )
 
 
-class JobSpec(Strict):
+class JobSpec(StrictModel):
     """One run, whole."""
 
     name: str = Field(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from orchestrator.job.strict import Strict
+from orchestrator.job.strict import StrictModel
 
 if TYPE_CHECKING:
     from orchestrator.job.spec import TrainSpec
@@ -29,7 +29,7 @@ LEAST_SPREAD = 0.005
 WHERE = re.compile(rf"(?:{'|'.join(NAMES)}): .* at step (\d+), samples from position (\d+)")
 
 
-class StabilitySpec(Strict):
+class StabilitySpec(StrictModel):
     """What happens when a loss is no number, or jumps: back to the commit before, and on without those samples."""
 
     spike: float | None = Field(

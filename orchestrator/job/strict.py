@@ -11,7 +11,7 @@ Count = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
-class Strict(BaseModel):
+class StrictModel(BaseModel):
     """A part of a job file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)

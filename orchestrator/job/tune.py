@@ -11,7 +11,7 @@ from pydantic import (
     model_validator,
 )
 
-from orchestrator.job.strict import Positive, Strict
+from orchestrator.job.strict import Positive, StrictModel
 
 KINDS = ("grid", "choice", "uniform", "loguniform", "integer")
 REWRITABLE = ("train.optimizer.", "train.z_loss", "train.stability", "parallel", "resources")
@@ -22,7 +22,7 @@ POPULATION = ("pbt", "pb2")
 """Schedulers under which trials take over each other's commits and go on with other values."""
 
 
-class Dimension(Strict):
+class Dimension(StrictModel):
     """The values that one key may take; exactly one of these."""
 
     grid: list[Any] | None = Field(default=None, min_length=1, description="each of these (sampler: grid)")
@@ -73,7 +73,7 @@ class Dimension(Strict):
         return {key: value for key, value in handler(self).items() if value is not None}
 
 
-class Promotion(Strict):
+class Promotion(StrictModel):
     """Trials that live to a step go on under another layout."""
 
     at: Positive = Field(description="step from which on")
@@ -87,7 +87,7 @@ class Promotion(Strict):
         return self
 
 
-class SweepLimits(Strict):
+class SweepLimits(StrictModel):
     """Ceilings of the whole sweep, all its trials and commands together."""
 
     steps: Positive | None = Field(default=None, description="optimiser steps of all trials")
@@ -95,7 +95,7 @@ class SweepLimits(Strict):
     cost_usd: float | None = Field(default=None, gt=0, description="as limits of the job counts cost")
 
 
-class TuneSpec(Strict):
+class TuneSpec(StrictModel):
     """A search: trials of this job that differ in the keys of `space`, each a run of its own."""
 
     space: dict[str, Dimension] = Field(min_length=1, description="dotted keys of the job, and their values")

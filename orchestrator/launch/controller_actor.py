@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 
-from cluster.jobs.job_queue import SharedGang, Turn
+from cluster.jobs.job_queue import QueueClient, QueuedGang
 from cluster.local.ray_session import NAMESPACE, ON_HEAD
 from cluster.workers.gang import Bundle
 from cluster.workers.on_ray import on_ray
@@ -27,7 +27,7 @@ HIDDEN = ("summary", "error")
 """What of the status is for those who ask, and not for status.json."""
 
 
-class NoRoom(Exception):
+class NoCapacity(Exception):
     """The cluster is too small for the job, and nobody has added machines in time."""
 
 
@@ -47,7 +47,7 @@ class ControllerActor:
     ) -> None:
         self._job, self._until, self._faults, self._priority = job, until, faults, priority
         self._spec, self._run = parse(job), RunDir(run_uri)
-        self._turn: Turn | None = None
+        self._turn: QueueClient | None = None
         self._stop = self._made_room = ""
         self._controller = self._fresh()
         self._summary: dict[str, Any] | None = None
@@ -73,7 +73,7 @@ class ControllerActor:
     def _fresh(self) -> Controller:
         cluster = on_ray()
         if self._priority is not None:
-            gang = functools.partial(SharedGang, self._room)
+            gang = functools.partial(QueuedGang, self._room)
             cluster = dataclasses.replace(cluster, gang=gang, want=self._want)
         return Controller(self._spec, self._run, self._until, cluster, self._faults)
 
@@ -91,11 +91,11 @@ class ControllerActor:
             with self._run.lock():
                 if self._priority is not None:
                     workers, bundle = self._spec.resources.workers, self._spec.resources.per_worker.bundle
-                    self._turn = Turn(self._run.uri, self._priority, bundle, workers.min, workers.max)
+                    self._turn = QueueClient(self._run.uri, self._priority, bundle, workers.min, workers.max)
                 self._summary = self._drive_in_turns()
         except InputError as error:
             self._error = {"line": str(error), "input": True}
-        except NoRoom as error:
+        except NoCapacity as error:
             self._error = {"line": str(error), "input": False}
         except BaseException as error:  # a controller that dies silently would be waited for
             traceback.print_exc()
@@ -131,7 +131,7 @@ class ControllerActor:
             possible = time.monotonic() if verdict.possible else possible
             if (waited := time.monotonic() - possible) > limit:
                 text = f"waited {waited:.0f} s for {verdict.waits_for}"
-                raise NoRoom(text + "; lower resources.workers.min or add machines")
+                raise NoCapacity(text + "; lower resources.workers.min or add machines")
             if time.monotonic() - written > STATUS_EVERY:
                 written = time.monotonic()
                 self._run.write_json(

@@ -25,10 +25,10 @@ from ray.train.collective import broadcast_from_rank_zero
 
 from cluster.workers.machine import smallest_offer
 from cluster.workers.rank_process import describe, serve_store
-from cluster.workers.worker_context import Link, Seat
+from cluster.workers.worker_context import RankInfo, WorkerContext
 from orchestrator.checkpoint.identity import check_same_run, check_shards
 from orchestrator.checkpoint.manifest import folder
-from orchestrator.control.run_history import Record
+from orchestrator.control.run_history import RunHistory
 from orchestrator.job.errors import InputError
 from orchestrator.job.paths import absolute, resolve_paths
 from orchestrator.job.spec import JobSpec, parse
@@ -80,7 +80,7 @@ def train_func(config: dict[str, Any]) -> None:
         store = serve_store(node) if books else None
         told = {"host": node, "port": store.port, **books.begin(world)} if books and store else None
         told = broadcast_from_rank_zero(told)
-        seat = Seat(rank, world, context.get_local_rank(), told.pop("host"), told.pop("port"), node)
+        seat = RankInfo(rank, world, context.get_local_rank(), told.pop("host"), told.pop("port"), node)
         task = Task(
             job=config["job"],
             run=run.uri,
@@ -90,7 +90,7 @@ def train_func(config: dict[str, Any]) -> None:
             skips=tuple(skip.to_json() for skip in on_record(run.rows("events.jsonl"))),
             **told,
         )
-        main(task.to_json(), TrainLink(seat, store, books, config["report_every"]))
+        main(task.to_json(), RayTrainContext(seat, store, books, config["report_every"]))
         if books is None:
             ray.train.report({"step": task.until})
             return
@@ -99,19 +99,19 @@ def train_func(config: dict[str, Any]) -> None:
             ray.train.report(books.last_row, Checkpoint.from_directory(name))
 
 
-class TrainLink(Link):
+class RayTrainContext(WorkerContext):
     """A link whose rows go into the run directory and, every so many steps, to Ray Train.
 
     Ray Train wants a report of every rank, and holds each until its controller has looked: a report a step would make
     a step as long as its polling interval.
     """
 
-    def __init__(self, seat: Seat, store: Any, books: Books | None, every: int) -> None:
+    def __init__(self, seat: RankInfo, store: Any, books: RankZeroHistory | None, every: int) -> None:
         super().__init__(seat, store)
         self._books, self._every = books, every
 
     def report(self, step: int, row: Row | None = None) -> None:
-        """See `Link.report`."""
+        """See `WorkerContext.report`."""
         super().report(step, row)
         if self._books is not None and row is not None:
             self._books.take(row)
@@ -120,12 +120,12 @@ class TrainLink(Link):
             ray.train.report(row or {"step": step})
 
 
-class Books:
+class RankZeroHistory:
     """What rank 0 writes down, as the controller of `orchestrator run` would."""
 
     def __init__(self, config: dict[str, Any], run: RunDir) -> None:
         self._spec, self._data = parse(config["job"]), config["data"]
-        self._record = Record(self._spec, run)
+        self._record = RunHistory(self._spec, run)
         self._attempt = 0
 
     @property
@@ -200,10 +200,10 @@ class Books:
 
 
 @contextlib.contextmanager
-def _books(config: dict[str, Any], run: RunDir) -> Iterator[Books]:
+def _books(config: dict[str, Any], run: RunDir) -> Iterator[RankZeroHistory]:
     """The books of a run, which nobody else keeps meanwhile."""
     with run.lock():
-        books = Books(config, run)
+        books = RankZeroHistory(config, run)
         try:
             yield books
             books.end()

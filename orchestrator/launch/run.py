@@ -32,7 +32,7 @@ SILENCE = 120.0
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """How a command ended: its exit code, the run's summary if there is one, and a line for the user; which process
     of the Ray that it had started is gone, if that is why."""
 
@@ -50,13 +50,13 @@ def run(
     show: Callable[[dict[str, Any]], None],
     faults: tuple[str, ...] = (),
     priority: int = 0,
-) -> Outcome:
+) -> RunOutcome:
     """Drive a run to its end, or on from where it is. `show` gets the status several times a second.
 
     Raises InputError before anything is written if the job is wrong or belongs to another run.
     """
     if found := done_already(spec, run_dir):
-        return Outcome(DONE, found, f"{run_dir.uri} is finished: nothing to do")
+        return RunOutcome(DONE, found, f"{run_dir.uri} is finished: nothing to do")
     check_places(spec, run_dir)
     check(spec)
     check_labels(spec, address)
@@ -163,7 +163,7 @@ def done_already(spec: JobSpec, run_dir: RunDir) -> dict[str, Any] | None:
     return None if commit is not None and isinstance(last, int) and commit.step < last else found
 
 
-def _watch(controller: Any, run_dir: RunDir, show: Callable[[dict[str, Any]], None]) -> Outcome:
+def _watch(controller: Any, run_dir: RunDir, show: Callable[[dict[str, Any]], None]) -> RunOutcome:
     import ray
     from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
@@ -175,7 +175,7 @@ def _watch(controller: Any, run_dir: RunDir, show: Callable[[dict[str, Any]], No
         if gone := fallen():
             show({**status, "phase": "wait", "note": f"Ray's {gone} has died; Ray is started again"})
             line = f"Ray's {gone} on this machine has died; the same command goes on from the last commit"
-            return Outcome(FAILED, None, line, fallen=gone)
+            return RunOutcome(FAILED, None, line, fallen=gone)
         try:
             status = ray.get(controller.status.remote(), timeout=LOOK)
             heard = time.monotonic()
@@ -190,13 +190,15 @@ def _watch(controller: Any, run_dir: RunDir, show: Callable[[dict[str, Any]], No
             controller.request_stop.remote("stopped by the user")
         except (RayActorError, GetTimeoutError) as error:
             if (summary := finished_summary(run_dir)) and (summary["ended"] or 0.0) > began:
-                return Outcome(EXIT_OF[summary["state"]], summary, summary["reason"] or "")
+                return RunOutcome(EXIT_OF[summary["state"]], summary, summary["reason"] or "")
             if time.monotonic() - heard > SILENCE:
-                return Outcome(FAILED, None, f"the controller is gone: {' '.join(str(error).split())[:200]}")
+                return RunOutcome(
+                    FAILED, None, f"the controller is gone: {' '.join(str(error).split())[:200]}"
+                )
             time.sleep(REFRESH)
         except RayError as error:
             why = " ".join(str(error).strip().splitlines()[-1:])[:300]
-            return Outcome(FAILED, None, f"the controller does not answer: {type(error).__name__}: {why}")
+            return RunOutcome(FAILED, None, f"the controller does not answer: {type(error).__name__}: {why}")
 
 
 def _attach(
@@ -225,8 +227,8 @@ def _attach(
     return start_controller(job, run_dir, until, faults, priority)
 
 
-def _outcome(status: dict[str, Any]) -> Outcome:
+def _outcome(status: dict[str, Any]) -> RunOutcome:
     if error := status["error"]:
-        return Outcome(WRONG_INPUT if error["input"] else FAILED, None, error["line"])
+        return RunOutcome(WRONG_INPUT if error["input"] else FAILED, None, error["line"])
     found = status["summary"]
-    return Outcome(EXIT_OF[found["state"]], found, found["reason"] or "")
+    return RunOutcome(EXIT_OF[found["state"]], found, found["reason"] or "")

@@ -22,7 +22,7 @@ from orchestrator.planning.machines import Machine
 from workloads.model.config import TransformerConfig
 
 if TYPE_CHECKING:
-    from workloads.hf.folder import ForeignModel
+    from workloads.hf.folder import HuggingFaceModel
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 MEMORY_SHARE = 0.8
@@ -83,7 +83,7 @@ class Plan:
         }
 
 
-def model_shape(config: TransformerConfig | ForeignModel, sequence_length: int) -> ModelShape:
+def model_shape(config: TransformerConfig | HuggingFaceModel, sequence_length: int) -> ModelShape:
     """The sizes that planning needs. A model of transformers run as it is cannot be cut."""
     whole = ModelShape(
         parameters=config.parameters(),

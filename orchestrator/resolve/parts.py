@@ -177,7 +177,7 @@ def check_workload(spec: JobSpec) -> None:
 
     from orchestrator.data import tokenizer
     from orchestrator.data.manifest import FORMAT
-    from workloads.hf.folder import ForeignModel
+    from workloads.hf.folder import HuggingFaceModel
     from workloads.workload import Vocabulary
 
     size, special = vocabulary_size(spec), _special_tokens(spec)
@@ -198,7 +198,7 @@ def check_workload(spec: JobSpec) -> None:
             workload.check_hf()
         except WorkloadError as error:
             raise InputError(str(error), "checkpoint.export") from None
-    if isinstance(workload.config, ForeignModel):
+    if isinstance(workload.config, HuggingFaceModel):
         _check_foreign(spec, workload)
 
 
@@ -221,10 +221,10 @@ def _check_foreign(spec: JobSpec, workload: Any) -> None:
 def notes_of(spec: JobSpec) -> list[str]:
     """What is trained otherwise than a folder's configuration says, in words. Raises InputError."""
     from workloads.describe import describe
-    from workloads.hf.folder import ForeignModel
+    from workloads.hf.folder import HuggingFaceModel
 
     config = describe(spec.workload.model, spec.workload.changes)
-    if not isinstance(config, ForeignModel) or not config.silenced:
+    if not isinstance(config, HuggingFaceModel) or not config.silenced:
         return []
     names = ", ".join(config.silenced)
     rate = spec.workload.dropout

@@ -36,7 +36,7 @@ BEAT = 3.0
 Call = Callable[..., Any]
 
 
-class Overtaken(RuntimeError):
+class LeaseLost(RuntimeError):
     """Another controller has taken the run over while this one was silent: this one may write nothing more."""
 
 
@@ -97,7 +97,7 @@ class Lease:
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        with self._one_at_a_time, contextlib.suppress(Overtaken):
+        with self._one_at_a_time, contextlib.suppress(LeaseLost):
             try:
                 self._write(ended=True)
                 if all(
@@ -147,7 +147,7 @@ class Lease:
                 with self._one_at_a_time:
                     if not self._ended.is_set():
                         self._write()
-            except Overtaken:
+            except LeaseLost:
                 return
             except Exception as error:
                 if not storage_failed(error):
@@ -161,7 +161,7 @@ class Lease:
     def _confirm(self) -> None:
         asked = time.monotonic()
         if max(self._numbers(), default=0) > self._number:
-            raise Overtaken(f"another controller has taken over {self._uri}")
+            raise LeaseLost(f"another controller has taken over {self._uri}")
         self._confirmed = asked
 
     def _told(self, ended: bool = False) -> bytes:

@@ -38,21 +38,21 @@ class FileView:
             return os.pread(file.fileno(), end - start, start)
 
 
-class FileTape:
+class SingleRowFile:
     """A file that grows."""
 
     def __init__(self, path: str) -> None:
         self._path = path
 
     def view(self) -> FileView:
-        """See `Tape`."""
+        """See `RowFiles`."""
         try:
             return FileView(self._path, os.stat(self._path).st_size)
         except (FileNotFoundError, NotADirectoryError):
             return FileView(self._path, 0)
 
     def append(self, data: bytes) -> int:
-        """See `Tape`."""
+        """See `RowFiles`."""
         with open(self._path, "ab+", buffering=0) as file:
             size = file.tell()
             if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
@@ -68,13 +68,13 @@ class FileTape:
         return size + len(data)
 
     def cut(self, size: int) -> None:
-        """See `Tape`."""
+        """See `RowFiles`."""
         with open(self._path, "rb+") as file:
             file.truncate(size)
             os.fsync(file.fileno())
 
     def rewrite(self, pieces: Sequence[tuple[int, int] | bytes]) -> None:
-        """See `Tape`."""
+        """See `RowFiles`."""
         draft, view = f"{self._path}.{os.getpid()}.tmp", self.view()
         try:
             with open(draft, "wb") as file:
@@ -92,7 +92,7 @@ class FileTape:
             raise
 
     def remove(self) -> None:
-        """See `Tape`."""
+        """See `RowFiles`."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
 
@@ -113,7 +113,7 @@ class Part(NamedTuple):
 class PartsView:
     """Parts as they were listed."""
 
-    def __init__(self, tape: PartTape, parts: Sequence[Part]) -> None:
+    def __init__(self, tape: NumberedRowFiles, parts: Sequence[Part]) -> None:
         self._tape, self._parts = tape, parts
         self.size = sum(part.size for part in parts)
 
@@ -127,7 +127,7 @@ class PartsView:
         raise FileNotFoundError(f"{self._tape.path}: its parts are exchanged faster than they can be read")
 
 
-class PartTape:
+class NumberedRowFiles:
     """Numbered parts below `path`; `call` makes every request, within its bounds."""
 
     def __init__(self, fs: Any, path: str, call: Callable[..., Any]) -> None:
@@ -136,7 +136,7 @@ class PartTape:
         self._stale: list[Part] = []
 
     def view(self) -> PartsView:
-        """See `Tape`."""
+        """See `RowFiles`."""
         return PartsView(self, self.parts())
 
     def parts(self) -> tuple[Part, ...]:
@@ -150,7 +150,7 @@ class PartTape:
         return bytes(self._call(self._fs.cat_file, f"{self.path}/{part.name}", start=start, end=end))
 
     def append(self, data: bytes) -> int:
-        """See `Tape`. There is one writer, so its number is known from the last one, without a listing."""
+        """See `RowFiles`. There is one writer, so its number is known from the last one, without a listing."""
         if self._mine is None:
             self._open()
             last = self._known()[-1:]
@@ -179,12 +179,12 @@ class PartTape:
         return sum(part.size for part in self._known())
 
     def cut(self, size: int) -> None:
-        """See `Tape`. One put has what stays of the part that is cut, in the place of all that follow."""
+        """See `RowFiles`. One put has what stays of the part that is cut, in the place of all that follow."""
         self._open()
         self._splice(size, sum(part.size for part in self._known()), b"")
 
     def rewrite(self, pieces: Sequence[tuple[int, int] | bytes]) -> None:
-        """See `Tape`; place by place, the last one first."""
+        """See `RowFiles`; place by place, the last one first."""
         self._open()
         after, new = sum(part.size for part in self._known()), b""
         for piece in reversed(pieces):
@@ -198,7 +198,7 @@ class PartTape:
             self._splice(0, after, new)
 
     def remove(self) -> None:
-        """See `Tape`."""
+        """See `RowFiles`."""
         for part in reversed(self._listed()):
             self._call(self._fs.rm_file, f"{self.path}/{part.name}")
         self._mine = None

@@ -22,7 +22,7 @@ class View(Protocol):
         """The bytes from `start` to before `end`, fewer if the file has been cut since."""
 
 
-class Tape(Protocol):
+class RowFiles(Protocol):
     """Bytes that are added at the end and cut from the end. All of it may raise OSError."""
 
     def view(self) -> View:
@@ -61,7 +61,7 @@ class Extent(NamedTuple):
 class RowLog:
     """One file of rows. There is one writer; others may read meanwhile, in this process and elsewhere."""
 
-    def __init__(self, tape: Tape, name: str) -> None:
+    def __init__(self, tape: RowFiles, name: str) -> None:
         self._tape, self._name = tape, name
         self.cuts = 0
         """How often rows were taken away: who reads in another thread sees by it that its place is no more."""

@@ -25,7 +25,7 @@ from orchestrator.storage.backends import is_local, local_path
 from orchestrator.storage.lease import LOCK, Lease, lock_file
 from orchestrator.storage.remote import RemoteFileSystem
 from orchestrator.storage.retry import Retry, transient
-from orchestrator.storage.row_files import FileTape, PartTape
+from orchestrator.storage.row_files import NumberedRowFiles, SingleRowFile
 from orchestrator.storage.row_line import Row
 from orchestrator.storage.row_log import RowLog
 
@@ -197,7 +197,7 @@ class RunDir:
         if name not in self._logs:
             path = self._path(name)
             self._logs[name] = RowLog(
-                FileTape(path) if self.local else PartTape(self.fs, path, self._as_holder), name
+                SingleRowFile(path) if self.local else NumberedRowFiles(self.fs, path, self._as_holder), name
             )
         return self._logs[name]
 

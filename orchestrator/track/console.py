@@ -13,7 +13,7 @@ from orchestrator.storage.row_log import told
 LINE_SECONDS = 10.0
 
 
-class Progress:
+class ProgressDisplay:
     """A live line on a terminal; elsewhere a plain line every ten seconds and at every change of phase.
 
     `update` takes {phase, step, steps, loss, tokens_per_second, attempt, layout, eta_seconds, note}; what is
@@ -27,7 +27,7 @@ class Progress:
         self._phase: tuple[Any, ...] = ()
         self._spoke = -LINE_SECONDS
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressDisplay:
         if self._stream.isatty():
             self._live = _bar(self._stream)
             self._task = self._live.add_task("", total=None)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.track.totals import Row, Spent, Tally, forward, micros
+from orchestrator.track.totals import Row, RunTotals, Spent, forward, micros
 
 BUCKETS = (
     "prepare",  # token shards, plan
@@ -53,7 +53,7 @@ class Phase:
         return (self.end - self.start) / 1e6
 
 
-def ledger(events: Sequence[Row], rows: Tally, now: float | None = None) -> dict[str, Any]:
+def ledger(events: Sequence[Row], rows: RunTotals, now: float | None = None) -> dict[str, Any]:
     """Seconds by bucket, wall time and goodput (Google's ML Goodput: useful step seconds over wall seconds).
 
     The wall runs from the first event to the last; in a run without an end, to `now`, or to the last row.
@@ -91,7 +91,7 @@ def _lost_steps(events: Sequence[Row], lost: Counter[Any]) -> int:
     return steps.total()
 
 
-def timeline(events: Sequence[Row], rows: Tally, now: float | None = None, since: int = 0) -> list[Phase]:
+def timeline(events: Sequence[Row], rows: RunTotals, now: float | None = None, since: int = 0) -> list[Phase]:
     """The run as phases that touch: each event's lasts until the next. Clocks that went back stand still; `since`, in
     microseconds, is the latest time of the events before these.
 
@@ -125,7 +125,7 @@ def timeline(events: Sequence[Row], rows: Tally, now: float | None = None, since
     return phases
 
 
-def _until_death(phase: Phase, following: Row | None, rows: Tally) -> list[Phase]:
+def _until_death(phase: Phase, following: Row | None, rows: RunTotals) -> list[Phase]:
     """The phase, cut at the last sign of life if nobody ran until `following`."""
     if phase.name in ENDS:
         return [dataclasses.replace(phase, name="down")] if following else []

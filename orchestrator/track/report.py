@@ -21,7 +21,7 @@ from orchestrator.track.console import count, duration
 from orchestrator.track.goodput import BUCKETS, ENDS, Phase, timeline
 from orchestrator.track.redact import redact
 from orchestrator.track.summary import summary
-from orchestrator.track.totals import DRAWN, Row, Tally, counted
+from orchestrator.track.totals import DRAWN, Row, RunTotals, counted
 
 WIDE, LOW = (1040.0, 300.0), (508.0, 190.0)  # width and height of drawings
 LANE, LANES = 26.0, 14  # height of an attempt in the timeline, and how many are shown
@@ -45,7 +45,7 @@ BUCKET_NAMES = {
 BUCKET_OF = {"start": "restore", "train": "step", "wait": "idle", "stop": "re_plan"}
 
 
-def report(run_dir: RunDir, rows: Tally | None = None) -> str:
+def report(run_dir: RunDir, rows: RunTotals | None = None) -> str:
     """The page for what stands in `run_dir`, of a run that goes on or has ended; `rows` where they were counted.
 
     Raises InputError if there is no job.yaml, or none that can be read.
@@ -79,7 +79,7 @@ def moment(seconds: float | None) -> str:
     return "" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def _content(run_dir: RunDir, rows: Tally | None) -> dict[str, Any]:
+def _content(run_dir: RunDir, rows: RunTotals | None) -> dict[str, Any]:
     """All that the template names."""
     job, spec = run_dir.read_text("job.yaml") or "", job_in(run_dir)
     if spec is None:
@@ -118,7 +118,7 @@ def _ledger(ledger: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _plots(rows: Tally, events: Sequence[Row], found: dict[str, Any]) -> list[dict[str, Any]]:
+def _plots(rows: RunTotals, events: Sequence[Row], found: dict[str, Any]) -> list[dict[str, Any]]:
     """Loss with all that happened on the way, then speed and gradient norm."""
     starts = sorted(rows.first_step.items(), key=lambda item: item[1])
     marks = [(float(step), f"attempt {attempt}") for attempt, step in starts][1:][-MARKS:]

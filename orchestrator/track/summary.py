@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.job.spec import JobSpec
 from orchestrator.track.goodput import ENDS, Phase, ledger, timeline
-from orchestrator.track.totals import MEASURED, Row, Tally
+from orchestrator.track.totals import MEASURED, Row, RunTotals
 
 # Defaults of Green Algorithms (Lannelongue et al., 2021) for an unknown CPU, data centre and country, and the
 # board power of an H100 or H200 SXM. All at full load: an estimate from above, not a reading.
@@ -25,7 +25,7 @@ def summary(
     spec: JobSpec,
     plan: Mapping[str, Any] | None,
     events: Sequence[Row],
-    rows: Tally,
+    rows: RunTotals,
     manifest_meta: Mapping[str, Any] | None = None,
     *,
     unigram_entropy: float | None = None,
@@ -73,17 +73,17 @@ def summary(
     }
 
 
-def measured(rows: Tally) -> dict[str, float | None]:
+def measured(rows: RunTotals) -> dict[str, float | None]:
     """Medians over the steps that count, without the first of every attempt, which warms up; peak memory."""
     return {key: rows.median(key) for key in MEASURED} | {"memory_bytes": rows.memory_bytes}
 
 
-def worker_seconds(phases: Sequence[Phase], rows: Tally) -> float:
+def worker_seconds(phases: Sequence[Phase], rows: RunTotals) -> float:
     """Seconds x workers that gangs held: from the start of each gang until it was stopped."""
     return sum(phase.seconds * world(layout) for phase, layout in held(phases, rows))
 
 
-def cost(phases: Sequence[Phase], rows: Tally, events: Sequence[Row], usd: float) -> float | None:
+def cost(phases: Sequence[Phase], rows: RunTotals, events: Sequence[Row], usd: float) -> float | None:
     """USD that gangs have cost, from the start of each until it was stopped: by `usd` a worker and hour if that is
     given, else by what the events say of the machines; None if there is no price for any of them."""
     rates = {e["attempt"]: e["usd_per_hour"] for e in events if e.get("usd_per_hour") is not None}
@@ -97,7 +97,7 @@ def cost(phases: Sequence[Phase], rows: Tally, events: Sequence[Row], usd: float
     return total if known else None
 
 
-def held(phases: Sequence[Phase], rows: Tally) -> list[tuple[Phase, Any]]:
+def held(phases: Sequence[Phase], rows: RunTotals) -> list[tuple[Phase, Any]]:
     """The phases in which a gang held workers, each with its layout."""
     by_attempt = dict(rows.layout_of)
     for phase in phases:

@@ -41,7 +41,7 @@ class Spent:
         self.last = max(self.last, time)
 
 
-class Tally:
+class RunTotals:
     """The rows of a run whose `events` are known. A row rolls back every earlier one with its step or a later one; a
     stop that says how many of the steps up to its own were lost marks them too, since nothing may have been run again.
     """
@@ -155,15 +155,15 @@ class Tally:
         return float(np.median(values)) if len(values) else None
 
 
-def tally(events: Sequence[Row], newest_first: Iterable[Row], first: int = 1) -> Tally:
+def tally(events: Sequence[Row], newest_first: Iterable[Row], first: int = 1) -> RunTotals:
     """The tally of all these rows."""
-    found = Tally(events, first)
+    found = RunTotals(events, first)
     for row in newest_first:
         found.add(row)
     return found
 
 
-def counted(run: RunDir) -> Tally:
+def counted(run: RunDir) -> RunTotals:
     """The tally of what stands in a run directory."""
     first = int((run.read_json(ORIGIN) or {}).get("step", 0)) + 1
     placed = run.log(METRICS).backward()

@@ -11,10 +11,10 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from cluster.workers.worker_context import Link
-from orchestrator.checkpoint.committer import Outcome, Retention
+from cluster.workers.worker_context import WorkerContext
+from orchestrator.checkpoint.committer import CommitOutcome, Retention
 from orchestrator.checkpoint.identity import IDENTITY, SHARDS
-from orchestrator.checkpoint.manifest import Manifest
+from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.checkpoint.retention import BEST
 from orchestrator.checkpoint.saver import Saver
@@ -41,20 +41,22 @@ LONGEST_PAUSE = 8
 class Commits:
     """Saves the engine's state after steps. Used as a context, it leaves no process behind."""
 
-    def __init__(self, task: Task, spec: JobSpec, layout: Layout, link: Link, engine: Engine) -> None:
+    def __init__(
+        self, task: Task, spec: JobSpec, layout: Layout, link: WorkerContext, engine: Engine
+    ) -> None:
         self._task, self._spec, self._layout, self._link, self._engine = task, spec, layout, link, engine
         self._store = Store(f"{task.run}/checkpoints", attempt=task.token)
         self._peers = _peers(task, link) if task.holders else None
         self._saver: Saver | None = None
         self._saved = task.restore or 0
         self._skip = 0
-        self._outcomes: list[Outcome] = []
+        self._outcomes: list[CommitOutcome] = []
         self._snapped, self._cost = 0.0, 0.0  # when the last snapshot was taken, and what it took
         self._losses: list[float] = []  # of the steps since the last save to the store
         self._latest = (-1, "")  # step of the last save that ended, and why it failed
         self.failures = 0
 
-    def open(self, step: int) -> tuple[Manifest, Reader]:
+    def open(self, step: int) -> tuple[CommitManifest, Reader]:
         """The commit of that step and its tensors: from the memory of peers if they have it whole, else the store."""
         if self._peers is not None:
             with contextlib.suppress(OSError):  # nodes that are gone: the store has it
@@ -177,7 +179,7 @@ class Commits:
         self._skip += 1
         return self._skip % min(2**failures, LONGEST_PAUSE) != 0
 
-    def _note(self, outcomes: list[Outcome]) -> None:
+    def _note(self, outcomes: list[CommitOutcome]) -> None:
         for outcome in outcomes:
             if outcome.place != self._store.place and not self._spec.resources.per_worker.gpu:
                 self._cost += outcome.seconds  # the writer takes its time from the processors that train
@@ -193,7 +195,7 @@ def retention_of(checkpoint: CheckpointSpec) -> Retention:
     return Retention(checkpoint.keep, checkpoint.keep_every, BEST if checkpoint.keep_best else None)
 
 
-def _peers(task: Task, link: Link) -> Store:
+def _peers(task: Task, link: WorkerContext) -> Store:
     """The memory of the other nodes' holders; of this node's own if there is no other."""
     addresses = [holder["address"] for holder in task.holders]
     others = [holder["address"] for holder in task.holders if holder["node"] != link.seat.node] or addresses

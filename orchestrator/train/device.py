@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cluster.workers.worker_context import Link
+from cluster.workers.worker_context import WorkerContext
 from orchestrator.job.spec import JobSpec
 
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
@@ -38,7 +38,7 @@ class Device:
         return torch.autocast(self.device.type, dtype=self.compute)
 
 
-def open_device(spec: JobSpec, link: Link) -> Device:
+def open_device(spec: JobSpec, link: WorkerContext) -> Device:
     """Take this rank's device and join the process group of all ranks: NCCL on CUDA, gloo beside it and on CPU.
 
     Raises RuntimeError if the job asks for a GPU and there is none.

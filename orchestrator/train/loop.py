@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from cluster.workers.clock import wall
-from cluster.workers.injected_faults import Fault
-from cluster.workers.worker_context import Link
+from cluster.workers.injected_faults import FaultSpec
+from cluster.workers.worker_context import WorkerContext
 from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.data.batches import Batches, Prefetch, slices
 from orchestrator.data.receipt import START, add, roll
@@ -46,7 +46,7 @@ class LossSpike(ArithmeticError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Progress:
+class TrainingProgress:
     """Where a run stands between two steps: optimiser steps, samples consumed or left out, tokens consumed, the
     receipt, the last losses where spikes are looked for, and the windows of samples that are left out."""
 
@@ -58,7 +58,7 @@ class Progress:
     skips: tuple[Skip, ...] = ()
 
 
-def main(config: dict[str, Any], link: Link) -> dict[str, Any]:
+def main(config: dict[str, Any], link: WorkerContext) -> dict[str, Any]:
     """Train as one rank. Returns {"step", "ended"}, where ended is steps, until or stop; a commit is in place."""
     task = Task(**config)
     spec, layout = parse(task.job), Layout.from_json(task.layout)
@@ -90,7 +90,7 @@ class Rank:
         task: Task,
         spec: JobSpec,
         layout: Layout,
-        link: Link,
+        link: WorkerContext,
         engine: Engine,
         batches: Batches,
         libraries: int = 0,
@@ -98,7 +98,7 @@ class Rank:
         self._task, self._spec, self._layout, self._link = task, spec, layout, link
         self._engine, self._batches = engine, batches
         self._last = min(task.until, spec.train.steps)
-        self._faults = [Fault.parse(text) for text in task.faults]
+        self._faults = [FaultSpec.parse(text) for text in task.faults]
         self._libraries = libraries  # bytes that the process held before it held any of the model
         self._commits = Commits(task, spec, layout, link, engine)
         self._progress = self._origin = self._restore()
@@ -113,11 +113,11 @@ class Rank:
         done = self._progress.step >= self._spec.train.steps
         return {"step": self._progress.step, "ended": "steps" if done else "stop" if stop else "until"}
 
-    def _restore(self) -> Progress:
+    def _restore(self) -> TrainingProgress:
         """Take over the commit that the controller named, or begin."""
         if self._task.restore is None:
             self._engine.initialise(self._spec.seed)
-            return Progress(skips=merged(self._task.skips))
+            return TrainingProgress(skips=merged(self._task.skips))
         try:
             manifest, reader = self._commits.open(self._task.restore)
             self._engine.load(reader)
@@ -125,7 +125,7 @@ class Rank:
             # The controller reads the step in this line, and takes the commit before.
             raise CorruptCommit(f"step {self._task.restore}: {error}") from None
         meta = manifest.meta
-        return Progress(
+        return TrainingProgress(
             manifest.step,
             manifest.position,
             meta["tokens"],
@@ -189,7 +189,7 @@ class Rank:
 
     def _advance(self, digest: int, loss: float) -> None:
         size, before, stability = self._spec.train.global_batch, self._progress, self._spec.train.stability
-        self._progress = Progress(
+        self._progress = TrainingProgress(
             step=before.step + 1,
             position=start_of(before.position, 0, size, before.skips) + size,
             tokens=before.tokens + size * self._spec.data.sequence_length,

@@ -24,8 +24,8 @@ class Task:
     done. `commit` is False in a replay, which writes nothing. `token` is new for every gang, so that the files of a
     dead one are told apart.
     `holders` keep snapshots in memory, each {"node", "address"}, and know `holder_token`. `faults` are injected,
-    for tests; see `cluster.workers.injected_faults`. `skips` are windows of samples that are left out, beside those that the commit
-    names, each as `orchestrator.job.stability.Skip` writes it.
+    for tests; see `cluster.workers.injected_faults`. `skips` are windows of samples that are left out, beside those
+    that the commit names, each as `orchestrator.job.stability.Skip` writes it.
     """
 
     job: dict[str, Any]

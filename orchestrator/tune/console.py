@@ -13,7 +13,7 @@ from orchestrator.track.console import duration
 LINE_SECONDS = 10.0
 
 
-class SweepProgress:
+class SearchDisplay:
     """A plain line when a trial ends, and every ten seconds; on a terminal it is written over."""
 
     def __init__(self, stream: IO[str] | None = None) -> None:
@@ -22,7 +22,7 @@ class SweepProgress:
         self._spoke = -LINE_SECONDS
         self._terminal = self._stream.isatty()
 
-    def __enter__(self) -> SweepProgress:
+    def __enter__(self) -> SearchDisplay:
         return self
 
     def __exit__(
@@ -32,7 +32,7 @@ class SweepProgress:
             print(file=self._stream)
 
     def update(self, standing: Mapping[str, Any]) -> None:
-        """Show where the search stands, as `Standing.to_json` says it."""
+        """Show where the search stands, as `SearchProgress.to_json` says it."""
         told = (standing.get("ended"), standing.get("note"))
         if not self._terminal and told == self._told and time.monotonic() - self._spoke < LINE_SECONDS:
             return

@@ -11,12 +11,12 @@ from orchestrator.job.spec import JobSpec, dump
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune import lineage
 from orchestrator.tune.mlflow_search import publish
-from orchestrator.tune.progress import Standing
+from orchestrator.tune.progress import SearchProgress
 from orchestrator.tune.space import job_of
-from orchestrator.tune.trial_records import Ledger
+from orchestrator.tune.trial_records import TrialRecords
 
 
-def finish(spec: JobSpec, sweep: RunDir, ledger: Ledger, standing: Standing) -> dict[str, Any]:
+def finish(spec: JobSpec, sweep: RunDir, ledger: TrialRecords, standing: SearchProgress) -> dict[str, Any]:
     """Write sweep.json, best.yaml and report.html, and tell MLflow; what stands in sweep.json."""
     standing.recount()
     found = summarise(spec, sweep, ledger, standing)
@@ -38,7 +38,7 @@ def _report(sweep: RunDir) -> str:
     return report(sweep)
 
 
-def summarise(spec: JobSpec, sweep: RunDir, ledger: Ledger, standing: Standing) -> dict[str, Any]:
+def summarise(spec: JobSpec, sweep: RunDir, ledger: TrialRecords, standing: SearchProgress) -> dict[str, Any]:
     """The search in one document."""
     assert spec.tune is not None
     best = standing.best()
@@ -59,7 +59,7 @@ def summarise(spec: JobSpec, sweep: RunDir, ledger: Ledger, standing: Standing) 
     }
 
 
-def _trial(sweep: RunDir, name: str, ledger: Ledger, standing: Standing) -> dict[str, Any]:
+def _trial(sweep: RunDir, name: str, ledger: TrialRecords, standing: SearchProgress) -> dict[str, Any]:
     runs = lineage.runs_of(sweep, name)
     ended = ledger.ended.get(name)
     return {

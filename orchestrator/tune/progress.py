@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune import lineage
-from orchestrator.tune.trial_records import Ended, Ledger
+from orchestrator.tune.trial_records import TrialEnd, TrialRecords
 
 if TYPE_CHECKING:
     from ray.tune import Callback, Stopper
@@ -21,14 +21,14 @@ NOTE_EVERY = 30.0 / 3600
 """Hours after which it is written down how many the search has taken."""
 
 
-class Standing:
+class SearchProgress:
     """The state of one search, from all its commands. `hours` is what earlier ones took, if the ledger does not say."""
 
     def __init__(
         self,
         spec: JobSpec,
         sweep: RunDir,
-        ledger: Ledger,
+        ledger: TrialRecords,
         wanted: int,
         hours: float,
         show: Callable[[dict[str, Any]], None],
@@ -116,12 +116,12 @@ class Standing:
                 result["failed"] if result else "its process died, and died again when it was started anew"
             )
             step = self._told.get(run, {}).get("step", 0)
-            self._ledger.end(trial, Ended("failed", run, step, None, reason))
+            self._ledger.end(trial, TrialEnd("failed", run, step, None, reason))
         elif not result["limited"] and (result["finished"] or not self.limit()):
             full = result["finished"]
             state = "done" if full else "stopped"
             reason = "" if full else f"stopped by {self._tune.scheduler}"
-            self._ledger.end(trial, Ended(state, result["run"], result["step"], result["value"], reason))
+            self._ledger.end(trial, TrialEnd(state, result["run"], result["step"], result["value"], reason))
         self.show()
 
     def show(self) -> None:
@@ -185,12 +185,12 @@ class Standing:
 
     def callback(self) -> Callback:
         """Hears of every trial."""
-        from orchestrator.tune.ray_callbacks import Hears
+        from orchestrator.tune.ray_callbacks import TrialCallback
 
-        return Hears(self)
+        return TrialCallback(self)
 
     def stopper(self) -> Stopper:
         """Ends all trials when a ceiling is reached."""
-        from orchestrator.tune.ray_callbacks import Ceiling
+        from orchestrator.tune.ray_callbacks import LimitStopper
 
-        return Ceiling(self)
+        return LimitStopper(self)

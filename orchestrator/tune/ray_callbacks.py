@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 from ray.tune import Callback, Stopper
 
 if TYPE_CHECKING:
-    from orchestrator.tune.progress import Standing
+    from orchestrator.tune.progress import SearchProgress
 
 
-class Hears(Callback):
+class TrialCallback(Callback):
     """Tells a search's standing of its trials."""
 
-    def __init__(self, standing: Standing) -> None:
+    def __init__(self, standing: SearchProgress) -> None:
         self._standing = standing
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
@@ -38,10 +38,10 @@ class Hears(Callback):
         return {}  # Tune keeps copies of its callbacks; ours has nothing that the sweep's directory has not
 
 
-class Ceiling(Stopper):
+class LimitStopper(Stopper):
     """Stops everything when a limit of the search is reached."""
 
-    def __init__(self, standing: Standing) -> None:
+    def __init__(self, standing: SearchProgress) -> None:
         self._standing = standing
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:

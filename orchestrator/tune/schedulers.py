@@ -21,7 +21,7 @@ from orchestrator.tune.pb2 import Gain, explored
 from orchestrator.tune.rungs import asha_rungs, grace_of, interval_of
 from orchestrator.tune.space import Config, perturbed
 from orchestrator.tune.trial import STEP, VALUE
-from orchestrator.tune.trial_records import Ledger
+from orchestrator.tune.trial_records import TrialRecords
 
 
 def scheduler_of(tune: TuneSpec, steps: int, seed: int) -> TrialScheduler:
@@ -172,7 +172,7 @@ class Tpe(Searcher):
         self,
         tune: TuneSpec,
         seed: int,
-        ledger: Ledger,
+        ledger: TrialRecords,
         names: list[str],
         given: Callable[[str, Config], dict[str, Any]],
     ) -> None:

@@ -19,10 +19,10 @@ from orchestrator.launch.submission import no_cluster
 from orchestrator.resolve import parts as assemble
 from orchestrator.storage.run_directory import RunDir, remove_empty
 from orchestrator.tune.lineage import config_of
-from orchestrator.tune.progress import Standing
+from orchestrator.tune.progress import SearchProgress
 from orchestrator.tune.space import Config, drawn, grid, job_of
 from orchestrator.tune.space import check as check_space
-from orchestrator.tune.trial_records import Ledger
+from orchestrator.tune.trial_records import TrialRecords
 
 SAME = ("space", "metric", "mode", "window", "sampler", "scheduler", "grace", "reduction", "interval")
 """What of a search stays as it was when the same command goes on; trials, limits and layouts may change."""
@@ -34,7 +34,7 @@ HEAD, HEAD_SHARE = "node:__internal_head__", 0.99
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SearchOutcome:
     """How a search ended: its exit code, what stands in sweep.json, and a line for the user."""
 
     code: int
@@ -44,8 +44,8 @@ class Outcome:
 
 def tune(
     spec: JobSpec, sweep: RunDir, address: str | None, show: Callable[[dict[str, Any]], None]
-) -> Outcome:
-    """Search, or go on with a search from what is on record. `show` gets a `Standing` as JSON when it changes.
+) -> SearchOutcome:
+    """Search, or go on with a search from what is on record. `show` gets a `SearchProgress` as JSON when it changes.
 
     Raises InputError before anything is written if the job or its search is wrong, or it is another search.
     """
@@ -88,28 +88,28 @@ def check_same_sweep(spec: JobSpec, sweep: RunDir) -> None:
 
 def _search(
     spec: JobSpec, search: TuneSpec, sweep: RunDir, show: Callable[[dict[str, Any]], None]
-) -> Outcome:
+) -> SearchOutcome:
     from orchestrator.tune.ending import finish
 
-    ledger = Ledger(sweep)
+    ledger = TrialRecords(sweep)
     wanted = len(grid(search)) if search.sampler == "grid" else search.trials or 0
     if search.sampler == "grid":
         ledger.draw(grid(search)[len(ledger.configs) :])
     elif search.sampler == "random":
         ledger.draw(drawn(search, spec.seed, n) for n in range(len(ledger.configs), wanted))
     before = sweep.read_json(SUMMARY) or {}
-    standing = Standing(spec, sweep, ledger, wanted, before.get("hours") or 0.0, show)
+    standing = SearchProgress(spec, sweep, ledger, wanted, before.get("hours") or 0.0, show)
     if len(ledger.ended) < wanted and not standing.limit():
         _prepare(spec, sweep, show)
         _fit(spec, search, sweep, ledger, standing, wanted)
     found = finish(spec, sweep, ledger, standing)
     if len(ledger.ended) < wanted:
         line = standing.limit() or "interrupted"
-        return Outcome(STOPPED, found, f"{line}; the same command goes on")
+        return SearchOutcome(STOPPED, found, f"{line}; the same command goes on")
     if found["best"] is None:
         reason = next(iter(ledger.ended.values())).reason
-        return Outcome(FAILED, found, f"every trial failed; the first: {reason}")
-    return Outcome(DONE, found)
+        return SearchOutcome(FAILED, found, f"every trial failed; the first: {reason}")
+    return SearchOutcome(DONE, found)
 
 
 def _prepare(spec: JobSpec, sweep: RunDir, show: Callable[[dict[str, Any]], None]) -> None:
@@ -120,7 +120,12 @@ def _prepare(spec: JobSpec, sweep: RunDir, show: Callable[[dict[str, Any]], None
 
 
 def _fit(
-    spec: JobSpec, search: TuneSpec, sweep: RunDir, ledger: Ledger, standing: Standing, wanted: int
+    spec: JobSpec,
+    search: TuneSpec,
+    sweep: RunDir,
+    ledger: TrialRecords,
+    standing: SearchProgress,
+    wanted: int,
 ) -> None:
     """Have Ray Tune drive what has not ended."""
     # Else Tune writes its results in three more formats, and tables to standard output.
@@ -178,7 +183,7 @@ def _fit(
     remove_folder(sweep, TUNE_FOLDER)
 
 
-def _needs_no_telling(name: str, search: TuneSpec, ledger: Ledger) -> bool:
+def _needs_no_telling(name: str, search: TuneSpec, ledger: TrialRecords) -> bool:
     """Whether neither scheduler nor sampler learn anything from a trial that has ended."""
     ended = ledger.ended.get(name)
     if ended is None:

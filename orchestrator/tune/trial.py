@@ -52,7 +52,7 @@ class Trial(ray_tune.Trainable):
 
     def setup(self, config: dict[str, Any]) -> None:
         """See Ray."""
-        self._gang = KeptGang(on_ray().gang())
+        self._gang = ReusedGang(on_ray().gang())
         self._begin(config["given"])
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -191,7 +191,7 @@ class Trial(ray_tune.Trainable):
         self._gang.really_close()
 
 
-class KeptGang:
+class ReusedGang:
     """A gang that stays open when its run ends, for the next one."""
 
     def __init__(self, gang: Gang) -> None:

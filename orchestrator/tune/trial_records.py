@@ -27,7 +27,7 @@ TOLD = ("run", "step", "value", "own_steps", "cost_usd")
 
 
 @dataclass(frozen=True)
-class Ended:
+class TrialEnd:
     """How a trial ended: done, stopped by the scheduler, or failed; `value` of the metric at `step`."""
 
     state: str
@@ -37,7 +37,7 @@ class Ended:
     reason: str = ""
 
 
-class Ledger:
+class TrialRecords:
     """The rows of trials.jsonl. One process writes them, under the lock of the sweep.
 
     Raises OSError, in words, if storage takes neither the draw of a trial nor its end; what is told between waits.
@@ -46,7 +46,7 @@ class Ledger:
     def __init__(self, sweep: RunDir) -> None:
         self._rows = Rows(sweep, TRIALS)
         self.configs: dict[str, Config] = {}
-        self.ended: dict[str, Ended] = {}
+        self.ended: dict[str, TrialEnd] = {}
         self.told: dict[str, dict[str, Any]] = {}
         """By run: what its trial told last."""
         self.hours = 0.0
@@ -62,8 +62,8 @@ class Ledger:
             self.configs[trial] = row["config"]
         elif event == "told" and row.keys() >= set(TOLD):
             self.told[row["run"]] = {"trial": trial, **{key: row[key] for key in TOLD}}
-        elif event == "ended" and row.keys() >= Ended.__dataclass_fields__.keys():
-            self.ended[trial] = Ended(**{key: row[key] for key in Ended.__dataclass_fields__})
+        elif event == "ended" and row.keys() >= TrialEnd.__dataclass_fields__.keys():
+            self.ended[trial] = TrialEnd(**{key: row[key] for key in TrialEnd.__dataclass_fields__})
 
     def draw(self, configs: Iterable[Config]) -> list[str]:
         """Write down further trials; their names."""
@@ -89,7 +89,7 @@ class Ledger:
         self._rows.flush()
         self.hours = hours
 
-    def end(self, trial: str, ended: Ended) -> None:
+    def end(self, trial: str, ended: TrialEnd) -> None:
         """Write down how a trial ended, once."""
         if trial in self.ended:
             return

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.local import external_faults as strikes
-from cluster.local.external_faults import Strike, wait_for
+from cluster.local.external_faults import ExternalFault, wait_for
 from cluster.local.local_cluster import ClusterError, LocalCluster, NodeSpec, claimed, down, up
 from cluster.local.ray_session import ray_at
 from orchestrator.control.run_history import EVENTS, METRICS
@@ -24,7 +24,7 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, dump
 from orchestrator.storage.run_directory import Row, RunDir
 from orchestrator.tune.space import job_of
-from orchestrator.verify.comparison import Ended, Verdict, compare, left_of
+from orchestrator.verify.comparison import RunComparison, RunEnd, compare, left_of
 
 CLUSTER = "chaos"
 TRIAL_TIMEOUT = 2700.0
@@ -53,10 +53,10 @@ def expand(faults: Sequence[str], randoms: int, seed: int, spec: JobSpec) -> lis
 
 
 def _check(text: str, steps: int, world: int) -> None:
-    from cluster.workers.injected_faults import Fault
+    from cluster.workers.injected_faults import FaultSpec
 
     try:
-        fault = Strike.parse(text) or Fault.parse(text)
+        fault = ExternalFault.parse(text) or FaultSpec.parse(text)
     except ValueError as error:
         raise InputError(f"{text!r} is no fault", "--fault", str(error)) from None
     if not 1 <= fault.step <= steps or fault.rank >= world:
@@ -81,8 +81,11 @@ def _random(count: int, seed: int, steps: int, world: int) -> Iterator[str]:
 
 
 def chaos(
-    spec: JobSpec, runs: Path, disturbed: Sequence[tuple[str, ...]], tell: Callable[[Verdict | str], None]
-) -> list[Verdict]:
+    spec: JobSpec,
+    runs: Path,
+    disturbed: Sequence[tuple[str, ...]],
+    tell: Callable[[RunComparison | str], None],
+) -> list[RunComparison]:
     """Train undisturbed and then disturbed, on a local cluster of one node for each worker. `tell` hears of each.
 
     Raises InputError if another chaos is at work on this machine: each ends what an earlier one has left.
@@ -96,8 +99,11 @@ def chaos(
 
 
 def _chaos(
-    spec: JobSpec, runs: Path, disturbed: Sequence[tuple[str, ...]], tell: Callable[[Verdict | str], None]
-) -> list[Verdict]:
+    spec: JobSpec,
+    runs: Path,
+    disturbed: Sequence[tuple[str, ...]],
+    tell: Callable[[RunComparison | str], None],
+) -> list[RunComparison]:
     runs.mkdir(parents=True, exist_ok=True)
     job = _job(spec, runs)
     worker, world = spec.resources.per_worker, spec.resources.workers.max
@@ -110,7 +116,7 @@ def _chaos(
         head = cluster.address.partition(":")[0]
         with open(runs / "ray.log", "w") as news, ray_at(cluster.address, node=head, news=news):
             tell("the undisturbed run")
-            quiet = Trial(job, runs / "undisturbed", cluster, ())
+            quiet = ChaosRun(job, runs / "undisturbed", cluster, ())
             if quiet.run() != "done":
                 raise InputError(
                     f"the undisturbed run is {quiet.ended}", str(quiet.folder), "mend the job first"
@@ -119,7 +125,7 @@ def _chaos(
             for number, faults in enumerate(disturbed):
                 name = faults[0] if len(faults) == 1 else f"{len(faults)} random faults"
                 folder = f"{number:02d}-" + "".join(c if c.isalnum() else "-" for c in name)
-                trial = Trial(job, runs / folder, cluster, faults)
+                trial = ChaosRun(job, runs / folder, cluster, faults)
                 trial.run()
                 verdicts.append(compare(name, trial.told(), quiet.rows(), faults))
                 tell(verdicts[-1])
@@ -136,12 +142,12 @@ def _job(spec: JobSpec, runs: Path) -> Path:
     return path
 
 
-class Trial:
+class ChaosRun:
     """One run in a folder of its own, and what befalls it."""
 
     def __init__(self, job: Path, folder: Path, cluster: LocalCluster, faults: Sequence[str]) -> None:
         self.folder, self.run_dir, self._cluster = folder, RunDir(str(folder)), cluster
-        found = [(text, Strike.parse(text)) for text in faults]
+        found = [(text, ExternalFault.parse(text)) for text in faults]
         self._strikes = sorted((s for _, s in found if s is not None), key=lambda s: s.step)
         inner = [word for text, s in found if s is None for word in ("--fault", text)]
         self._words = [sys.executable, "-m", "orchestrator", "run", str(job), "--run-dir", str(folder)]
@@ -174,11 +180,11 @@ class Trial:
         """A row a step."""
         return self.run_dir.rows(METRICS)
 
-    def told(self) -> Ended:
+    def told(self) -> RunEnd:
         """What is to be compared."""
         left = left_of(self._cluster.folder)
         events = self.run_dir.rows(EVENTS)
-        return Ended(self.ended, self.seconds, tuple(self.struck), self.rows(), events, left)
+        return RunEnd(self.ended, self.seconds, tuple(self.struck), self.rows(), events, left)
 
     def _befall(self, process: subprocess.Popen[bytes]) -> None:
         """Strike, each time the run has reached the step of a strike."""
@@ -191,7 +197,7 @@ class Trial:
             self.struck.append(time.time())
             self._strike(strike, process)
 
-    def _strike(self, strike: Strike, process: subprocess.Popen[bytes]) -> None:
+    def _strike(self, strike: ExternalFault, process: subprocess.Popen[bytes]) -> None:
         match strike.kind:
             case "driver":
                 process.kill()

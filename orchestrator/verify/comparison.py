@@ -22,7 +22,7 @@ LEAVING = 10.0
 
 
 @dataclass(frozen=True)
-class Ended:
+class RunEnd:
     """A run that ended: how, after how many seconds, when it was struck from outside (unix seconds), its rows and
     events, and what was left of it."""
 
@@ -35,7 +35,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RunComparison:
     """How a disturbed run compares.
 
     `receipt` and `losses` say "same", or what differs; `back_after` is seconds from the fault to the next new step,
@@ -62,11 +62,11 @@ class Verdict:
         return self.ended == "done" and same and not self.left and not self.missed
 
 
-def compare(fault: str, trial: Ended, wanted: list[Row], asked: Sequence[str]) -> Verdict:
+def compare(fault: str, trial: RunEnd, wanted: list[Row], asked: Sequence[str]) -> RunComparison:
     """A run that `asked` for these faults against the rows of the undisturbed one."""
     rows, events = trial.rows, trial.events
     faults = [event for event in events if event.get("first_fault")]
-    return Verdict(
+    return RunComparison(
         fault=fault,
         ended=trial.how,
         receipt=_receipts(rows, wanted, events),
@@ -111,7 +111,7 @@ def _losses(rows: list[Row], wanted: list[Row]) -> str:
     return f"differ by {apart:.0e} under {' and '.join(sorted(layouts))}"
 
 
-def _back_after(trial: Ended, events: list[Row], rows: list[Row]) -> float | None:
+def _back_after(trial: RunEnd, events: list[Row], rows: list[Row]) -> float | None:
     """The longest time from a fault to the next new step."""
     found = []
     for number, event in enumerate(events):
@@ -159,6 +159,6 @@ def _placement_groups() -> list[str]:
     ]
 
 
-def to_json(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
+def to_json(verdicts: Sequence[RunComparison]) -> list[dict[str, Any]]:
     """Each verdict as plain data, with whether it held."""
     return [{**dataclasses.asdict(verdict), "held": verdict.held} for verdict in verdicts]

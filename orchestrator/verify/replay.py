@@ -14,7 +14,7 @@ from typing import Any
 from cluster.workers.gang import FINISHED, RankStatus
 from cluster.workers.process_gang import ProcessGang
 from orchestrator.checkpoint.identity import check_commit, check_shards
-from orchestrator.checkpoint.manifest import Manifest
+from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
@@ -29,7 +29,7 @@ TIMEOUT = 600.0
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ReplayResult:
     """A row a replayed step: the recorded loss, the replayed one, and whether loss and receipt are equal."""
 
     start: int
@@ -53,7 +53,7 @@ class Verdict:
         return {**asdict(self), "same": self.same, "line": self.line}
 
 
-def replay(spec: JobSpec, run: RunDir, step: int | None, steps: int) -> Verdict:
+def replay(spec: JobSpec, run: RunDir, step: int | None, steps: int) -> ReplayResult:
     """Replay up to `steps` steps from the commit at `step`, by default the earliest that rows follow.
 
     Raises InputError if there is no such commit, or nothing recorded after it, and RuntimeError if a rank fails.
@@ -87,10 +87,10 @@ def replay(spec: JobSpec, run: RunDir, step: int | None, steps: int) -> Verdict:
         skips=tuple(skip.to_json() for skip in on_record(run.rows("events.jsonl"))),
     )
     replayed = _run(spec, task, last)
-    return Verdict(manifest.step, [_compare(recorded[n], replayed[n]) for n in range(first, last + 1)])
+    return ReplayResult(manifest.step, [_compare(recorded[n], replayed[n]) for n in range(first, last + 1)])
 
 
-def _choose(store: Store, recorded: dict[int, Row], step: int | None) -> Manifest:
+def _choose(store: Store, recorded: dict[int, Row], step: int | None) -> CommitManifest:
     found = [number for number in store.steps() if number + 1 in recorded]
     if step is not None and step not in found:
         known = ", ".join(map(str, found)) or "none"
@@ -104,7 +104,7 @@ def _choose(store: Store, recorded: dict[int, Row], step: int | None) -> Manifes
     return store.manifest(found[0] if step is None else step)
 
 
-def _layouts(run: RunDir, manifest: Manifest) -> list[dict[str, Any]]:
+def _layouts(run: RunDir, manifest: CommitManifest) -> list[dict[str, Any]]:
     """Layouts on record, each with its text: the commit's own, and those of all starts."""
     from orchestrator.planning.layout import Layout
 

@@ -23,7 +23,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from orchestrator.checkpoint.committer import Retention
-from orchestrator.checkpoint.pieces import Piece, whole
+from orchestrator.checkpoint.pieces import TensorPiece, whole
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.store import Store
 
@@ -148,7 +148,7 @@ def loading(options: argparse.Namespace, root: Path) -> Iterator[str]:
     records = []
     for shard in range(4):
         pieces = [
-            Piece(name, (side, side), (rows * shard, 0), t[rows * shard : rows * shard + rows])
+            TensorPiece(name, (side, side), (rows * shard, 0), t[rows * shard : rows * shard + rows])
             for name, t in tensors.items()
         ]
         records += store.write_shard(1, shard, pieces)

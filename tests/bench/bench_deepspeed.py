@@ -27,7 +27,7 @@ import torch
 from harness import finished
 from parallel_ranks import batches, job, workload_of
 
-from cluster.workers.worker_context import Link
+from cluster.workers.worker_context import WorkerContext
 from orchestrator.job.spec import parse
 from orchestrator.planning.layout import Layout
 from orchestrator.train.device import close_device, open_device
@@ -115,7 +115,7 @@ def measured(options: argparse.Namespace, name: str, layers: int) -> dict[str, f
     return {key: max(row[key] for row in rows) for key in rows[0]}
 
 
-def measure(config: dict[str, Any], link: Link) -> dict[str, float]:
+def measure(config: dict[str, Any], link: WorkerContext) -> dict[str, float]:
     """As one rank: median seconds of a step, of the clock and of the processor, peak bytes, parameters."""
     document = job(config).model_dump(mode="json")
     document["train"]["precision"] = config["precision"]

@@ -93,7 +93,7 @@ def build(uri: str, rows: int) -> None:
 def measure(phase: str, uri: str, rows: int) -> dict[str, float]:
     """Seconds and bytes of one phase in this process, without its imports."""
     from orchestrator.control import finish
-    from orchestrator.control.run_history import Record
+    from orchestrator.control.run_history import RunHistory
     from orchestrator.job.spec import parse
     from orchestrator.storage.run_directory import RunDir
     from orchestrator.track import report
@@ -102,7 +102,7 @@ def measure(phase: str, uri: str, rows: int) -> dict[str, float]:
     assert report.summary
     run, spec = RunDir(uri), parse(job(rows))
     before, began = _peak(), time.perf_counter()
-    record = Record(spec, run)
+    record = RunHistory(spec, run)
     if phase != "open":
         before, began = _peak(), time.perf_counter()
     if phase == "recovery":

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cluster.workers.worker_context import Link
+from cluster.workers.worker_context import WorkerContext
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.planning.layout import Layout
 from orchestrator.train.device import Device, close_device, open_device
@@ -55,13 +55,13 @@ def batches(spec: JobSpec, layout: Layout, vocabulary: int) -> list[Batch]:
     return [{"tokens": one, "labels": one} for one in ids]
 
 
-def started(config: dict[str, Any], link: Link) -> tuple[JobSpec, Workload, Device]:
+def started(config: dict[str, Any], link: WorkerContext) -> tuple[JobSpec, Workload, Device]:
     """What every measurement begins with."""
     spec = job(config)
     return spec, workload_of(spec, config["vocabulary"]), open_device(spec, link)
 
 
-def pipeline(config: dict[str, Any], link: Link) -> dict[str, Any]:
+def pipeline(config: dict[str, Any], link: WorkerContext) -> dict[str, Any]:
     """Processor seconds of each stage's forward, backward, and halves of the backward pass, and the schedule.
 
     Processor time of the thread, not wall time: ranks share cores here, and a stage that waits is not busy.
@@ -118,7 +118,7 @@ class _Stopwatch:
         return run
 
 
-def states(config: dict[str, Any], link: Link) -> dict[str, float]:
+def states(config: dict[str, Any], link: WorkerContext) -> dict[str, float]:
     """Bytes of all tensors that live between steps (weights, gradients, optimiser states), and at a step's peak."""
     spec, workload, device = started(config, link)
     layout = Layout(**config["layout"])
@@ -197,7 +197,7 @@ class Traffic(TorchDispatchMode):
         return float(largest) if name == "send" else 0.0
 
 
-def traffic(config: dict[str, Any], link: Link) -> dict[str, float]:
+def traffic(config: dict[str, Any], link: WorkerContext) -> dict[str, float]:
     """Bytes that this rank sends in one step, for each layout."""
     spec, workload, device = started(config, link)
     found = {}
@@ -215,7 +215,7 @@ def traffic(config: dict[str, Any], link: Link) -> dict[str, float]:
     return {**found, "parameters": sum(s.numel() for s in workload.shapes.values())}
 
 
-def peers(config: dict[str, Any], link: Link) -> dict[str, list[float]]:
+def peers(config: dict[str, Any], link: WorkerContext) -> dict[str, list[float]]:
     """Seconds of steps of our engine and of plain loops with DDP and FSDP2, in turns."""
     spec, workload, device = started(config, link)
     layout = Layout(dp=link.seat.world, micro_batch=config["batch"] // link.seat.world)

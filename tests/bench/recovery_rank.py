@@ -16,21 +16,21 @@ from typing import Any
 
 from torch.distributed import PrefixStore, TCPStore
 
-from cluster.workers.worker_context import Link, Seat
+from cluster.workers.worker_context import RankInfo, WorkerContext
 from orchestrator.checkpoint.store import Store
 from orchestrator.storage.run_directory import Row, RunDir
 from orchestrator.train.loop import main
 
 
-class FileLink(Link):
+class FileLink(WorkerContext):
     """Rows go to metrics.jsonl at once."""
 
-    def __init__(self, seat: Seat, store: Any, run: RunDir) -> None:
+    def __init__(self, seat: RankInfo, store: Any, run: RunDir) -> None:
         super().__init__(seat, store)
         self._run, self._saved = run, 0
 
     def report(self, step: int, row: Row | None = None) -> None:
-        """See `Link.report`."""
+        """See `WorkerContext.report`."""
         super().report(step, row)
         if row is not None:
             self._run.append("metrics.jsonl", [row])
@@ -41,7 +41,7 @@ class FileLink(Link):
 def run(path: Path) -> None:
     """Train as the rank that torchrun says, from the newest commit there is."""
     env = os.environ
-    seat = Seat(
+    seat = RankInfo(
         rank=int(env["RANK"]),
         world=int(env["WORLD_SIZE"]),
         local_rank=int(env["LOCAL_RANK"]),

@@ -7,20 +7,20 @@ import os
 import sys
 from pathlib import Path
 
-from cluster.workers.worker_context import Link, Seat
+from cluster.workers.worker_context import RankInfo, WorkerContext
 from orchestrator.train.loop import main
 
 
 def run(task: Path, rows: Path) -> None:
     """Train `task` as the rank that torchrun says, and write rank 0's rows."""
-    seat = Seat(
+    seat = RankInfo(
         rank=int(os.environ["RANK"]),
         world=int(os.environ["WORLD_SIZE"]),
         local_rank=int(os.environ["LOCAL_RANK"]),
         host=os.environ["MASTER_ADDR"],
         port=int(os.environ["MASTER_PORT"]),
     )
-    link = Link(seat)
+    link = WorkerContext(seat)
     main(json.loads(task.read_text()), link)
     if seat.rank == 0:
         rows.write_text("".join(json.dumps(row) + "\n" for row in link.unsaved_rows()))

@@ -12,7 +12,7 @@ import yaml
 from before import unpack
 from jobs import rows
 from local_run import LocalGang
-from scripted import Holders
+from scripted import SnapshotServers
 
 from cluster.workers.machine import Offer
 from cluster.workers.cluster import Cluster
@@ -29,7 +29,7 @@ def drive(run: RunDir) -> dict[str, Any]:
         gang=lambda: LocalGang([1]),
         offer=lambda bundle: Offer(8e9),
         errand=lambda *call: pytest.fail("nothing is exported"),
-        services=Holders,
+        services=SnapshotServers,
     )
     spec = parse(yaml.safe_load(run.read_text("job.yaml") or ""))
     return Controller(spec, run, None, cluster, ()).drive()

@@ -14,7 +14,7 @@ from jobs import job, rows, write_text
 from local_run import LocalGang, drive_here
 from tmpfs import mounted
 
-from cluster.workers.gang import Beat
+from cluster.workers.gang import GangStatus
 from orchestrator.checkpoint.store import Store
 
 STEPS = 300
@@ -41,7 +41,7 @@ class Filler:
     filled_at: int = 0
     failed: dict[int, list[str]] = field(default_factory=dict)
 
-    def look(self, beat: Beat) -> None:
+    def look(self, beat: GangStatus) -> None:
         step = max((rank.step for rank in beat.ranks), default=0)
         if step >= 40 and not (self.filled_at and self.frees):
             self.filled_at = self.filled_at or step
@@ -68,7 +68,7 @@ class Watched(LocalGang):
         super().__init__([2])
         self._filler = filler
 
-    def poll(self, saved: int, wait: float = 0.0) -> Beat:
+    def poll(self, saved: int, wait: float = 0.0) -> GangStatus:
         """See `Gang.poll`."""
         beat = super().poll(saved, wait)
         self._filler.look(beat)

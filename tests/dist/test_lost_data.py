@@ -11,7 +11,7 @@ from jobs import curve, job, rows, weights, write_text
 from local_run import LocalGang, drive_here
 from prepared import prepare_here
 
-from cluster.workers.gang import Beat
+from cluster.workers.gang import GangStatus
 from orchestrator.data import prepare
 from orchestrator.job.spec import parse
 
@@ -23,7 +23,7 @@ class Losing(LocalGang):
         super().__init__([2])
         self._folder = folder
 
-    def poll(self, *arguments: Any) -> Beat:
+    def poll(self, *arguments: Any) -> GangStatus:
         """See `Gang.poll`."""
         beat = super().poll(*arguments)
         if any(row["step"] == 1 for row in beat.rows):

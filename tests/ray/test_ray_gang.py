@@ -16,7 +16,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from cluster.workers import nodes
-from cluster.workers.gang import Beat, Bundle, Cause
+from cluster.workers.gang import Bundle, Cause, GangStatus
 from cluster.workers.ray_gang import RayGang
 
 ONE = Bundle(1)
@@ -65,7 +65,7 @@ def processes() -> set[str]:
     return found
 
 
-def until(gang: RayGang, seen: Callable[[Beat], bool]) -> Beat:
+def until(gang: RayGang, seen: Callable[[GangStatus], bool]) -> GangStatus:
     deadline = time.monotonic() + 60
     while not seen(beat := gang.poll(0, 0.02)):
         assert time.monotonic() < deadline, beat
@@ -73,11 +73,11 @@ def until(gang: RayGang, seen: Callable[[Beat], bool]) -> Beat:
     return beat
 
 
-def running(beat: Beat) -> bool:
+def running(beat: GangStatus) -> bool:
     return all(rank.step == 1 for rank in beat.ranks)
 
 
-def seconds(gang: RayGang, act: Callable[[], Any], seen: Callable[[Beat], bool]) -> float:
+def seconds(gang: RayGang, act: Callable[[], Any], seen: Callable[[GangStatus], bool]) -> float:
     """From the act to the beat that shows it."""
     began = time.monotonic()
     act()

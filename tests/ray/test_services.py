@@ -12,21 +12,21 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from cluster.workers.node_services import RayServices
+from cluster.workers.node_services import RayNodeServices
 
 HOLDER = "orchestrator.checkpoint.snapshot_server:Holder"
 
 
 @pytest.fixture
-def services(shared_cluster: Cluster) -> Iterator[RayServices]:
+def services(shared_cluster: Cluster) -> Iterator[RayNodeServices]:
     ray.init(address=shared_cluster.address, logging_level="warning")
-    found = RayServices(HOLDER, "secret")
+    found = RayNodeServices(HOLDER, "secret")
     yield found
     found.stop()
     ray.shutdown()
 
 
-def test_every_node_with_processors_has_one_until_they_are_stopped(services: RayServices) -> None:
+def test_every_node_with_processors_has_one_until_they_are_stopped(services: RayNodeServices) -> None:
     places = services.everywhere()
     assert sorted(place["node"] for place in places) == ["127.0.0.11", "127.0.0.12"]
     assert services.everywhere() == places
@@ -40,7 +40,7 @@ def test_every_node_with_processors_has_one_until_they_are_stopped(services: Ray
         time.sleep(0.1)
 
 
-def test_a_service_leaves_the_processors_to_the_ranks(services: RayServices) -> None:
+def test_a_service_leaves_the_processors_to_the_ranks(services: RayNodeServices) -> None:
     services.everywhere()
     actors = [
         p for p in psutil.process_iter(["cmdline"]) if "ray::Service" in " ".join(p.info["cmdline"] or [])

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import pytest
 from fake_gang import Attempt, FakeGang
 
-from cluster.workers.gang import Beat, Bundle, Gang, RankStatus
+from cluster.workers.gang import Bundle, Gang, GangStatus, RankStatus
 
 RANK = RankStatus(0, "node-0", 1, "running", step=1)
 
 
-def two_beats(gang: Attempt) -> Iterator[Beat]:
-    yield Beat((RANK,), ({"step": 1},))
-    yield Beat((RANK,), ({"step": gang.saved, "stop": gang.stop_requested},))
+def two_beats(gang: Attempt) -> Iterator[GangStatus]:
+    yield GangStatus((RANK,), ({"step": 1},))
+    yield GangStatus((RANK,), ({"step": gang.saved, "stop": gang.stop_requested},))
 
 
 def test_beats_follow_the_script_and_the_last_one_stays() -> None:
@@ -23,7 +23,7 @@ def test_beats_follow_the_script_and_the_last_one_stays() -> None:
     assert gang.poll(0).rows == ({"step": 1},)
     gang.request_stop()
     assert gang.poll(1).rows == ({"step": 1, "stop": True},)
-    assert gang.poll(2) == Beat((RANK,), ())
+    assert gang.poll(2) == GangStatus((RANK,), ())
     gang.stop()
     gang.stop()
 

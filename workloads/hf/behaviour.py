@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from workloads.errors import WorkloadError
 from workloads.hf.folder import describe_foreign, parts_of, root, theirs_in
-from workloads.hf.network import ForeignNetwork, auto
+from workloads.hf.network import HuggingFaceNetwork, auto
 from workloads.hf.small_copy import fewer_tokens, narrowings
 from workloads.hf.weights import has_weights
 from workloads.hf.workload import HuggingFaceWorkload
@@ -116,11 +116,11 @@ def _keep_slack(theirs: Any, workload: HuggingFaceWorkload) -> None:
             setattr(part, name, LENGTH + slack)
 
 
-def filled(workload: HuggingFaceWorkload, seed: int) -> ForeignNetwork:
+def filled(workload: HuggingFaceWorkload, seed: int) -> HuggingFaceNetwork:
     """The model in training, made as the trainer makes it: without memory, moved, filled by name."""
     with torch.device("meta"):
         model = workload.build()
-    assert isinstance(model, ForeignNetwork)
+    assert isinstance(model, HuggingFaceNetwork)
     model.to_empty(device="cpu")
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -129,7 +129,7 @@ def filled(workload: HuggingFaceWorkload, seed: int) -> ForeignNetwork:
     return model.train()
 
 
-def _prove(trial: HuggingFaceWorkload, model: ForeignNetwork) -> None:
+def _prove(trial: HuggingFaceWorkload, model: HuggingFaceNetwork) -> None:
     samples = trial.objective.collate(Samples(_reader(trial), 3), [0, 1, 2], 0)
     logits = _steady(model, samples)
     _alone(model, samples, logits)
@@ -265,7 +265,7 @@ def _windows(model: nn.Module, samples: Batch) -> None:
 
 
 @torch.no_grad()
-def _balanced(model: ForeignNetwork, samples: Batch) -> None:
+def _balanced(model: HuggingFaceNetwork, samples: Batch) -> None:
     """The routers' loss of one sequence is what the class says."""
     balance, network = model.balance, model.network
     if balance is None:

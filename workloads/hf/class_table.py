@@ -46,7 +46,7 @@ MISSING: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Trial:
+class ClassCheck:
     """An objective with its options, and the heading of its column."""
 
     title: str
@@ -54,13 +54,13 @@ class Trial:
     options: tuple[tuple[str, Any], ...] = ()
 
 
-TRIALS: Mapping[str, tuple[Trial, ...]] = {
+TRIALS: Mapping[str, tuple[ClassCheck, ...]] = {
     "decoder": (
-        Trial("causal_lm", "causal_lm"),
-        Trial("documents: isolate", "causal_lm", (("documents", "isolate"),)),
+        ClassCheck("causal_lm", "causal_lm"),
+        ClassCheck("documents: isolate", "causal_lm", (("documents", "isolate"),)),
     ),
-    "encoder": (Trial("masked_lm", "masked_lm"), Trial("permuted_lm", "permuted_lm")),
-    "encoder-decoder": (Trial("denoising", "denoising"),),
+    "encoder": (ClassCheck("masked_lm", "masked_lm"), ClassCheck("permuted_lm", "permuted_lm")),
+    "encoder-decoder": (ClassCheck("denoising", "denoising"),),
 }
 
 
@@ -96,7 +96,7 @@ def configuration(model_type: str, architecture: str) -> Any:
     return theirs
 
 
-def outcome(model_type: str, architecture: str, trial: Trial) -> str:
+def outcome(model_type: str, architecture: str, trial: ClassCheck) -> str:
     """Empty if the class is accepted, else why not."""
     try:
         theirs = configuration(model_type, architecture)

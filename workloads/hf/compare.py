@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workloads.hf.folder import GENERATOR, ForeignModel
-from workloads.hf.network import ForeignNetwork
+from workloads.hf.folder import GENERATOR, HuggingFaceModel
+from workloads.hf.network import HuggingFaceNetwork
 from workloads.model.config import TransformerConfig
 from workloads.model.electra import Electra
 from workloads.model.transformer import Output
@@ -32,7 +32,7 @@ Outputs = Mapping[str, Tensor]
 
 
 def difference(
-    config: TransformerConfig | ForeignModel, model: nn.Module, folder: str, batches: Iterable[Batch]
+    config: TransformerConfig | HuggingFaceModel, model: nn.Module, folder: str, batches: Iterable[Batch]
 ) -> float:
     """Largest difference over all `batches` between `model`, in evaluation, and the export in `folder`.
 
@@ -43,7 +43,7 @@ def difference(
     batches, worst = list(batches), 0.0
     with torch.no_grad():
         for part, ours, place in _networks(config, model, folder):
-            theirs = load(place, strict=not isinstance(part, ForeignModel))
+            theirs = load(place, strict=not isinstance(part, HuggingFaceModel))
             for batch in batches:
                 apart = _apart(part, ours, theirs, batch)
                 if not apart <= TOLERANCE:
@@ -93,7 +93,7 @@ def arguments(config: TransformerConfig, batch: Batch) -> dict[str, Tensor]:
 
 
 def probes(
-    config: TransformerConfig | ForeignModel, vocabulary: Vocabulary, text: Tensor, lengths: Iterable[int]
+    config: TransformerConfig | HuggingFaceModel, vocabulary: Vocabulary, text: Tensor, lengths: Iterable[int]
 ) -> Iterator[Batch]:
     """Rows of `text` int64 [n] at each length: one whole, one padded at its end, and one at its beginning.
 
@@ -122,8 +122,8 @@ def probes(
 
 
 def _networks(
-    config: TransformerConfig | ForeignModel, model: nn.Module, folder: str
-) -> Iterator[tuple[TransformerConfig | ForeignModel, Callable[[Batch], Outputs], str]]:
+    config: TransformerConfig | HuggingFaceModel, model: nn.Module, folder: str
+) -> Iterator[tuple[TransformerConfig | HuggingFaceModel, Callable[[Batch], Outputs], str]]:
     """Each exported network: its configuration, ours and its folder."""
     if not isinstance(model, Electra):
         yield config, lambda batch: _of_output(model(batch)), folder
@@ -142,15 +142,15 @@ def _of_output(output: Output) -> Outputs:
     return {k: v for k, v in found.items() if v is not None} or {"hidden": output.hidden}
 
 
-def _theirs(config: TransformerConfig | ForeignModel, theirs: Any, batch: Batch) -> Mapping[str, Tensor]:
-    if isinstance(config, ForeignModel):
-        return {"logits": ForeignNetwork(theirs, {}, config.architecture == "decoder")(batch).logits}
+def _theirs(config: TransformerConfig | HuggingFaceModel, theirs: Any, batch: Batch) -> Mapping[str, Tensor]:
+    if isinstance(config, HuggingFaceModel):
+        return {"logits": HuggingFaceNetwork(theirs, {}, config.architecture == "decoder")(batch).logits}
     found: Mapping[str, Tensor] = theirs(**arguments(config, batch))
     return found
 
 
 def _apart(
-    config: TransformerConfig | ForeignModel, ours: Callable[[Batch], Outputs], theirs: Any, batch: Batch
+    config: TransformerConfig | HuggingFaceModel, ours: Callable[[Batch], Outputs], theirs: Any, batch: Batch
 ) -> float:
     given = {k: v for k, v in batch.items() if k not in ("labels", "sequence_labels")}
     mine, other = ours(given), _theirs(config, theirs, given)

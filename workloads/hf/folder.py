@@ -27,7 +27,7 @@ RANDOM = ("drop", "jitter")
 
 
 @dataclass(frozen=True)
-class ForeignModel:
+class HuggingFaceModel:
     """A class that has no table here, with what planning asks of a configuration.
 
     It is run as it is and cannot be cut, hence one layer and one head. changes are of their attributes, silenced
@@ -49,7 +49,7 @@ class ForeignModel:
     intermediate: int = 1
     moe: None = None
 
-    def changed(self, changes: Mapping[str, Any]) -> ForeignModel:
+    def changed(self, changes: Mapping[str, Any]) -> HuggingFaceModel:
         """A copy whose configuration has other values; raises WorkloadError for an attribute it lacks."""
         if not changes:
             return self
@@ -138,7 +138,7 @@ def root(folder: str) -> Path:
     return Path(folder).parent if folder.endswith(".json") else Path(folder)
 
 
-def describe_folder(folder: str) -> TransformerConfig | ForeignModel:
+def describe_folder(folder: str) -> TransformerConfig | HuggingFaceModel:
     """Our configuration of the model in `folder`, or a ForeignModel where there is no table for its class."""
     theirs = theirs_in(folder)
     family = by_model_type(theirs.model_type)
@@ -184,7 +184,7 @@ def _with_generator(family: Family, config: TransformerConfig, folder: str) -> T
     return pair.changed({"tied": generator.tied})
 
 
-def describe_foreign(folder: str, changes: Mapping[str, Any] | None = None) -> ForeignModel:
+def describe_foreign(folder: str, changes: Mapping[str, Any] | None = None) -> HuggingFaceModel:
     """What is known of a class without a table. Raises WorkloadError if it is no language model."""
     theirs = theirs_in(folder, changes)
     architecture = _architecture(folder, theirs)
@@ -195,7 +195,9 @@ def describe_foreign(folder: str, changes: Mapping[str, Any] | None = None) -> F
     if type(positions) is not int or positions <= 0:
         positions = 1_000_000
     silenced = tuple(dict.fromkeys(name for part in parts_of(theirs) for name in random_numbers(part)))
-    return ForeignModel(folder, architecture, text.vocab_size, text.hidden_size, positions, silenced=silenced)
+    return HuggingFaceModel(
+        folder, architecture, text.vocab_size, text.hidden_size, positions, silenced=silenced
+    )
 
 
 def _architecture(folder: str, theirs: Any) -> str:

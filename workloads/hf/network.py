@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from workloads.hf.dropout import counted
-from workloads.hf.folder import ForeignModel, parts_of, random_numbers, theirs_in
+from workloads.hf.folder import HuggingFaceModel, parts_of, random_numbers, theirs_in
 from workloads.hf.routers import balance_of
 from workloads.model.dropout import KEYS
 from workloads.model.transformer import Output
@@ -19,7 +19,7 @@ ARGUMENTS = {"tokens": "input_ids", "padding": "attention_mask", "token_types": 
              "positions": "position_ids", "decoder_tokens": "decoder_input_ids"}  # fmt: skip
 
 
-class ForeignNetwork(nn.Module):
+class HuggingFaceNetwork(nn.Module):
     """A model of transformers that takes a batch of ours and gives an output of ours.
 
     Its tensors have the prefix `network.`. What moving a model to another device would break is mended there:
@@ -58,7 +58,7 @@ class ForeignNetwork(nn.Module):
             extra = self.balance(output.router_logits, len(batch["tokens"]))
         return Output(output.logits, extra, output.logits)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ForeignNetwork:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> HuggingFaceNetwork:
         super()._apply(fn, recurse)
         self.network.tie_weights()  # type: ignore[operator]
         for name, buffer in self.network.named_buffers():
@@ -73,7 +73,7 @@ def _added(allowed: Tensor) -> Tensor:
     return mask.masked_fill(~allowed, torch.finfo(mask.dtype).min).unsqueeze(1)
 
 
-def network(config: ForeignModel, meta: bool = False) -> nn.Module:
+def network(config: HuggingFaceModel, meta: bool = False) -> nn.Module:
     """The bare model of transformers, fp32, on the current default device or without memory."""
     if meta:
         with torch.device("meta"):
@@ -81,7 +81,7 @@ def network(config: ForeignModel, meta: bool = False) -> nn.Module:
     return auto(config).from_config(trained(config), dtype=torch.float32, trust_remote_code=False)
 
 
-def auto(config: ForeignModel) -> Any:
+def auto(config: HuggingFaceModel) -> Any:
     """The class of transformers that knows its classes of an architecture."""
     import transformers
 
@@ -92,7 +92,7 @@ def auto(config: ForeignModel) -> Any:
     }[config.architecture]
 
 
-def trained(config: ForeignModel) -> Any:
+def trained(config: HuggingFaceModel) -> Any:
     """Their configuration as it is trained: nothing draws random numbers."""
     theirs = theirs_in(config.folder, dict(config.changes))
     theirs.return_dict = True

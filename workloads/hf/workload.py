@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from workloads.errors import WorkloadError
-from workloads.hf.folder import ForeignModel, root, theirs_in
-from workloads.hf.network import ForeignNetwork, auto, blocks_of, network, trained
+from workloads.hf.folder import HuggingFaceModel, root, theirs_in
+from workloads.hf.network import HuggingFaceNetwork, auto, blocks_of, network, trained
 from workloads.hf.weights import has_weights
 from workloads.model import losses
 from workloads.model.transformer import Output
@@ -32,7 +32,7 @@ class HuggingFaceWorkload:
     """
 
     name: str
-    config: ForeignModel
+    config: HuggingFaceModel
     objective: Objective
     vocabulary: Vocabulary
     dropout: float = 0.0
@@ -124,9 +124,9 @@ class HuggingFaceWorkload:
             theirs.decoder_start_token_id = start
         return theirs
 
-    def around(self, bare: nn.Module) -> ForeignNetwork:
+    def around(self, bare: nn.Module) -> HuggingFaceNetwork:
         """A bare model of transformers as this workload runs it."""
-        return ForeignNetwork(bare, self._tables, self.config.architecture == "decoder", self.dropout)
+        return HuggingFaceNetwork(bare, self._tables, self.config.architecture == "decoder", self.dropout)
 
     @cached_property
     def _tables(self) -> Mapping[str, Tensor]:
@@ -137,7 +137,7 @@ class HuggingFaceWorkload:
 
 
 @lru_cache(maxsize=1)
-def _initialised(config: ForeignModel, seed: int) -> nn.Module:
+def _initialised(config: HuggingFaceModel, seed: int) -> nn.Module:
     """The model with its first weights, on CPU. The last one is kept, since it is read tensor by tensor."""
     folder = root(config.folder)
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):

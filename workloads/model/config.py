@@ -30,7 +30,8 @@ class TransformerConfig:
 
     family names the published class: it selects the Hugging Face map. max_positions is the longest sequence
     that learned positions allow (and what rotary models declare). dropout is the rate in training, see
-    `workloads.model.dropout`. base is the narrow model beside which this one is scaled, None for none; see `workloads.model.mup`.
+    `workloads.model.dropout`. base is the narrow model beside which this one is scaled, None for none; see
+    `workloads.model.mup`.
     counted_positions count the tokens that are not the padding, whose id is position_offset - 1 (RoBERTa).
     head_activation is that of a masked head, the body's if empty.
     """

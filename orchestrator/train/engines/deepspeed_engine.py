@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from orchestrator.checkpoint.pieces import Piece, whole
+from orchestrator.checkpoint.pieces import TensorPiece, whole
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
@@ -22,7 +22,7 @@ from orchestrator.train.engines.optimizers import set_lr
 from orchestrator.train.parallel.losses import StepLosses
 from orchestrator.train.parallel.mesh import Mesh
 from orchestrator.train.parallel.parallelize import recompute
-from orchestrator.train.parallel.router_load import Routing, ratios
+from orchestrator.train.parallel.router_load import RouterLoad, ratios
 from workloads.workload import Batch, Workload
 
 
@@ -37,7 +37,7 @@ class DeepSpeedEngine:
         self._workload, self._layout, self._device = workload, layout, device
         self._mesh = Mesh(layout)
         self._losses = StepLosses(spec, workload, layout, self._mesh, device)
-        self._routing = Routing(workload, self._mesh, device.device)
+        self._routing = RouterLoad(workload, self._mesh, device.device)
         self._scale = LossScale(spec.train.precision == "fp16")
         deepspeed = open_deepspeed(device.device)
         elements = sum(shape.numel() for shape in workload.shapes.values())
@@ -114,7 +114,7 @@ class DeepSpeedEngine:
         self._partitions.begin(0)
         self._partitions.publish()
 
-    def state(self) -> Iterator[Piece]:
+    def state(self) -> Iterator[TensorPiece]:
         """See `Engine.state`."""
         yield from self._partitions.pieces()
         if self._mesh.rank == 0:

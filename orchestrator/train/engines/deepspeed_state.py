@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from orchestrator.checkpoint.pieces import Piece
+from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.train.parallel.parameter_shard import Box, boxes_of
 from orchestrator.train.parallel.partition import Cut
@@ -65,7 +65,7 @@ class Partitions:
         """Optimiser steps done."""
         return next(int(self.optimizer.state[p]["step"]) for p in self._all)
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[TensorPiece]:
         """This rank's weights and optimiser state, fp32; over all ranks they tile every tensor once."""
         for fragment in self.fragments:
             state = self.optimizer.state[fragment.partition]
@@ -73,7 +73,7 @@ class Partitions:
             tensors |= {f"optim.{fragment.name}.{slot}": state[slot] for slot in SLOTS}
             for name, flat in tensors.items():
                 for box, view in fragment.views(flat):
-                    yield Piece(name, fragment.shape, box.start, view)
+                    yield TensorPiece(name, fragment.shape, box.start, view)
 
     @torch.no_grad()
     def restore(self, reader: Reader) -> None:

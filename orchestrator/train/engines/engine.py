@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from orchestrator.checkpoint.pieces import Piece
+from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.reader import Reader
 from workloads.workload import Batch
 
@@ -42,7 +42,7 @@ class Engine(Protocol):
     def initialise(self, seed: int) -> None:
         """Weights as published, from (seed, name) alone; optimiser state zero."""
 
-    def state(self) -> Iterable[Piece]:
+    def state(self) -> Iterable[TensorPiece]:
         """The pieces that this rank must save: over all ranks they tile every tensor once."""
 
     def load(self, reader: Reader) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from orchestrator.checkpoint.pieces import Piece, whole
+from orchestrator.checkpoint.pieces import TensorPiece, whole
 from orchestrator.checkpoint.reader import Reader
 
 FIRST, LEAST, GROW_AFTER = 2.0**16, 1.0, 2000
@@ -33,7 +33,7 @@ class LossScale:
         if self._good == GROW_AFTER:
             self.value, self._good = self.value * 2, 0
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[TensorPiece]:
         """What a commit holds of it."""
         if self.enabled:
             yield whole("optim.loss_scale", torch.tensor(self.value))

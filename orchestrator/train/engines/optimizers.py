@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.job.spec import OptimizerSpec
-from orchestrator.train.parallel.parameter_shard import Shard
+from orchestrator.train.parallel.parameter_shard import ParameterShard
 
 SLOTS = {
     "adamw": ("exp_avg", "exp_avg_sq"),
@@ -61,7 +61,10 @@ def set_lr(groups: Iterable[dict[str, Any]], lr: float) -> None:
 
 
 def make_optimizer(
-    spec: OptimizerSpec, shards: Iterable[Shard], norms: Norms, lr_scale: Callable[[str], float] = plain
+    spec: OptimizerSpec,
+    shards: Iterable[ParameterShard],
+    norms: Norms,
+    lr_scale: Callable[[str], float] = plain,
 ) -> torch.optim.Optimizer:
     """The optimiser that the job names; `lr_scale` says by a parameter's name what its learning rate is times."""
     shards = list(shards)

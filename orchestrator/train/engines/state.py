@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from orchestrator.checkpoint.pieces import Piece
+from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.reader import Reader
-from orchestrator.train.parallel.parameter_shard import Shard
+from orchestrator.train.parallel.parameter_shard import ParameterShard
 
 
 def pieces(
-    shards: Iterable[Shard], optimizer: torch.optim.Optimizer, slots: Sequence[str]
-) -> Iterator[Piece]:
+    shards: Iterable[ParameterShard], optimizer: torch.optim.Optimizer, slots: Sequence[str]
+) -> Iterator[TensorPiece]:
     """The weights and optimiser states that this rank must save; over all ranks they tile every tensor once."""
     for shard in share(shards):
         tensors: dict[str, Tensor] = {f"model.{shard.name}": shard.parameter.detach()}
@@ -25,10 +25,10 @@ def pieces(
             tensors[f"optim.{shard.name}.{slot}"] = empty if found is None else found
         for name, tensor in tensors.items():
             for box, view in shard.views(tensor):
-                yield Piece(name, shard.cut.shape, box.start, view)
+                yield TensorPiece(name, shard.cut.shape, box.start, view)
 
 
-def share(shards: Iterable[Shard]) -> list[Shard]:
+def share(shards: Iterable[ParameterShard]) -> list[ParameterShard]:
     """The shards that this rank saves: holders of the same shards divide them, so that all write about as much.
 
     Largest first to whom has least; every holder comes to the same result.
@@ -48,7 +48,7 @@ def share(shards: Iterable[Shard]) -> list[Shard]:
 
 @torch.no_grad()
 def restore(
-    shards: Iterable[Shard], optimizer: torch.optim.Optimizer, slots: Sequence[str], reader: Reader
+    shards: Iterable[ParameterShard], optimizer: torch.optim.Optimizer, slots: Sequence[str], reader: Reader
 ) -> None:
     """Read this rank's part of weights and optimiser states."""
     steps = float(reader.read("optim.step"))

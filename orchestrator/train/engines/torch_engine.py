@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from orchestrator.checkpoint.pieces import Piece, whole
+from orchestrator.checkpoint.pieces import TensorPiece, whole
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
@@ -21,10 +21,10 @@ from orchestrator.train.engines.state import pieces, restore
 from orchestrator.train.parallel.accumulation import Accumulation
 from orchestrator.train.parallel.losses import StepLosses
 from orchestrator.train.parallel.mesh import Mesh
-from orchestrator.train.parallel.norms import WholeNorms, squared_norm
+from orchestrator.train.parallel.norms import GlobalNorms, squared_norm
 from orchestrator.train.parallel.parallelize import parallelize
 from orchestrator.train.parallel.pipeline import Pipeline
-from orchestrator.train.parallel.router_load import Routing, ratios
+from orchestrator.train.parallel.router_load import RouterLoad, ratios
 from workloads.workload import Batch, Workload
 
 
@@ -38,7 +38,7 @@ class TorchEngine:
         self.parallel = parallelize(workload, layout, self._mesh, device.device, spec.train)
         self._data, self._stages = self.parallel.data, self.parallel.stages
         self._losses = StepLosses(spec, workload, layout, self._mesh, device)
-        self._routing = Routing(workload, self._mesh, device.device)
+        self._routing = RouterLoad(workload, self._mesh, device.device)
         self._runner: Accumulation | Pipeline
         if layout.pp > 1:
             self._runner = Pipeline(self._stages, workload, layout, self._mesh, self._losses, device)
@@ -106,7 +106,7 @@ class TorchEngine:
         self._data.publish()
         self._optimizer = self._make_optimizer()
 
-    def state(self) -> Iterator[Piece]:
+    def state(self) -> Iterator[TensorPiece]:
         """See `Engine.state`."""
         yield from pieces(self._data.shards, self._optimizer, self._slots)
         if self._mesh.data.index == self._mesh.tp.index == 0:
@@ -153,7 +153,7 @@ class TorchEngine:
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
         shards = self._data.shards
-        norms = WholeNorms(shards, self._workload.shapes)
+        norms = GlobalNorms(shards, self._workload.shapes)
         return make_optimizer(self._spec.optimizer, shards, norms, self._workload.lr_scale)
 
     def _steps(self) -> int:

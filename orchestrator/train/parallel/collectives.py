@@ -13,45 +13,45 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from orchestrator.train.parallel.mesh import Group
+from orchestrator.train.parallel.mesh import ProcessGroup
 
 
-def copy(x: Tensor, group: Group) -> Tensor:
+def copy(x: Tensor, group: ProcessGroup) -> Tensor:
     """Forward nothing, backward the sum over the group: what enters layers that are cut by column."""
     return x if group.size == 1 else _Copy.apply(x, group)
 
 
-def reduce(x: Tensor, group: Group) -> Tensor:
+def reduce(x: Tensor, group: ProcessGroup) -> Tensor:
     """Forward the sum over the group, backward nothing: what leaves layers that are cut by row."""
     return x if group.size == 1 else _Reduce.apply(x, group)
 
 
-def gather(x: Tensor, dim: int, group: Group) -> Tensor:
+def gather(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     """Forward all parts along `dim`, backward the sum of the parts' gradients, each to its rank."""
     return x if group.size == 1 else _Gather.apply(x, dim, group)
 
 
-def scatter(x: Tensor, dim: int, group: Group) -> Tensor:
+def scatter(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     """Forward this rank's part of the sum over the group, backward all parts: the inverse of `gather`."""
     return x if group.size == 1 else _Scatter.apply(x, dim, group)
 
 
-def split(x: Tensor, dim: int, group: Group) -> Tensor:
+def split(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     """Forward this rank's part of what all ranks hold alike, backward all parts."""
     return x if group.size == 1 else _Split.apply(x, dim, group)
 
 
-def join(x: Tensor, dim: int, group: Group) -> Tensor:
+def join(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     """Forward all parts, for what all ranks compute alike; backward this rank's part: the inverse of `split`."""
     return x if group.size == 1 else _Join.apply(x, dim, group)
 
 
-def exchange(x: Tensor, received: Sequence[int], sent: Sequence[int], group: Group) -> Tensor:
+def exchange(x: Tensor, received: Sequence[int], sent: Sequence[int], group: ProcessGroup) -> Tensor:
     """Send `sent[i]` rows to rank i and return the `received[i]` rows that come from it, in rank order."""
     return x if group.size == 1 else _Exchange.apply(x, list(received), list(sent), group)
 
 
-def summed(x: Tensor, group: Group) -> Tensor:
+def summed(x: Tensor, group: ProcessGroup) -> Tensor:
     """The sum over the group; no gradient."""
     if group.size == 1:
         return x
@@ -60,7 +60,7 @@ def summed(x: Tensor, group: Group) -> Tensor:
     return total
 
 
-def gathered(x: Tensor, dim: int, group: Group) -> Tensor:
+def gathered(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     """All parts along `dim` in rank order; no gradient. The parts are of one size."""
     if group.size == 1:
         return x
@@ -70,18 +70,18 @@ def gathered(x: Tensor, dim: int, group: Group) -> Tensor:
     return whole.movedim(0, dim).contiguous()
 
 
-def _scattered(x: Tensor, dim: int, group: Group) -> Tensor:
+def _scattered(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     whole = x.movedim(dim, 0).contiguous()
     part = whole.new_empty(whole.shape[0] // group.size, *whole.shape[1:])
     dist.reduce_scatter_single(part, whole, group=group.handle)
     return part.movedim(0, dim).contiguous()
 
 
-def _part(x: Tensor, dim: int, group: Group) -> Tensor:
+def _part(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     return x.chunk(group.size, dim)[group.index].contiguous()
 
 
-def _exchanged(x: Tensor, received: list[int], sent: list[int], group: Group) -> Tensor:
+def _exchanged(x: Tensor, received: list[int], sent: list[int], group: ProcessGroup) -> Tensor:
     out = x.new_empty(sum(received), *x.shape[1:])
     dist.all_to_all_single(out, x.contiguous(), received, sent, group=group.handle)
     return out
@@ -89,7 +89,7 @@ def _exchanged(x: Tensor, received: list[int], sent: list[int], group: Group) ->
 
 class _Copy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
         return x.view_as(x)
 
@@ -100,7 +100,7 @@ class _Copy(torch.autograd.Function):
 
 class _Reduce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
         return summed(x, group)
 
     @staticmethod
@@ -110,7 +110,7 @@ class _Reduce(torch.autograd.Function):
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group: Group) -> Tensor:
+    def forward(ctx: Any, x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
         ctx.dim, ctx.group = dim, group
         return gathered(x, dim, group)
 
@@ -121,7 +121,7 @@ class _Gather(torch.autograd.Function):
 
 class _Scatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group: Group) -> Tensor:
+    def forward(ctx: Any, x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
         ctx.dim, ctx.group = dim, group
         return _scattered(x, dim, group)
 
@@ -132,7 +132,7 @@ class _Scatter(torch.autograd.Function):
 
 class _Split(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group: Group) -> Tensor:
+    def forward(ctx: Any, x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
         ctx.dim, ctx.group = dim, group
         return _part(x, dim, group)
 
@@ -143,7 +143,7 @@ class _Split(torch.autograd.Function):
 
 class _Join(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group: Group) -> Tensor:
+    def forward(ctx: Any, x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
         ctx.dim, ctx.group = dim, group
         return gathered(x, dim, group)
 
@@ -154,7 +154,7 @@ class _Join(torch.autograd.Function):
 
 class _Exchange(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, received: list[int], sent: list[int], group: Group) -> Tensor:
+    def forward(ctx: Any, x: Tensor, received: list[int], sent: list[int], group: ProcessGroup) -> Tensor:
         ctx.received, ctx.sent, ctx.group = received, sent, group
         return _exchanged(x, received, sent, group)
 

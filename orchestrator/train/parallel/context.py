@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from orchestrator.train.parallel.collectives import gather
-from orchestrator.train.parallel.mesh import Group
+from orchestrator.train.parallel.mesh import ProcessGroup
 from workloads.model.attention import AttentionCore
 from workloads.model.config import TransformerConfig
 from workloads.model.dropout import PLACES
@@ -26,13 +26,13 @@ from workloads.workload import Batch
 ALONG_LENGTH = ("tokens", "labels", "token_types", "padding", "segments")
 
 
-def positions_of(length: int, cp: Group, device: torch.device) -> Tensor:
+def positions_of(length: int, cp: ProcessGroup, device: torch.device) -> Tensor:
     """The positions that this rank holds, int64 [length / ranks], ascending."""
     chunks = torch.arange(length, device=device).chunk(2 * cp.size)
     return torch.cat((chunks[cp.index], chunks[2 * cp.size - 1 - cp.index]))
 
 
-def slice_batch(batch: Batch, config: TransformerConfig, cp: Group) -> Batch:
+def slice_batch(batch: Batch, config: TransformerConfig, cp: ProcessGroup) -> Batch:
     """This rank's part of a batch of whole sequences.
 
     The mask, if it is more than causal, is made from the whole batch: `visible` bool [B, L / ranks, L].
@@ -58,20 +58,20 @@ def slice_batch(batch: Batch, config: TransformerConfig, cp: Group) -> Batch:
     return sliced
 
 
-def apply_context(model: nn.Module, cp: Group) -> None:
+def apply_context(model: nn.Module, cp: ProcessGroup) -> None:
     """Replace every attention core by one that sees the whole sequence, and let routers judge it whole."""
     for module in list(model.modules()):
         for leaf, child in list(module.named_children()):
             if isinstance(child, AttentionCore):
                 setattr(module, leaf, ContextCore(child.scale, cp))
             elif isinstance(child, Router):
-                child.forward = WholeRouter(child, cp).forward  # type: ignore[method-assign]
+                child.forward = GlobalRouter(child, cp).forward  # type: ignore[method-assign]
 
 
 class ContextCore(nn.Module):
     """`AttentionCore` whose queries are of this rank's positions and whose keys are gathered."""
 
-    def __init__(self, scale: float, cp: Group) -> None:
+    def __init__(self, scale: float, cp: ProcessGroup) -> None:
         super().__init__()
         self.scale, self._cp = scale, cp
 
@@ -101,14 +101,14 @@ class ContextCore(nn.Module):
         )
 
 
-class WholeRouter:
+class GlobalRouter:
     """Routes the whole sequence on every rank and keeps this rank's part.
 
     Balance and capacity are of a sequence, so that a part of it cannot tell. The balancing loss comes out alike
     on every rank; the share that each contributes is the trainer's to divide.
     """
 
-    def __init__(self, router: Router, cp: Group) -> None:
+    def __init__(self, router: Router, cp: ProcessGroup) -> None:
         self._whole, self._cp = router.forward, cp
 
     def forward(self, hidden: Tensor, real: Tensor | None = None) -> Routes:
@@ -123,7 +123,7 @@ class WholeRouter:
         )
 
 
-def in_order(whole: Tensor, dim: int, cp: Group) -> Tensor:
+def in_order(whole: Tensor, dim: int, cp: ProcessGroup) -> Tensor:
     """Chunks gathered by rank, put in the order of the sequence."""
     chunks: list[Any] = [None] * (2 * cp.size)
     for number, chunk in enumerate(whole.chunk(2 * cp.size, dim)):

@@ -6,18 +6,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from orchestrator.train.parallel.gradient_buckets import GradientBuckets, Start
-from orchestrator.train.parallel.mesh import Group, Mesh
-from orchestrator.train.parallel.parameter_shard import Shard, boxes_of
+from orchestrator.train.parallel.mesh import Mesh, ProcessGroup
+from orchestrator.train.parallel.parameter_shard import ParameterShard, boxes_of
 from orchestrator.train.parallel.parameters import Held
 
 
-class Replicas:
+class Ddp:
     """Gradients are summed over the replicas; see `DataParallel`."""
 
     def __init__(self, held: list[Held], mesh: Mesh, overlap: bool) -> None:
         self._overlap = overlap
         self._buckets = []
-        self.shards: list[Shard] = []
+        self.shards: list[ParameterShard] = []
         for expert in (False, True):
             group = mesh.expert_data if expert else mesh.data
             mine = [h for h in held if h.cut.expert == expert]
@@ -28,7 +28,9 @@ class Replicas:
                 first = h.original and group.index == 0
                 one = h.cut.over_tp or mesh.tp.index == 0
                 self.shards.append(
-                    Shard(h.name, h.cut, h.parameter, boxes, group, first and one, h.original and one)
+                    ParameterShard(
+                        h.name, h.cut, h.parameter, boxes, group, first and one, h.original and one
+                    )
                 )
 
     def begin(self) -> None:
@@ -51,7 +53,7 @@ class Replicas:
         """Nothing: every replica made the same update."""
 
 
-def _sum_over(group: Group) -> Start:
+def _sum_over(group: ProcessGroup) -> Start:
     def start(_: int, flat: Tensor) -> dist.Work | None:
         return dist.all_reduce(flat, group=group.handle, async_op=True) if group.size > 1 else None
 

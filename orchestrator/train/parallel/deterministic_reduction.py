@@ -13,18 +13,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 from orchestrator.train.parallel.mesh import Mesh
-from orchestrator.train.parallel.parameter_shard import Shard, boxes_of
+from orchestrator.train.parallel.parameter_shard import ParameterShard, boxes_of
 from orchestrator.train.parallel.parameters import Held
 
 
-class VirtualShards:
+class DeterministicReduction:
     """Every rank holds all parameters; see `DataParallel`."""
 
     def __init__(self, held: list[Held], mesh: Mesh) -> None:
         self._group = mesh.data
         mine = mesh.data.index == 0
         whole = [(h, boxes_of(h.cut, 0, h.parameter.numel())) for h in held]
-        self.shards = [Shard(h.name, h.cut, h.parameter, boxes, mesh.data, mine, True) for h, boxes in whole]
+        self.shards = [
+            ParameterShard(h.name, h.cut, h.parameter, boxes, mesh.data, mine, True) for h, boxes in whole
+        ]
         size = sum(h.parameter.numel() for h in held)
         ways = self._group.size
         self._flat = torch.zeros(-(-size // ways) * ways, device=held[0].parameter.device)

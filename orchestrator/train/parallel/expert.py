@@ -11,11 +11,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from orchestrator.train.parallel.collectives import exchange
-from orchestrator.train.parallel.mesh import Group
+from orchestrator.train.parallel.mesh import ProcessGroup
 from workloads.model.moe import Experts
 
 
-def apply_expert(model: nn.Module, group: Group) -> None:
+def apply_expert(model: nn.Module, group: ProcessGroup) -> None:
     """Put the exchange around every stack of experts, whose parameters are already cut."""
     for module in model.modules():
         if isinstance(module, Experts):
@@ -25,7 +25,7 @@ def apply_expert(model: nn.Module, group: Group) -> None:
 class Exchange:
     """Rows to the ranks of their experts and back."""
 
-    def __init__(self, experts: Experts, group: Group) -> None:
+    def __init__(self, experts: Experts, group: ProcessGroup) -> None:
         self._local, self._group = experts.forward, group
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from orchestrator.train.parallel.mesh import Group, Mesh
-from orchestrator.train.parallel.parameter_shard import Box, Shard, boxes_of
+from orchestrator.train.parallel.mesh import Mesh, ProcessGroup
+from orchestrator.train.parallel.parameter_shard import Box, ParameterShard, boxes_of
 from orchestrator.train.parallel.parameters import Held
 
 
@@ -47,19 +47,19 @@ def _unsharded_experts(module: nn.Module, mesh: Mesh) -> set[nn.Parameter]:
     return {p for name, p in module.named_parameters() if ".experts." in f".{name}"}
 
 
-def _device_mesh(group: Group, device: str) -> DeviceMesh:
+def _device_mesh(group: ProcessGroup, device: str) -> DeviceMesh:
     assert group.handle is not None
     return DeviceMesh.from_group(group.handle, device)
 
 
-class FullShards:
+class Fsdp:
     """Gradients arrive reduce-scattered; see `DataParallel`."""
 
     def __init__(self, models: Iterable[nn.Module], held: list[Held], mesh: Mesh) -> None:
         self._models = list(models)
         self._parameters: list[nn.Parameter] = []
-        self.shards: list[Shard] = []
-        alone = Group((mesh.rank,), 0, None)
+        self.shards: list[ParameterShard] = []
+        alone = ProcessGroup((mesh.rank,), 0, None)
         for h in held:
             local = local_of(h.parameter)
             if not local.numel():
@@ -67,7 +67,7 @@ class FullShards:
             mine = nn.Parameter(local)
             self._parameters.append(h.parameter)
             one = h.original and (h.cut.over_tp or mesh.tp.index == 0)
-            self.shards.append(Shard(h.name, h.cut, mine, _rows(h), alone, one, one))
+            self.shards.append(ParameterShard(h.name, h.cut, mine, _rows(h), alone, one, one))
 
     def begin(self) -> None:
         """See `DataParallel.begin`."""

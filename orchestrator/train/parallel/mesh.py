@@ -13,7 +13,7 @@ Place = dict[str, int]
 
 
 @dataclass(frozen=True)
-class Group:
+class ProcessGroup:
     """Ranks that talk to each other, in order, and this rank's index among them."""
 
     ranks: tuple[int, ...]
@@ -50,11 +50,11 @@ class Mesh:
         self.expert = self._groups(lambda p: (p["pp"], p["dp"] // ep, p["cp"], p["tp"]))
         self.expert_data = self._groups(lambda p: (p["pp"], p["dp"] % ep, p["tp"]))
 
-    def of_stages(self, places: frozenset[int]) -> Group:
+    def of_stages(self, places: frozenset[int]) -> ProcessGroup:
         """The ranks at these places of this rank's pipeline; this rank alone if it is at none of them."""
         return self._groups(lambda p: (p["dp"], p["cp"], p["tp"], 0 if p["pp"] in places else 1 + p["pp"]))
 
-    def _groups(self, key: Callable[[Place], tuple[int, ...]]) -> Group:
+    def _groups(self, key: Callable[[Place], tuple[int, ...]]) -> ProcessGroup:
         """Make the groups of ranks with equal keys, and return this rank's."""
         members: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.layout.world):
@@ -65,6 +65,6 @@ class Mesh:
                 # A group of one needs no collectives.
                 self._made[ranks] = dist.new_group(list(ranks)) if len(ranks) > 1 else None
             if self.rank in ranks:
-                mine = Group(ranks, ranks.index(self.rank), self._made[ranks])
+                mine = ProcessGroup(ranks, ranks.index(self.rank), self._made[ranks])
         assert mine is not None
         return mine

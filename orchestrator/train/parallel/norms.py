@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from orchestrator.train.parallel.parameter_shard import Shard
+from orchestrator.train.parallel.parameter_shard import ParameterShard
 
 
-def squared_norm(shards: Iterable[Shard]) -> Tensor:
+def squared_norm(shards: Iterable[ParameterShard]) -> Tensor:
     """This rank's share of the squared global norm of the gradients, fp64 scalar; the sum over all ranks is it."""
     counted = [s.parameter.grad for s in shards if s.counted and s.parameter.grad is not None]
     if not counted:
@@ -19,14 +19,14 @@ def squared_norm(shards: Iterable[Shard]) -> Tensor:
     return torch.stack(torch._foreach_norm(counted)).double().square().sum()
 
 
-class WholeNorms:
+class GlobalNorms:
     """The norm of each whole parameter under any layout: one small sum over all ranks.
 
     `names` are the canonical names of all parameters, those of other pipeline stages too, so that every rank
     brings a vector of the same length.
     """
 
-    def __init__(self, shards: Sequence[Shard], names: Iterable[str]) -> None:
+    def __init__(self, shards: Sequence[ParameterShard], names: Iterable[str]) -> None:
         device = shards[0].parameter.device if shards else torch.device("cpu")
         place = {name: i for i, name in enumerate(names)}
         self._size = len(place)

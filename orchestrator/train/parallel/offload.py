@@ -7,7 +7,7 @@ import dataclasses
 import torch
 from torch import nn
 
-from orchestrator.train.parallel.parameter_shard import DataParallel, Shard
+from orchestrator.train.parallel.parameter_shard import DataParallel, ParameterShard
 
 
 class Offload:
@@ -44,7 +44,7 @@ class Offload:
         self._inner.publish()
 
 
-def _on_host(shard: Shard) -> Shard:
+def _on_host(shard: ParameterShard) -> ParameterShard:
     pinned = shard.parameter.device.type == "cuda"
     copy = nn.Parameter(torch.zeros(shard.parameter.shape, pin_memory=pinned))
     copy.grad = torch.zeros(shard.parameter.shape, pin_memory=pinned)

@@ -22,18 +22,18 @@ from torch.utils.checkpoint import (
 from orchestrator.job.spec import TrainSpec
 from orchestrator.planning.layout import Layout
 from orchestrator.train.parallel.context import apply_context
-from orchestrator.train.parallel.ddp import Replicas
-from orchestrator.train.parallel.deterministic_reduction import VirtualShards
+from orchestrator.train.parallel.ddp import Ddp
+from orchestrator.train.parallel.deterministic_reduction import DeterministicReduction
 from orchestrator.train.parallel.expert import apply_expert
-from orchestrator.train.parallel.fsdp import FullShards, shard_fully
+from orchestrator.train.parallel.fsdp import Fsdp, shard_fully
 from orchestrator.train.parallel.mesh import Mesh
 from orchestrator.train.parallel.offload import Offload
 from orchestrator.train.parallel.parameter_shard import DataParallel
 from orchestrator.train.parallel.parameters import Held, cut_parameters, held_by
 from orchestrator.train.parallel.partition import Cut, span
 from orchestrator.train.parallel.tensor import apply_tensor
-from orchestrator.train.parallel.tied_gradients import SharedGradients
-from orchestrator.train.parallel.zero1 import FlatShards
+from orchestrator.train.parallel.tied_gradients import TiedGradients
+from orchestrator.train.parallel.zero1 import Zero1
 from workloads.workload import Workload
 
 SAVED = (
@@ -53,7 +53,7 @@ class Parallel:
     """The stages of the model that this rank runs, in order, and how their gradients become updates."""
 
     stages: list[nn.Module]
-    shared: SharedGradients
+    shared: TiedGradients
     data: DataParallel
 
 
@@ -72,18 +72,18 @@ def parallelize(
     places = {
         name: frozenset(layout.place_of(n) for n in at[name]) for name in sorted(at) if len(at[name]) > 1
     }
-    shared = SharedGradients(held, mesh, {name: mesh.of_stages(ranks) for name, ranks in places.items()})
+    shared = TiedGradients(held, mesh, {name: mesh.of_stages(ranks) for name, ranks in places.items()})
     overlap = layout.pp == 1 and not shared.any
     sharded = layout.zero if mesh.data.size > 1 else 0
     data: DataParallel
     if train.determinism == "bitwise":
-        data = VirtualShards(held, mesh)
+        data = DeterministicReduction(held, mesh)
     elif sharded >= 2:
-        data = FullShards(stages, held, mesh)
+        data = Fsdp(stages, held, mesh)
     elif sharded == 1:
-        data = FlatShards(held, mesh, overlap)
+        data = Zero1(held, mesh, overlap)
     else:
-        data = Replicas(held, mesh, overlap)
+        data = Ddp(held, mesh, overlap)
     return Parallel(stages, shared, data if layout.offload == "none" else Offload(data))
 
 

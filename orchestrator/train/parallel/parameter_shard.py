@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from orchestrator.train.parallel.mesh import Group
+from orchestrator.train.parallel.mesh import ProcessGroup
 from orchestrator.train.parallel.partition import Cut
 
 
@@ -32,7 +32,7 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Shard:
+class ParameterShard:
     """Plain memory that the optimiser works on; `parameter.grad` is set when the step's gradients are there.
 
     boxes: where the shard's elements lie in the global tensor. holders: ranks that hold the very same shard
@@ -45,7 +45,7 @@ class Shard:
     cut: Cut
     parameter: nn.Parameter
     boxes: tuple[Box, ...]
-    holders: Group
+    holders: ProcessGroup
     counted: bool
     saved: bool
 
@@ -64,7 +64,7 @@ class Shard:
 class DataParallel(Protocol):
     """How the replicas of a model share work: what each rank updates, and how gradients get there."""
 
-    shards: list[Shard]
+    shards: list[ParameterShard]
 
     def begin(self) -> None:
         """Forget the gradients of the last step."""

@@ -27,7 +27,7 @@ from orchestrator.train.device import Device
 from orchestrator.train.parallel.losses import StepLosses
 from orchestrator.train.parallel.mesh import Mesh
 from orchestrator.train.parallel.parallelize import layers_of
-from orchestrator.train.parallel.zero_bubble import Deferred
+from orchestrator.train.parallel.zero_bubble import DeferredGradients
 from workloads.workload import Batch, Workload
 
 SCHEDULES: dict[str, Any] = {
@@ -57,7 +57,9 @@ class Pipeline:
         self._batches: list[Batch] = []
         self._schedules: dict[tuple[Any, ...], Any] = {}
         splits = layout.schedule in SPLIT
-        self._deferred = {n: Deferred(s) for n, s in zip(self._numbers, stages, strict=True) if splits}
+        self._deferred = {
+            n: DeferredGradients(s) for n, s in zip(self._numbers, stages, strict=True) if splits
+        }
         for stage, number in zip(stages, self._numbers, strict=True):
             # The stage itself must stay the module that FSDP2 wraps, so its forward is replaced in place.
             stage.forward = self._forward_of(stage.forward, number)

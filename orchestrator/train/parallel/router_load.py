@@ -12,7 +12,7 @@ from orchestrator.train.parallel.mesh import Mesh
 from workloads.workload import Workload
 
 
-class Routing:
+class RouterLoad:
     """Sums what the routers of this rank's stages saw over all ranks."""
 
     def __init__(self, workload: Workload, mesh: Mesh, device: torch.device) -> None:

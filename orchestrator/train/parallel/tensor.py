@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from orchestrator.train.parallel.collectives import copy, gather, join, reduce, scatter, split
-from orchestrator.train.parallel.mesh import Group
+from orchestrator.train.parallel.mesh import ProcessGroup
 from orchestrator.train.parallel.partition import is_sliced, span, style_of
 from workloads.model.attention import Context
 from workloads.model.transformer import IGNORED, Layer
@@ -26,7 +26,7 @@ LENGTH = 1
 """The dimension of [B, L, hidden] that sequence parallelism cuts."""
 
 
-def apply_tensor(model: nn.Module, styles: Mapping[str, str], tp: Group, sequence: bool) -> None:
+def apply_tensor(model: nn.Module, styles: Mapping[str, str], tp: ProcessGroup, sequence: bool) -> None:
     """Put the collectives into a model whose parameters are already cut."""
     entered: set[str] = set()
     for name, module in list(model.named_modules()):
@@ -52,7 +52,7 @@ def apply_tensor(model: nn.Module, styles: Mapping[str, str], tp: Group, sequenc
 class RowLinear(nn.Module):
     """A linear map cut over its inputs: partial products are summed over the group, then the bias added."""
 
-    def __init__(self, whole: nn.Linear, group: Group, sequence: bool) -> None:
+    def __init__(self, whole: nn.Linear, group: ProcessGroup, sequence: bool) -> None:
         super().__init__()
         self.weight, self.bias = whole.weight, whole.bias
         self._group, self._sequence = group, sequence
@@ -68,7 +68,7 @@ class RowLinear(nn.Module):
 class VocabularyEmbedding(nn.Module):
     """An embedding cut over the vocabulary: each rank looks up its rows, the sum over the group is whole."""
 
-    def __init__(self, whole: nn.Embedding, group: Group) -> None:
+    def __init__(self, whole: nn.Embedding, group: ProcessGroup) -> None:
         super().__init__()
         self.weight, self._group = whole.weight, group
         self._start, self._rows = span(whole.num_embeddings, group.index, group.size)
@@ -88,7 +88,7 @@ class VocabularyLoss:
     it is differentiated but not reported in `total`, which stays the cross-entropy.
     """
 
-    def __init__(self, vocabulary: int, tp: Group, z: float) -> None:
+    def __init__(self, vocabulary: int, tp: ProcessGroup, z: float) -> None:
         self._vocabulary, self._tp, self._z = vocabulary, tp, z
         self._start, _ = span(vocabulary, tp.index, tp.size)
 
@@ -120,11 +120,11 @@ class VocabularyLoss:
         return log_z - reduce(found.masked_fill(outside, 0.0), self._tp), log_z
 
 
-def _copy_first(tp: Group) -> Any:
+def _copy_first(tp: ProcessGroup) -> Any:
     return lambda _, args: (copy(args[0], tp), *args[1:])
 
 
-def _enter(tp: Group, sequence: bool) -> Any:
+def _enter(tp: ProcessGroup, sequence: bool) -> Any:
     """What all column-cut layers of a block share: their input, and the memory of cross-attention."""
 
     def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -138,13 +138,13 @@ def _enter(tp: Group, sequence: bool) -> Any:
     return hook
 
 
-def _inside_experts(experts: nn.Module, tp: Group) -> None:
+def _inside_experts(experts: nn.Module, tp: ProcessGroup) -> None:
     """Each expert is cut inside like a feed-forward: gate and up by column, down by row."""
     whole = experts.forward
     experts.forward = lambda rows, counts: reduce(whole(copy(rows, tp), counts), tp)
 
 
-def _slice_sequence(model: nn.Module, entered: set[str], tp: Group) -> None:
+def _slice_sequence(model: nn.Module, entered: set[str], tp: ProcessGroup) -> None:
     """Residuals are sliced from the embeddings to the head; blocks that are not cut work on the whole."""
     for name, module in model.named_modules():
         leaf = name.rpartition(".")[2]
@@ -167,11 +167,11 @@ def _projected(model: nn.Module, name: str) -> bool:
     return getattr(parent, "projection", None) is not None
 
 
-def _join_first(tp: Group) -> Any:
+def _join_first(tp: ProcessGroup) -> Any:
     return lambda _, args: (join(args[0], LENGTH, tp), *args[1:])
 
 
-def _split_keys(tp: Group) -> Any:
+def _split_keys(tp: ProcessGroup) -> Any:
     """Dropout of a slice draws from the keys of its tokens."""
 
     def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -183,11 +183,11 @@ def _split_keys(tp: Group) -> Any:
     return hook
 
 
-def _split_first(tp: Group) -> Any:
+def _split_first(tp: ProcessGroup) -> Any:
     return lambda _, __, out: _first(out, lambda x: split(x, LENGTH, tp))
 
 
-def _join_out(tp: Group) -> Any:
+def _join_out(tp: ProcessGroup) -> Any:
     return lambda _, __, out: _first(out, lambda x: join(x, LENGTH, tp))
 
 

@@ -9,18 +9,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from orchestrator.train.parallel.fsdp import local_of
-from orchestrator.train.parallel.mesh import Group, Mesh
+from orchestrator.train.parallel.mesh import Mesh, ProcessGroup
 from orchestrator.train.parallel.parameters import Held
 
 
-class SharedGradients:
+class TiedGradients:
     """Sums, before data-parallel ones, over tensor-parallel ranks and over stages of a pipeline.
 
     A norm inside a head, or on a slice of the sequence, sees part of the activations. A tied weight is the
     embedding on one stage and the projection on another. `among` are the ranks of the stages that hold a name.
     """
 
-    def __init__(self, held: Sequence[Held], mesh: Mesh, among: Mapping[str, Group]) -> None:
+    def __init__(self, held: Sequence[Held], mesh: Mesh, among: Mapping[str, ProcessGroup]) -> None:
         self._tp = mesh.tp
         self._partial = [h for h in held if h.cut.partial]
         self._copies = {name: [h for h in held if h.name == name] for name in sorted(among)}
@@ -51,7 +51,7 @@ def _gradient(held: Held) -> Tensor:
     return local_of(held.parameter.grad)
 
 
-def _sum_over(gradients: list[Tensor], group: Group) -> None:
+def _sum_over(gradients: list[Tensor], group: ProcessGroup) -> None:
     """In place, as one message."""
     if not gradients or group.size == 1:
         return

@@ -11,18 +11,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from orchestrator.train.parallel.gradient_buckets import GradientBuckets
-from orchestrator.train.parallel.mesh import Group, Mesh
-from orchestrator.train.parallel.parameter_shard import Shard, boxes_of
+from orchestrator.train.parallel.mesh import Mesh, ProcessGroup
+from orchestrator.train.parallel.parameter_shard import ParameterShard, boxes_of
 from orchestrator.train.parallel.parameters import Held
 
 
-class FlatShards:
+class Zero1:
     """Each rank updates a slice of every bucket; see `DataParallel`."""
 
     def __init__(self, held: list[Held], mesh: Mesh, overlap: bool) -> None:
         self._overlap = overlap
         self._parts: list[_Part] = []
-        self.shards: list[Shard] = []
+        self.shards: list[ParameterShard] = []
         for expert in (False, True):
             mine = [h for h in held if h.cut.expert == expert]
             if mine:
@@ -56,13 +56,13 @@ class FlatShards:
 class _Part:
     """The buckets of parameters that are sharded over one group."""
 
-    def __init__(self, held: list[Held], group: Group, mesh: Mesh) -> None:
+    def __init__(self, held: list[Held], group: ProcessGroup, mesh: Mesh) -> None:
         self.group = group
         self.buckets = GradientBuckets([h.parameter for h in held], self._scatter, multiple=group.size)
         by_parameter = {id(h.parameter): h for h in held}
-        alone = Group((mesh.rank,), 0, None)
+        alone = ProcessGroup((mesh.rank,), 0, None)
         self._weights: list[Tensor] = []
-        self.shards: list[Shard] = []
+        self.shards: list[ParameterShard] = []
         for members, flat in zip(self.buckets.members, self.buckets.flats, strict=True):
             size = len(flat) // group.size
             low, offset = group.index * size, 0
@@ -77,7 +77,7 @@ class _Part:
                     mine.grad = flat[begin:end]
                     boxes = boxes_of(h.cut, begin - offset, end - offset)
                     one = h.original and (h.cut.over_tp or mesh.tp.index == 0)
-                    self.shards.append(Shard(h.name, h.cut, mine, boxes, alone, one, one))
+                    self.shards.append(ParameterShard(h.name, h.cut, mine, boxes, alone, one, one))
                 offset += count
 
     def gather(self) -> list[dist.Work]:

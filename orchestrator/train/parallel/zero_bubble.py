@@ -23,7 +23,7 @@ Waiting = tuple[Tensor, Tensor, Tensor, Tensor | None]
 """Input [.., in] and gradient of the output [.., out] of a linear map, its weight and its bias."""
 
 
-class Deferred:
+class DeferredGradients:
     """The queue of one stage. Experts are not in it: the gradients of their weights come with the backward pass."""
 
     def __init__(self, stage: nn.Module) -> None:

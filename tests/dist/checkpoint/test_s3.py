@@ -10,7 +10,7 @@ import torch
 
 from orchestrator.storage import remote
 from orchestrator.checkpoint.committer import Retention
-from orchestrator.checkpoint.pieces import Piece, whole
+from orchestrator.checkpoint.pieces import TensorPiece, whole
 from orchestrator.storage.retry import Retry
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.store import Store
@@ -28,7 +28,7 @@ def commit(store: Store, step: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(step)
     tensor = torch.randn(64, 100, generator=generator)
     pieces = [
-        Piece("model.w", (64, 100), (32 * half, 0), tensor[32 * half : 32 * half + 32]) for half in (0, 1)
+        TensorPiece("model.w", (64, 100), (32 * half, 0), tensor[32 * half : 32 * half + 32]) for half in (0, 1)
     ]
     records = [
         record for half, piece in enumerate(pieces) for record in store.write_shard(step, half, [piece])

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from cluster.workers.worker_context import Link
+from cluster.workers.worker_context import WorkerContext
 
 STAGES = (1, 2, 3)
 
@@ -27,7 +27,7 @@ class Net(nn.Module):
         return self.down(self.norm(self.up(x))) * self.scale
 
 
-def main(config: dict[str, Any], link: Link) -> None:
+def main(config: dict[str, Any], link: WorkerContext) -> None:
     """Train with every stage, save, and leave the fp32 weights as DeepSpeed gives them for comparison."""
     seat = link.seat
     os.environ |= {"RANK": str(seat.rank), "WORLD_SIZE": str(seat.world), "LOCAL_RANK": "0", "DS_ACCELERATOR": "cpu",

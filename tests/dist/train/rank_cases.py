@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from texts import Corpus
 
-from cluster.workers.worker_context import Link
+from cluster.workers.worker_context import WorkerContext
 from orchestrator.checkpoint.store import Store
 from orchestrator.data.batches import slices
 from orchestrator.planning.layout import Layout
@@ -164,7 +164,7 @@ def run_case(case: dict[str, Any], folder: Path, device: Device) -> None:
         torch.save({**found, "first": first, "state": state}, folder / f"{case['id']}.pt")
 
 
-def main(config: dict[str, Any], link: Link) -> dict[str, str]:
+def main(config: dict[str, Any], link: WorkerContext) -> dict[str, str]:
     """Run the cases in turn. Returns the error of each case that failed on this rank."""
     device = open_device(job(config["cases"][0]), link)
     for case in config["cases"]:

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from rank_cases import job, micro_batches, workload_of
 
-from cluster.workers.worker_context import Link
+from cluster.workers.worker_context import WorkerContext
 from orchestrator.planning.layout import Layout
 from orchestrator.train.device import Device, close_device, open_device
 from orchestrator.train.engines.torch_engine import TorchEngine
 
 
-def poisoned(config: dict[str, Any], link: Link) -> list[list[int]]:
+def poisoned(config: dict[str, Any], link: WorkerContext) -> list[list[int]]:
     """The last rank's weights turn to NaN before step 2. Returns, for each case, the steps that were no number."""
     device = open_device(job(config["cases"][0]), link)
     found = [_steps_that_were_nan(case, device, link) for case in config["cases"]]
@@ -22,7 +22,7 @@ def poisoned(config: dict[str, Any], link: Link) -> list[list[int]]:
     return found
 
 
-def _steps_that_were_nan(case: dict[str, Any], device: Device, link: Link) -> list[int]:
+def _steps_that_were_nan(case: dict[str, Any], device: Device, link: WorkerContext) -> list[int]:
     spec = job(case)
     workload, layout = workload_of(spec), Layout(**case["layout"])
     engine = TorchEngine(spec, workload, layout, device)
@@ -38,7 +38,7 @@ def _steps_that_were_nan(case: dict[str, Any], device: Device, link: Link) -> li
     return []
 
 
-def raising(config: dict[str, Any], link: Link) -> dict[str, Any]:
+def raising(config: dict[str, Any], link: WorkerContext) -> dict[str, Any]:
     """One rank raises in its forward pass; the others are left in a collective."""
     (case,) = config["cases"]
     spec = job(case)

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.workers.worker_context import Link, Seat
+from cluster.workers.worker_context import WorkerContext, RankInfo
 from cluster.workers.rank_process import describe, serve_store
 from orchestrator.train.loop import main
 
 
-def alone(config: dict[str, Any], link: Link) -> dict[str, Any]:
+def alone(config: dict[str, Any], link: WorkerContext) -> dict[str, Any]:
     """Each task alone in the world; name -> rows, or the error."""
     found: dict[str, Any] = {}
     for name, task in config.items():
         store = serve_store("127.0.0.1")
-        found[name] = _rows_of(task, Link(Seat(0, 1, 0, "127.0.0.1", store.port), store))
+        found[name] = _rows_of(task, WorkerContext(RankInfo(0, 1, 0, "127.0.0.1", store.port), store))
         link.report(len(found))
     return found
 
 
-def together(config: dict[str, Any], link: Link) -> Any:
+def together(config: dict[str, Any], link: WorkerContext) -> Any:
     """One task over the gang; rank 0's rows, then the error."""
     return _rows_of(config, link)
 
 
-def _rows_of(task: dict[str, Any], link: Link) -> Any:
+def _rows_of(task: dict[str, Any], link: WorkerContext) -> Any:
     error = ""
     try:
         main(task, link)

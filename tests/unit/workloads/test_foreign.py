@@ -17,7 +17,7 @@ from workloads.errors import WorkloadError
 from workloads.hf import class_table as sweep
 from workloads.hf import network as foreign_network
 from workloads.hf.behaviour import filled, prove
-from workloads.hf.folder import ForeignModel, describe_foreign
+from workloads.hf.folder import HuggingFaceModel, describe_foreign
 from workloads.hf.workload import HuggingFaceWorkload
 from workloads.load import load
 from workloads.objectives.samples import Samples
@@ -52,7 +52,7 @@ REFUSED = {
 VOCABULARY = Vocabulary(97, eos=4, pad=1, bos=2, cls=3, sep=5, mask=6, sentence_end=np.ones(97, bool))
 
 
-def architecture(trial: sweep.Trial) -> str:
+def architecture(trial: sweep.ClassCheck) -> str:
     return next(name for name, trials in sweep.TRIALS.items() if trial in trials)
 
 
@@ -105,7 +105,7 @@ def batch_of(workload: HuggingFaceWorkload, samples: int = 4) -> Batch:
     return workload.objective.collate(Samples(read, samples), range(samples), 0)
 
 
-def a_mask_for_all(model: foreign_network.ForeignNetwork, batch: Batch) -> Any:
+def a_mask_for_all(model: foreign_network.HuggingFaceNetwork, batch: Batch) -> Any:
     """As it was: one mask in place of what the class makes itself."""
     mask = foreign_network._added(batch["attention"])
     logits = model.network(
@@ -121,9 +121,9 @@ def a_mask_of_booleans(allowed: torch.Tensor) -> torch.Tensor:
 def test_a_lost_window_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workload = loaded(tmp_path, transformers.MistralConfig(**MISTRAL), documents="isolate")
     prove(workload)
-    plain = foreign_network.ForeignNetwork.forward
+    plain = foreign_network.HuggingFaceNetwork.forward
     monkeypatch.setattr(
-        foreign_network.ForeignNetwork,
+        foreign_network.HuggingFaceNetwork,
         "forward",
         lambda self, batch: a_mask_for_all(self, batch) if "attention" in batch else plain(self, batch),
     )
@@ -253,7 +253,7 @@ def test_a_class_without_a_limit_has_none(tmp_path: Path) -> None:
         tmp_path
     )
     found = describe_foreign(str(tmp_path))
-    assert isinstance(found, ForeignModel)
+    assert isinstance(found, HuggingFaceModel)
     assert found.max_positions > 10**5
 
 

@@ -10,7 +10,7 @@ from texts import Corpus
 
 from workloads import objectives
 from workloads.errors import WorkloadError
-from workloads.hf.folder import ForeignModel
+from workloads.hf.folder import HuggingFaceModel
 from workloads.hf.parity import VOCABULARY, Case, random_state
 from workloads.hf.workload import HuggingFaceWorkload
 from workloads.load import load
@@ -231,7 +231,7 @@ def test_another_class_takes_changes_of_its_own(tmp_path: Path) -> None:
     changed = load(
         f"hf:{tmp_path}", "causal_lm", SMALL, changes={"num_hidden_layers": 1}, sequence_length=LENGTH
     )
-    assert isinstance(changed.config, ForeignModel)
+    assert isinstance(changed.config, HuggingFaceModel)
     assert not any("layers.1." in name for name in changed.shapes)
     with pytest.raises(WorkloadError, match="has no layerz"):
         load(f"hf:{tmp_path}", "causal_lm", SMALL, changes={"layerz": 1}, sequence_length=LENGTH)

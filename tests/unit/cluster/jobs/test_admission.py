@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.jobs.admission import Ticket, Verdict, verdicts
+from cluster.jobs.admission import Admission, QueuedJob, admissions
 from cluster.workers.gang import Bundle
 from cluster.workers.nodes import Node
 
@@ -17,8 +17,8 @@ FULL = [{"CPU": 0.0}, {"CPU": 0.0}]
 
 def ticket(
     name: str, priority: int = 0, since: float = 0.0, least: int = 1, most: int = 2, **more: object
-) -> Ticket:
-    return Ticket(f"/runs/{name}", priority, since, more.pop("bundle", ONE), least, most, **more)  # type: ignore[arg-type]
+) -> QueuedJob:
+    return QueuedJob(f"/runs/{name}", priority, since, more.pop("bundle", ONE), least, most, **more)  # type: ignore[arg-type]
 
 
 def on(*nodes: int) -> tuple[str, ...]:
@@ -26,19 +26,19 @@ def on(*nodes: int) -> tuple[str, ...]:
 
 
 def ask(
-    *tickets: Ticket, free: list[dict[str, float]], labels: tuple[dict[str, str], ...] = ()
-) -> dict[str, Verdict]:
+    *tickets: QueuedJob, free: list[dict[str, float]], labels: tuple[dict[str, str], ...] = ()
+) -> dict[str, Admission]:
     """The verdicts on nodes where so much is left beside what the tickets that run have there."""
     nodes = []
     for n, left in enumerate(free):
         there = [t.bundle for t in tickets for place in t.places if t.running and place == f"n{n}"]
         total = {key: value + sum(b.resources.get(key, 0.0) for b in there) for key, value in left.items()}
         nodes.append(Node(f"id{n}", f"n{n}", total, left, labels[n] if labels else {}))
-    return {name.removeprefix("/runs/"): verdict for name, verdict in verdicts(tickets, nodes).items()}
+    return {name.removeprefix("/runs/"): verdict for name, verdict in admissions(tickets, nodes).items()}
 
 
 def test_the_first_one_goes_at_once() -> None:
-    assert ask(ticket("a"), free=TWO_NODES) == {"a": Verdict(True, 2)}
+    assert ask(ticket("a"), free=TWO_NODES) == {"a": Admission(True, 2)}
 
 
 def test_the_higher_priority_goes_first_and_of_equals_who_waited_longer() -> None:
@@ -62,7 +62,7 @@ def test_one_that_would_not_fit_an_empty_cluster_is_passed_by_all(priority: int)
     never = ticket("never", priority, since=1, least=3, most=3)
     found = ask(busy, never, ticket("small", since=2, most=1), free=[{"CPU": 0.0}, {"CPU": 1.0}])
     told = "3 workers of 1 CPU; all nodes together have room for 2"
-    assert found["never"] == Verdict(False, waits_for=told, possible=False)
+    assert found["never"] == Admission(False, waits_for=told, possible=False)
     assert found["small"].go
     assert (found["busy"].yield_to, ask(busy, never, free=[{"CPU": 0.0}, {"CPU": 1.0}])["busy"].room) == (
         "",

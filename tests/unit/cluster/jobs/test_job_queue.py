@@ -9,7 +9,7 @@ import pytest
 import ray.autoscaler.sdk
 
 from cluster.jobs import job_queue as queue
-from cluster.jobs.admission import Ticket
+from cluster.jobs.admission import QueuedJob
 from cluster.workers.gang import Bundle
 
 
@@ -23,8 +23,8 @@ def test_the_autoscaler_is_asked_again_since_it_keeps_only_the_last_request(
     )
     monkeypatch.setattr(queue, "alive", list)
     monkeypatch.setattr(queue.time, "monotonic", lambda: clock[0])
-    line = queue.Queue()
-    ticket = dataclasses.asdict(Ticket("a", 0, 1.0, Bundle(), 1, 2))
+    line = queue.JobQueue()
+    ticket = dataclasses.asdict(QueuedJob("a", 0, 1.0, Bundle(), 1, 2))
     for _ in range(5):
         line.ask(ticket, 2)
         clock[0] += 1.0

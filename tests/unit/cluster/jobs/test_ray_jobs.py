@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from cluster.jobs.ray_jobs import Jobs
-from cluster.local.address import NoCluster, Place
+from cluster.local.address import ClusterAddress, NoCluster
 
 
 class Open(http.server.BaseHTTPRequestHandler):
@@ -45,12 +45,12 @@ def test_an_open_cluster_is_refused_unless_told(url: str, monkeypatch: pytest.Mo
     with pytest.raises(
         NoCluster, match="asks for no token, so anyone may run code there; RAY_AUTH_MODE=disabled"
     ):
-        Jobs(Place(url, "", url))
+        Jobs(ClusterAddress(url, "", url))
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    Jobs(Place(url, "", url))
+    Jobs(ClusterAddress(url, "", url))
 
 
 def test_what_is_no_cluster_is_told(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Open, "status", 404)
     with pytest.raises(NoCluster, match="answers, but not as a Ray cluster does \\(404\\)"):
-        Jobs(Place(url, "", url))
+        Jobs(ClusterAddress(url, "", url))

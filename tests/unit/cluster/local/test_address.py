@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from cluster.local import local_cluster as loopback
-from cluster.local.address import NoCluster, Place, place_of
+from cluster.local.address import ClusterAddress, NoCluster, place_of
 
 VARIABLES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
@@ -55,12 +55,14 @@ def test_nothing_said_and_nothing_there() -> None:
 
 def test_what_is_said_counts_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    assert place_of("10.0.0.2:6379") == Place("10.0.0.2:6379", "10.0.0.2:6379")
-    assert place_of("http://10.0.0.3:8265/") == Place("http://10.0.0.3:8265/", "", "http://10.0.0.3:8265")
+    assert place_of("10.0.0.2:6379") == ClusterAddress("10.0.0.2:6379", "10.0.0.2:6379")
+    assert place_of("http://10.0.0.3:8265/") == ClusterAddress(
+        "http://10.0.0.3:8265/", "", "http://10.0.0.3:8265"
+    )
     for said in (None, "auto"):
-        assert place_of(said) == Place("10.0.0.1:6379", "10.0.0.1:6379")
+        assert place_of(said) == ClusterAddress("10.0.0.1:6379", "10.0.0.1:6379")
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://10.0.0.1:8265")
-    assert place_of(None) == Place("http://10.0.0.1:8265", "10.0.0.1:6379", "http://10.0.0.1:8265")
+    assert place_of(None) == ClusterAddress("http://10.0.0.1:8265", "10.0.0.1:6379", "http://10.0.0.1:8265")
     assert "RAY_AUTH_TOKEN_PATH" not in os.environ
 
 

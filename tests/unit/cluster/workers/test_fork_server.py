@@ -16,29 +16,29 @@ from typing import Any
 import psutil
 import pytest
 
-from cluster.workers.fork_server import Zygote
+from cluster.workers.fork_server import ForkServer
 from cluster.workers.gang import Cause
-from cluster.workers.heartbeat import Watch
-from cluster.workers.worker_context import Seat
+from cluster.workers.heartbeat import HeartbeatServer
+from cluster.workers.worker_context import RankInfo
 
 
 @pytest.fixture
-def watch() -> Iterator[Watch]:
-    found = Watch("127.0.0.1")
+def watch() -> Iterator[HeartbeatServer]:
+    found = HeartbeatServer("127.0.0.1")
     yield found
     found.close()
 
 
 @pytest.fixture
-def zygote() -> Iterator[Zygote]:
-    found = Zygote("targets:wait")
+def zygote() -> Iterator[ForkServer]:
+    found = ForkServer("targets:wait")
     yield found
     found.close()
 
 
-def rank(watch: Watch, target: str = "targets:wait") -> dict[str, Any]:
+def rank(watch: HeartbeatServer, target: str = "targets:wait") -> dict[str, Any]:
     token = watch.expect(["local"])
-    seat = dataclasses.asdict(Seat(0, 1, 0, "127.0.0.1", 1))
+    seat = dataclasses.asdict(RankInfo(0, 1, 0, "127.0.0.1", 1))
     return {"seat": seat, "target": target, "config": {}, "watcher": watch.address, "token": token}
 
 
@@ -81,7 +81,7 @@ def gone(pid: int) -> bool:
 
 
 def test_a_second_rank_starts_at_once_and_the_first_leaves_its_exit_code(
-    zygote: Zygote, watch: Watch
+    zygote: ForkServer, watch: HeartbeatServer
 ) -> None:
     first = zygote.launch(**rank(watch))
     wait_for(lambda: watch.poll(0, 0.0).ranks[0].state == "running")
@@ -100,14 +100,14 @@ def test_a_second_rank_starts_at_once_and_the_first_leaves_its_exit_code(
     assert zygote.exits() == {first: -signal.SIGKILL, second: -signal.SIGKILL}
 
 
-def test_a_frozen_rank_can_be_ended(zygote: Zygote, watch: Watch) -> None:
+def test_a_frozen_rank_can_be_ended(zygote: ForkServer, watch: HeartbeatServer) -> None:
     pid = zygote.launch(**rank(watch))
     os.kill(pid, signal.SIGSTOP)
     zygote.end_ranks()
     assert gone(pid)
 
 
-def test_a_rank_that_fails_is_told_and_exits_with_one(zygote: Zygote, watch: Watch) -> None:
+def test_a_rank_that_fails_is_told_and_exits_with_one(zygote: ForkServer, watch: HeartbeatServer) -> None:
     pid = zygote.launch(**rank(watch, "no_such_module:main"))
     wait_for(lambda: watch.poll(0, 0.0).ranks[0].state == "failed")
     wait_for(lambda: zygote.exits() == {pid: 1})
@@ -116,7 +116,7 @@ def test_a_rank_that_fails_is_told_and_exits_with_one(zygote: Zygote, watch: Wat
 @pytest.mark.parametrize("how", ["objects", "descriptors"])
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_rank_that_closed_its_output_tells_its_end_and_keeps_its_exit_code(
-    zygote: Zygote, watch: Watch, how: str, fails: bool
+    zygote: ForkServer, watch: HeartbeatServer, how: str, fails: bool
 ) -> None:
     pid = zygote.launch(**{**rank(watch, "targets:mute"), "config": {"how": how, "fails": fails}})
     wait_for(lambda: zygote.exits() == {pid: int(fails)})
@@ -126,7 +126,7 @@ def test_a_rank_that_closed_its_output_tells_its_end_and_keeps_its_exit_code(
 
 
 def test_a_rank_that_the_kernel_ends_for_want_of_memory_is_told_from_one_that_somebody_kills(
-    zygote: Zygote, watch: Watch, small_memory: Path
+    zygote: ForkServer, watch: HeartbeatServer, small_memory: Path
 ) -> None:
     starved = zygote.launch(**{**rank(watch, "targets:eat"), "config": {"group": str(small_memory)}})
     wait_for(lambda: zygote.cause(starved))
@@ -137,7 +137,7 @@ def test_a_rank_that_the_kernel_ends_for_want_of_memory_is_told_from_one_that_so
     assert zygote.cause(killed) == Cause("exited", -signal.SIGKILL)
 
 
-def test_ranks_die_with_their_zygote(zygote: Zygote, watch: Watch) -> None:
+def test_ranks_die_with_their_zygote(zygote: ForkServer, watch: HeartbeatServer) -> None:
     pid = zygote.launch(**rank(watch))
     zygote.close()
     zygote.close()
@@ -146,7 +146,7 @@ def test_ranks_die_with_their_zygote(zygote: Zygote, watch: Watch) -> None:
         zygote.launch(**rank(watch))
 
 
-def test_everything_dies_with_who_started_it(watch: Watch) -> None:
+def test_everything_dies_with_who_started_it(watch: HeartbeatServer) -> None:
     code = (
         "import json, sys, time; from cluster.workers.fork_server import Zygote\n"
         "zygote = Zygote('targets:wait'); rank = zygote.launch(**json.loads(sys.argv[1]))\n"

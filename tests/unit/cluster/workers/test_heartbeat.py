@@ -14,26 +14,26 @@ from typing import Any
 import pytest
 
 from cluster.workers.clock import wall
-from cluster.workers.gang import Beat, Cause, RankStatus
-from cluster.workers.heartbeat import Watch
+from cluster.workers.gang import Cause, GangStatus, RankStatus
+from cluster.workers.heartbeat import HeartbeatServer
 
 
 @pytest.fixture
-def watch() -> Iterator[Watch]:
+def watch() -> Iterator[HeartbeatServer]:
     """Listens for two ranks."""
-    found = Watch("127.0.0.1")
+    found = HeartbeatServer("127.0.0.1")
     yield found
     found.close()
 
 
-def expect(watch: Watch) -> str:
+def expect(watch: HeartbeatServer) -> str:
     return watch.expect(["local", "local"])
 
 
 class Caller:
     """A rank's end of a connection."""
 
-    def __init__(self, watch: Watch, token: str, rank: int) -> None:
+    def __init__(self, watch: HeartbeatServer, token: str, rank: int) -> None:
         host, _, port = watch.address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), 10)
         self._lines = self.socket.makefile("r")
@@ -55,14 +55,14 @@ class Caller:
         return True
 
 
-def until(watch: Watch, seen: Callable[[Beat], bool]) -> Beat:
+def until(watch: HeartbeatServer, seen: Callable[[GangStatus], bool]) -> GangStatus:
     deadline = time.monotonic() + 10
     while not seen(beat := watch.poll(0, 0.01)):
         assert time.monotonic() < deadline, beat
     return beat
 
 
-def test_a_connection_that_ends_is_a_death_and_is_news_at_once(watch: Watch) -> None:
+def test_a_connection_that_ends_is_a_death_and_is_news_at_once(watch: HeartbeatServer) -> None:
     token = expect(watch)
     first, second = Caller(watch, token, 0), Caller(watch, token, 1)
     first.say(state="running", step=3)
@@ -78,7 +78,7 @@ def test_a_connection_that_ends_is_a_death_and_is_news_at_once(watch: Watch) -> 
     assert abs(time.monotonic() - beat.ranks[1].failed_at) < 5
 
 
-def test_who_has_ended_may_hang_up(watch: Watch) -> None:
+def test_who_has_ended_may_hang_up(watch: HeartbeatServer) -> None:
     caller = Caller(watch, expect(watch), 0)
     caller.say(state="done", ended=True, result={"step": 4})
     assert caller.hear("bye") == {"bye": True}
@@ -89,7 +89,7 @@ def test_who_has_ended_may_hang_up(watch: Watch) -> None:
     assert watch.poll(0, 0.05).ranks[0].state == "done"
 
 
-def test_all_ranks_are_told_the_port_whoever_comes_first(watch: Watch) -> None:
+def test_all_ranks_are_told_the_port_whoever_comes_first(watch: HeartbeatServer) -> None:
     token = expect(watch)
     early = Caller(watch, token, 1)
     early.say(state="running")
@@ -102,7 +102,7 @@ def test_all_ranks_are_told_the_port_whoever_comes_first(watch: Watch) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "wrong", None])
-def test_a_stranger_is_hung_up_on(watch: Watch, token: Any) -> None:
+def test_a_stranger_is_hung_up_on(watch: HeartbeatServer, token: Any) -> None:
     expect(watch)
     stranger = Caller(watch, token, 0)
     stranger.say(state="failed", error="lies")
@@ -110,13 +110,13 @@ def test_a_stranger_is_hung_up_on(watch: Watch, token: Any) -> None:
     assert [r.state for r in watch.poll(0, 0.0).ranks] == ["starting", "starting"]
 
 
-def test_what_is_no_message_is_hung_up_on(watch: Watch) -> None:
+def test_what_is_no_message_is_hung_up_on(watch: HeartbeatServer) -> None:
     caller = Caller(watch, expect(watch), 0)
     caller.socket.sendall(b"GET / HTTP/1.1\r\n\r\n")
     assert caller.is_hung_up_on()
 
 
-def test_ranks_of_an_attempt_that_is_over_say_nothing_any_more(watch: Watch) -> None:
+def test_ranks_of_an_attempt_that_is_over_say_nothing_any_more(watch: HeartbeatServer) -> None:
     old = Caller(watch, expect(watch), 0)
     old.say(state="running", rows=[{"step": 1}])
     until(watch, lambda beat: beat.ranks[0].state == "running")
@@ -127,7 +127,9 @@ def test_ranks_of_an_attempt_that_is_over_say_nothing_any_more(watch: Watch) -> 
     assert (beat.rows, [r.state for r in beat.ranks]) == ((), ["starting", "starting"])
 
 
-def test_ranks_of_an_attempt_that_is_over_are_hung_up_on_though_they_say_nothing(watch: Watch) -> None:
+def test_ranks_of_an_attempt_that_is_over_are_hung_up_on_though_they_say_nothing(
+    watch: HeartbeatServer,
+) -> None:
     """Behind a cut network they hear of it once it is mended, and end themselves."""
     old = Caller(watch, expect(watch), 0)
     until(watch, lambda beat: beat.ranks[0].pid == 100)
@@ -135,7 +137,7 @@ def test_ranks_of_an_attempt_that_is_over_are_hung_up_on_though_they_say_nothing
     assert old.is_hung_up_on()
 
 
-def test_rows_come_once_and_in_order_and_what_is_saved_is_told(watch: Watch) -> None:
+def test_rows_come_once_and_in_order_and_what_is_saved_is_told(watch: HeartbeatServer) -> None:
     caller = Caller(watch, expect(watch), 0)
     for step in range(100):
         caller.say(state="running", step=step, rows=[{"step": step}])
@@ -149,7 +151,7 @@ def test_rows_come_once_and_in_order_and_what_is_saved_is_told(watch: Watch) -> 
         pass
 
 
-def test_the_largest_gap_between_beats_is_known_and_fades(watch: Watch) -> None:
+def test_the_largest_gap_between_beats_is_known_and_fades(watch: HeartbeatServer) -> None:
     caller = Caller(watch, expect(watch), 0)
     caller.say(state="running")
     until(watch, lambda beat: beat.ranks[0].state == "running")
@@ -162,7 +164,7 @@ def test_the_largest_gap_between_beats_is_known_and_fades(watch: Watch) -> None:
     assert until(watch, lambda beat: beat.ranks[0].step == 59).gap < gap / 2
 
 
-def test_rows_that_come_while_a_death_is_looked_into_are_not_lost(watch: Watch) -> None:
+def test_rows_that_come_while_a_death_is_looked_into_are_not_lost(watch: HeartbeatServer) -> None:
     token = expect(watch)
     first, second = Caller(watch, token, 0), Caller(watch, token, 1)
     first.say(state="running", step=1, rows=[{"step": 1}])
@@ -185,7 +187,9 @@ def test_rows_that_come_while_a_death_is_looked_into_are_not_lost(watch: Watch) 
     assert watch.poll(0, 0.0).ranks[1].error == "rank 1 was pulled"
 
 
-def test_ranks_are_spoken_to_though_nobody_looks(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_are_spoken_to_though_nobody_looks(
+    watch: HeartbeatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who looks may wait for storage for longer than a rank waits for a word."""
     monkeypatch.setattr("cluster.workers.heartbeat.REPLY", 0.05)
     caller = Caller(watch, expect(watch), 0)
@@ -197,7 +201,7 @@ def test_ranks_are_spoken_to_though_nobody_looks(watch: Watch, monkeypatch: pyte
     assert Caller(watch, expect(watch), 0).hear("saved") == {"saved": 0}
 
 
-def test_clocks_of_hosts_are_not_compared(watch: Watch) -> None:
+def test_clocks_of_hosts_are_not_compared(watch: HeartbeatServer) -> None:
     """A rank whose clock is a year ahead, and its monotonic one too: it says how long ago things were."""
     year = 365 * 86400.0
     caller = Caller(watch, expect(watch), 0)
@@ -219,7 +223,7 @@ def test_a_clock_that_is_set_changes_no_duration(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_watcher_that_was_frozen_itself_takes_nobody_for_silent(
-    watch: Watch, monkeypatch: pytest.MonkeyPatch
+    watch: HeartbeatServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until it has heard what came meanwhile, no time has passed for it."""
     caller = Caller(watch, expect(watch), 0)

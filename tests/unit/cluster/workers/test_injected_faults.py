@@ -10,24 +10,24 @@ import time
 
 import pytest
 
-from cluster.workers.injected_faults import Fault, InjectedFault, still_to_come
+from cluster.workers.injected_faults import FaultSpec, InjectedFault, still_to_come
 
 
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("kill@1:5", Fault("kill", 1, 5)),
-        ("stop@0:12", Fault("stop", 0, 12)),
-        ("raise@10:1", Fault("raise", 10, 1)),
-        ("kill@1:5/3", Fault("kill", 1, 5, attempt=3)),
-        ("kill@1:5/*", Fault("kill", 1, 5, attempt=None)),
-        ("nan@1:5", Fault("nan", 1, 5)),
-        ("slow@1:5", Fault("slow", 1, 5)),
-        ("slow@1:5/2=0.25", Fault("slow", 1, 5, attempt=2, seconds=0.25)),
+        ("kill@1:5", FaultSpec("kill", 1, 5)),
+        ("stop@0:12", FaultSpec("stop", 0, 12)),
+        ("raise@10:1", FaultSpec("raise", 10, 1)),
+        ("kill@1:5/3", FaultSpec("kill", 1, 5, attempt=3)),
+        ("kill@1:5/*", FaultSpec("kill", 1, 5, attempt=None)),
+        ("nan@1:5", FaultSpec("nan", 1, 5)),
+        ("slow@1:5", FaultSpec("slow", 1, 5)),
+        ("slow@1:5/2=0.25", FaultSpec("slow", 1, 5, attempt=2, seconds=0.25)),
     ],
 )
-def test_a_fault_is_read(text: str, fault: Fault) -> None:
-    assert Fault.parse(text) == fault
+def test_a_fault_is_read(text: str, fault: FaultSpec) -> None:
+    assert FaultSpec.parse(text) == fault
 
 
 @pytest.mark.parametrize(
@@ -50,12 +50,12 @@ def test_a_fault_is_read(text: str, fault: Fault) -> None:
 )
 def test_what_is_no_fault_is_refused_with_the_mend(text: str) -> None:
     with pytest.raises(ValueError, match="write KIND@RANK:STEP") as found:
-        Fault.parse(text)
+        FaultSpec.parse(text)
     assert "kill, stop, raise, nan, slow" in str(found.value)
 
 
 def test_a_fault_strikes_at_its_place_only() -> None:
-    fault = Fault("raise", 1, 5)
+    fault = FaultSpec("raise", 1, 5)
     for place in ((0, 2, 5, 1), (1, 2, 4, 1), (1, 2, 6, 1), (1, 2, 5, 2)):
         fault.strike(*place)
     with pytest.raises(InjectedFault, match="rank 1, step 5"):
@@ -63,7 +63,7 @@ def test_a_fault_strikes_at_its_place_only() -> None:
 
 
 def test_a_fault_of_any_attempt_strikes_once_and_the_last_rank_where_there_are_fewer() -> None:
-    fault = Fault("nan", 1, 5, attempt=None)
+    fault = FaultSpec("nan", 1, 5, attempt=None)
     assert fault.strike(1, 2, 5, 7)
     assert fault.strike(0, 1, 5, 8)
     assert not fault.strike(0, 2, 5, 8)
@@ -71,7 +71,7 @@ def test_a_fault_of_any_attempt_strikes_once_and_the_last_rank_where_there_are_f
 
 
 def test_numbers_are_poisoned_once_and_by_the_rank_itself() -> None:
-    fault = Fault("nan", 1, 5)
+    fault = FaultSpec("nan", 1, 5)
     assert [fault.strike(1, 2, step, 1) for step in (4, 5, 6)] == [False, True, False]
     assert not fault.strike(1, 2, 5, 2)
 
@@ -79,7 +79,7 @@ def test_numbers_are_poisoned_once_and_by_the_rank_itself() -> None:
 def test_a_slow_rank_stays_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
-    fault = Fault("slow", 1, 5, seconds=0.25)
+    fault = FaultSpec("slow", 1, 5, seconds=0.25)
     for place in ((1, 2, 4, 1), (0, 2, 5, 1), (1, 2, 5, 2), (1, 2, 5, 1), (1, 2, 9, 1)):
         assert not fault.strike(*place)
     assert slept == [0.25, 0.25]
@@ -87,7 +87,8 @@ def test_a_slow_rank_stays_slow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("kind", "number"), [("kill", signal.SIGKILL), ("stop", signal.SIGSTOP)])
 def test_a_fault_befalls_the_whole_process(kind: str, number: int) -> None:
-    code = f"from cluster.workers.injected_faults import Fault; Fault.parse('{kind}@0:1').strike(0, 1, 1, 1); print('alive')"
+    strike = f"FaultSpec.parse('{kind}@0:1').strike(0, 1, 1, 1)"
+    code = f"from cluster.workers.injected_faults import FaultSpec; {strike}; print('alive')"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     try:
         _, status = os.waitpid(process.pid, os.WUNTRACED)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cluster.workers import preemption as notices
-from cluster.workers.preemption import Notices, noticed
+from cluster.workers.preemption import PreemptionNotices, noticed
 
 ANSWERS: dict[str, str] = {}
 """What the server says by method and path; everything else is a 404."""
@@ -100,7 +100,7 @@ def test_the_node_is_drained_once_with_the_cloud_s_grace(monkeypatch: pytest.Mon
         drained.append(seconds)
         seen.set()
 
-    Notices("gcp", "127.0.0.1", drain)
+    PreemptionNotices("gcp", "127.0.0.1", drain)
     assert not seen.wait(0.1)
     ANSWERS["GET /gcp"] = "TRUE"
     assert seen.wait(10)

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from cluster.workers.gang import FINISHED, Beat, Bundle
+from cluster.workers.gang import FINISHED, Bundle, GangStatus
 from cluster.workers.process_gang import ProcessGang
 
 TIMEOUT = 90.0
@@ -28,7 +28,9 @@ def gang() -> Iterator[ProcessGang]:
     found.close()
 
 
-def poll_until(gang: ProcessGang, seen: Callable[[Beat], bool], rows: list[Any] | None = None) -> Beat:
+def poll_until(
+    gang: ProcessGang, seen: Callable[[GangStatus], bool], rows: list[Any] | None = None
+) -> GangStatus:
     """Poll as a controller does, storing all rows, until a beat shows what is wanted."""
     stored: list[Any] = [] if rows is None else rows
     deadline = time.monotonic() + TIMEOUT

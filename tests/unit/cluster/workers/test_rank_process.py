@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 
 from cluster.workers.gang import RankStatus
-from cluster.workers.heartbeat import Watch
+from cluster.workers.heartbeat import HeartbeatServer
 from cluster.workers.rank_process import describe, run, serve_store
-from cluster.workers.worker_context import Seat
+from cluster.workers.worker_context import RankInfo
 
-SEAT = Seat(rank=0, world=1, local_rank=0, host="127.0.0.1", port=1)
+SEAT = RankInfo(rank=0, world=1, local_rank=0, host="127.0.0.1", port=1)
 
 
 @pytest.fixture
-def watch() -> Iterator[Watch]:
+def watch() -> Iterator[HeartbeatServer]:
     """Listens for one rank."""
-    found = Watch("127.0.0.1")
+    found = HeartbeatServer("127.0.0.1")
     yield found
     found.close()
 
@@ -33,7 +33,7 @@ def leave_with(*arguments: Any) -> None:
     raise SystemExit(run(*arguments))
 
 
-def started(watch: Watch, target: str, **config: Any) -> Any:
+def started(watch: HeartbeatServer, target: str, **config: Any) -> Any:
     """A process that runs the target as the only rank; killed at the end of the test session at the latest."""
     token = watch.expect(["local"])
     arguments = (dataclasses.asdict(SEAT), target, config, watch.address, token)
@@ -42,7 +42,7 @@ def started(watch: Watch, target: str, **config: Any) -> Any:
     return process
 
 
-def until(watch: Watch, seen: Callable[[RankStatus], bool]) -> tuple[RankStatus, list[Any]]:
+def until(watch: HeartbeatServer, seen: Callable[[RankStatus], bool]) -> tuple[RankStatus, list[Any]]:
     """Poll until the rank is as wanted; the status, and all rows on the way."""
     deadline, rows = time.monotonic() + 30, []
     while True:
@@ -57,7 +57,7 @@ def ended(status: RankStatus) -> bool:
     return status.state in ("done", "failed")
 
 
-def test_a_rank_that_ends_is_done_with_its_result_and_all_rows(watch: Watch) -> None:
+def test_a_rank_that_ends_is_done_with_its_result_and_all_rows(watch: HeartbeatServer) -> None:
     process = started(watch, "targets:count", steps=3)
     status, rows = until(watch, ended)
     assert (status.state, status.step, status.error) == ("done", 3, "")
@@ -67,7 +67,7 @@ def test_a_rank_that_ends_is_done_with_its_result_and_all_rows(watch: Watch) -> 
     assert (process.exitcode, status.pid) == (0, process.pid)
 
 
-def test_a_stop_reaches_the_rank(watch: Watch) -> None:
+def test_a_stop_reaches_the_rank(watch: HeartbeatServer) -> None:
     started(watch, "targets:wait")
     status, _ = until(watch, lambda status: status.step >= 1)
     assert status.state == "running"
@@ -76,7 +76,7 @@ def test_a_stop_reaches_the_rank(watch: Watch) -> None:
     assert (status.state, status.result) == ("done", "stopped")
 
 
-def test_a_rank_that_raises_has_failed_and_says_where(watch: Watch) -> None:
+def test_a_rank_that_raises_has_failed_and_says_where(watch: HeartbeatServer) -> None:
     before = time.monotonic()
     process = started(watch, "targets:one_fails", fails=0)
     status, _ = until(watch, ended)
@@ -96,13 +96,13 @@ def test_a_rank_that_raises_has_failed_and_says_where(watch: Watch) -> None:
         ("no_such_module:main", "ModuleNotFoundError: No module named 'no_such_module'"),
     ],
 )
-def test_whatever_ends_a_rank_is_told(watch: Watch, target: str, error: str) -> None:
+def test_whatever_ends_a_rank_is_told(watch: HeartbeatServer, target: str, error: str) -> None:
     started(watch, target)
     status, _ = until(watch, ended)
     assert (status.state, status.error[: len(error)]) == ("failed", error)
 
 
-def test_a_notice_is_passed_on_and_does_not_end_the_rank(watch: Watch) -> None:
+def test_a_notice_is_passed_on_and_does_not_end_the_rank(watch: HeartbeatServer) -> None:
     process = started(watch, "targets:wait")
     until(watch, lambda status: status.step >= 1)
     os.kill(process.pid, signal.SIGTERM)
@@ -110,7 +110,7 @@ def test_a_notice_is_passed_on_and_does_not_end_the_rank(watch: Watch) -> None:
     assert status.state == "running"
 
 
-def test_a_rank_that_nobody_watches_any_more_ends_itself(watch: Watch) -> None:
+def test_a_rank_that_nobody_watches_any_more_ends_itself(watch: HeartbeatServer) -> None:
     process = started(watch, "targets:wait")
     until(watch, lambda status: status.step >= 1)
     watch.close()

@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from cluster.workers.worker_context import Link, Seat
+from cluster.workers.worker_context import RankInfo, WorkerContext
 
-SEAT = Seat(rank=0, world=2, local_rank=0, host="127.0.0.1", port=1)
+SEAT = RankInfo(rank=0, world=2, local_rank=0, host="127.0.0.1", port=1)
 
 
 def row(number: int) -> dict[str, Any]:
@@ -19,26 +19,26 @@ def row(number: int) -> dict[str, Any]:
 
 
 def test_a_new_link_has_nothing_to_tell() -> None:
-    link = Link(SEAT)
+    link = WorkerContext(SEAT)
     assert (link.step, link.stop_requested(), link.unsaved_rows(), link.take(0, 0)) == (-1, False, [], ())
     assert (link.seat, link.store) == (SEAT, None)
 
 
 def test_a_stop_is_seen() -> None:
-    link = Link(SEAT)
+    link = WorkerContext(SEAT)
     link.request_stop()
     assert link.stop_requested()
 
 
 def test_a_step_may_have_no_row() -> None:
-    link = Link(SEAT)
+    link = WorkerContext(SEAT)
     link.report(1)
     link.report(2, row(2))
     assert (link.step, link.take(0, 0)) == (2, (row(2),))
 
 
 def test_rows_stay_until_they_are_stored() -> None:
-    link = Link(SEAT)
+    link = WorkerContext(SEAT)
     for number in range(3):
         link.report(number, row(number))
     assert link.take(0, 0) == (row(0), row(1), row(2))
@@ -52,7 +52,7 @@ def test_rows_stay_until_they_are_stored() -> None:
 
 
 def test_the_list_of_unsaved_rows_is_the_caller_s() -> None:
-    link = Link(SEAT)
+    link = WorkerContext(SEAT)
     link.report(0, row(0))
     link.unsaved_rows().clear()
     assert link.unsaved_rows() == [row(0)]
@@ -63,7 +63,7 @@ class Heartbeat(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.link, self.reported = Link(SEAT), 0
+        self.link, self.reported = WorkerContext(SEAT), 0
         self.received: list[dict[str, Any]] = []
         self.saved = self.confirmed = 0
 
@@ -102,7 +102,7 @@ TestHeartbeat = Heartbeat.TestCase
 
 
 def test_two_threads_lose_nothing() -> None:
-    link, total = Link(SEAT), 5000
+    link, total = WorkerContext(SEAT), 5000
     writer = threading.Thread(target=lambda: [link.report(n, row(n)) for n in range(total)])
     writer.start()
     received: list[dict[str, Any]] = []

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from orchestrator.checkpoint import committer
-from orchestrator.checkpoint.committer import Committer, Outcome, Retention
-from orchestrator.checkpoint.pieces import Piece
+from orchestrator.checkpoint.committer import CommitOutcome, Committer, Retention
+from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.store import Store
 from orchestrator.storage import posix
 from orchestrator.storage.retry import Retry
@@ -30,12 +30,14 @@ def committers(folder: Path, writers: int, attempt: str = "a", **options: Any) -
     ]
 
 
-def together(group: list[Committer], step: int, meta: dict[str, Any] = META) -> list[Outcome]:
+def together(group: list[Committer], step: int, meta: dict[str, Any] = META) -> list[CommitOutcome]:
     rows = torch.arange(len(group) * 2.0).reshape(len(group), 2) + step
 
-    def commit(one: Committer) -> Outcome:
+    def commit(one: Committer) -> CommitOutcome:
         at = one.writer
-        return one.commit(step, [Piece("model.w", (len(rows), 2), (at, 0), rows[at : at + 1]).raw()], meta)
+        return one.commit(
+            step, [TensorPiece("model.w", (len(rows), 2), (at, 0), rows[at : at + 1]).raw()], meta
+        )
 
     with ThreadPoolExecutor(len(group)) as pool:
         return list(pool.map(commit, group))
@@ -90,12 +92,12 @@ def test_a_slow_writer_is_waited_for_while_its_files_come(
         if second % 20 == 0:
             group[1].store.backend.replace(f"step-00000005/shard-00001-{attempt}-{second}", bytes(second))
         if second == 500:
-            group[1].commit(5, [Piece("model.w", (2, 2), (1, 0), rows).raw()], META)
+            group[1].commit(5, [TensorPiece("model.w", (2, 2), (1, 0), rows).raw()], META)
 
     clock = Clock(work)
     monkeypatch.setattr(committer, "time", clock)
     rows = torch.arange(2.0).reshape(1, 2)
-    outcome = group[0].commit(5, [Piece("model.w", (2, 2), (0, 0), rows).raw()], META)
+    outcome = group[0].commit(5, [TensorPiece("model.w", (2, 2), (0, 0), rows).raw()], META)
     assert outcome.state == state, outcome.reason
     assert (clock.now > 500) == (state == "published")
 

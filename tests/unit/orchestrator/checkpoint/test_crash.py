@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from orchestrator.checkpoint import retention
-from orchestrator.checkpoint.manifest import MANIFEST, Manifest
-from orchestrator.checkpoint.pieces import Piece, whole
+from orchestrator.checkpoint.manifest import MANIFEST, CommitManifest
+from orchestrator.checkpoint.pieces import TensorPiece, whole
 from orchestrator.checkpoint.store import Store
 from orchestrator.storage import posix
 from orchestrator.storage.posix import PosixBackend
@@ -42,7 +42,7 @@ def run(open_store: Callable[[], Store], log: Any, chance: random.Random) -> Exp
         store = open_store()
         cuts = sorted(chance.sample(range(1, 4), chance.randint(0, 2)))
         parts = [
-            Piece("model.w", (4, 3), (low, 0), held["model.w"][low:high])
+            TensorPiece("model.w", (4, 3), (low, 0), held["model.w"][low:high])
             for low, high in itertools.pairwise([0, *cuts, 4])
         ]
         parts.append(whole("optim.w.step", held["optim.w.step"]))
@@ -73,7 +73,7 @@ def problem(store: Store, acknowledged: int | None, expected: Expected) -> str:
     return f"step {found.step}: {differ} differ" if differ else ""
 
 
-def goes_on(store: Store, found: Manifest | None) -> bool:
+def goes_on(store: Store, found: CommitManifest | None) -> bool:
     """A new attempt can commit the next step on top of what a crash left, and prune all else."""
     step = STEPS[-1] + 10 if found is None else found.step + 1
     store.rewind(0 if found is None else found.step)
@@ -213,7 +213,7 @@ def manifest_in_place(patch: pytest.MonkeyPatch) -> None:
 def prune_before_publish(patch: pytest.MonkeyPatch) -> None:
     real = Store.publish
 
-    def publish(self: Store, step: int, records: Any, meta: Any) -> Manifest:
+    def publish(self: Store, step: int, records: Any, meta: Any) -> CommitManifest:
         sizes = self.backend.list()
         for old in [path for path in sizes if path.endswith(MANIFEST)]:
             retention.remove(self, int(old[5:13]), sizes)

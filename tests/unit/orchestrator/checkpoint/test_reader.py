@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from orchestrator.checkpoint.manifest import Manifest
-from orchestrator.checkpoint.pieces import Piece, whole
+from orchestrator.checkpoint.manifest import CommitManifest
+from orchestrator.checkpoint.pieces import TensorPiece, whole
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
 
@@ -34,11 +34,13 @@ def cut(tensor: torch.Tensor, start: list[int], extent: list[int]) -> torch.Tens
     return tensor[tuple(slice(at, at + n) for at, n in zip(start, extent, strict=True))]
 
 
-def commit(store: Store, tensors: dict[str, torch.Tensor], chance: random.Random, step: int = 1) -> Manifest:
-    shards: list[list[Piece]] = [[] for _ in range(4)]
+def commit(
+    store: Store, tensors: dict[str, torch.Tensor], chance: random.Random, step: int = 1
+) -> CommitManifest:
+    shards: list[list[TensorPiece]] = [[] for _ in range(4)]
     for name, tensor in tensors.items():
         for start, extent in tiles(tuple(tensor.shape), chance):
-            piece = Piece(name, tuple(tensor.shape), tuple(start), cut(tensor, start, extent))
+            piece = TensorPiece(name, tuple(tensor.shape), tuple(start), cut(tensor, start, extent))
             chance.choice(shards).append(piece)
     records = [
         record for shard, pieces in enumerate(shards) for record in store.write_shard(step, shard, pieces)
@@ -109,7 +111,7 @@ def test_columns_of_a_large_matrix_do_not_cost_all_of_it(in_memory: Path, column
 def test_a_rank_reads_its_part_and_no_more(in_memory: Path) -> None:
     store = Store(str(in_memory), block_bytes=1024)
     tensor = torch.randn(64, 256)
-    pieces = [Piece("model.w", (64, 256), (16 * i, 0), tensor[16 * i : 16 * i + 16]) for i in range(4)]
+    pieces = [TensorPiece("model.w", (64, 256), (16 * i, 0), tensor[16 * i : 16 * i + 16]) for i in range(4)]
     records = [record for i, piece in enumerate(pieces) for record in store.write_shard(1, i, [piece])]
     manifest = store.publish(1, records, META)
     for ranks in (1, 2, 8, 16):

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from orchestrator.checkpoint.committer import Outcome, Retention
-from orchestrator.checkpoint.pieces import Piece, whole
+from orchestrator.checkpoint.committer import CommitOutcome, Retention
+from orchestrator.checkpoint.pieces import TensorPiece, whole
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.store import Store
 from orchestrator.storage.retry import Retry
@@ -22,8 +22,8 @@ def meta(step: int) -> dict[str, object]:
     return {"position": step * 8, "receipt": "r"}
 
 
-def ended(saver: Saver, count: int, seconds: float = 30.0) -> list[Outcome]:
-    outcomes: list[Outcome] = []
+def ended(saver: Saver, count: int, seconds: float = 30.0) -> list[CommitOutcome]:
+    outcomes: list[CommitOutcome] = []
     end = time.monotonic() + seconds
     while len(outcomes) < count and time.monotonic() < end:
         outcomes += saver.poll()
@@ -82,7 +82,7 @@ def test_two_processes_make_one_commit(in_memory: Path) -> None:
     savers = [Saver(store, writer, 2) for writer in range(2)]
     rows = torch.randn(5, 4)
     for writer, (low, high) in enumerate([(0, 2), (2, 5)]):
-        savers[writer].save(7, [Piece("model.w", (5, 4), (low, 0), rows[low:high])], meta(7))
+        savers[writer].save(7, [TensorPiece("model.w", (5, 4), (low, 0), rows[low:high])], meta(7))
     assert [[outcome.state for outcome in saver.close()] for saver in savers] == [["published"], ["written"]]
     assert torch.equal(store.reader(store.manifest(7)).read("model.w"), rows)
 

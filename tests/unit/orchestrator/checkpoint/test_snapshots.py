@@ -6,18 +6,18 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from sockets import silent
 
-from orchestrator.checkpoint.committer import Outcome
-from orchestrator.checkpoint.pieces import Piece, whole
+from orchestrator.checkpoint.committer import CommitOutcome
+from orchestrator.checkpoint.pieces import TensorPiece, whole
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.snapshot_backend import PeerBackend, peers_uri
-from orchestrator.checkpoint.snapshot_server import Holder
+from orchestrator.checkpoint.snapshot_server import SnapshotServer
 from orchestrator.checkpoint.snapshots import newest, peer_store
 from orchestrator.checkpoint.store import Store
 
@@ -62,7 +62,7 @@ def commit(stores: list[Store], step: int) -> torch.Tensor:
     rows = torch.full((len(stores), 4), float(step))
     records = []
     for writer, store in enumerate(stores):
-        piece = Piece("model.w", (len(stores), 4), (writer, 0), rows[writer : writer + 1])
+        piece = TensorPiece("model.w", (len(stores), 4), (writer, 0), rows[writer : writer + 1])
         records += store.write_shard(step, writer, [piece])
     stores[0].publish(step, records, META)
     return rows
@@ -121,12 +121,15 @@ def test_a_saver_fills_memory_every_step_and_the_store_now_and_then(
     savers = [Saver(durable, writer, 2, peers=neighbour(nodes, writer)) for writer in range(2)]
     for step in range(1, 7):
         for writer, saver in enumerate(savers):
-            piece = Piece("model.w", (2, 1), (writer, 0), torch.full((1, 1), float(step)))
+            piece = TensorPiece("model.w", (2, 1), (writer, 0), torch.full((1, 1), float(step)))
             saver.save(step, [piece], META, durable=step % 3 == 0)
     first, second = [saver.close() for saver in savers]
     assert {outcome.state for outcome in first} == {"published"}
     assert {outcome.state for outcome in second} == {"written"}
-    places: Callable[[list[Outcome]], list[tuple[int, str]]] = lambda all_: [(o.step, o.place) for o in all_]  # noqa: E731
+
+    def places(outcomes: list[CommitOutcome]) -> list[tuple[int, str]]:
+        return [(outcome.step, outcome.place) for outcome in outcomes]
+
     assert places(first) == places(second)
     assert [step for step, place in places(first) if place == "peer memory"] == [1, 2, 3, 4, 5, 6]
     assert [step for step, place in places(first) if place != "peer memory"] == [3, 6]
@@ -144,7 +147,7 @@ def test_full_memory_costs_the_replica_and_not_the_commit(nodes: list[Node], in_
 
 
 def test_strangers_are_hung_up_on() -> None:
-    holder = Holder(TOKEN)
+    holder = SnapshotServer(TOKEN)
     stranger = peer_store("a guess", [holder.address], [holder.address])
     with pytest.raises(ConnectionError):
         stranger.steps()

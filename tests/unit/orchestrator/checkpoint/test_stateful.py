@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from orchestrator.checkpoint.pieces import Piece, whole
+from orchestrator.checkpoint.pieces import TensorPiece, whole
 from orchestrator.checkpoint.store import Store
 from orchestrator.storage.retry import Retry
 
@@ -41,7 +41,7 @@ class Commits(RuleBasedStateMachine):
         edges = [0, *sorted(set(cuts)), 6]
         records = []
         for writer, (low, high) in enumerate(itertools.pairwise(edges)):
-            piece = Piece("model.w", (6, 2), (low, 0), tensor[low:high])
+            piece = TensorPiece("model.w", (6, 2), (low, 0), tensor[low:high])
             records += self.store.write_shard(self.step, writer, [piece])
         return tensor, records
 

@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 
 from orchestrator.checkpoint.manifest import CorruptCommit, parse
-from orchestrator.checkpoint.pieces import DTYPES, Piece, whole
+from orchestrator.checkpoint.pieces import DTYPES, TensorPiece, whole
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
 
@@ -43,8 +43,8 @@ def commit(store: Store, step: int, seed: int | None = None, **meta: object) -> 
     first, second = [], []
     for name, tensor in held.items():
         if tensor.dim() == 2 and len(tensor):
-            first.append(Piece(name, (8, 6), (0, 0), tensor[:3]))
-            second.append(Piece(name, (8, 6), (3, 0), tensor[3:]))
+            first.append(TensorPiece(name, (8, 6), (0, 0), tensor[:3]))
+            second.append(TensorPiece(name, (8, 6), (3, 0), tensor[3:]))
         else:
             first.append(whole(name, tensor))
     records = store.write_shard(step, 0, first) + store.write_shard(step, 7, second)
@@ -167,26 +167,32 @@ def test_reading_damage_raises(in_memory: Path) -> None:
 @pytest.mark.parametrize(
     ("pieces", "words"),
     [
-        ([Piece("model.w", (4,), (0,), torch.zeros(3))], "3 of 4"),
-        ([Piece("model.w", (4,), (2,), torch.zeros(3))], "outside"),
-        (
-            [Piece("model.w", (4,), (0,), torch.zeros(4)), Piece("model.w", (4,), (1,), torch.zeros(2))],
-            "overlap",
-        ),
+        ([TensorPiece("model.w", (4,), (0,), torch.zeros(3))], "3 of 4"),
+        ([TensorPiece("model.w", (4,), (2,), torch.zeros(3))], "outside"),
         (
             [
-                Piece("model.w", (2, 2), (0, 0), torch.zeros(2, 1)),
-                Piece("model.w", (2, 2), (1, 0), torch.zeros(1, 2)),
+                TensorPiece("model.w", (4,), (0,), torch.zeros(4)),
+                TensorPiece("model.w", (4,), (1,), torch.zeros(2)),
             ],
             "overlap",
         ),
         (
-            [Piece("model.w", (2,), (0,), torch.zeros(1)), Piece("model.w", (3,), (1,), torch.zeros(1))],
+            [
+                TensorPiece("model.w", (2, 2), (0, 0), torch.zeros(2, 1)),
+                TensorPiece("model.w", (2, 2), (1, 0), torch.zeros(1, 2)),
+            ],
+            "overlap",
+        ),
+        (
+            [
+                TensorPiece("model.w", (2,), (0,), torch.zeros(1)),
+                TensorPiece("model.w", (3,), (1,), torch.zeros(1)),
+            ],
             "disagree",
         ),
     ],
 )
-def test_chunks_that_do_not_tile_are_refused(uri: str, pieces: list[Piece], words: str) -> None:
+def test_chunks_that_do_not_tile_are_refused(uri: str, pieces: list[TensorPiece], words: str) -> None:
     store = Store(uri)
     records = [
         record for shard, piece in enumerate(pieces) for record in store.write_shard(1, shard, [piece])

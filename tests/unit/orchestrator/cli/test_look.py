@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.verify.replay import Verdict
+from orchestrator.verify.replay import ReplayResult
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_a_verdict_is_shown(
 ) -> None:
     asked = []
     monkeypatch.setattr(
-        "orchestrator.verify.replay.replay", lambda *words: asked.append(words[2:]) or Verdict(4, rows)
+        "orchestrator.verify.replay.replay", lambda *words: asked.append(words[2:]) or ReplayResult(4, rows)
     )
     shown = command("verify-resume", run, "--steps", 2)
     assert shown.code == code

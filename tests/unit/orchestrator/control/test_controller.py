@@ -16,9 +16,9 @@ import pytest
 from fake_gang import Attempt, FakeGang
 from jobs import curve, job, rows, wait_for, write_text
 from prepared import prepare_here
-from scripted import ControllerKilled, Errand, Holders, Training, place
+from scripted import ControllerKilled, RemoteTask, SnapshotServers, Training, place
 
-from cluster.workers.gang import Beat
+from cluster.workers.gang import GangStatus
 from orchestrator.checkpoint.store import Store
 from orchestrator.control import background_export as exports
 from orchestrator.control import controller as controllers
@@ -29,7 +29,7 @@ from orchestrator.export import hugging_face as export
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, load, parse
 from orchestrator.planning import machines
-from orchestrator.storage.row_files import FileTape
+from orchestrator.storage.row_files import SingleRowFile
 from orchestrator.storage.run_directory import RunDir
 
 QUIET = ["prepare", "wait", "start", "train", "stop", "done"]
@@ -55,8 +55,8 @@ class Runs:
     capacity: Callable[[], int] = lambda: 2
     refusals: list[str] = field(default_factory=list)
     calls: list[tuple[Any, ...]] = field(default_factory=list)
-    errands: list[Errand] = field(default_factory=list)
-    services: list[Holders] = field(default_factory=list)
+    errands: list[RemoteTask] = field(default_factory=list)
+    services: list[SnapshotServers] = field(default_factory=list)
     wants: list[int] = field(default_factory=list)
     machine: str = ""
     looks: int = 1
@@ -75,13 +75,13 @@ class Runs:
         def gang() -> FakeGang:
             return FakeGang(lambda attempt: self.training(attempt), self.refusals, lambda: self.capacity())
 
-        def errand(*call: Any) -> Errand:
+        def errand(*call: Any) -> RemoteTask:
             self.calls.append(call)
-            self.errands.append(Errand(lambda: self.export(call[2], call[3]), self.looks))
+            self.errands.append(RemoteTask(lambda: self.export(call[2], call[3]), self.looks))
             return self.errands[-1]
 
-        def services(target: str, token: str) -> Holders:
-            self.services.append(Holders(target, token))
+        def services(target: str, token: str) -> SnapshotServers:
+            self.services.append(SnapshotServers(target, token))
             return self.services[-1]
 
         def machines(nodes: Sequence[str]) -> list[dict[str, str]]:
@@ -291,9 +291,9 @@ def test_a_status_that_cannot_be_written_stops_nothing(
     runs: Runs, quiet_curve: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor do rows that are refused: they wait."""
-    plain = FileTape.append
+    plain = SingleRowFile.append
 
-    def append(tape: FileTape, added: bytes) -> int:
+    def append(tape: SingleRowFile, added: bytes) -> int:
         if b'"loss"' in added and not full.pop():
             raise OSError(28, "No space left on device")
         return plain(tape, added)
@@ -304,7 +304,7 @@ def test_a_status_that_cannot_be_written_stops_nothing(
         run.write_text(name, json.dumps(value))
 
     full = [True] * 99 + [False] * 3
-    monkeypatch.setattr(FileTape, "append", append)
+    monkeypatch.setattr(SingleRowFile, "append", append)
     monkeypatch.setattr(RunDir, "write_json", write_json)
     assert runs.controller().drive()["state"] == "done"
     assert curve(runs.path) == quiet_curve
@@ -598,13 +598,13 @@ def test_rows_torn_by_a_crash_are_made_whole(runs: Runs, quiet_curve: list[Any])
 
 
 def test_no_gang_is_left_when_something_breaks(runs: Runs) -> None:
-    def breaks(gang: Attempt) -> Iterator[Beat]:
+    def breaks(gang: Attempt) -> Iterator[GangStatus]:
         runs.training.gangs.append(gang)
         raise OSError("the disk is gone")
         yield
 
     class Breaking(Training):
-        def __call__(self, gang: Attempt) -> Iterator[Beat]:
+        def __call__(self, gang: Attempt) -> Iterator[GangStatus]:
             return breaks(gang)
 
     gangs = runs.training.gangs
@@ -632,15 +632,15 @@ def test_no_gang_is_left_when_its_start_breaks(runs: Runs, monkeypatch: pytest.M
 class Watched(Training):
     """Calls `look` after each beat."""
 
-    look: Callable[[Beat], None]
+    look: Callable[[GangStatus], None]
 
-    def __call__(self, gang: Attempt) -> Iterator[Beat]:
+    def __call__(self, gang: Attempt) -> Iterator[GangStatus]:
         for beat in super().__call__(gang):
             yield beat
             self.look(beat)
 
 
-def watched(runs: Runs, look: Callable[[Beat], None]) -> None:
+def watched(runs: Runs, look: Callable[[GangStatus], None]) -> None:
     runs.training = Watched(gangs=runs.training.gangs)
     runs.training.look = look  # type: ignore[attr-defined]
 
@@ -648,7 +648,7 @@ def watched(runs: Runs, look: Callable[[Beat], None]) -> None:
 def test_a_stop_ends_with_a_commit_and_the_run_goes_on(runs: Runs, quiet_curve: list[Any]) -> None:
     controller = runs.controller()
 
-    def look(beat: Beat) -> None:
+    def look(beat: GangStatus) -> None:
         if beat.ranks[0].step == 5:
             controller.request_stop("stopped by the user")
 

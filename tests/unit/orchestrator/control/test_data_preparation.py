@@ -18,7 +18,7 @@ from jobs import job, wait_for, write_text
 from prepared import prepare_here
 from scripted import Training, place
 
-from cluster.workers.gang import Beat
+from cluster.workers.gang import GangStatus
 from orchestrator.checkpoint.manifest import FENCE
 from orchestrator.checkpoint.store import Store
 from orchestrator.control import decide
@@ -89,7 +89,7 @@ class Gang(FakeGang):
         super().__init__(Training(), capacity=lambda: 2)
         self.asked, self._look = threading.Event(), look
 
-    def poll(self, saved: int, wait: float = 0.0) -> Beat:
+    def poll(self, saved: int, wait: float = 0.0) -> GangStatus:
         """See `Gang.poll`."""
         beat = super().poll(saved, wait)
         self._look(max((rank.step for rank in beat.ranks), default=0))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.workers.gang import Cause, RankStatus
-from orchestrator.control.decide import ENDED, ROOMY, SETTLE, Phase, Rules, Seen, State, decide
+from orchestrator.control.decide import ENDED, ROOMY, SETTLE, Observation, Phase, Policy, State, decide
 from orchestrator.control.health import FIRST_STEP, GRACE, SILENCE, STEPS, Failure
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.job.stability import Skip
@@ -33,9 +33,9 @@ def job(**changes: Any) -> JobSpec:
     return parse(document | changes)
 
 
-def rules(spec: JobSpec | None = None, fits: bool = True) -> Rules:
+def rules(spec: JobSpec | None = None, fits: bool = True) -> Policy:
     """As many data-parallel ranks as there is room for, or nothing that fits."""
-    return Rules(spec or job(), lambda workers: Layout(dp=workers) if fits else None)
+    return Policy(spec or job(), lambda workers: Layout(dp=workers) if fits else None)
 
 
 def rank(number: int, state: Any = "running", step: int = 7, **more: Any) -> RankStatus:
@@ -83,17 +83,17 @@ class Case:
 
     name: str
     state: State
-    seen: Seen
+    seen: Observation
     phase: str
     do: str
     reason: str = ""
     becomes: dict[str, Any] = dataclasses.field(default_factory=dict)
-    rules: Rules = dataclasses.field(default_factory=rules)
+    rules: Policy = dataclasses.field(default_factory=rules)
     first_fault: str = ""
 
 
-def see(**fields: Any) -> Seen:
-    return Seen(now=NOW, **fields)
+def see(**fields: Any) -> Observation:
+    return Observation(now=NOW, **fields)
 
 
 PREPARE = (
@@ -142,7 +142,7 @@ WAIT = (
     ),
     Case(
         "the layout uses too few", in_phase("wait", 60), see(capacity=4), "failed", "finish",
-        rules=Rules(job(), lambda workers: Layout(dp=1)),
+        rules=Policy(job(), lambda workers: Layout(dp=1)),
     ),
     Case(
         "the next attempt counts on", in_phase("wait", 60, attempt=3), see(capacity=4), "start", "start",
@@ -588,10 +588,10 @@ def test_case(case: Case) -> None:
         (see(ranks=(dead(1),)), "2 failures within 3600 s, the last: rank 1"),
     ],
 )
-def test_a_failed_run_says_why(seen: Seen, wanted: str) -> None:
+def test_a_failed_run_says_why(seen: Observation, wanted: str) -> None:
     given_up = rules(job(limits={"restarts": 1}))
     state, _ = decide(given_up, in_phase("train", failures=(told(DIVERGED),)), seen)
-    state, action = decide(given_up, state, Seen(now=NOW + 1))
+    state, action = decide(given_up, state, Observation(now=NOW + 1))
     assert state.phase == "failed"
     assert wanted in action.reason
     assert state.outcome == action.reason
@@ -599,7 +599,7 @@ def test_a_failed_run_says_why(seen: Seen, wanted: str) -> None:
 
 def test_one_road_from_a_death_to_the_next_start() -> None:
     state = in_phase("train", attempt=1)
-    seen = [see(ranks=(rank(0), dead(1))), Seen(now=NOW + 1), Seen(now=NOW + 2, capacity=4)]
+    seen = [see(ranks=(rank(0), dead(1))), Observation(now=NOW + 1), Observation(now=NOW + 2, capacity=4)]
     done = []
     for one in seen:
         state, action = decide(rules(), state, one)
@@ -648,7 +648,7 @@ STATES = st.builds(
     outcome=st.sampled_from(["", "failed", "stopped"]),
 )  # fmt: skip
 SIGHTS = st.builds(
-    Seen,
+    Observation,
     now=TIMES,
     prepared=st.booleans(),
     exported=st.booleans(),
@@ -670,7 +670,7 @@ DOES = {"prepare", "wait", "start", "watch", "ask_stop", "halt", "export", "fini
 
 @settings(max_examples=300, deadline=None)
 @given(RULES, STATES, SIGHTS)
-def test_decide_is_total_and_pure(given_rules: Rules, state: State, seen: Seen) -> None:
+def test_decide_is_total_and_pure(given_rules: Policy, state: State, seen: Observation) -> None:
     first = decide(given_rules, state, seen)
     assert decide(given_rules, state, seen) == first
     after, action = first
@@ -687,7 +687,7 @@ def test_decide_is_total_and_pure(given_rules: Rules, state: State, seen: Seen) 
 
 @settings(max_examples=100, deadline=None)
 @given(RULES, STATES.filter(lambda state: state.phase in ENDED), SIGHTS)
-def test_an_end_is_an_end(given_rules: Rules, state: State, seen: Seen) -> None:
+def test_an_end_is_an_end(given_rules: Policy, state: State, seen: Observation) -> None:
     after, action = decide(given_rules, state, seen)
     assert after == state
     assert (action.do, action.reason) == ("finish", state.outcome)
@@ -695,7 +695,7 @@ def test_an_end_is_an_end(given_rules: Rules, state: State, seen: Seen) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(STATES, st.lists(SIGHTS, max_size=30))
-def test_no_run_outlives_its_budget(state: State, sights: list[Seen]) -> None:
+def test_no_run_outlives_its_budget(state: State, sights: list[Observation]) -> None:
     """However things go, no more than `restarts` failures and one lie within the window of a failure."""
     spec = job(limits={"restarts": 1, "restart_window": 1e6})
     state = dataclasses.replace(state, failures=())

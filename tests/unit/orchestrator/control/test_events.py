@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.control import events as module
-from orchestrator.control.events import History, Spending
+from orchestrator.control.events import EventHistory, Spending
 from orchestrator.job.spec import LimitSpec
 from orchestrator.track.goodput import timeline
 from orchestrator.track.summary import cost
@@ -41,7 +41,7 @@ def lives(faults: int, seconds: float = 3600.0) -> list[dict[str, Any]]:
 
 
 def test_a_history_knows_what_its_events_say() -> None:
-    found = History(
+    found = EventHistory(
         [
             event(1.0, 0, "prepare", reason="begun"),
             event(2.0, 0, "wait", data="there"),
@@ -82,7 +82,7 @@ def whole(events: list[dict[str, Any]], now: float) -> tuple[float, float]:
 
 def test_what_was_spent_is_the_same_counted_piece_by_piece() -> None:
     events = lives(7)
-    history = History([])
+    history = EventHistory([])
     spending = Spending(LIMITS, history)
     for number, one in enumerate(events):
         history.add(one)
@@ -97,7 +97,7 @@ def test_a_recovery_after_thousands_of_faults_looks_at_the_last_events_only(
     monkeypatch.setattr(
         module, "timeline", lambda events, *rest: [looked.append(len(events)), timeline(events, *rest)][1]
     )
-    history = History(lives(10_000))
+    history = EventHistory(lives(10_000))
     spending = Spending(LIMITS, history)
     spending.count((), 1e8)
     looked.clear()
@@ -113,7 +113,7 @@ def test_a_clock_that_jumps_makes_nothing_negative_and_counts_no_second_twice(
     jumps: list[float], last: float
 ) -> None:
     events, moved = lives(7), 0.0
-    history = History([])
+    history = EventHistory([])
     spending = Spending(LIMITS, history)
     for one, jump in zip(events, jumps, strict=True):
         moved += jump

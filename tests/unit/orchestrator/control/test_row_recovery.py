@@ -10,7 +10,7 @@ from jobs import job, rows
 
 from orchestrator.checkpoint.shard import RawPiece
 from orchestrator.control.row_recovery import without
-from orchestrator.control.run_history import Record
+from orchestrator.control.run_history import RunHistory
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.storage.row_line import METRICS
 from orchestrator.storage.run_directory import RunDir
@@ -39,7 +39,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> RunDir:
 
 def begun(run: RunDir, spec: JobSpec) -> RunDir:
     run.create()
-    record = Record(spec, run)
+    record = RunHistory(spec, run)
     record.track()
     record.roll_back(frozenset(), 1)
     record.event(1, 0, "start", "2 workers", layout_after="dp2 zero0 mb4")
@@ -61,13 +61,13 @@ def lose(run: RunDir, lost: set[int]) -> None:
     run.append(METRICS, kept)
 
 
-def resumed(run: RunDir, spec: JobSpec | None = None) -> Record:
-    record = Record(spec or spec_of(), RunDir(run.uri))
+def resumed(run: RunDir, spec: JobSpec | None = None) -> RunHistory:
+    record = RunHistory(spec or spec_of(), RunDir(run.uri))
     record.roll_back(frozenset(), 2)
     return record
 
 
-def told(record: Record) -> list[str]:
+def told(record: RunHistory) -> list[str]:
     return [event["reason"] for event in record.events if event.get("missing_rows") is not None]
 
 

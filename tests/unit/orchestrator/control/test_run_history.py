@@ -11,7 +11,7 @@ from jobs import job
 from sockets import silent
 
 from orchestrator.checkpoint.store import Store
-from orchestrator.control.run_history import Record
+from orchestrator.control.run_history import RunHistory
 from orchestrator.job.spec import load, parse
 from orchestrator.storage import row_files as rowtape
 from orchestrator.storage import row_log as rowlog
@@ -31,7 +31,7 @@ def run(tmp_path: Path) -> RunDir:
 
 def test_a_record_begins_with_the_job(run: RunDir) -> None:
     spec = parse(job("a.txt"))
-    record = Record(spec, run)
+    record = RunHistory(spec, run)
     assert load(Path(run.path) / "job.yaml") == spec
     assert (record.attempts, record.step, record.step_seconds) == (0, 0, 0.0)
     (event,) = run.rows("events.jsonl")
@@ -45,11 +45,11 @@ def test_a_record_begins_with_the_job(run: RunDir) -> None:
 
 
 def test_a_record_is_taken_up_where_it_was(run: RunDir) -> None:
-    record = Record(parse(job("a.txt")), run)
+    record = RunHistory(parse(job("a.txt")), run)
     record.event(3, 7, "train", "the first step")
     record.take([row(n, 3, step_seconds=float(n)) for n in range(1, 26)])
     run.write_json("status.json", {"time": 5.0})
-    again = Record(parse(job("a.txt")), run)
+    again = RunHistory(parse(job("a.txt")), run)
     assert (again.attempts, again.step) == (3, 25)
     assert again.step_seconds == 13.0
     assert (again.events[-1]["reason"], again.events[-1]["last_seen"]) == ("resumed", 5.0)
@@ -57,7 +57,7 @@ def test_a_record_is_taken_up_where_it_was(run: RunDir) -> None:
 
 
 def test_rows_are_counted_as_they_are_stored(run: RunDir) -> None:
-    record = Record(parse(job("a.txt")), run)
+    record = RunHistory(parse(job("a.txt")), run)
     record.take([row(1), row(2)])
     record.take([])
     record.take([row(3)])
@@ -67,20 +67,20 @@ def test_rows_are_counted_as_they_are_stored(run: RunDir) -> None:
 
 
 def test_without_a_commit_everything_is_rolled_back(run: RunDir) -> None:
-    record = Record(parse(job("a.txt")), run)
+    record = RunHistory(parse(job("a.txt")), run)
     record.take([row(1), row(2)])
     assert record.roll_back(frozenset(), 1) == (None, [])
     assert (run.rows("metrics.jsonl"), record.step, record.saved) == ([], 0, 0)
 
 
 def test_only_the_attempt_that_was_begun_may_commit(run: RunDir) -> None:
-    record = Record(parse(job("a.txt")), run)
+    record = RunHistory(parse(job("a.txt")), run)
     record.roll_back(frozenset(), 3)
     assert (Path(run.path) / "checkpoints/ATTEMPT").read_text() == "3\n"
 
 
 def test_holders_on_lost_nodes_are_not_waited_for(run: RunDir) -> None:
-    record = Record(parse(job("a.txt")), run)
+    record = RunHistory(parse(job("a.txt")), run)
     with silent() as (address, calls):
         record.use_holders("token", [{"node": "n1", "address": address}])
         record.leave_out({"n1"})
@@ -90,7 +90,7 @@ def test_holders_on_lost_nodes_are_not_waited_for(run: RunDir) -> None:
 
 
 def test_training_began_with_its_first_step(run: RunDir) -> None:
-    record = Record(parse(job("a.txt")), run)
+    record = RunHistory(parse(job("a.txt")), run)
     late = time.time() + 100
     record.take([row(1, 1, time=late), row(2, 2, time=late + 5)])
     assert record.training_began(2) == late + 4.5
@@ -101,7 +101,7 @@ def test_training_began_with_its_first_step(run: RunDir) -> None:
 
 def test_whoever_reads_the_latest_rows_is_not_disturbed_by_new_ones(run: RunDir) -> None:
     """The status is asked for in another thread than the one that takes rows."""
-    record = Record(parse(job("a.txt")), run)
+    record = RunHistory(parse(job("a.txt")), run)
     record.take([row(1), row(2)])
     reading = iter(record.recent)
     next(reading)
@@ -138,7 +138,7 @@ def test_a_recovery_costs_what_it_costs_however_long_the_run(
         meta = {"position": 1, "receipt": "0" * 32, "rows": [row(steps - 10)]}
         store.publish(steps - 10, store.write_raw(steps - 10, 0, []), meta)
         count.update(rows=0, bytes=0)
-        record = Record(parse(job("a.txt")), run)
+        record = RunHistory(parse(job("a.txt")), run)
         assert len(record.beyond(steps - 10)) == 10
         record.roll_back(frozenset(), 2)
         record.take([row(n, 2) for n in range(steps - 9, steps)])

@@ -9,7 +9,7 @@ import pytest
 from fake_gang import FakeGang
 from scripted import place
 
-from orchestrator.control.snapshot_servers import HELD, LIMIT, STATE, Holders
+from orchestrator.control.snapshot_servers import HELD, LIMIT, STATE, SnapshotServers
 from orchestrator.job.spec import parse
 from orchestrator.planning.layout import ModelShape
 
@@ -36,7 +36,7 @@ class Nodes:
         self.stopped = True
 
 
-def holders(every: Any, nodes: Nodes) -> Holders:
+def holders(every: Any, nodes: Nodes) -> SnapshotServers:
     spec = parse(
         {
             "name": "a",
@@ -47,7 +47,7 @@ def holders(every: Any, nodes: Nodes) -> Holders:
         }
     )
     cluster = place(lambda: FakeGang(lambda attempt: iter(())))
-    return Holders(spec, dataclasses.replace(cluster, services=lambda target, token: nodes))
+    return SnapshotServers(spec, dataclasses.replace(cluster, services=lambda target, token: nodes))
 
 
 @pytest.mark.parametrize(

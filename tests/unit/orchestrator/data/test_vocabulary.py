@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from orchestrator.data.manifest import Manifest
+from orchestrator.data.manifest import DataManifest
 from orchestrator.data.vocabulary import vocabulary_of
 
 WORDS = ["<eos>", "Ġthe", "cat", "##s", "▁dog", ".", '!"', "Ċ", "?Ċ", "e.g"]
-MANIFEST = Manifest("", "<u2", "tokenizer.json", 12, {"eos": 0}, (), (), 0, 0, 0, 0.0, 0.0)
+MANIFEST = DataManifest("", "<u2", "tokenizer.json", 12, {"eos": 0}, (), (), 0, 0, 0, 0.0, 0.0)
 
 
 def made(decoder: object | None) -> Tokenizer:

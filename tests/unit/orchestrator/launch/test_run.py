@@ -14,7 +14,7 @@ from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, dump, parse
 from orchestrator.launch import run as runs
-from orchestrator.launch.run import Outcome, _outcome, check, check_labels, done_already, finished_summary
+from orchestrator.launch.run import RunOutcome, _outcome, check, check_labels, done_already, finished_summary
 from orchestrator.storage.run_directory import RunDir
 
 
@@ -132,13 +132,13 @@ def test_what_is_trained_may_not(
 @pytest.mark.parametrize(("state", "code"), [("done", 0), ("failed", 1), ("stopped", 3)])
 def test_the_end_of_a_run_is_the_end_of_the_command(state: str, code: int) -> None:
     summary = {"state": state, "reason": "why"}
-    assert _outcome({"summary": summary, "error": None}) == Outcome(code, summary, "why")
+    assert _outcome({"summary": summary, "error": None}) == RunOutcome(code, summary, "why")
 
 
 @pytest.mark.parametrize(("input_", "code"), [(True, 2), (False, 1)])
 def test_a_controller_s_error_is_the_command_s(input_: bool, code: int) -> None:
     status = {"summary": None, "error": {"line": "is wrong", "input": input_}}
-    assert _outcome(status) == Outcome(code, None, "is wrong")
+    assert _outcome(status) == RunOutcome(code, None, "is wrong")
 
 
 def test_a_finished_run_is_not_run_again(document: dict[str, Any], run_dir: RunDir) -> None:

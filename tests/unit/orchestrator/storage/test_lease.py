@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator.job.errors import InputError
 from orchestrator.storage import lease
-from orchestrator.storage.lease import Overtaken
+from orchestrator.storage.lease import LeaseLost
 from orchestrator.storage.run_directory import RunDir
 
 HOLD = (
@@ -152,7 +152,7 @@ def test_a_silent_holder_is_overtaken_and_writes_nothing_more(
                 lambda: run.write_json("status.json", {}),
                 run.require_lock,
             ):
-                with pytest.raises(Overtaken, match="another controller has taken over"):
+                with pytest.raises(LeaseLost, match="another controller has taken over"):
                     write()
             assert {path: run.fs.cat_file(path) for path in run.fs.find(run.path)} == before
     assert list(leases(run)) == ["00000001", "00000002"]

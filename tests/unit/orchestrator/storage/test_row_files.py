@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.storage import row_files as rowtape
-from orchestrator.storage.row_files import FileTape, Part, PartTape
+from orchestrator.storage.row_files import NumberedRowFiles, Part, SingleRowFile
 from orchestrator.storage.row_line import METRICS, Row
 from orchestrator.storage.row_log import RowLog, gaps
 
@@ -29,7 +29,7 @@ def call(function: Any, *args: Any, **more: Any) -> Any:
 
 
 def log_on(fs: Any) -> RowLog:
-    return RowLog(PartTape(fs, PATH, call), METRICS)
+    return RowLog(NumberedRowFiles(fs, PATH, call), METRICS)
 
 
 def write(log: RowLog, note: Any, chance: random.Random) -> list[list[Row]]:
@@ -108,7 +108,7 @@ def test_there_are_few_objects_however_many_rows_there_are(monkeypatch: pytest.M
 
 
 def test_a_disk_file_is_put_back_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = RowLog(FileTape(str(tmp_path / METRICS)), METRICS)
+    log = RowLog(SingleRowFile(str(tmp_path / METRICS)), METRICS)
     log.append([row(1, 1), row(3, 1)])
 
     def refuse(source: str, target: str) -> None:

@@ -7,7 +7,7 @@ import select
 
 import pytest
 
-from orchestrator.track.console import Progress, count, duration, facts, final_table
+from orchestrator.track.console import ProgressDisplay, count, duration, facts, final_table
 
 STATUS = {
     "phase": "train", "step": 3, "steps": 10, "loss": 4.56789, "tokens_per_second": 12345.0, "attempt": 2,
@@ -17,7 +17,7 @@ STATUS = {
 
 def test_elsewhere_than_on_a_terminal_plain_lines() -> None:
     stream = io.StringIO()
-    with Progress(stream) as progress:
+    with ProgressDisplay(stream) as progress:
         progress.update({"phase": "prepare", "attempt": 1})
         progress.update(STATUS)
         progress.update({**STATUS, "step": 4})  # nothing but the step, within ten seconds
@@ -34,7 +34,7 @@ def test_elsewhere_than_on_a_terminal_plain_lines() -> None:
 def test_on_a_terminal_one_live_line() -> None:
     main, terminal = pty.openpty()
     with os.fdopen(terminal, "w") as stream:
-        with Progress(stream) as progress:
+        with ProgressDisplay(stream) as progress:
             progress.update({**STATUS, "note": "[red]x[/red]", "eta_seconds": None})
         shown = b""
         while select.select([main], [], [], 0.2)[0]:
@@ -45,7 +45,7 @@ def test_on_a_terminal_one_live_line() -> None:
 
 
 def test_nothing_goes_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress() as progress:
+    with ProgressDisplay() as progress:
         progress.update(STATUS)
     final_table({"name": "demo", "state": "done"})
     out, err = capsys.readouterr()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from orchestrator.checkpoint.pieces import Piece
+from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.store import Store
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune import lineage
@@ -17,7 +17,7 @@ def committed(sweep: Path, run: str, step: int) -> Store:
     """A commit of one tensor whose values are the step."""
     store = Store(str(sweep / run / "checkpoints"))
     values = torch.full((4, 3), float(step))
-    records = store.write_shard(step, 0, [Piece("model.w", (4, 3), (0, 0), values)])
+    records = store.write_shard(step, 0, [TensorPiece("model.w", (4, 3), (0, 0), values)])
     store.publish(step, records, {"position": step, "receipt": "0" * 32})
     return store
 

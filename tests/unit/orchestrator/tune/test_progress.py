@@ -11,8 +11,8 @@ from orchestrator.job import spec
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune import progress
 from orchestrator.tune.console import line
-from orchestrator.tune.progress import Standing
-from orchestrator.tune.trial_records import Ledger
+from orchestrator.tune.progress import SearchProgress
+from orchestrator.tune.trial_records import TrialRecords
 
 
 def job(**limits: Any) -> spec.JobSpec:
@@ -33,10 +33,10 @@ def job(**limits: Any) -> spec.JobSpec:
     )
 
 
-def standing(folder: Path, before: float = 0.0, **limits: Any) -> tuple[Standing, Ledger]:
-    ledger = Ledger(RunDir(str(folder)))
+def standing(folder: Path, before: float = 0.0, **limits: Any) -> tuple[SearchProgress, TrialRecords]:
+    ledger = TrialRecords(RunDir(str(folder)))
     ledger.draw([{"seed": 1}, {"seed": 2}, {"seed": 3}][len(ledger.configs) :])
-    return Standing(job(**limits), RunDir(str(folder)), ledger, 3, before, lambda told: None), ledger
+    return SearchProgress(job(**limits), RunDir(str(folder)), ledger, 3, before, lambda told: None), ledger
 
 
 def result(trial: str, step: int, value: float, **more: Any) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def test_hours_are_written_down_now_and_then(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(progress, "NOTE_EVERY", 0.0)
     found, _ = standing(tmp_path, before=2.0)
     found.tick()
-    assert Ledger(RunDir(str(tmp_path))).hours > 2.0
+    assert TrialRecords(RunDir(str(tmp_path))).hours > 2.0
 
 
 def test_a_line_of_another_kind_is_no_trial(tmp_path: Path) -> None:
@@ -164,5 +164,5 @@ def test_a_line_of_another_kind_is_no_trial(tmp_path: Path) -> None:
         file.write(
             '{"trial": "0007", "event": "told", "time": 1, "run": "0007"}\n{"trial": "0006", "event": "drawn"'
         )
-    ledger = Ledger(RunDir(str(tmp_path)))
+    ledger = TrialRecords(RunDir(str(tmp_path)))
     assert (sorted(ledger.configs), ledger.ended, ledger.told) == (["0000", "0001", "0002"], {}, {})

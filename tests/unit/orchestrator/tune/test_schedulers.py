@@ -16,18 +16,18 @@ from orchestrator.job.tune import TuneSpec
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune.pb2 import Gain
 from orchestrator.tune.schedulers import Asha, Pb2, Pbt, Tpe
-from orchestrator.tune.trial_records import Ended, Ledger
+from orchestrator.tune.trial_records import TrialEnd, TrialRecords
 
 LR = "train.optimizer.lr"
 
 
-def tpe(sweep: Path, names: list[str]) -> tuple[Tpe, Ledger]:
+def tpe(sweep: Path, names: list[str]) -> tuple[Tpe, TrialRecords]:
     tune = TuneSpec(space={LR: {"loguniform": [1e-4, 1.0]}}, trials=40, sampler="tpe")  # type: ignore[arg-type]
-    ledger = Ledger(RunDir(str(sweep)))
+    ledger = TrialRecords(RunDir(str(sweep)))
     return Tpe(tune, 7, ledger, names, lambda name, config: {"trial": name, "params": config}), ledger
 
 
-def search(sampler: Tpe, ledger: Ledger, count: int) -> list[float]:
+def search(sampler: Tpe, ledger: TrialRecords, count: int) -> list[float]:
     """Learning rates drawn one after the other; the best one is 0.01."""
     found = []
     for number in range(count):
@@ -35,7 +35,7 @@ def search(sampler: Tpe, ledger: Ledger, count: int) -> list[float]:
         rate = given["params"][LR]
         found.append(rate)
         sampler.on_trial_complete(str(number), {"value": abs(rate - 0.01), "failed": ""})
-        ledger.end(given["trial"], Ended("done", given["trial"], 1, abs(rate - 0.01)))
+        ledger.end(given["trial"], TrialEnd("done", given["trial"], 1, abs(rate - 0.01)))
     return found
 
 
@@ -44,7 +44,7 @@ def test_tpe_learns_and_a_search_taken_up_again_draws_on_as_if_nothing_had_been(
         (tmp_path / name).mkdir()
     whole = search(*tpe(tmp_path / "whole", []), 30)
     first = search(*tpe(tmp_path / "halves", []), 14)
-    names = list(Ledger(RunDir(str(tmp_path / "halves"))).configs)
+    names = list(TrialRecords(RunDir(str(tmp_path / "halves"))).configs)
     again = search(*tpe(tmp_path / "halves", names), 30)
     assert first == whole[:14]
     assert again == whole

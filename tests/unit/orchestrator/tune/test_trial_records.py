@@ -5,26 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.tune.trial_records import Ended, Ledger
+from orchestrator.tune.trial_records import TrialEnd, TrialRecords
 
 
 def test_trials_are_found_again_and_end_once(tmp_path: Path) -> None:
     sweep = RunDir(str(tmp_path))
-    ledger = Ledger(sweep)
+    ledger = TrialRecords(sweep)
     assert ledger.draw([{"a": 1}, {"a": 2}]) == ["0000", "0001"]
-    ledger.end("0000", Ended("done", "0000-1", 9, 0.5))
-    ledger.end("0000", Ended("failed", "0000", 0, None, "later"))
-    again = Ledger(sweep)
+    ledger.end("0000", TrialEnd("done", "0000-1", 9, 0.5))
+    ledger.end("0000", TrialEnd("failed", "0000", 0, None, "later"))
+    again = TrialRecords(sweep)
     assert again.configs == {"0000": {"a": 1}, "0001": {"a": 2}}
-    assert again.ended == {"0000": Ended("done", "0000-1", 9, 0.5)}
+    assert again.ended == {"0000": TrialEnd("done", "0000-1", 9, 0.5)}
     assert again.draw([{"a": 3}]) == ["0002"]
 
 
 def test_a_row_torn_by_a_crash_is_a_trial_that_was_not_drawn(tmp_path: Path) -> None:
     sweep = RunDir(str(tmp_path))
-    Ledger(sweep).draw([{"a": 1}])
+    TrialRecords(sweep).draw([{"a": 1}])
     with open(tmp_path / "trials.jsonl", "a") as file:
         file.write('{"trial": "0001", "event": "dra')
-    again = Ledger(sweep)
+    again = TrialRecords(sweep)
     assert again.draw([{"a": 2}]) == ["0001"]
-    assert Ledger(sweep).configs == {"0000": {"a": 1}, "0001": {"a": 2}}
+    assert TrialRecords(sweep).configs == {"0000": {"a": 1}, "0001": {"a": 2}}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.verify.comparison import Ended, compare
+from orchestrator.verify.comparison import RunEnd, compare
 
 ROWS = [
     {"step": n, "samples": f"r{n}", "loss": 1.0 / n, "layout": "dp2", "time": float(n)} for n in (1, 2, 3)
@@ -16,10 +16,10 @@ EVENTS = [{"attempt": 1, "phase": "train", "time": 1.0}, FAULT, {"attempt": 2, "
 ASKED = ("kill@1:2",)
 
 
-def ended(**changed: Any) -> Ended:
+def ended(**changed: Any) -> RunEnd:
     """A run that was killed once and is the same."""
     told = {"how": "done", "seconds": 9.0, "struck": (), "rows": ROWS, "events": EVENTS, "left": ()}
-    return Ended(**{**told, **changed})
+    return RunEnd(**{**told, **changed})
 
 
 def test_the_same_run_held() -> None:

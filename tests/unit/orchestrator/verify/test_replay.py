@@ -17,7 +17,7 @@ from orchestrator.job.spec import JobSpec, parse
 from orchestrator.storage.run_directory import Row, RunDir
 from orchestrator.train.task import Task
 from orchestrator.verify import replay as replays
-from orchestrator.verify.replay import Verdict, replay
+from orchestrator.verify.replay import ReplayResult, replay
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def test_a_run_whose_commits_are_followed_by_nothing(spec: JobSpec, run: RunDir)
 
 
 def test_a_verdict_on_nothing_is_none() -> None:
-    assert not Verdict(4, []).same
-    document = Verdict(4, [{"step": 5, "verdict": "same"}]).to_json()
+    assert not ReplayResult(4, []).same
+    document = ReplayResult(4, [{"step": 5, "verdict": "same"}]).to_json()
     assert (document["same"], document["start"]) == (True, 4)
     json.dumps(document)

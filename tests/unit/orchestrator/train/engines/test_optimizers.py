@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from orchestrator.job.spec import OptimizerSpec
 from orchestrator.train.engines.optimizers import SLOTS, groups_of, make_optimizer, set_lr
-from orchestrator.train.parallel.mesh import Group
-from orchestrator.train.parallel.parameter_shard import Shard, boxes_of
+from orchestrator.train.parallel.mesh import ProcessGroup
+from orchestrator.train.parallel.parameter_shard import ParameterShard, boxes_of
 from orchestrator.train.parallel.partition import Cut
 
 START = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
@@ -21,10 +21,12 @@ def norms(parts: Sequence[Tensor]) -> list[Tensor]:
     return [part.norm() for part in parts]
 
 
-def shard_of(value: Tensor) -> Shard:
+def shard_of(value: Tensor) -> ParameterShard:
     cut = Cut(tuple(value.shape), (0,) * value.dim(), tuple(value.shape))
     parameter = nn.Parameter(value.clone())
-    return Shard("p", cut, parameter, boxes_of(cut, 0, value.numel()), Group((0,), 0, None), True, True)
+    return ParameterShard(
+        "p", cut, parameter, boxes_of(cut, 0, value.numel()), ProcessGroup((0,), 0, None), True, True
+    )
 
 
 def updated(spec: OptimizerSpec, start: Tensor = START, gradients: Sequence[Tensor] = GRADIENTS) -> Tensor:

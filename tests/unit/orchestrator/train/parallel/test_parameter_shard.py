@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from orchestrator.train.engines.state import share
-from orchestrator.train.parallel.mesh import Group
-from orchestrator.train.parallel.parameter_shard import Shard, boxes_of
+from orchestrator.train.parallel.mesh import ProcessGroup
+from orchestrator.train.parallel.parameter_shard import ParameterShard, boxes_of
 from orchestrator.train.parallel.partition import Cut, span
 
 
@@ -48,8 +48,8 @@ def test_holders_share_out_the_writing() -> None:
     by_rank = []
     for index in range(3):
         shards = [
-            Shard(f"p{i}", cut := Cut((n,), (0,), (n,)), nn.Parameter(torch.zeros(n)), boxes_of(cut, 0, n),
-                  Group(ranks, index, None), True, i != 5)
+            ParameterShard(f"p{i}", cut := Cut((n,), (0,), (n,)), nn.Parameter(torch.zeros(n)), boxes_of(cut, 0, n),
+                  ProcessGroup(ranks, index, None), True, i != 5)
             for i, n in enumerate(sizes)
         ]  # fmt: skip
         by_rank.append([s.name for s in share(shards)])

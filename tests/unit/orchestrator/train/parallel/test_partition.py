@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from orchestrator.planning.layout import Layout
-from orchestrator.train.parallel.mesh import Group, Mesh
+from orchestrator.train.parallel.mesh import Mesh, ProcessGroup
 from orchestrator.train.parallel.partition import cut_of
 from workloads.load import load
 from workloads.workload import Vocabulary, Workload
@@ -21,8 +21,8 @@ class Place:
 
     def __init__(self, layout: Layout, tp: int, ep: int) -> None:
         self.layout = layout
-        self.tp = Group(tuple(range(layout.tp)), tp, None)
-        self.expert = Group(tuple(range(layout.ep)), ep, None)
+        self.tp = ProcessGroup(tuple(range(layout.tp)), tp, None)
+        self.expert = ProcessGroup(tuple(range(layout.ep)), ep, None)
 
 
 def workload(model: str, **changes: Any) -> Workload:

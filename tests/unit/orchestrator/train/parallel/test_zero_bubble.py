@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from orchestrator.train.parallel.zero_bubble import Deferred
+from orchestrator.train.parallel.zero_bubble import DeferredGradients
 
 
 class Layer(nn.Module):
@@ -33,7 +33,7 @@ def test_gradients_that_wait_are_the_same(recompute: bool, half: bool) -> None:
     if recompute:
         for layer in waiting:
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)  # type: ignore[method-assign]
-    deferred = Deferred(waiting)
+    deferred = DeferredGradients(waiting)
     inputs = [torch.randn(2, 3, 8, requires_grad=True) for _ in range(2)]
     copies = [x.detach().clone().requires_grad_() for x in inputs]
     with torch.autocast("cpu", torch.bfloat16, enabled=half):
@@ -59,7 +59,7 @@ def test_gradients_that_wait_are_the_same(recompute: bool, half: bool) -> None:
 def test_what_is_frozen_gets_none() -> None:
     layer = Layer()
     layer.up.weight.requires_grad_(False)
-    deferred = Deferred(layer)
+    deferred = DeferredGradients(layer)
     layer(torch.ones(1, 8)).sum().backward()
     deferred.take()()
     assert layer.up.weight.grad is None
