@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class WorkloadError(ValueError):
-    """A model, objective or checkpoint that does not fit; the message is one line with the mend."""
+    """A model, objective or checkpoint that does not fit; the message is one line with a hint."""

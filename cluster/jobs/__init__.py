@@ -1,1 +1,4 @@
-"""."""
+"""Several jobs on one cluster: submission through Ray Jobs, the queue, and who is admitted when.
+
+Imports workers and local.
+"""

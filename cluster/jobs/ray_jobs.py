@@ -78,8 +78,8 @@ class Jobs:
                 require_answer(place.ray)
             url = place.api or ray.dashboard.utils.ray_address_to_api_server_url(place.ray)
             if _is_open(url) and not _accepts_open():
-                mend = "RAY_AUTH_MODE=disabled accepts that"
-                raise NoCluster(f"{url} asks for no token, so anyone may run code there; {mend}")
+                hint = "RAY_AUTH_MODE=disabled accepts that"
+                raise NoCluster(f"{url} asks for no token, so anyone may run code there; {hint}")
             for name in CHATTY:
                 logging.getLogger(name).setLevel(logging.ERROR)
             # Ray prefers this variable to an address that is given.

@@ -51,7 +51,7 @@ class ExternalFault:
     def parse(cls, text: str) -> ExternalFault | None:
         """The strike written as KIND@STEP or KIND@RANK:STEP, then =SECONDS; None if it is a rank's fault.
 
-        Raises ValueError with the mend.
+        Raises ValueError with a hint.
         """
         if text.partition("@")[0] in RANK_KINDS:
             return None

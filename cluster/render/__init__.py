@@ -1,1 +1,4 @@
-"""A job's needs as files that a cloud or a Kubernetes cluster understands. Plain data: no Ray, no torch."""
+"""Manifests for clusters elsewhere, KubeRay and Ray's launcher, and their checks against the published schemas.
+
+Imports workers.
+"""

@@ -1,1 +1,4 @@
-"""."""
+"""The processes of a run: gangs of ranks on Ray actors or local processes, placement, fork servers, heartbeats, nodes.
+
+Imports nothing else of this project.
+"""

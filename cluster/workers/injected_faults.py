@@ -34,7 +34,7 @@ class FaultSpec:
 
     @classmethod
     def parse(cls, text: str) -> FaultSpec:
-        """The fault written as KIND@RANK:STEP[/ATTEMPT], and =SECONDS for slow. Raises ValueError with the mend."""
+        """The fault written as KIND@RANK:STEP[/ATTEMPT], and =SECONDS for slow. Raises ValueError with a hint."""
         found = re.fullmatch(rf"({'|'.join(KINDS)})@(\d+):(\d+)(?:/(\d+|\*))?(?:=(\d+(?:\.\d+)?))?", text)
         if not found or (found[5] and found[1] != "slow"):
             kinds = ", ".join(KINDS)

@@ -26,7 +26,7 @@ def job_in(run: RunDir) -> JobSpec | None:
     try:
         return parse(document_of(text, where), where)
     except InputError as error:
-        raise InputError(error.what, error.where, error.mend or DAMAGED) from None
+        raise InputError(error.what, error.where, error.hint or DAMAGED) from None
 
 
 def check_same_run(spec: JobSpec, run: RunDir) -> CommitManifest | None:
@@ -56,8 +56,8 @@ def check_shards(commit: CommitManifest | None, digest: str, data: str) -> None:
 
 def other_shards(data: str) -> InputError:
     """What to tell of token shards that are not the run's."""
-    mend = "remove the folder, so that they are made again from the same text; or start another run"
-    return InputError("these token shards are not those that the run began with", data, mend)
+    hint = "remove the folder, so that they are made again from the same text; or start another run"
+    return InputError("these token shards are not those that the run began with", data, hint)
 
 
 def _identity_of(commit: CommitManifest) -> dict[str, Any]:

@@ -161,8 +161,8 @@ class Store:
     def _refuse_fenced(self, commit: CommitManifest) -> None:
         fence = self.fenced()
         if commit.meta.get("attempt", fence) < fence:
-            mend = "nothing: this one has lost its place"
-            raise InputError(f"attempt {fence} has taken over", self._where(commit.step), mend)
+            hint = "nothing: this one has lost its place"
+            raise InputError(f"attempt {fence} has taken over", self._where(commit.step), hint)
 
     def _settle(self, commit: CommitManifest, path: str, data: bytes) -> None:
         """A manifest stands already: ours, whose answer was lost; a damaged one; one that an earlier attempt
@@ -170,8 +170,8 @@ class Store:
         if self.retry(self.backend.read, path) == data:
             return
         if not self.verify(commit.step) and not self._is_older(commit):
-            where, mend = self._where(commit.step), "rewind the store to an earlier step"
-            raise InputError("this step is committed already", where, mend)
+            where, hint = self._where(commit.step), "rewind the store to an earlier step"
+            raise InputError("this step is committed already", where, hint)
         self.retry(self.backend.remove, path)
         self.retry(self.backend.publish, path, data)
 

@@ -1,1 +1,4 @@
-"""The commands. Each module imports what is heavy only when its command runs."""
+"""The commands: arguments in, exit codes and text or JSON out. Nothing is decided here.
+
+May import every package; no package imports it.
+"""

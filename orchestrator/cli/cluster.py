@@ -192,12 +192,12 @@ def local(
 
     spec, needs = _job(job, overrides, image, False, 4.0, None, None)
     if wanted := [label for label, value in needs.labels.items() if not value.startswith("!")]:
-        where, mend = (
+        where, hint = (
             f"resources.per_worker.labels.{wanted[0]}",
             "leave it out: all these machines are the job's",
         )
         raise InputError(
-            "these machines are started without labels, so that no worker would fit", where, mend
+            "these machines are started without labels, so that no worker would fit", where, hint
         )
     if len({head_ip, *worker_ip}) <= len(worker_ip):
         raise InputError("an address is given twice", "--head-ip, --worker-ip", "give each machine once")

@@ -81,7 +81,7 @@ def doctor(as_json: Json = False) -> None:
     if as_json:
         emit([finding.to_json() for finding in findings])
     else:
-        table("This machine", ["", "what", "found", "mend"], [f.row() for f in findings])
+        table("This machine", ["", "what", "found", "hint"], [f.row() for f in findings])
     if any(finding.verdict == "missing" for finding in findings):
         raise typer.Exit(1)
 

@@ -15,7 +15,7 @@ EXITS: dict[int, tuple[str, str]] = {
     **dict.fromkeys((-11, -8, -4), ("native code crashed",
      "if it repeats, look at custom kernels and at the versions of torch and the driver")),
 }  # fmt: skip
-"""Cause and mend by exit code."""
+"""Cause and hint by exit code."""
 ENDS: dict[End, tuple[str, str]] = {
     "starved": ("the machine's memory ended", "give workers more memory, or run fewer of them on a node"),
     "lost": ("the place is gone, or its whole node",
@@ -25,7 +25,7 @@ ENDS: dict[End, tuple[str, str]] = {
     "still": ("the ranks wait for each other", "if it repeats, see the stacks of the ranks with py-spy"),
     "unplaced": ("the cluster could not place the workers", "lower resources.workers.min, or add machines"),
 }  # fmt: skip
-"""Cause and mend of what has neither an exit code nor an exception."""
+"""Cause and hint of what has neither an exit code nor an exception."""
 RAISED: tuple[tuple[str, str, str], ...] = (
     (r"ran out of memory|OutOfMemoryError.*CUDA|CUDA out of memory", "the GPU's memory ended",
      "raise parallel.zero or parallel.recompute, or lower parallel.micro_batch"),
@@ -39,18 +39,18 @@ RAISED: tuple[tuple[str, str, str], ...] = (
     (r"NCCL|Connection closed by peer|Connection reset|Broken pipe|Timed out", "a connection between ranks broke",
      "if it repeats, look at the network between their nodes"),
     (r"CUDA error|Xid|uncorrectable ECC", "a GPU failed", "if it repeats on one node, take that node out"),
-    (r"InputError", "the job is wrong", "mend what the line says"),
+    (r"InputError", "the job is wrong", "fix what the line says"),
 )  # fmt: skip
-"""Pattern in an exception's line, cause and mend; the first that is found holds."""
+"""Pattern in an exception's line, cause and hint; the first that is found holds."""
 
 
 def explain(cause: Cause, why: str) -> str:
-    """ "cause; mend" for how a rank ended and what was said of it, or that it is the program's own."""
+    """ "cause; hint" for how a rank ended and what was said of it, or that it is the program's own."""
     if cause.end in ENDS:
         return "; ".join(ENDS[cause.end])
     if cause.end == "exited":
         return "; ".join(EXITS.get(cause.code, ("the process ended by itself", "the rank's log says why")))
-    for pattern, what, mend in RAISED:
+    for pattern, what, hint in RAISED:
         if re.search(pattern, why):
-            return f"{what}; {mend}"
+            return f"{what}; {hint}"
     return "the program raised it; its last line names the place"

@@ -118,14 +118,14 @@ def _fields(line: bytes, span: Span, file: BinaryIO, at: int) -> list[str]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise _bad(span, file, at, f"is not JSON ({error})", "mend or remove it") from None
+        raise _bad(span, file, at, f"is not JSON ({error})", "fix or remove it") from None
     texts = []
     for key in span.file.fields:
         text = row.get(key) if isinstance(row, dict) else None
         if not isinstance(text, str):
             raise _bad(span, file, at, f"has no text '{key}'", "set field to the text's key")
         if not _is_unicode(text):
-            raise _bad(span, file, at, f"has half a surrogate pair in '{key}'", "mend or remove it")
+            raise _bad(span, file, at, f"has half a surrogate pair in '{key}'", "fix or remove it")
         texts.append(text)
     return texts
 
@@ -138,9 +138,9 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _bad(span: Span, file: BinaryIO, at: int, what: str, mend: str) -> InputError:
+def _bad(span: Span, file: BinaryIO, at: int, what: str, hint: str) -> InputError:
     """The error of the line that begins at byte `at`."""
-    return InputError(f"line {line_number(file, at)}, at byte {at}, {what}", span.file.uri, mend)
+    return InputError(f"line {line_number(file, at)}, at byte {at}, {what}", span.file.uri, hint)
 
 
 def _rows(span: Span, file: BinaryIO, rule: int) -> Iterator[TextPiece]:

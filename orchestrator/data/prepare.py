@@ -87,8 +87,8 @@ def prepare(
             raise Unreachable(
                 f"does not answer ({reason})", str(place), "check address and network"
             ) from None
-        mend = "make room or name another data.cache; the same command goes on"
-        raise InputError(f"cannot be written ({reason})", str(place), mend) from None
+        hint = "make room or name another data.cache; the same command goes on"
+        raise InputError(f"cannot be written ({reason})", str(place), hint) from None
     return folder.uri
 
 
@@ -100,9 +100,9 @@ def _named(files: Sequence[SourceFile], chosen: Any, part_bytes: int, before: st
     for rule, name in names.items():
         if name == before:
             return rule, name
-    mend = "put the files back as they were, or start another run"
+    hint = "put the files back as they were, or start another run"
     raise InputError(
-        "the text has changed since the run began, and its token shards are gone", "data.sources", mend
+        "the text has changed since the run began, and its token shards are gone", "data.sources", hint
     )
 
 
@@ -138,8 +138,8 @@ def _make(
 def _refuse_pairs_without_separator(files: Sequence[SourceFile], roles: dict[str, int]) -> None:
     paired = next((file for file in files if len(file.fields) > 1), None)
     if paired and "sep" not in roles:
-        mend = "use a tokenizer with a separator, or train one"
-        raise InputError("holds pairs, and the tokenizer has no separator token", paired.uri, mend)
+        hint = "use a tokenizer with a separator, or train one"
+        raise InputError("holds pairs, and the tokenizer has no separator token", paired.uri, hint)
 
 
 def _fingerprint(
@@ -221,12 +221,12 @@ def _told(error: Exception, cache: str) -> str:
         raise error
     passing = transient(error)
     if isinstance(error, InputError):
-        return json.dumps([passing, error.what, error.where, error.mend])
-    mend = "keep sources and cache where all nodes see them"
+        return json.dumps([passing, error.what, error.where, error.hint])
+    hint = "keep sources and cache where all nodes see them"
     if getattr(error, "errno", None) in FULL:
-        mend = "make room or name another data.cache; the same command goes on"
+        hint = "make room or name another data.cache; the same command goes on"
     reason, place = getattr(error, "strerror", None) or error, getattr(error, "filename", None) or cache
-    return json.dumps([passing, f"cannot be used on a worker's node ({reason})", str(place), mend])
+    return json.dumps([passing, f"cannot be used on a worker's node ({reason})", str(place), hint])
 
 
 def _raise(told: str) -> None:

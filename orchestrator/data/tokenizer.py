@@ -75,8 +75,8 @@ def load(uri: str, special_tokens: Sequence[str]) -> tuple[str, dict[str, int]]:
     except Exception as error:  # tokenizers raises plain Exception, every file system its own kind
         raise InputError(f"is not a tokenizer.json that can be read ({error})", where) from None
     if tokenizer is None:
-        mend = "give its path or its folder, or train_bpe: N; AutoTokenizer's save_pretrained writes one"
-        raise InputError("there is no tokenizer.json", where, mend)
+        hint = "give its path or its folder, or train_bpe: N; AutoTokenizer's save_pretrained writes one"
+        raise InputError("there is no tokenizer.json", where, hint)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     roles = roles_of(tokenizer, _named(config))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from workloads.workload import Vocabulary
 
 AGAIN = "run or prepare the job again, which makes what is missing"
-"""What mends prepared data."""
+"""What repairs prepared data."""
 
 
 class Tokens:

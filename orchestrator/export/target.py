@@ -58,8 +58,8 @@ def draft(target: str) -> Iterator[str]:
         if error.errno not in NO_ROOM:  # of the commit that is read, for instance
             raise
         place = target if parent else f"{tempfile.gettempdir()}, on the way to {target}"
-        mend = "make room there, or give another folder"
-        raise InputError(f"cannot be written ({error.strerror or error})", place, mend) from None
+        hint = "make room there, or give another folder"
+        raise InputError(f"cannot be written ({error.strerror or error})", place, hint) from None
 
 
 def _probe(folder: str) -> None:

@@ -131,8 +131,8 @@ class TuneSpec(StrictModel):
     def the_sampler_fits_the_space(self) -> TuneSpec:
         for key, dimension in self.space.items():
             if self.sampler == "grid" and dimension.listed is None:
-                mend = "list its values, or use sampler: random"
-                raise ValueError(f"a grid has no point for {key}, which is {dimension.kind}; {mend}")
+                hint = "list its values, or use sampler: random"
+                raise ValueError(f"a grid has no point for {key}, which is {dimension.kind}; {hint}")
             if self.sampler != "grid" and dimension.kind == "grid":
                 raise ValueError(f"{key} is a grid, and the sampler is {self.sampler}; write choice instead")
         return self

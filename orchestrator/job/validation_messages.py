@@ -1,4 +1,4 @@
-"""A wrong document in one line: of all that pydantic finds, the plainest error, its place and the mend."""
+"""A wrong document in one line: of all that pydantic finds, the plainest error, its place and the hint."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def one_line(error: ValidationError, where: str, root: type[BaseModel]) -> Input
     if first["type"] == "extra_forbidden":
         known = _keys(root, first["loc"][:-1])
         near = difflib.get_close_matches(names[-1], known, n=1)
-        mend = f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(known)}"
-        return InputError(f"unknown key{more}", place, mend)
+        hint = f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(known)}"
+        return InputError(f"unknown key{more}", place, hint)
     if first["type"] == "missing":
         return InputError(f"is missing{more}", place, "add it; `orchestrator schema` describes it")
     value = first.get("input")
     got = f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""
     if first["type"] == "model_type":
-        mend = f"its keys: {', '.join(_keys(root, first['loc']))}"
-        return InputError(f"must be a mapping of keys to values{got}{more}", place, mend)
+        hint = f"its keys: {', '.join(_keys(root, first['loc']))}"
+        return InputError(f"must be a mapping of keys to values{got}{more}", place, hint)
     message = str(first["msg"]).removeprefix("Value error, ")
     return InputError(message[:1].lower() + message[1:] + got + more, place)
 

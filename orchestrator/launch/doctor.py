@@ -23,7 +23,7 @@ class Finding:
     verdict: str
     what: str
     found: str
-    mend: str = ""
+    hint: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The finding as plain data."""
@@ -31,7 +31,7 @@ class Finding:
 
     def row(self) -> list[str]:
         """The finding as a row of a table."""
-        return [self.verdict, self.what, self.found, self.mend]
+        return [self.verdict, self.what, self.found, self.hint]
 
 
 def examine() -> list[Finding]:
@@ -71,9 +71,9 @@ def _machine() -> Iterator[Finding]:
     yield _enough("shared memory", shm, 2**29, "raise the size of /dev/shm: Ray keeps its objects there")
 
 
-def _enough(what: str, bytes_: int, least: int, mend: str) -> Finding:
+def _enough(what: str, bytes_: int, least: int, hint: str) -> Finding:
     fits = bytes_ >= least
-    return Finding("ok" if fits else "warning", what, f"{bytes_ / 2**30:.1f} GiB", "" if fits else mend)
+    return Finding("ok" if fits else "warning", what, f"{bytes_ / 2**30:.1f} GiB", "" if fits else hint)
 
 
 def _devices() -> Iterator[Finding]:
@@ -94,8 +94,8 @@ def _devices() -> Iterator[Finding]:
 
 def _compiler() -> Iterator[Finding]:
     found = shutil.which("g++") or shutil.which("clang++")
-    mend = "" if found else "install g++: DeepSpeed's operators and torch.compile need it"
-    yield Finding("ok" if found else "warning", "C++ compiler", found or "none", mend)
+    hint = "" if found else "install g++: DeepSpeed's operators and torch.compile need it"
+    yield Finding("ok" if found else "warning", "C++ compiler", found or "none", hint)
 
 
 def _loopback() -> Iterator[Finding]:

@@ -140,8 +140,8 @@ class RankZeroHistory:
         check_shards(self._record.newest, shards, self._data)
         layout = Planner(self._spec, shape, machine_for(smallest_offer(bundle), bundle)).choose(world)
         if layout is None or layout.world != world:
-            mend = "change num_workers of ScalingConfig, or train.global_batch"
-            raise InputError(f"no legal layout uses {world} workers", "parallel", mend)
+            hint = "change num_workers of ScalingConfig, or train.global_batch"
+            raise InputError(f"no legal layout uses {world} workers", "parallel", hint)
         self._attempt = self._record.attempts + 1
         commit, _ = self._record.roll_back(frozenset(), self._attempt)
         source = f"from the commit at step {commit.step}" if commit else "from the beginning"

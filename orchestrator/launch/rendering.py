@@ -25,8 +25,8 @@ def refuse_secrets(spec: JobSpec, path: Path) -> None:
     """Raise InputError, with the key, if the job carries a credential: rendered files are read by many and kept."""
     plain = spec.model_dump(mode="json")
     if where := _difference(plain, redact(plain)):
-        mend = "take it out; the pods get credentials from a Secret"
-        raise InputError("carries a credential, and rendered files must not", f"{path}: {where}", mend)
+        hint = "take it out; the pods get credentials from a Secret"
+        raise InputError("carries a credential, and rendered files must not", f"{path}: {where}", hint)
 
 
 def _difference(before: Any, after: Any, where: str = "") -> str:

@@ -39,8 +39,8 @@ def needs_of(
     groups = [group.labels for group in needs.groups()]
     known = Bundle(labels={key: wanted for key, wanted in worker.labels.items() if key in groups[0]})
     if not any(known.suits(labels) for labels in groups):
-        where, mend = "resources.per_worker.labels", "change them, --spot or --accelerator"
-        raise InputError("no worker of what is rendered would have these labels", where, mend)
+        where, hint = "resources.per_worker.labels", "change them, --spot or --accelerator"
+        raise InputError("no worker of what is rendered would have these labels", where, hint)
     return needs
 
 
@@ -48,8 +48,8 @@ def _image(given: str | None, gpu: bool) -> str:
     if given is None:
         return f"{IMAGE}{'cuda' if gpu else 'cpu'}"
     if gpu and given.endswith(f"{IMAGE}cpu"):
-        mend = "give the one that infra/Dockerfile builds with --target cuda"
-        raise InputError(f"the job needs GPUs, and {given} has no CUDA", "--image", mend)
+        hint = "give the one that infra/Dockerfile builds with --target cuda"
+        raise InputError(f"the job needs GPUs, and {given} has no CUDA", "--image", hint)
     return given
 
 
@@ -80,5 +80,5 @@ def one_value(spec: JobSpec, labels: Iterable[str]) -> None:
     """Raise InputError if one of those labels is wanted with any of several values: a group of nodes has one."""
     for label in labels:
         if spec.resources.per_worker.labels.get(label, "").startswith("in("):
-            where, mend = f"resources.per_worker.labels.{label}", "name one of them"
-            raise InputError("no node of what is rendered would have this label", where, mend)
+            where, hint = f"resources.per_worker.labels.{label}", "name one of them"
+            raise InputError("no node of what is rendered would have this label", where, hint)

@@ -98,8 +98,8 @@ def _gpus_here(spec: JobSpec) -> int:
 def check_labels(spec: JobSpec, address: str | None) -> None:
     """Raise InputError if the job asks for nodes with labels where there is only this machine, which has none."""
     if address is None and spec.resources.per_worker.labels:
-        mend = "--set 'resources.per_worker.labels={}' leaves them out; or name a cluster with --address"
-        raise InputError("only a cluster's nodes have labels", "resources.per_worker.labels", mend)
+        hint = "--set 'resources.per_worker.labels={}' leaves them out; or name a cluster with --address"
+        raise InputError("only a cluster's nodes have labels", "resources.per_worker.labels", hint)
 
 
 def check(spec: JobSpec) -> None:
@@ -217,8 +217,8 @@ def _attach(
             return controller  # it ended a moment ago, and can tell
         if not (status["summary"] or status["error"]):
             if json.loads(json.dumps(ray.get(controller.job.remote(), timeout=SILENCE))) != [job, until]:
-                mend = "stop it first, or attach with the same job and --until"
-                raise InputError("this run is at work with another job file", run_dir.uri, mend)
+                hint = "stop it first, or attach with the same job and --until"
+                raise InputError("this run is at work with another job file", run_dir.uri, hint)
             return controller
         ray.kill(controller)
         deadline = time.monotonic() + 10

@@ -33,10 +33,10 @@ def jobs_at(address: str | None) -> Jobs:
 
 def no_cluster(error: Exception, address: str | None) -> InputError:
     """What to tell when a cluster does not answer."""
-    mend = "give another --address, or start a cluster with `orchestrator cluster up --local 2`"
+    hint = "give another --address, or start a cluster with `orchestrator cluster up --local 2`"
     if "refuses this token" in str(error):
-        mend = "set RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH, to the cluster's token"
-    return InputError(str(error), f"--address {address}" if address else "", mend)
+        hint = "set RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH, to the cluster's token"
+    return InputError(str(error), f"--address {address}" if address else "", hint)
 
 
 def entrypoint(spec: JobSpec, run: RunDir, until: int | None, priority: int) -> str:
@@ -46,9 +46,9 @@ def entrypoint(spec: JobSpec, run: RunDir, until: int | None, priority: int) -> 
     """
     document = spec.model_dump(mode="json")
     if redact(document) != document:
-        mend = "take it out, and set it in the environment of the cluster's nodes"
+        hint = "take it out, and set it in the environment of the cluster's nodes"
         raise InputError(
-            "the job carries a credential, and a submitted job can be read by many", spec.name, mend
+            "the job carries a credential, and a submitted job can be read by many", spec.name, hint
         )
     words = ["python", "-m", "orchestrator", "run", "/dev/stdin", "--address", "auto", "--run-dir", run.uri]
     words += ["--until", str(until)] if until is not None else []
@@ -72,8 +72,8 @@ def submit(
     before = jobs.find(spec.name)
     if before is not None and before.state not in ENDED:
         if before.entrypoint != command:
-            mend = "stop it first, or submit under another name"
-            raise InputError("this job is at work with another job file or run directory", before.id, mend)
+            hint = "stop it first, or submit under another name"
+            raise InputError("this job is at work with another job file or run directory", before.id, hint)
         return before, False
     try:
         return jobs.get(jobs.submit(spec.name, run.uri, command, runtime_env, priority)), True

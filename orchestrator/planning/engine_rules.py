@@ -10,7 +10,7 @@ from orchestrator.planning.layout import SPLIT, Layout
 
 
 def refused(spec: JobSpec, layout: Layout) -> list[str]:
-    """Every reason why the layout's engine cannot run this job, in words with the mend; empty if it can."""
+    """Every reason why the layout's engine cannot run this job, in words with a hint; empty if it can."""
     found, train = [], spec.train
     if train.compile and layout.pp > 1 and layout.schedule in SPLIT:
         found.append(

@@ -118,7 +118,7 @@ class Layout:
         return global_batch // (self.dp * self.micro_batch)
 
     def problems(self, shape: ModelShape, global_batch: int) -> list[str]:
-        """Every rule that this layout breaks for that model, in words with the mend; empty if it is legal."""
+        """Every rule that this layout breaks for that model, in words with a hint; empty if it is legal."""
         return [
             *_cuts(self, shape),
             *_combinations(self, shape),

@@ -339,8 +339,8 @@ def _none_fits(
     reasons = list(dict.fromkeys(reason for _, reason in rejected))
     if isinstance(spec.parallel, ParallelSpec) and reasons:
         near = nearest(rejected[0][0], shape, spec.train.global_batch)
-        mend = f"the nearest legal layouts are {'; '.join(str(layout) for layout in near)}" if near else ""
-        return InputError(reasons[0], "parallel", mend)
+        hint = f"the nearest legal layouts are {'; '.join(str(layout) for layout in near)}" if near else ""
+        return InputError(reasons[0], "parallel", hint)
     needs = [reason for reason in reasons if reason.startswith("needs ")]  # of memory: all else was legal
     why = f": {(needs or reasons)[-1]}" if reasons else ""
     return InputError(

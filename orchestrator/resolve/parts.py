@@ -96,8 +96,8 @@ def tokens_of(spec: JobSpec, run: RunDir, data: str, retry: Retry | None = None)
     for place in (data, f"{data_cache(spec, run)}/{data.rsplit('/', 1)[-1]}"):
         if manifest.read(Folder(place, retry)):
             return Tokens.open(place, retry)
-    mend = f"make it again with `orchestrator data prepare {run.at('job.yaml')} --run-dir {run.uri}`"
-    raise InputError("the prepared data of this run is gone", data, mend)
+    hint = f"make it again with `orchestrator data prepare {run.at('job.yaml')} --run-dir {run.uri}`"
+    raise InputError("the prepared data of this run is gone", data, hint)
 
 
 def workload_of(spec: JobSpec, tokens: Tokens) -> Workload:
@@ -162,8 +162,8 @@ def check_objective(spec: JobSpec) -> None:
         raise InputError(what, "workload.objective", f"choose from {', '.join(known)}")
     for number, source in enumerate(spec.data.sources):
         if objectives.reads_pairs(name) and isinstance(source.field, str):
-            mend = "give two keys, those of the text and of its translation"
-            raise InputError(f"{name} reads pairs", f"data.sources.{number}.field", mend)
+            hint = "give two keys, those of the text and of its translation"
+            raise InputError(f"{name} reads pairs", f"data.sources.{number}.field", hint)
 
 
 def check_workload(spec: JobSpec) -> None:

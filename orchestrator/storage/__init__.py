@@ -1,1 +1,4 @@
-"""Where files are: local and remote file systems, every remote call with a deadline and retries."""
+"""Run directories and every file in them, on any file system: backends with deadlines and retries, rows, locks, leases.
+
+What reads or writes bytes belongs here, what the bytes mean does not. Imports job.
+"""

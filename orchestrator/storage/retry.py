@@ -28,7 +28,7 @@ SET_UP = {
     "NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "NoRegionError", "InvalidRegionError",
     "ParamValidationError", "UnknownEndpointError",
 }  # fmt: skip
-"""Those of botocore's that say what the user has to mend."""
+"""Those of botocore's that say what the user has to fix."""
 FOR_GOOD = FileNotFoundError | FileExistsError | PermissionError
 """The same without a number."""
 

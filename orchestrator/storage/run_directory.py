@@ -64,8 +64,8 @@ class RunDir:
         try:
             self.fs = LocalFileSystem() if self.local else RemoteFileSystem(uri, REMOTE_TIMEOUT)
         except (ValueError, ImportError) as error:
-            mend = "use a path or an fsspec URI such as s3://"
-            raise InputError(f"the run directory cannot be opened ({error})", uri, mend) from None
+            hint = "use a path or an fsspec URI such as s3://"
+            raise InputError(f"the run directory cannot be opened ({error})", uri, hint) from None
         self.path: str = local_path(uri) if self.local else self.fs.root
         self.uri = self.path if self.local else uri.rstrip("/")
         self._logs: dict[str, RowLog] = {}
@@ -123,8 +123,8 @@ class RunDir:
             return set()
         except Exception as error:  # every fsspec backend raises its own kind
             reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
-            mend = "check the place, its permissions and credentials"
-            raise InputError(f"the run directory cannot be read ({reason})", self.uri, mend) from None
+            hint = "check the place, its permissions and credentials"
+            raise InputError(f"the run directory cannot be read ({reason})", self.uri, hint) from None
         return {
             path.rstrip("/").rsplit("/", 1)[-1] for path in found if path.rstrip("/") != self.path.rstrip("/")
         }

@@ -1,0 +1,4 @@
+"""What is told of a run: totals, goodput, summary, report, live display, MLflow. Nothing here decides anything.
+
+Imports checkpoint, storage and job.
+"""

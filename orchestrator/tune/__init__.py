@@ -1,0 +1,4 @@
+"""Hyperparameter search on Ray Tune: each trial is a run of its own, driven by the same controller.
+
+Imports launch, control and what is below.
+"""

@@ -76,14 +76,14 @@ def check_same_sweep(spec: JobSpec, sweep: RunDir) -> None:
     if before is None:
         return
     assert spec.tune is not None
-    mend = "set it back, or give another name or --run-dir"
+    hint = "set it back, or give another name or --run-dir"
     if before.tune is None or sweep.exists("events.jsonl"):
         raise InputError("a run is here, and no search", sweep.uri, "give another name or --run-dir")
     for key in SAME:
         if getattr(spec.tune, key) != getattr(before.tune, key):
-            raise InputError(f"tune.{key} is not what this search began with", sweep.uri, mend)
+            raise InputError(f"tune.{key} is not what this search began with", sweep.uri, hint)
     if spec.identity() != before.identity():
-        raise InputError("this search began with another job", sweep.uri, mend)
+        raise InputError("this search began with another job", sweep.uri, hint)
 
 
 def _search(

@@ -107,4 +107,4 @@ def _try(spec: JobSpec, config: Config, where: str) -> None:
     except InputError as error:
         place = error.where.removeprefix("trial: ")
         at = "" if where.endswith(place) or place == "trial" else f" ({place})"
-        raise InputError(error.what + at, where, error.mend) from None
+        raise InputError(error.what + at, where, error.hint) from None

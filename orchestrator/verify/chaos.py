@@ -119,7 +119,7 @@ def _chaos(
             quiet = ChaosRun(job, runs / "undisturbed", cluster, ())
             if quiet.run() != "done":
                 raise InputError(
-                    f"the undisturbed run is {quiet.ended}", str(quiet.folder), "mend the job first"
+                    f"the undisturbed run is {quiet.ended}", str(quiet.folder), "fix the job first"
                 )
             verdicts = []
             for number, faults in enumerate(disturbed):

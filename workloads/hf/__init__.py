@@ -1,1 +1,5 @@
-"""Hugging Face: one table per class, read in both directions."""
+"""Hugging Face: folders read and written, configurations converted, classes of transformers run as they are, and proofs
+that both compute the same.
+
+Imports model and objectives.
+"""

@@ -304,15 +304,15 @@ def _dropped(trial: HuggingFaceWorkload) -> None:
     """Dropout is at work, and depends on nothing but the sample."""
     model, samples = filled(trial, 0), trial.objective.collate(Samples(_reader(trial), 3), [0, 1, 2], 0)
     samples[KEYS] = row_keys(0, 0, 3)
-    mend = "set workload.dropout to 0"
+    hint = "set workload.dropout to 0"
     try:
         logits = _steady(model, samples)
         _alone(model, samples, logits)
         _recomputed(trial, model, samples)
     except WorkloadError:
-        raise WorkloadError(f"its dropout depends on more than the sample; {mend}") from None
+        raise WorkloadError(f"its dropout depends on more than the sample; {hint}") from None
     if not _differ(logits, _logits(model.eval(), samples)):
-        raise WorkloadError(f"it has no dropout module that can be replaced; {mend}")
+        raise WorkloadError(f"it has no dropout module that can be replaced; {hint}")
 
 
 def _leaves(trial: HuggingFaceWorkload, model: nn.Module, samples: Batch) -> None:

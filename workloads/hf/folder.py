@@ -69,7 +69,7 @@ class HuggingFaceModel:
         except Exception as error:  # each class fails in its own way on a configuration that it cannot have
             line = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
             raise WorkloadError(
-                f"transformers cannot build the model in {self.folder}: {line}; mend its config.json"
+                f"transformers cannot build the model in {self.folder}: {line}; fix its config.json"
             ) from error
 
     @cached_property
@@ -108,7 +108,7 @@ def theirs_in(folder: str, changes: Mapping[str, Any] | None = None) -> Any:
         )
     except Exception as error:  # each class checks its configuration in its own way
         line = " ".join(str(error).split())[:200]
-        raise WorkloadError(f"transformers cannot read {folder}: {line}; mend its config.json") from error
+        raise WorkloadError(f"transformers cannot read {folder}: {line}; fix its config.json") from error
     if getattr(theirs, "quantization_config", None) is not None:
         raise WorkloadError(f"the weights in {folder} are quantised; give a folder with the whole ones")
     return theirs

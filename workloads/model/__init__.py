@@ -1,1 +1,4 @@
-"""."""
+"""The project's own transformers: configuration, presets, layers, and the losses of every head.
+
+Imports only the contract beside it.
+"""

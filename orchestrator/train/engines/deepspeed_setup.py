@@ -109,7 +109,7 @@ def compile_once(operator: str, load: Callable[[], object]) -> None:
     A compilation that was killed holds nobody up: the kernel lets go of its lock.
     Raises InputError if there is no compiler, or if it fails.
     """
-    where, mend = "parallel.offload", "or set offload to none"
+    where, hint = "parallel.offload", "or set offload to none"
     if shutil.which("ninja") is None:  # it came with DeepSpeed, beside a Python that nobody activated
         os.environ["PATH"] = os.pathsep.join(
             [os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)]
@@ -120,7 +120,7 @@ def compile_once(operator: str, load: Callable[[], object]) -> None:
         raise InputError(
             f"offload compiles DeepSpeed's {operator}, and this machine has no {absent}",
             where,
-            f"install {' and '.join('g++' if tool == 'c++' else tool for tool in missing)}, {mend}",
+            f"install {' and '.join('g++' if tool == 'c++' else tool for tool in missing)}, {hint}",
         )
     folder = Path(_get_build_directory(operator, verbose=False))
     with open(folder / "in-use", "w") as held:
@@ -137,5 +137,5 @@ def compile_once(operator: str, load: Callable[[], object]) -> None:
             raise InputError(
                 f"DeepSpeed's {operator} does not compile in {folder}: {why.strip()}",
                 where,
-                f"mend the compiler, {mend}",
+                f"fix the compiler, {hint}",
             ) from error

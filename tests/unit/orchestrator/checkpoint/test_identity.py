@@ -94,7 +94,7 @@ def test_before_there_is_a_commit_a_damaged_job_is_named(copy: tuple[JobSpec, Ru
     with pytest.raises(InputError) as found:
         drive(spec, run.uri)
     assert str(run.uri) in found.value.where
-    assert found.value.mend
+    assert found.value.hint
     assert {path.name: path.read_bytes() for path in Path(run.path).iterdir() if path.is_file()} == before | {
         "job.yaml": (Path(run.path) / "job.yaml").read_bytes()
     }

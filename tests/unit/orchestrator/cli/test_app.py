@@ -55,9 +55,9 @@ def raises(error: BaseException) -> object:
     ("error", "code", "line"),
     [
         (
-            InputError("is wrong", "job.yaml: a", "mend it"),
+            InputError("is wrong", "job.yaml: a", "fix it"),
             2,
-            "orchestrator: job.yaml: a: is wrong; mend it\n",
+            "orchestrator: job.yaml: a: is wrong; fix it\n",
         ),
         (RuntimeError("two\n  lines"), 1, "orchestrator: RuntimeError: two lines\n"),
         (typer.TyperException("odd words."), 2, "orchestrator: odd words; see `orchestrator --help`\n"),

@@ -1,4 +1,4 @@
-"""Wrong input: exit code 2, one line with the mend, and nothing written."""
+"""Wrong input: exit code 2, one line with the hint, and nothing written."""
 
 from __future__ import annotations
 

@@ -84,5 +84,5 @@ def test_doctor_fails_where_something_is_missing(
         "verdict": verdict,
         "what": "the moon",
         "found": "none",
-        "mend": "look up",
+        "hint": "look up",
     }

@@ -43,5 +43,5 @@ def test_an_exception_is_explained(why: str) -> None:
 
 
 def test_every_explanation_says_what_to_do() -> None:
-    told = [*EXITS.values(), *ENDS.values(), *((cause, mend) for _, cause, mend in RAISED)]
-    assert all(cause and mend for cause, mend in told)
+    told = [*EXITS.values(), *ENDS.values(), *((cause, hint) for _, cause, hint in RAISED)]
+    assert all(cause and hint for cause, hint in told)

@@ -12,9 +12,9 @@ from orchestrator.job.errors import InputError
     [
         (InputError("is wrong"), "is wrong"),
         (InputError("is wrong", "job.yaml: a"), "job.yaml: a: is wrong"),
-        (InputError("is wrong", "job.yaml: a", "mend it"), "job.yaml: a: is wrong; mend it"),
-        (InputError("is wrong", mend="mend it"), "is wrong; mend it"),
-        (InputError("is\n  very\twrong", "a\nb", "mend\nit"), "a b: is very wrong; mend it"),
+        (InputError("is wrong", "job.yaml: a", "fix it"), "job.yaml: a: is wrong; fix it"),
+        (InputError("is wrong", hint="fix it"), "is wrong; fix it"),
+        (InputError("is\n  very\twrong", "a\nb", "fix\nit"), "a b: is very wrong; fix it"),
     ],
 )
 def test_an_input_error_is_one_line(error: InputError, line: str) -> None:
@@ -22,5 +22,5 @@ def test_an_input_error_is_one_line(error: InputError, line: str) -> None:
 
 
 def test_its_parts_can_be_read() -> None:
-    error = InputError("is wrong", "here", "mend it")
-    assert (error.what, error.where, error.mend) == ("is wrong", "here", "mend it")
+    error = InputError("is wrong", "here", "fix it")
+    assert (error.what, error.where, error.hint) == ("is wrong", "here", "fix it")

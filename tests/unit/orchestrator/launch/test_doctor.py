@@ -29,7 +29,7 @@ def test_a_machine_that_runs_these_tests_lacks_nothing() -> None:
     assert len({f.what for f in found}) == len(found)
     json.dumps([f.to_json() for f in found])
     assert all(len(f.row()) == 4 for f in found)
-    assert all(f.mend for f in found if f.verdict != "ok")
+    assert all(f.hint for f in found if f.verdict != "ok")
 
 
 def test_versions_are_told() -> None:
@@ -50,7 +50,7 @@ def test_the_version_of_python(monkeypatch: pytest.MonkeyPatch, version: Any, ve
     monkeypatch.setattr(sys, "version_info", version)
     found = next(doctor._python())
     assert (found.verdict, found.found) == (verdict, ".".join(map(str, version)))
-    assert bool(found.mend) == (verdict != "ok")
+    assert bool(found.hint) == (verdict != "ok")
 
 
 def test_a_small_machine_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,14 +60,14 @@ def test_a_small_machine_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found["memory"].verdict, found["memory"].found) == ("warning", "1.0 GiB")
     assert found["free disk here"].verdict == "warning"
     assert found["shared memory"].verdict == "warning"
-    assert all(found[what].mend for what in ("memory", "free disk here", "shared memory"))
+    assert all(found[what].hint for what in ("memory", "free disk here", "shared memory"))
 
 
 def test_a_machine_without_a_compiler_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     (found,) = doctor._compiler()
     assert (found.verdict, found.found) == ("warning", "none")
-    assert "g++" in found.mend
+    assert "g++" in found.hint
 
 
 def test_a_machine_whose_loopback_is_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,4 +77,4 @@ def test_a_machine_whose_loopback_is_one_address(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(socket, "socket", type("Refusing", (socket.socket,), {"bind": refuse}))
     (found,) = doctor._loopback()
     assert (found.verdict, found.found) == ("missing", "Cannot assign requested address")
-    assert "--address" in found.mend
+    assert "--address" in found.hint

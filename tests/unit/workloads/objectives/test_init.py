@@ -48,7 +48,7 @@ def test_an_unknown_option_lists_the_known_ones(make):
 
 
 @pytest.mark.parametrize(
-    ("name", "option", "mend"),
+    ("name", "option", "hint"),
     [
         ("masked_lm", {"rate": 0.0}, "between 0 and 1"),
         ("masked_lm", {"rate": 1}, "between 0 and 1"),
@@ -66,8 +66,8 @@ def test_an_unknown_option_lists_the_known_ones(make):
         ("entity_masking", {"entities": [[120, 99999]]}, "beyond the vocabulary"),
     ],
 )
-def test_an_option_out_of_range_is_refused_with_the_mend(name, option, mend, make):
-    with pytest.raises(WorkloadError, match=mend):
+def test_an_option_out_of_range_is_refused_with_the_mend(name, option, hint, make):
+    with pytest.raises(WorkloadError, match=hint):
         make(name, **option)
 
 
