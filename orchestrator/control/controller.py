@@ -59,7 +59,8 @@ class Controller:
         self._useful = spec.resources.workers.max
         self._holders = SnapshotServers(spec, cluster)
         self._stragglers = Stragglers()
-        self._notices = cluster.services(NOTICES, source) if (source := spec.resources.notices) else None
+        source = spec.resources.notices
+        self._notices = cluster.services(NOTICES, source) if source else None
         self._record: RunHistory | None = None
         self._state = State()
         self._rules = Policy(spec, lambda workers: None)
