@@ -11,22 +11,22 @@ from typing import Any
 
 from cluster.workers.clock import wall
 from orchestrator.checkpoint.identity import check_same_run, check_shards, other_shards
-from orchestrator.checkpoint.manifest import Manifest
+from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.snapshots import newest, peer_store
 from orchestrator.checkpoint.store import Store
-from orchestrator.control.events import History, Spending
+from orchestrator.control.events import EventHistory, Spending
 from orchestrator.control.row_recovery import find, without
 from orchestrator.job.spec import JobSpec, dump
 from orchestrator.job.stability import Skip, is_before, merged
 from orchestrator.planning import prices
+from orchestrator.storage.background_writer import Writer
 from orchestrator.storage.retry import storage_failed
 from orchestrator.storage.row_line import EVENTS, METRICS
 from orchestrator.storage.row_log import told
 from orchestrator.storage.row_writer import HOLD, Rows
 from orchestrator.storage.run_directory import ORIGIN, Row, RunDir
-from orchestrator.track.totals import Tally, counted, is_number
+from orchestrator.track.totals import RunTotals, counted, is_number
 from orchestrator.track.tracker import Tracker
-from orchestrator.writer import Writer
 
 RECENT = 200
 """Rows kept in memory, for a run may have millions."""
@@ -40,7 +40,7 @@ LATEST = 20
 """Rows that the longest step of late is taken from."""
 
 
-class Record:
+class RunHistory:
     """The history of one run in its directory, from all its controllers. Opening it adds an event.
 
     Rows, events and documents are written beside: who tells of them goes on while storage is silent. Whatever goes
@@ -60,7 +60,7 @@ class Record:
         self._refused = -PAUSE  # when a document was not taken, monotonic seconds
         # Since when saves fail, and why the last one did.
         self._failing: tuple[float, str] | None = None
-        self.history = History(run.rows(EVENTS))
+        self.history = EventHistory(run.rows(EVENTS))
         # Never changed in place: what asks for the status reads it from another thread.
         self.recent: tuple[Row, ...] = tuple(self._metrics.latest(RECENT))
         self.saved = 0
@@ -240,7 +240,7 @@ class Record:
         held = [holder["address"] for holder in holders if holder["node"] not in lost]
         self._peers = peer_store(token, held, held[:1]) if held else None
 
-    def last_commit(self, bad: frozenset[int] = frozenset()) -> tuple[Manifest | None, list[str]]:
+    def last_commit(self, bad: frozenset[int] = frozenset()) -> tuple[CommitManifest | None, list[str]]:
         """The newest commit but those in `bad` and those that have used samples which are to be left out, and a line
         for each bad one."""
         notes = [f"step {step}: a rank found its bytes damaged" for step in sorted(bad)]
@@ -254,7 +254,7 @@ class Record:
                 return (found[1] if found else None), notes
             at_most = found[1].step - 1
 
-    def roll_back(self, bad: frozenset[int], attempt: int) -> tuple[Manifest | None, list[str]]:
+    def roll_back(self, bad: frozenset[int], attempt: int) -> tuple[CommitManifest | None, list[str]]:
         """Return to the last sound commit: what is beyond it never was. As `last_commit`.
 
         From now on only that attempt may commit; what is left of earlier ones has lost its place.
@@ -292,7 +292,7 @@ class Record:
         self.event(attempt, step, "wait", reason, missing_rows=left)
         return bool(found)
 
-    def counted(self, attempt: int, step: int) -> Tally:
+    def counted(self, attempt: int, step: int) -> RunTotals:
         """The rows of the whole run; what was lost of them and can be found again is put back first. Raises OSError if
         storage does not take what waits."""
         self.settle()
@@ -322,5 +322,5 @@ class Record:
         return [self._peers, self.store] if self._peers else [self.store]
 
 
-def _is_before(commit: Manifest, skips: Sequence[Skip]) -> bool:
+def _is_before(commit: CommitManifest, skips: Sequence[Skip]) -> bool:
     return is_before(commit.position, merged(commit.meta.get("skips", ())), skips)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from orchestrator.writer import Writer
+from orchestrator.storage.background_writer import Writer
 
 
 class Slow:
