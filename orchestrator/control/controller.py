@@ -59,8 +59,7 @@ class Controller:
         self._useful = spec.resources.workers.max
         self._holders = SnapshotServers(spec, cluster)
         self._stragglers = Stragglers()
-        source = spec.resources.notices
-        self._notices = cluster.services(NOTICES, source) if source else None
+        self._notices = cluster.services(NOTICES, s) if (s := spec.resources.notices) else None
         self._record: RunHistory | None = None
         self._state = State()
         self._rules = Policy(spec, lambda workers: None)
@@ -236,9 +235,9 @@ class Controller:
         record.document("plan.json", {"attempt": self._state.attempt, **plan.to_json()})
         record.tracker.document("plan.json")
         source = f"from the commit at step {restored.step}" if restored else "from the beginning"
-        told = {"layout_before": str(before.layout) if before.layout else None, "layout_after": str(layout)}
+        change = {"layout_before": str(before.layout) if before.layout else None, "layout_after": str(layout)}
         self._note = f"starting {layout.world} workers {source}"
-        self._event("start", f"{layout.world} workers {source}", layout=layout.to_json(), **told)
+        self._event("start", self._note.removeprefix("starting "), layout=layout.to_json(), **change)
         self._write_status(force=True)
         self._beat = GangStatus()
         if self._notices is not None:
@@ -304,7 +303,6 @@ class Controller:
             return
         fault = self._state.failures[-1]
         self._note = f"recovering: {action.first_fault}"
-        # A rank may be a step further than the last row that was seen.
         self._faults = still_to_come(self._faults, self._state.step + 2)
         record.leave_out(self._gang.lost())
         bad = self._state.bad_commits
