@@ -213,10 +213,9 @@ class Controller:
 
     def _wait(self, record: RunHistory, action: Action, before: State) -> None:
         self._note = action.reason
-        if before.phase == "wait":
-            time.sleep(POLL)
-        else:
-            self._event("wait", action.reason, data=self._data)
+        if before.phase != "wait":
+            return self._event("wait", action.reason, data=self._data)
+        time.sleep(POLL)
 
     def _start(self, record: RunHistory, action: Action, before: State) -> None:
         """Roll back to the last sound commit, write the plan, start a gang from there."""
