@@ -213,9 +213,9 @@ class Controller:
 
     def _wait(self, record: RunHistory, action: Action, before: State) -> None:
         self._note = action.reason
-        if before.phase != "wait":
-            return self._event("wait", action.reason, data=self._data)
-        time.sleep(POLL)
+        if before.phase == "wait":
+            return time.sleep(POLL)
+        return self._event("wait", action.reason, data=self._data)
 
     def _start(self, record: RunHistory, action: Action, before: State) -> None:
         """Roll back to the last sound commit, write the plan, start a gang from there."""
