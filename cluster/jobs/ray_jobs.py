@@ -11,7 +11,7 @@ import os
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,6 @@ STOP_WAIT = 600
 """Seconds that Ray lets a job commit after SIGTERM before it is killed."""
 NAME, RUN_DIR, PRIORITY = "orchestrator.name", "orchestrator.run_dir", "orchestrator.priority"
 """Keys of what is stored with a job."""
-ENDED = frozenset({"done", "failed", "stopped", "wrong input"})
-OF_EXIT = {0: "done", 2: "wrong input", 3: "stopped"}
 IGNORED = (
     ".git", ".venv", "venv", "__pycache__", "*.pyc", "*.egg-info", ".pytest_cache", ".mypy_cache", ".ruff_cache",
     "runs", "mlruns", "mlflow.db", "*.safetensors",
@@ -44,8 +42,8 @@ PACKAGES = ("orchestrator", "workloads", "cluster")
 
 @dataclass(frozen=True)
 class Submission:
-    """One submission of a job. `state` is pending, running, done, failed, stopped or wrong input; times are unix
-    seconds; `exit_code` is that of its command, once it has one."""
+    """One submission of a job. `state` is pending, running or how it ended: done, failed, stopped, or what the exit
+    code of its command means; times are unix seconds; `exit_code` is that of its command, once it has one."""
 
     id: str
     name: str
@@ -58,6 +56,11 @@ class Submission:
     exit_code: int | None
     message: str
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether its command is over."""
+        return self.state not in ("pending", "running")
+
     def to_json(self) -> dict[str, Any]:
         """What `list --json` prints."""
         return {key: value for key, value in vars(self).items() if key != "entrypoint"}
@@ -66,10 +69,13 @@ class Submission:
 class Jobs:
     """The Jobs API of a cluster. Raises NoCluster if it does not answer, or refuses this token.
 
+    `exit_states` says what the exit codes of a job's command mean; any other code is "failed".
+
     A cluster that asks nobody for a token would run anyone's code: it is refused, unless RAY_AUTH_MODE is disabled.
     """
 
-    def __init__(self, place: ClusterAddress) -> None:
+    def __init__(self, place: ClusterAddress, exit_states: Mapping[int, str]) -> None:
+        self._exit_states = exit_states
         try:
             import ray.dashboard.utils
             from ray.job_submission import JobSubmissionClient
@@ -92,7 +98,7 @@ class Jobs:
 
     def all(self) -> list[Submission]:
         """All submissions of this program's jobs, the oldest first."""
-        found = [_submission(job) for job in self._client.list_jobs() if NAME in (job.metadata or {})]
+        found = [self._submission(job) for job in self._client.list_jobs() if NAME in (job.metadata or {})]
         return sorted(found, key=lambda job: (job.started or float("inf"), job.id))
 
     def find(self, name: str) -> Submission | None:
@@ -102,7 +108,7 @@ class Jobs:
 
     def get(self, submission: str) -> Submission:
         """One submission as it is now."""
-        return _submission(self._client.get_job_info(submission))
+        return self._submission(self._client.get_job_info(submission))
 
     def submit(
         self, name: str, run_dir: str, entrypoint: str, runtime_env: dict[str, Any], priority: int = 0
@@ -139,7 +145,7 @@ class Jobs:
         """What the job prints, from the beginning, until it ends."""
         told = 0
         while True:
-            ended = self.get(submission).state in ENDED
+            ended = self.get(submission).has_ended
             text = self.logs(submission) if told == 0 or ended else ""
             yield text[told:]
             told += len(text[told:])
@@ -153,9 +159,26 @@ class Jobs:
     def wait(self, submission: str, timeout: float) -> Submission:
         """The submission once it has ended, or as it is after `timeout` seconds."""
         deadline = time.monotonic() + timeout
-        while (found := self.get(submission)).state not in ENDED and time.monotonic() < deadline:
+        while not (found := self.get(submission)).has_ended and time.monotonic() < deadline:
             time.sleep(POLL)
         return found
+
+    def _submission(self, job: Any) -> Submission:
+        """What Ray tells of a job."""
+        metadata = job.metadata or {}
+        by_ray = {"PENDING": "pending", "RUNNING": "running", "SUCCEEDED": "done", "STOPPED": "stopped"}
+        return Submission(
+            id=job.submission_id,
+            name=metadata.get(NAME, ""),
+            run_dir=metadata.get(RUN_DIR, ""),
+            priority=int(metadata.get(PRIORITY, "0")),
+            state=by_ray.get(str(job.status)) or self._exit_states.get(job.driver_exit_code, "failed"),
+            entrypoint=job.entrypoint,
+            started=job.start_time / 1000 if job.start_time else None,
+            ended=job.end_time / 1000 if job.end_time else None,
+            exit_code=job.driver_exit_code,
+            message=_line(job.message or ""),
+        )
 
 
 def working_tree(folder: Path, exclude: Sequence[str] = ()) -> dict[str, Any]:
@@ -186,26 +209,6 @@ def _tail(client: Any, submission: str, told: int) -> Iterator[str]:
         return
     finally:
         loop.close()
-
-
-def _submission(job: Any) -> Submission:
-    told = job.metadata or {}
-    status = str(job.status)
-    state = {"PENDING": "pending", "RUNNING": "running", "SUCCEEDED": "done", "STOPPED": "stopped"}.get(
-        status
-    )
-    return Submission(
-        id=job.submission_id,
-        name=told.get(NAME, ""),
-        run_dir=told.get(RUN_DIR, ""),
-        priority=int(told.get(PRIORITY, "0")),
-        state=state or OF_EXIT.get(job.driver_exit_code, "failed"),
-        entrypoint=job.entrypoint,
-        started=job.start_time / 1000 if job.start_time else None,
-        ended=job.end_time / 1000 if job.end_time else None,
-        exit_code=job.driver_exit_code,
-        message=_line(job.message or ""),
-    )
 
 
 def _is_open(url: str) -> bool:

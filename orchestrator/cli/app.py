@@ -11,6 +11,7 @@ from importlib import import_module
 import typer
 
 from orchestrator.job.errors import InputError
+from orchestrator.job.outcome import Outcome
 
 INTERRUPTED = 130
 """What typer makes of a KeyboardInterrupt."""
@@ -50,18 +51,20 @@ def _guarded(command: Callable[[], object], debug: bool, as_json: bool = False) 
         code = command()
         if code != INTERRUPTED:
             return code if isinstance(code, int) else 0
-        code, line = 1, "interrupted; the same command goes on from the last commit, if there is one"
+        code = Outcome.FAILED.exit_code
+        line = "interrupted; the same command goes on from the last commit, if there is one"
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     except typer.TyperException as error:
         if error.format_message().startswith("Usage:"):  # no words at all: typer gives the help for an error
             print(error.format_message(), file=sys.stderr)
-            return 2
-        failure, code, line = error, 2, _usage(error)
+            return Outcome.WRONG_INPUT.exit_code
+        failure, code, line = error, Outcome.WRONG_INPUT.exit_code, _usage(error)
     except InputError as error:
-        failure, code, line = error, 2, str(error)
+        failure, code, line = error, Outcome.WRONG_INPUT.exit_code, str(error)
     except Exception as error:
-        failure, code, line = error, 1, f"{type(error).__name__}: {' '.join(str(error).split())}"
+        failure, code = error, Outcome.FAILED.exit_code
+        line = f"{type(error).__name__}: {' '.join(str(error).split())}"
     if debug and failure:
         traceback.print_exception(failure)
     if as_json:

@@ -22,6 +22,7 @@ from orchestrator.cli.options import (
     table,
 )
 from orchestrator.job.errors import InputError
+from orchestrator.job.outcome import Outcome
 
 if TYPE_CHECKING:
     from cluster.jobs.ray_jobs import Jobs, Submission
@@ -136,8 +137,6 @@ def list_jobs(address: Cluster = None, as_json: Json = False) -> None:
 
 
 def _follow(jobs: Jobs, found: Submission, as_json: bool) -> None:
-    from orchestrator.launch.submission import CODES
-
     try:
         for part in jobs.follow(found.id):
             print(part, end="", flush=True, file=sys.stderr)
@@ -149,4 +148,4 @@ def _follow(jobs: Jobs, found: Submission, as_json: bool) -> None:
         emit(ended.to_json())
     else:
         print(f"{ended.id}: {ended.state}")
-    raise typer.Exit(CODES[ended.state])
+    raise typer.Exit(Outcome(ended.state).exit_code)

@@ -22,6 +22,7 @@ from orchestrator.cli.options import (
     run_of,
 )
 from orchestrator.job.errors import InputError
+from orchestrator.job.outcome import ENDED
 
 if TYPE_CHECKING:
     from cluster.jobs.ray_jobs import Jobs, Submission
@@ -67,7 +68,7 @@ def run(
     if as_json:
         emit(
             {
-                "exit_code": outcome.code,
+                "exit_code": outcome.outcome.exit_code,
                 "run_dir": directory.uri,
                 "line": outcome.line,
                 "summary": outcome.summary,
@@ -78,7 +79,7 @@ def run(
         _where_next(directory.uri, spec.tracking.uri if spec.tracking else None, outcome.summary)
     if outcome.line and not as_json:
         print(f"orchestrator: {outcome.line}", file=sys.stderr)
-    raise typer.Exit(outcome.code)
+    raise typer.Exit(outcome.outcome.exit_code)
 
 
 def status(target: Target, address: Cluster = None, as_json: Json = False) -> None:
@@ -115,7 +116,7 @@ def stop(
     as_json: Json = False,
 ) -> None:
     """Ask a run on a cluster to commit and end. (A run inside `orchestrator run`: Ctrl-C.)"""
-    from cluster.jobs.ray_jobs import ENDED, STOP_WAIT
+    from cluster.jobs.ray_jobs import STOP_WAIT
 
     local = _run_at(target)
     jobs: Jobs | None = None
@@ -125,19 +126,21 @@ def stop(
     except InputError:
         if local is None:  # else it was not submitted; Ray may be there without a Jobs API
             raise
-    if jobs is not None and job is not None and job.state not in ENDED:
+    if jobs is not None and job is not None and not job.has_ended:
         jobs.stop(job.id)
-        found = (jobs.wait(job.id, STOP_WAIT) if wait else job).to_json()
+        job = jobs.wait(job.id, STOP_WAIT) if wait else job
+        found, ended = job.to_json(), job.has_ended
     elif (directory := local or _run_at(job.run_dir if job else "")) is not None:
         if _status_of(directory)["controller"] == "ended":
             raise InputError("this run has ended already", target, "see `orchestrator status`")
         _stop_controller(directory, address)
         found = {"name": directory.name, "run_dir": directory.uri, "state": "stopping"}
+        ended = False
     else:
         raise InputError("this job has ended already", target, "see `orchestrator list`")
     if as_json:
         emit(found)
-    elif found["state"] in ENDED:
+    elif ended:
         print(f"{found['id']}: {found['state']}; the same job goes on from its last commit")
     else:
         print(f"{found['run_dir']} will commit and end")
@@ -172,7 +175,7 @@ def _status_of(directory: RunDir) -> dict[str, Any]:
     found = {**unknown, "layout": None, "ranks": [], "time": 0.0, **directory.told("status.json")}
     summary = directory.told("summary.json")
     silent = time.time() - found["time"]
-    ended = found["phase"] in ("done", "failed", "stopped")
+    ended = found["phase"] in ENDED
     found["controller"] = (
         "ended" if ended else "alive" if silent < LOST_AFTER else f"silent for {silent:.0f} s"
     )

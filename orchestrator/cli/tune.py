@@ -42,7 +42,7 @@ def tune(
     if as_json:
         emit(
             {
-                "exit_code": outcome.code,
+                "exit_code": outcome.outcome.exit_code,
                 "run_dir": sweep.uri,
                 "line": outcome.line,
                 "sweep": outcome.summary,
@@ -55,7 +55,7 @@ def tune(
         print(f"report.html, sweep.json and best.yaml are in {sweep.uri}", file=sys.stderr)
     if outcome.line and not as_json:
         print(f"orchestrator: {outcome.line}", file=sys.stderr)
-    raise typer.Exit(outcome.code)
+    raise typer.Exit(outcome.outcome.exit_code)
 
 
 def show(found: dict[str, Any]) -> None:

@@ -21,13 +21,14 @@ from orchestrator.control import finish
 from orchestrator.control.background_export import BackgroundExport
 from orchestrator.control.capacity import Capacity
 from orchestrator.control.data_preparation import DataPreparation, StorageWait
-from orchestrator.control.decide import ENDED, Action, Observation, Policy, State, decide
+from orchestrator.control.decide import Action, Observation, Policy, State, decide
 from orchestrator.control.hints import explain
 from orchestrator.control.run_history import RunHistory
 from orchestrator.control.snapshot_servers import SnapshotServers
 from orchestrator.control.status import status_of
 from orchestrator.control.stragglers import Stragglers
 from orchestrator.job.errors import InputError
+from orchestrator.job.outcome import ENDED
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
 from orchestrator.planning.machines import machine_for
@@ -43,8 +44,7 @@ FIRST_RESTART = 10.0
 """Seconds that a change of the gang is taken to cost before one has been measured."""
 STATUS_EVERY = 1.0
 """Seconds between writings of status.json."""
-NO_WORKERS = ENDED | {"export"}
-"""Phases in which a run has no use for workers."""
+NO_WORKERS = ENDED | {"export"}  # phases in which a run has no use for workers
 
 
 class Controller:

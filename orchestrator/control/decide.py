@@ -20,8 +20,6 @@ from orchestrator.planning.layout import Layout
 
 Phase = Literal["prepare", "wait", "start", "train", "stop", "export", "done", "failed", "stopped"]
 
-ENDED: frozenset[str] = frozenset({"done", "failed", "stopped"})
-
 SETTLE = 3.0
 """Seconds to wait for more workers once the smallest gang fits: nodes and freed resources arrive one by one."""
 ROOMY = 10.0

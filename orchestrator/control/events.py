@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.control.health import Failure
+from orchestrator.job.outcome import ENDED
 from orchestrator.job.spec import LimitSpec
 from orchestrator.job.stability import Skip, merged, on_record
 from orchestrator.planning import prices
 from orchestrator.storage.row_line import Row
-from orchestrator.track.goodput import ENDS, timeline
+from orchestrator.track.goodput import timeline
 from orchestrator.track.summary import cost
 from orchestrator.track.totals import micros, tally
 
@@ -63,7 +64,7 @@ class EventHistory:
         earlier command ended with does not count against the next one."""
         found = []
         for event in reversed(self.events):
-            if event["phase"] in ENDS:
+            if event["phase"] in ENDED:
                 break
             if event.get("first_fault") and date - event["time"] <= window:
                 found.append(Failure.on_record(event, date - event["time"], now))

@@ -11,7 +11,7 @@ from orchestrator.storage.row_line import EVENTS
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.track.summary import summary
 from orchestrator.track.totals import RunTotals
-from orchestrator.track.tracker import STATUS, Tracker
+from orchestrator.track.tracker import MLFLOW_STATUS, Tracker
 
 DELIVERY_TIMEOUT = 20.0
 """Seconds that the end of a run waits for a tracking server; what it missed can be sent by `orchestrator report`."""
@@ -32,7 +32,7 @@ def finish(
     found["problem"] = draw(run, lambda run: _report(run, rows))
     tracker.document("summary.json")
     tracker.document("report.html")
-    tracker.status(STATUS[found["state"]])
+    tracker.status(MLFLOW_STATUS[found["state"]])
     delivery = tracker.close(DELIVERY_TIMEOUT)
     found["tracking"] = {"missing_rows": delivery.missing, "problem": delivery.problem}
     run.write_json("summary.json", found)

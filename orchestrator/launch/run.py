@@ -11,6 +11,7 @@ from typing import Any
 from orchestrator.checkpoint.identity import check_same_run
 from orchestrator.export.target import check_target
 from orchestrator.job.errors import InputError
+from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec
 from orchestrator.launch.submission import no_cluster
 from orchestrator.planning import prices
@@ -20,9 +21,6 @@ from orchestrator.resolve import parts as assemble
 from orchestrator.storage.row_line import TRIALS
 from orchestrator.storage.run_directory import RunDir, remove_empty
 
-DONE, FAILED, WRONG_INPUT, STOPPED = 0, 1, 2, 3
-"""Exit codes."""
-EXIT_OF = {"done": DONE, "failed": FAILED, "stopped": STOPPED}
 REFRESH = 0.25
 """Seconds between looks at the controller."""
 LOOK = 5.0
@@ -33,10 +31,10 @@ SILENCE = 120.0
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a command ended: its exit code, the run's summary if there is one, and a line for the user; which process
-    of the Ray that it had started is gone, if that is why."""
+    """How a command ended, the run's summary if there is one, and a line for the user; which process of the Ray that
+    it had started is gone, if that is why."""
 
-    code: int
+    outcome: Outcome
     summary: dict[str, Any] | None
     line: str = ""
     fallen: str = ""
@@ -56,7 +54,7 @@ def run(
     Raises InputError before anything is written if the job is wrong or belongs to another run.
     """
     if found := done_already(spec, run_dir):
-        return RunOutcome(DONE, found, f"{run_dir.uri} is finished: nothing to do")
+        return RunOutcome(Outcome.DONE, found, f"{run_dir.uri} is finished: nothing to do")
     check_places(spec, run_dir)
     check(spec)
     check_labels(spec, address)
@@ -175,7 +173,7 @@ def _watch(controller: Any, run_dir: RunDir, show: Callable[[dict[str, Any]], No
         if gone := fallen():
             show({**status, "phase": "wait", "note": f"Ray's {gone} has died; Ray is started again"})
             line = f"Ray's {gone} on this machine has died; the same command goes on from the last commit"
-            return RunOutcome(FAILED, None, line, fallen=gone)
+            return RunOutcome(Outcome.FAILED, None, line, fallen=gone)
         try:
             status = ray.get(controller.status.remote(), timeout=LOOK)
             heard = time.monotonic()
@@ -190,15 +188,17 @@ def _watch(controller: Any, run_dir: RunDir, show: Callable[[dict[str, Any]], No
             controller.request_stop.remote("stopped by the user")
         except (RayActorError, GetTimeoutError) as error:
             if (summary := finished_summary(run_dir)) and (summary["ended"] or 0.0) > began:
-                return RunOutcome(EXIT_OF[summary["state"]], summary, summary["reason"] or "")
+                return RunOutcome(Outcome(summary["state"]), summary, summary["reason"] or "")
             if time.monotonic() - heard > SILENCE:
                 return RunOutcome(
-                    FAILED, None, f"the controller is gone: {' '.join(str(error).split())[:200]}"
+                    Outcome.FAILED, None, f"the controller is gone: {' '.join(str(error).split())[:200]}"
                 )
             time.sleep(REFRESH)
         except RayError as error:
             why = " ".join(str(error).strip().splitlines()[-1:])[:300]
-            return RunOutcome(FAILED, None, f"the controller does not answer: {type(error).__name__}: {why}")
+            return RunOutcome(
+                Outcome.FAILED, None, f"the controller does not answer: {type(error).__name__}: {why}"
+            )
 
 
 def _attach(
@@ -229,6 +229,6 @@ def _attach(
 
 def _outcome(status: dict[str, Any]) -> RunOutcome:
     if error := status["error"]:
-        return RunOutcome(WRONG_INPUT if error["input"] else FAILED, None, error["line"])
+        return RunOutcome(Outcome.WRONG_INPUT if error["input"] else Outcome.FAILED, None, error["line"])
     found = status["summary"]
-    return RunOutcome(EXIT_OF[found["state"]], found, found["reason"] or "")
+    return RunOutcome(Outcome(found["state"]), found, found["reason"] or "")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.job.errors import InputError
+from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.track.redact import redact
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from cluster.jobs.ray_jobs import Jobs, Submission
 
 END_OF_JOB = "END-OF-JOB"
-CODES = {"done": 0, "failed": 1, "wrong input": 2, "stopped": 3}
-"""Exit codes by the state of a submission that has ended."""
 
 
 def jobs_at(address: str | None) -> Jobs:
@@ -26,7 +25,7 @@ def jobs_at(address: str | None) -> Jobs:
     from cluster.local.address import NoCluster, place_of
 
     try:
-        return Jobs(place_of(address))
+        return Jobs(place_of(address), {outcome.exit_code: outcome.value for outcome in Outcome})
     except NoCluster as error:
         raise no_cluster(error, address) from None
 
@@ -65,12 +64,11 @@ def submit(
 
     Raises InputError if it is at work with another job file.
     """
-    from cluster.jobs.ray_jobs import ENDED
     from cluster.local.address import NoCluster
 
     command = entrypoint(spec, run, until, priority)
     before = jobs.find(spec.name)
-    if before is not None and before.state not in ENDED:
+    if before is not None and not before.has_ended:
         if before.entrypoint != command:
             hint = "stop it first, or submit under another name"
             raise InputError("this job is at work with another job file or run directory", before.id, hint)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.job.outcome import ENDED
 from orchestrator.track.totals import Row, RunTotals, Spent, forward, micros
 
 BUCKETS = (
@@ -28,7 +29,6 @@ BUCKETS = (
     "idle",  # waiting for workers, and the time in training that no step accounts for
     "down",  # nobody ran
 )
-ENDS = frozenset({"done", "failed", "stopped"})
 _PLAIN = {"prepare": "prepare", "wait": "idle", "stop": "re_plan", "export": "export", "down": "down"}
 
 
@@ -106,7 +106,7 @@ def timeline(events: Sequence[Row], rows: RunTotals, now: float | None = None, s
         name = str(event.get("phase"))
         if following:
             end = starts[index + 1]
-        elif name in ENDS:
+        elif name in ENDED:
             end = start
         else:
             end = max(start, micros(now) if now is not None else rows.latest)
@@ -127,7 +127,7 @@ def timeline(events: Sequence[Row], rows: RunTotals, now: float | None = None, s
 
 def _until_death(phase: Phase, following: Row | None, rows: RunTotals) -> list[Phase]:
     """The phase, cut at the last sign of life if nobody ran until `following`."""
-    if phase.name in ENDS:
+    if phase.name in ENDED:
         return [dataclasses.replace(phase, name="down")] if following else []
     if not following or following.get("phase") != "prepare" or not _resumed(following):
         return [phase]

@@ -13,12 +13,13 @@ from orchestrator.checkpoint.identity import job_in
 from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
+from orchestrator.job.outcome import ENDED
 from orchestrator.storage.row_line import EVENTS
 from orchestrator.storage.row_log import told
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.track import svg as charts
 from orchestrator.track.console import count, duration
-from orchestrator.track.goodput import BUCKETS, ENDS, Phase, timeline
+from orchestrator.track.goodput import BUCKETS, Phase, timeline
 from orchestrator.track.redact import redact
 from orchestrator.track.summary import summary
 from orchestrator.track.totals import DRAWN, Row, RunTotals, counted
@@ -248,7 +249,7 @@ def _events(events: Sequence[Row]) -> list[dict[str, Any]]:
 
 def _bucket(phase: str) -> str:
     """The bucket whose colour a phase has. An end has one of its own."""
-    return BUCKET_OF.get(phase, phase if phase in BUCKETS or phase in ENDS else "idle")
+    return BUCKET_OF.get(phase, phase if phase in BUCKETS or phase in ENDED else "idle")
 
 
 def _layout(layout: Any) -> str:

@@ -7,8 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from orchestrator.job.outcome import ENDED
 from orchestrator.job.spec import JobSpec
-from orchestrator.track.goodput import ENDS, Phase, ledger, timeline
+from orchestrator.track.goodput import Phase, ledger, timeline
 from orchestrator.track.totals import MEASURED, Row, RunTotals
 
 # Defaults of Green Algorithms (Lannelongue et al., 2021) for an unknown CPU, data centre and country, and the
@@ -40,8 +41,8 @@ def summary(
     last = rows.last
     phases = timeline(events, rows, now)
     used = worker_seconds(phases, rows) / 3600
-    ends = [event for event in events if event.get("phase") in ENDS]
-    running = not events or events[-1].get("phase") not in ENDS
+    ends = [event for event in events if event.get("phase") in ENDED]
+    running = not events or events[-1].get("phase") not in ENDED
     loss = last.get("loss")
     return {
         "name": spec.name,

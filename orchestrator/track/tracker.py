@@ -11,10 +11,11 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from queue import Empty, Queue
 
+from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.row_line import EVENTS, METRICS, Row
 from orchestrator.storage.run_directory import RunDir
@@ -22,7 +23,11 @@ from orchestrator.track.mlflow_run import MlflowRun
 from orchestrator.track.redact import redact
 
 DOCUMENTS = ("job.yaml", "plan.json", "summary.json", "report.html")
-STATUS = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+MLFLOW_STATUS: Mapping[str, str] = {
+    Outcome.DONE: "FINISHED",
+    Outcome.FAILED: "FAILED",
+    Outcome.STOPPED: "KILLED",
+}
 PENDING_ROWS = 5000  # more than this and the run directory is read instead
 FLUSH_SECONDS = 1.0
 BACKOFF_SECONDS = (1.0, 30.0)  # first and longest wait for a server that does not answer
@@ -165,7 +170,7 @@ def deliver(spec: JobSpec, run_dir: RunDir, timeout: float = 60.0) -> Delivery:
     For a run whose server was down until its end, or for a run of another machine.
     """
     phase = (run_dir.log(EVENTS).last() or {}).get("phase")
-    return Tracker(spec, run_dir, STATUS.get(str(phase), "RUNNING")).close(timeout)
+    return Tracker(spec, run_dir, MLFLOW_STATUS.get(str(phase), "RUNNING")).close(timeout)
 
 
 def copied(spec: JobSpec, run_dir: RunDir, missing: Sequence[tuple[int, int]], timeout: float) -> list[Row]:

@@ -12,9 +12,10 @@ from typing import Any
 from orchestrator.checkpoint.identity import job_in
 from orchestrator.data.quiet_logging import hushed
 from orchestrator.job.errors import InputError
+from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec, dump
 from orchestrator.job.tune import POPULATION, TuneSpec
-from orchestrator.launch.run import DONE, FAILED, STOPPED, check, check_labels
+from orchestrator.launch.run import check, check_labels
 from orchestrator.launch.submission import no_cluster
 from orchestrator.resolve import parts as assemble
 from orchestrator.storage.run_directory import RunDir, remove_empty
@@ -35,9 +36,9 @@ HEAD, HEAD_SHARE = "node:__internal_head__", 0.99
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """How a search ended: its exit code, what stands in sweep.json, and a line for the user."""
+    """How a search ended, what stands in sweep.json, and a line for the user."""
 
-    code: int
+    outcome: Outcome
     summary: dict[str, Any]
     line: str = ""
 
@@ -105,11 +106,11 @@ def _search(
     found = finish(spec, sweep, ledger, standing)
     if len(ledger.ended) < wanted:
         line = standing.limit() or "interrupted"
-        return SearchOutcome(STOPPED, found, f"{line}; the same command goes on")
+        return SearchOutcome(Outcome.STOPPED, found, f"{line}; the same command goes on")
     if found["best"] is None:
         reason = next(iter(ledger.ended.values())).reason
-        return SearchOutcome(FAILED, found, f"every trial failed; the first: {reason}")
-    return SearchOutcome(DONE, found)
+        return SearchOutcome(Outcome.FAILED, found, f"every trial failed; the first: {reason}")
+    return SearchOutcome(Outcome.DONE, found)
 
 
 def _prepare(spec: JobSpec, sweep: RunDir, show: Callable[[dict[str, Any]], None]) -> None:

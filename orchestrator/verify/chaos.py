@@ -21,6 +21,7 @@ from cluster.local.local_cluster import ClusterError, LocalCluster, NodeSpec, cl
 from cluster.local.ray_session import ray_at
 from orchestrator.control.run_history import EVENTS, METRICS
 from orchestrator.job.errors import InputError
+from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec, dump
 from orchestrator.storage.run_directory import Row, RunDir
 from orchestrator.tune.space import job_of
@@ -170,8 +171,9 @@ class ChaosRun:
                 finally:
                     strikes.kill_tree(process.pid)
                     process.wait()
-                self.ended = {0: "done", 1: "failed", 3: "stopped"}.get(code, f"ended with exit code {code}")
-                if code in (0, 1, 2):
+                outcome = Outcome.of_exit(code)
+                self.ended = outcome or f"ended with exit code {code}"
+                if outcome in (Outcome.DONE, Outcome.FAILED, Outcome.WRONG_INPUT):
                     break
         self.seconds = time.monotonic() - began
         return self.ended

@@ -45,12 +45,12 @@ def test_an_open_cluster_is_refused_unless_told(url: str, monkeypatch: pytest.Mo
     with pytest.raises(
         NoCluster, match="asks for no token, so anyone may run code there; RAY_AUTH_MODE=disabled"
     ):
-        Jobs(ClusterAddress(url, "", url))
+        Jobs(ClusterAddress(url, "", url), {})
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    Jobs(ClusterAddress(url, "", url))
+    Jobs(ClusterAddress(url, "", url), {})
 
 
 def test_what_is_no_cluster_is_told(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Open, "status", 404)
     with pytest.raises(NoCluster, match="answers, but not as a Ray cluster does \\(404\\)"):
-        Jobs(ClusterAddress(url, "", url))
+        Jobs(ClusterAddress(url, "", url), {})

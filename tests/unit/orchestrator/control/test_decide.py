@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.workers.gang import Cause, RankStatus
-from orchestrator.control.decide import ENDED, ROOMY, SETTLE, Observation, Phase, Policy, State, decide
+from orchestrator.control.decide import ROOMY, SETTLE, Observation, Phase, Policy, State, decide
 from orchestrator.control.health import FIRST_STEP, GRACE, SILENCE, STEPS, Failure
+from orchestrator.job.outcome import ENDED
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.job.stability import Skip
 from orchestrator.planning.layout import Layout

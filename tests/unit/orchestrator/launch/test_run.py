@@ -12,6 +12,7 @@ from orchestrator.checkpoint.identity import IDENTITY, check_same_run
 from orchestrator.checkpoint.shard import RawPiece
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
+from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec, dump, parse
 from orchestrator.launch import run as runs
 from orchestrator.launch.run import RunOutcome, _outcome, check, check_labels, done_already, finished_summary
@@ -129,23 +130,23 @@ def test_what_is_trained_may_not(
 # -- the end
 
 
-@pytest.mark.parametrize(("state", "code"), [("done", 0), ("failed", 1), ("stopped", 3)])
-def test_the_end_of_a_run_is_the_end_of_the_command(state: str, code: int) -> None:
+@pytest.mark.parametrize("state", ["done", "failed", "stopped"])
+def test_the_end_of_a_run_is_the_end_of_the_command(state: str) -> None:
     summary = {"state": state, "reason": "why"}
-    assert _outcome({"summary": summary, "error": None}) == RunOutcome(code, summary, "why")
+    assert _outcome({"summary": summary, "error": None}) == RunOutcome(Outcome(state), summary, "why")
 
 
-@pytest.mark.parametrize(("input_", "code"), [(True, 2), (False, 1)])
-def test_a_controller_s_error_is_the_command_s(input_: bool, code: int) -> None:
+@pytest.mark.parametrize(("input_", "outcome"), [(True, Outcome.WRONG_INPUT), (False, Outcome.FAILED)])
+def test_a_controller_s_error_is_the_command_s(input_: bool, outcome: Outcome) -> None:
     status = {"summary": None, "error": {"line": "is wrong", "input": input_}}
-    assert _outcome(status) == RunOutcome(code, None, "is wrong")
+    assert _outcome(status) == RunOutcome(outcome, None, "is wrong")
 
 
 def test_a_finished_run_is_not_run_again(document: dict[str, Any], run_dir: RunDir) -> None:
     run_dir.write_text("job.yaml", dump(parse(document)))
     run_dir.write_json("summary.json", {"state": "done", "reason": "12 steps are done"})
     ended = runs.run(parse(document), run_dir, None, None, lambda status: pytest.fail("something runs"))
-    assert (ended.code, ended.line) == (0, f"{run_dir.uri} is finished: nothing to do")
+    assert (ended.outcome, ended.line) == (Outcome.DONE, f"{run_dir.uri} is finished: nothing to do")
     with pytest.raises(InputError, match="seed is 3"):
         runs.run(changed(document, seed=4), run_dir, None, None, lambda status: None)
 
