@@ -23,6 +23,7 @@ from orchestrator.control.capacity import Capacity
 from orchestrator.control.data_preparation import DataPreparation, StorageWait
 from orchestrator.control.decide import Action, Observation, Policy, State, decide
 from orchestrator.control.hints import explain
+from orchestrator.control.resumption import taken_up
 from orchestrator.control.run_history import RunHistory
 from orchestrator.control.snapshot_servers import SnapshotServers
 from orchestrator.control.status import status_of
@@ -48,17 +49,22 @@ NO_WORKERS = ENDED | {"export"}  # phases in which a run has no use for workers
 
 
 class Controller:
-    """Drives one run in the calling thread; `status` and `request_stop` may be called from others."""
+    """Drives one run in the calling thread; `status` and `request_stop` may be called from others. `died` says that it
+    is in the place of one that has died."""
 
     def __init__(
-        self, spec: JobSpec, run: RunDir, until: int | None, cluster: Cluster, faults: tuple[str, ...] = ()
+        self,
+        spec: JobSpec,
+        run: RunDir,
+        until: int | None,
+        cluster: Cluster,
+        faults: tuple[str, ...] = (),
+        died: bool = False,
     ) -> None:
-        self._spec, self._run, self._cluster, self._faults = spec, run, cluster, faults
+        self._spec, self._run, self._cluster, self._faults, self._died = spec, run, cluster, faults, died
         self._until = min(until or spec.train.steps, spec.train.steps)
-        self._bundle = spec.resources.per_worker.bundle
-        self._useful = spec.resources.workers.max
-        self._holders = SnapshotServers(spec, cluster)
-        self._stragglers = Stragglers()
+        self._bundle, self._useful = spec.resources.per_worker.bundle, spec.resources.workers.max
+        self._holders, self._stragglers = SnapshotServers(spec, cluster), Stragglers()
         self._notices = cluster.services(NOTICES, s) if (s := spec.resources.notices) else None
         self._record: RunHistory | None = None
         self._state = State()
@@ -68,8 +74,7 @@ class Controller:
         self._stored = StorageWait(spec, lambda: bool(self._stop), self._tell)
         self._preparing = DataPreparation(spec, run, self._stored, self._tell)
         self._gang: Gang = cluster.gang()
-        self._running = False
-        self._beat = GangStatus()
+        self._running, self._beat = False, GangStatus()
         self._room = Capacity(self._gang, self._bundle, spec.resources.workers.min)
         self._exports = BackgroundExport(cluster, spec, run, self._tell_export)
         self._placement_failed = self._stop = self._note = ""
@@ -91,14 +96,8 @@ class Controller:
 
         Raises InputError if the job turns out to be wrong once its data is seen.
         """
-        record = self._record = self._stored(lambda: RunHistory(self._spec, self._run))
-        self._state = State(
-            since=time.monotonic(),
-            attempt=record.attempts,
-            failures=record.history.failures(self._spec.limits.restart_window, wall(), time.monotonic()),
-            step=record.step,
-            skips=record.history.skips,
-        )
+        record = self._record = self._stored(lambda: RunHistory(self._spec, self._run, self._died))
+        self._state = taken_up(record, self._spec.limits)
         self._write_status(force=True)
         try:
             while self._state.phase not in ENDED:

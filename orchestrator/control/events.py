@@ -59,16 +59,27 @@ class EventHistory:
         elif event["phase"] == "train" and self._stopped is not None:  # later ones tell of saves
             self.restart_seconds, self._stopped = max(event["time"] - self._stopped, 0.0), None
 
-    def failures(self, window: float, date: float, now: float) -> tuple[Failure, ...]:
+    def failures(self, window: float, date: float, now: float, commit: int = 0) -> tuple[Failure, ...]:
         """The faults of the last `window` seconds, at the unix time `date` and the monotonic time `now`. What an
-        earlier command ended with does not count against the next one."""
+        earlier command ended with does not count against the next one, nor does a death of the controller since which
+        there was a `commit`, the step of the newest one."""
         found = []
         for event in reversed(self.events):
             if event["phase"] in ENDED:
                 break
-            if event.get("first_fault") and date - event["time"] <= window:
+            if date - event["time"] > window:
+                continue
+            if event.get("first_fault"):
                 found.append(Failure.on_record(event, date - event["time"], now))
+            elif event.get("controller_died") == commit:
+                since = now - max(date - event["time"], 0.0)
+                found.append(Failure(since, event["step"], "", event["reason"]))
         return tuple(reversed(found))
+
+    @property
+    def died_last(self) -> bool:
+        """Whether the last that happened is that the controller died."""
+        return bool(self.events) and self.events[-1].get("controller_died") is not None
 
 
 class Spending:

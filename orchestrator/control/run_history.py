@@ -47,8 +47,9 @@ class RunHistory:
     back in the run waits for that.
     """
 
-    def __init__(self, spec: JobSpec, run: RunDir) -> None:
-        """Raises InputError, before anything is written, if the directory is of another run."""
+    def __init__(self, spec: JobSpec, run: RunDir, died: bool = False) -> None:
+        """`died` says that the controller before has, and that nobody has asked for this one. Raises InputError, before
+        anything is written, if the directory is of another run."""
         self._spec, self._run = spec, run
         self.newest = commit = check_same_run(spec, run)  # the commit that there was
         self.store = Store(run.at("checkpoints"))
@@ -77,7 +78,11 @@ class RunHistory:
         begun = "resumed" if self.events or self.recent else "begun"
         run.write_text("job.yaml", dump(spec))
         self.tracker = Tracker(spec.model_copy(update={"tracking": None}), run)
-        self.event(self.attempts, self.step, "prepare", begun, last_seen=last_seen)
+        told: dict[str, Any] = {"last_seen": last_seen}
+        if died:
+            begun = f"resumed: the controller's process has ended, {_memory(status)}"
+            told["controller_died"] = commit.step if commit else 0
+        self.event(self.attempts, self.step, "prepare", begun, **told)
 
     @property
     def events(self) -> list[Row]:
@@ -320,6 +325,12 @@ class RunHistory:
     @property
     def _stores(self) -> list[Store]:
         return [self._peers, self.store] if self._peers else [self.store]
+
+
+def _memory(status: Mapping[str, Any]) -> str:
+    """How full its node was, as the controller said last: Ray's monitor may end it in the place of a rank."""
+    percent = status.get("memory_percent")
+    return f"with {percent:.0f} % of its node's memory in use" if is_number(percent) else "and nobody saw how"
 
 
 def _is_before(commit: CommitManifest, skips: Sequence[Skip]) -> bool:

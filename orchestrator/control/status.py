@@ -6,6 +6,8 @@ import os
 import time
 from typing import Any
 
+import psutil
+
 from cluster.workers.gang import RankStatus
 from orchestrator.control.decide import State
 from orchestrator.control.run_history import RunHistory
@@ -39,6 +41,7 @@ def status_of(
         "rows": record.mark if record else None,
         "time": time.time(),
         "pid": os.getpid(),
+        "memory_percent": psutil.virtual_memory().percent,
         "ranks": [
             {"rank": r.rank, "node": r.node, "pid": r.pid, "state": r.state, "step": r.step} for r in ranks
         ],

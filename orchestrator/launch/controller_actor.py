@@ -49,7 +49,9 @@ class ControllerActor:
         self._spec, self._run = parse(job), RunDir(run_uri)
         self._turn: QueueClient | None = None
         self._stop = self._made_room = ""
-        self._controller = self._fresh()
+        # Ray has started it again: nobody asked for that, and it may go on for ever.
+        died = bool(ray.get_runtime_context().was_current_actor_reconstructed)
+        self._controller = self._fresh(died)
         self._summary: dict[str, Any] | None = None
         self._error: dict[str, Any] | None = None
         threading.Thread(target=self._drive, name="controller", daemon=True).start()
@@ -70,12 +72,12 @@ class ControllerActor:
         self._stop = reason
         self._controller.request_stop(reason)
 
-    def _fresh(self) -> Controller:
+    def _fresh(self, died: bool = False) -> Controller:
         cluster = on_ray()
         if self._priority is not None:
             gang = functools.partial(QueuedGang, self._room)
             cluster = dataclasses.replace(cluster, gang=gang, want=self._want)
-        return Controller(self._spec, self._run, self._until, cluster, self._faults)
+        return Controller(self._spec, self._run, self._until, cluster, self._faults, died)
 
     def _room(self) -> int:
         """How many workers this run may have in its turn."""
