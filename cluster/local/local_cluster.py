@@ -80,8 +80,8 @@ def user_token() -> bool:
 def folder_of(name: str = NAME) -> Path:
     """Where the cluster of that name keeps its things. Raises ClusterError for what is no name: what is there is
     removed with the cluster."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
-        raise ClusterError(f"{name!r} is no name; use letters, digits and dashes")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", name):
+        raise ClusterError(f"{name!r} is no name; use up to 63 letters, digits and dashes")
     return Path(tempfile.gettempdir()) / f"orchestrator-{os.getuid()}" / name
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.options import Job, Json, Set, emit, job_of, table
+from orchestrator.cli.options import Job, Json, Set, emit, job_of, on_this_machine, table
 
 if TYPE_CHECKING:
     from orchestrator.verify.comparison import RunComparison
@@ -34,7 +34,9 @@ def chaos(
     ] = 0,
     seed: Annotated[int, typer.Option(help="of the random places")] = 0,
     overrides: Set = None,
-    runs: Annotated[Path, typer.Option(help="folder of the runs")] = Path("runs/chaos"),
+    runs: Annotated[Path, typer.Option(parser=on_this_machine, help="folder of the runs")] = Path(
+        "runs/chaos"
+    ),
     as_json: Json = False,
 ) -> int:
     """Train undisturbed and disturbed on real local nodes, and compare; exit code 1 if a run is not the same."""

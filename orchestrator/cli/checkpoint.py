@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.options import Json, Run, emit, existing_run, table
+from orchestrator.cli.options import Json, Run, emit, existing_run, on_this_machine, table
 from orchestrator.job.errors import InputError
 
 if TYPE_CHECKING:
@@ -69,10 +69,13 @@ def export(
     """Write a commit as a folder that transformers loads, and check that both agree."""
     from orchestrator.export.hugging_face import export as write
     from orchestrator.job.paths import absolute
+    from orchestrator.storage.places import check_place
 
     run, _ = existing_run(run_dir)
     manifest = _chosen(_store(run_dir), step)
-    target = absolute(to, Path.cwd()) if to else run.at("export")
+    if to is not None:
+        check_place(to, "--to")
+    target = run.at("export") if to is None else absolute(to, Path.cwd())
     found = write(run.uri, manifest.step, target)
     if as_json:
         emit(found)
@@ -94,11 +97,14 @@ def prune(run_dir: Run, keep: Annotated[int, typer.Option(min=1, help="commits t
 
 
 def import_deepspeed(
-    source: Annotated[str, typer.Argument(help="folder that DeepSpeed's save_checkpoint wrote")],
-    target: Annotated[str, typer.Argument(help="new folder for model.safetensors")],
+    source: Annotated[
+        Path, typer.Argument(parser=on_this_machine, help="folder that DeepSpeed's save_checkpoint wrote")
+    ],
+    target: Annotated[Path, typer.Argument(parser=on_this_machine, help="new folder for model.safetensors")],
     tag: Annotated[str | None, typer.Option(help="which checkpoint [default: the one in `latest`]")] = None,
     config: Annotated[
-        str | None, typer.Option(help="config.json of the model, to train it as hf:<target>")
+        Path | None,
+        typer.Option(parser=on_this_machine, help="config.json of the model, to train it as hf:<target>"),
     ] = None,
     trust: Annotated[
         bool, typer.Option("--trust", help="unpickle whole: runs code that the files carry")
@@ -112,7 +118,7 @@ def import_deepspeed(
     """
     from orchestrator.export.deepspeed_import import import_checkpoint
 
-    found = import_checkpoint(source, target, tag, config, trust)
+    found = import_checkpoint(str(source), str(target), tag, str(config) if config else None, trust)
     if as_json:
         emit(found)
         return

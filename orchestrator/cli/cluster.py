@@ -9,30 +9,41 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.cli import nodes
-from orchestrator.cli.options import Job, Set
+from orchestrator.cli.options import Job, Set, finite, on_this_machine, word, words
 from orchestrator.job.errors import InputError
 
 if TYPE_CHECKING:
     from cluster.render.needs import ClusterNeeds
     from orchestrator.job.spec import JobSpec
 
-To = Annotated[Path | None, typer.Option("--to", metavar="DIR", help="write files there [default: print]")]
+To = Annotated[
+    Path | None,
+    typer.Option("--to", metavar="DIR", parser=on_this_machine, help="write files there [default: print]"),
+]
 Image = Annotated[
     str | None,
-    typer.Option(help="the container image; infra/Dockerfile builds training-orchestrator:cpu and :cuda"),
+    typer.Option(
+        callback=word, help="the container image; infra/Dockerfile builds training-orchestrator:cpu and :cuda"
+    ),
 ]
 Spot = Annotated[bool, typer.Option("--spot/--on-demand", help="workers on machines that may be taken away")]
-Memory = Annotated[float, typer.Option("--memory-gib", min=0.5, help="memory of one worker, GiB")]
+Memory = Annotated[
+    float, typer.Option("--memory-gib", min=0.5, max=65536, callback=finite, help="memory of one worker, GiB")
+]
 PerNode = Annotated[
-    int | None, typer.Option(min=1, help="workers on one node [default: parallel.tp, which must share one]")
+    int | None,
+    typer.Option(min=1, max=4096, help="workers on one node [default: parallel.tp, which must share one]"),
 ]
 Accelerator = Annotated[
-    list[str] | None, typer.Option(help="device type, such as H100; repeat for others that will do")
+    list[str] | None,
+    typer.Option(callback=words, help="device type, such as H100; repeat for others that will do"),
 ]
-Region = Annotated[str | None, typer.Option(help="the cloud's region")]
-Zones = Annotated[str | None, typer.Option(help="zones, comma-separated, tried in this order")]
-Machine = Annotated[str | None, typer.Option(help="machine type of the workers; with GPUs if the job has")]
-HeadMachine = Annotated[str | None, typer.Option(help="machine type of the head")]
+Region = Annotated[str | None, typer.Option(callback=word, help="the cloud's region")]
+Zones = Annotated[str | None, typer.Option(callback=word, help="zones, comma-separated, tried in this order")]
+Machine = Annotated[
+    str | None, typer.Option(callback=word, help="machine type of the workers; with GPUs if the job has")
+]
+HeadMachine = Annotated[str | None, typer.Option(callback=word, help="machine type of the head")]
 
 
 def register(app: typer.Typer) -> None:
@@ -51,7 +62,9 @@ def register(app: typer.Typer) -> None:
 
 def kuberay(
     job: Job,
-    runs: Annotated[str, typer.Option(help="where runs are kept: a URI, or pvc:CLAIM (ReadWriteMany)")],
+    runs: Annotated[
+        str, typer.Option(callback=word, help="where runs are kept: a URI, or pvc:CLAIM (ReadWriteMany)")
+    ],
     overrides: Set = None,
     to: To = None,
     image: Image = None,
@@ -59,7 +72,7 @@ def kuberay(
     memory: Memory = 4.0,
     per_node: PerNode = None,
     accelerator: Accelerator = None,
-    namespace: Annotated[str, typer.Option(help="Kubernetes namespace")] = "default",
+    namespace: Annotated[str, typer.Option(callback=word, help="Kubernetes namespace")] = "default",
     secret: Annotated[
         str, typer.Option(help="name of the Secret with auth_token, redis_password, ...")
     ] = "orchestrator-credentials",
@@ -73,7 +86,8 @@ def kuberay(
         str, typer.Option(help="eks, karpenter, gke or aks: how spot nodes are marked")
     ] = "eks",
     crds: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="check against KubeRay's CRD files in DIR")
+        Path | None,
+        typer.Option(metavar="DIR", parser=on_this_machine, help="check against KubeRay's CRD files in DIR"),
     ] = None,
 ) -> None:
     """RayJob, RayCluster, NetworkPolicy and ConfigMap for KubeRay."""
@@ -83,6 +97,7 @@ def kuberay(
     from orchestrator.job.spec import dump
     from orchestrator.launch import rendering as rendered
     from orchestrator.launch.rendering_needs import CLOUDS, of_one_cloud, one_value
+    from orchestrator.storage.places import check_place
 
     spec, needs = _job(job, overrides, image, spot, memory, per_node, accelerator)
     _known(platform, tuple(SPOT), "--platform")
@@ -91,7 +106,9 @@ def kuberay(
     if queue and not re.fullmatch(r"(kueue|volcano):\S+", queue):
         raise InputError(f"{queue!r} is no queue", "--queue", "write kueue:NAME or volcano:NAME")
     claim = runs.removeprefix("pvc:") if runs.startswith("pvc:") else ""
-    if not claim and "://" not in runs:
+    if not claim:
+        check_place(runs, "--runs")
+    if not claim and runs.split("://")[0] in (runs, "file", "local", "memory", "http", "https"):
         raise InputError(
             f"{runs!r} would be lost with the pod",
             "--runs",
@@ -104,6 +121,7 @@ def kuberay(
     base = RUNS_FOLDER if claim else rendered.no_password(runs, "--runs").rstrip("/")
     files = manifests(needs, kubernetes, dump(spec), f"{base}/{spec.name}")
     rendered.check(files, crds)
+    rendered.write({**files, "kustomization.yaml": kustomization(list(files))}, to)
     rendered.warn_of_local_paths(spec, RUNS_FOLDER if claim else "")
     if needs.notices:
         rendered.note(
@@ -114,7 +132,6 @@ def kuberay(
         rendered.note(
             f"the nodes must carry the label {ACCELERATOR}={' or '.join(kinds)}, as the pods select them by it"
         )
-    rendered.write({**files, "kustomization.yaml": kustomization(list(files))}, to)
 
 
 def aws(
@@ -139,7 +156,7 @@ def aws(
 
 def gcp(
     job: Job,
-    project: Annotated[str, typer.Option(help="the project's id")],
+    project: Annotated[str, typer.Option(callback=word, help="the project's id")],
     overrides: Set = None,
     to: To = None,
     image: Image = None,
@@ -170,7 +187,7 @@ def azure(
     zones: Zones = None,
     machine: Machine = None,
     head_machine: HeadMachine = None,
-    resource_group: Annotated[str, typer.Option(help="the resource group")] = "ray-cluster",
+    resource_group: Annotated[str, typer.Option(callback=word, help="the resource group")] = "ray-cluster",
 ) -> None:
     """A cluster on Azure for `ray up`."""
     spec, needs = _job(job, overrides, image, spot, memory, per_node, accelerator)
@@ -179,9 +196,9 @@ def azure(
 
 def local(
     job: Job,
-    head_ip: Annotated[str, typer.Option(help="the head's address")],
-    worker_ip: Annotated[list[str], typer.Option(help="a worker's address; repeat")],
-    ssh_user: Annotated[str, typer.Option(help="who logs in on all of them")] = "ubuntu",
+    head_ip: Annotated[str, typer.Option(callback=word, help="the head's address")],
+    worker_ip: Annotated[list[str], typer.Option(callback=words, help="a worker's address; repeat")],
+    ssh_user: Annotated[str, typer.Option(callback=word, help="who logs in on all of them")] = "ubuntu",
     overrides: Set = None,
     to: To = None,
     image: Image = None,
@@ -201,8 +218,8 @@ def local(
         )
     if len({head_ip, *worker_ip}) <= len(worker_ip):
         raise InputError("an address is given twice", "--head-ip, --worker-ip", "give each machine once")
-    rendered.warn_of_local_paths(spec)
     rendered.write({"cluster.yaml": document(needs, head_ip, tuple(worker_ip), ssh_user)}, to)
+    rendered.warn_of_local_paths(spec)
 
 
 def _job(
@@ -260,8 +277,8 @@ def _cloud(
         "profile": profile,
     }
     place = dataclasses.replace(PLACES[kind], **{k: v for k, v in given.items() if v is not None})
-    rendered.warn_of_local_paths(spec)
     rendered.write({"cluster.yaml": cloud(kind, needs, place)}, to)
+    rendered.warn_of_local_paths(spec)
 
 
 def _known(value: str, choices: tuple[str, ...], option: str) -> None:

@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import Address, Job, Json, RunDirectory, Set, emit, job_of, run_of
+from orchestrator.cli.options import (
+    Address,
+    Job,
+    Json,
+    RunDirectory,
+    Set,
+    emit,
+    job_of,
+    on_this_machine,
+    run_of,
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -20,13 +30,15 @@ def register(app: typer.Typer) -> None:
 
 
 def corpus(
-    folder: Annotated[str, typer.Argument(help="where to write the .txt files")] = "corpus",
+    folder: Annotated[
+        Path, typer.Argument(parser=on_this_machine, help="where to write the .txt files")
+    ] = Path("corpus"),
     as_json: Json = False,
 ) -> None:
     """Collect real text from this machine: the documentation strings of the installed packages."""
     from orchestrator.data.corpus import collect
 
-    found = collect(str(Path(folder).absolute()))
+    found = collect(str(folder.absolute()))
     if as_json:
         emit(found)
     else:
@@ -43,19 +55,25 @@ def prepare(
     as_json: Json = False,
 ) -> None:
     """Make a job's token shards without training."""
-    from cluster.local.ray_session import ray_at
-    from orchestrator.launch.run import check
+    from cluster.local.ray_session import NoCluster, ray_at
+    from orchestrator.launch.run import check, check_places
+    from orchestrator.launch.submission import no_cluster
     from orchestrator.resolve import parts as assemble
     from orchestrator.track.console import ProgressDisplay
 
     spec = job_of(job, overrides)
+    run = run_of(spec, run_dir)
+    check_places(spec, run)
     check(spec)
-    with ProgressDisplay() as progress, ray_at(address):
+    try:
+        with ProgressDisplay() as progress, ray_at(address):
 
-        def tell(what: str, done: int, total: int) -> None:
-            progress.update({"phase": "prepare", "note": f"{what}: {done} of {total} parts"})
+            def tell(what: str, done: int, total: int) -> None:
+                progress.update({"phase": "prepare", "note": f"{what}: {done} of {total} parts"})
 
-        uri = assemble.prepare(spec, run_of(spec, run_dir), tell)
+            uri = assemble.prepare(spec, run, tell)
+    except NoCluster as error:
+        raise no_cluster(error, address) from None
     if as_json:
         emit({"data": uri})
     else:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import Job, Json, Set, emit, job_of, table
+from orchestrator.cli.options import Job, Json, Set, emit, job_of, on_this_machine, table
 from orchestrator.job.errors import InputError
 
 TEMPLATE = """\
@@ -42,7 +42,9 @@ def register(app: typer.Typer) -> None:
 
 
 def init(
-    path: Annotated[Path, typer.Argument(help="where to write it")] = Path("job.yaml"),
+    path: Annotated[Path, typer.Argument(parser=on_this_machine, help="where to write it")] = Path(
+        "job.yaml"
+    ),
     text: Annotated[str, typer.Option(help="the text to train on")] = "corpus/*.txt",
     name: Annotated[str | None, typer.Option(help="the run's name [default: the file's]")] = None,
 ) -> None:
@@ -53,9 +55,9 @@ def init(
 
     if os.path.lexists(path):
         raise InputError("there is a file already", str(path), "give another name")
-    chosen = name or path.stem
+    chosen = path.stem if name is None else name
     document = TEMPLATE.format(name=json.dumps(chosen), text=json.dumps(text))
-    parse(yaml.safe_load(document), "the name" if name else str(path))
+    parse(yaml.safe_load(document), str(path) if name is None else "the name")
     try:
         with path.open("x") as file:
             file.write(document)
@@ -90,7 +92,7 @@ def plan(
     job: Job,
     overrides: Set = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="how many workers [default: resources.workers.max]")
+        int | None, typer.Option(min=1, max=10**6, help="how many workers [default: resources.workers.max]")
     ] = None,
     as_json: Json = False,
 ) -> None:

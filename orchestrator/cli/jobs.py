@@ -18,6 +18,7 @@ from orchestrator.cli.options import (
     Set,
     emit,
     job_of,
+    on_this_machine,
     run_of,
     table,
 )
@@ -49,7 +50,11 @@ def submit(
     priority: Priority = 0,
     working_dir: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="send this folder along; .gitignore and .rayignore hold"),
+        typer.Option(
+            metavar="DIR",
+            parser=on_this_machine,
+            help="send this folder along; .gitignore and .rayignore hold",
+        ),
     ] = None,
     package: Annotated[
         bool, typer.Option("--package", help="send this very program along, for nodes that have another")

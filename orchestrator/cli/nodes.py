@@ -10,16 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.options import Json, emit, table
+from orchestrator.cli.options import Json, emit, finite, table
 from orchestrator.job.errors import InputError
 
 if TYPE_CHECKING:
     from cluster.local.local_cluster import LocalCluster
     from cluster.local.node import NodeSpec
 
+MOST = 200
+"""Nodes on one machine: each is a Ray node of some hundred MB."""
+
 Name = Annotated[str, typer.Option(help="the cluster's name, where there are several")]
-Cpus = Annotated[float, typer.Option(min=0, help="processors that a node says it has")]
-Gpus = Annotated[float, typer.Option(min=0, help="GPUs that a node says it has")]
+Cpus = Annotated[
+    float, typer.Option(min=0, max=10**6, callback=finite, help="processors that a node says it has")
+]
+Gpus = Annotated[float, typer.Option(min=0, max=10**6, callback=finite, help="GPUs that a node says it has")]
 Resources = Annotated[str, typer.Option(metavar="JSON", help='other resources, such as {"TPU": 4}')]
 Labels = Annotated[str, typer.Option(metavar="JSON", help='labels, such as {"ray.io/market-type": "spot"}')]
 Types = Annotated[
@@ -33,16 +38,20 @@ Types = Annotated[
 
 
 def up(
-    local: Annotated[int, typer.Option(min=0, help="nodes beside the head")],
+    local: Annotated[int, typer.Option(min=0, max=MOST, help="nodes beside the head")],
     most: Annotated[
         int | None,
-        typer.Option("--max", min=1, help="let Ray's autoscaler start and end nodes, up to so many"),
+        typer.Option(
+            "--max", min=1, max=MOST, help="let Ray's autoscaler start and end nodes, up to so many"
+        ),
     ] = None,
     cpus: Cpus = 1,
     gpus: Gpus = 0,
     resources: Resources = "{}",
     labels: Types = None,
-    idle: Annotated[float, typer.Option(help="seconds before the autoscaler ends an idle node")] = 30.0,
+    idle: Annotated[
+        float, typer.Option(min=0, callback=finite, help="seconds before the autoscaler ends an idle node")
+    ] = 30.0,
     name: Name = "local",
     as_json: Json = False,
 ) -> None:
@@ -57,6 +66,8 @@ def up(
         from cluster.local.autoscaling_provider import autoscaling
 
         scaling = autoscaling(types, local, most, idle)
+    with _told(name, quiet=True):
+        loopback.folder_of(name)
     with _told(name):
         found = loopback.up(name, [] if scaling else types * local, scaling)
     _show(found, as_json)
@@ -67,7 +78,7 @@ def up(
 
 
 def add(
-    nodes: Annotated[int, typer.Argument(min=1, help="how many")] = 1,
+    nodes: Annotated[int, typer.Argument(min=1, max=MOST, help="how many")] = 1,
     cpus: Cpus = 1,
     gpus: Gpus = 0,
     resources: Resources = "{}",
@@ -78,9 +89,9 @@ def add(
     """Start more nodes in the local cluster."""
     from cluster.local import local_cluster as loopback
 
-    node = _node(cpus, gpus, resources, labels)
+    node, cluster = _node(cpus, gpus, resources, labels), _there(name)
     with _told(name):
-        _show(loopback.add(_there(name), [node] * nodes), as_json)
+        _show(loopback.add(cluster, [node] * nodes), as_json)
 
 
 def remove(
@@ -92,8 +103,8 @@ def remove(
     """End a node of the local cluster."""
     from cluster.local import local_cluster as loopback
 
+    cluster = _there(name)
     with _told(name):
-        cluster = _there(name)
         loopback.remove(cluster, node, abruptly)
         _show(loopback.find(name) or cluster, as_json)
 

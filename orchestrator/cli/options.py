@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -57,8 +58,11 @@ def job_of(path: Path, overrides: list[str] | None) -> JobSpec:
 def run_of(spec: JobSpec, run_dir: str | None) -> RunDir:
     """The run directory that a command names, or the job's own."""
     from orchestrator.job.paths import absolute
+    from orchestrator.storage.places import check_place
     from orchestrator.storage.run_directory import RunDir
 
+    if run_dir is not None:
+        check_place(run_dir, "--run-dir")
     return RunDir(absolute(run_dir or f"{RUNS}/{spec.name}", Path.cwd()))
 
 
@@ -66,13 +70,47 @@ def existing_run(run_dir: str) -> tuple[RunDir, JobSpec]:
     """A run directory that is there, and its job. Raises InputError."""
     from orchestrator.checkpoint.identity import job_in
     from orchestrator.job.paths import absolute
+    from orchestrator.storage.places import check_place
     from orchestrator.storage.run_directory import RunDir
 
+    check_place(run_dir)
     run = RunDir(absolute(run_dir, Path.cwd()))
     spec = job_in(run)
-    if spec is None:
+    if spec is None or not run.holds_a_run():
         raise InputError("there is no run here", run.uri, "give a run directory, such as runs/<name>")
     return run, spec
+
+
+def on_this_machine(given: str | Path) -> Path:
+    """A path, and no URI. Raises InputError."""
+    from orchestrator.storage.places import check_place, is_path
+
+    text = str(given)  # a default is a path already
+    check_place(text)
+    if not is_path(text):
+        raise InputError("is no path of this machine", text, "give a path")
+    return Path(text)
+
+
+def finite(number: float | None) -> float | None:
+    """The number itself. Raises InputError for what is none."""
+    if number is not None and not math.isfinite(number):
+        raise InputError("is no finite number", str(number), "give another")
+    return number
+
+
+def word(text: str | None) -> str | None:
+    """A name that means something elsewhere, without blanks and control characters. Raises InputError."""
+    if text is not None and (not text or not text.isprintable() or " " in text):
+        raise InputError("is no name", repr(text), "write it without blanks")
+    return text
+
+
+def words(texts: list[str] | None) -> list[str] | None:
+    """Several such names."""
+    for text in texts or ():
+        word(text)
+    return texts
 
 
 def emit(value: Any) -> None:

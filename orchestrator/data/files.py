@@ -7,6 +7,7 @@ from typing import Any
 
 from orchestrator.job.errors import InputError
 from orchestrator.storage.backends import open_backend
+from orchestrator.storage.places import check_place
 from orchestrator.storage.posix import PosixBackend
 from orchestrator.storage.retry import Retry
 
@@ -18,12 +19,8 @@ class Folder:
     """A folder on any fsspec file system. Raises InputError for a protocol that cannot be used."""
 
     def __init__(self, uri: str, retry: Retry | None = None) -> None:
-        try:
-            self.backend = open_backend(uri, TIMEOUT)
-        except (ValueError, ImportError) as error:
-            raise InputError(
-                f"cannot be opened ({error})", uri, "use a path or an fsspec URI such as s3://"
-            ) from None
+        check_place(uri)
+        self.backend = open_backend(uri, TIMEOUT)
         self.retry = retry or Retry()
         self.local = isinstance(self.backend, PosixBackend)
         self.uri = self.backend.root if isinstance(self.backend, PosixBackend) else uri.rstrip("/")

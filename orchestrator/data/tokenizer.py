@@ -67,6 +67,7 @@ def load(uri: str, special_tokens: Sequence[str]) -> tuple[str, dict[str, int]]:
     """
     where = f"data.tokenizer {uri}"
     head, _, tail = uri.rpartition("/")
+    head = head or ("/" if uri.startswith("/") else ".")
     folder, name = (Folder(head), tail) if tail.endswith(".json") else (Folder(uri), "tokenizer.json")
     try:
         text = folder.read(name)

@@ -16,6 +16,7 @@ from orchestrator.job.errors import InputError
 from orchestrator.storage.backends import is_local, local_path, open_backend
 from orchestrator.storage.folders import exchange
 from orchestrator.storage.inputs import TIMEOUT
+from orchestrator.storage.places import check_place
 from orchestrator.storage.retry import Retry
 
 MARK = "export.json"
@@ -28,6 +29,7 @@ NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, e
 
 def check_target(target: str) -> None:
     """Refuse to write over what is no export. Raises InputError."""
+    check_place(target)
     path = local_path(target)
     if not is_local(target) or not os.path.lexists(path):
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,8 +19,11 @@ from orchestrator.planning import prices
 from orchestrator.planning.machines import Machine
 from orchestrator.planning.plan import plan
 from orchestrator.resolve import parts as assemble
+from orchestrator.storage.backends import is_local, local_path
+from orchestrator.storage.places import check_place
 from orchestrator.storage.row_line import TRIALS
 from orchestrator.storage.run_directory import RunDir, remove_empty
+from orchestrator.track.target import check_tracking
 
 REFRESH = 0.25
 """Seconds between looks at the controller."""
@@ -138,9 +142,16 @@ def check_places(spec: JobSpec, run_dir: RunDir) -> None:
         "checkpoint.export_to": spec.checkpoint.export_to,
     }
     for where, uri in places.items():
+        if uri is not None and not where.startswith("data.sources"):  # those are patterns, and must be there
+            check_place(uri, where)
         if (uri or "").startswith("memory://"):
             what = f"{uri} is the memory of one process, and a run has several"
             raise InputError(what, where, "give a folder that all nodes see, or a store such as s3://")
+    cache = local_path(spec.data.cache) if spec.data.cache and is_local(spec.data.cache) else ""
+    if os.path.lexists(cache) and not os.path.isdir(cache):
+        raise InputError("is no folder", f"data.cache {cache}", "give another")
+    if spec.tracking:
+        check_tracking(spec.tracking.uri)
 
 
 def finished_summary(run_dir: RunDir) -> dict[str, Any] | None:

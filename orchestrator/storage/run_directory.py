@@ -23,10 +23,11 @@ from orchestrator.checkpoint.manifest import FENCE, MANIFEST
 from orchestrator.job.errors import InputError, Unreachable
 from orchestrator.storage.backends import is_local, local_path
 from orchestrator.storage.lease import LOCK, Lease, lock_file
+from orchestrator.storage.places import check_place
 from orchestrator.storage.remote import RemoteFileSystem
 from orchestrator.storage.retry import Retry, transient
 from orchestrator.storage.row_files import NumberedRowFiles, SingleRowFile
-from orchestrator.storage.row_line import Row
+from orchestrator.storage.row_line import TRIALS, Row
 from orchestrator.storage.row_log import RowLog
 
 P = ParamSpec("P")
@@ -50,7 +51,7 @@ FILES = (
     "summary.json",
     "report.html",
 )
-OURS = frozenset({LOCK, COMMITS, "events.jsonl", "trials.jsonl", "origin.json", "failed.json"})
+OURS = frozenset({LOCK, COMMITS, "events.jsonl", TRIALS, "origin.json", "failed.json"})
 """What shows that a directory is of a run or of a search. A job.yaml alone may be a user's own."""
 PROBE = ".probe-"
 
@@ -59,13 +60,9 @@ class RunDir:
     """Reads and writes the documents and rows of one run. Raises InputError if the place cannot be used."""
 
     def __init__(self, uri: str) -> None:
+        check_place(uri)
         self.local = is_local(uri)
-        self.fs: Any
-        try:
-            self.fs = LocalFileSystem() if self.local else RemoteFileSystem(uri, REMOTE_TIMEOUT)
-        except (ValueError, ImportError) as error:
-            hint = "use a path or an fsspec URI such as s3://"
-            raise InputError(f"the run directory cannot be opened ({error})", uri, hint) from None
+        self.fs: Any = LocalFileSystem() if self.local else RemoteFileSystem(uri, REMOTE_TIMEOUT)
         self.path: str = local_path(uri) if self.local else self.fs.root
         self.uri = self.path if self.local else uri.rstrip("/")
         self._logs: dict[str, RowLog] = {}
@@ -114,6 +111,14 @@ class RunDir:
             raise InputError(
                 "is a file and should be the folder of commits", self.at(COMMITS), "move it away"
             )
+
+    def holds_a_run(self) -> bool:
+        """Whether a run has been here. Raises InputError if a search has, or the place cannot be read."""
+        names = self._names()
+        if TRIALS in names:
+            hint = "name one of its trials, such as its folder 0000; `orchestrator tune --report` is for the whole"
+            raise InputError("is the folder of a search", self.uri, hint)
+        return bool(names & OURS)
 
     def _names(self) -> set[str]:
         """What is in the directory, empty if it is not there."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -22,19 +24,28 @@ SHARD_BYTES = 5_000_000_000
 class Weights:
     """Names, shapes and tensors of the checkpoint in `folder`. Nothing is unpickled.
 
-    Raises WorkloadError if the folder has no safetensors.
+    Raises WorkloadError if the folder has no safetensors, or they are damaged.
     """
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
         if (self.folder / INDEX).exists():
-            self._files = json.loads((self.folder / INDEX).read_text())["weight_map"]
+            self._files = _files_of(self.folder / INDEX)
         elif (self.folder / SINGLE).exists():
-            with safe_open(self.folder / SINGLE, "pt") as file:
+            with self._open(SINGLE) as file:
                 self._files = dict.fromkeys(file.keys(), SINGLE)
         else:
             raise WorkloadError(f"{folder} has no {SINGLE}; convert the checkpoint to safetensors")
         self._stored = {_modern(name): name for name in self._files}
+
+    @contextlib.contextmanager
+    def _open(self, name: str) -> Iterator[Any]:
+        """A file of tensors."""
+        try:
+            with safe_open(self.folder / name, "pt") as file:
+                yield file
+        except (SafetensorError, OSError) as error:
+            raise WorkloadError(f"{self.folder / name} cannot be read ({error})") from None
 
     def __contains__(self, name: str) -> bool:
         return name in self._stored
@@ -42,14 +53,22 @@ class Weights:
     def read(self, name: str) -> Tensor:
         """The tensor `name` on CPU in its own dtype."""
         stored = self._stored[name]
-        with safe_open(self.folder / self._files[stored], "pt") as file:
+        with self._open(self._files[stored]) as file:
             return file.get_tensor(stored)
 
     def blank(self, name: str) -> Tensor:
         """A tensor of the same shape on the meta device."""
         stored = self._stored[name]
-        with safe_open(self.folder / self._files[stored], "pt") as file:
+        with self._open(self._files[stored]) as file:
             return torch.empty(file.get_slice(stored).get_shape(), device="meta")
+
+
+def _files_of(index: Path) -> dict[str, str]:
+    try:
+        files = json.loads(index.read_text())["weight_map"]
+        return {str(name): str(file) for name, file in files.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WorkloadError(f"{index} is no index of weights ({type(error).__name__}: {error})") from None
 
 
 def _modern(name: str) -> str:

@@ -25,5 +25,5 @@ def test_files_are_written_whole_and_read_back(tmp_path: Path, remote: bool) -> 
 
 
 def test_an_unknown_protocol_is_told() -> None:
-    with pytest.raises(InputError, match=r"nowhere://x: cannot be opened"):
+    with pytest.raises(InputError, match=r"'nowhere://x' names no place"):
         Folder("nowhere://x")

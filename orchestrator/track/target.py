@@ -1,0 +1,43 @@
+"""Whether MLflow can be where a job says; whether it answers is another matter, and stops nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+from importlib.metadata import entry_points
+from urllib.parse import urlsplit
+
+from orchestrator.job.errors import InputError
+
+SCHEMES = {"", "file", "http", "https", "databricks", "uc", "sqlite", "postgresql", "mysql", "mssql"}
+"""Of MLflow's own; others come with plugins."""
+HEADER = b"SQLite format 3\0"
+
+
+def check_tracking(uri: str) -> None:
+    """Refuse a URI that MLflow cannot know, or a database file that is none. Raises InputError."""
+    try:
+        scheme = urlsplit(uri).scheme.split("+")[0]
+    except ValueError as error:
+        raise InputError(
+            f"is no URI ({error})", f"tracking.uri {uri}", "see MLflow's tracking URIs"
+        ) from None
+    plugins = {point.name for point in entry_points(group="mlflow.tracking_store")}
+    if scheme not in SCHEMES | plugins and uri not in SCHEMES:
+        hint = "use http(s)://, sqlite:/// or another of MLflow's"
+        raise InputError(f"MLflow knows no {scheme}://", f"tracking.uri {uri}", hint)
+    if (found := re.match(r"sqlite:///([^?]+)", uri)) and os.path.lexists(found[1]):
+        hint = "name another file"
+        if os.path.isdir(found[1]):
+            raise InputError("is a folder", f"tracking.uri {uri}", hint)
+        if not _is_database(found[1]):
+            raise InputError("is no SQLite database", f"tracking.uri {uri}", hint)
+
+
+def _is_database(path: str) -> bool:
+    """Whether a file is one, or may become one."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(HEADER)) in (b"", HEADER)
+    except OSError:
+        return True  # it may be a link to what is not there yet, and is tried when it is needed
