@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,10 @@ from orchestrator.job.outcome import ENDED
 from orchestrator.storage.row_line import EVENTS
 from orchestrator.storage.row_log import told
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.track import svg as charts
+from orchestrator.track import charts
 from orchestrator.track.console import count, duration
 from orchestrator.track.goodput import BUCKETS, Phase, timeline
+from orchestrator.track.page import render, size
 from orchestrator.track.redact import redact
 from orchestrator.track.summary import summary
 from orchestrator.track.totals import DRAWN, Row, RunTotals, counted
@@ -51,33 +51,7 @@ def report(run_dir: RunDir, rows: RunTotals | None = None) -> str:
 
     Raises InputError if there is no job.yaml, or none that can be read.
     """
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"duration": duration, "count": count, "size": size, "moment": moment}
-    return environment.get_template("report.html.j2").render(_content(run_dir, rows))
-
-
-def size(value: float | None) -> str:
-    """Bytes as people say them."""
-    if value is None:
-        return "unknown"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024:
-            return f"{value:.3g} {unit}" if unit != "B" else f"{value:.0f} B"
-        value /= 1024
-    return f"{value:.3g} TiB"
-
-
-def moment(seconds: float | None) -> str:
-    """Unix seconds as a date and time."""
-    return "" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return render(Path(__file__).with_name("report.html.j2"), _content(run_dir, rows))
 
 
 def _content(run_dir: RunDir, rows: RunTotals | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from orchestrator.storage.row_line import EVENTS, LARGEST, METRICS, Row
 from orchestrator.storage.run_directory import ORIGIN, RunDir
-from orchestrator.track.svg import Thinned
+from orchestrator.track.charts import Thinned
 
 GANG = frozenset({"start", "train"})
 """Phases in which steps are made."""

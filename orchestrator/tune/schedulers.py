@@ -16,10 +16,10 @@ from ray.tune.schedulers import (
 )
 from ray.tune.search import Searcher
 
-from orchestrator.job.tune import POPULATION, Dimension, TuneSpec
+from orchestrator.job.tune import POPULATION, TuneSpec
 from orchestrator.tune.pb2 import Gain, explored
 from orchestrator.tune.rungs import asha_rungs, grace_of, interval_of
-from orchestrator.tune.space import Config, perturbed
+from orchestrator.tune.space import Config, distribution_of, perturbed
 from orchestrator.tune.trial import STEP, VALUE
 from orchestrator.tune.trial_records import TrialRecords
 
@@ -178,7 +178,7 @@ class Tpe(Searcher):
     ) -> None:
         super().__init__(metric=VALUE, mode=tune.mode)
         self._seed = seed
-        self._distributions = {key: _distribution(value) for key, value in tune.space.items()}
+        self._distributions = {key: distribution_of(value) for key, value in tune.space.items()}
         self._ledger, self._names, self._given = ledger, names, given
         self._configs: dict[str, Config] = {}
         self._told: dict[str, dict[str, Any] | None] = {}
@@ -229,14 +229,3 @@ class Tpe(Searcher):
 
     def restore(self, checkpoint_path: str) -> None:
         """Nothing: the ledger has it all."""
-
-
-def _distribution(dimension: Dimension) -> Any:
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-    if dimension.listed is not None:
-        return CategoricalDistribution(dimension.listed)
-    low, high = dimension.ends
-    if dimension.integer is not None:
-        return IntDistribution(int(low), int(high))
-    return FloatDistribution(low, high, log=dimension.loguniform is not None)

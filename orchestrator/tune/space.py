@@ -33,6 +33,18 @@ def draw(dimension: Dimension, source: random.Random) -> Any:
     return source.randint(int(low), int(high)) if dimension.integer else source.uniform(low, high)
 
 
+def distribution_of(dimension: Dimension) -> Any:
+    """Optuna's distribution over the values of a key."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if dimension.listed is not None:
+        return CategoricalDistribution(dimension.listed)
+    low, high = dimension.ends
+    if dimension.integer is not None:
+        return IntDistribution(int(low), int(high))
+    return FloatDistribution(low, high, log=dimension.loguniform is not None)
+
+
 def drawn(tune: TuneSpec, seed: int, number: int) -> Config:
     """The values of trial `number` by random search: a function of (seed, number), whatever was drawn before."""
     source = random.Random(f"{seed}/{number}")

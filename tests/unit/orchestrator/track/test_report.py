@@ -15,7 +15,8 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.spec import dump, parse
 from orchestrator.planning.layout import Layout
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.track.report import moment, report, size
+from orchestrator.track.page import moment, size
+from orchestrator.track.report import report
 from orchestrator.track.summary import summary
 from orchestrator.track.totals import tally
 

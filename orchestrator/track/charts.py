@@ -1,4 +1,4 @@
-"""Geometry of the report's drawings: numbers in, SVG coordinates out. Pure."""
+"""Geometry of the charts in a report: numbers in, SVG coordinates out; charts.html.j2 draws them. Pure."""
 
 from __future__ import annotations
 
@@ -15,26 +15,6 @@ TIME_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 144
 
 
 @dataclass(frozen=True)
-class Plot:
-    """A line over steps, in SVG units; y grows downwards."""
-
-    width: float
-    height: float
-    path: str
-    last: Point | None
-    x_ticks: list[Tick]
-    y_ticks: list[Tick]
-    marks: list[Tick]
-    bands: list[Point]
-    level: float | None
-
-    @property
-    def frame(self) -> tuple[float, float, float, float]:
-        """Left, right, top and bottom of the drawing area."""
-        return LEFT, self.width - RIGHT, TOP, self.height - BOTTOM
-
-
-@dataclass(frozen=True)
 class Scale:
     """A linear map of [low, high] to [start, end]."""
 
@@ -46,6 +26,66 @@ class Scale:
     def __call__(self, value: float) -> float:
         share = (value - self.low) / (self.high - self.low)
         return round(self.start + share * (self.end - self.start), 2)
+
+
+@dataclass(frozen=True)
+class Axes:
+    """An x and a y axis in a drawing of that width and height, in SVG units; y grows downwards."""
+
+    width: float
+    height: float
+    x: Scale
+    y: Scale
+
+    @property
+    def frame(self) -> tuple[float, float, float, float]:
+        """Left, right, top and bottom of the drawing area."""
+        return LEFT, self.width - RIGHT, TOP, self.height - BOTTOM
+
+    @property
+    def x_ticks(self) -> list[Tick]:
+        """Positions and labels on the x axis, whole numbers only: it counts steps."""
+        found = ticks(self.x.low, self.x.high, int(self.width // 90))
+        return [(self.x(v), number(v)) for v in found if v == int(v)]
+
+    @property
+    def y_ticks(self) -> list[Tick]:
+        """Positions and labels on the y axis."""
+        return [(self.y(v), number(v)) for v in ticks(self.y.low, self.y.high, int(self.height // 45))]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A line over steps with labelled marks, shaded bands and a level, in SVG units."""
+
+    axes: Axes
+    path: str
+    last: Point
+    marks: list[Tick]
+    bands: list[Point]
+    level: float | None
+
+
+def axes(
+    points: Iterable[Point],
+    width: float,
+    height: float,
+    *,
+    level: float | None = None,
+    from_zero: bool = False,
+) -> Axes | None:
+    """Axes that hold all these points and the level. None if no point is finite."""
+    finite = [point for point in points if math.isfinite(point[1])]
+    if not finite:
+        return None
+    xs, ys = [x for x, _ in finite], [y for _, y in finite]
+    if level is not None:
+        ys.append(level)
+    low, high = (min(0.0, *ys) if from_zero else min(ys)), max(ys)
+    margin = (high - low or abs(high) or 1.0) * 0.06
+    low = low if from_zero else low - margin
+    x = Scale(min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1, LEFT, width - RIGHT)
+    return Axes(width, height, x, Scale(low, high + margin, height - BOTTOM, TOP))
 
 
 def line_plot(
@@ -63,27 +103,17 @@ def line_plot(
     Points that are not finite break the line. None if there is nothing to draw.
     """
     given = list(points)
-    finite = [point for point in given if math.isfinite(point[1])]
-    if not finite:
+    found = axes(given, width, height, level=level, from_zero=from_zero)
+    if found is None:
         return None
-    xs, ys = [x for x, _ in finite], [y for _, y in finite]
-    if level is not None:
-        ys.append(level)
-    low, high = (min(0.0, *ys) if from_zero else min(ys)), max(ys)
-    margin = (high - low or abs(high) or 1.0) * 0.06
-    low = low if from_zero else low - margin
-    x = Scale(min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1, LEFT, width - RIGHT)
-    y = Scale(low, high + margin, height - BOTTOM, TOP)
-    inside = (x.low, x.high)
+    x, y = found.x, found.y
+    last = [point for point in given if math.isfinite(point[1])][-1]
     return Plot(
-        width,
-        height,
+        found,
         path(thin(given), x, y),
-        (x(finite[-1][0]), y(finite[-1][1])),
-        [(x(v), number(v)) for v in ticks(x.low, x.high, int(width // 90)) if v == int(v)],
-        [(y(v), number(v)) for v in ticks(y.low, y.high, int(height // 45))],
-        [(x(v), label) for v, label in marks if inside[0] <= v <= inside[1]],
-        [(x(max(a, inside[0])), x(min(b, inside[1]))) for a, b in bands if a < inside[1] and b > inside[0]],
+        (x(last[0]), y(last[1])),
+        [(x(v), label) for v, label in marks if x.low <= v <= x.high],
+        [(x(max(a, x.low)), x(min(b, x.high))) for a, b in bands if a < x.high and b > x.low],
         None if level is None else y(level),
     )
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.track.svg import POINTS, Scale, clock, line_plot, number, path, thin, ticks, time_ticks
+from orchestrator.track.charts import POINTS, Scale, clock, line_plot, number, path, thin, ticks, time_ticks
 
 FINITE = st.floats(-1e9, 1e9)
 
@@ -73,7 +73,7 @@ def test_a_plot_stays_in_its_frame() -> None:
         points, 600, 200, marks=[(20, "two"), (99, "out")], bands=[(45, 70), (60, 80)], level=12.0
     )
     assert plot is not None
-    left, right, top, bottom = plot.frame
+    left, right, top, bottom = plot.axes.frame
     coordinates = [float(v) for pair in plot.path.replace("M", "L").split("L")[1:] for v in pair.split()]
     assert all(left <= x <= right for x in coordinates[::2])
     assert all(top <= y <= bottom for y in coordinates[1::2])

@@ -1,0 +1,55 @@
+"""A report as one HTML page with nothing outside it: which templates there are, and how numbers stand in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from orchestrator.track.console import count, duration
+
+
+def render(template: Path, content: Mapping[str, Any]) -> str:
+    """The page of a template, which may extend page.html.j2 and import from charts.html.j2.
+
+    Values are escaped. Raises jinja2.UndefinedError for a name that `content` lacks.
+    """
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([template.parent, Path(__file__).parent]),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "duration": duration,
+        "count": count,
+        "size": size,
+        "moment": moment,
+        "short": short,
+    }
+    return environment.get_template(template.name).render(content)
+
+
+def size(value: float | None) -> str:
+    """Bytes as people say them: 512 B, 3.2 MiB."""
+    if value is None:
+        return "unknown"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.3g} {unit}" if unit != "B" else f"{value:.0f} B"
+        value /= 1024
+    return f"{value:.3g} TiB"
+
+
+def moment(seconds: float | None) -> str:
+    """Unix seconds as a date and time."""
+    return "" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def short(value: Any) -> str:
+    """A value of a job, a number with four digits."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
