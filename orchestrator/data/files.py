@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import re
+import time
 from typing import Any
 
 from orchestrator.job.errors import InputError
@@ -11,6 +15,10 @@ from orchestrator.storage.places import check_place
 from orchestrator.storage.posix import PosixBackend
 from orchestrator.storage.retry import Retry
 
+DRAFT = re.compile(r".+\.[0-9a-f]{32}\.tmp")
+"""Names of files on a disk that are not whole yet."""
+STALE = 600.0
+"""Seconds since the last change of a draft after which nobody writes it any more."""
 TIMEOUT = 30.0
 """Seconds that a small call to a remote store may take."""
 
@@ -53,6 +61,15 @@ class Folder:
         """Sizes of the files in a folder within and below it, by name as of there; empty if there is none."""
         skip = len(folder) + 1 if folder else 0
         return {path[skip:]: size for path, size in self.retry(self.backend.list, folder).items()}
+
+    def remove_old_drafts(self) -> None:
+        """Remove what a writer that was killed has left of a file; what another writes now is younger than STALE."""
+        if not self.local or not os.path.isdir(self.uri):
+            return
+        for entry in os.scandir(self.uri):
+            with contextlib.suppress(OSError):  # of another who removes it too
+                if DRAFT.fullmatch(entry.name) and time.time() - entry.stat().st_mtime > STALE:
+                    os.unlink(entry.path)
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""

@@ -72,6 +72,7 @@ def prepare(
     rule, name = _named(files, chosen, part_bytes, before)
     folder = Folder(f"{Folder(cache).uri}/{name}")
     try:
+        folder.remove_old_drafts()
         if not shards.is_whole(folder):
             _make(
                 folder, data, files, chosen, part_bytes, rule, progress or (lambda phase, done, total: None)

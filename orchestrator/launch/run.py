@@ -242,4 +242,11 @@ def _outcome(status: dict[str, Any]) -> RunOutcome:
     if error := status["error"]:
         return RunOutcome(Outcome.WRONG_INPUT if error["input"] else Outcome.FAILED, None, error["line"])
     found = status["summary"]
-    return RunOutcome(Outcome(found["state"]), found, found["reason"] or "")
+    outcome, line = Outcome(found["state"]), found["reason"] or ""
+    if (
+        outcome == Outcome.STOPPED and found.get("commit") is None
+    ):  # a command ends so with a commit in place only
+        return RunOutcome(
+            Outcome.FAILED, found, f"{line}; there is no commit yet, and the same command begins anew"
+        )
+    return RunOutcome(outcome, found, line)

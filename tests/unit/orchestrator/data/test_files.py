@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import uuid
 from pathlib import Path
 
@@ -27,3 +28,13 @@ def test_files_are_written_whole_and_read_back(tmp_path: Path, remote: bool) -> 
 def test_an_unknown_protocol_is_told() -> None:
     with pytest.raises(InputError, match=r"'nowhere://x' names no place"):
         Folder("nowhere://x")
+
+
+def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    old, young = f"shard-00000.bin.{'a' * 32}.tmp", f"shard-00000.bin.{'b' * 32}.tmp"
+    for name in (old, young, "shard-00000.bin", "mine.tmp"):
+        (tmp_path / name).write_text("torn")
+    for name in (old, "shard-00000.bin", "mine.tmp"):
+        os.utime(tmp_path / name, (1.0, 1.0))
+    Folder(str(tmp_path)).remove_old_drafts()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.tmp", "shard-00000.bin", young]

@@ -132,8 +132,14 @@ def test_what_is_trained_may_not(
 
 @pytest.mark.parametrize("state", ["done", "failed", "stopped"])
 def test_the_end_of_a_run_is_the_end_of_the_command(state: str) -> None:
-    summary = {"state": state, "reason": "why"}
+    summary = {"state": state, "reason": "why", "commit": 3}
     assert _outcome({"summary": summary, "error": None}) == RunOutcome(Outcome(state), summary, "why")
+
+
+def test_a_stop_before_the_first_commit_is_no_stop_with_a_commit_in_place() -> None:
+    ended = _outcome({"summary": {"state": "stopped", "reason": "why", "commit": None}, "error": None})
+    assert ended.outcome == Outcome.FAILED
+    assert ended.line == "why; there is no commit yet, and the same command begins anew"
 
 
 @pytest.mark.parametrize(("input_", "outcome"), [(True, Outcome.WRONG_INPUT), (False, Outcome.FAILED)])
