@@ -201,11 +201,11 @@ class LimitSpec(StrictModel):
     hours: float | None = Field(default=None, gt=0)
     cost_usd: float | None = Field(default=None, gt=0)
     usd_per_worker_hour: float = Field(
-        default=0.0, ge=0, description="price that cost_usd is counted with; from the table of prices if 0"
+        default=0.0, ge=0, description="price that cost_usd is counted with; from prices if 0"
     )
     prices: str | None = Field(
         default=None,
-        description="a CSV of prices by machine type, market and zone; the program's own if unset",
+        description="a CSV with the columns machine,market,zone,usd_per_hour; zone may be empty: any",
     )
     restarts: Count = Field(default=10, description="failures allowed within restart_window")
     restart_window: float = Field(default=3600.0, gt=0, description="seconds")

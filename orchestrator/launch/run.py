@@ -128,7 +128,7 @@ def check(spec: JobSpec) -> None:
             "resources.workers.min",
             "lower it, or choose a train.global_batch that divides",
         )
-    prices.load(spec.limits.prices)
+    prices.check(spec)
     if spec.checkpoint.export_to:
         check_target(spec.checkpoint.export_to)
 

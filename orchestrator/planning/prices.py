@@ -1,16 +1,22 @@
-"""What the machines of a gang cost: looked up by machine type, market and zone in a small dated table."""
+"""What the machines of a gang cost: looked up by machine type, market and zone in the user's table (`limits.prices`).
+
+The table is CSV; a zone may be empty, for any zone, and a line may begin with #:
+
+    machine,market,zone,usd_per_hour
+    g5.xlarge,spot,us-west-2a,0.45
+    g5.xlarge,on-demand,,1.006
+"""
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from orchestrator.job.errors import InputError
+from orchestrator.job.spec import JobSpec
 from orchestrator.storage.inputs import open_input
 
-TABLE = Path(__file__).with_name("prices.csv")
 COLUMNS = ["machine", "market", "zone", "usd_per_hour"]
 WARN_AT = 0.8
 """Share of a ceiling at which the events say that it comes near."""
@@ -21,11 +27,28 @@ TOLD = " of limits."
 Prices = Mapping[tuple[str, str, str], float]
 
 
-def load(uri: str | None = None) -> Prices:
-    """Prices by (machine, market, zone) from a table of the user's, else from our own. Raises InputError."""
-    where = uri or str(TABLE)
+def check(spec: JobSpec) -> None:
+    """Raise InputError if the table of prices cannot be read, or a ceiling in USD has no price to be counted by."""
+    load(spec.limits.prices)
+    if spec.limits.prices or spec.limits.usd_per_worker_hour:
+        return
+    for where, ceiling in (
+        ("limits.cost_usd", spec.limits.cost_usd),
+        ("tune.limits.cost_usd", spec.tune and spec.tune.limits.cost_usd),
+    ):
+        if ceiling:
+            hint = "give limits.usd_per_worker_hour, or in limits.prices a CSV with the columns " + ",".join(
+                COLUMNS
+            )
+            raise InputError("no price is known to count it by", where, hint)
+
+
+def load(uri: str | None) -> Prices:
+    """Prices by (machine, market, zone) from the table at `uri`; none without one. Raises InputError."""
+    if uri is None:
+        return {}
     try:
-        with open_input(where) as file:
+        with open_input(uri) as file:
             text = file.read().decode()
         lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
         rows = list(csv.DictReader(lines, strict=True))
@@ -34,7 +57,8 @@ def load(uri: str | None = None) -> Prices:
         return {(row["machine"], row["market"], row["zone"] or ""): _usd(row) for row in rows}
     except (OSError, ValueError, TypeError, csv.Error, ImportError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"is no table of prices ({reason})", where, f"see {TABLE}") from None
+        hint = f"write CSV with the columns {','.join(COLUMNS)}"
+        raise InputError(f"is no table of prices ({reason})", uri, hint) from None
 
 
 def _usd(row: Mapping[str, str]) -> float:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune import lineage
-from orchestrator.tune.trial_records import TrialEnd, TrialRecords
-
-if TYPE_CHECKING:
-    from ray.tune import Callback, Stopper
+from orchestrator.tune.trial_records import TrialEnd, TrialRecords, name_of
 
 SHOW_EVERY = 2.0
 """Seconds between two times that a search which has no news is shown."""
@@ -171,8 +168,6 @@ class SearchProgress:
         return min(last.values(), key=lambda f: (sign * f["value"], -f["step"]), default=None)
 
     def _names(self) -> list[str]:
-        from orchestrator.tune.trial_records import name_of
-
         return [name_of(number) for number in range(self._wanted)]
 
     def _steps_left(self, trial: str) -> int:
@@ -180,17 +175,3 @@ class SearchProgress:
             return 0
         reached = max((r["step"] for r in self._told.values() if r["trial"] == trial), default=0)
         return self._spec.train.steps - int(reached)
-
-    # -- for Tune
-
-    def callback(self) -> Callback:
-        """Hears of every trial."""
-        from orchestrator.tune.ray_callbacks import TrialCallback
-
-        return TrialCallback(self)
-
-    def stopper(self) -> Stopper:
-        """Ends all trials when a ceiling is reached."""
-        from orchestrator.tune.ray_callbacks import LimitStopper
-
-        return LimitStopper(self)

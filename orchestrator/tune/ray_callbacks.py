@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ray.tune import Callback, Stopper
 
-if TYPE_CHECKING:
-    from orchestrator.tune.progress import SearchProgress
+from orchestrator.tune.progress import SearchProgress
 
 
 class TrialCallback(Callback):

@@ -135,6 +135,7 @@ def _fit(
     from ray.tune import FailureConfig, RunConfig, TuneConfig, Tuner
 
     from orchestrator.tune.ending import remove_folder
+    from orchestrator.tune.ray_callbacks import LimitStopper, TrialCallback
     from orchestrator.tune.schedulers import Tpe, scheduler_of
     from orchestrator.tune.trial import VALUE, Trial
 
@@ -172,8 +173,8 @@ def _fit(
         run_config=RunConfig(
             name=f"{int(time.time())}",
             storage_path=sweep.at(TUNE_FOLDER),
-            callbacks=[standing.callback()],
-            stop=standing.stopper(),
+            callbacks=[TrialCallback(standing)],
+            stop=LimitStopper(standing),
             failure_config=FailureConfig(max_failures=2),
             verbose=0,
         ),

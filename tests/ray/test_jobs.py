@@ -92,7 +92,7 @@ def test_a_job_is_submitted_stopped_with_a_commit_and_gone_on_with(
     package = ["--package", "--set", "train.steps=6000", "--until", step + 4]
     more = said(local, folder, "submit", "job.yaml", *package, "--wait", code=3)
     assert (more["id"], more["exit_code"]) == ("small-2", 3)
-    assert sent(local, "py_modules_files/*/orchestrator/prices.csv").exists()
+    assert sent(local, "py_modules_files/*/orchestrator/track/report.html.j2").exists()
     assert [row["step"] for row in rows(run)] == list(range(1, step + 5))
     assert any(f"from the commit at step {step}" in e["reason"] for e in rows(run, "events.jsonl"))
     assert [j["id"] for j in said(local, folder, "list")] == ["small-1", "small-2"]

@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orchestrator.job.errors import InputError
-from orchestrator.planning.prices import TABLE, by_zone, load, near, rate
+from orchestrator.job.spec import JobSpec, parse
+from orchestrator.planning.prices import by_zone, check, load, near, rate
 
 SPOT = {"machine": "g5.xlarge", "market": "spot", "zone": "us-west-2a"}
 HEADER = "machine,market,zone,usd_per_hour\n"
+PRICES = {("g5.xlarge", "spot", ""): 0.5, ("g5.xlarge", "on-demand", ""): 1.0}
 
 
-def test_our_table_says_what_it_is_and_has_all_that_render_starts_with() -> None:
-    from cluster.render.launcher import PLACES
+def job(limits: dict[str, Any], tune: dict[str, Any] | None = None) -> JobSpec:
+    document = {
+        "name": "small",
+        "workload": {"model": "gpt-tiny"},
+        "data": {"sources": [{"uri": "a.txt"}], "tokenizer": {"train_bpe": 512}, "sequence_length": 32},
+        "train": {"steps": 9, "global_batch": 8},
+        "limits": limits,
+    }
+    search = {"space": {"train.optimizer.lr": {"uniform": [0.1, 0.2]}}, "trials": 2, "limits": tune}
+    return parse(document | ({"tune": search} if tune else {}))
 
-    prices = load()
-    assert "Dated 20" in TABLE.read_text()
-    for place in PLACES.values():
-        assert (place.head_machine, "on-demand", "") in prices
-        assert {m for name, m, _ in prices if name == place.worker_machine} == {"on-demand", "spot"}
-    for (machine, market, zone), usd in prices.items():
-        if market == "spot":
-            assert usd < prices[machine, "on-demand", zone]
+
+def test_a_ceiling_without_a_price_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^limits.cost_usd: no price is known.*limits.usd_per_worker_hour"):
+        check(job({"cost_usd": 5.0}))
+    with pytest.raises(InputError, match=r"^tune.limits.cost_usd: no price is known"):
+        check(job({}, {"cost_usd": 5.0}))
+    check(job({"hours": 5.0}))
+    check(job({"cost_usd": 5.0, "usd_per_worker_hour": 1.0}, {"cost_usd": 5.0}))
+    table = tmp_path / "prices.csv"
+    table.write_text(HEADER + "g5.xlarge,spot,,0.25\n")
+    check(job({"cost_usd": 5.0, "prices": str(table)}))
 
 
 def test_a_zone_s_own_price_comes_before_that_of_any_zone(tmp_path: Path) -> None:
@@ -34,19 +48,19 @@ def test_a_zone_s_own_price_comes_before_that_of_any_zone(tmp_path: Path) -> Non
 
 
 def test_one_unknown_machine_leaves_the_price_unknown() -> None:
-    assert rate([SPOT, {**SPOT, "machine": "unheard-of"}], load()) is None
-    assert rate([], load()) is None
+    assert rate([SPOT, {**SPOT, "machine": "unheard-of"}], PRICES) is None
+    assert rate([], PRICES) is None
+    assert rate([SPOT], load(None)) is None
 
 
 def test_nodes_and_price_by_zone_and_market() -> None:
-    prices = {("g5.xlarge", "spot", ""): 0.5, ("g5.xlarge", "on-demand", ""): 1.0}
     other, unknown = {**SPOT, "zone": "us-west-2b"}, {**SPOT, "market": "on-demand", "machine": "unheard-of"}
-    assert by_zone([SPOT, other, unknown, SPOT], prices) == [
+    assert by_zone([SPOT, other, unknown, SPOT], PRICES) == [
         {"zone": "us-west-2a", "market": "on-demand", "nodes": 1, "usd_per_hour": None},
         {"zone": "us-west-2a", "market": "spot", "nodes": 2, "usd_per_hour": 1.0},
         {"zone": "us-west-2b", "market": "spot", "nodes": 1, "usd_per_hour": 0.5},
     ]
-    assert by_zone([], prices) == []
+    assert by_zone([], PRICES) == []
 
 
 @pytest.mark.parametrize(
