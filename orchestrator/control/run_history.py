@@ -272,7 +272,8 @@ class RunHistory:
         for store in self._stores:
             with contextlib.suppress(OSError) if store is self._peers else contextlib.nullcontext():
                 store.rewind(step if commit else -1)
-        carried = commit.meta["rows"] if commit else []
+        # Those of the steps before another run's commit, if it began with one, are that run's.
+        carried = [row for row in commit.meta["rows"] if row["step"] >= self._first] if commit else []
         mark = self._metrics.mark
         missing = [] if self._checked else self._metrics.missing(mark, self._first, step)
         self._metrics.cut(step, carried)

@@ -15,7 +15,7 @@ from orchestrator.control.run_history import RunHistory
 from orchestrator.job.spec import load, parse
 from orchestrator.storage import row_files as rowtape
 from orchestrator.storage import row_log as rowlog
-from orchestrator.storage.run_directory import RunDir
+from orchestrator.storage.run_directory import ORIGIN, RunDir
 
 
 def row(step: int, attempt: int = 1, **more: Any) -> dict[str, Any]:
@@ -71,6 +71,23 @@ def test_without_a_commit_everything_is_rolled_back(run: RunDir) -> None:
     record.take([row(1), row(2)])
     assert record.roll_back(frozenset(), 1) == (None, [])
     assert (run.rows("metrics.jsonl"), record.step, record.saved) == ([], 0, 0)
+
+
+def test_rows_that_a_commit_of_another_run_carries_stay_that_run_s(run: RunDir) -> None:
+    """A trial that goes on from another's commit has not spent what that one has."""
+    store = Store(run.at("checkpoints"))
+    meta = {"position": 1, "receipt": "0" * 32, "rows": [row(7), row(8)]}
+    store.publish(8, store.write_raw(8, 0, []), meta)
+    run.write_json(ORIGIN, {"donor": "0000", "asked": 8, "step": 8, "config": {}})
+    record = RunHistory(parse(job("a.txt")), run)
+    commit, _ = record.roll_back(frozenset(), 1)
+    assert commit is not None
+    assert (commit.step, run.rows("metrics.jsonl"), record.recent) == (8, [], ())
+    record.take([row(9)])
+    again = RunHistory(parse(job("a.txt")), run)
+    again.roll_back(frozenset(), 2)
+    assert run.rows("metrics.jsonl") == []
+    assert again.history.missing == []
 
 
 def test_only_the_attempt_that_was_begun_may_commit(run: RunDir) -> None:
