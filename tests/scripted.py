@@ -12,9 +12,11 @@ from fake_gang import Attempt, FakeGang
 
 from cluster.workers.clock import wall
 from cluster.workers.cluster import Cluster
+from cluster.workers.error_kind import cause_of
 from cluster.workers.gang import Cause, GangStatus, RankState, RankStatus
 from cluster.workers.injected_faults import FaultSpec
 from cluster.workers.machine import Offer
+from cluster.workers.rank_process import describe
 from cluster.workers.worker_context import RankInfo, WorkerContext
 from orchestrator.checkpoint.committer import CommitOutcome
 from orchestrator.checkpoint.identity import IDENTITY, SHARDS
@@ -25,10 +27,11 @@ from orchestrator.checkpoint.snapshots import peer_store
 from orchestrator.checkpoint.store import Store
 from orchestrator.control.controller import Controller
 from orchestrator.data.receipt import START, roll
+from orchestrator.data.skips import merged, start_of
 from orchestrator.job.spec import JobSpec, parse
-from orchestrator.job.stability import merged, start_of, where
 from orchestrator.planning.layout import Layout
 from orchestrator.storage.run_directory import RunDir
+from orchestrator.train.instability import NonFinite
 from orchestrator.train.task import Task
 
 STEP_SECONDS = 0.002
@@ -67,7 +70,8 @@ class Training:
             yield beat(
                 gang,
                 "failed",
-                error=f"CorruptCommit: step {task.restore}: {error}",
+                error=describe(error),
+                cause=cause_of(error),
                 failed_at=time.monotonic(),
             )
             return
@@ -124,7 +128,7 @@ def restore(store: Store, task: Task) -> tuple[int, str]:
         return 0, START
     manifest = store.manifest(task.restore)
     if damage := store.verify(task.restore):
-        raise CorruptCommit(damage[0])
+        raise CorruptCommit(damage[0], task.restore)
     return manifest.step, manifest.receipt
 
 
@@ -189,8 +193,16 @@ def beat(
 def broken(gang: Attempt, fault: FaultSpec, step: int, rows: tuple[Any, ...], start: int = 0) -> GangStatus:
     """All ranks run but the one that the fault befalls; NaN is seen by all."""
     if fault.kind == "nan":
-        error = f"NonFinite: loss is nan {where(fault.step, start)}"
-        return beat(gang, "failed", step, rows, error=error, cause=RAISED, failed_at=time.monotonic())
+        error = NonFinite("loss is nan", fault.step, start)
+        return beat(
+            gang,
+            "failed",
+            step,
+            rows,
+            error=describe(error),
+            cause=cause_of(error),
+            failed_at=time.monotonic(),
+        )
     ranks = [status(rank, "running", step) for rank in range(gang.world)]
     if fault.kind == "kill":
         ranks[fault.rank] = status(

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -21,7 +21,6 @@ from cluster.local.ray_session import NAMESPACE, ON_HEAD
 from cluster.workers.clock import wall
 from cluster.workers.gang import Bundle
 from cluster.workers.nodes import alive
-from cluster.workers.ray_gang import RayGang
 
 ASK_EVERY = 1.0
 """Seconds between a job's questions."""
@@ -90,18 +89,18 @@ class QueueClient:
     def __init__(self, name: str, priority: int, bundle: Bundle, least: int, most: int) -> None:
         self._ticket = QueuedJob(name, priority, wall(), bundle, least, most)
         self._want = most
-        self._verdict: Admission | None = None
+        self._admission: Admission | None = None
         self._lock = threading.Lock()
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._ask_on, name="turn", daemon=True)
         self._thread.start()
 
     @property
-    def verdict(self) -> Admission:
+    def admission(self) -> Admission:
         """What the queue last said."""
-        return self._verdict or Admission(False, waits_for="the cluster's queue")
+        return self._admission or Admission(False, waits_for="the cluster's queue")
 
-    def hold(self, places: Sequence[str]) -> None:
+    def report_nodes(self, places: Sequence[str]) -> None:
         """Say on which nodes, by address, the job's workers are now."""
         with self._lock:
             self._ticket = dataclasses.replace(self._ticket, places=tuple(places))
@@ -110,12 +109,12 @@ class QueueClient:
         """Say how many workers the job would use if the cluster had them: its autoscaler is told."""
         self._want = workers
 
-    def again(self) -> None:
+    def requeue(self) -> None:
         """Go back into the line, as one who made room: behind those that wait already."""
         with self._lock:
             name = self._ticket.name
             self._ticket = dataclasses.replace(self._ticket, places=(), since=wall(), running=False)
-            self._verdict = None
+            self._admission = None
         with contextlib.suppress(RayError):
             ray.get(_queue().leave.remote(name), timeout=ANSWER_TIMEOUT)
 
@@ -139,20 +138,8 @@ class QueueClient:
     def _hear(self, asked: QueuedJob, verdict: Admission) -> None:
         with self._lock:
             if asked.since == self._ticket.since:  # else it is about an earlier place in the line
-                self._verdict = verdict
+                self._admission = verdict
                 self._ticket = dataclasses.replace(self._ticket, running=verdict.go)
-
-
-class QueuedGang(RayGang):
-    """A gang that takes no more workers than its turn allows."""
-
-    def __init__(self, room: Callable[[], int]) -> None:
-        super().__init__()
-        self._room = room
-
-    def capacity(self, bundle: Bundle, avoid: Set[str] = frozenset()) -> int:
-        """See `Gang.capacity`."""
-        return min(super().capacity(bundle, avoid), self._room())
 
 
 def _queue() -> Any:

@@ -16,6 +16,18 @@ from typing import Any, Literal, Protocol
 
 RankState = Literal["starting", "running", "done", "failed", "dead"]
 End = Literal["raised", "exited", "starved", "lost", "silent", "still", "unplaced", "unknown"]
+ErrorKind = Literal[
+    "",
+    "input",
+    "unstable",
+    "corrupt_commit",
+    "peer_lost",
+    "gpu_memory",
+    "memory",
+    "storage_full",
+    "storage_refused",
+    "gpu",
+]
 
 _WORD = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 LABEL = re.compile(rf"([A-Za-z0-9.-]{{1,253}}/)?{_WORD}")
@@ -28,16 +40,21 @@ FINISHED: frozenset[str] = frozenset({"done", "failed", "dead"})
 
 @dataclass(frozen=True)
 class Cause:
-    """How a rank came to its end, as far as two ends are alike.
+    """How a rank ended, as data to decide by; two equal causes are the same way to end.
 
-    It raised an exception of the class `name`; it exited with `code`, negative for a signal; the kernel, or Ray,
-    ended it for want of memory (starved); its place is lost with it; it is silent; it makes no step (still); it found
-    no place.
+    `end` is how: it raised an exception of the class `name`; it exited with `code`, negative for a signal; the
+    kernel or Ray ended it because memory ran out (starved); its node or worker process was lost; it sent no
+    heartbeat (silent); it made no step (still); it could not be placed. Of an exception, `kind` is what sort of
+    error it is, as found by `cluster.workers.error_kind`; `step` and `position` are the optimiser step and the
+    position of the first sample that it is about, -1 for none.
     """
 
     end: End = "unknown"
     code: int = 0
     name: str = ""
+    kind: ErrorKind = ""
+    step: int = -1
+    position: int = -1
 
     @property
     def text(self) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import importlib
 import json
 import os
@@ -18,6 +19,7 @@ import traceback
 from typing import Any
 
 from cluster.workers.clock import wall
+from cluster.workers.error_kind import cause_of
 from cluster.workers.worker_context import RankInfo, WorkerContext
 
 INTERVAL = 0.1
@@ -51,8 +53,12 @@ def run(seat: dict[str, Any], target: str, config: dict[str, Any], watcher: str,
         failed_at = time.monotonic()
         with contextlib.suppress(Exception):  # the program may have closed what is printed to
             traceback.print_exc()
-        cause = {"end": "raised", "name": type(error).__name__}
-        pulse.end(state="failed", error=describe(error), cause=cause, failed_at=failed_at)
+        pulse.end(
+            state="failed",
+            error=describe(error),
+            cause=dataclasses.asdict(cause_of(error)),
+            failed_at=failed_at,
+        )
         return 1
 
 

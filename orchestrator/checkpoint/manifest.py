@@ -38,7 +38,16 @@ def published(paths: Iterable[str]) -> list[int]:
 
 
 class CorruptCommit(Exception):
-    """What is stored is not what was committed: the line says which part of which commit."""
+    """What is stored is not what was committed; the line says which part of which commit.
+
+    `step` is that of the commit, -1 if it is not known.
+    """
+
+    kind = "corrupt_commit"
+
+    def __init__(self, what: str, step: int = -1) -> None:
+        self.step = step
+        super().__init__(what)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence, Set
 
 from cluster.workers.gang import Bundle, Gang
-from orchestrator.control.decide import Phase
 from orchestrator.control.health import Failure, excluded
+from orchestrator.control.state import Phase
 
 COUNT_EVERY = 2.0
 """Seconds between counts beside running ranks."""

@@ -1,24 +1,22 @@
-"""What to do next: a pure function of the job, the state and what is seen. The controller acts on it.
+"""What to do next: a pure function of the job, the state and what is observed. The controller acts on it.
 
-Failure, resize, stop and the end of training take one road: stop the gang, look at what is there, choose a
-layout, start from the last commit. Nothing here reads a clock, a file or a cluster.
+Failure, resize, making room for another job, stop and the end of training take one road: stop the gang, look at what is
+there, choose a layout, start from the last commit. All state of a run is here, waiting in the cluster's queue included.
+Nothing here reads a clock, a file or a cluster.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from cluster.workers.gang import Cause, RankStatus
-from orchestrator.control.health import Failure, Vitals, bad_commit, first_fault
-from orchestrator.control.hints import explain
-from orchestrator.job.spec import JobSpec
-from orchestrator.job.stability import Skip, is_unstable, next_skip
-from orchestrator.planning.layout import Layout
-
-Phase = Literal["prepare", "wait", "start", "train", "stop", "export", "done", "failed", "stopped"]
+from cluster.workers.gang import Cause
+from orchestrator.control.health import Failure, Vitals, first_fault
+from orchestrator.control.hints import hint_for
+from orchestrator.control.state import Action, Observation, Phase, Policy, State, Stop
+from orchestrator.data.skips import next_skip
+from orchestrator.job.outcome import ENDED, Outcome
+from orchestrator.job.spec import LimitSpec
 
 SETTLE = 3.0
 """Seconds to wait for more workers once the smallest gang fits: nodes and freed resources arrive one by one."""
@@ -28,82 +26,26 @@ WORTH = 2.0
 """Times its cost that growing must save over the rest of the run."""
 
 
-@dataclass(frozen=True)
-class State:
-    """Where the run is.
+def resume(limits: LimitSpec, state: State, controller_died: bool) -> State:
+    """Where a controller that takes up a run at `state` begins: at the run's end, if controllers died too often.
 
-    `since` is when the phase began, and `moved` when the last step was seen. `stopping` says why the run is to end,
-    `resizing` why the gang is to be replaced though nothing failed. `suspected` is since when a rank complains of a
-    peer, and `roomy` since when there has been room for more workers; 0 if it is not so. All times are monotonic.
+    `controller_died` says that the one before died and that nobody asked for this one: Ray starts a controller again
+    for ever, and the job may be what ends it, by filling the memory of its node. `state.failures` has a failure for
+    each such death since the newest commit.
     """
-
-    phase: Phase = "prepare"
-    since: float = 0.0
-    attempt: int = 0
-    layout: Layout | None = None
-    step: int = 0
-    moved: float = 0.0
-    stopping: str = ""
-    resizing: str = ""
-    suspected: float = 0.0
-    roomy: float = 0.0
-    failures: tuple[Failure, ...] = ()
-    bad_commits: frozenset[int] = frozenset()
-    skips: tuple[Skip, ...] = ()
-    outcome: str = ""
+    if not controller_died or len(state.failures) <= limits.restarts:
+        return state
+    text = f"{len(state.failures)} failures within {limits.restart_window:.0f} s without a new commit, the last: "
+    text += f"{state.failures[-1].why}; give the controller's node more memory, or run fewer workers there"
+    return dataclasses.replace(state, phase="stop", outcome=Outcome.FAILED, reason=text)
 
 
-@dataclass(frozen=True)
-class Observation:
-    """One observation, at the monotonic time `now`, which `RankStatus.heard` is in too.
-
-    `capacity` is how many workers could run, without
-    nodes that are excluded or will be taken away; `ready` for how many of them all imports are done. `step_seconds`
-    and `longest_step` are of the latest steps, `gap` between the latest beats, `restart_seconds` what the last
-    change of the gang cost. `spent_hours` and `spent_usd` are the whole job's, all attempts together.
-    """
-
-    now: float
-    prepared: bool = False
-    exported: bool = False
-    export_failed: str = ""
-    capacity: int = 0
-    ready: int = 0
-    ranks: tuple[RankStatus, ...] = ()
-    gap: float = 0.0
-    placement_failed: str = ""
-    stop: str = ""
-    step_seconds: float = 0.0
-    longest_step: float = 0.0
-    restart_seconds: float = 0.0
-    spent_hours: float = 0.0
-    spent_usd: float = 0.0
-
-
-@dataclass(frozen=True)
-class Action:
-    """What the controller does. `do` is prepare, wait, start, watch, hold, ask_stop, halt, export or finish."""
-
-    do: str
-    reason: str = ""
-    layout: Layout | None = None
-    first_fault: str = ""
-    workers: int = 0
-
-
-@dataclass(frozen=True)
-class Policy:
-    """What does not change during a run. `choose` gives the best layout on that many workers, or None, and `predict`
-    the seconds that a step under a layout takes."""
-
-    spec: JobSpec
-    choose: Callable[[int], Layout | None]
-    predict: Callable[[Layout], float] = lambda layout: 1.0 / layout.world
-
-
-def decide(rules: Policy, state: State, seen: Observation) -> tuple[State, Action]:
+def decide(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
     """The next state and the action that leads there."""
+    if seen.crashed and state.phase not in ENDED:
+        return _finish(state, seen, Outcome.FAILED, seen.crashed)
     step = {
+        "queue": _queue,
         "prepare": _prepare,
         "wait": _wait,
         "start": _train,
@@ -111,32 +53,67 @@ def decide(rules: Policy, state: State, seen: Observation) -> tuple[State, Actio
         "stop": _stopped,
         "export": _export,
     }.get(state.phase)
-    return step(rules, state, seen) if step else (state, Action("finish", state.outcome))
+    return step(policy, state, seen) if step else (state, Action("finish", state.reason))
 
 
 def _enter(state: State, phase: Phase, seen: Observation, **changes: Any) -> State:
     return dataclasses.replace(state, phase=phase, since=seen.now, **changes)
 
 
-def _prepare(rules: Policy, state: State, seen: Observation) -> tuple[State, Action]:
+def _queue(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
+    """Wait for admission; for a cluster on which the run would never fit, as long as for workers."""
     if seen.stop:
-        return _finish(state, seen, "stopped", seen.stop)
+        return _finish(state, seen, Outcome.STOPPED, seen.stop.text)
+    if seen.admission is None or seen.admission.go:
+        admitted = dataclasses.replace(state, too_small=0.0)
+        if seen.prepared:
+            return _enter(admitted, "wait", seen), Action("wait", "the run is admitted")
+        return _enter(admitted, "prepare", seen), Action("prepare", "the run is admitted")
+    what = seen.admission.waits_for
+    too_small = 0.0 if seen.admission.possible else state.too_small or seen.now
+    waited = seen.now - too_small if too_small else 0.0
+    if waited > policy.spec.limits.wait:
+        text = f"waited {waited:.0f} s for {what}; lower resources.workers.min or add machines"
+        return _finish(state, seen, Outcome.FAILED, text)
+    return dataclasses.replace(state, too_small=too_small), Action("queue", f"waits for its turn: {what}")
+
+
+def _yields_to(seen: Observation) -> str:
+    """The job that this one must make room for; empty if for none."""
+    return seen.admission.yield_to if seen.admission else ""
+
+
+def _leave(state: State, seen: Observation, other: str) -> tuple[State, Action]:
+    """No gang holds places: go back into the queue at once."""
+    text = f"makes room for {other}"
+    return _enter(state, "queue", seen, yielding="", resizing=""), Action("leave_queue", text)
+
+
+def _prepare(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
+    if seen.stop:
+        return _finish(state, seen, Outcome.STOPPED, seen.stop.text)
+    if other := _yields_to(seen):
+        return _leave(state, seen, other)
     if not seen.prepared:
         return state, Action("prepare", "the data is not prepared yet")
     return _enter(state, "wait", seen), Action("wait", "the data is prepared")
 
 
-def _wait(rules: Policy, state: State, seen: Observation) -> tuple[State, Action]:
-    workers = rules.spec.resources.workers
-    if limit := seen.stop or _limit(rules, seen):
-        return _finish(state, seen, "stopped", limit)
+def _wait(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
+    workers = policy.spec.resources.workers
+    if stop := seen.stop or _limit(policy, seen):
+        return _finish(state, seen, Outcome.STOPPED, stop.text)
+    if other := _yields_to(seen):
+        return _leave(state, seen, other)
+    if not seen.prepared:
+        return _enter(state, "prepare", seen), Action("prepare", "the data is gone, and is made again")
     waited = seen.now - state.since
-    room = min(seen.capacity, workers.max)
+    room = min(_capacity(seen), workers.max)
     # Later attempts take what is there at once: time without a gang is lost, and one that is too small can grow.
     settle = SETTLE if state.layout is None or room < workers.min else 0.0
     if room < workers.max and waited < settle:
         return state, Action("wait", f"room for {room} of {workers.max} workers")
-    layout = rules.choose(room) if room >= workers.min else None
+    layout = policy.choose(room) if room >= workers.min else None
     if layout is not None and layout.world >= workers.min:
         reason = f"{layout.world} workers, layout {layout}"
         changes = {"attempt": state.attempt + 1, "layout": layout, "moved": seen.now}
@@ -144,17 +121,19 @@ def _wait(rules: Policy, state: State, seen: Observation) -> tuple[State, Action
         return _enter(state, "start", seen, **changes), Action("start", reason, layout)
     if room == workers.max and waited >= settle:
         text = f"no legal layout uses {workers.min} to {workers.max} workers"
-        return _finish(state, seen, "failed", text + "; change resources.workers or train.global_batch")
-    if waited > rules.spec.limits.wait:
-        text = f"waited {waited:.0f} s for {workers.min} workers and there is room for {seen.capacity}"
-        return _finish(state, seen, "failed", text + "; lower resources.workers.min or add machines")
+        return _finish(state, seen, Outcome.FAILED, text + "; change resources.workers or train.global_batch")
+    if waited > policy.spec.limits.wait:
+        text = f"waited {waited:.0f} s for {workers.min} workers and there is room for {_capacity(seen)}"
+        return _finish(state, seen, Outcome.FAILED, text + "; lower resources.workers.min or add machines")
     return state, Action("wait", f"room for {room} workers, and the smallest gang has {workers.min}")
 
 
-def _train(rules: Policy, state: State, seen: Observation) -> tuple[State, Action]:
+def _train(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
+    if state.phase == "start" and seen.restored is not None:
+        state = dataclasses.replace(state, step=seen.restored)
     if seen.placement_failed:
         unplaced = Failure(seen.now, state.step, "", seen.placement_failed, Cause("unplaced"))
-        return _failed(rules, state, seen, unplaced)
+        return _failed(policy, state, seen, unplaced)
     step = max((r.step for r in seen.ranks), default=-1)
     # Of some ranks there may be news that is later than the look.
     heard = max((seen.now, *(r.heard for r in seen.ranks)))
@@ -166,32 +145,40 @@ def _train(rules: Policy, state: State, seen: Observation) -> tuple[State, Actio
     if any(r.state == "failed" for r in seen.ranks) and not state.suspected:
         state = dataclasses.replace(state, suspected=seen.now)
     if fault := _fault(state, seen):
-        return _failed(rules, state, seen, fault)
+        return _failed(policy, state, seen, fault)
     if seen.ranks and all(r.state == "done" for r in seen.ranks):
         return _ended(state, seen)
-    stop = seen.stop or _limit(rules, seen)
+    stop = seen.stop or _limit(policy, seen)
     if stop and not state.stopping:
-        return dataclasses.replace(state, stopping=stop), Action("ask_stop", stop)
+        return dataclasses.replace(state, stopping=stop), Action("ask_stop", stop.text)
     if state.phase == "train" and not state.stopping and not state.resizing:
-        return _resize(rules, state, seen)
+        return _resize(policy, state, seen)
     return state, Action("watch")
 
 
-def _resize(rules: Policy, state: State, seen: Observation) -> tuple[State, Action]:
-    """Leave nodes in time that are taken away, and use room for more workers where that pays."""
+def _capacity(seen: Observation) -> int:
+    """How many workers the run may have now."""
+    return min(seen.capacity, seen.admission.room) if seen.admission else seen.capacity
+
+
+def _resize(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
+    """Make room for another job, leave nodes in time that are taken away, use room for more workers where that pays."""
+    if other := _yields_to(seen):
+        reason = f"makes room for {other}"
+        return dataclasses.replace(state, resizing=reason, yielding=other), Action("ask_stop", reason)
     if leaving := sorted({r.node for r in seen.ranks if r.leaving}):
         reason = f"{', '.join(leaving)} will be taken away"
         return dataclasses.replace(state, resizing=reason), Action("ask_stop", reason)
     if state.layout is None:
         return state, Action("watch")
-    room = min(seen.capacity, rules.spec.resources.workers.max)
-    larger = rules.choose(room) if room > state.layout.world else None
+    room = min(_capacity(seen), policy.spec.resources.workers.max)
+    larger = policy.choose(room) if room > state.layout.world else None
     if larger is None or larger.world <= state.layout.world:
         return dataclasses.replace(state, roomy=0.0), Action("watch")
     if not state.roomy:
         return dataclasses.replace(state, roomy=seen.now), Action("watch")
-    left = (rules.spec.train.steps - state.step) * seen.step_seconds
-    saved = left * (1 - rules.predict(larger) / rules.predict(state.layout))
+    left = (policy.spec.train.steps - state.step) * seen.step_seconds
+    saved = left * (1 - policy.predict(larger) / policy.predict(state.layout))
     if seen.now - state.roomy < ROOMY or saved < WORTH * seen.restart_seconds:
         return state, Action("watch")
     if seen.ready < larger.world:
@@ -209,71 +196,81 @@ def _ended(state: State, seen: Observation) -> tuple[State, Action]:
     stopping = state.stopping or seen.stop
     if state.resizing and not stopping and result["ended"] == "stop":
         return _enter(state, "stop", seen, step=result["step"]), Action("halt", state.resizing)
-    text = stopping or f"step {result['step']} is reached, as asked by --until"
-    if text.startswith("limits.") and result["step"] > 0:
+    stop = stopping or Stop("until", f"step {result['step']} is reached, as asked by --until")
+    ending: dict[str, Any] = {
+        "step": result["step"],
+        "outcome": Outcome.STOPPED,
+        "stopping": stop,
+        "reason": stop.text,
+    }
+    if stop.kind == "limit" and result["step"] > 0:
         # Nobody may come back for it: what there is is written for others.
-        ceiling = _enter(state, "export", seen, step=result["step"], outcome="stopped", stopping=text)
-        return ceiling, Action("halt", text)
-    stopped = _enter(state, "stop", seen, step=result["step"], outcome="stopped", stopping=text)
-    return stopped, Action("halt", text)
+        return _enter(state, "export", seen, **ending), Action("halt", stop.text)
+    return _enter(state, "stop", seen, **ending), Action("halt", stop.text)
 
 
-def _failed(rules: Policy, state: State, seen: Observation, fault: Failure) -> tuple[State, Action]:
-    limits = rules.spec.limits
+def _failed(policy: Policy, state: State, seen: Observation, fault: Failure) -> tuple[State, Action]:
+    limits = policy.spec.limits
     recent = [f for f in state.failures if seen.now - f.time < limits.restart_window]
-    bad = bad_commit(fault.text)
-    same = fault.repeats(recent)
+    cause, same = fault.cause, fault.repeats(recent)
     changes: dict[str, Any] = {"failures": (*recent, fault)}
-    if bad is not None and bad not in state.bad_commits:
-        changes["bad_commits"] = state.bad_commits | {bad}
-    elif is_unstable(fault.text):
-        changes |= _leave_out(rules, state, fault)
-    elif "InputError" in fault.text or same:
+    if cause.kind == "corrupt_commit" and cause.step >= 0 and cause.step not in state.bad_commits:
+        changes["bad_commits"] = state.bad_commits | {cause.step}
+    elif cause.kind == "unstable":
+        changes |= _leave_out(policy, state, fault)
+    elif cause.kind == "input" or same:
         why = "it would repeat" if same else "the input is wrong"
-        text = f"{fault.text}; {why}, so the run stops here: {explain(fault.cause, fault.why)}"
-        changes |= {"outcome": "failed", "stopping": text}
+        text = f"{fault.text}; {why}, so the run stops here: {hint_for(cause)}"
+        changes |= {"outcome": Outcome.FAILED, "reason": text}
     elif len(recent) >= limits.restarts:
         window = f"{len(recent) + 1} failures within {limits.restart_window:.0f} s"
-        changes |= {"outcome": "failed", "stopping": f"{window}, the last: {fault.text}"}
+        changes |= {"outcome": Outcome.FAILED, "reason": f"{window}, the last: {fault.text}"}
     elif stop := state.stopping or seen.stop:
-        text = f"{stop}; a fault came before the commit that ends a run: {fault.text}"
-        changes |= {"outcome": "stopped", "stopping": text}
-    return _enter(state, "stop", seen, **changes), Action("halt", fault.text, first_fault=fault.text)
+        text = f"{stop.text}; a fault came before the commit that ends a run: {fault.text}"
+        changes |= {"outcome": Outcome.STOPPED, "reason": text}
+    return _enter(state, "stop", seen, **changes), Action("halt", fault.text, fault=fault)
 
 
-def _leave_out(rules: Policy, state: State, fault: Failure) -> dict[str, Any]:
+def _leave_out(policy: Policy, state: State, fault: Failure) -> dict[str, Any]:
     """Ranks raise before they commit, so that the last commit is before the fault: from there, without its samples."""
-    skip = next_skip(rules.spec.train, state.skips, fault.text)
+    stability, cause = policy.spec.train.stability, fault.cause
+    skip = next_skip(stability, policy.spec.train.global_batch, state.skips, cause.step, cause.position)
     if skip is not None:
-        return {"skips": (*state.skips, skip), "outcome": "stopped" if state.stopping else ""}
-    text = f"{fault.text}; train.stability.retries {rules.spec.train.stability.retries} are spent"
-    return {"outcome": "failed", "stopping": f"{text}; lower train.optimizer.lr or look at the data"}
+        ending = {"outcome": Outcome.STOPPED, "reason": state.stopping.text} if state.stopping else {}
+        return {"skips": (*state.skips, skip), **ending}
+    text = f"{fault.text}; train.stability.retries {stability.retries} are spent"
+    return {"outcome": Outcome.FAILED, "reason": f"{text}; lower train.optimizer.lr or look at the data"}
 
 
-def _stopped(rules: Policy, state: State, seen: Observation) -> tuple[State, Action]:
-    """The gang is gone: end here, or take the road again."""
-    if state.outcome in ("failed", "stopped"):
-        return _finish(state, seen, state.outcome, state.stopping)
+def _stopped(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
+    """The gang is gone: end here, make room for another job, or start again."""
+    state = dataclasses.replace(state, step=max(state.step, seen.recorded))
+    if state.outcome is not None:
+        return _finish(state, seen, state.outcome, state.reason)
+    if other := state.yielding or _yields_to(seen):
+        return _leave(state, seen, other)
     return _enter(state, "wait", seen), Action("wait", "the gang is stopped")
 
 
-def _export(rules: Policy, state: State, seen: Observation) -> tuple[State, Action]:
+def _export(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
     if seen.export_failed:
         text = f"the export failed: {seen.export_failed}; all commits are in place, and the same command exports again"
-        return _finish(state, seen, "failed", text)
-    if rules.spec.checkpoint.export and not seen.exported:
+        return _finish(state, seen, Outcome.FAILED, text)
+    if policy.spec.checkpoint.export and not seen.exported:
         if not seen.stop:
             return state, Action("export", "the model is written for others to load")
-        text = f"{state.stopping or seen.stop}; the model is not exported, and the same command does it"
-        return _finish(state, seen, "stopped", text)
-    if state.outcome == "stopped":
-        return _finish(state, seen, "stopped", state.stopping)
-    return _finish(state, seen, "done", f"{state.step} steps are done")
+        text = (
+            f"{(state.stopping or seen.stop).text}; the model is not exported, and the same command does it"
+        )
+        return _finish(state, seen, Outcome.STOPPED, text)
+    if state.outcome == Outcome.STOPPED:
+        return _finish(state, seen, Outcome.STOPPED, state.reason)
+    return _finish(state, seen, Outcome.DONE, f"{state.step} steps are done")
 
 
-def _finish(state: State, seen: Observation, outcome: str, text: str) -> tuple[State, Action]:
-    phase: Phase = "done" if outcome == "done" else "failed" if outcome == "failed" else "stopped"
-    return _enter(state, phase, seen, outcome=text), Action("finish", text)
+def _finish(state: State, seen: Observation, outcome: Outcome, text: str) -> tuple[State, Action]:
+    phase: Phase = "done" if outcome is Outcome.DONE else "failed" if outcome is Outcome.FAILED else "stopped"
+    return _enter(state, phase, seen, outcome=outcome, reason=text), Action("finish", text)
 
 
 def _fault(state: State, seen: Observation) -> Failure | None:
@@ -292,11 +289,11 @@ def _fault(state: State, seen: Observation) -> Failure | None:
     )
 
 
-def _limit(rules: Policy, seen: Observation) -> str:
-    """Which ceiling of the job is reached, in words; empty if none."""
-    limits = rules.spec.limits
+def _limit(policy: Policy, seen: Observation) -> Stop | None:
+    """The ceiling of the job that is reached, if one is."""
+    limits = policy.spec.limits
     if limits.hours is not None and seen.spent_hours >= limits.hours:
-        return f"limits.hours {limits.hours:g} is reached"
+        return Stop("limit", f"limits.hours {limits.hours:g} is reached")
     if limits.cost_usd is not None and seen.spent_usd >= limits.cost_usd:
-        return f"limits.cost_usd {limits.cost_usd:g} is reached"
-    return ""
+        return Stop("limit", f"limits.cost_usd {limits.cost_usd:g} is reached")
+    return None

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from typing import Any
 
+from cluster.workers.clock import wall
 from orchestrator.control.health import Failure
+from orchestrator.control.hints import hint_for
+from orchestrator.control.state import State
+from orchestrator.data.skips import Skip, merged, on_record
 from orchestrator.job.outcome import ENDED
 from orchestrator.job.spec import LimitSpec
-from orchestrator.job.stability import Skip, merged, on_record
 from orchestrator.planning import prices
 from orchestrator.storage.row_line import Row
 from orchestrator.track.goodput import timeline
@@ -33,8 +38,8 @@ class EventHistory:
         """Samples that are left out."""
         self.missing: list[list[int]] = []
         """Steps whose rows are lost: the first and the last of each gap."""
-        self.ceilings: list[str] = []
-        """What was told of ceilings that are near."""
+        self.ceilings: set[tuple[str, float]] = set()
+        """Ceilings, by key and limit, that are recorded to be near."""
         self.begun = 0
         """The number of the event with which the last attempt began."""
         self._stopped: float | None = None
@@ -50,8 +55,8 @@ class EventHistory:
             self.skips = merged(self.skips, on_record([event]))
         if event.get("missing_rows") is not None:
             self.missing = event["missing_rows"]
-        if prices.TOLD in (event.get("reason") or ""):
-            self.ceilings.append(event["reason"])
+        if ceiling := event.get("ceiling"):
+            self.ceilings.add((ceiling["key"], ceiling["limit"]))
         if event["phase"] == "start":
             self.begun = len(self.events) - 1
         elif event["phase"] == "stop":
@@ -73,13 +78,35 @@ class EventHistory:
                 found.append(Failure.on_record(event, date - event["time"], now))
             elif event.get("controller_died") == commit:
                 since = now - max(date - event["time"], 0.0)
-                found.append(Failure(since, event["step"], "", event["reason"]))
+                found.append(Failure(since, event["step"], "", event["reason"].removeprefix("resumed: ")))
         return tuple(reversed(found))
 
     @property
     def died_last(self) -> bool:
         """Whether the last that happened is that the controller died."""
         return bool(self.events) and self.events[-1].get("controller_died") is not None
+
+
+def fault_event(
+    before: State, after: State, fault: Failure, lost: Sequence[Row]
+) -> tuple[str, dict[str, Any]]:
+    """Reason and fields of the event of a fault that took a run from state `before` to `after`.
+
+    `lost` are the rows of steps that must be done again.
+    """
+    fields: dict[str, Any] = {
+        **fault.to_json(),
+        "explained": hint_for(fault.cause),
+        "seen": wall() - (time.monotonic() - fault.time),
+        "still_seconds": time.monotonic() - before.moved if before.phase == "train" else 0.0,
+        "lost_steps": len(lost),
+        "seconds_lost": sum(row["step_seconds"] for row in lost),
+    }
+    reason = "a fault ended the attempt"
+    for skip in after.skips[len(before.skips) :]:
+        reason += f"; {skip.count} samples from position {skip.start} are left out"
+        fields["skipped"] = skip.to_json()
+    return reason, fields
 
 
 class Spending:
@@ -108,8 +135,8 @@ class Spending:
             self._counted = now
         return self.spent
 
-    def near(self) -> list[str]:
-        """A line for each ceiling of the job that has come near, told once."""
+    def near(self) -> list[prices.Ceiling]:
+        """Each ceiling of the job that has come near and is not yet recorded to be so."""
         limits, (hours, usd) = self._limits, self.spent
         if not (limits.hours or limits.cost_usd):
             return []
@@ -122,5 +149,5 @@ class Spending:
         rows = tally(events, reversed(recent))
         phases = timeline(events, rows, now, self._latest)
         phases = phases if now is not None else phases[:-1]
-        hours = sum(phase.seconds for phase in phases if phase.name != "down") / 3600
+        hours = sum(phase.seconds for phase in phases if phase.name not in ("down", "queue")) / 3600
         return hours, cost(phases, rows, events, self._limits.usd_per_worker_hour) or 0.0

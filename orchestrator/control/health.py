@@ -31,9 +31,10 @@ EXCLUSION = 300.0
 
 @dataclass(frozen=True)
 class Failure:
-    """One attempt that ended badly after `step` steps: how, and of which `rank` on which `node` if one is known.
+    """The first fault of an attempt, which ended after optimiser step `step`.
 
-    `time` is monotonic; `where` and `why` say it in words.
+    `cause` is what is decided by. `rank` and `node` are -1 and empty where none is known to be at fault. `time` is
+    monotonic seconds. `where` and `why` are for people: nothing reads them but to compare two of them.
     """
 
     time: float
@@ -66,7 +67,7 @@ class Failure:
         ended at this step, in the same way, for the DEATHS-th time."""
         alike = [f for f in others if (f.step, f.cause) == (self.step, self.cause)]
         if self.cause.end == "raised":
-            return not is_consequence(self.why) and any(f.why == self.why for f in alike)
+            return self.cause.kind != "peer_lost" and any(f.why == self.why for f in alike)
         return self.rank >= 0 and sum(f.rank == self.rank for f in alike) + 1 >= DEATHS
 
 
@@ -109,7 +110,7 @@ def first_fault(seen: Vitals) -> Failure | None:
 
 def _told(seen: Vitals) -> Failure | None:
     told = sorted((r for r in seen.ranks if r.state == "failed"), key=lambda r: r.failed_at)
-    root = next((r for r in told if not is_consequence(r.error)), None)
+    root = next((r for r in told if r.cause.kind != "peer_lost"), None)
     # A peer's death makes others raise connection errors: the death came first, whoever was heard first.
     if root is None and told and seen.now - seen.suspected >= GRACE and not _died(seen):
         root = told[0]
@@ -147,24 +148,3 @@ def _hangs(seen: Vitals) -> Failure | None:
 def _failure(seen: Vitals, rank: RankStatus, how: str, why: str, cause: Cause) -> Failure:
     where = f"rank {rank.rank} on {rank.node}{how}"
     return Failure(seen.now, seen.step, where, why, cause, rank.node, rank.rank)
-
-
-def is_consequence(text: str) -> bool:
-    """Whether an exception only says that a peer is gone."""
-    signs = (
-        "Connection closed by peer",
-        "Connection reset",
-        "Connection refused",
-        "Broken pipe",
-        "Timed out",
-        "DistNetworkError",
-        "NCCL",
-    )
-    return any(sign in text for sign in signs)
-
-
-def bad_commit(text: str) -> int | None:
-    """The step of the commit that a rank found corrupt, from its error."""
-    _, found, rest = text.partition("CorruptCommit: step ")
-    digits = rest.split(":")[0].split(" ")[0] if found else ""
-    return int(digits) if digits.isdigit() else None

@@ -16,8 +16,9 @@ from orchestrator.checkpoint.snapshots import newest, peer_store
 from orchestrator.checkpoint.store import Store
 from orchestrator.control.events import EventHistory, Spending
 from orchestrator.control.row_recovery import find, without
+from orchestrator.control.state import Phase, State, Stop
+from orchestrator.data.skips import Skip, is_before, merged
 from orchestrator.job.spec import JobSpec, dump
-from orchestrator.job.stability import Skip, is_before, merged
 from orchestrator.planning import prices
 from orchestrator.storage.background_writer import Writer
 from orchestrator.storage.retry import storage_failed
@@ -61,12 +62,12 @@ class RunHistory:
         self._refused = -PAUSE  # when a document was not taken, monotonic seconds
         # Since when saves fail, and why the last one did.
         self._failing: tuple[float, str] | None = None
-        self.history = EventHistory(run.rows(EVENTS))
+        self.event_history = EventHistory(run.rows(EVENTS))
         # Never changed in place: what asks for the status reads it from another thread.
         self.recent: tuple[Row, ...] = tuple(self._metrics.latest(RECENT))
         self.saved = 0
         """Rows since the last return to a commit that are stored."""
-        self.spending = Spending(spec.limits, self.history)
+        self.spending = Spending(spec.limits, self.event_history)
         self._first = int((run.read_json(ORIGIN) or {}).get("step", 0)) + 1
         # What commits tell is told by events too, unless those were lost.
         self._committed = (commit.meta.get("attempt", 0), commit.meta.get("data", "")) if commit else (0, "")
@@ -87,14 +88,21 @@ class RunHistory:
     @property
     def events(self) -> list[Row]:
         """All that happened, the newest last."""
-        return self.history.events
+        return self.event_history.events
 
     @property
     def attempts(self) -> int:
         """Attempts that there have been; where events are lost, as many as rows and commits tell of. One that has
         fenced the commits may not have come to tell of itself."""
         rows = self.recent[-1]["attempt"] if self.recent else 0
-        return max(self.history.attempts, rows, self._committed[0], self._fenced)
+        return max(self.event_history.attempts, rows, self._committed[0], self._fenced)
+
+    def state(self, phase: Phase) -> State:
+        """Where the run is when a controller takes it up, in that phase."""
+        now, past = time.monotonic(), self.event_history
+        commit = self.newest.step if self.newest else 0
+        failures = past.failures(self._spec.limits.restart_window, wall(), now, commit)
+        return State(phase, now, self.attempts, step=self.step, failures=failures, skips=past.skips)
 
     @property
     def data(self) -> str:
@@ -138,7 +146,7 @@ class RunHistory:
         self._metrics.hurry()
         self._events.add([row])
         self._events.hurry()
-        self.history.add(row)
+        self.event_history.add(row)
         self._writer.ask()
 
     def document(self, name: str, value: Any) -> None:
@@ -224,15 +232,16 @@ class RunHistory:
         self._failing = None
         return told
 
-    def unsaved(self) -> str:
-        """That saves have failed for as long as the job allows, in words; empty if not."""
+    def unsaved(self) -> Stop | None:
+        """The stop of a run whose saves have failed for as long as the job allows; None before."""
         now = time.monotonic()
         since, why = self._failing or (now, "")
         if now - since < self._spec.limits.unsaved:
-            return ""
-        return (
+            return None
+        text = (
             f"limits.unsaved is reached: every save has failed for {now - since:.0f} s, the last one: {why}"
         )
+        return Stop("limit", text)
 
     def use_holders(self, token: str, holders: Sequence[Mapping[str, str]]) -> None:
         """Look for commits in the memory of these holders first, {"node", "address"} each."""
@@ -250,7 +259,7 @@ class RunHistory:
         for each bad one."""
         notes = [f"step {step}: a rank found its bytes damaged" for step in sorted(bad)]
         at_most: int | None = None
-        skips = self.history.skips
+        skips = self.event_history.skips
         while True:
             found = newest(self._stores, at_most, deep=False)
             told = found[2] if found else [f"step {step}: {why}" for step, why in self.store.skipped]
@@ -287,7 +296,7 @@ class RunHistory:
 
     def restore(self, missing: Sequence[tuple[int, int]], attempt: int, step: int) -> bool:
         """Find rows again that storage has lost, and tell of those that are lost for good. Whether some were found."""
-        if not missing or [list(gap) for gap in missing] == self.history.missing:
+        if not missing or [list(gap) for gap in missing] == self.event_history.missing:
             return False
         found = find(self._spec, self._run, self._metrics.log, self.store, self.events, missing)
         if found:

@@ -9,23 +9,23 @@ from typing import Any
 import psutil
 
 from cluster.workers.gang import RankStatus
-from orchestrator.control.decide import State
 from orchestrator.control.run_history import RunHistory
+from orchestrator.control.state import State
 from orchestrator.job.spec import JobSpec
 
 
 def status_of(
     spec: JobSpec,
     state: State,
-    record: RunHistory | None,
+    history: RunHistory | None,
     ranks: tuple[RankStatus, ...],
     until: int,
     note: str,
 ) -> dict[str, Any]:
     """Phase, step, attempt, layout and ranks, with the time left in seconds while the run trains up to `until`."""
-    rows = record.recent if record else ()
+    rows = history.recent if history else ()
     last = rows[-1] if rows else {}
-    left = (until - state.step) * (record.step_seconds if record else 0.0)
+    left = (until - state.step) * (history.step_seconds if history else 0.0)
     return {
         "name": spec.name,
         "phase": state.phase,
@@ -37,8 +37,8 @@ def status_of(
         "tokens_per_second": last.get("tokens_per_second"),
         "eta_seconds": left if left and state.phase == "train" else None,
         "note": note,
-        "missing_rows": record.history.missing if record else [],
-        "rows": record.mark if record else None,
+        "missing_rows": history.event_history.missing if history else [],
+        "rows": history.mark if history else None,
         "time": time.time(),
         "pid": os.getpid(),
         "memory_percent": psutil.virtual_memory().percent,

@@ -1,4 +1,4 @@
-"""What a user is told: one line that says what, where and the hint."""
+"""What a user reads of wrong input: one line that says what, where and a hint."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ class InputError(Exception):
 
     `what` is wrong, `where` it stands (a file and key, a path, an option) and how to `hint` it.
     """
+
+    kind = "input"
 
     def __init__(self, what: str, where: str = "", hint: str = "") -> None:
         self.what, self.where, self.hint = what, where, hint

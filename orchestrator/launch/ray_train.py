@@ -13,6 +13,7 @@ import contextlib
 import json
 import secrets
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,16 +24,23 @@ import torch.distributed as dist
 from ray.train import Checkpoint
 from ray.train.collective import broadcast_from_rank_zero
 
+from cluster.workers.clock import wall
+from cluster.workers.error_kind import cause_of
+from cluster.workers.gang import RankStatus
 from cluster.workers.machine import smallest_offer
 from cluster.workers.rank_process import describe, serve_store
 from cluster.workers.worker_context import RankInfo, WorkerContext
 from orchestrator.checkpoint.identity import check_same_run, check_shards
 from orchestrator.checkpoint.manifest import folder
+from orchestrator.control.decide import decide
+from orchestrator.control.events import fault_event
+from orchestrator.control.health import GRACE
 from orchestrator.control.run_history import RunHistory
+from orchestrator.control.state import Observation, Policy, State
+from orchestrator.data.skips import on_record
 from orchestrator.job.errors import InputError
 from orchestrator.job.paths import absolute, resolve_paths
 from orchestrator.job.spec import JobSpec, parse
-from orchestrator.job.stability import is_unstable, next_skip, on_record
 from orchestrator.launch.run import check
 from orchestrator.planning.machines import machine_for
 from orchestrator.planning.plan import Planner
@@ -76,9 +84,9 @@ def train_func(config: dict[str, Any]) -> None:
     run = RunDir(config["run"])
     if dist.is_initialized():
         dist.destroy_process_group()  # the rank program makes its own, over its own store
-    with _books(config, run) if rank == 0 else contextlib.nullcontext() as books:
-        store = serve_store(node) if books else None
-        told = {"host": node, "port": store.port, **books.begin(world)} if books and store else None
+    with _history_of(config, run) if rank == 0 else contextlib.nullcontext() as history:
+        store = serve_store(node) if history else None
+        told = {"host": node, "port": store.port, **history.begin(world)} if history and store else None
         told = broadcast_from_rank_zero(told)
         seat = RankInfo(rank, world, context.get_local_rank(), told.pop("host"), told.pop("port"), node)
         task = Task(
@@ -90,13 +98,13 @@ def train_func(config: dict[str, Any]) -> None:
             skips=tuple(skip.to_json() for skip in on_record(run.rows("events.jsonl"))),
             **told,
         )
-        main(task.to_json(), RayTrainContext(seat, store, books, config["report_every"]))
-        if books is None:
+        main(task.to_json(), RayTrainContext(seat, store, history, config["report_every"]))
+        if history is None:
             ray.train.report({"step": task.until})
             return
         with tempfile.TemporaryDirectory() as name:
-            (Path(name) / "commit.json").write_text(json.dumps(books.last_commit()))
-            ray.train.report(books.last_row, Checkpoint.from_directory(name))
+            (Path(name) / "commit.json").write_text(json.dumps(history.last_commit()))
+            ray.train.report(history.last_row, Checkpoint.from_directory(name))
 
 
 class RayTrainContext(WorkerContext):
@@ -106,16 +114,16 @@ class RayTrainContext(WorkerContext):
     a step as long as its polling interval.
     """
 
-    def __init__(self, seat: RankInfo, store: Any, books: RankZeroHistory | None, every: int) -> None:
+    def __init__(self, seat: RankInfo, store: Any, history: RankZeroHistory | None, every: int) -> None:
         super().__init__(seat, store)
-        self._books, self._every = books, every
+        self._history, self._every = history, every
 
     def report(self, step: int, row: Row | None = None) -> None:
         """See `WorkerContext.report`."""
         super().report(step, row)
-        if self._books is not None and row is not None:
-            self._books.take(row)
-            self.take(0, self._books.saved)
+        if self._history is not None and row is not None:
+            self._history.take(row)
+            self.take(0, self._history.saved)
         if step % self._every == 0:
             ray.train.report(row or {"step": step})
 
@@ -125,25 +133,25 @@ class RankZeroHistory:
 
     def __init__(self, config: dict[str, Any], run: RunDir) -> None:
         self._spec, self._data = parse(config["job"]), config["data"]
-        self._record = RunHistory(self._spec, run)
+        self._history = RunHistory(self._spec, run)
         self._attempt = 0
 
     @property
     def saved(self) -> int:
         """Rows of this attempt that are stored."""
-        return self._record.saved
+        return self._history.saved
 
     def begin(self, world: int) -> dict[str, Any]:
         """Roll back to the last sound commit and choose a layout; what a task says of that."""
         bundle = self._spec.resources.per_worker.bundle
         shape, shards = assemble.check_data(self._spec, self._data)
-        check_shards(self._record.newest, shards, self._data)
+        check_shards(self._history.newest, shards, self._data)
         layout = Planner(self._spec, shape, machine_for(smallest_offer(bundle), bundle)).choose(world)
         if layout is None or layout.world != world:
             hint = "change num_workers of ScalingConfig, or train.global_batch"
             raise InputError(f"no legal layout uses {world} workers", "parallel", hint)
-        self._attempt = self._record.attempts + 1
-        commit, _ = self._record.roll_back(frozenset(), self._attempt)
+        self._attempt = self._history.attempts + 1
+        commit, _ = self._history.roll_back(frozenset(), self._attempt)
         source = f"from the commit at step {commit.step}" if commit else "from the beginning"
         told = {"layout": layout.to_json(), "layout_after": str(layout), "data": self._data}
         self._tell("start", f"{world} workers {source}", **told)
@@ -157,58 +165,68 @@ class RankZeroHistory:
 
     def take(self, row: Row) -> None:
         """Add the row of a step to metrics.jsonl."""
-        first = not self._record.saved
-        self._record.take([row])
+        first = not self._history.saved
+        self._history.take([row])
         if first:
-            began = self._record.training_began(self._attempt)
+            began = self._history.training_began(self._attempt)
             self._tell("train", f"the first step of attempt {self._attempt} is done", time=began)
 
     @property
     def last_row(self) -> Row:
         """The row of the last step."""
-        return self._record.recent[-1]
+        return self._history.recent[-1]
 
     def last_commit(self) -> dict[str, Any]:
         """Where the last commit is: Ray Train has this in place of a checkpoint, for it would copy one."""
-        commit, _ = self._record.last_commit()
+        commit, _ = self._history.last_commit()
         assert commit is not None
-        return {"step": commit.step, "uri": f"{self._record.store.uri}/{folder(commit.step)}"}
+        return {"step": commit.step, "uri": f"{self._history.store.uri}/{folder(commit.step)}"}
 
     def end(self) -> None:
         """All steps are done."""
-        self._tell("done", f"{self._record.step} steps are done")
+        self._tell("done", f"{self._history.step} steps are done")
 
     def fail(self, error: Exception) -> None:
-        """Write down what ended the attempt and, after an instability, which samples the next one leaves out."""
-        fault, skip = describe(error), None
-        if is_unstable(fault):
-            skip = next_skip(self._spec.train, self._record.history.skips, fault)
-        commit, _ = self._record.last_commit()
-        told = {
-            "first_fault": fault,
-            "lost_steps": self._record.step - (commit.step if commit else 0),
-            "skipped": skip.to_json() if skip else None,
-        }
-        self._tell("stop", "a fault ended the attempt", **told)
+        """Record what ended the attempt and what follows from it, as `decide` says."""
+        history, now = self._history, time.monotonic()
+        past, cause = history.event_history, cause_of(error)
+        failures = past.failures(self._spec.limits.restart_window, wall(), now)
+        before = State(
+            phase="train",
+            step=history.step,
+            moved=now,
+            suspected=now - GRACE,  # Ray Train has waited for what explains it
+            failures=failures,
+            skips=past.skips,
+        )
+        node = ray.util.get_node_ip_address()
+        failed = RankStatus(0, node, 0, "failed", history.step, describe(error), now, heard=now, cause=cause)
+        policy = Policy(self._spec, lambda workers: None)
+        after, action = decide(policy, before, Observation(now=now, ranks=(failed,)))
+        commit, _ = history.last_commit()
+        lost = history.beyond(commit.step if commit else 0)
+        assert action.fault is not None
+        reason, fields = fault_event(before, after, action.fault, lost)
+        self._tell("stop", reason, **fields)
 
     def close(self) -> None:
         """Write nothing more."""
-        self._record.close()
+        self._history.close()
 
     def _tell(self, phase: str, reason: str, **more: Any) -> None:
-        self._record.event(self._attempt, self._record.step, phase, reason, **more)
+        self._history.event(self._attempt, self._history.step, phase, reason, **more)
 
 
 @contextlib.contextmanager
-def _books(config: dict[str, Any], run: RunDir) -> Iterator[RankZeroHistory]:
-    """The books of a run, which nobody else keeps meanwhile."""
+def _history_of(config: dict[str, Any], run: RunDir) -> Iterator[RankZeroHistory]:
+    """The history of a run, which nobody else keeps meanwhile."""
     with run.lock():
-        books = RankZeroHistory(config, run)
+        history = RankZeroHistory(config, run)
         try:
-            yield books
-            books.end()
+            yield history
+            history.end()
         except Exception as error:
-            books.fail(error)
+            history.fail(error)
             raise
         finally:
-            books.close()
+            history.close()

@@ -10,7 +10,8 @@ The table is CSV; a zone may be empty, for any zone, and a line may begin with #
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.job.errors import InputError
@@ -20,9 +21,6 @@ from orchestrator.storage.inputs import open_input
 COLUMNS = ["machine", "market", "zone", "usd_per_hour"]
 WARN_AT = 0.8
 """Share of a ceiling at which the events say that it comes near."""
-
-TOLD = " of limits."
-"""What every line that says so has in it."""
 
 Prices = Mapping[tuple[str, str, str], float]
 
@@ -89,12 +87,24 @@ def by_zone(machines: Sequence[Mapping[str, str]], prices: Prices) -> list[dict[
     ]
 
 
-def near(limits: Mapping[str, float | None], spent: Mapping[str, float], told: Sequence[str]) -> list[str]:
-    """A line for each ceiling that has come near and has not been told of."""
-    lines = []
-    for key, ceiling in limits.items():
-        if ceiling and spent[key] >= WARN_AT * ceiling:
-            start = f"{WARN_AT:.0%} of limits.{key} {ceiling:g} are reached"
-            if not any(line.startswith(start) for line in told):
-                lines.append(f"{start}: {spent[key]:.4g}")
-    return lines
+@dataclass(frozen=True)
+class Ceiling:
+    """A ceiling of the job, `limits.<key>`, of which so much is spent."""
+
+    key: str
+    limit: float
+    spent: float
+
+    def __str__(self) -> str:
+        return f"{WARN_AT:.0%} of limits.{self.key} {self.limit:g} are reached: {self.spent:.4g}"
+
+
+def near(
+    limits: Mapping[str, float | None], spent: Mapping[str, float], known: Set[tuple[str, float]]
+) -> list[Ceiling]:
+    """Each ceiling that has come near and is not yet `known`, by key and limit, to be so."""
+    return [
+        Ceiling(key, limit, spent[key])
+        for key, limit in limits.items()
+        if limit and spent[key] >= WARN_AT * limit and (key, limit) not in known
+    ]

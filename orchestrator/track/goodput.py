@@ -26,10 +26,18 @@ BUCKETS = (
     "re_plan",  # stopping the gang and choosing the next layout
     "restore",  # any later gang: processes, mesh, model, commit read
     "export",  # writing the model for others
+    "queue",  # waiting for its turn on a cluster that several jobs share
     "idle",  # waiting for workers, and the time in training that no step accounts for
     "down",  # nobody ran
 )
-_PLAIN = {"prepare": "prepare", "wait": "idle", "stop": "re_plan", "export": "export", "down": "down"}
+_PLAIN = {
+    "prepare": "prepare",
+    "queue": "queue",
+    "wait": "idle",
+    "stop": "re_plan",
+    "export": "export",
+    "down": "down",
+}
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ BUCKET_NAMES = {
     "lost_work": "work that was lost",
     "detection": "noticing faults",
     "re_plan": "stopping and planning anew",
+    "queue": "waiting for its turn",
     "restore": "later starts and restores",
     "export": "exporting",
     "idle": "waiting for workers, and between steps",

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from typing import Any
 
@@ -18,10 +17,10 @@ from cluster.workers.worker_context import WorkerContext
 from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.data.batches import Batches, Prefetch, slices
 from orchestrator.data.receipt import START, add, roll
+from orchestrator.data.skips import Skip, lr_factor, merged, start_of
 from orchestrator.data.tokens import Tokens
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
-from orchestrator.job.stability import Skip, lr_factor, merged, spike, start_of, where
 from orchestrator.planning.layout import Layout
 from orchestrator.resolve.parts import batches_of, workload_of
 from orchestrator.storage.retry import patient
@@ -30,19 +29,12 @@ from orchestrator.train.commits import Commits
 from orchestrator.train.device import close_device, open_device, peak_memory
 from orchestrator.train.engines.choose import make_engine
 from orchestrator.train.engines.engine import Engine, Metrics
+from orchestrator.train.instability import check_stable
 from orchestrator.train.learning_rate import learning_rate
 from orchestrator.train.rank_messages import agree
 from orchestrator.train.task import Task
 from workloads.model.dropout import KEYS, row_keys
 from workloads.workload import Batch
-
-
-class NonFinite(ArithmeticError):
-    """The loss or the gradient norm is not a number; every rank raises it at the same step, before any commit."""
-
-
-class LossSpike(ArithmeticError):
-    """The loss is far above the last ones, by the job's measure; raised as `NonFinite` is."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,8 +114,8 @@ class Rank:
             manifest, reader = self._commits.open(self._task.restore)
             self._engine.load(reader)
         except CorruptCommit as error:
-            # The controller reads the step in this line, and takes the commit before.
-            raise CorruptCommit(f"step {self._task.restore}: {error}") from None
+            # The controller learns the step from the exception, and takes the commit before.
+            raise CorruptCommit(f"step {self._task.restore}: {error}", self._task.restore) from None
         meta = manifest.meta
         return TrainingProgress(
             manifest.step,
@@ -199,14 +191,11 @@ class Rank:
         )
 
     def _refuse_unstable(self, metrics: Metrics) -> None:
-        """Every rank has the same numbers, so all raise or none."""
         train, before = self._spec.train, self._progress
-        place = where(before.step + 1, start_of(before.position, 0, train.global_batch, before.skips))
-        for name, value in (("loss", metrics.loss), ("grad_norm", metrics.grad_norm)):
-            if not math.isfinite(value):
-                raise NonFinite(f"{name} is {value} {place}")
-        if why := spike(metrics.loss, before.losses, train.stability):
-            raise LossSpike(f"{why}, {place}")
+        position = start_of(before.position, 0, train.global_batch, before.skips)
+        check_stable(
+            metrics.loss, metrics.grad_norm, before.losses, train.stability, before.step + 1, position
+        )
 
     def _row(self, metrics: Metrics, lr: float, seconds: float, data_seconds: float) -> Row:
         tokens = self._spec.train.global_batch * self._spec.data.sequence_length

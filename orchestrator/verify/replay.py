@@ -16,9 +16,9 @@ from cluster.workers.process_gang import ProcessGang
 from orchestrator.checkpoint.identity import check_commit, check_shards
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.store import Store
+from orchestrator.data.skips import on_record
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
-from orchestrator.job.stability import on_record
 from orchestrator.resolve import parts as assemble
 from orchestrator.storage.row_line import METRICS
 from orchestrator.storage.run_directory import Row, RunDir

@@ -54,7 +54,7 @@ def breakable(cluster: Cluster) -> Iterator[RayGang]:
 
 
 def processes() -> set[str]:
-    """Zygotes and ranks of these tests that run on this machine, with their process ids."""
+    """Fork servers and ranks of these tests that run on this machine, with their process ids."""
     found, ours = set(), str(Path(__file__).parents[1])
     for process in psutil.process_iter(["cmdline", "status"]):
         words = process.info["cmdline"] or []

@@ -13,7 +13,7 @@ from prepared import prepare_here
 from orchestrator.checkpoint.store import Store
 from orchestrator.planning.layout import Layout
 from orchestrator.job.spec import parse
-from orchestrator.job.stability import Skip, next_skip
+from orchestrator.data.skips import Skip, next_skip
 from orchestrator.train.task import Task
 
 STEPS, BATCH = 12, 8

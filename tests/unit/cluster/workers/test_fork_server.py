@@ -148,8 +148,8 @@ def test_ranks_die_with_their_zygote(zygote: ForkServer, watch: HeartbeatServer)
 
 def test_everything_dies_with_who_started_it(watch: HeartbeatServer) -> None:
     code = (
-        "import json, sys, time; from cluster.workers.fork_server import Zygote\n"
-        "zygote = Zygote('targets:wait'); rank = zygote.launch(**json.loads(sys.argv[1]))\n"
+        "import json, sys, time; from cluster.workers.fork_server import ForkServer\n"
+        "zygote = ForkServer('targets:wait'); rank = zygote.launch(**json.loads(sys.argv[1]))\n"
         "print(zygote._process.pid, rank, flush=True)\n"
         "time.sleep(600)\n"
     )

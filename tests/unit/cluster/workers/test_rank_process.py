@@ -142,12 +142,12 @@ def raised(error: BaseException) -> BaseException:
 @pytest.mark.parametrize(
     ("error", "wanted"),
     [
-        (ValueError("a\n\n  b\tc"), "ValueError: a b c (test_rank.py:"),
-        (KeyError("name"), "KeyError: 'name' (test_rank.py:"),
-        (RuntimeError(), "RuntimeError: no message (test_rank.py:"),
+        (ValueError("a\n\n  b\tc"), "ValueError: a b c (test_rank_process.py:"),
+        (KeyError("name"), "KeyError: 'name' (test_rank_process.py:"),
+        (RuntimeError(), "RuntimeError: no message (test_rank_process.py:"),
         (
             ExceptionGroup("several", [ValueError("a")]),
-            "ExceptionGroup: several (1 sub-exception) (test_rank.py:",
+            "ExceptionGroup: several (1 sub-exception) (test_rank_process.py:",
         ),
     ],
 )
@@ -164,7 +164,7 @@ def test_a_long_message_is_cut() -> None:
 def test_the_place_is_the_innermost() -> None:
     with pytest.raises(ValueError, match="invalid literal") as found:
         raised(ValueError(int("x")))
-    assert describe(found.value).endswith(f"(test_rank.py:{found.traceback[-1].lineno + 1})")
+    assert describe(found.value).endswith(f"(test_rank_process.py:{found.traceback[-1].lineno + 1})")
 
 
 def test_an_error_that_was_never_raised_has_no_place() -> None:

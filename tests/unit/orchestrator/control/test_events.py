@@ -55,7 +55,7 @@ def test_a_history_knows_what_its_events_say() -> None:
                 skipped={"step": 3, "start": 8, "count": 8},
             ),
             event(11.5, 2, "train"),
-            event(12.0, 2, "train", reason="80% of limits.hours 4 are reached: 3.3"),
+            event(12.0, 2, "train", ceiling={"key": "hours", "limit": 4.0, "spent": 3.3}),
             event(13.0, 2, "wait", missing_rows=[[3, 4]]),
         ]
     )
@@ -63,7 +63,7 @@ def test_a_history_knows_what_its_events_say() -> None:
     assert [skip.start for skip in found.skips] == [8]
     assert [failure.node for failure in found.failures(2.0, 10.0, 0.0)] == ["n1"]
     assert found.failures(0.5, 10.0, 0.0) == (), "too long ago"
-    assert len(found.ceilings) == 1
+    assert found.ceilings == {("hours", 4.0)}
     found.add(event(14.0, 2, "stopped"))
     assert found.failures(100.0, 15.0, 0.0) == (), "an earlier command's"
     found.add(event(7.0, 3, "stop"))

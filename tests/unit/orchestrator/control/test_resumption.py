@@ -14,9 +14,10 @@ from scripted import Training, place
 from orchestrator.checkpoint.store import Store
 from orchestrator.control import decide
 from orchestrator.control.controller import Controller
+from orchestrator.control.decide import resume
 from orchestrator.control.events import EventHistory
-from orchestrator.control.resumption import taken_up
 from orchestrator.control.run_history import RunHistory
+from orchestrator.control.state import State
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.storage.run_directory import RunDir
 
@@ -38,6 +39,10 @@ def run(tmp_path: Path) -> RunDir:
     return found
 
 
+def taken_up(record: RunHistory, spec: JobSpec) -> State:
+    return resume(spec.limits, record.state("prepare"), record.event_history.died_last)
+
+
 def controller(spec: JobSpec, run: RunDir, died: bool) -> Controller:
     return Controller(spec, run, None, place(lambda: FakeGang(Training())), died=died)
 
@@ -50,8 +55,8 @@ def test_it_ends_in_words_once_that_was_as_often_as_the_job_allows(
     run.write_json("status.json", {"memory_percent": 97.4})
     for death in range(1, RESTARTS + 1):
         record = RunHistory(spec, run, died=True)
-        assert (taken_up(record, spec.limits).phase, record.history.died_last) == ("prepare", True)
-        assert len(taken_up(record, spec.limits).failures) == death
+        assert (taken_up(record, spec).phase, record.event_history.died_last) == ("prepare", True)
+        assert len(taken_up(record, spec).failures) == death
         record.close()
     summary = controller(spec, run, died=True).drive()
     assert (summary["state"], summary["commit"]) == ("failed", None)
@@ -68,14 +73,14 @@ def test_deaths_between_which_there_was_a_commit_do_not_count(spec: JobSpec, run
     for step in range(1, 3 * RESTARTS):
         store.publish(step, store.write_raw(step, 0, []), {"position": step, "receipt": "0" * 32, "rows": []})
         record = RunHistory(spec, run, died=True)
-        assert len(taken_up(record, spec.limits).failures) == 1
+        assert len(taken_up(record, spec).failures) == 1
         record.close()
 
 
 def test_a_death_that_somebody_took_up_by_hand_does_not_count(spec: JobSpec, run: RunDir) -> None:
     for _ in range(2 * RESTARTS):
         record = RunHistory(spec, run)
-        assert taken_up(record, spec.limits).failures == ()
+        assert taken_up(record, spec).failures == ()
         record.close()
 
 

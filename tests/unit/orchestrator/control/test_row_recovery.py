@@ -73,7 +73,7 @@ def told(record: RunHistory) -> list[str]:
 
 def test_nothing_is_told_where_nothing_is_lost(run: RunDir) -> None:
     record = resumed(run)
-    assert (told(record), record.history.missing, record.step) == ([], [], 20)
+    assert (told(record), record.event_history.missing, record.step) == ([], [], 20)
     assert run.rows(METRICS) == [row(n) for n in range(1, 21)]
 
 
@@ -84,11 +84,11 @@ def test_a_gap_is_told_once_with_what_a_commit_had_of_it(run: RunDir) -> None:
         "rows of step 3 to 4, 9, 18 to 19 were lost from metrics.jsonl: 2 are found again, and those of step 3 to 4, 9 "
         "are not"
     ]
-    assert record.history.missing == [[3, 4], [9, 9]]
+    assert record.event_history.missing == [[3, 4], [9, 9]]
     assert run.rows(METRICS) == [row(n) for n in range(1, 21) if n not in (3, 4, 9)]
     run.write_json("status.json", {"rows": record.mark})
     again = resumed(run)
-    assert (len(told(again)), again.history.missing) == (1, [[3, 4], [9, 9]])
+    assert (len(told(again)), again.event_history.missing) == (1, [[3, 4], [9, 9]])
     run.remove("status.json")
     assert len(told(resumed(run))) == 1, "where everything is read, too"
 
@@ -97,7 +97,7 @@ def test_a_gap_is_told_once_with_what_a_commit_had_of_it(run: RunDir) -> None:
 def test_an_end_that_was_cut_off_is_missed(run: RunDir, kept: int) -> None:
     run.log(METRICS).cut(kept)
     record = resumed(run)
-    assert record.history.missing == [[kept + 1, 16]]
+    assert record.event_history.missing == [[kept + 1, 16]]
     assert run.rows(METRICS) == [row(n) for n in range(1, 21) if n <= kept or n in CARRIED]
     assert record.step == 20
 
@@ -125,7 +125,7 @@ def test_lines_out_of_order_come_into_order(tmp_path: Path) -> None:
     run.remove("status.json")
     record = resumed(run)
     assert run.rows(METRICS) == [row(n) for n in range(1, 21)]
-    assert record.history.missing == []
+    assert record.event_history.missing == []
 
 
 def test_a_run_that_a_search_began_with_a_commit_misses_nothing_before_it(run: RunDir) -> None:
@@ -160,7 +160,7 @@ def test_mlflow_that_does_not_answer_holds_nobody_up(tmp_path: Path) -> None:
     run = begun(RunDir(str(tmp_path / "run")), spec_of())
     lose(run, {3})
     spec = spec_of(tracking={"uri": "http://127.0.0.1:9", "experiment": "lost"})
-    assert resumed(run, spec).history.missing == [[3, 3]]
+    assert resumed(run, spec).event_history.missing == [[3, 3]]
 
 
 def test_what_is_left_of_gaps() -> None:

@@ -160,7 +160,7 @@ def test_a_recovery_costs_what_it_costs_however_long_the_run(
         record.roll_back(frozenset(), 2)
         record.take([row(n, 2) for n in range(steps - 9, steps)])
         record.roll_back(frozenset(), 3)
-        assert (record.step, record.history.missing) == (steps - 10, [])
+        assert (record.step, record.event_history.missing) == (steps - 10, [])
         spent.append((count["rows"], count["bytes"]))
     assert spent[1][0] <= spent[0][0] + 5, spent
     assert spent[1][1] <= 12 * (1 << 16), spent

@@ -11,15 +11,11 @@ from prepared import prepare_here
 
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import parse
-from orchestrator.job.stability import where
 from orchestrator.launch import ray_train
-from orchestrator.launch.ray_train import _books
+from orchestrator.launch.ray_train import _history_of
 from orchestrator.planning import machines
 from orchestrator.storage.run_directory import RunDir
-
-
-class NonFinite(ArithmeticError):
-    """As the rank program raises it."""
+from orchestrator.train.instability import NonFinite
 
 
 @pytest.fixture
@@ -47,18 +43,18 @@ def events(config: dict[str, Any]) -> list[dict[str, Any]]:
 
 def diverge(config: dict[str, Any]) -> None:
     """An attempt whose second step is no number."""
-    with _books(config, RunDir(config["run"])) as books:
-        books.begin(2)
-        books.take(row(1, 1))
-        raise NonFinite(f"loss is nan {where(2, 8)}")
+    with _history_of(config, RunDir(config["run"])) as history:
+        history.begin(2)
+        history.take(row(1, 1))
+        raise NonFinite("loss is nan", 2, 8)
 
 
 def test_an_attempt_is_told_and_its_rows_are_kept(config: dict[str, Any]) -> None:
-    with _books(config, RunDir(config["run"])) as books:
-        told = books.begin(2)
+    with _history_of(config, RunDir(config["run"])) as history:
+        told = history.begin(2)
         for step in (1, 2):
-            books.take(row(step, told["attempt"]))
-        assert books.saved == 2
+            history.take(row(step, told["attempt"]))
+        assert history.saved == 2
     assert (told["attempt"], told["restore"], told["layout"]["dp"]) == (1, None, 2)
     assert [event["phase"] for event in events(config)] == ["prepare", "start", "train", "done"]
     assert events(config)[1]["data"] == config["data"]
@@ -70,14 +66,14 @@ def test_an_instability_is_left_out_by_the_next_attempt(config: dict[str, Any]) 
         diverge(config)
     (stop,) = [event for event in events(config) if event["phase"] == "stop"]
     assert stop["skipped"] == {"step": 2, "start": 8, "count": 8, "lr_scale": 1.0}
-    assert stop["first_fault"].startswith("NonFinite: loss is nan at step 2")
+    assert stop["first_fault"].split(": ", 1)[1].startswith("NonFinite: loss is nan at step 2")
     assert stop["lost_steps"] == 1
-    with _books(config, RunDir(config["run"])) as books:
-        assert books.begin(1)["attempt"] == 2
+    with _history_of(config, RunDir(config["run"])) as history:
+        assert history.begin(1)["attempt"] == 2
     assert rows(Path(config["run"])) == []
 
 
 def test_workers_that_no_layout_uses_are_refused(config: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="no legal layout uses 7 workers"):
-        with _books(config, RunDir(config["run"])) as books:
-            books.begin(7)
+        with _history_of(config, RunDir(config["run"])) as history:
+            history.begin(7)

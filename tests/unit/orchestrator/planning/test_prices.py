@@ -85,7 +85,8 @@ def test_what_is_no_table_is_one_line(tmp_path: Path, text: str) -> None:
 
 def test_a_ceiling_that_comes_near_is_told_once() -> None:
     limits = {"hours": 10.0, "cost_usd": None}
-    assert near(limits, {"hours": 7.99, "cost_usd": 1e9}, []) == []
-    (line,) = near(limits, {"hours": 8.0, "cost_usd": 0.0}, [])
-    assert line == "80% of limits.hours 10 are reached: 8"
-    assert near(limits, {"hours": 9.0, "cost_usd": 0.0}, ["begun", line]) == []
+    assert near(limits, {"hours": 7.99, "cost_usd": 1e9}, set()) == []
+    (ceiling,) = near(limits, {"hours": 8.0, "cost_usd": 0.0}, set())
+    assert (ceiling.key, ceiling.limit, ceiling.spent) == ("hours", 10.0, 8.0)
+    assert str(ceiling) == "80% of limits.hours 10 are reached: 8"
+    assert near(limits, {"hours": 9.0, "cost_usd": 0.0}, {("hours", 10.0)}) == []

@@ -1,0 +1,130 @@
+"""The workers of a run: its gang, and what runs on the nodes beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cluster.workers.cluster import Cluster
+from cluster.workers.gang import GangStatus, RankStatus
+from orchestrator.control.capacity import Capacity
+from orchestrator.control.health import Failure
+from orchestrator.control.snapshot_servers import SnapshotServers
+from orchestrator.control.state import Phase
+from orchestrator.job.spec import JobSpec
+from orchestrator.planning.layout import Layout, ModelShape
+from orchestrator.storage.run_directory import Row
+from orchestrator.train.task import ENTRY_OF, NOTICES, Task
+
+POLL = 0.1
+"""Seconds between looks at a gang that has no news."""
+
+
+class Workers:
+    """One gang after another, with snapshot servers and the services that hear of preemption.
+
+    `running` says whether ranks run; `ranks` are as they were last seen, none while no ranks run.
+    """
+
+    def __init__(self, spec: JobSpec, cluster: Cluster) -> None:
+        self._spec, self._cluster = spec, cluster
+        self.bundle = spec.resources.per_worker.bundle
+        self._snapshots = SnapshotServers(spec, cluster)
+        source = spec.resources.notices
+        self._notices = cluster.services(NOTICES, source) if source else None
+        self.running, self.status = False, GangStatus()
+        self._open()
+
+    def _open(self) -> None:
+        self._gang = self._cluster.gang()
+        self._capacity = Capacity(self._gang, self.bundle, self._spec.resources.workers.min)
+
+    @property
+    def ranks(self) -> tuple[RankStatus, ...]:
+        """The ranks that run."""
+        return self.status.ranks if self.running else ()
+
+    @property
+    def snapshot_token(self) -> str:
+        """What the snapshot servers of this run are known by."""
+        return self._snapshots.token
+
+    def snapshot_servers(self, shape: ModelShape) -> list[dict[str, str]]:
+        """{"node", "address"} of each snapshot server, started where it is missing."""
+        return self._snapshots.places(shape, self._gang.lost())
+
+    def lost_nodes(self) -> frozenset[str]:
+        """Addresses of nodes that were found to be gone lately."""
+        return frozenset(self._gang.lost())
+
+    def capacity(self, phase: Phase, failures: Sequence[Failure], now: float) -> int:
+        """How many workers could run, see `Capacity.count`."""
+        return self._capacity.count(phase, failures, now)
+
+    def ready(self) -> int:
+        """For how many workers all imports are done."""
+        return self._gang.ready()
+
+    def poll(self, saved: int, wait: float = POLL) -> tuple[Row, ...]:
+        """Observe the ranks, if any run; the rows that they have reported. See `Gang.poll`."""
+        if not self.running:
+            return ()
+        self.status = self._gang.poll(saved, wait)
+        return self.status.rows
+
+    def start(self, layout: Layout, task: Task) -> None:
+        """Start a gang on that task. Raises TimeoutError, with no rank left running, if it cannot be placed."""
+        self.status = GangStatus()
+        if self._notices is not None:
+            self._notices.everywhere()
+        entry, arguments = ENTRY_OF[layout.engine], task.to_json()
+        try:
+            self._gang.start(layout.world, self.bundle, entry, arguments, layout.tp, self._capacity.avoid)
+            self.running = True
+            self.prewarm(layout.world)
+        except TimeoutError:
+            self.stop()
+            raise
+
+    def prewarm(self, workers: int) -> None:
+        """Have so many workers ready, and the job's spares, as far as there is room."""
+        self._gang.hold(workers + self._spec.resources.spares)
+
+    def request_stop(self) -> None:
+        """Ask the ranks to commit and end at the next step boundary; safe from other threads."""
+        self._gang.request_stop()
+
+    def want(self, workers: int) -> None:
+        """Tell the cluster how many workers the run would use, so that one which can grow does."""
+        self._cluster.want(self.bundle, workers)
+
+    def machines(self) -> list[dict[str, str]]:
+        """The machines that the ranks are on."""
+        return self._cluster.machines(sorted({rank.node for rank in self.ranks}))
+
+    def offer(self) -> Any:
+        """What the least of the workers has."""
+        return self._cluster.offer(self.bundle)
+
+    def stop(self) -> None:
+        """End the ranks; what they ran in stays ready."""
+        self.running = False
+        self._gang.stop()
+
+    def free(self) -> None:
+        """End the ranks and give back what they occupied; no gang is started any more."""
+        self.running = False
+        self._gang.close()
+
+    def give_back(self) -> None:
+        """Give back all that the run holds on the cluster, until it starts a gang again."""
+        self.free()
+        self._snapshots.stop()
+        self._open()
+
+    def close(self) -> None:
+        """End everything."""
+        self.free()
+        self._snapshots.stop()
+        if self._notices is not None:
+            self._notices.stop()
