@@ -269,7 +269,7 @@ def _export(policy: Policy, state: State, seen: Observation) -> tuple[State, Act
 
 
 def _finish(state: State, seen: Observation, outcome: Outcome, text: str) -> tuple[State, Action]:
-    phase: Phase = "done" if outcome is Outcome.DONE else "failed" if outcome is Outcome.FAILED else "stopped"
+    phase: Phase = "done" if outcome == Outcome.DONE else "failed" if outcome == Outcome.FAILED else "stopped"
     return _enter(state, phase, seen, outcome=outcome, reason=text), Action("finish", text)
 
 
