@@ -87,7 +87,7 @@ def test_rows_that_a_commit_of_another_run_carries_stay_that_run_s(run: RunDir) 
     again = RunHistory(parse(job("a.txt")), run)
     again.roll_back(frozenset(), 2)
     assert run.rows("metrics.jsonl") == []
-    assert again.history.missing == []
+    assert again.event_history.missing == []
 
 
 def test_only_the_attempt_that_was_begun_may_commit(run: RunDir) -> None:
