@@ -1,4 +1,4 @@
-"""What a search shows while it goes on, on standard error."""
+"""The progress of a search, shown on standard error while it runs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LINE_SECONDS = 10.0
 
 
 class SearchDisplay:
-    """A plain line when a trial ends, and every ten seconds; on a terminal it is written over."""
+    """One line, printed again when a trial ends and every ten seconds; on a terminal it is overwritten in place."""
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         self._stream = stream or sys.stderr
-        self._told: Any = None
-        self._spoke = -LINE_SECONDS
+        self._last_news: Any = None
+        self._printed_at = -LINE_SECONDS
         self._terminal = self._stream.isatty()
 
     def __enter__(self) -> SearchDisplay:
@@ -28,16 +28,17 @@ class SearchDisplay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._terminal and self._told is not None:
+        if self._terminal and self._last_news is not None:
             print(file=self._stream)
 
-    def update(self, standing: Mapping[str, Any]) -> None:
-        """Show where the search stands, as `SearchProgress.to_json` says it."""
-        told = (standing.get("ended"), standing.get("note"))
-        if not self._terminal and told == self._told and time.monotonic() - self._spoke < LINE_SECONDS:
+    def update(self, progress: Mapping[str, Any]) -> None:
+        """Show the state of the search, as `SearchProgress.to_json` gives it."""
+        news = (progress.get("ended"), progress.get("note"))
+        recent = time.monotonic() - self._printed_at < LINE_SECONDS
+        if not self._terminal and news == self._last_news and recent:
             return
-        self._told, self._spoke = told, time.monotonic()
-        text = line(standing)
+        self._last_news, self._printed_at = news, time.monotonic()
+        text = line(progress)
         print(
             f"\r\x1b[2K{text}" if self._terminal else text,
             end="" if self._terminal else "\n",
@@ -46,18 +47,18 @@ class SearchDisplay:
         self._stream.flush()
 
 
-def line(standing: Mapping[str, Any]) -> str:
-    """One line of it."""
-    if standing.get("note"):
-        return str(standing["note"])
-    parts = [f"{standing['ended']} of {standing['trials']} trials ended"]
-    if standing["failed"]:
-        parts[0] += f" ({standing['failed']} failed)"
-    if standing["at_work"]:
-        parts.append(f"{len(standing['at_work'])} at work")
-    if best := standing["best"]:
+def line(progress: Mapping[str, Any]) -> str:
+    """The state of a search in one line, or the note of what it is waiting for."""
+    if progress.get("note"):
+        return str(progress["note"])
+    parts = [f"{progress['ended']} of {progress['trials']} trials ended"]
+    if progress["failed"]:
+        parts[0] += f" ({progress['failed']} failed)"
+    if progress["running"]:
+        parts.append(f"{len(progress['running'])} running")
+    if best := progress["best"]:
         parts.append(f"best {best['value']:.4f} ({best['trial']}, step {best['step']})")
-    parts.append(f"{standing['steps']} steps")
-    if standing["eta_seconds"]:
-        parts.append(f"at most {duration(standing['eta_seconds'])} left")
+    parts.append(f"{progress['steps']} steps")
+    if progress["eta_seconds"]:
+        parts.append(f"at most {duration(progress['eta_seconds'])} left")
     return "  ".join(parts)

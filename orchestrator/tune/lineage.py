@@ -1,4 +1,7 @@
-"""The runs of a trial: its own, and after each exploit a new one that begins with another trial's commit."""
+"""The runs of a trial: its first one, and after each exploit (PBT) a new one that starts from another trial's commit.
+
+A run that starts so has a file origin.json that names the donor run and the step of the commit taken from it.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,12 @@ RUN = re.compile(r"(\d{4,})(?:-(\d+))?")
 
 
 def trial_of(run: str) -> str:
-    """The trial that a run is of."""
+    """The trial that a run belongs to: 0003 for the run 0003-1."""
     return run.split("-")[0]
 
 
 def runs_of(sweep: RunDir, trial: str) -> list[str]:
-    """The names of a trial's runs, oldest first; the first may not have begun."""
+    """The names of a trial's runs, oldest first; the first may not have started yet."""
     found = [trial]
     while at(sweep, following := f"{trial}-{len(found)}").exists(ORIGIN):
         found.append(following)
@@ -38,26 +41,26 @@ def runs_of(sweep: RunDir, trial: str) -> list[str]:
 
 
 def at(sweep: RunDir, run: str) -> RunDir:
-    """The directory of a run."""
+    """The run directory of a run of the search."""
     return RunDir(sweep.at(run))
 
 
 def origin(sweep: RunDir, run: str) -> dict[str, Any] | None:
-    """Where a run's first commit is from, None if it began by itself."""
+    """The origin of a run that started from another run's commit: {donor, asked, step, config}; None for any other."""
     found = at(sweep, run).read_json(ORIGIN)
     return dict(found) if found else None
 
 
 def config_of(sweep: RunDir, trial: str, drawn: Config) -> Config:
-    """The values of a trial: those of its last exploit, or else as they were drawn."""
+    """The current values of a trial: those of its last exploit, or `drawn` if there was none."""
     begun = origin(sweep, runs_of(sweep, trial)[-1])
     return dict(begun["config"]) if begun else drawn
 
 
 def exploit(sweep: RunDir, trial: str, donor: str, step: int, config: Config) -> str:
-    """A new run of the trial that begins with the donor's commit at `step`; its name.
+    """Create a run of the trial that starts from the donor run's commit at `step`, and return its name.
 
-    Where the donor no longer keeps that commit, it is the oldest one after it. Doing so again changes nothing.
+    If the donor no longer has that commit, the oldest later one is taken. A repeated call changes nothing.
     """
     runs = runs_of(sweep, trial)
     last = origin(sweep, runs[-1])
@@ -76,12 +79,12 @@ def exploit(sweep: RunDir, trial: str, donor: str, step: int, config: Config) ->
 
 
 def history(sweep: RunDir, run: str) -> list[Row]:
-    """A row a step of what led to the weights of a run: its own, and before its first commit the donor's."""
+    """Metrics rows of all steps behind a run's weights, ascending: its own, and the donor's before the commit taken."""
     return list(_newest(sweep, run))[::-1]
 
 
 def latest(sweep: RunDir, run: str, step: int, count: int) -> list[Row]:
-    """The last so many rows of `history` up to a step; only these and what is behind them are read."""
+    """The last `count` rows of `history` up to `step`, ascending. Files are read from their end on."""
     before = itertools.dropwhile(lambda row: row["step"] > step, _newest(sweep, run))
     return list(itertools.islice(before, count))[::-1]
 
@@ -96,13 +99,13 @@ def _newest(sweep: RunDir, run: str) -> Iterator[Row]:
 
 
 def own_steps(sweep: RunDir, run: str, step: int) -> int:
-    """Optimiser steps done for the sake of a run that stands at `step`."""
+    """Optimiser steps that a run at `step` has computed itself, without those of its donor."""
     begun = origin(sweep, run)
     return max(step - (begun["step"] if begun else 0), 0)
 
 
 def spent(sweep: RunDir, run: str) -> tuple[int, float]:
-    """Optimiser steps and USD that a run has taken so far, by what is on record in its directory."""
+    """Optimiser steps computed and USD spent by a run so far, from the rows in its directory."""
     directory = at(sweep, run)
     text = directory.read_text("job.yaml")
     last = next(directory.log(METRICS).newest(), None)

@@ -18,7 +18,7 @@ DOCUMENTS = ("job.yaml", "sweep.json", "report.html", "best.yaml")
 
 
 def publish(spec: JobSpec, sweep: RunDir, found: dict[str, Any]) -> str | None:
-    """Bring the server up to date with sweep.json; what went wrong in one line, since telemetry fails nothing."""
+    """Bring the MLflow server up to date with sweep.json. Never raises: returns what went wrong in a line, or None."""
     if spec.tracking is None:
         return None
     try:
@@ -58,12 +58,12 @@ def _publish(spec: JobSpec, sweep: RunDir, found: dict[str, Any]) -> None:
 
 
 def _register(client: Any, name: str, sweep: RunDir, best: dict[str, Any], run_id: str) -> None:
-    """A version of the model from the best commit, made once, and the alias on it."""
+    """Register the model of the best commit as a version, once, and point the alias at it."""
     from mlflow.exceptions import MlflowException
 
     from orchestrator.export.hugging_face import export
 
-    with contextlib.suppress(MlflowException):  # there is one
+    with contextlib.suppress(MlflowException):  # the model is registered already
         client.create_registered_model(name)
     for version in client.search_model_versions(f"name = '{name}'"):
         if version.run_id == run_id:

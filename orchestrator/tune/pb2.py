@@ -28,7 +28,7 @@ LEAST = 4
 
 @dataclass(frozen=True)
 class Gain:
-    """What a trial with these values gained up to `step` since the decision before; more is better."""
+    """Improvement of the metric of a trial with these values, from the decision before to `step`; more is better."""
 
     step: int
     config: Mapping[str, Any]
@@ -36,11 +36,15 @@ class Gain:
 
 
 def explored(
-    tune: TuneSpec, given: Mapping[str, Any], gains: Sequence[Gain], step: int, source: random.Random
+    tune: TuneSpec, current: Mapping[str, Any], gains: Sequence[Gain], step: int, source: random.Random
 ) -> Config:
-    """The values to go on with from `step`, where `given` are those of the donor. What is listed moves as under PBT."""
+    """New values for a trial that takes over the donor's commit at `step`.
+
+    `current` are the donor's values. Keys with listed values change as under PBT; those with a range get the candidate
+    with the highest upper bound of its gain.
+    """
     ranges = {key: dimension for key, dimension in tune.space.items() if dimension.listed is None}
-    found = perturbed(tune, given, source)
+    found = perturbed(tune, current, source)
     drawn = [{key: draw(dimension, source) for key, dimension in ranges.items()} for _ in range(CANDIDATES)]
     usable = [gain for gain in gains if math.isfinite(gain.value)]
     if len(usable) < LEAST:
@@ -70,14 +74,14 @@ def _upper_bounds(
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore", ConvergenceWarning
-        )  # a length at its bound is as good as any beyond it
+        )  # a length scale at its bound is as good as any beyond it
         process.fit(known, (values - values.mean()) / spread)
     mean, deviation = process.predict(asked, return_std=True)
     return mean + KAPPA * deviation
 
 
 def _unit(ranges: Mapping[str, Dimension], config: Mapping[str, Any]) -> list[float]:
-    """Values as places between the ends of their ranges, 0 to 1."""
+    """Values scaled to 0 to 1 within their ranges, in the logarithm where the range is logarithmic."""
     found = []
     for key, dimension in ranges.items():
         low, high = dimension.ends

@@ -1,4 +1,4 @@
-"""What Ray Tune calls in the driver."""
+"""The callback and the stopper that Ray Tune calls in the driver."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ from orchestrator.tune.progress import SearchProgress
 
 
 class TrialCallback(Callback):
-    """Tells a search's standing of its trials."""
+    """Reports results and ends of trials to the `SearchProgress`."""
 
-    def __init__(self, standing: SearchProgress) -> None:
-        self._standing = standing
+    def __init__(self, progress: SearchProgress) -> None:
+        self._progress = progress
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         """See Ray."""
-        self._standing.tick()
+        self._progress.tick()
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         """See Ray."""
-        self._standing.heard(result)
+        self._progress.on_result(result)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """See Ray."""
-        self._standing.ended(trial.config["given"]["trial"], trial.last_result)
+        self._progress.on_end(trial.config["assignment"]["trial"], trial.last_result)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """See Ray."""
-        self._standing.ended(trial.config["given"]["trial"], None)
+        self._progress.on_end(trial.config["assignment"]["trial"], None)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}  # Tune keeps copies of its callbacks; ours has nothing that the sweep's directory has not
+        return {}  # Tune pickles its callbacks; all state of this one is in the search's directory
 
 
 class LimitStopper(Stopper):
-    """Stops everything when a limit of the search is reached."""
+    """Stops all trials when a limit of the search is reached."""
 
-    def __init__(self, standing: SearchProgress) -> None:
-        self._standing = standing
+    def __init__(self, progress: SearchProgress) -> None:
+        self._progress = progress
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """No single trial."""
+        """See Ray. No single trial is stopped here; that is the scheduler's."""
         return False
 
     def stop_all(self) -> bool:
         """See Ray."""
-        return bool(self._standing.limit())
+        return bool(self._progress.limit())
 
     def __getstate__(self) -> dict[str, Any]:
         return {}

@@ -1,4 +1,4 @@
-"""A search as one HTML page without anything outside it."""
+"""The report of a search: one HTML page with nothing outside it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from orchestrator.tune.importance import importance
 
 
 def report(sweep: RunDir) -> str:
-    """The page for what stands in the directory of a search. Raises InputError if there is none."""
+    """The page for the results in the directory of a search. Raises InputError if there is no search there."""
     job, found = job_in(sweep), sweep.told("sweep.json")
     if job is None or job.tune is None or not found:
         raise InputError("there is no search here", sweep.uri, "give its job file or directory")
@@ -41,7 +41,7 @@ def report(sweep: RunDir) -> str:
 
 
 def _charts(sweep: RunDir, tune: TuneSpec, trained: list[dict[str, Any]], best: str) -> dict[str, Any]:
-    """What the template draws of the trials that have a value of the metric."""
+    """The charts of the trials that have a value of the metric, for the template."""
     rows = {t["trial"]: _with_metric(lineage.history(sweep, t["runs"][-1]), tune.metric) for t in trained}
     lines = []
     for trial in trained:
@@ -70,5 +70,5 @@ def _with_metric(rows: list[Row], metric: str) -> list[Row]:
 
 
 def _smooth(values: list[float], window: int) -> list[float]:
-    """The mean of the last values at each place, as trials are judged."""
+    """At each step the mean of the last `window` values, which is what schedulers compare."""
     return [statistics.fmean(values[max(0, n + 1 - window) : n + 1]) for n in range(len(values))]

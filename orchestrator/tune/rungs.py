@@ -1,4 +1,4 @@
-"""At which steps of a trial it is decided whether it goes on. Pure."""
+"""Rungs: the steps at which a trial reports and it is decided whether it continues. Pure."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from orchestrator.job.tune import POPULATION, TuneSpec
 
 
 def grace_of(tune: TuneSpec, steps: int) -> int:
-    """Steps that every trial gets."""
+    """Steps that every trial is trained before the first decision."""
     return tune.grace or math.ceil(steps / tune.reduction**2)
 
 
 def interval_of(tune: TuneSpec, steps: int) -> int:
-    """Steps between two decisions where they come at even distances."""
+    """Steps between two decisions, for schedulers that decide at even distances."""
     return tune.interval or max(1, steps // 10)
 
 
 def rungs(tune: TuneSpec, steps: int) -> list[int]:
-    """Steps at which a trial ends its gang with a commit and reports, ascending, the last step included.
+    """Steps at which a trial commits, stops its gang and reports; ascending, the last step of training included.
 
     ASHA: grace times powers of the reduction; HyperBand: the same for the first step of each bracket (Li et al., 2018,
-    algorithm 1), as Tune's own scheduler has them; PBT, PB2 and median stopping: even distances. A step of a promotion
-    is one too.
+    algorithm 1), as Tune's own scheduler has them; PBT, PB2 and median stopping: even distances. The step of a
+    promotion is a rung too.
     """
     found = {steps} | {promotion.at for promotion in tune.promote}
     if tune.scheduler == "asha":

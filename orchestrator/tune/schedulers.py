@@ -1,4 +1,7 @@
-"""Tune's schedulers and samplers for a job's search, deciding by a trial's own steps."""
+"""Schedulers (which trials continue) and samplers (which values are tried), on Ray Tune's interfaces.
+
+They decide by the trial's own step: Tune's count of results starts again with every restore.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from orchestrator.tune.trial_records import TrialRecords
 
 
 def scheduler_of(tune: TuneSpec, steps: int, seed: int) -> TrialScheduler:
-    """What decides which trials go on."""
+    """The scheduler of a job's search, for trials of `steps` optimiser steps."""
     if tune.scheduler == "asha":
         return Asha(asha_rungs(tune, steps), tune.reduction, tune.mode)
     if tune.scheduler == "hyperband":
@@ -38,18 +41,18 @@ def scheduler_of(tune: TuneSpec, steps: int, seed: int) -> TrialScheduler:
 
 
 class Asha(FIFOScheduler):
-    """ASHA (Li et al., 2018, algorithm 2): of the trials that came to a rung the best 1/reduction go on.
+    """ASHA (Li et al., 2018, algorithm 2): of the trials that reached a rung the best 1/reduction continue.
 
-    The others wait there with their commits, until more have come and they are among the best. Tune's own variant
-    decides at once and for good, by those that happened to be there first, and so trains its first trials to the end.
-    When no new trials are left and none may go on, the search is over; the leader is trained to the end if none was.
+    The others are paused there with their commits, until more have arrived and they are among the best. Tune's own
+    variant decides at once and for good, by the trials that happened to arrive first, and so trains these to the end.
+    When no new trials are left and none may continue, the search is over; the leader is trained to the end if none was.
     """
 
     def __init__(self, rungs: Sequence[int], reduction: int, mode: str) -> None:
         super().__init__()
         self._reduction, self._sign, self._last = reduction, 1.0 if mode == "min" else -1.0, rungs[-1]
         self._values: dict[int, dict[Any, float]] = {rung: {} for rung in rungs}
-        """What each trial had at each rung; less is better."""
+        """By rung, the metric of each trial that reached it; less is better."""
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         """See Ray."""
@@ -58,11 +61,11 @@ class Asha(FIFOScheduler):
         return self.CONTINUE if goes_on else self.PAUSE
 
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
-        """See Ray. Of its last result, and of one that had ended before this command, a trial tells only here."""
+        """See Ray. The last result of a trial, and of one that ended before this command, comes only here."""
         self._note(trial, result)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
-        """See Ray. Who came furthest goes on first."""
+        """See Ray. The trial at the highest rung continues first."""
         live = [trial for trial in tune_controller.get_trials() if not trial.is_finished()]
         waiting = [trial for trial in live if trial.status in ("PAUSED", "PENDING")]
         for rung in reversed(self._values):
@@ -87,15 +90,19 @@ class Asha(FIFOScheduler):
         return sorted(values, key=lambda trial: values[trial])[: len(values) // self._reduction]
 
     def _at(self, trial: Any) -> int:
-        """The furthest rung that a trial came to, 0 if it came to none."""
+        """The highest rung that a trial reached, 0 if none."""
         return max((rung for rung, values in self._values.items() if trial in values), default=0)
 
 
 class Pbt(PopulationBasedTraining):
-    """PBT that explores within the space of the job, and leaves a trial its name.
+    """PBT (Jaderberg et al., 2017) that explores within the job's search space, and leaves a trial its name.
 
-    A decision waits until all are at the same step: a loss falls with time, so those that came there first would seem
-    better than those that are still to come.
+    A decision waits until all trials are at the same step: a loss falls with time, so those that are further would seem
+    better than the others.
+
+    Ray offers no public way to do this, nor to explore by trial, so four private names of `PopulationBasedTraining`
+    are used: `_perturbation_interval`, `_next_perturbation_sync`, `_trial_state` and `_get_new_config`. PB2 needs no
+    others. If Ray renames one, PBT decides at its own steps or loses the trial's name; tests of both fail then.
     """
 
     def __init__(self, tune: TuneSpec, interval: int, seed: int) -> None:
@@ -108,19 +115,19 @@ class Pbt(PopulationBasedTraining):
         )
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        """See Ray. In a search that is taken up again some trials are further than others, which catch up first."""
+        """See Ray. In a search that is continued some trials are ahead; the others catch up first."""
         if result[STEP] % self._perturbation_interval:
-            return str(self.CONTINUE)  # a promotion's step
+            return str(self.CONTINUE)  # the step of a promotion, where nothing is decided
         self._next_perturbation_sync = max(self._next_perturbation_sync, result[STEP])
         if result[STEP] < self._next_perturbation_sync:
             return str(self.CONTINUE)
         for other, state in self._trial_state.items():
-            if other.is_finished():  # else Ray would wait for those whose process died
+            if other.is_finished():  # Ray would wait for a trial whose process died
                 state.last_train_time = result[STEP]
         return str(super().on_trial_result(tune_controller, trial, result))
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
-        """See Ray. Where the last one to come to a decision failed, nobody takes it, and all go on as they are."""
+        """See Ray. If the last trial to reach a decision failed, nobody decides, and all continue as they are."""
         chosen = super().choose_trial_to_run(tune_controller)
         live = [trial for trial in tune_controller.get_trials() if not trial.is_finished()]
         if chosen is None and live and all(trial.status == "PAUSED" for trial in live):
@@ -130,15 +137,15 @@ class Pbt(PopulationBasedTraining):
 
     def _get_new_config(self, trial: Any, trial_to_clone: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         new = copy.deepcopy(trial.config)
-        new["given"]["params"] = self._explored(trial, trial_to_clone)
+        new["assignment"]["params"] = self._explored(trial, trial_to_clone)
         return new, {}
 
     def _explored(self, trial: Any, donor: Any) -> Config:
-        return perturbed(self._space, donor.config["given"]["params"], self._source)
+        return perturbed(self._space, donor.config["assignment"]["params"], self._source)
 
 
 class Pb2(Pbt):
-    """PB2: as PBT, but the new values are those of `bandit.explored`. A search that goes on learns anew."""
+    """PB2: as PBT, with new values from `pb2.explored`. What was learnt is not kept when a search is continued."""
 
     def __init__(self, tune: TuneSpec, interval: int, seed: int) -> None:
         super().__init__(tune, interval, seed)
@@ -148,50 +155,50 @@ class Pb2(Pbt):
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         """See Ray."""
-        step, value, given = result[STEP], result[VALUE], trial.config["given"]
-        if before := self._before.get(given["trial"]):
+        step, value, assignment = result[STEP], result[VALUE], trial.config["assignment"]
+        if before := self._before.get(assignment["trial"]):
             gain = (value - before[1]) * (1 if self._space.mode == "max" else -1)
-            self._gains.append(Gain(before[0], given["params"], gain))
-        self._before[given["trial"]] = (step, value)
+            self._gains.append(Gain(before[0], assignment["params"], gain))
+        self._before[assignment["trial"]] = (step, value)
         return str(super().on_trial_result(tune_controller, trial, result))
 
     def _explored(self, trial: Any, donor: Any) -> Config:
-        own, given = trial.config["given"], donor.config["given"]
-        self._before[own["trial"]] = step, _ = self._before[given["trial"]]
-        return explored(self._space, given["params"], self._gains, step, self._source)
+        own, taken = trial.config["assignment"], donor.config["assignment"]
+        self._before[own["trial"]] = step, _ = self._before[taken["trial"]]
+        return explored(self._space, taken["params"], self._gains, step, self._source)
 
 
 class Tpe(Searcher):
-    """Optuna's tree-structured Parzen estimator, told of every trial of earlier commands first.
+    """Optuna's tree-structured Parzen estimator (Bergstra et al., 2011); trials of earlier commands come first.
 
-    A trial counts with what it told last, also while it waits at a rung. `given` makes a trial's config from its name
-    and values; a trial is in the ledger before Tune knows of it.
+    A trial counts with its last result, also while it is paused at a rung. `assignment_of` makes a trial's config from
+    its name and values; a trial is on record before Tune knows of it. `names` are the trials to continue.
     """
 
     def __init__(
         self,
         tune: TuneSpec,
         seed: int,
-        ledger: TrialRecords,
+        records: TrialRecords,
         names: list[str],
-        given: Callable[[str, Config], dict[str, Any]],
+        assignment_of: Callable[[str, Config], dict[str, Any]],
     ) -> None:
         super().__init__(metric=VALUE, mode=tune.mode)
         self._seed = seed
         self._distributions = {key: distribution_of(value) for key, value in tune.space.items()}
-        self._ledger, self._names, self._given = ledger, names, given
+        self._records, self._names, self._assignment_of = records, names, assignment_of
         self._configs: dict[str, Config] = {}
-        self._told: dict[str, dict[str, Any] | None] = {}
-        """The last result by Tune's name of a trial, None if it failed."""
+        self._reported: dict[str, dict[str, Any] | None] = {}
+        """By Tune's id of a trial: its last result, None if it failed."""
 
     def suggest(self, trial_id: str) -> dict[str, Any]:
-        """The next trial: one that is on record first."""
-        name = self._names.pop(0) if self._names else self._ledger.draw([self._drawn()])[0]
-        self._configs[trial_id] = self._ledger.configs[name]
-        return {"given": self._given(name, self._configs[trial_id])}
+        """See Ray. The next trial: one that is on record, or else a new one."""
+        name = self._names.pop(0) if self._names else self._records.draw([self._drawn()])[0]
+        self._configs[trial_id] = self._records.configs[name]
+        return {"assignment": self._assignment_of(name, self._configs[trial_id])}
 
     def _drawn(self) -> Config:
-        """New values, a function of what is known of the trials there are."""
+        """New values, a function of the seed and of the results so far."""
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -205,27 +212,31 @@ class Tpe(Searcher):
     def _known(self, trial_id: str) -> Any:
         from optuna.trial import TrialState, create_trial
 
-        told = self._told.get(trial_id)
+        result = self._reported.get(trial_id)
         state = (
-            TrialState.COMPLETE if told else TrialState.FAIL if trial_id in self._told else TrialState.RUNNING
+            TrialState.COMPLETE
+            if result
+            else TrialState.FAIL
+            if trial_id in self._reported
+            else TrialState.RUNNING
         )
-        value = told[VALUE] if told else None
+        value = result[VALUE] if result else None
         params = self._configs[trial_id]
         return create_trial(state=state, value=value, params=params, distributions=self._distributions)
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """A trial has come to a rung."""
-        self._told[trial_id] = result
+        """See Ray. A trial has reported its result at a rung."""
+        self._reported[trial_id] = result
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """A trial has ended; of one that is stopped while it is paused Tune gives no result."""
-        told = result or self._told.get(trial_id)
-        self._told[trial_id] = None if error or not told or told.get("failed") else told
+        """See Ray. For a trial that is stopped while it is paused, Tune gives no result."""
+        last = result or self._reported.get(trial_id)
+        self._reported[trial_id] = None if error or not last or last.get("failed") else last
 
     def save(self, checkpoint_path: str) -> None:
-        """Nothing: the ledger has it all."""
+        """See Ray. Nothing to do: all state is in trials.jsonl."""
 
     def restore(self, checkpoint_path: str) -> None:
-        """Nothing: the ledger has it all."""
+        """See Ray. Nothing to do: all state is in trials.jsonl."""

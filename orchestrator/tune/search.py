@@ -1,4 +1,4 @@
-"""A search from the outside: check it, draw its trials, have Ray Tune drive them, and say which was best."""
+"""A search from start to end: check it, draw its trials, let Ray Tune drive them, write the results."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ from orchestrator.tune.space import check as check_space
 from orchestrator.tune.trial_records import TrialRecords
 
 SAME = ("space", "metric", "mode", "window", "sampler", "scheduler", "grace", "reduction", "interval")
-"""What of a search stays as it was when the same command goes on; trials, limits and layouts may change."""
+"""Keys of `tune` that must not change when a search is continued; trials, limits and layouts may."""
 BEST_JOB, SUMMARY = "best.yaml", "sweep.json"
 TUNE_FOLDER = "_tune"
-"""Ray Tune's own files; nothing is read from them."""
+"""Folder of Ray Tune's own files, removed at the end; nothing is read from them."""
 HEAD, HEAD_SHARE = "node:__internal_head__", 0.99
-"""Trials are driven on the head, as other runs are; their shares of what only it has bound how many are at once."""
+"""Resource that only the head node has. Trials are driven there, as other runs are; the share of it that each takes
+limits how many run at once."""
 
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """How a search ended, what stands in sweep.json, and a line for the user."""
+    """How a search ended, what sweep.json holds, and a line for the user."""
 
     outcome: Outcome
     summary: dict[str, Any]
@@ -46,9 +47,9 @@ class SearchOutcome:
 def tune(
     spec: JobSpec, sweep: RunDir, address: str | None, show: Callable[[dict[str, Any]], None]
 ) -> SearchOutcome:
-    """Search, or go on with a search from what is on record. `show` gets a `SearchProgress` as JSON when it changes.
+    """Run a search, or continue one from its records. `show` gets `SearchProgress.to_json()` when it changes.
 
-    Raises InputError before anything is written if the job or its search is wrong, or it is another search.
+    Raises InputError before anything is written if the job or its search is wrong, or the directory is another's.
     """
     search = check_space(spec)
     first = grid(search)[0] if search.sampler == "grid" else drawn(search, spec.seed, 0)
@@ -72,7 +73,7 @@ def tune(
 
 
 def check_same_sweep(spec: JobSpec, sweep: RunDir) -> None:
-    """Refuse to go on with another search's directory, or with a run's. Raises InputError."""
+    """Raise InputError if the directory holds a run, or a search with another job or other keys of `tune`."""
     before = job_in(sweep)
     if before is None:
         return
@@ -90,31 +91,31 @@ def check_same_sweep(spec: JobSpec, sweep: RunDir) -> None:
 def _search(
     spec: JobSpec, search: TuneSpec, sweep: RunDir, show: Callable[[dict[str, Any]], None]
 ) -> SearchOutcome:
-    from orchestrator.tune.ending import finish
+    from orchestrator.tune.results import finish
 
-    ledger = TrialRecords(sweep)
+    records = TrialRecords(sweep)
     wanted = len(grid(search)) if search.sampler == "grid" else search.trials or 0
     if search.sampler == "grid":
-        ledger.draw(grid(search)[len(ledger.configs) :])
+        records.draw(grid(search)[len(records.configs) :])
     elif search.sampler == "random":
-        ledger.draw(drawn(search, spec.seed, n) for n in range(len(ledger.configs), wanted))
+        records.draw(drawn(search, spec.seed, n) for n in range(len(records.configs), wanted))
     before = sweep.read_json(SUMMARY) or {}
-    standing = SearchProgress(spec, sweep, ledger, wanted, before.get("hours") or 0.0, show)
-    if len(ledger.ended) < wanted and not standing.limit():
+    progress = SearchProgress(spec, sweep, records, wanted, before.get("hours") or 0.0, show)
+    if len(records.ended) < wanted and not progress.limit():
         _prepare(spec, sweep, show)
-        _fit(spec, search, sweep, ledger, standing, wanted)
-    found = finish(spec, sweep, ledger, standing)
-    if len(ledger.ended) < wanted:
-        line = standing.limit() or "interrupted"
+        _fit(spec, search, sweep, records, progress, wanted)
+    found = finish(spec, sweep, records, progress)
+    if len(records.ended) < wanted:
+        line = progress.limit() or "interrupted"
         return SearchOutcome(Outcome.STOPPED, found, f"{line}; the same command goes on")
     if found["best"] is None:
-        reason = next(iter(ledger.ended.values())).reason
+        reason = next(iter(records.ended.values())).reason
         return SearchOutcome(Outcome.FAILED, found, f"every trial failed; the first: {reason}")
     return SearchOutcome(Outcome.DONE, found)
 
 
 def _prepare(spec: JobSpec, sweep: RunDir, show: Callable[[dict[str, Any]], None]) -> None:
-    """Make the token shards once, before trials would each begin to; a search over data has more than these."""
+    """Prepare the token shards once, before all trials; a trial whose data keys differ prepares its own."""
     assemble.prepare(
         spec, sweep, lambda what, done, total: show({"note": f"preparing {what}: {done} of {total} parts"})
     )
@@ -124,39 +125,39 @@ def _fit(
     spec: JobSpec,
     search: TuneSpec,
     sweep: RunDir,
-    ledger: TrialRecords,
-    standing: SearchProgress,
+    records: TrialRecords,
+    progress: SearchProgress,
     wanted: int,
 ) -> None:
-    """Have Ray Tune drive what has not ended."""
-    # Else Tune writes its results in three more formats, and tables to standard output.
+    """Let Ray Tune drive the trials that have not ended."""
+    # Otherwise Tune writes its results in three more formats, and tables to standard output.
     os.environ |= {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "RAY_AIR_NEW_OUTPUT": "0"}
     from ray import tune as ray_tune
     from ray.tune import FailureConfig, RunConfig, TuneConfig, Tuner
 
-    from orchestrator.tune.ending import remove_folder
     from orchestrator.tune.ray_callbacks import LimitStopper, TrialCallback
+    from orchestrator.tune.results import remove_folder
     from orchestrator.tune.schedulers import Tpe, scheduler_of
     from orchestrator.tune.trial import VALUE, Trial
 
-    names = [name for name in ledger.configs if not _needs_no_telling(name, search, ledger)]
-    deadline = standing.deadline()
+    names = [name for name in records.configs if not _is_settled(name, search, records)]
+    deadline = progress.deadline()
 
-    def given(name: str, config: Config) -> dict[str, Any]:
-        ended = ledger.ended.get(name)
-        told = {"sweep": sweep.uri, "trial": name, "params": config, "deadline": deadline}
-        return told | {"ended": ended.step if ended else None}
+    def assignment_of(name: str, config: Config) -> dict[str, Any]:
+        end = records.ended.get(name)
+        known = {"sweep": sweep.uri, "trial": name, "params": config, "deadline": deadline}
+        return known | {"ended": end.step if end else None}
 
-    at_once = min(search.concurrency or _room(spec), wanted)
+    at_once = min(search.concurrency or _capacity(spec), wanted)
     searcher: Any = None
     space: dict[str, Any] = {}
     if search.sampler == "tpe":
-        searcher = Tpe(search, spec.seed, ledger, list(names), given)
-        samples = wanted - (len(ledger.configs) - len(names))
+        searcher = Tpe(search, spec.seed, records, list(names), assignment_of)
+        samples = wanted - (len(records.configs) - len(names))
     else:
-        points = [given(name, config_of(sweep, name, ledger.configs[name])) for name in names]
-        space, samples = {"given": ray_tune.grid_search(points)}, 1
-    # A scheduler that pauses wants all trials to be alive, and only so many at work.
+        points = [assignment_of(name, config_of(sweep, name, records.configs[name])) for name in names]
+        space, samples = {"assignment": ray_tune.grid_search(points)}, 1
+    # A scheduler that pauses trials needs all of them to exist; how many run at once is limited by their shares.
     pausing = search.scheduler in (*POPULATION, "asha", "hyperband")
     tuner = Tuner(
         ray_tune.with_resources(Trial, ray_tune.PlacementGroupFactory([{HEAD: _share(at_once)}])),
@@ -173,28 +174,28 @@ def _fit(
         run_config=RunConfig(
             name=f"{int(time.time())}",
             storage_path=sweep.at(TUNE_FOLDER),
-            callbacks=[TrialCallback(standing)],
-            stop=LimitStopper(standing),
+            callbacks=[TrialCallback(progress)],
+            stop=LimitStopper(progress),
             failure_config=FailureConfig(max_failures=2),
             verbose=0,
         ),
     )
-    # Tune logs what `show` says better.
+    # Tune logs what `show` displays already.
     with hushed([logging.getLogger(name) for name in ("ray.tune", "ray.air", "ray.train")], logging.CRITICAL):
         tuner.fit()
     remove_folder(sweep, TUNE_FOLDER)
 
 
-def _needs_no_telling(name: str, search: TuneSpec, ledger: TrialRecords) -> bool:
-    """Whether neither scheduler nor sampler learn anything from a trial that has ended."""
-    ended = ledger.ended.get(name)
+def _is_settled(name: str, search: TuneSpec, records: TrialRecords) -> bool:
+    """Whether a trial has ended and neither scheduler nor sampler would learn anything from its results."""
+    ended = records.ended.get(name)
     if ended is None:
         return False
     return ended.state == "failed" or (search.sampler != "tpe" and search.scheduler in ("none", *POPULATION))
 
 
-def _room(spec: JobSpec) -> int:
-    """How many gangs of the largest size the cluster has room for, at least one."""
+def _capacity(spec: JobSpec) -> int:
+    """How many gangs of the largest size fit on the cluster, at least one."""
     from cluster.workers import nodes
 
     bundle = spec.resources.per_worker.bundle

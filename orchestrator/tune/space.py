@@ -1,4 +1,4 @@
-"""From a search space to jobs: values drawn, perturbed and put in. Pure; torch-free and Ray-free."""
+"""The search space: values are drawn from it, perturbed, and put into jobs. Pure; no torch and no Ray."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Config = dict[str, Any]
 """Values by dotted key of the job."""
 
 FACTORS = (0.8, 1.2)
-"""What PBT multiplies a value of a range with (Jaderberg et al., 2017, section 4)."""
+"""Factors that PBT multiplies a value with, one chosen at random (Jaderberg et al., 2017, section 4)."""
 RESAMPLE = 0.25
-"""Chance that PBT draws a value anew instead."""
+"""Probability that PBT draws a new value instead."""
 NOT_SEARCHED = ("name", "tune", "tracking", "checkpoint", "limits")
 
 
 def draw(dimension: Dimension, source: random.Random) -> Any:
-    """One value."""
+    """One value drawn at random."""
     if dimension.listed is not None:
         return source.choice(dimension.listed)
     low, high = dimension.ends
@@ -46,7 +46,7 @@ def distribution_of(dimension: Dimension) -> Any:
 
 
 def drawn(tune: TuneSpec, seed: int, number: int) -> Config:
-    """The values of trial `number` by random search: a function of (seed, number), whatever was drawn before."""
+    """The values of trial `number` in a random search: a function of (seed, number) alone."""
     source = random.Random(f"{seed}/{number}")
     return {key: draw(dimension, source) for key, dimension in tune.space.items()}
 
@@ -58,7 +58,7 @@ def grid(tune: TuneSpec) -> list[Config]:
 
 
 def perturbed(tune: TuneSpec, config: Mapping[str, Any], source: random.Random) -> Config:
-    """PBT's explore step: each value a little lower or higher, or drawn anew, never out of its range."""
+    """PBT's explore step: each value a little lower or higher, or drawn anew, always within its range."""
     found = dict(config)
     for key, dimension in tune.space.items():
         value = found[key]
@@ -75,9 +75,9 @@ def perturbed(tune: TuneSpec, config: Mapping[str, Any], source: random.Random) 
 
 
 def job_of(spec: JobSpec, config: Mapping[str, Any], **more: Any) -> JobSpec:
-    """The job with the values of `config` and those of `more`, whose keys have __ for dots, and no search.
+    """The job of a trial: `spec` without its search, with the values of `config` and of `more` (__ stands for a dot).
 
-    Raises InputError where they make no job.
+    Raises InputError if the result is no valid job.
     """
     document = spec.model_dump(mode="json") | {"tune": None}
     for key, value in config.items():
@@ -88,7 +88,7 @@ def job_of(spec: JobSpec, config: Mapping[str, Any], **more: Any) -> JobSpec:
 
 
 def check(spec: JobSpec) -> TuneSpec:
-    """The search of a job. Raises InputError if there is none, or one that names no keys of the job."""
+    """The search of a job. Raises InputError if there is none, or if a value or a step of it does not fit the job."""
     tune = spec.tune
     if tune is None:
         raise InputError("there is no search", "tune", "say which keys to search, see `orchestrator schema`")

@@ -1,7 +1,7 @@
 """A trial inside Ray Tune: a run of its own, driven by the same controller from one rung to the next.
 
-Between two rungs nothing runs, so no step is computed that the scheduler did not ask for; what the ranks run in
-stays, with all imports done, for the next rung and for the next trial in this process.
+Between two rungs no rank runs, so no step is computed that the scheduler did not ask for. Worker processes with all
+imports done are kept for the next rung and for the next trial in this process.
 """
 
 from __future__ import annotations
@@ -36,33 +36,34 @@ from orchestrator.tune.space import job_of
 FAILED = "failed.json"
 COMMIT = "commit.json"
 STEP, VALUE = "step", "value"
-"""Keys of a result that schedulers decide by: Tune's own count of results begins anew with every restore."""
+"""Keys of a result that schedulers decide by: Tune's own count of results restarts with every restore."""
 
 
 class RunFailed(RuntimeError):
-    """The run of a trial failed; the text says why."""
+    """The run of a trial failed; the message says why."""
 
 
 class Trial(ray_tune.Trainable):
-    """Tune's trial. Its config is {sweep, trial, params, ended, deadline}.
+    """Tune's trial. Its config has one key, "assignment": {sweep, trial, params, ended, deadline}.
 
-    `ended` is the step that the trial had ended at before this command: it then tells again what it told, so that
-    scheduler and sampler know it, and trains nothing. `deadline` (unix seconds or None) is when the sweep ends.
+    `sweep` is the URI of the search's directory, `params` the values by key. `ended` is the step at which the trial
+    ended before this command, or None: such a trial trains nothing and reports its recorded results again, so that
+    scheduler and sampler know them. `deadline` (unix seconds or None) is when the search must end.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
         """See Ray."""
         self._gang = ReusedGang(on_ray().gang())
-        self._begin(config["given"])
+        self._begin(config["assignment"])
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Another trial in this process."""
-        self._begin(new_config["given"])
+        """See Ray. The process continues with another trial."""
+        self._begin(new_config["assignment"])
         return True
 
-    def _begin(self, given: dict[str, Any]) -> None:
-        self._given, self._trial = given, given["trial"]
-        self._sweep = RunDir(given["sweep"])
+    def _begin(self, assignment: dict[str, Any]) -> None:
+        self._assignment, self._trial = assignment, assignment["trial"]
+        self._sweep = RunDir(assignment["sweep"])
         base = job_in(self._sweep)
         assert base is not None
         assert base.tune is not None
@@ -71,13 +72,13 @@ class Trial(ray_tune.Trainable):
         self._at = self._first() if base.tune.scheduler in POPULATION else 0
 
     def _first(self) -> int:
-        """The rung before the last one reached: PBT, taken up again, must not judge by results of long ago."""
+        """The rung before the last one reached: PBT, when continued, must not compare results of long ago."""
         committed = _committed(lineage.at(self._sweep, self._name))
         reached = [step for step in rungs(self._tune, self._base.train.steps) if step <= committed]
         return reached[-2] if len(reached) > 1 else 0
 
     def step(self) -> dict[str, Any]:
-        """Train to the next rung. A run that fails is a result too: Tune would start all anew for an exception."""
+        """Train to the next rung. A failed run is a result too: for an exception Tune would start the trial again."""
         run = lineage.at(self._sweep, self._name)
         try:
             spec = self._job()
@@ -85,7 +86,7 @@ class Trial(ray_tune.Trainable):
             rung = reached = next((step for step in every if step > self._at), every[-1])
             if (reason := run.told(FAILED).get("reason")) is not None:
                 return self._failed(str(reason))
-            if self._given["ended"] is None and _committed(run) < rung:
+            if self._assignment["ended"] is None and _committed(run) < rung:
                 reached = self._drive(spec, run, rung)
             return self._result(spec, run, rung, reached)
         except InputError as error:
@@ -97,29 +98,29 @@ class Trial(ray_tune.Trainable):
         return self._failed(reason)
 
     def _job(self) -> JobSpec:
-        """The job of the run: the values of the trial put in, and no more that a trial does not need."""
+        """The job of the run: the values of the trial put in, and without exports, which trials do not need."""
         spec = job_of(
             self._base,
-            self._given["params"],
+            self._assignment["params"],
             name=f"{self._base.name[:50]}-{self._name}",
             checkpoint__export=None,
             data__cache=data_cache(self._base, self._sweep),
         )
         if self._tune.scheduler in POPULATION:
-            # An exploit may come when the donor is two decisions further.
+            # When another trial takes over a commit, this one may be two decisions further.
             kept = 1 + 3 * math.ceil(interval_of(self._tune, spec.train.steps) / spec.checkpoint.every)
             checkpoint = spec.checkpoint.model_copy(update={"keep": max(kept, spec.checkpoint.keep)})
             spec = spec.model_copy(update={"checkpoint": checkpoint})
         return spec
 
     def _drive(self, spec: JobSpec, run: RunDir, rung: int) -> int:
-        """Train to the rung, or to where a limit ends it; the step reached. Raises RunFailed."""
+        """Train to the rung, or until a limit is reached; returns the step reached. Raises RunFailed."""
         document = spec.model_dump(mode="json")
         for promotion in self._tune.promote:
             if promotion.at <= self._at:
                 for key, value in promotion.set.items():
                     put(document, key, value, "tune.promote")
-        if (deadline := self._given["deadline"]) is not None:
+        if (deadline := self._assignment["deadline"]) is not None:
             left = max(deadline - time.time(), 1.0) / 3600
             document["limits"]["hours"] = min(self._hours(spec, run) + left, spec.limits.hours or math.inf)
         spec = parse(document, self._name)
@@ -132,14 +133,14 @@ class Trial(ray_tune.Trainable):
         return int(found["commit"] or 0)
 
     def _hours(self, spec: JobSpec, run: RunDir) -> float:
-        """What the run has taken so far, as its own limit counts it."""
+        """Hours that the run has taken so far, counted as `limits.hours` does."""
         found = summary(spec, None, run.rows("events.jsonl"), counted(run))["ledger"]
         return float(found["wall_seconds"] - found["seconds"].get("down", 0.0)) / 3600
 
     def _result(self, spec: JobSpec, run: RunDir, rung: int, reached: int) -> dict[str, Any]:
-        """What the scheduler decides by, from the rows up to the rung."""
-        ended = self._given["ended"]
-        # Early on a long window is of how fast a loss came down, more than of where it is.
+        """The result that the scheduler decides by, from the metrics rows up to the rung."""
+        ended = self._assignment["ended"]
+        # Early on, a mean over many steps would measure how fast the loss fell rather than where it is.
         window = min(self._tune.window, max(rung // 4, 1))
         recent = lineage.latest(self._sweep, self._name, rung, window)
         if not recent or self._tune.metric not in recent[-1]:
@@ -163,36 +164,42 @@ class Trial(ray_tune.Trainable):
         }
 
     def _failed(self, reason: str) -> dict[str, Any]:
-        """A result that no scheduler prefers to another; what the trial has spent until then, it has spent."""
+        """The result of a failed trial: the worst possible value, and the steps and USD it has spent."""
         steps, usd = lineage.spent(self._sweep, self._name)
         worst = math.inf if self._tune.mode == "min" else -math.inf
-        told = {STEP: self._at, VALUE: worst, "failed": reason, "trial": self._trial, "run": self._name}
-        return told | {"own_steps": steps, "cost_usd": usd, "limited": False, "finished": False, "done": True}
+        result = {STEP: self._at, VALUE: worst, "failed": reason, "trial": self._trial, "run": self._name}
+        return result | {
+            "own_steps": steps,
+            "cost_usd": usd,
+            "limited": False,
+            "finished": False,
+            "done": True,
+        }
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Name the commit that the last result is of. The weights stay where they are."""
-        told = {"run": self._name, "step": self._at}
-        (Path(checkpoint_dir) / COMMIT).write_text(json.dumps(told))
+        """Write down which commit the last result belongs to. The weights stay where they are."""
+        commit = {"run": self._name, "step": self._at}
+        (Path(checkpoint_dir) / COMMIT).write_text(json.dumps(commit))
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Go on: with the own run after a pause, in a new one after an exploit."""
-        told = json.loads((Path(checkpoint) / COMMIT).read_text())
-        if lineage.trial_of(told["run"]) != self._trial:
-            params = self._given["params"]
-            self._name = lineage.exploit(self._sweep, self._trial, told["run"], told["step"], params)
+        """Continue: the same run after a pause, a new one from the donor's commit after an exploit."""
+        commit = json.loads((Path(checkpoint) / COMMIT).read_text())
+        if lineage.trial_of(commit["run"]) != self._trial:
+            params = self._assignment["params"]
+            self._name = lineage.exploit(self._sweep, self._trial, commit["run"], commit["step"], params)
             begun = lineage.origin(self._sweep, self._name)
             assert begun is not None
             self._at = begun["step"]
         else:
-            self._at = told["step"]
+            self._at = commit["step"]
 
     def cleanup(self) -> None:
-        """End what the ranks ran in."""
-        self._gang.really_close()
+        """See Ray. Close the gang with its worker processes."""
+        self._gang.shut_down()
 
 
 class ReusedGang:
-    """A gang that stays open when its run ends, for the next one."""
+    """A gang whose worker processes outlive a run, for the next one."""
 
     def __init__(self, gang: Gang) -> None:
         self._gang = gang
@@ -201,14 +208,14 @@ class ReusedGang:
         return getattr(self._gang, name)
 
     def close(self) -> None:
-        """End the ranks, and keep what they ran in."""
+        """Stop the ranks, and keep the worker processes."""
         self._gang.stop()
 
-    def really_close(self) -> None:
+    def shut_down(self) -> None:
         """See `Gang.close`."""
         self._gang.close()
 
 
 def _committed(run: RunDir) -> int:
-    """The last commit of a run, 0 if there is none."""
+    """The step of the last commit of a run, 0 if there is none."""
     return max(Store(run.at("checkpoints")).steps(), default=0)

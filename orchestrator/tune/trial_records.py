@@ -1,11 +1,11 @@
-"""What a sweep knows of its trials, in its own directory: which there are, with which values, and how they ended.
+"""The records of a search in its directory: which trials there are, with which values, and how they ended.
 
     <sweep>/job.yaml       as resolved
-    <sweep>/trials.jsonl   a row when a trial is drawn, before it begins, one when it comes to a rung, and one when it
-                           has ended; now and then one with the hours that the search has taken
-    <sweep>/0003/          the run of trial 0003; 0003-1 the one that it went on in after its first exploit
+    <sweep>/trials.jsonl   a row when a trial is drawn, one when it reports at a rung (event "told"), one when it has
+                           ended; now and then one with the hours that the search has taken
+    <sweep>/0003/          the run of trial 0003; 0003-1 is the one in which it continued after its first exploit
 
-Whatever kills a sweep, these rows and the run directories are all that the next command needs.
+These rows and the run directories are all that the next command needs to continue after any failure.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune.space import Config
 
 PATIENCE = 60.0
-"""Seconds that storage may refuse what must be written before a search goes on."""
-TOLD = ("run", "step", "value", "own_steps", "cost_usd")
-"""Of what a trial tells at a rung, what is written down."""
+"""Seconds for which a write that the search depends on is retried."""
+REPORTED = ("run", "step", "value", "own_steps", "cost_usd")
+"""Keys of a result at a rung that are recorded."""
 
 
 @dataclass(frozen=True)
@@ -40,57 +40,57 @@ class TrialEnd:
 class TrialRecords:
     """The rows of trials.jsonl. One process writes them, under the lock of the sweep.
 
-    Raises OSError, in words, if storage takes neither the draw of a trial nor its end; what is told between waits.
+    Raises OSError if a draw or an end cannot be written within PATIENCE; results between wait for storage to return.
     """
 
     def __init__(self, sweep: RunDir) -> None:
         self._rows = Rows(sweep, TRIALS)
         self.configs: dict[str, Config] = {}
         self.ended: dict[str, TrialEnd] = {}
-        self.told: dict[str, dict[str, Any]] = {}
-        """By run: what its trial told last."""
+        self.reported: dict[str, dict[str, Any]] = {}
+        """By run: the last result that its trial reported."""
         self.hours = 0.0
-        """That the search has taken, as last written down."""
+        """Hours that the search has taken, as last recorded."""
         for row in sweep.rows(TRIALS):
             self._read(row)
 
     def _read(self, row: Row) -> None:
-        """Take in a row; one that lacks something is none."""
+        """Read one row; an incomplete one is ignored."""
         trial, event = row["trial"], row["event"]
         self.hours = max(self.hours, row.get("hours") or 0.0)
         if event == "drawn" and row.get("config") is not None:
             self.configs[trial] = row["config"]
-        elif event == "told" and row.keys() >= set(TOLD):
-            self.told[row["run"]] = {"trial": trial, **{key: row[key] for key in TOLD}}
+        elif event == "told" and row.keys() >= set(REPORTED):
+            self.reported[row["run"]] = {"trial": trial, **{key: row[key] for key in REPORTED}}
         elif event == "ended" and row.keys() >= TrialEnd.__dataclass_fields__.keys():
             self.ended[trial] = TrialEnd(**{key: row[key] for key in TrialEnd.__dataclass_fields__})
 
     def draw(self, configs: Iterable[Config]) -> list[str]:
-        """Write down further trials; their names."""
-        first, given = len(self.configs), list(configs)
-        found = {name_of(first + number): config for number, config in enumerate(given)}
+        """Record further trials before they begin, and return their names."""
+        first, new = len(self.configs), list(configs)
+        found = {name_of(first + number): config for number, config in enumerate(new)}
         now = time.time()
         self._rows.add([{"trial": n, "event": "drawn", "config": c, "time": now} for n, c in found.items()])
         self._rows.settle(PATIENCE)
         self.configs |= found
         return list(found)
 
-    def tell(self, result: dict[str, Any], hours: float) -> None:
-        """Write down what a trial told at a rung, if it is not what it told last."""
-        told = {"trial": result["trial"], **{key: result[key] for key in TOLD}}
-        if self.told.get(result["run"]) != told:
-            self._rows.add([{**told, "event": "told", "time": time.time(), "hours": hours}])
+    def report(self, result: dict[str, Any], hours: float) -> None:
+        """Record a result at a rung, unless it equals the last one of that run."""
+        row = {"trial": result["trial"], **{key: result[key] for key in REPORTED}}
+        if self.reported.get(result["run"]) != row:
+            self._rows.add([{**row, "event": "told", "time": time.time(), "hours": hours}])
             self._rows.flush()
-            self.told[result["run"]] = told
+            self.reported[result["run"]] = row
 
-    def pass_time(self, hours: float) -> None:
-        """Write down how long the search has taken."""
+    def record_hours(self, hours: float) -> None:
+        """Record how long the search has taken."""
         self._rows.add([{"trial": "", "event": "hours", "time": time.time(), "hours": hours}])
         self._rows.flush()
         self.hours = hours
 
     def end(self, trial: str, ended: TrialEnd) -> None:
-        """Write down how a trial ended, once."""
+        """Record how a trial ended; the first call for a trial counts."""
         if trial in self.ended:
             return
         row: dict[str, Any] = {"trial": trial, "event": "ended", "time": time.time(), **vars(ended)}
@@ -100,5 +100,5 @@ class TrialRecords:
 
 
 def name_of(number: int) -> str:
-    """The name of a trial, and of the directory of its run."""
+    """The name of a trial, which is also that of its first run's directory."""
     return f"{number:04d}"

@@ -23,8 +23,8 @@ def committed(sweep: Path, run: str, step: int) -> Store:
 
 
 def metrics(sweep: Path, run: str, first: int, last: int, value: float) -> None:
-    told = {"loss": value, "attempt": 1, "time": 1.0, "step_seconds": 0.5}
-    rows = [json.dumps({"step": step, **told}) for step in range(first, last + 1)]
+    row = {"loss": value, "attempt": 1, "time": 1.0, "step_seconds": 0.5}
+    rows = [json.dumps({"step": step, **row}) for step in range(first, last + 1)]
     (sweep / run / "metrics.jsonl").write_text("\n".join(rows) + "\n")
 
 

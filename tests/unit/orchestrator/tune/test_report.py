@@ -43,8 +43,8 @@ def sweep_of(folder: Path, trials: list[tuple[str, int, float]]) -> RunDir:
         found.append({"trial": name, "config": config, "state": state, "value": value, "step": step})
         found[-1] |= {"reason": "out of <memory>" if state == "failed" else "", "runs": [name], "steps": step}
         (folder / name).mkdir()
-        told = {"attempt": 1, "time": 1.0, "step_seconds": 0.5}
-        rows = [json.dumps({"step": s, "loss": loss + 9 - s, **told}) for s in range(1, step + 1)]
+        row = {"attempt": 1, "time": 1.0, "step_seconds": 0.5}
+        rows = [json.dumps({"step": s, "loss": loss + 9 - s, **row}) for s in range(1, step + 1)]
         (folder / name / "metrics.jsonl").write_text("\n".join(rows))
     best = min((t for t in found if t["state"] == "done"), key=lambda t: t["value"], default=None)
     head = {"name": "small", "metric": "loss", "mode": "min", "hours": 0.5, "steps": 20, "exploits": 0}

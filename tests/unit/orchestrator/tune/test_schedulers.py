@@ -23,19 +23,19 @@ LR = "train.optimizer.lr"
 
 def tpe(sweep: Path, names: list[str]) -> tuple[Tpe, TrialRecords]:
     tune = TuneSpec(space={LR: {"loguniform": [1e-4, 1.0]}}, trials=40, sampler="tpe")  # type: ignore[arg-type]
-    ledger = TrialRecords(RunDir(str(sweep)))
-    return Tpe(tune, 7, ledger, names, lambda name, config: {"trial": name, "params": config}), ledger
+    records = TrialRecords(RunDir(str(sweep)))
+    return Tpe(tune, 7, records, names, lambda name, config: {"trial": name, "params": config}), records
 
 
-def search(sampler: Tpe, ledger: TrialRecords, count: int) -> list[float]:
+def search(sampler: Tpe, records: TrialRecords, count: int) -> list[float]:
     """Learning rates drawn one after the other; the best one is 0.01."""
     found = []
     for number in range(count):
-        given = sampler.suggest(str(number))["given"]
+        given = sampler.suggest(str(number))["assignment"]
         rate = given["params"][LR]
         found.append(rate)
         sampler.on_trial_complete(str(number), {"value": abs(rate - 0.01), "failed": ""})
-        ledger.end(given["trial"], TrialEnd("done", given["trial"], 1, abs(rate - 0.01)))
+        records.end(given["trial"], TrialEnd("done", given["trial"], 1, abs(rate - 0.01)))
     return found
 
 
@@ -204,13 +204,13 @@ def test_a_population_whose_last_trial_fails_at_a_decision_goes_on(
 def test_an_exploit_takes_the_donor_s_values_changed_and_keeps_the_trial_s_name() -> None:
     tune = TuneSpec(space={LR: {"uniform": [0.1, 0.9]}}, trials=4, scheduler="pbt")  # type: ignore[arg-type]
     trial, donor = (
-        SimpleNamespace(config={"given": {"trial": name, "params": {LR: rate}}})
+        SimpleNamespace(config={"assignment": {"trial": name, "params": {LR: rate}}})
         for name, rate in (("0001", 0.2), ("0002", 0.5))
     )
-    new: dict[str, Any] = Pbt(tune, 5, 0)._get_new_config(trial, donor)[0]["given"]
+    new: dict[str, Any] = Pbt(tune, 5, 0)._get_new_config(trial, donor)[0]["assignment"]
     assert new["trial"] == "0001"
     assert new["params"][LR] not in (0.2, 0.5)
-    assert trial.config["given"]["params"] == {LR: 0.2}
+    assert trial.config["assignment"]["params"] == {LR: 0.2}
 
 
 def test_pb2_learns_what_each_trial_gained_and_goes_on_from_the_donor(
@@ -220,14 +220,14 @@ def test_pb2_learns_what_each_trial_gained_and_goes_on_from_the_donor(
     monkeypatch.setattr(Pbt, "on_trial_result", lambda *_: "CONTINUE")
     scheduler = Pb2(tune, 5, 0)
     trial, donor = (
-        SimpleNamespace(config={"given": {"trial": name, "params": {LR: rate}}})
+        SimpleNamespace(config={"assignment": {"trial": name, "params": {LR: rate}}})
         for name, rate in (("0001", 0.2), ("0002", 0.5))
     )
     for one, values in ((trial, (9.0, 8.0)), (donor, (9.0, 5.0))):
         for step, value in zip((5, 10), values, strict=True):
             scheduler.on_trial_result(None, one, {"step": step, "value": value})
     assert scheduler._gains == [Gain(5, {LR: 0.2}, 1.0), Gain(5, {LR: 0.5}, 4.0)]
-    new = scheduler._get_new_config(trial, donor)[0]["given"]
+    new = scheduler._get_new_config(trial, donor)[0]["assignment"]
     assert new["trial"] == "0001"
     scheduler.on_trial_result(None, trial, {"step": 15, "value": 4.0})
     assert scheduler._gains[-1].value == 1.0, "from the donor's 5, not from its own 8"

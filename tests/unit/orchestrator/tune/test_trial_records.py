@@ -10,10 +10,10 @@ from orchestrator.tune.trial_records import TrialEnd, TrialRecords
 
 def test_trials_are_found_again_and_end_once(tmp_path: Path) -> None:
     sweep = RunDir(str(tmp_path))
-    ledger = TrialRecords(sweep)
-    assert ledger.draw([{"a": 1}, {"a": 2}]) == ["0000", "0001"]
-    ledger.end("0000", TrialEnd("done", "0000-1", 9, 0.5))
-    ledger.end("0000", TrialEnd("failed", "0000", 0, None, "later"))
+    records = TrialRecords(sweep)
+    assert records.draw([{"a": 1}, {"a": 2}]) == ["0000", "0001"]
+    records.end("0000", TrialEnd("done", "0000-1", 9, 0.5))
+    records.end("0000", TrialEnd("failed", "0000", 0, None, "later"))
     again = TrialRecords(sweep)
     assert again.configs == {"0000": {"a": 1}, "0001": {"a": 2}}
     assert again.ended == {"0000": TrialEnd("done", "0000-1", 9, 0.5)}

@@ -1,4 +1,4 @@
-"""The end of a search: what it found, written down; the best job, ready to run."""
+"""The results of a search in its directory: sweep.json, report.html and best.yaml, the best job ready to run."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from orchestrator.tune.space import job_of
 from orchestrator.tune.trial_records import TrialRecords
 
 
-def finish(spec: JobSpec, sweep: RunDir, ledger: TrialRecords, standing: SearchProgress) -> dict[str, Any]:
-    """Write sweep.json, best.yaml and report.html, and tell MLflow; what stands in sweep.json."""
-    standing.recount()
-    found = summarise(spec, sweep, ledger, standing)
+def finish(spec: JobSpec, sweep: RunDir, records: TrialRecords, progress: SearchProgress) -> dict[str, Any]:
+    """Write sweep.json, best.yaml and report.html and bring MLflow up to date. Returns what sweep.json holds."""
+    progress.recount()
+    found = summarise(spec, sweep, records, progress)
     sweep.write_json("sweep.json", found)
     if found["best"] is not None:
         name = f"{spec.name[:50]}-best"
         best = job_of(spec, found["best"]["config"], name=name)
-        header = f"# the best of {len(ledger.configs)} trials: {found['best']['trial']}, {found['metric']} "
+        header = f"# the best of {len(records.configs)} trials: {found['best']['trial']}, {found['metric']} "
         sweep.write_text("best.yaml", f"{header}{found['best']['value']:.6g}\n{dump(best)}")
     found["problem"] = draw(sweep, _report)
     found["tracking"] = publish(spec, sweep, found)
@@ -38,11 +38,13 @@ def _report(sweep: RunDir) -> str:
     return report(sweep)
 
 
-def summarise(spec: JobSpec, sweep: RunDir, ledger: TrialRecords, standing: SearchProgress) -> dict[str, Any]:
-    """The search in one document."""
+def summarise(
+    spec: JobSpec, sweep: RunDir, records: TrialRecords, progress: SearchProgress
+) -> dict[str, Any]:
+    """What sweep.json holds: the best trial, all trials with values and outcome, and what the search has cost."""
     assert spec.tune is not None
-    best = standing.best()
-    trials = [_trial(sweep, name, ledger, standing) for name in sorted(ledger.configs)]
+    best = progress.best()
+    trials = [_trial(sweep, name, records, progress) for name in sorted(records.configs)]
     if best is not None:
         config = next(t["config"] for t in trials if t["trial"] == best["trial"])
         best = {**best, "config": config, "run_dir": sweep.at(best["run"])}
@@ -50,32 +52,32 @@ def summarise(spec: JobSpec, sweep: RunDir, ledger: TrialRecords, standing: Sear
         "name": spec.name,
         "metric": spec.tune.metric,
         "mode": spec.tune.mode,
-        "hours": standing.hours,
+        "hours": progress.hours,
         "steps": sum(trial["steps"] for trial in trials),
-        "cost_usd": standing.cost,
+        "cost_usd": progress.cost,
         "exploits": sum(len(trial["runs"]) - 1 for trial in trials),
         "best": best,
         "trials": trials,
     }
 
 
-def _trial(sweep: RunDir, name: str, ledger: TrialRecords, standing: SearchProgress) -> dict[str, Any]:
+def _trial(sweep: RunDir, name: str, records: TrialRecords, progress: SearchProgress) -> dict[str, Any]:
     runs = lineage.runs_of(sweep, name)
-    ended = ledger.ended.get(name)
+    ended = records.ended.get(name)
     return {
         "trial": name,
-        "config": lineage.config_of(sweep, name, ledger.configs[name]),
+        "config": lineage.config_of(sweep, name, records.configs[name]),
         "state": ended.state if ended else "not ended",
         "value": ended.value if ended else None,
         "step": ended.step if ended else 0,
         "reason": ended.reason if ended else "",
         "runs": runs,
-        "steps": sum(steps for run, (steps, _) in standing.spent.items() if run in runs),
+        "steps": sum(steps for run, (steps, _) in progress.spent.items() if run in runs),
     }
 
 
 def remove_folder(sweep: RunDir, name: str) -> None:
-    """Remove a folder of the sweep's directory, if it is there."""
+    """Remove a folder of the search's directory, if it exists."""
     if sweep.local:
         shutil.rmtree(sweep.at(name), ignore_errors=True)
         return
