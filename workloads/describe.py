@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from workloads.errors import WorkloadError
 from workloads.model.config import TransformerConfig
@@ -12,6 +12,8 @@ from workloads.model.presets import preset
 if TYPE_CHECKING:
     from workloads.hf.folder import HuggingFaceModel
 
+Description: TypeAlias = "TransformerConfig | HuggingFaceModel"
+"""What a model is made of: one of the project's own, or a class of transformers that is run as it is."""
 FOLDER = "hf:"
 SENTENCES = ("next_sentence", "sentence_order")
 """Objectives with labels of the whole sequence beside those of the tokens."""

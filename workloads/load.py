@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from workloads import objectives
-from workloads.describe import FOLDER, SENTENCES, describe
+from workloads.describe import FOLDER, SENTENCES, Description, describe, for_objective
 from workloads.errors import WorkloadError
 from workloads.hf.folder import HuggingFaceModel, root
 from workloads.hf.weights import has_weights
@@ -34,12 +34,13 @@ def load(
     sequence_length: int,
     seed: int = 0,
     rule: int = RULE,
+    described: Description | None = None,
 ) -> TransformerWorkload | HuggingFaceWorkload:
     """The workload of preset `model` (with `changes`) or of `hf:<folder>`, trained with `objective`.
 
     rule is that of the run's data, see `workloads.objectives.sampled`; options are those of the objective; mup the
     widths of the model beside which this one is scaled, see `workloads.model.mup`; dropout the rate of
-    `workloads.model.dropout`.
+    `workloads.model.dropout`. described is what `describe` said of the model, if it was asked already.
 
     Raises WorkloadError for an unknown model, field or objective, an objective that the architecture cannot train, a
     sequence longer than the model's positions, a vocabulary larger than the model's, a checkpoint that does not fit,
@@ -49,7 +50,7 @@ def load(
         raise WorkloadError(
             f"mup scales weights that begin anew, and {model} has its own; use a preset or set mup to null"
         )
-    config = describe(model, changes, vocabulary.size)
+    config = describe(model, changes, vocabulary.size) if described is None else described
     _check(model, config, objective, vocabulary, sequence_length)
     built = objectives.build(
         objective,
@@ -59,10 +60,10 @@ def load(
         rule=rule,
         **(options or {}),
     )
-    config = describe(model, changes, vocabulary.size, objective)
     if isinstance(config, HuggingFaceModel):
         has_weights(str(root(config.folder)))  # those that cannot be read are refused
         return HuggingFaceWorkload(model, config, built, vocabulary, dropout)
+    config = for_objective(config, objective)
     if not model.startswith(FOLDER):
         config = _completed(config, vocabulary, sequence_length)
     config = replace(config, dropout=dropout)

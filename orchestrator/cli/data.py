@@ -56,22 +56,22 @@ def prepare(
 ) -> None:
     """Make a job's token shards without training."""
     from cluster.local.ray_session import NoCluster, ray_at
-    from orchestrator.launch.run import check, check_places
+    from orchestrator.launch.preflight import check_job, check_places
     from orchestrator.launch.submission import no_cluster
-    from orchestrator.resolve import parts as assemble
+    from orchestrator.resolve.prepared_data import prepare as prepare_data
     from orchestrator.track.console import ProgressDisplay
 
     spec = job_of(job, overrides)
     run = run_of(spec, run_dir)
     check_places(spec, run)
-    check(spec)
+    check_job(spec)
     try:
         with ProgressDisplay() as progress, ray_at(address):
 
             def tell(what: str, done: int, total: int) -> None:
                 progress.update({"phase": "prepare", "note": f"{what}: {done} of {total} parts"})
 
-            uri = assemble.prepare(spec, run, tell)
+            uri = prepare_data(spec, run, tell)
     except NoCluster as error:
         raise no_cluster(error, address) from None
     if as_json:

@@ -100,10 +100,10 @@ def plan(
     from orchestrator.cli import plan_table as planning_text
     from orchestrator.planning import plan as planning
     from orchestrator.planning.machines import machine_for
-    from orchestrator.resolve import parts as assemble
+    from orchestrator.resolve.resolved_job import resolve
 
     spec = job_of(job, overrides)
-    shape = assemble.shape_of(spec, assemble.vocabulary_size(spec))
+    shape = resolve(spec).shape
     machine = machine_for(None, spec.resources.per_worker.bundle)
     found = planning.plan(spec, shape, workers or spec.resources.workers.max, machine)
     if as_json:

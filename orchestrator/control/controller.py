@@ -32,7 +32,8 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
 from orchestrator.planning.machines import machine_for
 from orchestrator.planning.plan import Planner
-from orchestrator.resolve import parts as assemble
+from orchestrator.resolve.prepared_data import is_whole, keep_excerpt
+from orchestrator.resolve.training_inputs import resolve_over
 from orchestrator.storage.run_directory import Row, RunDir
 from orchestrator.track.totals import RunTotals
 from orchestrator.train.task import Task
@@ -148,7 +149,7 @@ class Controller:
         self._record(history, workers.poll(history.saved))
         if self._queue is not None:
             self._queue.report_nodes([rank.node for rank in workers.ranks])
-        if self._state.phase == "wait" and not assemble.is_whole(self._data):
+        if self._state.phase == "wait" and not is_whole(self._data):
             self._data = ""
         now = workers.status.at if workers.running else time.monotonic()
         hours, usd = history.spending.count(history.recent, wall())
@@ -242,19 +243,19 @@ class Controller:
         self._data = self._preparing.look(history.data, POLL)
         if not self._data:
             return
-        shape, shards = self._stored(lambda: assemble.check_data(self._spec, self._data))
+        job, shards = self._stored(lambda: resolve_over(self._spec, self._data))
         self._shards = history.same_shards(shards, self._data)
-        for line in assemble.notes_of(self._spec):
+        for line in job.notes:
             self._event(self._state.phase, line)
         machine = machine_for(self._workers.offer(), self._workers.bundle)
-        first, self._planner = self._planner is None, (planner := Planner(self._spec, shape, machine))
+        first, self._planner = self._planner is None, (planner := Planner(self._spec, job.shape, machine))
         planner.plan(self._spec.resources.workers.max)  # what is illegal is told before anything starts
         self._policy = Policy(self._spec, planner.choose, planner.seconds)
         widest = self._policy.choose(self._useful)
         self._useful = widest.world if widest else self._useful
         if first:
             history.track()
-            assemble.keep_excerpt(self._run, self._data)
+            keep_excerpt(self._run, self._data)
 
     def _start(self, history: RunHistory, layout: Layout, layout_before: Layout | None) -> None:
         """Roll back to the last sound commit, write the plan, start a gang from there."""

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from orchestrator.checkpoint.committer import one_line
 from orchestrator.job.spec import JobSpec
-from orchestrator.resolve import parts as assemble
+from orchestrator.resolve.prepared_data import prepared
 from orchestrator.storage.retry import may_come_back, patient
 from orchestrator.storage.run_directory import RunDir
 
@@ -53,7 +53,7 @@ class DataPreparation:
         if self._work is None:
             pool = ThreadPoolExecutor(1, thread_name_prefix="prepare")
             self._work = pool.submit(
-                self._stored, lambda: assemble.prepared(self._spec, self._run, before, self._parts)
+                self._stored, lambda: prepared(self._spec, self._run, before, self._parts)
             )
             pool.shutdown(wait=False)
         wait([self._work], timeout=seconds)

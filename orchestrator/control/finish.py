@@ -65,7 +65,7 @@ def summarise(
     """The summary of what stands in the run directory."""
     entropy = None
     if data:
-        from orchestrator.resolve.parts import data_of
+        from orchestrator.resolve.prepared_data import data_of
 
         entropy = data_of(run, data).manifest.entropy
     found = summary(

@@ -38,7 +38,8 @@ def export(run_uri: str, step: int, target: str) -> dict[str, Any]:
     """
     from orchestrator.checkpoint.identity import check_commit, job_in
     from orchestrator.checkpoint.store import Store
-    from orchestrator.resolve import parts as assemble
+    from orchestrator.resolve.prepared_data import data_of
+    from orchestrator.resolve.training_inputs import workload_of
 
     check_target(target)
     run = RunDir(run_uri)
@@ -49,8 +50,8 @@ def export(run_uri: str, step: int, target: str) -> dict[str, Any]:
     store = Store(run.at("checkpoints"), retry=retry)
     manifest = store.manifest(step)
     check_commit(manifest, spec, run.at("job.yaml"))
-    tokens = assemble.data_of(run, manifest.meta["data"], retry)
-    workload, reader = assemble.workload_of(spec, tokens), store.reader(manifest)
+    tokens = data_of(run, manifest.meta["data"], retry)
+    workload, reader = workload_of(spec, tokens), store.reader(manifest)
     with draft(target) as folder:
         difference = write(spec, tokens, workload, lambda name: reader.read(f"model.{name}"), folder)
         facts = {"step": step, "receipt": manifest.receipt, "run": spec.name, "logits_difference": difference}

@@ -41,10 +41,11 @@ from orchestrator.data.skips import on_record
 from orchestrator.job.errors import InputError
 from orchestrator.job.paths import absolute, resolve_paths
 from orchestrator.job.spec import JobSpec, parse
-from orchestrator.launch.run import check
+from orchestrator.launch.preflight import check_job
 from orchestrator.planning.machines import machine_for
 from orchestrator.planning.plan import Planner
-from orchestrator.resolve import parts as assemble
+from orchestrator.resolve.prepared_data import prepared
+from orchestrator.resolve.training_inputs import resolve_over
 from orchestrator.storage.run_directory import Row, RunDir
 from orchestrator.train.loop import main
 from orchestrator.train.task import Task
@@ -63,11 +64,11 @@ def loop_config(
     """
     spec = resolve_paths(spec, Path.cwd())
     run = RunDir(absolute(run_dir or f"runs/{spec.name}", Path.cwd()))
-    check(spec)
+    check_job(spec)
     check_same_run(spec, run)
     run.create()
     before = next((event["data"] for event in run.rows("events.jsonl") if event.get("data")), "")
-    data = assemble.prepared(spec, run, before, lambda what, done, total: None)
+    data = prepared(spec, run, before, lambda what, done, total: None)
     return {
         "job": spec.model_dump(mode="json"),
         "run": run.uri,
@@ -144,9 +145,9 @@ class RankZeroHistory:
     def begin(self, world: int) -> dict[str, Any]:
         """Roll back to the last sound commit and choose a layout; what a task says of that."""
         bundle = self._spec.resources.per_worker.bundle
-        shape, shards = assemble.check_data(self._spec, self._data)
+        job, shards = resolve_over(self._spec, self._data)
         check_shards(self._history.newest, shards, self._data)
-        layout = Planner(self._spec, shape, machine_for(smallest_offer(bundle), bundle)).choose(world)
+        layout = Planner(self._spec, job.shape, machine_for(smallest_offer(bundle), bundle)).choose(world)
         if layout is None or layout.world != world:
             hint = "change num_workers of ScalingConfig, or train.global_batch"
             raise InputError(f"no legal layout uses {world} workers", "parallel", hint)

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.checkpoint.identity import check_same_run
-from orchestrator.export.target import check_target
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec
+from orchestrator.launch.preflight import gpus_here, preflight
 from orchestrator.launch.submission import no_cluster
-from orchestrator.planning import prices
-from orchestrator.planning.machines import Machine
-from orchestrator.planning.plan import plan
-from orchestrator.resolve import parts as assemble
-from orchestrator.storage.backends import is_local, local_path
-from orchestrator.storage.places import check_place
-from orchestrator.storage.row_line import TRIALS
 from orchestrator.storage.run_directory import RunDir, remove_empty
-from orchestrator.track.target import check_tracking
 
 REFRESH = 0.25
 """Seconds between looks at the controller."""
@@ -59,19 +50,12 @@ def run(
     """
     if found := done_already(spec, run_dir):
         return RunOutcome(Outcome.DONE, found, f"{run_dir.uri} is finished: nothing to do")
-    check_places(spec, run_dir)
-    check(spec)
-    check_labels(spec, address)
-    check_same_run(spec, run_dir)
-    if run_dir.rows(TRIALS):
-        raise InputError("is the folder of a search", run_dir.uri, "give another --run-dir, or use tune")
-    if until is not None and until > spec.train.steps:
-        raise InputError(f"step {until} is beyond train.steps {spec.train.steps}", "--until", "lower it")
+    preflight(spec, run_dir, until, address)
     from cluster.local.ray_session import NoCluster, ray_at
 
     queue = None if address is None else priority
     workers, worker = spec.resources.workers, spec.resources.per_worker
-    gpus = _gpus_here(spec) if address is None and worker.gpu else workers.max * worker.gpu
+    gpus = gpus_here(spec) if address is None and worker.gpu else workers.max * worker.gpu
     made = run_dir.create()
     try:
         for last in (False, False, True):
@@ -84,74 +68,6 @@ def run(
         raise no_cluster(error, address) from None
     finally:
         remove_empty(made)
-
-
-def _gpus_here(spec: JobSpec) -> int:
-    """GPUs that an embedded cluster may claim. Raises InputError if this machine has too few."""
-    import torch
-
-    least, most, there = spec.resources.workers.min, spec.resources.workers.max, torch.cuda.device_count()
-    if there < least:
-        what = f"the smallest gang needs {least} GPUs, and this machine has {there}"
-        raise InputError(what, "resources.per_worker.gpu", "set it to 0, or name a cluster with --address")
-    return min(most, there)
-
-
-def check_labels(spec: JobSpec, address: str | None) -> None:
-    """Raise InputError if the job asks for nodes with labels where there is only this machine, which has none."""
-    if address is None and spec.resources.per_worker.labels:
-        hint = "--set 'resources.per_worker.labels={}' leaves them out; or name a cluster with --address"
-        raise InputError("only a cluster's nodes have labels", "resources.per_worker.labels", hint)
-
-
-def check(spec: JobSpec) -> None:
-    """Find all that can be found wrong without starting anything. Raises InputError."""
-    from orchestrator.data import sources
-
-    files = sources.resolve(spec.data.sources)
-    size = sum(file.size for file in files)
-    if size < spec.data.sequence_length:
-        raise InputError(
-            f"the corpus has {size} bytes, fewer than one sequence of {spec.data.sequence_length} tokens",
-            "data.sources",
-            "give more text or lower data.sequence_length",
-        )
-    assemble.check_objective(spec)
-    shape = assemble.shape_of(spec, assemble.vocabulary_size(spec))
-    assemble.check_workload(spec)
-    boundless = Machine(memory=float("inf"), flops=1e12)
-    workers = spec.resources.workers
-    best = plan(spec, shape, workers.max, boundless).chosen.layout
-    if best.world < workers.min:
-        raise InputError(
-            f"no legal layout uses {workers.min} to {workers.max} workers; the widest is {best}",
-            "resources.workers.min",
-            "lower it, or choose a train.global_batch that divides",
-        )
-    prices.check(spec)
-    if spec.checkpoint.export_to:
-        check_target(spec.checkpoint.export_to)
-
-
-def check_places(spec: JobSpec, run_dir: RunDir) -> None:
-    """Refuse places that only one process would see. Raises InputError."""
-    places = {
-        "--run-dir": run_dir.uri,
-        **{f"data.sources.{n}.uri": source.uri for n, source in enumerate(spec.data.sources)},
-        "data.cache": spec.data.cache,
-        "checkpoint.export_to": spec.checkpoint.export_to,
-    }
-    for where, uri in places.items():
-        if uri is not None and not where.startswith("data.sources"):  # those are patterns, and must be there
-            check_place(uri, where)
-        if (uri or "").startswith("memory://"):
-            what = f"{uri} is the memory of one process, and a run has several"
-            raise InputError(what, where, "give a folder that all nodes see, or a store such as s3://")
-    cache = local_path(spec.data.cache) if spec.data.cache and is_local(spec.data.cache) else ""
-    if os.path.lexists(cache) and not os.path.isdir(cache):
-        raise InputError("is no folder", f"data.cache {cache}", "give another")
-    if spec.tracking:
-        check_tracking(spec.tracking.uri)
 
 
 def finished_summary(run_dir: RunDir) -> dict[str, Any] | None:

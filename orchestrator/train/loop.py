@@ -22,7 +22,7 @@ from orchestrator.data.tokens import Tokens
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.planning.layout import Layout
-from orchestrator.resolve.parts import batches_of, workload_of
+from orchestrator.resolve.training_inputs import training_inputs
 from orchestrator.storage.retry import patient
 from orchestrator.storage.run_directory import Row
 from orchestrator.train.commits import Commits
@@ -62,10 +62,9 @@ def main(config: dict[str, Any], link: WorkerContext) -> dict[str, Any]:
             raise InputError(
                 "these token shards are not the run's", task.data, "let all nodes see one folder"
             )
-        workload = workload_of(spec, tokens)
-        batches = batches_of(spec, tokens, workload)
-        engine = make_engine(spec, workload, layout, device)
-        rank = Rank(task, spec, layout, link, engine, batches, libraries)
+        inputs = training_inputs(spec, tokens)
+        engine = make_engine(spec, inputs.workload, layout, device)
+        rank = Rank(task, spec, layout, link, engine, inputs.batches, libraries)
         try:
             return rank.train()
         finally:

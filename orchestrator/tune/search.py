@@ -15,9 +15,9 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec, dump
 from orchestrator.job.tune import POPULATION, TuneSpec
-from orchestrator.launch.run import check, check_labels
+from orchestrator.launch.preflight import check_job, check_labels
 from orchestrator.launch.submission import no_cluster
-from orchestrator.resolve import parts as assemble
+from orchestrator.resolve import prepared_data
 from orchestrator.storage.run_directory import RunDir, remove_empty
 from orchestrator.tune.lineage import config_of
 from orchestrator.tune.progress import SearchProgress
@@ -53,7 +53,7 @@ def tune(
     """
     search = check_space(spec)
     first = grid(search)[0] if search.sampler == "grid" else drawn(search, spec.seed, 0)
-    check(job_of(spec, first))
+    check_job(job_of(spec, first))
     check_labels(spec, address)
     check_same_sweep(spec, sweep)
     made = sweep.create()
@@ -116,7 +116,7 @@ def _search(
 
 def _prepare(spec: JobSpec, sweep: RunDir, show: Callable[[dict[str, Any]], None]) -> None:
     """Prepare the token shards once, before all trials; a trial whose data keys differ prepares its own."""
-    assemble.prepare(
+    prepared_data.prepare(
         spec, sweep, lambda what, done, total: show({"note": f"preparing {what}: {done} of {total} parts"})
     )
 

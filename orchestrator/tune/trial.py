@@ -25,7 +25,7 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.overrides import put
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.job.tune import POPULATION
-from orchestrator.resolve.parts import data_cache
+from orchestrator.resolve.prepared_data import data_cache
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.track.summary import summary
 from orchestrator.track.totals import counted

@@ -19,7 +19,7 @@ from orchestrator.checkpoint.store import Store
 from orchestrator.data.skips import on_record
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
-from orchestrator.resolve import parts as assemble
+from orchestrator.resolve.prepared_data import tokens_of
 from orchestrator.storage.row_line import METRICS
 from orchestrator.storage.run_directory import Row, RunDir
 from orchestrator.train.task import ENTRY, Task
@@ -73,7 +73,7 @@ def replay(spec: JobSpec, run: RunDir, step: int | None, steps: int) -> ReplayRe
     )
     last = list(wanted)[-1]
     check_commit(manifest, spec, run.at("job.yaml"))
-    tokens = assemble.tokens_of(spec, run, manifest.meta["data"])
+    tokens = tokens_of(spec, run, manifest.meta["data"])
     check_shards(manifest, tokens.manifest.digest, tokens.folder.uri)
     task = Task(
         job=spec.model_dump(mode="json"),

@@ -18,7 +18,9 @@ from orchestrator.data.tokens import Tokens
 from orchestrator.export import hugging_face as export
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
-from orchestrator.resolve import parts as assemble
+from orchestrator.launch.preflight import check_workload
+from orchestrator.resolve.resolved_job import resolve
+from orchestrator.resolve.training_inputs import training_inputs, workload_of
 from workloads import objectives
 from workloads.describe import SENTENCES, describe
 from workloads.hf.compare import TOLERANCE
@@ -93,11 +95,11 @@ def test_what_was_trained_leaves_as_it_computes(
 ) -> None:
     text, tokens = tokens_of(objective)
     spec = spec_of(model, objective, text, options)
-    workload = assemble.workload_of(spec, tokens)
+    workload = workload_of(spec, tokens)
     net = workload.build().eval()  # without the masks of dropout, whose keys the trainer makes
     net.load_state_dict({name: workload.initial(name, 3) for name in workload.shapes})
     optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
-    batches = assemble.batches_of(spec, tokens, workload)
+    batches = training_inputs(spec, tokens).batches
     for step in range(STEPS):
         loss = workload.loss(net, batches.batch(4 * step, 4)[0])
         mean = loss.total / loss.count + (0.0 if loss.extra is None else loss.extra)
@@ -142,7 +144,7 @@ def test_a_class_that_runs_as_it_is_leaves_too(objective: str, tokens_of: Any, t
     document = spec_of("gpt-tiny", "causal_lm", text, {}).model_dump(mode="json")
     document["workload"] = {"model": f"hf:{tmp_path / 'in'}", "objective": objective}
     spec = parse(document)
-    workload = assemble.workload_of(spec, tokens)
+    workload = workload_of(spec, tokens)
     state = {name: workload.initial(name, 3) for name in workload.shapes}
     assert export.write(spec, tokens, workload, state.__getitem__, str(tmp_path / "out")) <= TOLERANCE
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out").model_max_length >= 512
@@ -166,8 +168,8 @@ def test_a_model_that_cannot_leave_does_not_begin(
     document = spec_of(model, objective, tmp_path / "unread.txt", {}).model_dump(mode="json")
     document["workload"]["changes"].update(changes)
     with pytest.raises(InputError, match=r"checkpoint\.export") as told:
-        assemble.check_workload(parse(document))
+        check_workload(resolve(parse(document)))
     assert says in str(told.value)
     assert "\n" not in str(told.value)
     document["checkpoint"]["export"] = None
-    assemble.check_workload(parse(document))
+    check_workload(resolve(parse(document)))

@@ -19,7 +19,7 @@ from orchestrator.data.shards import is_whole
 from orchestrator.data.tokens import Tokens, problems
 from orchestrator.data.verified_shard import DamagedShard
 from orchestrator.job.errors import InputError
-from orchestrator.resolve.parts import EXCERPT, data_of
+from orchestrator.resolve.prepared_data import EXCERPT, data_of
 from orchestrator.storage.run_directory import RunDir
 
 Prepare = Callable[..., str]

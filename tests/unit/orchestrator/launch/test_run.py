@@ -15,7 +15,8 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec, dump, parse
 from orchestrator.launch import run as runs
-from orchestrator.launch.run import RunOutcome, _outcome, check, check_labels, done_already, finished_summary
+from orchestrator.launch.preflight import check_job, check_labels
+from orchestrator.launch.run import RunOutcome, _outcome, done_already, finished_summary
 from orchestrator.storage.run_directory import RunDir
 
 
@@ -49,7 +50,7 @@ def changed(document: dict[str, Any], **parts: Any) -> JobSpec:
 )  # fmt: skip
 def test_a_job_that_can_run_passes(document: dict[str, Any], model: str, objective: str) -> None:
     document["workload"] = {"model": model, "objective": objective}
-    check(parse(document))
+    check_job(parse(document))
 
 
 @pytest.mark.parametrize(
@@ -70,13 +71,13 @@ def test_a_job_that_can_run_passes(document: dict[str, Any], model: str, objecti
 )
 def test_what_cannot_run_is_refused(document: dict[str, Any], parts: dict[str, Any], wanted: str) -> None:
     with pytest.raises(InputError) as found:
-        check(changed({**document, "parallel": {}}, **parts))
+        check_job(changed({**document, "parallel": {}}, **parts))
     assert str(found.value).startswith(wanted)
 
 
 def test_memory_is_left_to_the_cluster(document: dict[str, Any]) -> None:
     """The machine of the command is seldom the machine of the workers."""
-    check(changed(document, workload={"changes": {"hidden": 8192, "layers": 100}}))
+    check_job(changed(document, workload={"changes": {"hidden": 8192, "layers": 100}}))
 
 
 # -- the same run

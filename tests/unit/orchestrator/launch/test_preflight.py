@@ -1,4 +1,4 @@
-"""From the job file's words to parts, as far as that needs no data."""
+"""What is found wrong with a job before anything is started, and what it is resolved to."""
 
 from __future__ import annotations
 
@@ -11,15 +11,10 @@ from jobs import job
 
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
+from orchestrator.launch.preflight import check_objective, check_workload
 from orchestrator.planning.layout import Layout
-from orchestrator.resolve.parts import (
-    check_objective,
-    check_workload,
-    data_cache,
-    notes_of,
-    shape_of,
-    vocabulary_size,
-)
+from orchestrator.resolve.prepared_data import data_cache
+from orchestrator.resolve.resolved_job import resolve
 from orchestrator.storage.run_directory import RunDir
 
 
@@ -40,32 +35,33 @@ def test_runs_beside_each_other_share_their_data(run: str, cache: str) -> None:
 
 
 def test_the_vocabulary_is_known_before_there_is_data() -> None:
-    assert vocabulary_size(spec()) == 512
-    shape = shape_of(spec(), 512)
+    job = resolve(spec())
+    assert job.vocabulary_size == 512
+    shape = job.shape
     assert (shape.vocabulary, shape.hidden, shape.layers, shape.sequence_length) == (512, 32, 2, 32)
 
 
 def test_an_objective_must_fit_the_architecture() -> None:
-    check_objective(spec())
+    check_objective(resolve(spec()))
     with pytest.raises(
         InputError, match="masked_lm does not train gpt-tiny, which is a decoder; choose from causal_lm"
     ):
-        check_objective(spec(workload={"objective": "masked_lm"}))
+        check_objective(resolve(spec(workload={"objective": "masked_lm"})))
     with pytest.raises(InputError, match="no objective 'casual_lm'"):
-        check_objective(spec(workload={"objective": "casual_lm"}))
+        check_objective(resolve(spec(workload={"objective": "casual_lm"})))
     with pytest.raises(InputError, match="unknown model 'gpt-tinny'"):
-        check_objective(spec(workload={"model": "gpt-tinny"}))
+        check_objective(resolve(spec(workload={"model": "gpt-tinny"})))
 
 
 def test_a_source_without_pairs_is_refused_where_pairs_are_read() -> None:
     pairs = {"uri": "a.jsonl", "field": ["en", "de"]}
     workload = {"model": "bert-tiny", "objective": "translation_lm"}
-    check_objective(spec(workload=workload, data={"sources": [pairs]}))
+    check_objective(resolve(spec(workload=workload, data={"sources": [pairs]})))
     for single in ({"uri": "b.jsonl"}, {"uri": "b.parquet", "field": "en"}, {"uri": "b.txt"}):
         with pytest.raises(
             InputError, match=r"data\.sources\.1\.field: translation_lm reads pairs; give two keys"
         ):
-            check_objective(spec(workload=workload, data={"sources": [pairs, single]}))
+            check_objective(resolve(spec(workload=workload, data={"sources": [pairs, single]})))
 
 
 SIZES = {"vocab_size": 600, "num_hidden_layers": 1, "num_attention_heads": 4, "hidden_size": 32}
@@ -80,22 +76,22 @@ def foreign(folder: Path, theirs: Any, objective: str = "causal_lm", **options: 
 def test_a_class_run_as_it_is_is_tried_and_what_it_loses_is_told(tmp_path: Path) -> None:
     theirs = transformers.GPTNeoXConfig(**SIZES, intermediate_size=64, hidden_dropout=0.1)
     workload = foreign(tmp_path, theirs, documents="isolate")
-    check_workload(spec(workload=workload))
-    assert shape_of(spec(workload=workload), 512).no_blocks == ""
-    (note,) = notes_of(spec(workload=workload))
+    check_workload(resolve(spec(workload=workload)))
+    assert resolve(spec(workload=workload)).shape.no_blocks == ""
+    (note,) = resolve(spec(workload=workload)).notes
     assert "is trained without classifier_dropout, hidden_dropout: what a class draws" in note
-    assert notes_of(spec()) == []
+    assert resolve(spec()).notes == []
 
 
 def test_a_class_that_shows_what_it_must_not_is_refused(tmp_path: Path) -> None:
     theirs = transformers.OPTConfig(
         **SIZES, ffn_dim=64, word_embed_proj_dim=32, max_position_embeddings=64, dropout=0.0, pad_token_id=1
     )
-    check_workload(spec(workload=foreign(tmp_path, theirs)))
+    check_workload(resolve(spec(workload=foreign(tmp_path, theirs))))
     with pytest.raises(
         InputError, match=r"of other documents or later ones; set workload\.options\.documents to pack"
     ):
-        check_workload(spec(workload=foreign(tmp_path, theirs, documents="isolate")))
+        check_workload(resolve(spec(workload=foreign(tmp_path, theirs, documents="isolate"))))
 
 
 def test_layers_that_cannot_be_told_apart_are_neither_recomputed_nor_compiled(tmp_path: Path) -> None:
@@ -103,10 +99,10 @@ def test_layers_that_cannot_be_told_apart_are_neither_recomputed_nor_compiled(tm
         vocab_size=600, emb_dim=32, n_layers=1, n_heads=4, max_position_embeddings=64, n_langs=1, pad_index=1
     )
     workload = foreign(tmp_path, theirs, "masked_lm")
-    shape = shape_of(spec(workload=workload), 512)
+    shape = resolve(spec(workload=workload)).shape
     assert Layout().problems(shape, 8) == []
     (problem,) = Layout(recompute="full").problems(shape, 8)
     assert problem.endswith("set recompute to none")
-    check_workload(spec(workload=workload))
+    check_workload(resolve(spec(workload=workload)))
     with pytest.raises(InputError, match="no layers that could be compiled alone"):
-        check_workload(spec(workload=workload, train={"compile": True}))
+        check_workload(resolve(spec(workload=workload, train={"compile": True})))

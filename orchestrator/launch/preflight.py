@@ -1,0 +1,187 @@
+"""All that is checked of a job before anything is started or written.
+
+`preflight` is the whole list, in order; every check raises InputError with the key of the job file, or the option, that
+is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.checkpoint.identity import check_same_run
+from orchestrator.export.target import check_target
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import JobSpec, TrainBpe
+from orchestrator.planning import prices
+from orchestrator.planning.machines import Machine
+from orchestrator.planning.plan import plan
+from orchestrator.resolve.resolved_job import ResolvedJob, resolve, wrong_input
+from orchestrator.resolve.training_inputs import load_workload
+from orchestrator.storage.backends import is_local, local_path
+from orchestrator.storage.places import check_place
+from orchestrator.storage.row_line import TRIALS
+from orchestrator.storage.run_directory import RunDir
+from orchestrator.track.target import check_tracking
+
+if TYPE_CHECKING:
+    from workloads.workload import Vocabulary
+
+
+def preflight(spec: JobSpec, run_dir: RunDir, until: int | None, address: str | None) -> ResolvedJob:
+    """Find all that can be found wrong of a run without starting anything. Returns the job, resolved."""
+    check_places(spec, run_dir)
+    job = check_job(spec)
+    check_labels(spec, address)
+    check_same_run(spec, run_dir)
+    if run_dir.rows(TRIALS):
+        raise InputError("is the folder of a search", run_dir.uri, "give another --run-dir, or use tune")
+    if until is not None and until > spec.train.steps:
+        raise InputError(f"step {until} is beyond train.steps {spec.train.steps}", "--until", "lower it")
+    if address is None and spec.resources.per_worker.gpu:
+        gpus_here(spec)
+    return job
+
+
+def check_job(spec: JobSpec) -> ResolvedJob:
+    """What is wrong with a job wherever it runs. Returns the job, resolved."""
+    check_text(spec)
+    job = resolve(spec)
+    check_objective(job)
+    check_workload(job)
+    check_layouts(job)
+    prices.check(spec)
+    if spec.checkpoint.export_to:
+        check_target(spec.checkpoint.export_to)
+    return job
+
+
+def check_text(spec: JobSpec) -> None:
+    """The sources are there, and hold at least one sequence."""
+    from orchestrator.data import sources
+
+    size = sum(file.size for file in sources.resolve(spec.data.sources))
+    if size < spec.data.sequence_length:
+        raise InputError(
+            f"the corpus has {size} bytes, fewer than one sequence of {spec.data.sequence_length} tokens",
+            "data.sources",
+            "give more text or lower data.sequence_length",
+        )
+
+
+def check_objective(job: ResolvedJob) -> None:
+    """The objective is known, the model's architecture can be trained with it, and the sources have what it reads."""
+    from workloads import objectives
+
+    spec, architecture = job.spec, job.model.architecture
+    name = spec.workload.objective
+    if architecture not in objectives.architectures(name):
+        known = [n for n in objectives.NAMES if architecture in objectives.architectures(n)]
+        what = f"{name} does not train {spec.workload.model}, which is a {architecture}"
+        raise InputError(what, "workload.objective", f"choose from {', '.join(known)}")
+    for number, source in enumerate(spec.data.sources):
+        if objectives.reads_pairs(name) and isinstance(source.field, str):
+            hint = "give two keys, those of the text and of its translation"
+            raise InputError(f"{name} reads pairs", f"data.sources.{number}.field", hint)
+
+
+def check_workload(job: ResolvedJob) -> None:
+    """Model, objective, options, sequence length and tokenizer fit each other, and the model can be exported if the job
+    wants that.
+
+    What only the text decides is left open: which tokens begin a word or end a sentence.
+    """
+    from orchestrator.data.manifest import FORMAT
+    from workloads.hf.folder import HuggingFaceModel
+
+    workload: Any = load_workload(job.spec, _vocabulary(job), FORMAT, job.model)
+    if job.spec.checkpoint.export:
+        with wrong_input("checkpoint.export"):
+            workload.check_hf()
+    if isinstance(workload.config, HuggingFaceModel):
+        _check_hugging_face_class(job.spec, workload)
+
+
+def _vocabulary(job: ResolvedJob) -> Vocabulary:
+    """The vocabulary as far as it is known before there is data."""
+    import numpy as np
+    from tokenizers import Tokenizer
+
+    from orchestrator.data import tokenizer
+    from workloads.workload import Vocabulary
+
+    size, source = job.vocabulary_size, job.spec.data.tokenizer
+    if isinstance(source, TrainBpe):
+        tokenizer.check_size(size, job.special_tokens)
+        text = tokenizer.train((), size, job.special_tokens)
+        roles = tokenizer.roles_of(Tokenizer.from_str(text), {})
+    else:
+        text, roles = tokenizer.load(source, job.special_tokens)
+    sentinels, anywhere = tokenizer.sentinels(Tokenizer.from_str(text)), np.ones(size, bool)
+    known: dict[str, Any] = {role: number for role, number in roles.items() if role != "unk"}
+    return Vocabulary(size, **known, sentinels=tuple(sentinels), word_start=anywhere, sentence_end=anywhere)
+
+
+def _check_hugging_face_class(spec: JobSpec, workload: Any) -> None:
+    """A class of transformers that is run as it is computes what the job says."""
+    from workloads.hf.behaviour import prove
+
+    with wrong_input("workload"):
+        prove(workload)
+    if spec.train.compile and not workload.config.has_blocks:
+        raise InputError(
+            f"{spec.workload.model} has no layers that could be compiled alone",
+            "train.compile",
+            "set it to false",
+        )
+
+
+def check_layouts(job: ResolvedJob) -> None:
+    """There is a legal layout for the workers that the job wants, whatever the machine."""
+    boundless, workers = Machine(memory=float("inf"), flops=1e12), job.spec.resources.workers
+    best = plan(job.spec, job.shape, workers.max, boundless).chosen.layout
+    if best.world < workers.min:
+        raise InputError(
+            f"no legal layout uses {workers.min} to {workers.max} workers; the widest is {best}",
+            "resources.workers.min",
+            "lower it, or choose a train.global_batch that divides",
+        )
+
+
+def gpus_here(spec: JobSpec) -> int:
+    """GPUs that an embedded cluster may claim. Raises InputError if this machine has too few."""
+    import torch
+
+    least, most, there = spec.resources.workers.min, spec.resources.workers.max, torch.cuda.device_count()
+    if there < least:
+        what = f"the smallest gang needs {least} GPUs, and this machine has {there}"
+        raise InputError(what, "resources.per_worker.gpu", "set it to 0, or name a cluster with --address")
+    return min(most, there)
+
+
+def check_labels(spec: JobSpec, address: str | None) -> None:
+    """Raise InputError if the job asks for nodes with labels where there is only this machine, which has none."""
+    if address is None and spec.resources.per_worker.labels:
+        hint = "--set 'resources.per_worker.labels={}' leaves them out; or name a cluster with --address"
+        raise InputError("only a cluster's nodes have labels", "resources.per_worker.labels", hint)
+
+
+def check_places(spec: JobSpec, run_dir: RunDir) -> None:
+    """Refuse places that only one process would see. Raises InputError."""
+    places = {
+        "--run-dir": run_dir.uri,
+        **{f"data.sources.{n}.uri": source.uri for n, source in enumerate(spec.data.sources)},
+        "data.cache": spec.data.cache,
+        "checkpoint.export_to": spec.checkpoint.export_to,
+    }
+    for where, uri in places.items():
+        if uri is not None and not where.startswith("data.sources"):  # those are patterns, and must be there
+            check_place(uri, where)
+        if (uri or "").startswith("memory://"):
+            what = f"{uri} is the memory of one process, and a run has several"
+            raise InputError(what, where, "give a folder that all nodes see, or a store such as s3://")
+    cache = local_path(spec.data.cache) if spec.data.cache and is_local(spec.data.cache) else ""
+    if os.path.lexists(cache) and not os.path.isdir(cache):
+        raise InputError("is no folder", f"data.cache {cache}", "give another")
+    if spec.tracking:
+        check_tracking(spec.tracking.uri)

@@ -1,0 +1,87 @@
+"""A job with all that follows from its file alone, made once and given to whoever needs it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import JobSpec, TrainBpe
+from orchestrator.planning.layout import ModelShape
+from orchestrator.planning.plan import model_shape
+from workloads.errors import WorkloadError
+
+if TYPE_CHECKING:
+    from workloads.describe import Description
+
+
+@dataclass(frozen=True)
+class ResolvedJob:
+    """The job as it was written, and what its words stand for.
+
+    `model` describes the model at the size of the tokenizer's vocabulary; `shape` has its sizes, for planning.
+    `special_tokens` are those that the objective needs of a tokenizer.
+    """
+
+    spec: JobSpec
+    model: Description
+    special_tokens: tuple[str, ...]
+    vocabulary_size: int
+    shape: ModelShape
+
+    @property
+    def notes(self) -> list[str]:
+        """What is trained otherwise than a Hugging Face folder's configuration says, one line each."""
+        from workloads.hf.folder import HuggingFaceModel
+
+        if not isinstance(self.model, HuggingFaceModel) or not self.model.silenced:
+            return []
+        names, rate = ", ".join(self.model.silenced), self.spec.workload.dropout
+        instead = f"workload.dropout {rate:g} is drawn by sample" if rate else "workload.dropout would not"
+        return [
+            f"{self.spec.workload.model} is trained without {names}: what a class draws at random depends on "
+            f"the layout; {instead}"
+        ]
+
+
+def resolve(spec: JobSpec, vocabulary_size: int | None = None) -> ResolvedJob:
+    """Resolve a job. Its vocabulary is that of its tokenizer, unless `vocabulary_size` says how large that has become.
+
+    Raises InputError if the model or the tokenizer is not there or cannot be read.
+    """
+    from workloads.describe import describe
+
+    special = special_tokens_of(spec)
+    size = _vocabulary_size(spec, special) if vocabulary_size is None else vocabulary_size
+    with wrong_input("workload"):
+        model = describe(spec.workload.model, spec.workload.changes, size)
+        shape = model_shape(model, spec.data.sequence_length)
+    return ResolvedJob(spec, model, special, size, shape)
+
+
+@contextlib.contextmanager
+def wrong_input(where: str) -> Iterator[None]:
+    """Tell what a workload refuses as wrong input at the key `where` of the job file."""
+    try:
+        yield
+    except WorkloadError as error:
+        raise InputError(str(error), where) from None
+
+
+def special_tokens_of(spec: JobSpec) -> tuple[str, ...]:
+    """The special tokens that the job's objective needs. Raises InputError for an unknown objective."""
+    from workloads.objectives import special_tokens
+
+    with wrong_input("workload.objective"):
+        return special_tokens(spec.workload.objective)
+
+
+def _vocabulary_size(spec: JobSpec, special: tuple[str, ...]) -> int:
+    if isinstance(spec.data.tokenizer, TrainBpe):
+        return spec.data.tokenizer.train_bpe
+    from orchestrator.data import tokenizer
+
+    text, _ = tokenizer.load(spec.data.tokenizer, special)
+    return tokenizer.size_of(tokenizer.encoder(text))
