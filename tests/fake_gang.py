@@ -17,7 +17,7 @@ class Attempt:
 
     world: int
     config: dict[str, Any]
-    together: int = 1
+    ranks_per_group: int = 1
     avoid: frozenset[str] = frozenset()
     running: bool = True
     saved: int = 0
@@ -48,28 +48,28 @@ class FakeGang:
 
     def start(
         self,
-        world: int,
+        world_size: int,
         bundle: Bundle,
         target: str,
         config: dict[str, Any],
-        together: int = 1,
+        ranks_per_group: int = 1,
         avoid: Set[str] = frozenset(),
     ) -> None:
         """See `Gang.start`."""
         if self._refusals and (refusal := self._refusals.pop(0)):
             raise TimeoutError(refusal)
-        self._attempt = Attempt(world, config, together, frozenset(avoid))
+        self._attempt = Attempt(world_size, config, ranks_per_group, frozenset(avoid))
         self._beats, self._last = self._script(self._attempt), GangStatus()
 
-    def hold(self, count: int) -> None:
-        """See `Gang.hold`."""
+    def prewarm(self, count: int) -> None:
+        """See `Gang.prewarm`."""
 
     def ready(self) -> int:
         """See `Gang.ready`."""
         return self._capacity()
 
-    def lost(self) -> Set[str]:
-        """See `Gang.lost`."""
+    def lost_nodes(self) -> Set[str]:
+        """See `Gang.lost_nodes`."""
         return frozenset()
 
     def poll(self, saved: int, wait: float = 0.0) -> GangStatus:

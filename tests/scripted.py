@@ -79,7 +79,7 @@ class Training:
         while step < task.until and not stopped:
             step += 1
             if fault := next((f for f in faults if (f.step, f.attempt) == (step, task.attempt)), None):
-                yield broken(gang, fault, step - 1, link.take(taken, gang.saved), position(task, step))
+                yield broken(gang, fault, step - 1, link.take_rows(taken, gang.saved), position(task, step))
                 return
             receipt, stopped = roll(receipt, position(task, step)), gang.stop_requested
             row = a_row(task, step, receipt)
@@ -93,11 +93,13 @@ class Training:
             if step == self.kill_controller_at:
                 raise ControllerKilled
             if step % self.polls == 0:
-                rows = link.take(taken, gang.saved)
+                rows = link.take_rows(taken, gang.saved)
                 taken += len(rows)
                 yield beat(gang, "running", step, rows)
         ended = "steps" if step >= task.job["train"]["steps"] else "stop" if stopped else "until"
-        yield beat(gang, "done", step, link.take(taken, gang.saved), result={"step": step, "ended": ended})
+        yield beat(
+            gang, "done", step, link.take_rows(taken, gang.saved), result={"step": step, "ended": ended}
+        )
 
     def _save(
         self, store: Store, task: Task, step: int, receipt: str, rows: list[dict[str, Any]]
@@ -214,13 +216,15 @@ def broken(gang: Attempt, fault: FaultSpec, step: int, rows: tuple[Any, ...], st
             fault.rank, "failed", step, error=error, cause=RAISED, failed_at=time.monotonic()
         )
     else:
-        ranks[fault.rank] = status(fault.rank, "running", step, heard=time.monotonic() - 3600)
+        ranks[fault.rank] = status(fault.rank, "running", step, last_heartbeat=time.monotonic() - 3600)
     return GangStatus(tuple(ranks), rows)
 
 
 def status(rank: int, state: RankState, step: int, **more: Any) -> RankStatus:
     """A rank, heard just now."""
-    return RankStatus(rank, "node-0", 1000 + rank, state, step, **{"heard": time.monotonic(), **more})
+    return RankStatus(
+        rank, "node-0", 1000 + rank, state, step, **{"last_heartbeat": time.monotonic(), **more}
+    )
 
 
 @dataclass
@@ -252,9 +256,9 @@ class SnapshotServers:
         self.target, self._token = target, token
         self.running: list[SnapshotServer] = []
 
-    def everywhere(self, at_least: int = 1) -> list[dict[str, str]]:
+    def ensure_running(self, min_nodes: int = 1) -> list[dict[str, str]]:
         """Where it is, started if it is not running."""
-        if at_least > 1:
+        if min_nodes > 1:
             return []
         if not self.running:
             self.running.append(SnapshotServer(self._token))
@@ -266,16 +270,18 @@ class SnapshotServers:
             self.running.pop().close()
 
 
-def place(
+def fake_cluster(
     gang: Callable[[], FakeGang],
-    errand: Callable[..., RemoteTask] = lambda function, *arguments: RemoteTask(lambda: function(*arguments)),
+    run_task: Callable[..., RemoteTask] = lambda function, *arguments: RemoteTask(
+        lambda: function(*arguments)
+    ),
     services: Callable[[str, str], SnapshotServers] = SnapshotServers,
 ) -> Cluster:
     """A cluster whose gangs are fakes."""
     return Cluster(
         gang=gang,
         offer=lambda bundle: Offer(8e9),
-        errand=errand,
+        run_task=run_task,
         services=services,
     )
 
@@ -284,5 +290,5 @@ def drive(spec: JobSpec, uri: str, until: int | None = None) -> dict[str, Any]:
     """A whole run of the script in the directory at `uri`; its data must be prepared. Returns the summary."""
     run = RunDir(uri)
     run.create()
-    cluster = place(lambda: FakeGang(Training(), capacity=lambda: spec.resources.workers.max))
+    cluster = fake_cluster(lambda: FakeGang(Training(), capacity=lambda: spec.resources.workers.max))
     return Controller(spec, run, until, cluster).drive()

@@ -15,12 +15,12 @@ TIMEOUT = 60.0
 
 
 def count(config: dict[str, Any], link: WorkerContext) -> dict[str, Any]:
-    """Report so many steps, rank 0 with a row each; the result is the rank's seat and what it was given."""
+    """Report so many steps, rank 0 with a row each; the result is the rank info and what it was given."""
     for step in range(1, config["steps"] + 1):
-        link.report(step, {"step": step} if link.seat.rank == 0 else None)
+        link.report(step, {"step": step} if link.rank_info.rank == 0 else None)
     if link.store is not None:
         link.store.set("from", "rank 0")
-    return {**dataclasses.asdict(link.seat), "config": config, "serves": link.store is not None}
+    return {**dataclasses.asdict(link.rank_info), "config": config, "serves": link.store is not None}
 
 
 def wait(config: dict[str, Any], link: WorkerContext) -> str:
@@ -36,7 +36,7 @@ def wait(config: dict[str, Any], link: WorkerContext) -> str:
 
 def one_fails(config: dict[str, Any], link: WorkerContext) -> str:
     """One rank raises, the others wait."""
-    if link.seat.rank == config["fails"]:
+    if link.rank_info.rank == config["fails"]:
         raise ValueError("two\nlines")
     return wait(config, link)
 

@@ -1,9 +1,9 @@
-"""Whose turn it is on a cluster that several jobs share: a pure function of what they ask for and what is free.
+"""Which jobs are admitted to a cluster that several share: a pure function of what they ask for and what is free.
 
-The highest priority goes first, of equals the one that has waited longest; nobody overtakes the first that waits. (One
-that would not fit if it had all nodes to itself waits for nodes that are not there, and nobody waits for it.) A job
-that has begun keeps what it holds. If the first that waits would fit once jobs of lower priority are gone, they are
-asked to make room, the lowest and the latest first.
+Jobs are admitted by priority, equals in the order in which they began to wait, and nobody overtakes the first that
+waits. (A job that would not fit on the empty cluster waits for more nodes, and blocks nobody.) An admitted job keeps
+its workers. If the first that waits would fit without running jobs of lower priority, these are asked to yield, the
+lowest priority and the latest first.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """What one job, known by its run directory, asks for: `least` to `most` workers of one size. `places` are the
-    addresses of the nodes of those it has. `since` is when it began to wait, unix seconds; `running` once it was its
-    turn."""
+    """A job in the queue, named by its run directory, that asks for `least` to `most` workers of size `bundle`.
+
+    `since` is when it began to wait, in unix seconds; `running` is true once it was admitted. `places` are the node
+    addresses of its workers, one for each.
+    """
 
     name: str
     priority: int
@@ -36,14 +38,18 @@ class QueuedJob:
 
     @property
     def short(self) -> str:
-        """The last part of the name, for people."""
+        """The last part of the name, for messages."""
         return self.name.rstrip("/").rsplit("/", 1)[-1]
 
 
 @dataclass(frozen=True)
 class Admission:
-    """Whether the job may go; with how many workers at most; what it waits for; for whom it should make room; whether
-    the nodes that there are would do if nobody else were on them."""
+    """The queue's answer to a job: whether it is admitted (`go`), with at most `room` workers; if not, what it waits
+    for.
+
+    `yield_to` names the job for which it should commit and end. `possible` is whether it would fit on the cluster's
+    nodes if they were empty.
+    """
 
     go: bool
     room: int = 0
@@ -53,13 +59,13 @@ class Admission:
 
 
 class _FreeCapacity:
-    """What is free on each node, taken and given back bundle by bundle."""
+    """The free resources of each node, allocated and released bundle by bundle."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.nodes = [dataclasses.replace(node, free=dict(node.free)) for node in nodes]
 
     def take(self, bundle: Bundle, count: int) -> tuple[str, ...]:
-        """Take up to `count` bundles, first fit; the addresses of the nodes where they were."""
+        """Allocate up to `count` bundles, first fit; returns the node address of each."""
         taken: list[str] = []
         for node in (node for node in self.nodes if bundle.suits(node.labels)):
             while len(taken) < count and all(
@@ -70,18 +76,18 @@ class _FreeCapacity:
         return tuple(taken)
 
     def emptied(self) -> _FreeCapacity:
-        """The same nodes with nobody on them."""
+        """The same nodes with all of their resources free."""
         return _FreeCapacity([dataclasses.replace(node, free=node.total) for node in self.nodes])
 
     def give(self, bundle: Bundle, places: Sequence[str]) -> None:
-        """Give a bundle back at each of these addresses; nodes that are gone get none."""
+        """Release a bundle at each of these node addresses; nodes that are gone are passed over."""
         at = {node.address: node for node in self.nodes}
         for place in places:
             if place in at:
                 self._add(at[place], bundle, 1)
 
     def fits(self, bundle: Bundle, count: int) -> int:
-        """How many of `count` bundles there is room for."""
+        """How many of `count` bundles would fit."""
         return len(_FreeCapacity(self.nodes).take(bundle, count))
 
     @staticmethod
@@ -91,63 +97,63 @@ class _FreeCapacity:
 
 
 def admissions(tickets: Sequence[QueuedJob], nodes: Sequence[Node]) -> dict[str, Admission]:
-    """The verdict on every ticket, on nodes where so much is free."""
-    room = _FreeCapacity(nodes)
-    order = sorted((t for t in tickets if not t.running), key=lambda t: (-t.priority, t.since, t.name))
+    """The answer to every job, by name, given the nodes and their free resources."""
+    free = _FreeCapacity(nodes)
+    waiting = sorted((t for t in tickets if not t.running), key=lambda t: (-t.priority, t.since, t.name))
     running = [t for t in tickets if t.running]
     places = {t.name: t.places for t in running}
     for ticket in running:
-        if not ticket.places:  # it prepares data, or recovers: what it is about to take is not free
-            places[ticket.name] = room.take(ticket.bundle, ticket.most)
+        if not ticket.places:  # it prepares data or restarts: reserve what it is about to use
+            places[ticket.name] = free.take(ticket.bundle, ticket.most)
     found: dict[str, Admission] = {}
     first: QueuedJob | None = None
-    for ticket in order:
-        fitting, ever = (r.fits(ticket.bundle, ticket.least) for r in (room, room.emptied()))
-        if ever < ticket.least:
-            told = f"{ticket.least} workers of {ticket.bundle}; all nodes together have room for {ever}"
-            found[ticket.name] = Admission(False, waits_for=told, possible=False)
+    for ticket in waiting:
+        fitting, possible = (r.fits(ticket.bundle, ticket.least) for r in (free, free.emptied()))
+        if possible < ticket.least:
+            text = f"{ticket.least} workers of {ticket.bundle}; all nodes together have room for {possible}"
+            found[ticket.name] = Admission(False, waits_for=text, possible=False)
             continue
         if first is not None:
             found[ticket.name] = Admission(False, waits_for=f"{first.short} comes first")
             continue
         if fitting >= ticket.least:
-            places[ticket.name] = room.take(ticket.bundle, ticket.most)
+            places[ticket.name] = free.take(ticket.bundle, ticket.most)
             found[ticket.name] = Admission(True, ticket.most)
             running = [*running, ticket]
             continue
         first = ticket
-        found[ticket.name] = Admission(False, waits_for=_what(ticket, fitting, running))
+        found[ticket.name] = Admission(False, waits_for=_waits_for(ticket, fitting, running))
     lower = [] if first is None else [t for t in running if t.priority < first.priority]
     lower.sort(key=lambda t: (t.priority, -t.since))
-    victims = [] if first is None else _victims(first, room, lower, places)
+    victims = [] if first is None else _victims(first, free, lower, places)
     for ticket in running:
         yields = first.short if first is not None and ticket in victims else ""
-        # While somebody waits, nobody grows.
+        # While a job waits, no other may grow.
         most = len(ticket.places) if first is not None and ticket.places else ticket.most
         found[ticket.name] = Admission(True, most, yield_to=yields)
     return found
 
 
 def _victims(
-    first: QueuedJob, room: _FreeCapacity, lower: Sequence[QueuedJob], places: dict[str, tuple[str, ...]]
+    first: QueuedJob, free: _FreeCapacity, lower: Sequence[QueuedJob], places: dict[str, tuple[str, ...]]
 ) -> list[QueuedJob]:
-    """The first of `lower` whose places would do for `first`, without those that it does not need; none if all of
-    them would not do."""
+    """The jobs of `lower`, taken in order, without which `first` would fit, less those whose end it does not need.
+    Empty if it would not fit without all of them either."""
 
-    def would_do(victims: Sequence[QueuedJob]) -> bool:
-        then = _FreeCapacity(room.nodes)
+    def suffices(victims: Sequence[QueuedJob]) -> bool:
+        freed = _FreeCapacity(free.nodes)
         for ticket in victims:
-            then.give(ticket.bundle, places[ticket.name])
-        return then.fits(first.bundle, first.least) >= first.least
+            freed.give(ticket.bundle, places[ticket.name])
+        return freed.fits(first.bundle, first.least) >= first.least
 
-    victims = next((list(lower[:count]) for count in range(1, len(lower) + 1) if would_do(lower[:count])), [])
+    victims = next((list(lower[:count]) for count in range(1, len(lower) + 1) if suffices(lower[:count])), [])
     for ticket in reversed(victims):
         others = [other for other in victims if other is not ticket]
-        victims = others if would_do(others) else victims
+        victims = others if suffices(others) else victims
     return victims
 
 
-def _what(ticket: QueuedJob, fitting: int, running: Sequence[QueuedJob]) -> str:
-    """What the first in line waits for, in words."""
+def _waits_for(ticket: QueuedJob, fitting: int, running: Sequence[QueuedJob]) -> str:
+    """The message about what the first job in line waits for."""
     others = ", ".join(sorted(t.short for t in running)) or "nobody"
     return f"{ticket.least} workers of {ticket.bundle}; there is room for {fitting}, and at work: {others}"

@@ -1,7 +1,7 @@
-"""The queue of a cluster that several jobs share, and what all of them together want of its autoscaler.
+"""The job queue of a shared cluster, and the resources that all jobs together request of its autoscaler.
 
-One detached actor keeps it, since Ray's autoscaler knows only the latest request for resources, whoever made it. It
-remembers nothing that the jobs do not tell it again: if it dies, the next question restores it.
+One detached actor keeps it, since Ray's autoscaler knows only the latest request for resources, whoever made it. Jobs
+repeat all that it needs to know with each question, so if it dies, the next question restores it.
 """
 
 from __future__ import annotations
@@ -23,68 +23,72 @@ from cluster.workers.gang import Bundle
 from cluster.workers.nodes import alive
 
 ASK_EVERY = 1.0
-"""Seconds between a job's questions."""
-FORGET = 30.0
-"""Seconds without a question after which a job is taken to be gone."""
+"""Seconds between a job's questions to the queue."""
+FORGET_AFTER = 30.0
+"""Seconds without a question after which a job counts as gone."""
 REMIND_EVERY = 2.0
-"""Seconds between repeated requests: the autoscaler keeps only the last one, and Ray Data makes its own."""
+"""Seconds after which a request for resources is repeated: the autoscaler keeps only the last, and Ray Data sends its
+own."""
 ANSWER_TIMEOUT = 60.0
 """Seconds for the queue to answer: it may have to be started first."""
 ACTOR = "queue"
 
 
 class JobQueue:
-    """See above; in an actor, so questions come one at a time."""
+    """The queue itself. It runs in an actor, which handles one question at a time."""
 
     def __init__(self) -> None:
         self._tickets: dict[str, QueuedJob] = {}
         self._wants: dict[str, int] = {}
-        self._heard: dict[str, float] = {}
+        self._last_asked: dict[str, float] = {}
         self._requested: list[Bundle] = []
-        self._reminded = 0.0
+        self._requested_at = 0.0
 
     def ask(self, ticket: dict[str, Any], want: int) -> dict[str, Any]:
-        """The verdict on a job that says what it asks for, and how many workers it would use."""
-        mine = QueuedJob(**{**ticket, "bundle": Bundle(**ticket["bundle"])})
-        before = self._tickets.get(mine.name)
-        if before is not None and before.running and before.since == mine.since:
-            mine = dataclasses.replace(mine, running=True)
-        self._tickets[mine.name], self._wants[mine.name] = mine, want
-        self._heard[mine.name] = time.monotonic()
-        for name in [name for name, heard in self._heard.items() if time.monotonic() - heard > FORGET]:
+        """Answer a job. `ticket` are the fields of its `QueuedJob`, `want` is how many workers it could use; returns
+        the fields of an `Admission`."""
+        job = QueuedJob(**{**ticket, "bundle": Bundle(**ticket["bundle"])})
+        before = self._tickets.get(job.name)
+        if before is not None and before.running and before.since == job.since:
+            job = dataclasses.replace(job, running=True)
+        self._tickets[job.name], self._wants[job.name] = job, want
+        self._last_asked[job.name] = time.monotonic()
+        for name in [
+            name for name, heard in self._last_asked.items() if time.monotonic() - heard > FORGET_AFTER
+        ]:
             self._forget(name)
-        verdict = admissions(list(self._tickets.values()), alive())[mine.name]
-        if verdict.go:
-            self._tickets[mine.name] = dataclasses.replace(mine, running=True)
+        admission = admissions(list(self._tickets.values()), alive())[job.name]
+        if admission.go:
+            self._tickets[job.name] = dataclasses.replace(job, running=True)
         self._request()
-        return dataclasses.asdict(verdict)
+        return dataclasses.asdict(admission)
 
     def leave(self, name: str) -> None:
-        """This job asks for nothing any more."""
+        """Remove a job from the queue."""
         self._forget(name)
         self._request()
 
     def tickets(self) -> list[dict[str, Any]]:
-        """Who asks for what."""
+        """The jobs in the queue, as fields of `QueuedJob`."""
         return [dataclasses.asdict(ticket) for ticket in self._tickets.values()]
 
     def _forget(self, name: str) -> None:
-        for table in (self._tickets, self._wants, self._heard):
+        for table in (self._tickets, self._wants, self._last_asked):
             table.pop(name, None)
 
     def _request(self) -> None:
         wanted = [t.bundle for name, t in sorted(self._tickets.items()) for _ in range(self._wants[name])]
-        again = bool(wanted) and time.monotonic() - self._reminded > REMIND_EVERY
+        again = bool(wanted) and time.monotonic() - self._requested_at > REMIND_EVERY
         if again or wanted != self._requested:
             from ray.autoscaler.sdk import request_resources
 
             labels = [dict(bundle.labels) for bundle in wanted]
             request_resources(bundles=[b.resources for b in wanted], bundle_label_selectors=labels)
-            self._requested, self._reminded = wanted, time.monotonic()
+            self._requested, self._requested_at = wanted, time.monotonic()
 
 
 class QueueClient:
-    """A job's place in the queue. A thread asks every second; the job reads what was last said."""
+    """A job's side of the queue. A thread asks every ASK_EVERY seconds; `admission` is the last answer."""
 
     def __init__(self, name: str, priority: int, bundle: Bundle, least: int, most: int) -> None:
         self._ticket = QueuedJob(name, priority, wall(), bundle, least, most)
@@ -92,25 +96,25 @@ class QueueClient:
         self._admission: Admission | None = None
         self._lock = threading.Lock()
         self._left = threading.Event()
-        self._thread = threading.Thread(target=self._ask_on, name="turn", daemon=True)
+        self._thread = threading.Thread(target=self._poll_queue, name="job-queue", daemon=True)
         self._thread.start()
 
     @property
     def admission(self) -> Admission:
-        """What the queue last said."""
+        """The queue's last answer; not admitted until there is one."""
         return self._admission or Admission(False, waits_for="the cluster's queue")
 
     def report_nodes(self, places: Sequence[str]) -> None:
-        """Say on which nodes, by address, the job's workers are now."""
+        """Set the node addresses of the job's workers."""
         with self._lock:
             self._ticket = dataclasses.replace(self._ticket, places=tuple(places))
 
     def want(self, workers: int) -> None:
-        """Say how many workers the job would use if the cluster had them: its autoscaler is told."""
+        """Set how many workers the job could use; the queue requests them of the autoscaler."""
         self._want = workers
 
     def requeue(self) -> None:
-        """Go back into the line, as one who made room: behind those that wait already."""
+        """Queue again after yielding, behind the jobs that wait already."""
         with self._lock:
             name = self._ticket.name
             self._ticket = dataclasses.replace(self._ticket, places=(), since=wall(), running=False)
@@ -119,27 +123,27 @@ class QueueClient:
             ray.get(_queue().leave.remote(name), timeout=ANSWER_TIMEOUT)
 
     def leave(self) -> None:
-        """Ask for nothing any more."""
+        """Stop asking, and leave the queue."""
         self._left.set()
         self._thread.join(timeout=ANSWER_TIMEOUT)
         with contextlib.suppress(RayError):
             ray.get(_queue().leave.remote(self._ticket.name), timeout=ANSWER_TIMEOUT)
 
-    def _ask_on(self) -> None:
+    def _poll_queue(self) -> None:
         while not self._left.is_set():
-            asked = self._ticket
-            with contextlib.suppress(RayError):  # a queue that is gone is started again
+            ticket = self._ticket
+            with contextlib.suppress(RayError):  # a queue that has died is started again by the next question
                 answer = ray.get(
-                    _queue().ask.remote(dataclasses.asdict(asked), self._want), timeout=ANSWER_TIMEOUT
+                    _queue().ask.remote(dataclasses.asdict(ticket), self._want), timeout=ANSWER_TIMEOUT
                 )
-                self._hear(asked, Admission(**answer))
+                self._on_answer(ticket, Admission(**answer))
             self._left.wait(ASK_EVERY)
 
-    def _hear(self, asked: QueuedJob, verdict: Admission) -> None:
+    def _on_answer(self, ticket: QueuedJob, admission: Admission) -> None:
         with self._lock:
-            if asked.since == self._ticket.since:  # else it is about an earlier place in the line
-                self._admission = verdict
-                self._ticket = dataclasses.replace(self._ticket, running=verdict.go)
+            if ticket.since == self._ticket.since:  # else the answer is older than `requeue`
+                self._admission = admission
+                self._ticket = dataclasses.replace(self._ticket, running=admission.go)
 
 
 def _queue() -> Any:

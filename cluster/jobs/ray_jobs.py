@@ -1,6 +1,6 @@
-"""Jobs on a cluster, through Ray's Jobs API: submitted by name, found by name, followed, stopped.
+"""Jobs on a cluster, by Ray's Jobs API: submitted by name, found by name, followed, stopped.
 
-A job keeps its name over all its submissions: each has a number of its own, and the newest one speaks for the job.
+A job keeps its name over all its submissions, each of which has a number; the newest one stands for the job.
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.local.address import ClusterAddress, NoCluster, require_answer
+from cluster.local.address import ClusterAddress, NoCluster, check_reachable
+from cluster.workers.ray_internals import UPLOAD_LOGGER
 
 READY_TIMEOUT = 60.0
-"""Seconds for a cluster that has just started to take a job: its agents come up after its Jobs API."""
+"""Seconds for a cluster that has just started to accept a job: its agents come up after its Jobs API."""
 ANSWER_TIMEOUT = 5.0
-"""Seconds for the Jobs API to answer at all."""
-POLL = 0.5
-"""Seconds between looks at a job."""
-STOP_WAIT = 600
-"""Seconds that Ray lets a job commit after SIGTERM before it is killed."""
+"""Seconds for the Jobs API to answer one request."""
+POLL_INTERVAL = 0.5
+"""Seconds between two polls of a job."""
+STOP_GRACE = 600
+"""Seconds that Ray gives a job after SIGTERM, for a last commit, before it kills it."""
 NAME, RUN_DIR, PRIORITY = "orchestrator.name", "orchestrator.run_dir", "orchestrator.priority"
-"""Keys of what is stored with a job."""
-IGNORED = (
+"""Keys of a submission's metadata."""
+EXCLUDED = (
     ".git", ".venv", "venv", "__pycache__", "*.pyc", "*.egg-info", ".pytest_cache", ".mypy_cache", ".ruff_cache",
     "runs", "mlruns", "mlflow.db", "*.safetensors",
 )  # fmt: skip
-"""What of a working tree never travels, beside what .gitignore and .rayignore name."""
-CHATTY = (
-    "ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk", "ray._private.runtime_env.packaging",
+"""Files of a working tree that are never uploaded, beside those that .gitignore and .rayignore name."""
+UPLOAD_LOGGERS = (
+    "ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk", UPLOAD_LOGGER,
 )  # fmt: skip
-"""Loggers of Ray that would tell of every upload."""
+"""Loggers of Ray that would report every upload."""
 PACKAGES = ("orchestrator", "workloads", "cluster")
 
 
@@ -71,38 +72,39 @@ class Jobs:
 
     `exit_states` says what the exit codes of a job's command mean; any other code is "failed".
 
-    A cluster that asks nobody for a token would run anyone's code: it is refused, unless RAY_AUTH_MODE is disabled.
+    A cluster that requires no token would run anyone's code: it is refused, unless RAY_AUTH_MODE is disabled.
     """
 
-    def __init__(self, place: ClusterAddress, exit_states: Mapping[int, str]) -> None:
+    def __init__(self, address: ClusterAddress, exit_states: Mapping[int, str]) -> None:
         self._exit_states = exit_states
         try:
             import ray.dashboard.utils
             from ray.job_submission import JobSubmissionClient
 
-            if not place.api:
-                require_answer(place.ray)
-            url = place.api or ray.dashboard.utils.ray_address_to_api_server_url(place.ray)
+            if not address.api:
+                check_reachable(address.ray)
+            url = address.api or ray.dashboard.utils.ray_address_to_api_server_url(address.ray)
             if _is_open(url) and not _accepts_open():
                 hint = "RAY_AUTH_MODE=disabled accepts that"
                 raise NoCluster(f"{url} asks for no token, so anyone may run code there; {hint}")
-            for name in CHATTY:
+            for name in UPLOAD_LOGGERS:
                 logging.getLogger(name).setLevel(logging.ERROR)
-            # Ray prefers this variable to an address that is given.
+            # Ray prefers this variable to the address it is given.
             os.environ["RAY_API_SERVER_ADDRESS"] = url
             self._client = JobSubmissionClient(url)
         except NoCluster:
             raise
         except Exception as error:  # Ray raises its own kinds, those of gRPC and those of requests
-            raise _no_cluster(place.said, error) from None
+            raise _no_cluster(address.given, error) from None
 
     def all(self) -> list[Submission]:
-        """All submissions of this program's jobs, the oldest first."""
+        """All submissions by this program, the oldest first."""
         found = [self._submission(job) for job in self._client.list_jobs() if NAME in (job.metadata or {})]
         return sorted(found, key=lambda job: (job.started or float("inf"), job.id))
 
     def find(self, name: str) -> Submission | None:
-        """The newest submission of a job by its name or its run directory, or the one of that number."""
+        """The newest submission of the job of that name or run directory, or the submission of that id; None if there
+        is none."""
         found = [job for job in self.all() if name in (job.name, job.run_dir, job.id)]
         return found[-1] if found else None
 
@@ -113,8 +115,9 @@ class Jobs:
     def submit(
         self, name: str, run_dir: str, entrypoint: str, runtime_env: dict[str, Any], priority: int = 0
     ) -> str:
-        """Submit once more, and return the submission's id. Raises NoCluster if the cluster takes no jobs."""
-        variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT)}
+        """Submit the job under its next number, and return the submission's id. Raises NoCluster if the cluster accepts
+        no jobs."""
+        variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_GRACE)}
         if _accepts_open():
             variables["RAY_AUTH_MODE"] = "disabled"
         metadata = {NAME: name, RUN_DIR: run_dir, PRIORITY: str(priority)}
@@ -128,39 +131,39 @@ class Jobs:
                     runtime_env={**runtime_env, "env_vars": variables},
                     metadata=dict(metadata),
                 )
-            except RuntimeError as error:  # no agent yet, or someone else took the number
+            except RuntimeError as error:  # no agent yet, or another command took the number
                 if time.monotonic() > deadline:
-                    raise NoCluster(f"the cluster takes no job: {_line(error)}") from None
-                time.sleep(POLL)
+                    raise NoCluster(f"the cluster takes no job: {_one_line(error)}") from None
+                time.sleep(POLL_INTERVAL)
 
     def stop(self, submission: str) -> bool:
-        """Ask a job to commit and end; False if it has ended already. Returns at once."""
+        """Ask a submission to commit and end; returns at once, with False if it has ended already."""
         return bool(self._client.stop_job(submission))
 
     def logs(self, submission: str) -> str:
-        """All that the job has printed."""
+        """All that the submission has printed."""
         return str(self._client.get_job_logs(submission))
 
     def follow(self, submission: str) -> Iterator[str]:
-        """What the job prints, from the beginning, until it ends."""
-        told = 0
+        """What the submission prints, from the beginning until it ends."""
+        printed = 0
         while True:
             ended = self.get(submission).has_ended
-            text = self.logs(submission) if told == 0 or ended else ""
-            yield text[told:]
-            told += len(text[told:])
+            text = self.logs(submission) if printed == 0 or ended else ""
+            yield text[printed:]
+            printed += len(text[printed:])
             if ended:
                 return
-            for part in _tail(self._client, submission, told):
-                told += len(part)
+            for part in _tail(self._client, submission, printed):
+                printed += len(part)
                 yield part
-            time.sleep(POLL)
+            time.sleep(POLL_INTERVAL)
 
     def wait(self, submission: str, timeout: float) -> Submission:
-        """The submission once it has ended, or as it is after `timeout` seconds."""
+        """Wait until the submission has ended, at most `timeout` seconds; returns its last state."""
         deadline = time.monotonic() + timeout
         while not (found := self.get(submission)).has_ended and time.monotonic() < deadline:
-            time.sleep(POLL)
+            time.sleep(POLL_INTERVAL)
         return found
 
     def _submission(self, job: Any) -> Submission:
@@ -177,23 +180,23 @@ class Jobs:
             started=job.start_time / 1000 if job.start_time else None,
             ended=job.end_time / 1000 if job.end_time else None,
             exit_code=job.driver_exit_code,
-            message=_line(job.message or ""),
+            message=_one_line(job.message or ""),
         )
 
 
 def working_tree(folder: Path, exclude: Sequence[str] = ()) -> dict[str, Any]:
-    """A runtime environment that is this folder, without what never travels and what `exclude` names."""
-    return {"working_dir": str(folder), "excludes": [*IGNORED, *exclude]}
+    """A Ray runtime environment with this folder as working directory, without EXCLUDED and what `exclude` names."""
+    return {"working_dir": str(folder), "excludes": [*EXCLUDED, *exclude]}
 
 
 def own_packages() -> dict[str, Any]:
-    """A runtime environment with the packages that this very program runs from."""
+    """A Ray runtime environment with the packages that this program runs from."""
     root = Path(__file__).parents[2]
-    return {"py_modules": [str(root / name) for name in PACKAGES], "excludes": list(IGNORED)}
+    return {"py_modules": [str(root / name) for name in PACKAGES], "excludes": list(EXCLUDED)}
 
 
-def _tail(client: Any, submission: str, told: int) -> Iterator[str]:
-    """What a job prints from here on; ends with the job, or when the connection does."""
+def _tail(client: Any, submission: str, printed: int) -> Iterator[str]:
+    """What a submission prints after its first `printed` characters; ends with it, or with the connection."""
     import aiohttp
 
     loop = asyncio.new_event_loop()
@@ -203,8 +206,8 @@ def _tail(client: Any, submission: str, told: int) -> Iterator[str]:
         while True:
             part = loop.run_until_complete(anext(parts))
             seen += len(part)
-            if seen > told:  # it begins at the beginning
-                yield part[max(len(part) - (seen - told), 0) :]
+            if seen > printed:  # Ray sends the whole log again
+                yield part[max(len(part) - (seen - printed), 0) :]
     except (StopAsyncIteration, RuntimeError, OSError, aiohttp.ClientError):
         return
     finally:
@@ -212,7 +215,7 @@ def _tail(client: Any, submission: str, told: int) -> Iterator[str]:
 
 
 def _is_open(url: str) -> bool:
-    """Whether the Jobs API answers without a token. Raises NoCluster if it does not answer at all."""
+    """Whether the Jobs API answers a request without a token. Raises NoCluster if it does not answer at all."""
     try:
         urllib.request.urlopen(f"{url}/api/jobs/", timeout=ANSWER_TIMEOUT).close()
     except urllib.error.HTTPError as error:
@@ -226,16 +229,16 @@ def _is_open(url: str) -> bool:
 
 
 def _accepts_open() -> bool:
-    """Whether the user does without token authentication, by Ray's own variable."""
+    """Whether the user has turned token authentication off, by Ray's own variable."""
     return os.environ.get("RAY_AUTH_MODE", "").lower() == "disabled"
 
 
-def _no_cluster(said: str, error: Exception) -> NoCluster:
-    text = _line(error)
+def _no_cluster(address: str, error: Exception) -> NoCluster:
+    text = _one_line(error)
     if "uthenticat" in text or "oken" in text or "nauthorized" in text:
-        return NoCluster(f"the cluster at {said} refuses this token")
-    return NoCluster(f"no Ray cluster answers at {said}: {text}")
+        return NoCluster(f"the cluster at {address} refuses this token")
+    return NoCluster(f"no Ray cluster answers at {address}: {text}")
 
 
-def _line(text: object) -> str:
+def _one_line(text: object) -> str:
     return " ".join(str(text).split())[:300]

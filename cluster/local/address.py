@@ -1,7 +1,7 @@
-"""Which Ray cluster a command means, and its token, by Ray's own conventions.
+"""Which Ray cluster a command uses, and its token, by Ray's own conventions.
 
-RAY_API_SERVER_ADDRESS and RAY_ADDRESS say where, RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH and ~/.ray/auth_token hold the
-token. Where they say nothing, the local cluster that is up is meant.
+RAY_API_SERVER_ADDRESS and RAY_ADDRESS give the address; RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH and ~/.ray/auth_token the
+token. Without an address, the local cluster that is up is used.
 """
 
 from __future__ import annotations
@@ -18,57 +18,58 @@ CONNECT_TIMEOUT = 5.0
 
 
 class NoCluster(ConnectionError):
-    """There is no Ray cluster at the address, or it refuses this token."""
+    """No Ray cluster answers at the address, or it refuses the token."""
 
 
 @dataclass(frozen=True)
 class ClusterAddress:
-    """A cluster: its address as it was said, where Ray answers (for `ray.init`) and where its Jobs API does.
+    """A cluster's address as it was given, the address for `ray.init`, and the URL of its Jobs API.
 
-    `ray` is empty if only the Jobs API is known, `api` if Ray must be asked for it.
+    `ray` is empty if only the Jobs API is known; `api` is empty if Ray must be asked for it.
     """
 
-    said: str
+    given: str
     ray: str = ""
     api: str = ""
 
 
-def place_of(address: str | None) -> ClusterAddress:
-    """The cluster at `address`, or the one that is meant without. This process then holds its token.
+def resolve_address(address: str | None) -> ClusterAddress:
+    """The cluster at `address`; without one (None, "" or "auto"), that of Ray's variables or the local one. The token
+    is set in this process's environment.
 
-    Raises NoCluster if there is none to be meant, or if Ray was imported without token authentication.
+    Raises NoCluster if there is no cluster, or if Ray was imported without token authentication.
     """
-    variables = os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS") or ""
-    said = variables if address in (None, "", "auto") else str(address)
-    local = _local_at(said)
+    from_environment = os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS") or ""
+    given = from_environment if address in (None, "", "auto") else str(address)
+    local = _local_at(given)
     require_token_mode()
     if local is not None:
         if not user_token():
             os.environ["RAY_AUTH_TOKEN_PATH"] = f"{local.folder}/token"
-        return ClusterAddress(said or local.address, local.address, local.dashboard)
-    if not said:
+        return ClusterAddress(given or local.address, local.address, local.dashboard)
+    if not given:
         raise NoCluster("no address is given, and no local cluster is up")
-    if "://" in said and not said.startswith("ray://"):
+    if "://" in given and not given.startswith("ray://"):
         return ClusterAddress(
-            said, "" if said != variables else os.environ.get("RAY_ADDRESS", ""), said.rstrip("/")
+            given, "" if given != from_environment else os.environ.get("RAY_ADDRESS", ""), given.rstrip("/")
         )
     return ClusterAddress(
-        said, said, os.environ.get("RAY_API_SERVER_ADDRESS", "") if said == variables else ""
+        given, given, os.environ.get("RAY_API_SERVER_ADDRESS", "") if given == from_environment else ""
     )
 
 
-def require_answer(address: str) -> None:
-    """Do not let Ray wait minutes for a host:port where nobody listens. Raises NoCluster."""
+def check_reachable(address: str) -> None:
+    """Raises NoCluster if nothing listens at `address` ("host:port"), for which Ray itself would wait minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT).close()
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise NoCluster(f"nobody answers at {address} ({why})") from None
+        reason = getattr(error, "strerror", None) or error
+        raise NoCluster(f"nobody answers at {address} ({reason})") from None
 
 
 def require_token_mode() -> None:
-    """Speak to clusters with a token, unless RAY_AUTH_MODE says otherwise. Raises NoCluster if it is too late."""
+    """Turn on token authentication unless RAY_AUTH_MODE is set. Raises NoCluster if Ray was imported before."""
     if os.environ.get("RAY_AUTH_MODE"):
         return
     if "ray" in sys.modules:
@@ -76,13 +77,13 @@ def require_token_mode() -> None:
     os.environ["RAY_AUTH_MODE"] = "token"
 
 
-def _local_at(said: str) -> LocalCluster | None:
-    """The cluster of `cluster up` at that address; any one for no address, the default one first."""
+def _local_at(given: str) -> LocalCluster | None:
+    """The cluster of `cluster up` at that address; for an empty address any one, the default name first."""
     try:
         names = sorted(path.name for path in folder_of().parent.iterdir() if path.is_dir())
     except OSError:
         return None
     clusters = [c for name in sorted(names, key=lambda n: n != folder_of().name) if (c := find(name))]
-    if not said:
+    if not given:
         return clusters[0] if clusters else None
-    return next((c for c in clusters if said.rstrip("/") in (c.address, c.dashboard)), None)
+    return next((c for c in clusters if given.rstrip("/") in (c.address, c.dashboard)), None)

@@ -1,7 +1,7 @@
-"""Nodes for Ray's autoscaler (v2, provider type `external`): real ones, on this machine, in a local cluster.
+"""A node provider for Ray's autoscaler (v2, provider type `external`) that starts real nodes on this machine.
 
 It starts and ends nodes as a cloud would, so that elastic training can be tried and tested without one. A node
-whose process is gone, however that came, is one that the cloud has taken back.
+whose process has ended, for whatever reason, counts as taken back by the cloud.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from ray.autoscaler.tags import (
     TAG_RAY_USER_NODE_TYPE,
 )
 
-from cluster.local import local_cluster as loopback
+from cluster.local import local_cluster, node_processes
 from cluster.local.node import NodeSpec
 
 HEAD = "head"
 
 
-class LocalNodes(NodeProvider):
-    """See `NodeProvider` of Ray. The autoscaler calls it from several threads."""
+class LocalNodeProvider(NodeProvider):
+    """Ray's `NodeProvider` for a local cluster; node ids are addresses. The autoscaler calls it from several
+    threads."""
 
     def __init__(self, provider_config: dict[str, Any], cluster_name: str) -> None:
         super().__init__(provider_config, cluster_name)
-        self._cluster = loopback.LocalCluster(cluster_name, **provider_config["cluster"])
+        self._cluster = local_cluster.LocalCluster(cluster_name, **provider_config["cluster"])
         self._lock = threading.Lock()
         self._tags: dict[str, dict[str, str]] = {
             HEAD: {
@@ -46,7 +47,7 @@ class LocalNodes(NodeProvider):
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def non_terminated_nodes(self, tag_filters: dict[str, str]) -> list[str]:
-        """The head, and the nodes whose process is there."""
+        """The head, and the nodes whose process runs."""
         with self._lock:
             for ip in [ip for ip, process in self._processes.items() if process.poll() is not None]:
                 del self._processes[ip], self._tags[ip]
@@ -61,17 +62,17 @@ class LocalNodes(NodeProvider):
         return node_id not in self.non_terminated_nodes({})
 
     def node_tags(self, node_id: str) -> dict[str, str]:
-        """What the autoscaler has written on the node."""
+        """The tags that the autoscaler has set on the node."""
         with self._lock:
             return dict(self._tags.get(node_id, {}))
 
     def set_node_tags(self, node_id: str, tags: dict[str, str]) -> None:
-        """Write on the node."""
+        """Set tags of the node."""
         with self._lock:
             self._tags.setdefault(node_id, {}).update(tags)
 
     def external_ip(self, node_id: str) -> str:
-        """The node's address, which is also its identity here."""
+        """The node's address, which is also its id."""
         return node_id
 
     internal_ip = external_ip
@@ -95,25 +96,25 @@ class LocalNodes(NodeProvider):
             labels=labels,
             kind=tags[TAG_RAY_USER_NODE_TYPE],
         )
-        for node in loopback.placed(self._cluster, [spec] * count):
-            process = loopback.launch(dataclasses.replace(node, instance=node.ip))
+        for node in local_cluster.with_addresses(self._cluster, [spec] * count):
+            process = node_processes.launch_node(dataclasses.replace(node, instance=node.ip))
             with self._lock:
                 self._processes[node.ip], self._tags[node.ip] = process, dict(tags)
 
     def terminate_node(self, node_id: str) -> None:
-        """End the node and all that runs on it."""
+        """End the node and everything that runs on it."""
         with self._lock:
             process = self._processes.pop(node_id, None)
             self._tags.pop(node_id, None)
         if process is not None:
-            loopback.end([{"folder": self._cluster.folder, "ip": node_id, **_born(process)}])
+            node_processes.end_nodes([{"folder": self._cluster.folder, "ip": node_id, **_born(process)}])
 
 
-def autoscaling(nodes: Sequence[NodeSpec], least: int, most: int, idle: float) -> str:
-    """Ray's autoscaling configuration for `least` to `most` of each of these types of nodes, the idle ones ended
-    after `idle` seconds.
+def autoscaling_config(nodes: Sequence[NodeSpec], least: int, most: int, idle: float) -> str:
+    """Ray's autoscaling configuration (YAML) with `least` to `most` nodes of each of these types; a node that is idle
+    for `idle` seconds ends.
 
-    {folder}, {address} and {network} are for `loopback.up` to fill in.
+    `local_cluster.up` fills in {folder}, {address} and {network}.
     """
     cluster = {"folder": "{folder}", "address": "{address}", "dashboard": "", "network": "{network}"}
     kinds: dict[str, Any] = {HEAD: {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0}}
@@ -125,7 +126,7 @@ def autoscaling(nodes: Sequence[NodeSpec], least: int, most: int, idle: float) -
             "min_workers": least,
             "max_workers": most,
         }
-    # What Ray's launcher would do to a machine; there is nothing to do.
+    # What Ray's launcher would install on a machine: nothing.
     launcher: dict[str, Any] = {"auth": {}, "file_mounts": {}, "initialization_commands": []}
     launcher |= {"cluster_synced_files": [], "file_mounts_sync_continuously": False, "rsync_exclude": []}
     launcher |= {"rsync_filter": [], "docker": {}}
@@ -133,7 +134,7 @@ def autoscaling(nodes: Sequence[NodeSpec], least: int, most: int, idle: float) -
         launcher[f"{key}_commands"] = []
     provider = {
         "type": "external",
-        "module": "cluster.local.autoscaling_provider.LocalNodes",
+        "module": "cluster.local.autoscaling_provider.LocalNodeProvider",
         "cluster": cluster,
     }
     return yaml.safe_dump(

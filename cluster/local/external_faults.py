@@ -1,7 +1,6 @@
-"""Faults from outside a run: of its processes, its nodes and its storage, at a step of it.
+"""Faults from outside the ranks: of a run's driver and controller, its nodes and its storage.
 
-Faults of a rank at an exact (rank, step) are in `cluster.workers.injected_faults`; these come once the run has
-reached a step.
+They happen once the run has reached a step. Faults at an exact (rank, step) are in `cluster.workers.injected_faults`.
 """
 
 from __future__ import annotations
@@ -25,31 +24,32 @@ from cluster.workers.injected_faults import KINDS as RANK_KINDS
 
 OUTER_KINDS = ("driver", "controller", "node", "drain", "flip", "torn", "outage", "full")
 NEED_RANK = frozenset({"node", "drain"})
-OUTAGE = 3.0
-"""Seconds that storage fails unless the fault says otherwise."""
-LARGEST = 1 << 30
-"""Bytes free above which a file system is not filled."""
-DRAIN = 30.0
-"""Seconds from the notice that a node gets to its end."""
+OUTAGE_SECONDS = 3.0
+"""Seconds that storage fails, unless the fault says otherwise."""
+MAX_FREE_BYTES = 1 << 30
+"""A file system with more free bytes than this is not filled."""
+DRAIN_SECONDS = 30.0
+"""Seconds from a node's drain notice to its end."""
 
 
 @dataclass(frozen=True)
 class ExternalFault:
-    """`kind` at `step`, counted from 1; `rank` for what befalls the node of a rank.
+    """A fault of `kind` at `step`, counted from 1; `rank` chooses the node for node and drain.
 
-    driver and controller are killed; node loses the power; drain tells Ray that the node will be taken away, and takes
-    it after DRAIN seconds; flip turns a bit of the newest commit and torn cuts one of its files, both while nothing
-    runs, and the command is given again; outage makes storage refuse for `seconds`, full leaves it without room.
+    driver and controller kill that process; node kills a node as a power failure would; drain announces to Ray that the
+    node will be taken away, and takes it after DRAIN_SECONDS; flip flips a bit of the newest commit and torn truncates
+    one of its files, both while nothing runs, after which the command is given again; outage makes storage fail for
+    `seconds`, full leaves it without free space.
     """
 
     kind: str
     step: int
     rank: int = 0
-    seconds: float = OUTAGE
+    seconds: float = OUTAGE_SECONDS
 
     @classmethod
     def parse(cls, text: str) -> ExternalFault | None:
-        """The strike written as KIND@STEP or KIND@RANK:STEP, then =SECONDS; None if it is a rank's fault.
+        """The fault written as KIND@STEP or KIND@RANK:STEP, then =SECONDS; None if its kind is an injected fault's.
 
         Raises ValueError with a hint.
         """
@@ -60,11 +60,11 @@ class ExternalFault:
             kinds = ", ".join(f"{k}@RANK:STEP" if k in NEED_RANK else f"{k}@STEP" for k in OUTER_KINDS)
             ranks = ", ".join(f"{k}@RANK:STEP" for k in RANK_KINDS)
             raise ValueError(f"choose from {ranks}, {kinds}; outage and full may end in =SECONDS")
-        return cls(found[1], int(found[3]), int(found[2] or 0), float(found[4] or OUTAGE))
+        return cls(found[1], int(found[3]), int(found[2] or 0), float(found[4] or OUTAGE_SECONDS))
 
 
 def kill(pid: int) -> None:
-    """SIGKILL, if the process is still there."""
+    """SIGKILL a process, if it is still there."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
@@ -79,28 +79,28 @@ def kill_tree(pid: int) -> None:
 
 
 def lose_node(cluster: LocalCluster, ip: str) -> None:
-    """As a power failure would; another machine comes in its place."""
-    spare = _like(cluster, ip)
+    """Kill the node at `ip` as a power failure would, and start another of the same size."""
+    replacement = _same_size(cluster, ip)
     remove(find(cluster.name) or cluster, ip, abruptly=True)
-    add(cluster, [spare])
+    add(cluster, [replacement])
 
 
 def drain_node(cluster: LocalCluster, ip: str) -> None:
-    """Tell Ray, to which this process is connected, that the node will be taken away; another comes in its place."""
+    """Announce to the connected Ray that the node at `ip` will be taken away, and start another of the same size."""
     from cluster.workers import nodes
 
-    nodes.drain(next(node.id for node in nodes.alive() if node.address == ip), DRAIN, "chaos")
-    add(cluster, [_like(cluster, ip)])
+    nodes.drain(next(node.id for node in nodes.alive() if node.address == ip), DRAIN_SECONDS, "chaos")
+    add(cluster, [_same_size(cluster, ip)])
 
 
-def _like(cluster: LocalCluster, ip: str) -> NodeSpec:
-    """A node as large as that one."""
+def _same_size(cluster: LocalCluster, ip: str) -> NodeSpec:
+    """A node with the same resources."""
     record = next(node for node in (find(cluster.name) or cluster).nodes if node["ip"] == ip)
     return NodeSpec("", "", cpus=record["cpus"], gpus=record["gpus"])
 
 
 def newest_shard(checkpoints: Path) -> Path:
-    """The largest file of the newest commit that is whole."""
+    """The largest file of the newest complete commit."""
     commits = sorted(p.parent for p in checkpoints.glob("step-*/manifest.json"))
     return max(
         (p for p in commits[-1].iterdir() if p.name != "manifest.json"), key=lambda p: p.stat().st_size
@@ -108,23 +108,23 @@ def newest_shard(checkpoints: Path) -> Path:
 
 
 def flip_bit(path: Path, seed: int = 0) -> None:
-    """Turn one bit of a file."""
-    place = random.Random(seed).randrange(path.stat().st_size // 2, path.stat().st_size)
+    """Flip one bit in the second half of a file."""
+    offset = random.Random(seed).randrange(path.stat().st_size // 2, path.stat().st_size)
     with open(path, "r+b") as file:
-        file.seek(place)
+        file.seek(offset)
         byte = file.read(1)[0]
-        file.seek(place)
+        file.seek(offset)
         file.write(bytes([byte ^ 1]))
 
 
-def tear(path: Path) -> None:
-    """Cut a file in half."""
+def truncate(path: Path) -> None:
+    """Cut off the second half of a file."""
     os.truncate(path, path.stat().st_size // 2)
 
 
 @contextlib.contextmanager
 def outage(checkpoints: Path) -> Any:
-    """Nothing can be written to the folder, nor read from it."""
+    """Within this context the folder can neither be written nor read."""
     away = checkpoints.with_name("checkpoints-away")
     checkpoints.rename(away)
     checkpoints.write_text("storage is away")
@@ -137,9 +137,11 @@ def outage(checkpoints: Path) -> Any:
 
 @contextlib.contextmanager
 def full(folder: Path) -> Any:
-    """The file system of the folder has no room. Raises ValueError if it is too large to be filled."""
-    if (free := shutil.disk_usage(folder).free) > LARGEST:
-        text = f"{folder} is on a file system with {free / LARGEST:.0f} GiB free, which is too large to be filled"
+    """Within this context the folder's file system has no free space. Raises ValueError if it is too large to fill."""
+    if (free := shutil.disk_usage(folder).free) > MAX_FREE_BYTES:
+        text = (
+            f"{folder} is on a file system with {free / MAX_FREE_BYTES:.0f} GiB free, too large to be filled"
+        )
         raise ValueError(text + "; put --runs on a small one, such as a tmpfs")
     ballast = folder / "ballast"
     try:
@@ -155,11 +157,11 @@ def full(folder: Path) -> Any:
         ballast.unlink(missing_ok=True)
 
 
-def wait_for(seen: Callable[[], Any], what: str, timeout: float) -> Any:
-    """The first true value of `seen`. Raises TimeoutError that says what was waited for."""
+def wait_for(condition: Callable[[], Any], what: str, timeout: float) -> Any:
+    """Wait for `condition()` to be true, and return its value. Raises TimeoutError, which names `what`."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
-        if value := seen():
+        if value := condition():
             return value
         time.sleep(0.02)
     raise TimeoutError(f"waited {timeout:.0f} s for {what}")

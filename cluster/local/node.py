@@ -20,29 +20,29 @@ from typing import Any
 
 import psutil
 
+from cluster.workers.ray_internals import RayNode
+
 STORE_BYTES = 80 * 2**20
-"""Of shared memory for a node's objects; Ray's least is 75 MiB."""
-ALIVE_TIMEOUT = 60
-"""Seconds for a started node to be known to its head."""
+"""Bytes of shared memory for a node's objects; Ray's minimum is 75 MiB."""
 SETTINGS = {
     "health_check_period_ms": 1000,
     "health_check_timeout_ms": 2000,
     "health_check_failure_threshold": 4,
     "enable_metrics_collection": False,
 }
-"""A dead node is noticed in some seconds instead of the default's twenty, since all of them are on one machine. Ray
-would serve metrics on every interface and without a token, so there are none."""
+"""System configuration of Ray. A dead node is detected in some seconds instead of twenty, since all nodes are on one
+machine. Ray would serve metrics on every interface and without a token, so they are off."""
 NO_PORT = {"DASHBOARD_METRIC_PORT": "-1", "AUTOSCALER_METRIC_PORT": "-1"}
 """Keeps the metrics servers of dashboard and autoscaler from starting; they have no other switch."""
 
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """A node at a loopback address, with as many processors and other resources as it is said to have.
+    """A node at the loopback address `ip`, with the resources that it declares to Ray.
 
-    A head has no `head_address` to join, and `dashboard` is the port of its dashboard and Jobs API. With
-    `autoscaling`, the path of a configuration file, Ray's autoscaler runs beside the head. `instance` and `kind`
-    are what an autoscaler knows the node by.
+    A head has no `head_address`, and `dashboard` is the port of its dashboard and Jobs API. With `autoscaling`, the
+    path of a configuration file, Ray's autoscaler runs beside the head. `instance` and `kind` are the instance id and
+    node type that the autoscaler knows the node by.
     """
 
     folder: str
@@ -59,17 +59,17 @@ class NodeSpec:
     kind: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The fields, for the node's command line and record."""
         return dataclasses.asdict(self)
 
     @property
     def record(self) -> Path:
-        """The file that tells of the node once it is up."""
+        """The file that the node writes once it is up."""
         return Path(self.folder) / "nodes" / f"{self.ip}.json"
 
 
 def main() -> None:
-    """Start the node, tell of it, and keep it until SIGTERM or until one of its main processes has ended."""
+    """Start the node, write its record, and keep it until SIGTERM or until one of its main processes has ended."""
     spec = NodeSpec(**json.loads(sys.argv[1]))
     os.environ |= NO_PORT
     if spec.instance:
@@ -80,23 +80,17 @@ def main() -> None:
     node = _start(spec)
     try:
         me = psutil.Process()
-        told = {**spec.to_json(), "pid": me.pid, "born": me.create_time(), "address": node.gcs_address}
+        told = {**spec.to_json(), "pid": me.pid, "born": me.create_time(), "address": node.address}
         draft = spec.record.with_suffix(f".{me.pid}")
         draft.write_text(json.dumps(told))
         draft.replace(spec.record)
-        while not ended.wait(0.5) and not _is_broken(node):
+        while not ended.wait(0.5) and not node.is_broken():
             pass
     finally:
-        node.kill_all_processes(check_alive=False, allow_graceful=True, wait=True)
+        node.stop()
 
 
-def _start(spec: NodeSpec) -> Any:
-    """Ray's own processes of the node. (`ray start` would open a port for Ray Client too.)"""
-    from ray._private import services
-    from ray._private.node import Node
-    from ray._private.parameter import RayParams
-    from ray._private.utils import write_ray_address
-
+def _start(spec: NodeSpec) -> RayNode:
     head = not spec.head_address
     options: dict[str, Any] = {"node_ip_address": spec.ip, "object_store_memory": STORE_BYTES}
     options |= {"num_cpus": spec.cpus, "num_gpus": spec.gpus, "resources": dict(spec.resources)}
@@ -114,16 +108,7 @@ def _start(spec: NodeSpec) -> Any:
         options |= {"autoscaling_config": spec.autoscaling or None, "no_monitor": not spec.autoscaling}
     else:
         options |= {"gcs_address": spec.head_address}
-    node = Node(RayParams(**options), head=head, shutdown_at_exit=False, spawn_reaper=True)
-    services.wait_for_node(node.gcs_address, node.plasma_store_socket_name, ALIVE_TIMEOUT)
-    # Where jobs look for their cluster; without it they would take any head that runs on this machine.
-    write_ray_address(node.gcs_address, options["temp_dir"])
-    return node
-
-
-def _is_broken(node: Any) -> bool:
-    """Whether the node's raylet, or its head's state, is gone: then it is no node any more."""
-    return any(kind in ("raylet", "gcs_server") for kind, _ in node.dead_processes())
+    return RayNode(head, options)
 
 
 if __name__ == "__main__":

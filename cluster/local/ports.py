@@ -1,4 +1,4 @@
-"""Ports of this machine."""
+"""Free TCP ports of this machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 
 
 def free_port(host: str, preferred: int) -> int:
-    """That port of the address if nobody listens there, else any that is free."""
+    """The preferred port of the address `host` if nobody listens there, else any free one."""
     if _is_free(host, preferred):
         return preferred
     with socket.socket() as found:

@@ -1,4 +1,4 @@
-"""Ray where the run is: a cluster of its own inside this process, or one that is there already."""
+"""A connection to Ray: to a cluster that runs already, or to one embedded in this process."""
 
 from __future__ import annotations
 
@@ -16,35 +16,36 @@ from typing import Any, TextIO
 import psutil
 
 from cluster.local import reaper
-from cluster.local.address import NoCluster, place_of, require_answer
+from cluster.local.address import NoCluster, check_reachable, resolve_address
+from cluster.workers import ray_internals
 
 NAMESPACE = "orchestrator"
 ON_HEAD = {"node:__internal_head__": 0.001}
-"""What only the head has: for small actors that should neither be lost with a worker's machine nor keep it up."""
+"""A resource of the head only, for small actors that must neither be lost with a worker's node nor keep it running."""
 OBJECT_STORE_BYTES = 300 * 2**20
-"""Shards go through files, so a small object store serves."""
+"""A small object store is enough, since token shards go through files."""
 LOOPBACK = "127.0.0.2"
 """Ray replaces 127.0.0.1 by the machine's outward address; any other loopback address it keeps."""
 
 
 @contextlib.contextmanager
-def ray_at(
+def connected_ray(
     address: str | None,
     cpus: float = 0,
     gpus: float = 0,
     node: str | None = None,
-    news: TextIO | None = None,
+    output: TextIO | None = None,
 ) -> Iterator[None]:
-    """Be connected to the cluster at `address`, or to one that starts here on loopback and ends with this process.
+    """Connect to the cluster at `address`; with None, start one on loopback that ends with this process.
 
-    An embedded cluster has at least `cpus` and `gpus` to schedule on and accepts only holders of its token. `node` is
-    the address of the node to be connected by, where several are on this machine. What Ray prints goes to `news`, else
-    to standard error. Raises NoCluster.
+    An embedded cluster has at least `cpus` and `gpus` to schedule on, and requires its token. `node` is the address of
+    the node to connect through, if several are on this machine. What Ray prints goes to `output`, else to standard
+    error. Raises NoCluster.
     """
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": NAMESPACE}
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": NAMESPACE}
     if address is None:
         _require_token()
-        quiet |= {
+        options |= {
             "num_cpus": max(int(cpus + 0.999), os.cpu_count() or 1),
             "include_dashboard": False,
             "object_store_memory": OBJECT_STORE_BYTES,
@@ -52,23 +53,23 @@ def ray_at(
             **({"num_gpus": int(gpus)} if gpus else {}),
         }
     else:
-        place = place_of(address)
-        if not place.ray:
+        cluster = resolve_address(address)
+        if not cluster.ray:
             raise NoCluster(f"{address} is a Jobs API, and a run needs Ray's own address; use `submit` there")
-        address = place.ray
+        address = cluster.ray
         if _is_host_and_port(address):
-            require_answer(address)
-        quiet |= {"_node_ip_address": node} if node else {}
-    with _reaped() if address is None else contextlib.nullcontext():
-        _connect(address, quiet)
+            check_reachable(address)
+        options |= {"_node_ip_address": node} if node else {}
+    with _with_reaper() if address is None else contextlib.nullcontext():
+        _connect(address, options)
         import ray
 
-        # Ray prints news of its nodes, some of it as it ends; standard output is for results.
-        with contextlib.redirect_stdout(news or sys.stderr):
+        # Ray prints messages about its nodes, some of them as it ends; standard output is for results.
+        with contextlib.redirect_stdout(output or sys.stderr):
             try:
                 yield
             finally:
-                orphans = _workers() if fallen() else []
+                orphans = _workers() if ray_internals.dead_main_process() else []
                 ray.shutdown()
                 for process in orphans:  # they would live on for a while, and hold what the next ones need
                     with contextlib.suppress(psutil.Error):
@@ -76,8 +77,8 @@ def ray_at(
 
 
 def _connect(address: str | None, options: dict[str, Any]) -> None:
-    """Connect, or start a cluster. A signal to end is a KeyboardInterrupt from here on: Ray's own handler would exit
-    without a word."""
+    """Connect, or start a cluster. From here on SIGTERM raises KeyboardInterrupt: Ray's own handler would exit without
+    a message."""
     import ray
 
     for last in (False, True):
@@ -100,21 +101,9 @@ def _connect(address: str | None, options: dict[str, Any]) -> None:
             ray.shutdown()
 
 
-def fallen() -> str:
-    """Which main process of the Ray that this process has started is gone; empty if none is, or if Ray is another's."""
-    from ray._private import worker  # no public call tells it
-
-    node: Any = worker._global_node
-    gone: list[str] = [kind for kind, _ in node.dead_processes()] if node is not None else []
-    return next((kind for kind in gone if kind in ("raylet", "gcs_server")), "")
-
-
 def _workers() -> list[psutil.Process]:
-    """Ray's workers of the raylet that this process has started."""
-    from ray._private import worker
-
-    node: Any = worker._global_node
-    raylets = {str(info.process.pid) for info in node.all_processes["raylet"]}
+    """The worker processes of the raylet that this process has started."""
+    raylets = {str(pid) for pid in ray_internals.raylet_pids()}
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -124,18 +113,19 @@ def _workers() -> list[psutil.Process]:
 
 
 @contextlib.contextmanager
-def _reaped() -> Iterator[None]:
-    """Whatever becomes of this process, no process of the Ray that it starts within outlives it for long."""
+def _with_reaper() -> Iterator[None]:
+    """Run `reaper.py` beside this process, so that no process of the Ray started within this context outlives it for
+    long, however it ends."""
     if not sys.platform.startswith("linux"):
         yield
         return
-    mark = secrets.token_hex(16)
-    words = [sys.executable, "-I", "-S", reaper.__file__, mark]
+    marker = secrets.token_hex(16)
+    arguments = [sys.executable, "-I", "-S", reaper.__file__, marker]
     # A session of its own: what interrupts or ends this process's group must not end the reaper too.
     process = subprocess.Popen(
-        words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+        arguments, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
     )
-    os.environ[reaper.VARIABLE] = mark
+    os.environ[reaper.VARIABLE] = marker
     try:
         yield
     finally:

@@ -1,8 +1,8 @@
 """Ends what an embedded Ray leaves when its driver dies: `python -I -S reaper.py MARK`, with a pipe as standard input.
 
-The kernel ends Ray's main processes with the driver, but not what those have started: its agents live on for minutes.
-All of them have MARK in the environment that they were started with. The pipe breaks when the driver is gone, however
-that came; a driver that ends by itself writes a byte first. Nothing is imported but what Python always has.
+The kernel ends Ray's main processes with the driver, but not the processes that those have started: Ray's agents live
+on for minutes. All of them were started with MARK in their environment. The pipe breaks when the driver dies; a driver
+that ends in order writes a byte first. Only the standard library is imported.
 """
 
 from __future__ import annotations
@@ -13,38 +13,38 @@ import sys
 import time
 
 VARIABLE = "ORCHESTRATOR_EMBEDDED_RAY"
-"""What is in the environment of all processes of an embedded Ray."""
-PATIENCE = 10.0
-"""Seconds in which processes that are being started may still appear."""
+"""Environment variable of all processes of an embedded Ray; its value is the marker."""
+START_TIMEOUT = 10.0
+"""Seconds during which processes that were being started may still appear."""
 
 
 def main() -> None:
-    """Wait for the driver's end, and end what it left."""
-    mark = f"{VARIABLE}={sys.argv[1]}".encode()
+    """Wait for the end of the driver, and kill what it left."""
+    marker = f"{VARIABLE}={sys.argv[1]}".encode()
     if sys.stdin.buffer.read(1):
         return
-    end, quiet = time.monotonic() + PATIENCE, 0
-    while quiet < 3 and time.monotonic() < end:
-        left = marked(mark)
-        for pid in left:
+    deadline, empty_scans = time.monotonic() + START_TIMEOUT, 0
+    while empty_scans < 3 and time.monotonic() < deadline:
+        remaining = marked_processes(marker)
+        for pid in remaining:
             try:
                 os.kill(pid, signal.SIGKILL)
             except OSError:
                 continue
-        quiet = 0 if left else quiet + 1
+        empty_scans = 0 if remaining else empty_scans + 1
         time.sleep(0.2)
 
 
-def marked(mark: bytes) -> list[int]:
-    """Processes that were started with the mark in their environment, but for this one."""
+def marked_processes(marker: bytes) -> list[int]:
+    """Processes that were started with the marker in their environment, this one excepted."""
     found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid():
+    for pid in os.listdir("/proc"):
+        if not pid.isdigit() or int(pid) == os.getpid():
             continue
         try:
-            with open(f"/proc/{name}/environ", "rb") as file:
-                if mark in file.read().split(b"\0"):
-                    found.append(int(name))
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                if marker in file.read().split(b"\0"):
+                    found.append(int(pid))
         except OSError:
             continue
     return found

@@ -1,4 +1,4 @@
-"""Manifests for clusters elsewhere, KubeRay and Ray's launcher, and their checks against the published schemas.
+"""Files that create clusters elsewhere, for KubeRay and Ray's cluster launcher, and checks of manifests.
 
 Imports workers.
 """

@@ -1,4 +1,5 @@
-"""Rules that KubeRay's schema lets through. Each is a function with a name and yields one line a violation."""
+"""Checks of RayCluster and RayJob manifests beyond KubeRay's schema. Each is a function that yields one line for each
+violation."""
 
 from __future__ import annotations
 
@@ -8,50 +9,50 @@ from typing import Any
 
 Manifest = dict[str, Any]
 
-LONGEST = {"RayCluster": 53, "RayJob": 47}
+MAX_NAME_LENGTH = {"RayCluster": 53, "RayJob": 47}
 """Characters in a name; KubeRay's operator adds suffixes to it (MaxRayClusterNameLength, MaxRayJobNameLength)."""
 LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 """A DNS label of RFC 1035."""
-MOST = 2**31 - 1
+MAX_REPLICAS = 2**31 - 1
 SECRET_NAME = re.compile(r"(?i)token|secret|password|credential|access_?key")
 
 
 def check(manifest: Manifest) -> list[str]:
-    """All that is wrong with a RayCluster or RayJob, in the order of `RULES`."""
+    """All violations of a RayCluster or RayJob, in the order of `RULES`."""
     return [line for rule in RULES for line in rule(manifest)]
 
 
 def names_are_dns_labels(manifest: Manifest) -> Iterator[str]:
-    """Services and pods are named after the cluster and its groups."""
-    longest = LONGEST.get(manifest["kind"], 63)
+    """Names of the cluster and its groups become names of services and pods."""
+    longest = MAX_NAME_LENGTH.get(manifest["kind"], 63)
     names = {"metadata.name": (manifest["metadata"]["name"], longest)}
     for i, group in enumerate(_groups(manifest)):
         names[f"workerGroupSpecs[{i}].groupName"] = (group["groupName"], 63)
-    for where, (name, most) in names.items():
-        if not LABEL.fullmatch(name) or len(name) > most:
-            yield f"{where}: {name!r} is not a DNS label of at most {most} characters; use a-z, 0-9 and -"
+    for where, (name, maximum) in names.items():
+        if not LABEL.fullmatch(name) or len(name) > maximum:
+            yield f"{where}: {name!r} is not a DNS label of at most {maximum} characters; use a-z, 0-9 and -"
 
 
 def group_names_are_unique(manifest: Manifest) -> Iterator[str]:
-    """The autoscaler keeps its books by group name."""
+    """The autoscaler counts nodes by group name."""
     names = [group["groupName"] for group in _groups(manifest)]
     for name in sorted({n for n in names if names.count(n) > 1}):
         yield f"workerGroupSpecs: two groups are named {name!r}; give each its own name"
 
 
 def replicas_are_ordered(manifest: Manifest) -> Iterator[str]:
-    """0 <= minReplicas <= replicas <= maxReplicas, absent ones counted as the operator does."""
+    """0 <= minReplicas <= replicas <= maxReplicas, with the operator's defaults for absent ones."""
     for group in _groups(manifest):
-        least, most = group.get("minReplicas", 0), group.get("maxReplicas", MOST)
+        minimum, maximum = group.get("minReplicas", 0), group.get("maxReplicas", MAX_REPLICAS)
         where = f"group {group['groupName']!r}"
-        if not 0 <= least <= most:
-            yield f"{where}: minReplicas {least} and maxReplicas {most} are no range; swap or raise them"
-        elif not least <= group.get("replicas", least) <= most:
-            yield f"{where}: replicas {group['replicas']} is outside {least} to {most}; leave it out"
+        if not 0 <= minimum <= maximum:
+            yield f"{where}: minReplicas {minimum} and maxReplicas {maximum} are no range; swap or raise them"
+        elif not minimum <= group.get("replicas", minimum) <= maximum:
+            yield f"{where}: replicas {group['replicas']} is outside {minimum} to {maximum}; leave it out"
 
 
 def pods_are_replaced_not_restarted(manifest: Manifest) -> Iterator[str]:
-    """Autoscaler v2 refuses a pod that Kubernetes restarts behind its back."""
+    """Autoscaler v2 refuses pods that Kubernetes may restart."""
     cluster = _cluster(manifest)
     if cluster.get("autoscalerOptions", {}).get("version") != "v2":
         return
@@ -82,13 +83,16 @@ def containers_have_bounds(manifest: Manifest) -> Iterator[str]:
 
 
 def authentication_is_on(manifest: Manifest) -> Iterator[str]:
-    """Whoever reaches an open dashboard runs code on the cluster."""
-    if manifest["kind"] in LONGEST and _cluster(manifest).get("authOptions", {}).get("mode") != "token":
+    """Whoever reaches a dashboard without authentication can run code on the cluster."""
+    if (
+        manifest["kind"] in MAX_NAME_LENGTH
+        and _cluster(manifest).get("authOptions", {}).get("mode") != "token"
+    ):
         yield "authOptions.mode: token authentication is off; set it to token"
 
 
 def secrets_are_references(manifest: Manifest) -> Iterator[str]:
-    """A value in a manifest is read by all who may list pods, and stays in version control."""
+    """A secret in a manifest can be read by all who may list pods, and stays in version control."""
     for where, template in _templates(manifest):
         for container in template["spec"]["containers"]:
             for variable in container.get("env", []):

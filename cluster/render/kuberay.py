@@ -1,10 +1,12 @@
-"""RayCluster, RayJob and what they need, for KubeRay 1.6 and later (token authentication by `authOptions`)."""
+"""Manifests for KubeRay 1.6 and later (token authentication by `authOptions`): RayCluster, RayJob, ConfigMap and
+NetworkPolicy."""
 
 from __future__ import annotations
 
 import shlex
 
 from cluster.render.needs import ClusterNeeds, NodeGroup
+from cluster.render.node_selection import ray_labels
 from cluster.render.pods import (
     AUTOSCALER_METRICS,
     DASHBOARD,
@@ -21,17 +23,16 @@ from cluster.render.pods import (
     submitter,
     worker,
 )
-from cluster.render.selection import ray_labels
 
 KUEUE, VOLCANO = "kueue:", "volcano:"
 METADATA = "169.254.169.254/32"
-"""Where a node's metadata are on AWS, Google Cloud and Azure."""
+"""The address of a node's metadata service on AWS, Google Cloud and Azure."""
 
 
 def manifests(needs: ClusterNeeds, kubernetes: Kubernetes, job_file: str, runs: str) -> dict[str, Manifest]:
-    """File name to manifest. `job_file` is the job's text, `runs` the URI of its run directory.
+    """The manifests by file name. `job_file` is the text of the job file, `runs` the URI of the run directory.
 
-    `rayjob.yaml` trains and takes its cluster down; `raycluster.yaml` is the same cluster, left standing.
+    `rayjob.yaml` trains and then deletes its cluster; `raycluster.yaml` is the same cluster without a job.
     """
     return {
         "configmap.yaml": _config_map(needs, kubernetes, job_file),
@@ -42,17 +43,18 @@ def manifests(needs: ClusterNeeds, kubernetes: Kubernetes, job_file: str, runs: 
 
 
 def ray_cluster(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
-    """The cluster alone, for `run --address` and several jobs."""
+    """A RayCluster alone, for `run --address` and for several jobs."""
     return _object("ray.io/v1", "RayCluster", needs, kubernetes, _cluster_spec(needs, kubernetes))
 
 
 def ray_job(needs: ClusterNeeds, kubernetes: Kubernetes, runs: str) -> Manifest:
-    """The cluster and the command, gone a while after the end. Applied again, it goes on from the last commit."""
+    """A RayJob: a cluster with the command, deleted ten minutes after its end. Applied again, the run goes on from the
+    last commit."""
     command = ["orchestrator", "run", f"{JOB_FOLDER}/job.yaml", "--address", "auto", "--run-dir", runs]
     spec: Manifest = {
         "entrypoint": shlex.join(command),
         "submissionMode": "K8sJobMode",
-        # A run that stopped at its ceiling exits with 3: a second try would buy another cluster for nothing.
+        # A run that stopped at a limit exits with 3: a retry would only pay for another cluster.
         "backoffLimit": 0,
         "shutdownAfterJobFinishes": True,
         "ttlSecondsAfterFinished": 600,
@@ -63,8 +65,8 @@ def ray_job(needs: ClusterNeeds, kubernetes: Kubernetes, runs: str) -> Manifest:
 
 
 def network_policy(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
-    """The run's pods talk among themselves; only KubeRay and Prometheus come in; the node's metadata, and with them its
-    credentials, stay out unless the job asks there for notices."""
+    """The run's pods may reach each other; from outside only KubeRay and Prometheus reach them. The node's metadata
+    service, and with it the node's credentials, is blocked unless the job polls it for preemption notices."""
     own = {"podSelector": {"matchLabels": {RUN_LABEL: needs.name}}}
     scrape = [_port(p) for p in (METRICS, AUTOSCALER_METRICS, DASHBOARD_METRICS)]
     operator = {
@@ -87,7 +89,7 @@ def network_policy(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
 
 
 def kustomization(files: list[str]) -> Manifest:
-    """What `kubectl apply -k` takes: all but the cluster left standing."""
+    """The Kustomization for `kubectl apply -k`: all files but `raycluster.yaml`."""
     resources = [name for name in files if name != "raycluster.yaml"]
     return {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
@@ -107,7 +109,7 @@ def _cluster_spec(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
             "redisPassword": {"valueFrom": reference(kubernetes.secret, "redis_password")},
         },
         "headGroupSpec": {
-            # The pod's own network is the trust boundary here: the policy above admits nobody else.
+            # The network policy above is the trust boundary: it admits nobody else.
             "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},
             "template": head(needs, kubernetes),
         },

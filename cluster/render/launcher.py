@@ -1,4 +1,4 @@
-"""YAML for Ray's cluster launcher (`ray up`): an on-demand head, workers that may be spot machines."""
+"""Configuration of Ray's cluster launcher (`ray up`): an on-demand head, and workers that may be spot machines."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from cluster.workers.machine import MACHINE_TYPE
 Document = dict[str, Any]
 
 TOKEN = "~/.ray/auth_token"
-"""Where Ray looks for the token by itself, here and on the nodes; `ray get-auth-token --generate` makes it."""
+"""Where Ray itself looks for the token, here and on the nodes; `ray get-auth-token --generate` makes it."""
 HEAD = "head"
 DISK_GIB = 200
 
 
 @dataclass(frozen=True)
 class CloudRegion:
-    """Where in a cloud: region, zones (comma-separated), the machine types of head and workers, the project (GCP)
-    or resource group (Azure), the instance profile that may reach the bucket (AWS)."""
+    """Where in a cloud: region, zones (comma-separated), machine types of head and workers, project (GCP) or resource
+    group (Azure), and the instance profile with access to the bucket (AWS)."""
 
     region: str
     zones: str
@@ -31,33 +31,33 @@ class CloudRegion:
     profile: str = ""
 
 
-PLACES = {
+DEFAULT_REGIONS = {
     "aws": CloudRegion("us-west-2", "us-west-2a,us-west-2b", "m6i.xlarge", "m6i.2xlarge"),
     "gcp": CloudRegion("us-west1", "us-west1-a", "n2-standard-4", "n2-standard-8"),
     "azure": CloudRegion("westus2", "auto", "Standard_D4s_v5", "Standard_D8s_v5", project="ray-cluster"),
 }
-"""Places to start from; a GPU job needs a worker machine with GPUs."""
+"""Regions and machines to start from; a GPU job needs a worker machine with GPUs."""
 
 
-def cloud(kind: str, needs: ClusterNeeds, place: CloudRegion) -> Document:
-    """A cluster on `aws`, `gcp` or `azure`."""
-    node = NODES[kind]
+def cloud(kind: str, needs: ClusterNeeds, region: CloudRegion) -> Document:
+    """The configuration of a cluster on `aws`, `gcp` or `azure` (`kind`)."""
+    node = NODE_CONFIGS[kind]
     types: Document = {
         HEAD: {
-            "resources": {"CPU": 0},  # nothing trains on the node that must not be lost
-            "node_config": node(place, place.head_machine, False),
+            "resources": {"CPU": 0},  # no ranks on the one node that must not be lost
+            "node_config": node(region, region.head_machine, False),
             "min_workers": 0,
             "max_workers": 0,
         }
     }
     for group in needs.groups():
-        types[group.name] = _node_type(group, node(place, place.worker_machine, group.spot))
-        types[group.name]["labels"][MACHINE_TYPE] = place.worker_machine
+        types[group.name] = _node_type(group, node(region, region.worker_machine, group.spot))
+        types[group.name]["labels"][MACHINE_TYPE] = region.worker_machine
     return {
         "cluster_name": needs.name,
         "max_workers": max(group.max for group in needs.groups()),
         "idle_timeout_minutes": 5,
-        "provider": _provider(kind, place),
+        "provider": _provider(kind, region),
         "auth": {"ssh_user": "ubuntu"},
         "available_node_types": types,
         "head_node_type": HEAD,
@@ -66,7 +66,7 @@ def cloud(kind: str, needs: ClusterNeeds, place: CloudRegion) -> Document:
 
 
 def local(needs: ClusterNeeds, head_ip: str, worker_ips: tuple[str, ...], ssh_user: str) -> Document:
-    """A cluster on machines that are there already, reached by SSH."""
+    """The configuration of a cluster on existing machines, reached by SSH."""
     return {
         "cluster_name": needs.name,
         "provider": {"type": "local", "head_ip": head_ip, "worker_ips": list(worker_ips)},
@@ -88,18 +88,23 @@ def _node_type(group: NodeGroup, node_config: Document) -> Document:
     }
 
 
-def _provider(kind: str, place: CloudRegion) -> Document:
+def _provider(kind: str, region: CloudRegion) -> Document:
     if kind == "aws":
-        zones = {"availability_zone": place.zones, "cache_stopped_nodes": False}
-        return {"type": kind, "region": place.region, **zones}
+        zones = {"availability_zone": region.zones, "cache_stopped_nodes": False}
+        return {"type": kind, "region": region.region, **zones}
     if kind == "gcp":
-        zone = place.zones.split(",")[0]
-        return {"type": kind, "region": place.region, "availability_zone": zone, "project_id": place.project}
-    where = {"location": place.region, "resource_group": place.project}
-    return {"type": kind, **where, "availability_zone": place.zones, "cache_stopped_nodes": False}
+        zone = region.zones.split(",")[0]
+        return {
+            "type": kind,
+            "region": region.region,
+            "availability_zone": zone,
+            "project_id": region.project,
+        }
+    location = {"location": region.region, "resource_group": region.project}
+    return {"type": kind, **location, "availability_zone": region.zones, "cache_stopped_nodes": False}
 
 
-def _aws(place: CloudRegion, machine: str, spot: bool) -> Document:
+def _aws(region: CloudRegion, machine: str, spot: bool) -> Document:
     disk = {
         "DeviceName": "/dev/sda1",
         "Ebs": {"VolumeSize": DISK_GIB, "VolumeType": "gp3", "Encrypted": True},
@@ -109,14 +114,14 @@ def _aws(place: CloudRegion, machine: str, spot: bool) -> Document:
         "BlockDeviceMappings": [disk],
         "MetadataOptions": {"HttpTokens": "required"},
     }
-    if place.profile:
-        node["IamInstanceProfile"] = {"Name": place.profile}
+    if region.profile:
+        node["IamInstanceProfile"] = {"Name": region.profile}
     if spot:
         node["InstanceMarketOptions"] = {"MarketType": "spot"}
     return node
 
 
-def _gcp(place: CloudRegion, machine: str, spot: bool) -> Document:
+def _gcp(region: CloudRegion, machine: str, spot: bool) -> Document:
     image = "projects/deeplearning-platform-release/global/images/family/common-cpu"
     disk = {
         "boot": True,
@@ -130,7 +135,7 @@ def _gcp(place: CloudRegion, machine: str, spot: bool) -> Document:
     return node
 
 
-def _azure(place: CloudRegion, machine: str, spot: bool) -> Document:
+def _azure(region: CloudRegion, machine: str, spot: bool) -> Document:
     parameters: Document = {
         "vmSize": machine,
         "imagePublisher": "microsoft-dsvm",
@@ -143,11 +148,16 @@ def _azure(place: CloudRegion, machine: str, spot: bool) -> Document:
     return {"azure_arm_parameters": parameters}
 
 
-NODES: dict[str, Callable[[CloudRegion, str, bool], Document]] = {"aws": _aws, "gcp": _gcp, "azure": _azure}
+NODE_CONFIGS: dict[str, Callable[[CloudRegion, str, bool], Document]] = {
+    "aws": _aws,
+    "gcp": _gcp,
+    "azure": _azure,
+}
 
 
 def _software(needs: ClusterNeeds) -> Document:
-    """The image on every node, and Ray started with the token, its dashboard on loopback (`ray dashboard`)."""
+    """The container image of every node and the commands that start Ray, with the token required and the dashboard on
+    loopback (`ray dashboard` forwards it)."""
     start = "ulimit -n 65536; RAY_AUTH_MODE=token ray start"
     shared = "--object-manager-port=8076"
     options = ["--ulimit nofile=65536:65536", "--env RAY_AUTH_MODE=token", "--shm-size=8g"]

@@ -1,4 +1,4 @@
-"""What one job asks of the machines under it."""
+"""What one job needs of a cluster: node groups, their sizes and labels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DNS_LENGTH = 47
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Nodes alike: `min` to `max` of them, each with so many CPUs, GPUs and GiB of memory."""
+    """A group of `min` to `max` equal nodes, each with `cpu` CPUs, `gpu` GPUs and `memory_gib` GiB of memory."""
 
     name: str
     min: int
@@ -24,27 +24,26 @@ class NodeGroup:
     memory_gib: float
     accelerator: str = ""
     spot: bool = False
-    wanted: Mapping[str, str] = field(default_factory=dict)
+    selectors: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def labels(self) -> dict[str, str]:
-        """Of its nodes: Ray's own as far as they are known here, and those of other names that the job asks for."""
+        """Labels of its Ray nodes: Ray's own as far as they are known here, and others that the job selects by."""
         own = {"ray.io/market-type": "spot" if self.spot else "on-demand"}
         if self.accelerator:
             own["ray.io/accelerator-type"] = self.accelerator
-        plain = {k: v for k, v in self.wanted.items() if v[0] != "!" and not v.startswith("in(")}
+        plain = {k: v for k, v in self.selectors.items() if v[0] != "!" and not v.startswith("in(")}
         return own | {k: v for k, v in plain.items() if not k.startswith("ray.io/")}
 
 
 @dataclass(frozen=True)
 class ClusterNeeds:
-    """A job seen by the machines: `min_workers` to `max_workers` ranks, and what each of them occupies.
+    """What a job needs: `min_workers` to `max_workers` ranks, and what each of them occupies.
 
-    `cpu` cores, `gpu` devices and `memory_gib` GiB are per worker; `per_node` workers share a node, which is what
-    keeps a tensor-parallel group on one machine. `accelerators` names the device types that will do, the best
-    first; `spot` puts the workers, never the head, on machines that may be taken away; `labels` are what the job
-    wants of the nodes of its workers, as in `cluster.workers.gang.Bundle`; `notices` says that a cloud's word of
-    machines that will be taken away is asked for on them.
+    `cpu` cores, `gpu` devices and `memory_gib` GiB are per worker; `per_node` workers share a node, which keeps a
+    tensor-parallel group on one machine. `accelerators` are the device types that are acceptable, the best first;
+    `spot` puts the workers, never the head, on spot machines; `labels` are the label selectors of the workers' nodes,
+    as in `cluster.workers.gang.Bundle`; with `notices` the nodes poll the cloud for preemption notices.
     """
 
     name: str
@@ -62,28 +61,31 @@ class ClusterNeeds:
     ray_version: str = "2.60.0"
 
     def groups(self) -> tuple[NodeGroup, ...]:
-        """A group for each device type. The first holds the minimum; any of them may hold the whole job."""
-        least, most = math.ceil(self.min_workers / self.per_node), math.ceil(self.max_workers / self.per_node)
+        """One group for each device type. The first has at least the minimum; each may grow to the whole job."""
+        minimum, maximum = (
+            math.ceil(self.min_workers / self.per_node),
+            math.ceil(self.max_workers / self.per_node),
+        )
         kinds = self.accelerators or ("gpu" if self.gpu else "cpu",)
         return tuple(
             NodeGroup(
                 name=dns_name(kind.lower() + ("-spot" if self.spot else "")),
-                min=least if i == 0 else 0,
-                max=most,
+                min=minimum if i == 0 else 0,
+                max=maximum,
                 cpu=self.cpu * self.per_node,
                 gpu=self.gpu * self.per_node,
                 memory_gib=self.memory_gib * self.per_node,
                 accelerator=kind if self.accelerators else "",
                 spot=self.spot,
-                wanted=self.labels,
+                selectors=self.labels,
             )
             for i, kind in enumerate(kinds)
         )
 
 
 def dns_name(name: str) -> str:
-    """`name` as a DNS label of RFC 1035, at most 47 characters: the same for the same name, distinct for distinct
-    ones (a digest is added when something had to change)."""
+    """`name` as a DNS label of RFC 1035 with at most 47 characters; a digest is added if the name had to be changed, so
+    that distinct names stay distinct."""
     plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     plain = plain if plain[:1].isalpha() else f"r-{plain}".rstrip("-")
     if plain == name and len(plain) <= DNS_LENGTH:

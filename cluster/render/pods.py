@@ -1,4 +1,4 @@
-"""The pods of a Ray cluster: head and workers that run as nobody special and carry no secret."""
+"""Pod templates of a Ray cluster: head, workers and submitter, unprivileged and without secrets of their own."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.render.needs import ClusterNeeds, NodeGroup
-from cluster.render.selection import selection
+from cluster.render.node_selection import node_selection
 
 Manifest = dict[str, Any]
 
 RUN_LABEL = "training-orchestrator/run"
-"""On every pod of a run: what its network policy selects."""
+"""Label of every pod of a run, by which the network policy selects them."""
 SPOT_TAINT = "training-orchestrator/spot"
-"""Keeps others off the spot nodes of infra/terraform, where the platform's own key cannot be a taint."""
+"""Taint of the spot nodes of infra/terraform, where the platform's own key cannot be one."""
 USER = 1000
 """The user of the image; see infra/Dockerfile."""
 JOB_FOLDER, RUNS_FOLDER = "/etc/orchestrator", "/runs"
@@ -26,7 +26,7 @@ SPOT = {
     "gke": ("cloud.google.com/gke-spot", "true"),
     "aks": ("kubernetes.azure.com/scalesetpriority", "spot"),
 }
-"""By platform, the label (and taint) of a node that may be taken away, as the platform's manual gives it."""
+"""Label (and taint) of a spot node by platform, from the platform's manual."""
 
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "aws_access_key_id",
@@ -34,12 +34,12 @@ CREDENTIALS = {
     "MLFLOW_TRACKING_USERNAME": "mlflow_tracking_username",
     "MLFLOW_TRACKING_PASSWORD": "mlflow_tracking_password",
 }
-"""Variable to key in the Secret. All may be absent: a service account may stand for them."""
+"""Environment variable to key in the Secret. All are optional: a service account may replace them."""
 
 
 @dataclass(frozen=True)
 class Kubernetes:
-    """Where the manifests go and what they refer to.
+    """The namespace of the manifests and the objects that they refer to.
 
     `secret` names the Secret with auth_token, redis_password and, where needed, the keys of `CREDENTIALS`;
     `claim` a ReadWriteMany volume claim mounted at /runs; `queue` is `kueue:NAME`, `volcano:NAME` or empty;
@@ -57,7 +57,7 @@ class Kubernetes:
 
 
 def head(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
-    """The head's pod template: on demand, no training on it, the job file mounted."""
+    """The head's pod template: on an on-demand node, without ranks, with the job file mounted."""
     ports = {
         "gcs-server": GCS,
         "client": CLIENT,
@@ -79,15 +79,15 @@ def head(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
 
 
 def worker(needs: ClusterNeeds, group: NodeGroup, kubernetes: Kubernetes) -> Manifest:
-    """The pod template of a worker group: its device, and the nodes that it may stand on."""
+    """The pod template of a worker group: its devices, and the nodes that it may run on."""
     resources = {"cpu": quantity(group.cpu), "memory": f"{quantity(group.memory_gib * 1024)}Mi"}
     if group.gpu:
         resources["nvidia.com/gpu"] = str(group.gpu)
     container = _container("ray-worker", needs, kubernetes, resources, {"metrics": METRICS})
     spec = _pod(needs, kubernetes, container)
-    spec["automountServiceAccountToken"] = False  # the right to scale is the head's alone
+    spec["automountServiceAccountToken"] = False  # only the head may scale the cluster
     key, value = SPOT[kubernetes.platform]
-    spec |= selection(group, (key, value))
+    spec |= node_selection(group, (key, value))
     if group.spot:
         spec["tolerations"] += [
             {"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"},
@@ -99,44 +99,48 @@ def worker(needs: ClusterNeeds, group: NodeGroup, kubernetes: Kubernetes) -> Man
 
 
 def submitter(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
-    """The pod that hands the command to the cluster and waits; KubeRay gives it the token."""
+    """The pod that submits the command to the cluster and waits; KubeRay gives it the token."""
     resources = {"cpu": "500m", "memory": "1Gi"}
     container = {
         "name": "ray-job-submitter",
         "image": needs.image,
-        "securityContext": _locked(),
+        "securityContext": _unprivileged_container(),
         "resources": {"requests": resources, "limits": resources},
     }
-    spec: Manifest = {"restartPolicy": "Never", "securityContext": _nobody(), "containers": [container]}
+    spec: Manifest = {
+        "restartPolicy": "Never",
+        "securityContext": _unprivileged_pod(),
+        "containers": [container],
+    }
     spec["automountServiceAccountToken"] = False
     return {"metadata": {"labels": labels(needs)}, "spec": spec}
 
 
 def labels(needs: ClusterNeeds) -> dict[str, str]:
-    """On everything of a run."""
+    """Labels of all objects of a run."""
     return {RUN_LABEL: needs.name, "app.kubernetes.io/part-of": "training-orchestrator"}
 
 
 def reference(secret: str, key: str, optional: bool = False) -> Manifest:
-    """A value that stays in its Secret."""
+    """A `valueFrom` that refers to a key of a Secret."""
     found: Manifest = {"name": secret, "key": key}
     return {"secretKeyRef": {**found, "optional": True} if optional else found}
 
 
 def quantity(amount: float) -> str:
-    """A Kubernetes quantity: whole where it can be, else in thousandths."""
+    """A Kubernetes quantity: an integer if possible, else in thousandths."""
     return f"{amount:.0f}" if amount == int(amount) else f"{round(amount * 1000)}m"
 
 
 def autoscaler() -> Manifest:
-    """Options of the sidecar: version 2, and idle nodes go after a minute."""
+    """Options of the autoscaler: version 2, idle nodes end after a minute."""
     resources = {"cpu": "500m", "memory": "1Gi"}
     return {
         "version": "v2",
         "upscalingMode": "Default",
         "idleTimeoutSeconds": 60,
         "resources": {"requests": resources, "limits": resources},
-        "securityContext": _locked(),
+        "securityContext": _unprivileged_container(),
     }
 
 
@@ -149,7 +153,7 @@ def _container(
     ]
     if kubernetes.endpoint:
         env.append({"name": "AWS_ENDPOINT_URL", "value": kubernetes.endpoint})
-    # One question answers for the raylet and, on the head, for the GCS; Ray asks no token for it.
+    # One request checks the raylet and, on the head, the GCS; Ray requires no token for it.
     probe = {"httpGet": {"path": "/api/healthz", "port": AGENT}, "periodSeconds": 10, "timeoutSeconds": 5}
     container: Manifest = {
         "name": name,
@@ -157,7 +161,7 @@ def _container(
         "env": env,
         "ports": [{"name": k, "containerPort": v} for k, v in ports.items()],
         "resources": {"requests": dict(resources), "limits": dict(resources)},
-        "securityContext": _locked(),
+        "securityContext": _unprivileged_container(),
         "startupProbe": {**probe, "failureThreshold": 30},
         "readinessProbe": {**probe, "failureThreshold": 3},
         "livenessProbe": {**probe, "failureThreshold": 12},
@@ -172,7 +176,7 @@ def _pod(needs: ClusterNeeds, kubernetes: Kubernetes, container: Manifest) -> Ma
     spec: Manifest = {
         "restartPolicy": "Never",  # the autoscaler's second version replaces pods itself
         "terminationGracePeriodSeconds": 110,  # what a spot notice of two minutes leaves for a commit
-        "securityContext": _nobody(),
+        "securityContext": _unprivileged_pod(),
         "tolerations": [],
         "volumes": [],
         "containers": [container],
@@ -184,7 +188,7 @@ def _pod(needs: ClusterNeeds, kubernetes: Kubernetes, container: Manifest) -> Ma
     return spec
 
 
-def _nobody() -> Manifest:
+def _unprivileged_pod() -> Manifest:
     return {
         "runAsNonRoot": True,
         "runAsUser": USER,
@@ -194,7 +198,7 @@ def _nobody() -> Manifest:
     }
 
 
-def _locked() -> Manifest:
+def _unprivileged_container() -> Manifest:
     return {
         "runAsNonRoot": True,
         "allowPrivilegeEscalation": False,

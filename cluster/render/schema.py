@@ -1,4 +1,4 @@
-"""KubeRay's own schema, strict as an API server is: unknown fields are refused."""
+"""Validation against KubeRay's own schema, as strict as an API server: unknown fields are refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import yaml
 
 
 def load_schemas(folder: Path) -> dict[str, dict[str, Any]]:
-    """Kind to the strict schema of its version v1, from the CRD files of KubeRay's `config/crd/bases` in `folder`.
+    """The strict schema of version v1 by kind, from the CRD files of KubeRay's `config/crd/bases` in `folder`.
 
     Raises FileNotFoundError if there is none.
     """
@@ -39,7 +39,7 @@ def strict(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def violations(manifest: dict[str, Any], schemas: dict[str, dict[str, Any]]) -> list[str]:
-    """What the schema of the manifest's kind refuses, one line each; nothing for kinds that are not KubeRay's."""
+    """What the schema of the manifest's kind refuses, one line each; empty for kinds that are not KubeRay's."""
     from jsonschema import Draft202012Validator
 
     schema = schemas.get(manifest["kind"])

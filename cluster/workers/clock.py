@@ -1,7 +1,8 @@
-"""Wall time for what is written down, from a clock that nobody sets.
+"""Dates for what is written down, from a clock that is never set.
 
-Durations and deadlines are measured by `time.monotonic`, which is one host's and since no date. What is written down
-has a date, and is subtracted later: `wall` is the date on which this process began, and the seconds since.
+`time.monotonic` measures durations and deadlines but has no date, and the system clock may be set while a run goes on.
+`wall` is the date at which this process began plus the seconds since then, so differences between two of its values
+stay true.
 """
 
 from __future__ import annotations
@@ -13,5 +14,5 @@ _BEGAN = time.time() - time.clock_gettime(_CLOCK)
 
 
 def wall() -> float:
-    """Unix seconds. A clock that is set meanwhile changes nothing: two of these are as far apart as they were."""
+    """Unix seconds, unaffected by changes of the system clock since this process began."""
     return _BEGAN + time.clock_gettime(_CLOCK)

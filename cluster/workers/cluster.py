@@ -1,4 +1,4 @@
-"""What a controller needs of a cluster, whatever it is made of."""
+"""What a controller needs of a cluster, whether that is Ray or processes on this machine."""
 
 from __future__ import annotations
 
@@ -11,48 +11,52 @@ from cluster.workers.machine import Offer
 
 
 class RemoteTask(Protocol):
-    """A function at work in another process."""
+    """A function call that runs in another process."""
 
     def done(self) -> bool:
         """Whether it has ended; returns at once."""
 
     def result(self) -> Any:
-        """What it returned, waited for; raises what it raised."""
+        """Wait for the call and return its value; raises what it raised."""
 
     def cancel(self) -> None:
-        """End it, with time to clean up; it is gone when this returns."""
+        """End it, with some seconds to clean up; the process is gone when this returns."""
 
 
 class NodeServices(Protocol):
-    """The same object on every node."""
+    """A service that runs once on every node."""
 
-    def everywhere(self, at_least: int = 1) -> list[dict[str, str]]:
-        """{"node", "address"} of each, started where there is none yet; none where there are fewer nodes than that."""
+    def ensure_running(self, min_nodes: int = 1) -> list[dict[str, str]]:
+        """Start it on nodes that lack it; returns {"node", "address"} of each. Nothing is started, and the list is
+        empty, while there are fewer than `min_nodes` nodes."""
 
     def stop(self) -> None:
-        """End them all."""
+        """End the service on all nodes."""
 
 
-def _want_nothing(bundle: Bundle, workers: int) -> None:
-    """For a cluster whose size is what it is."""
+def _fixed_size(bundle: Bundle, workers: int) -> None:
+    """For a cluster that cannot grow."""
 
 
 def _unknown(addresses: Sequence[str]) -> list[dict[str, str]]:
-    """For nodes of which nothing is known."""
+    """For nodes without labels."""
     return [{"node": address, "machine": "", "market": "", "zone": ""} for address in addresses]
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """`gang` makes a gang that is not started, `offer` tells what the least of the workers has, `errand` runs a
-    function in another process, and `services` keeps an object, "module:Class" made with a token and an address, on
-    every node. `want` says how many workers the job would use if the cluster had room for them, so that one which
-    can grow does; it is called often, with 0 once none are needed. `machines` tells node, machine, market and zone
-    of the nodes at some addresses."""
+    """The operations of a cluster, each a function.
+
+    `gang()` makes a gang that is not started. `offer(bundle)` is what the smallest worker has, None if no node can hold
+    one. `run_task(function, *arguments)` calls a function in another process. `services("module:Class", token)` keeps
+    an object of that class on every node, made with the token and the node's address. `request_workers(bundle, count)`
+    asks an autoscaler for room; it is called often, with 0 once no workers are needed. `machines(addresses)` is
+    {"node", "machine", "market", "zone"} of each node.
+    """
 
     gang: Callable[[], Gang]
     offer: Callable[[Bundle], Offer | None]
-    errand: Callable[..., RemoteTask]
+    run_task: Callable[..., RemoteTask]
     services: Callable[[str, str], NodeServices]
-    want: Callable[[Bundle, int], None] = _want_nothing
+    request_workers: Callable[[Bundle, int], None] = _fixed_size
     machines: Callable[[Sequence[str]], list[dict[str, str]]] = _unknown

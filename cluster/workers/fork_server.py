@@ -1,10 +1,11 @@
-"""A process that has imported what ranks need, and forks them: an attempt starts in milliseconds, not in imports.
+"""A process that has imported what ranks need and forks them, so that an attempt starts in milliseconds.
 
     python -m cluster.workers.fork_server FD
 
-FD is a socket. The first line that comes says what to import; each later one asks to launch, to end or to tell of
-ranks, and is answered by one line. Ranks die with the zygote, and it ends when the other side of the socket does.
-It runs one thread and computes nothing, so that forking it is safe; CUDA is first touched in the ranks.
+FD is a socket with one JSON message a line. The first says what to import; each later one asks to launch ranks, to end
+them or for their exit codes, and gets one line in answer. Ranks die with the fork server, and it ends when the other
+side of the socket is closed. It has one thread and computes nothing, so that forking is safe; CUDA is first touched in
+the ranks.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from typing import Any
 from cluster.workers.gang import Cause
 
 START_TIMEOUT = 180.0
-"""Seconds for a fresh interpreter to import torch, on a node that has never done so."""
+"""Seconds for a fresh interpreter to import torch on a node that has never done so."""
 
 
 class ForkServer:
-    """The handle of a zygote that warms up for `target`, "module:function". Raises OSError if it is gone."""
+    """Starts a fork server that imports the module of `target`, "module:function". Its methods raise OSError if the
+    process is gone."""
 
     def __init__(self, target: str) -> None:
         ours, theirs = socket.socketpair()
@@ -44,36 +46,34 @@ class ForkServer:
             )
         ours.settimeout(START_TIMEOUT)
         self._socket, self._file = ours, ours.makefile("r")
-        self.target, self._killed = target, 0
-        self._send({"warm": target})
+        self.target, self._oom_kills_before = target, 0
+        self._send({"import": target})
 
     def launch(self, **rank: Any) -> int:
-        """Fork a rank, which runs `cluster.workers.rank_process.run(**rank)`; returns its process id.
-
-        Waits until the modules that ranks need are imported.
-        """
-        self._killed = _memory_kills()
-        return int(self._ask({"do": "launch", "rank": rank})["pid"])
+        """Fork a rank, which runs `cluster.workers.rank_process.run(**rank)`; returns its process id. Waits for the
+        imports."""
+        self._oom_kills_before = _oom_kills()
+        return int(self._request({"do": "launch", "rank": rank})["pid"])
 
     def exits(self) -> dict[int, int]:
         """The exit codes by process id of the ranks that have ended, negative for a signal as in subprocess."""
-        return {int(pid): code for pid, code in self._ask({"do": "exits"})["exits"].items()}
+        return {int(pid): code for pid, code in self._request({"do": "exits"})["exits"].items()}
 
     def cause(self, pid: int) -> Cause | None:
         """How the rank of that process id ended; None while it has not."""
         code = self.exits().get(pid)
         if code is None:
             return None
-        # The kernel tells no more than that it has killed some process of this machine, since the launch.
-        starved = code == -signal.SIGKILL and _memory_kills() > self._killed
-        return Cause("starved" if starved else "exited", code)
+        # All that the kernel reports is that it has killed some process of this machine since the launch.
+        out_of_memory = code == -signal.SIGKILL and _oom_kills() > self._oom_kills_before
+        return Cause("starved" if out_of_memory else "exited", code)
 
     def end_ranks(self) -> None:
-        """Kill the ranks that run, and wait until they are gone."""
-        self._ask({"do": "end"})
+        """Kill the running ranks, and wait until they are gone."""
+        self._request({"do": "end"})
 
     def close(self) -> None:
-        """End it and its ranks. Safe to call twice."""
+        """Kill the process and its ranks. Safe to call twice."""
         self._process.kill()
         self._process.wait()
         self._file.close()
@@ -82,7 +82,7 @@ class ForkServer:
     def _send(self, message: dict[str, Any]) -> None:
         self._socket.sendall(json.dumps(message).encode() + b"\n")
 
-    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _request(self, message: dict[str, Any]) -> dict[str, Any]:
         self._send(message)
         line = self._file.readline()
         if not line:
@@ -91,15 +91,15 @@ class ForkServer:
 
 
 def main() -> None:
-    """Serve until the socket ends."""
+    """Serve requests until the socket is closed."""
     control = socket.socket(fileno=int(sys.argv[1]))
     lines = control.makefile("r")
-    _warm(json.loads(lines.readline())["warm"])
+    _import_target(json.loads(lines.readline())["import"])
     gc.collect()
-    gc.freeze()  # shared pages stay shared: the collector of a rank has no business with them
-    me = os.getpid()
+    gc.freeze()  # shared pages stay shared: the garbage collectors of ranks leave them alone
+    own_pid = os.getpid()
     ranks: set[int] = set()
-    ended: dict[int, int] = {}
+    exit_codes: dict[int, int] = {}
     for line in lines:
         message = json.loads(line)
         answer: dict[str, Any] = {}
@@ -107,31 +107,31 @@ def main() -> None:
             pid = os.fork()
             if not pid:
                 os.close(control.detach())
-                _live(message["rank"], me)
+                _run_rank(message["rank"], own_pid)
             ranks.add(pid)
             answer = {"pid": pid}
         elif message["do"] == "end":
             for pid in ranks:
                 os.kill(pid, signal.SIGKILL)
-            _reap(ranks, ended, os.WEXITED)
+            _reap(ranks, exit_codes, os.WEXITED)
         else:
-            _reap(ranks, ended, os.WEXITED | os.WNOHANG)
-            answer = {"exits": ended}
+            _reap(ranks, exit_codes, os.WEXITED | os.WNOHANG)
+            answer = {"exits": exit_codes}
         control.sendall(json.dumps(answer).encode() + b"\n")
     for pid in ranks:
         os.kill(pid, signal.SIGKILL)
 
 
-def _warm(target: str) -> None:
-    """Import the module. A rank tells what fails here."""
+def _import_target(target: str) -> None:
+    """Import the module. If that fails, each rank fails at the same import and reports it."""
     try:
         importlib.import_module(target.partition(":")[0])
     except Exception as error:
-        print(f"warming up for {target} failed: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"importing {target} failed: {type(error).__name__}: {error}", file=sys.stderr)
 
 
-def _memory_kills() -> int:
-    """Processes that the kernel has killed for want of memory since the machine started, as far as it tells (Linux)."""
+def _oom_kills() -> int:
+    """The number of processes that the kernel's out-of-memory killer has ended since boot; 0 where it is not known."""
     try:
         with open("/proc/vmstat") as file:
             return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
@@ -139,15 +139,15 @@ def _memory_kills() -> int:
         return 0
 
 
-def _reap(ranks: set[int], ended: dict[int, int], options: int) -> None:
+def _reap(ranks: set[int], exit_codes: dict[int, int], options: int) -> None:
     for pid in list(ranks):
         if found := os.waitid(os.P_PID, pid, options):
             ranks.discard(pid)
-            ended[pid] = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+            exit_codes[pid] = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
 
-def _live(rank: dict[str, Any], parent: int) -> None:
-    """The rest of a forked process's life."""
+def _run_rank(rank: dict[str, Any], parent: int) -> None:
+    """Run a rank in the process that was just forked; does not return."""
     from cluster.workers.rank_process import die_with_parent, run
 
     code = 1

@@ -1,9 +1,9 @@
-"""A gang: the processes of a run, started together, watched together, ended together, attempt after attempt.
+"""A gang: the rank processes of a run, started, monitored and ended together, attempt after attempt.
 
-The same contract on Ray actors (`RayGang`), on local processes (`ProcessGang`) and on a fake for tests. A gang
-runs one entry point, named "module:function", on every rank with the same configuration; the entry point gets a
-`WorkerContext` and knows nothing of what started it. Ranks are disposable; the places that they run in stay between
-attempts, with a process that has all imports done, so that the next attempt begins at once.
+There is one on Ray actors (`RayGang`), one on local processes (`ProcessGang`), and a fake for tests. A gang runs one
+entry point, named "module:function", on every rank with the same configuration; the entry point is given a
+`WorkerContext` and does not know what started it. Rank processes are disposable; the workers that start them stay
+between attempts with all imports done, so that the next attempt begins at once.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ ErrorKind = Literal[
 
 _WORD = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 LABEL = re.compile(rf"([A-Za-z0-9.-]{{1,253}}/)?{_WORD}")
-"""Names of labels of nodes, as Ray has them."""
+"""A node label's name, by Ray's rules."""
 SELECTOR = re.compile(rf"!?({_WORD}|in\({_WORD}(,{_WORD})*\))")
-"""What is wanted of a label: `value`, `!value`, `in(a,b)`, `!in(a,b)`, as Ray has it but for its white space."""
+"""What a node label must be: `value`, `!value`, `in(a,b)` or `!in(a,b)`; Ray's syntax without white space."""
 
 FINISHED: frozenset[str] = frozenset({"done", "failed", "dead"})
 
 
 @dataclass(frozen=True)
 class Cause:
-    """How a rank ended, as data to decide by; two equal causes are the same way to end.
+    """How a rank ended, without what differs from one time to the next, so that equal causes can be counted.
 
-    `end` is how: it raised an exception of the class `name`; it exited with `code`, negative for a signal; the
-    kernel or Ray ended it because memory ran out (starved); its node or worker process was lost; it sent no
-    heartbeat (silent); it made no step (still); it could not be placed. Of an exception, `kind` is what sort of
-    error it is, as found by `cluster.workers.error_kind`; `step` and `position` are the optimiser step and the
-    position of the first sample that it is about, -1 for none.
+    `end` is how. raised: an exception of the class `name`. exited: with `code`, negative for a signal. starved: the
+    kernel or Ray killed it because memory ran out. lost: its worker process or node is gone. silent: no heartbeat for
+    too long. still: no step for too long. unplaced: the cluster had no room for it. Of an exception, `kind` is the sort
+    of error (see `cluster.workers.error_kind`); `step` and `position` are the optimiser step and the position of the
+    first sample that it is about, -1 for none.
     """
 
     end: End = "unknown"
@@ -58,7 +58,7 @@ class Cause:
 
     @property
     def text(self) -> str:
-        """What an exit code says, in words; empty for what has words of its own."""
+        """The message for a process that exited; empty for other ends, whose message comes from elsewhere."""
         starved = "; the kernel ended it for want of memory" * (self.end == "starved")
         return (
             f"process ended with exit code {self.code}{starved}" if self.end in ("exited", "starved") else ""
@@ -72,10 +72,10 @@ UNKNOWN = Cause()
 class RankStatus:
     """What is known of one rank.
 
-    `failed` raised an exception and told; `dead` is gone without a word. `result` is what the entry point
-    returned. `waiting` if the rank waits for storage, `leaving` if its process or node will be taken away soon.
-    `heard` is the local monotonic time in seconds of the last sign of life, and `failed_at` of its end. `cause` is how
-    it ended, and `error` that in words.
+    `failed` raised an exception and reported it; `dead` ended without a report. `result` is what the entry point
+    returned. `waiting` while the rank waits for storage, `leaving` if its process or node will be taken away soon.
+    `last_heartbeat` and `failed_at` (its end) are monotonic times of this process in seconds. `cause` is how it ended,
+    and `error` the message that goes with it.
     """
 
     rank: int
@@ -86,7 +86,7 @@ class RankStatus:
     error: str = ""
     failed_at: float = 0.0
     result: Any = None
-    heard: float = 0.0
+    last_heartbeat: float = 0.0
     waiting: bool = False
     leaving: bool = False
     cause: Cause = UNKNOWN
@@ -94,11 +94,11 @@ class RankStatus:
 
 @dataclass(frozen=True)
 class GangStatus:
-    """One look at a gang: the ranks, the rows that rank 0 reported since the last look, and the largest gap in
-    seconds between two signs of life of a rank lately.
+    """One observation of a gang: its ranks, the rows that rank 0 reported since the last one, and the longest recent
+    gap in seconds between two heartbeats of a rank.
 
-    `at` is the monotonic time of the look: all that had come by then is in it. Silence is counted up to there, since
-    whoever looks may itself have been frozen.
+    `at` is its monotonic time: every message that had arrived by then is included. The silence of a rank is measured
+    up to `at`, since the observer may itself have been frozen.
     """
 
     ranks: tuple[RankStatus, ...] = ()
@@ -109,7 +109,7 @@ class GangStatus:
 
 @dataclass(frozen=True)
 class Bundle:
-    """What one rank occupies, and a SELECTOR for each label that its node must have."""
+    """What one rank occupies: CPUs, GPUs, and a SELECTOR for each label that its node must have."""
 
     cpu: float = 1.0
     gpu: float = 0.0
@@ -117,11 +117,11 @@ class Bundle:
 
     @property
     def resources(self) -> dict[str, float]:
-        """By Ray's names."""
+        """CPUs and GPUs by Ray's names."""
         return {"CPU": self.cpu} | ({"GPU": self.gpu} if self.gpu else {})
 
     def suits(self, labels: Mapping[str, str]) -> bool:
-        """Whether a node with these labels will do. One without the label is none of those excluded, as for Ray."""
+        """Whether a node with these labels matches. As in Ray, a node without a label matches its `!` selectors."""
         for label, wanted in self.labels.items():
             if (labels.get(label) in values_of(wanted)) == wanted.startswith("!"):
                 return False
@@ -133,17 +133,17 @@ class Bundle:
 
 
 def values_of(selector: str) -> list[str]:
-    """The values that a SELECTOR wants or, with a !, does not."""
+    """The values that a SELECTOR names."""
     value = selector.removeprefix("!")
     return value[3:-1].split(",") if value.startswith("in(") else [value]
 
 
 class Gang(Protocol):
-    """Start, poll, stop, start again; close."""
+    """The processes of a run: start, poll, stop, start again; close at the end."""
 
     def capacity(self, bundle: Bundle, avoid: Set[str] = frozenset()) -> int:
-        """How many ranks of that size could run now: in the places held, and in what is free on other nodes than
-        those to `avoid`, named by address."""
+        """How many ranks of that size could run now: in the workers there are, and on nodes with free resources;
+        without the nodes at the addresses in `avoid`."""
 
     def start(
         self,
@@ -151,35 +151,36 @@ class Gang(Protocol):
         bundle: Bundle,
         target: str,
         config: dict[str, Any],
-        together: int = 1,
+        ranks_per_group: int = 1,
         avoid: Set[str] = frozenset(),
     ) -> None:
-        """Run `target` on `world` ranks; each `together` consecutive ones share a node where one is large enough.
+        """Run `target` on `world_size` ranks; every `ranks_per_group` consecutive ones share a node if one is large
+        enough.
 
         Raises TimeoutError if they cannot all be placed.
         """
 
-    def hold(self, count: int) -> None:
-        """Make places ready for that many ranks in all, beside those that run, as far as there is room."""
+    def prewarm(self, count: int) -> None:
+        """Keep workers with all imports done for `count` ranks in all, those that run included, as room allows."""
 
     def ready(self) -> int:
-        """For how many ranks there are places with all imports done."""
+        """The number of workers with all imports done, those of running ranks included."""
 
-    def lost(self) -> Set[str]:
-        """Addresses of nodes that were found to be gone lately."""
+    def lost_nodes(self) -> Set[str]:
+        """Addresses of nodes that recently stopped answering."""
 
     def poll(self, saved: int, wait: float = 0.0) -> GangStatus:
-        """What happened since the last call; returns as soon as there is news, at the latest after `wait` seconds.
+        """What happened since the last call; returns as soon as something has, at the latest after `wait` seconds.
 
-        `saved` is the number of rows, of all that polls have returned, which are safely stored: ranks need not
-        hold those any more.
+        `saved` is the number of rows, of all that polls have returned, which are safely stored: ranks may forget
+        those.
         """
 
     def request_stop(self) -> None:
         """Ask the ranks to commit and end at the next step boundary."""
 
     def stop(self) -> None:
-        """End the ranks now. What they ran in stays ready for the next start."""
+        """Kill the ranks. Their workers stay ready for the next start."""
 
     def close(self) -> None:
-        """End every process and release what it occupied. Safe to call twice."""
+        """End every process and free its resources. Safe to call twice."""

@@ -1,4 +1,4 @@
-"""Faults on demand: at an exact rank and step, so that recovery can be tested without sleeping and hoping."""
+"""Faults injected at an exact rank and step, so that tests of recovery need neither sleeping nor luck."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 KINDS = ("kill", "stop", "raise", "nan", "slow")
 SLOW = 1.0
-"""Seconds a step that a slow rank loses unless the fault says otherwise."""
+"""Seconds that a slow rank loses in each step, unless the fault says otherwise."""
 
 
 class InjectedFault(RuntimeError):
@@ -19,11 +19,11 @@ class InjectedFault(RuntimeError):
 
 @dataclass(frozen=True)
 class FaultSpec:
-    """`kind` befalls `rank`, or the last one there is, as it begins `step`, counted from 1, in that attempt only.
+    """A fault of `kind` on `rank` (or the last rank, if there are fewer) as it begins `step`, counted from 1.
 
-    Without an attempt it comes in whichever begins that step first; see `still_to_come`. kill ends the process by
-    SIGKILL, stop freezes it by SIGSTOP, raise raises InjectedFault, nan makes the step's numbers NaN, slow makes this
-    and every later step of the attempt take `seconds` longer.
+    It happens in that attempt only; with None, in whichever attempt begins the step first (see `remaining_faults`).
+    kill ends the process by SIGKILL, stop freezes it by SIGSTOP, raise raises InjectedFault, nan makes the step's
+    numbers NaN, slow makes this and every later step of the attempt take `seconds` longer.
     """
 
     kind: str
@@ -45,8 +45,8 @@ class FaultSpec:
         attempt = None if found[4] == "*" else int(found[4] or 1)
         return cls(found[1], int(found[2]), int(found[3]), attempt, float(found[5] or SLOW))
 
-    def strike(self, rank: int, world: int, step: int, attempt: int) -> bool:
-        """Happen, if this is the place. Whether the rank must poison its numbers, which only it can do."""
+    def apply(self, rank: int, world: int, step: int, attempt: int) -> bool:
+        """Inject the fault if it is due here. Returns whether the rank must make its own numbers NaN."""
         if rank != min(self.rank, world - 1) or self.attempt not in (None, attempt):
             return False
         if self.kind == "slow" and step >= self.step:
@@ -63,7 +63,8 @@ class FaultSpec:
             os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def still_to_come(faults: tuple[str, ...], begun: int) -> tuple[str, ...]:
-    """The faults without those of any attempt up to step `begun`, the last that a failed attempt may have begun."""
+def remaining_faults(faults: tuple[str, ...], begun: int) -> tuple[str, ...]:
+    """The faults that a further attempt still gets: those for any attempt are dropped up to step `begun`, the last one
+    that a failed attempt may have begun."""
     parsed = ((text, FaultSpec.parse(text)) for text in faults)
     return tuple(text for text, fault in parsed if fault.attempt is not None or fault.step > begun)

@@ -1,4 +1,4 @@
-"""What one worker of a cluster offers, as far as Ray knows it."""
+"""What Ray knows of the machines under the nodes: memory, accelerator, machine type, market and zone."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from dataclasses import dataclass
 from cluster.workers.gang import Bundle
 
 MACHINE_TYPE = "node.kubernetes.io/instance-type"
-"""Label of a node with the cloud's name of its machine type; Ray has none of its own."""
+"""Node label with the cloud's name of the machine type; Ray has none of its own."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """Bytes of memory for one worker, and the name of its accelerator, empty on CPU."""
+    """What a node offers one worker: bytes of host memory, and the name of its accelerator, empty on CPU."""
 
     memory: float
     accelerator: str = ""
 
 
 def smallest_offer(bundle: Bundle) -> Offer | None:
-    """What a worker has on the alive node that gives it least; None if no node can hold one.
+    """What a worker has on the alive node that offers it least; None if no node can hold one.
 
-    Host memory is shared by the workers that fit on a node. A GPU's own memory is not known to Ray; the planner
-    knows it by the accelerator's name.
+    Host memory is divided among the workers that fit on a node. Ray does not know a GPU's own memory; the planner
+    looks it up by the accelerator's name.
     """
     import ray
 
-    from cluster.workers.nodes import room
+    from cluster.workers.nodes import fitting_workers
 
     offers = []
     for node in ray.nodes():
         total = node["Resources"]
-        workers = room(total, node.get("Labels", {}), bundle)
+        workers = fitting_workers(total, node.get("Labels", {}), bundle)
         if node["Alive"] and workers:
             kinds = [key.split(":", 1)[1] for key in total if key.startswith("accelerator_type:")]
             offers.append(Offer(total.get("memory", 0.0) / workers, kinds[0] if kinds and bundle.gpu else ""))
@@ -40,7 +40,7 @@ def smallest_offer(bundle: Bundle) -> Offer | None:
 
 
 def machines(addresses: Sequence[str]) -> list[dict[str, str]]:
-    """Type, market and zone of the nodes at these addresses, as far as their labels tell; else empty.
+    """{"node", "machine", "market", "zone"} of the nodes at these addresses, empty where a label is missing.
 
     Ray's own labels are ray.io/market-type and ray.io/availability-zone.
     """

@@ -1,4 +1,4 @@
-"""The Ray cluster that this process is connected to, as a place to run."""
+"""The Ray cluster that this process is connected to, as a `Cluster`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cluster.workers.machine import machines, smallest_offer
 from cluster.workers.node_services import RayNodeServices
 from cluster.workers.ray_gang import RayGang
 
-CLEANUP = 5.0
+CLEANUP_TIMEOUT = 5.0
 """Seconds that a cancelled function has to clean up."""
 
 
 class RayTask:
-    """A function in a process of its own: what it imports, torch and transformers, must not weigh on others."""
+    """A `RemoteTask` in a process of its own, so that what it imports (torch, transformers) weighs on nobody else."""
 
     def __init__(self, function: Any, *arguments: Any) -> None:
         remote: Any = ray.remote(function)
@@ -36,13 +36,13 @@ class RayTask:
             raise (error.cause if isinstance(error.cause, Exception) else error) from None
 
     def cancel(self) -> None:
-        """See `RemoteTask.cancel`. One that does not hear, as it is within a library, is killed."""
+        """See `RemoteTask.cancel`. A function inside a library call does not see the interruption and is killed."""
         ray.cancel(self._reference, force=False)
-        if not ray.wait([self._reference], timeout=CLEANUP)[0]:
+        if not ray.wait([self._reference], timeout=CLEANUP_TIMEOUT)[0]:
             ray.cancel(self._reference, force=True)
-            ray.wait([self._reference], timeout=CLEANUP)
+            ray.wait([self._reference], timeout=CLEANUP_TIMEOUT)
 
 
 def on_ray() -> Cluster:
-    """The connected cluster."""
+    """The connected Ray cluster; it has no autoscaler to ask."""
     return Cluster(RayGang, smallest_offer, RayTask, RayNodeServices, machines=machines)

@@ -1,4 +1,4 @@
-"""A gang of local processes: for replaying a run, rehearsing it, and testing without a cluster."""
+"""A gang of processes on this machine, without Ray: for replaying a run, rehearsing it, and tests."""
 
 from __future__ import annotations
 
@@ -18,65 +18,65 @@ LOOPBACK = "127.0.0.1"
 
 
 class ProcessGang:
-    """Ranks forked from one process that dies with this one, on loopback."""
+    """`Gang` on loopback: the ranks are forked from one fork server, which dies with this process."""
 
     def __init__(self) -> None:
-        self._watch = HeartbeatServer(LOOPBACK)
-        self._zygote: ForkServer | None = None
+        self._heartbeats = HeartbeatServer(LOOPBACK)
+        self._fork_server: ForkServer | None = None
 
     def capacity(self, bundle: Bundle, avoid: Set[str] = frozenset()) -> int:
-        """See `Gang.capacity`. As many as there are processors for; `start` takes more."""
+        """See `Gang.capacity`. As many as there are CPUs for; `start` accepts more."""
         return int((os.cpu_count() or 1) / bundle.cpu)
 
     def start(
         self,
-        world: int,
+        world_size: int,
         bundle: Bundle,
         target: str,
         config: dict[str, Any],
-        together: int = 1,
+        ranks_per_group: int = 1,
         avoid: Set[str] = frozenset(),
     ) -> None:
         """See `Gang.start`."""
-        if self._zygote is None or self._zygote.target != target:
+        if self._fork_server is None or self._fork_server.target != target:
             self._end()
-            self._zygote = ForkServer(target)
+            self._fork_server = ForkServer(target)
         self.stop()
-        token = self._watch.expect(["local"] * world)
-        words = {"target": target, "config": config, "watcher": self._watch.address, "token": token}
+        token = self._heartbeats.expect(["local"] * world_size)
+        arguments = {"target": target, "config": config, "server": self._heartbeats.address, "token": token}
         try:
-            for rank in range(world):
-                seat = dataclasses.asdict(RankInfo(rank, world, rank, LOOPBACK))
-                pid = self._zygote.launch(seat=seat, **words)
-                self._watch.mark(rank, pid=pid, heard=time.monotonic())
+            for rank in range(world_size):
+                rank_info = dataclasses.asdict(RankInfo(rank, world_size, rank, LOOPBACK))
+                pid = self._fork_server.launch(rank_info=rank_info, **arguments)
+                self._heartbeats.mark(rank, pid=pid, last_heartbeat=time.monotonic())
         except OSError as error:
             self._end()
             raise TimeoutError(f"workers did not start: {error}") from None
 
-    def hold(self, count: int) -> None:
-        """See `Gang.hold`. There is nothing to hold: one process forks any number of ranks."""
+    def prewarm(self, count: int) -> None:
+        """See `Gang.prewarm`. Nothing to do: one fork server starts any number of ranks."""
 
     def ready(self) -> int:
         """See `Gang.ready`."""
         return os.cpu_count() or 1
 
-    def lost(self) -> Set[str]:
-        """See `Gang.lost`."""
+    def lost_nodes(self) -> Set[str]:
+        """See `Gang.lost_nodes`."""
         return frozenset()
 
     def poll(self, saved: int, wait: float = 0.0) -> GangStatus:
         """See `Gang.poll`."""
-        return self._watch.poll(saved, wait, self._cause)
+        return self._heartbeats.poll(saved, wait, self._cause)
 
     def request_stop(self) -> None:
         """See `Gang.request_stop`."""
-        self._watch.tell({"stop": True})
+        self._heartbeats.broadcast({"stop": True})
 
     def stop(self) -> None:
         """See `Gang.stop`."""
-        if self._zygote is not None:
+        if self._fork_server is not None:
             try:
-                self._zygote.end_ranks()
+                self._fork_server.end_ranks()
             except OSError:
                 self._end()
 
@@ -84,18 +84,18 @@ class ProcessGang:
         """See `Gang.close`."""
         self.stop()
         self._end()
-        self._watch.close()
+        self._heartbeats.close()
 
     def _end(self) -> None:
-        if self._zygote is not None:
-            self._zygote.close()
-            self._zygote = None
+        if self._fork_server is not None:
+            self._fork_server.close()
+            self._fork_server = None
 
     def _cause(self, rank: RankStatus) -> tuple[Cause, str]:
         deadline = time.monotonic() + 1.0
         with contextlib.suppress(OSError):
-            while self._zygote is not None and time.monotonic() < deadline:
-                if (cause := self._zygote.cause(rank.pid)) is not None:
+            while self._fork_server is not None and time.monotonic() < deadline:
+                if (cause := self._fork_server.cause(rank.pid)) is not None:
                     return cause, cause.text
-                time.sleep(0.002)  # the kernel closes the connection just before the process ends
+                time.sleep(0.002)  # the kernel closes the connection just before the process can be reaped
         return Cause("lost"), "the process that starts ranks has ended"

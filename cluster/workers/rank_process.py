@@ -1,6 +1,6 @@
-"""The process of one rank: it runs the entry point in its main thread, while another tells how it is.
+"""The process of one rank: it runs the entry point in its main thread, while others exchange messages with the gang.
 
-Heartbeats go on while the rank computes, and an entry point that raises is told rather than lost.
+Heartbeats go on while the rank computes, and what the entry point raises is reported before the process ends.
 """
 
 from __future__ import annotations
@@ -23,37 +23,38 @@ from cluster.workers.error_kind import cause_of
 from cluster.workers.worker_context import RankInfo, WorkerContext
 
 INTERVAL = 0.1
-"""Seconds between heartbeats where there is no news."""
-PAUSE = 0.02
-"""Seconds between heartbeats at least."""
+"""Seconds between heartbeats when nothing has changed."""
+MIN_INTERVAL = 0.02
+"""Least seconds between heartbeats."""
 CONNECT_TIMEOUT = 20.0
-"""Seconds to reach whoever watches."""
+"""Seconds to connect to the heartbeat server, and to send it a message."""
 FENCE = 60.0
-"""Seconds without a word of the watcher after which a rank ends itself: another may have taken its place."""
+"""Seconds without a message from the heartbeat server after which a rank ends itself: the run may have replaced it."""
 
 
-def run(seat: dict[str, Any], target: str, config: dict[str, Any], watcher: str, token: str) -> int:
-    """Run `target` ("module:function") as `function(config, link)`, and tell `watcher` ("host:port") how it goes.
+def run(rank_info: dict[str, Any], target: str, config: dict[str, Any], server: str, token: str) -> int:
+    """Run `target` ("module:function") as `function(config, context)`, and report to the heartbeat server at `server`
+    ("host:port"). `rank_info` are the fields of a `RankInfo`.
 
-    Returns the exit code: 0 if the rank is done.
+    Returns the exit code: 0 if the entry point returned, 1 if it raised.
     """
-    link = WorkerContext(RankInfo(**seat))
-    signal.signal(signal.SIGTERM, lambda *_: link.leave())
-    pulse = HeartbeatSender(link, watcher, token)
+    context = WorkerContext(RankInfo(**rank_info))
+    signal.signal(signal.SIGTERM, lambda *_: context.notice_preemption())
+    heartbeat = HeartbeatSender(context, server, token)
     module, _, function = target.partition(":")
-    pulse.tell(state="running")
+    heartbeat.report(state="running")
     try:
-        if not link.seat.rank and not link.seat.port:
-            link.store = serve_store(link.seat.host)
-            pulse.tell(port=int(link.store.port))
-        result = getattr(importlib.import_module(module), function)(config, link)
-        pulse.end(state="done", result=result)
+        if not context.rank_info.rank and not context.rank_info.port:
+            context.store = serve_store(context.rank_info.host)
+            heartbeat.report(port=int(context.store.port))
+        result = getattr(importlib.import_module(module), function)(config, context)
+        heartbeat.finish(state="done", result=result)
         return 0
-    except BaseException as error:  # whatever ends a rank is the gang's to know
+    except BaseException as error:  # whatever ends a rank is reported to the gang
         failed_at = time.monotonic()
-        with contextlib.suppress(Exception):  # the program may have closed what is printed to
+        with contextlib.suppress(Exception):  # the program may have closed standard error
             traceback.print_exc()
-        pulse.end(
+        heartbeat.finish(
             state="failed",
             error=describe(error),
             cause=dataclasses.asdict(cause_of(error)),
@@ -63,65 +64,64 @@ def run(seat: dict[str, Any], target: str, config: dict[str, Any], watcher: str,
 
 
 class HeartbeatSender:
-    """Tells the watcher how this rank is, every INTERVAL and at once when it ends."""
+    """Sends this rank's state to the heartbeat server, every INTERVAL and as soon as it changes, and reads the
+    server's messages. The process ends if the connection does."""
 
-    def __init__(self, link: WorkerContext, watcher: str, token: str) -> None:
-        self._link = link
-        self._told: dict[str, Any] = {"state": "starting"}
+    def __init__(self, context: WorkerContext, server: str, token: str) -> None:
+        self._context = context
+        self._fields: dict[str, Any] = {"state": "starting"}
         self._sent = 0
-        self._ended = threading.Event()
-        host, _, port = watcher.rpartition(":")
+        self._acknowledged = threading.Event()
+        host, _, port = server.rpartition(":")
         self._socket = socket.create_connection((host, int(port)), CONNECT_TIMEOUT)
         self._socket.settimeout(CONNECT_TIMEOUT)
-        self._send({"token": token, "rank": link.seat.rank, "pid": os.getpid()})
-        threading.Thread(target=self._beat, name="pulse", daemon=True).start()
-        threading.Thread(target=self._listen, name="ear", daemon=True).start()
+        self._send({"token": token, "rank": context.rank_info.rank, "pid": os.getpid()})
+        threading.Thread(target=self._send_heartbeats, name="heartbeat", daemon=True).start()
+        threading.Thread(target=self._read_messages, name="heartbeat-reader", daemon=True).start()
 
-    def tell(self, **fields: Any) -> None:
-        """Add to what every beat says."""
-        self._told = {**self._told, **fields}
-        self._link.news.set()
+    def report(self, **fields: Any) -> None:
+        """Set fields of all further heartbeats."""
+        self._fields = {**self._fields, **fields}
+        self._context.changed.set()
 
-    def end(self, **fields: Any) -> None:
-        """The last word; returns when the watcher has it."""
-        self.tell(**fields, ended=True)
-        self._ended.wait(FENCE)
+    def finish(self, **fields: Any) -> None:
+        """Send the last heartbeat; returns when the server has acknowledged it."""
+        self.report(**fields, ended=True)
+        self._acknowledged.wait(FENCE)
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         try:
-            while not self._ended.wait(PAUSE):
-                self._link.news.clear()
-                told, link = (
-                    self._told,
-                    self._link,
-                )  # the state first: a rank that is done has all its rows there
-                rows = link.take(self._sent, 0)
+            while not self._acknowledged.wait(MIN_INTERVAL):
+                self._context.changed.clear()
+                context = self._context
+                fields = self._fields  # before the rows: when the state is done, all rows are there
+                rows = context.take_rows(self._sent, 0)
                 self._sent += len(rows)
-                where = {"step": link.step, "waiting": link.is_waiting, "leaving": link.is_leaving}
-                # Clocks of two hosts cannot be compared, but how long ago something was can be told.
+                state = {"step": context.step, "waiting": context.is_waiting, "leaving": context.is_leaving}
+                # The clocks of two hosts cannot be compared, but how long ago something happened can be sent.
                 times = {"now": wall()}
-                if "failed_at" in told:
-                    times["failed_ago"] = time.monotonic() - told["failed_at"]
-                self._send({**told, **where, **times, "rows": rows})
-                if told.get("ended"):
+                if "failed_at" in fields:
+                    times["failed_ago"] = time.monotonic() - fields["failed_at"]
+                self._send({**fields, **state, **times, "rows": rows})
+                if fields.get("ended"):
                     return
-                link.news.wait(INTERVAL)
+                context.changed.wait(INTERVAL)
         except OSError:
-            os._exit(1)  # nobody watches any more
+            os._exit(1)  # the heartbeat server is gone
 
-    def _listen(self) -> None:
-        """What the watcher says; the process ends if it is gone or silent."""
+    def _read_messages(self) -> None:
+        """Read the server's messages; the process ends if there are none for FENCE seconds."""
         self._socket.settimeout(FENCE)
         try:
             for line in self._socket.makefile("r"):
                 message = json.loads(line)
-                self._link.take(0, message.get("saved", 0))
+                self._context.take_rows(0, message.get("saved", 0))
                 if message.get("stop"):
-                    self._link.request_stop()
+                    self._context.request_stop()
                 if "port" in message:
-                    self._link.meet(message["port"])
-                if message.get("bye"):
-                    self._ended.set()
+                    self._context.set_store_port(message["port"])
+                if message.get("acknowledged"):
+                    self._acknowledged.set()
                     return
         except OSError:
             pass
@@ -132,9 +132,9 @@ class HeartbeatSender:
 
 
 def serve_store(host: str) -> Any:
-    """A c10d TCPStore on a free port of `host`, and of no other address, since it believes whoever comes.
+    """A c10d TCPStore on a free port of `host`, and of no other address, since it authenticates nobody.
 
-    The socket is bound before anyone is told of it, so no other process can take the port in between.
+    The socket is bound before its port is published, so no other process can take the port in between.
     """
     from torch.distributed import TCPStore
 
@@ -144,18 +144,18 @@ def serve_store(host: str) -> Any:
 
 
 def describe(error: BaseException) -> str:
-    """One line: what was raised, notes that were added to it, and the innermost place in the code."""
+    """One line: the exception's class and message, its notes, and the innermost line of code."""
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    line = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
     text = " ".join(str(error).split()) or "no message"
     notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
-    return f"{type(error).__name__}: {text[:500]}{notes}{place}"
+    return f"{type(error).__name__}: {text[:500]}{notes}{line}"
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent, of that process id, dies, however that happens (Linux)."""
+    """Have the kernel kill this process when its parent (process id `parent`) dies in whatever way (Linux)."""
     if os.name == "posix" and os.uname().sysname == "Linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
     if os.getppid() != parent:
-        os._exit(1)  # it died before the kernel was asked
+        os._exit(1)  # the parent died before the kernel was asked

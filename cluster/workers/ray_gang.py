@@ -1,4 +1,4 @@
-"""A gang of Ray actors: a placement group for each group of ranks that must share a node."""
+"""A gang of Ray actors: one worker group (a placement group) for the ranks that must share a node."""
 
 from __future__ import annotations
 
@@ -18,276 +18,299 @@ from cluster.workers.worker_context import RankInfo
 from cluster.workers.worker_group import PendingGroup, UnresponsiveGroup, WorkerGroup
 
 PLACEMENT_TIMEOUT = 30.0
-"""Seconds for placement groups that should fit to be granted."""
-ANSWER = 1.0
-"""Seconds for the actor of a rank, or a node's raylet, to answer what takes it milliseconds."""
-STALL = 5.0
-"""Seconds that a place which does not answer is waited for where its node does."""
-SUSPECT = 60.0
-"""Seconds that a node which did not answer gets no ranks, unless it answers or Ray has found it dead by then."""
-LAUNCH = 20.0
-"""Seconds for a place with all imports done to start a rank, which takes it milliseconds."""
-LOOK = 1.0
-"""Seconds between looks at which nodes are to be taken away."""
+"""Seconds for Ray to grant placement groups for which there is room."""
+ANSWER_TIMEOUT = 1.0
+"""Seconds for a worker's actor, or a node's raylet, to answer what takes it milliseconds."""
+STALL_TIMEOUT = 5.0
+"""Seconds to wait for a worker group that does not answer though its nodes do."""
+SUSPECT_SECONDS = 60.0
+"""Seconds during which a node that did not answer gets no ranks, unless it answers or Ray declares it dead before."""
+LAUNCH_TIMEOUT = 20.0
+"""Seconds for a prewarmed worker to start a rank, which takes it milliseconds."""
+NODE_CHECK_INTERVAL = 1.0
+"""Seconds between checks of which nodes are being drained."""
 
 
 class RayGang:
-    """Ranks numbered room by room, rooms by address. Rooms stay between attempts, and what `hold` asks for beyond
-    those in use is made ready beside the running ranks.
+    """`Gang` on Ray. Ranks are numbered group by group, and groups by the address of their node.
 
-    Everything belongs to the process that started it: if that dies, Ray and the kernel end the rest.
+    Worker groups stay between attempts, and those that `prewarm` asks for beyond the ones in use are made beside the
+    running ranks. All of them belong to the process that made this object: if it dies, Ray and the kernel end the rest.
     """
 
     def __init__(self) -> None:
-        self._watch = HeartbeatServer(ray.util.get_node_ip_address())
-        self._rooms: list[WorkerGroup] = []
-        self._openings: list[PendingGroup] = []
-        self._seats: list[tuple[WorkerGroup, int]] = []
-        self._kind: tuple[int, Bundle, str] = (1, Bundle(), "")
+        self._heartbeats = HeartbeatServer(ray.util.get_node_ip_address())
+        self._groups: list[WorkerGroup] = []
+        self._pending: list[PendingGroup] = []
+        self._slots: list[tuple[WorkerGroup, int]] = []
+        self._group_spec: tuple[int, Bundle, str] = (1, Bundle(), "")
         self._avoid: frozenset[str] = frozenset()
-        self._held = 0
-        self._silent: list[UnresponsiveGroup] = []
-        self._suspects: dict[str, float] = {}
+        self._target_workers = 0
+        self._unresponsive: list[UnresponsiveGroup] = []
+        self._suspected: dict[str, float] = {}
         self._addresses: dict[str, str] = {}
-        self._looked = 0.0
+        self._nodes_checked = 0.0
 
     def capacity(self, bundle: Bundle, avoid: Set[str] = frozenset()) -> int:
         """See `Gang.capacity`."""
-        self._take_back()
-        self._advance(wait=0.0)  # nobody polls while the run waits, and what is on its way occupies its nodes
-        held = sum(len(room.hosts) for room in self._sound(avoid) if room.bundle == bundle)
-        held += sum(opening.granted for opening in self._openings if opening.bundle == bundle)
-        return held + nodes.free(bundle, avoid | self._unsafe())
+        self._reclaim_responsive()
+        self._advance(wait=0.0)  # nobody polls while the run waits, and pending groups occupy nodes too
+        workers = sum(len(group.hosts) for group in self._healthy(avoid) if group.bundle == bundle)
+        workers += sum(pending.granted for pending in self._pending if pending.bundle == bundle)
+        return workers + nodes.free_workers(bundle, avoid | self._suspected_nodes())
 
     def start(
         self,
-        world: int,
+        world_size: int,
         bundle: Bundle,
         target: str,
         config: dict[str, Any],
-        together: int = 1,
+        ranks_per_group: int = 1,
         avoid: Set[str] = frozenset(),
     ) -> None:
         """See `Gang.start`."""
-        kind = (together, bundle, target)
-        if kind != self._kind:
-            for opening in self._openings:
-                opening.give_up()
-            self._openings = []
-        self._kind, self._avoid, self._held = kind, frozenset(avoid), world
-        sound = self._sound(avoid)
-        for room in list(self._rooms):
-            if room.kind != kind or room not in sound:
-                self._release(room)
-        self._open(world // together)
-        self._wait_for(world // together)
-        self._rooms.sort(key=lambda room: room.places[0][::-1])
-        chosen = self._rooms[: world // together]
-        self._seats = [(room, place) for room in chosen for place in range(together)]
+        spec = (ranks_per_group, bundle, target)
+        if spec != self._group_spec:
+            for pending in self._pending:
+                pending.release()
+            self._pending = []
+        self._group_spec, self._avoid, self._target_workers = spec, frozenset(avoid), world_size
+        healthy = self._healthy(avoid)
+        for group in list(self._groups):
+            if group.spec != spec or group not in healthy:
+                self._release(group)
+        self._request_groups(world_size // ranks_per_group)
+        self._wait_for_groups(world_size // ranks_per_group)
+        self._groups.sort(key=lambda group: group.locations[0][::-1])
+        chosen = self._groups[: world_size // ranks_per_group]
+        self._slots = [(group, index) for group in chosen for index in range(ranks_per_group)]
         self._launch(target, config)
 
-    def hold(self, count: int) -> None:
-        """See `Gang.hold`."""
-        self._held = count
+    def prewarm(self, count: int) -> None:
+        """See `Gang.prewarm`."""
+        self._target_workers = count
 
     def ready(self) -> int:
         """See `Gang.ready`."""
-        return sum(len(room.hosts) for room in self._rooms)
+        return sum(len(group.hosts) for group in self._groups)
 
-    def lost(self) -> Set[str]:
-        """See `Gang.lost`."""
-        return {address for node, address in self._addresses.items() if node in self._unsafe()}
+    def lost_nodes(self) -> Set[str]:
+        """See `Gang.lost_nodes`."""
+        return {address for node, address in self._addresses.items() if node in self._suspected_nodes()}
 
     def poll(self, saved: int, wait: float = 0.0) -> GangStatus:
         """See `Gang.poll`."""
-        if time.monotonic() - self._looked > LOOK:
-            self._looked = time.monotonic()
-            self._look()
-        return self._watch.poll(saved, wait, self._cause)
+        if time.monotonic() - self._nodes_checked > NODE_CHECK_INTERVAL:
+            self._nodes_checked = time.monotonic()
+            self._check_nodes()
+        return self._heartbeats.poll(saved, wait, self._cause)
 
     def request_stop(self) -> None:
         """See `Gang.request_stop`."""
-        self._watch.tell({"stop": True})
+        self._heartbeats.broadcast({"stop": True})
 
     def stop(self) -> None:
         """See `Gang.stop`."""
         # Those without ranks too: their nodes may be gone as well.
-        asked = [UnresponsiveGroup(room) for room in self._rooms]
-        self._seats = []
-        answers = [answer for silent in asked for answer in silent.answers]
+        stopping = [UnresponsiveGroup(group) for group in self._groups]
+        self._slots = []
+        answers = [answer for unresponsive in stopping for answer in unresponsive.answers]
         if answers:
-            ray.wait(answers, num_returns=len(answers), timeout=ANSWER)
-        gone = []
-        for silent in asked:
+            ray.wait(answers, num_returns=len(answers), timeout=ANSWER_TIMEOUT)
+        lost = []
+        for unresponsive in stopping:
             try:
-                if silent.has_answered():
+                if unresponsive.has_answered():
                     continue
-                self._silent.append(silent)
-                self._rooms.remove(silent.room)
+                self._unresponsive.append(unresponsive)
+                self._groups.remove(unresponsive.worker_group)
             except RayError:
-                self._release(silent.room)
-            gone.append(silent.room)
-        self._suspect(*gone)
+                self._release(unresponsive.worker_group)
+            lost.append(unresponsive.worker_group)
+        self._suspect_nodes(*lost)
 
     def close(self) -> None:
         """See `Gang.close`."""
-        for opening in self._openings:
-            opening.give_up()
-        for room in list(self._rooms):
-            self._release(room)
-        for silent in self._silent:
-            silent.room.give_up()
-        self._seats, self._openings, self._silent = [], [], []
-        self._watch.close()
+        for pending in self._pending:
+            pending.release()
+        for group in list(self._groups):
+            self._release(group)
+        for unresponsive in self._unresponsive:
+            unresponsive.worker_group.release()
+        self._slots, self._pending, self._unresponsive = [], [], []
+        self._heartbeats.close()
 
-    # -- rooms
+    # -- worker groups
 
-    def _open(self, rooms: int) -> None:
-        """Begin as many as are missing."""
-        together, bundle, target = self._kind
-        refused = self._avoid | self._unsafe()
-        for _ in range(rooms - len(self._rooms) - len(self._openings)):
-            self._openings.append(PendingGroup(together, bundle, target, refused))
+    def _request_groups(self, groups: int) -> None:
+        """Request placement groups until so many worker groups exist or are pending."""
+        ranks_per_group, bundle, target = self._group_spec
+        avoided = self._avoid | self._suspected_nodes()
+        for _ in range(groups - len(self._groups) - len(self._pending)):
+            self._pending.append(PendingGroup(ranks_per_group, bundle, target, avoided))
 
-    def _wait_for(self, rooms: int) -> None:
-        """Until that many are there. Raises TimeoutError, and gives up those on their way, if they are not granted
-        in time."""
-        began = time.monotonic()
-        while len(self._rooms) < rooms:
-            self._take_back()
+    def _wait_for_groups(self, groups: int) -> None:
+        """Wait until so many worker groups exist. Raises TimeoutError, and releases those that are pending, if that
+        takes too long."""
+        started = time.monotonic()
+        while len(self._groups) < groups:
+            self._reclaim_responsive()
             self._advance(wait=0.05)
-            waited = time.monotonic() - began
-            waiting = [opening for opening in self._openings if not opening.granted]
+            waited = time.monotonic() - started
+            waiting = [pending for pending in self._pending if not pending.granted]
             if (waiting and waited > PLACEMENT_TIMEOUT) or waited > PLACEMENT_TIMEOUT + START_TIMEOUT:
-                for opening in self._openings:
-                    opening.give_up()
-                self._openings = []
-                what = "no room for" if waiting else "the processes do not start of"
-                text = f"{what} {rooms - len(self._rooms)} of {rooms} groups of {self._kind[0]} workers"
-                raise TimeoutError(f"{text} with {self._kind[1]} within {waited:.0f} s")
-            if not self._openings:
-                self._open(rooms)
+                for pending in self._pending:
+                    pending.release()
+                self._pending = []
+                what = "no room for" if waiting else "the processes did not start for"
+                text = (
+                    f"{what} {groups - len(self._groups)} of {groups} groups of {self._group_spec[0]} workers"
+                )
+                raise TimeoutError(f"{text} with {self._group_spec[1]} within {waited:.0f} s")
+            if not self._pending:
+                self._request_groups(groups)
 
     def _advance(self, wait: float) -> None:
-        for opening in list(self._openings):
+        for pending in list(self._pending):
             try:
-                if room := opening.advance(wait):
-                    self._rooms.append(room)
-                    self._openings.remove(opening)
+                if group := pending.advance(wait):
+                    self._groups.append(group)
+                    self._pending.remove(pending)
             except RayError:
-                opening.give_up()
-                self._openings.remove(opening)
+                pending.release()
+                self._pending.remove(pending)
 
-    def _look(self) -> None:
-        """Make ready what is to be held, and see which ranks are to be taken away."""
-        self._take_back()
-        together, bundle, _ = self._kind
-        missing = self._held // together - len(self._rooms) - len(self._openings)
-        if missing > 0 and nodes.free(bundle, self._avoid | self._unsafe()) >= together:
-            self._open(len(self._rooms) + len(self._openings) + 1)
+    def _check_nodes(self) -> None:
+        """Prewarm missing worker groups, and mark the ranks whose nodes are being drained."""
+        self._reclaim_responsive()
+        ranks_per_group, bundle, _ = self._group_spec
+        missing = self._target_workers // ranks_per_group - len(self._groups) - len(self._pending)
+        if (
+            missing > 0
+            and nodes.free_workers(bundle, self._avoid | self._suspected_nodes()) >= ranks_per_group
+        ):
+            self._request_groups(len(self._groups) + len(self._pending) + 1)
         self._advance(wait=0.0)
-        drained = nodes.leaving()
-        for number, (room, place) in enumerate(self._seats):
-            if room.places[place][0] in drained:
-                self._watch.mark(number, leaving=True)
+        drained = nodes.draining()
+        for number, (group, index) in enumerate(self._slots):
+            if group.locations[index][0] in drained:
+                self._heartbeats.mark(number, leaving=True)
 
-    def _sound(self, avoid: Set[str]) -> list[WorkerGroup]:
-        """The rooms whose nodes are there, and neither leaving nor to be avoided."""
-        here = {node.id for node in nodes.alive()} - self._unsafe() - nodes.leaving()
+    def _healthy(self, avoid: Set[str]) -> list[WorkerGroup]:
+        """The worker groups whose nodes are all alive, and neither draining nor in `avoid`."""
+        alive = {node.id for node in nodes.alive()} - self._suspected_nodes() - nodes.draining()
         return [
-            room
-            for room in self._rooms
-            if all(node in here and address not in avoid for node, address in room.places)
+            group
+            for group in self._groups
+            if all(node in alive and address not in avoid for node, address in group.locations)
         ]
 
-    def _release(self, room: WorkerGroup) -> None:
-        self._rooms.remove(room)
-        room.give_up()
+    def _release(self, group: WorkerGroup) -> None:
+        self._groups.remove(group)
+        group.release()
 
-    def _lose(self, room: WorkerGroup) -> None:
-        if room in self._rooms:
-            self._suspect(room)
-            self._release(room)
+    def _discard_lost(self, group: WorkerGroup) -> None:
+        if group in self._groups:
+            self._suspect_nodes(group)
+            self._release(group)
 
-    def _suspect(self, *rooms: WorkerGroup) -> None:
-        """Take the nodes of these rooms for lost unless they answer: a place may die alone."""
-        places = dict(place for room in rooms for place in room.places if place[0] not in self._suspects)
-        if places:
-            self._suspects |= dict.fromkeys(nodes.unreachable(places, ANSWER), time.monotonic())
-            self._addresses |= places
+    def _suspect_nodes(self, *groups: WorkerGroup) -> None:
+        """Suspect those nodes of the groups that do not answer: an actor may have died without its node."""
+        locations = {
+            node: address
+            for group in groups
+            for node, address in group.locations
+            if node not in self._suspected
+        }
+        if locations:
+            self._suspected |= dict.fromkeys(nodes.unreachable(locations, ANSWER_TIMEOUT), time.monotonic())
+            self._addresses |= locations
 
-    def _take_back(self) -> None:
-        """The rooms that answer after all, as they do once a cut network is mended, if they are still of use."""
-        here = {node.id for node in nodes.alive()} if self._silent else set()
-        for silent in list(self._silent):
-            where = {node for node, _ in silent.room.places}
-            # Where Ray has lost the node, it would have the room again elsewhere, and nobody could use it there.
-            patience = (SUSPECT if where & self._unsafe() else STALL) if where <= here else 0.0
+    def _reclaim_responsive(self) -> None:
+        """Take back worker groups that answer after all (a cut network was repaired) if they can still be used, and
+        release those that have not answered in time."""
+        alive = {node.id for node in nodes.alive()} if self._unresponsive else set()
+        for unresponsive in list(self._unresponsive):
+            group_nodes = {node for node, _ in unresponsive.worker_group.locations}
+            timeout = SUSPECT_SECONDS if group_nodes & self._suspected_nodes() else STALL_TIMEOUT
+            if (
+                not group_nodes <= alive
+            ):  # Ray would place the group anew elsewhere, where this gang could not use it
+                timeout = 0.0
             try:
-                answered, given_up = silent.has_answered(), time.monotonic() - silent.since > patience
+                answered, expired = (
+                    unresponsive.has_answered(),
+                    time.monotonic() - unresponsive.since > timeout,
+                )
             except RayError:
-                answered, given_up = False, True
-            if not (answered or given_up):
+                answered, expired = False, True
+            if not (answered or expired):
                 continue
-            self._silent.remove(silent)
-            for node, _ in silent.room.places if answered else ():
-                self._suspects.pop(node, None)
-            if not answered or not self._is_of_use(silent.room):
-                silent.room.give_up()
+            self._unresponsive.remove(unresponsive)
+            for node, _ in unresponsive.worker_group.locations if answered else ():
+                self._suspected.pop(node, None)
+            if not answered or not self._is_usable(unresponsive.worker_group):
+                unresponsive.worker_group.release()
                 continue
-            self._rooms.append(silent.room)
-            if self._openings and (len(self._rooms) + len(self._openings)) * self._kind[0] > self._held:
-                self._openings.pop().give_up()
+            self._groups.append(unresponsive.worker_group)
+            if (
+                self._pending
+                and (len(self._groups) + len(self._pending)) * self._group_spec[0] > self._target_workers
+            ):
+                self._pending.pop().release()
 
-    def _is_of_use(self, room: WorkerGroup) -> bool:
-        avoided = any(address in self._avoid for _, address in room.places)
-        return (
-            room.kind == self._kind and not avoided and (len(self._rooms) + 1) * self._kind[0] <= self._held
-        )
+    def _is_usable(self, group: WorkerGroup) -> bool:
+        """Whether the group fits the current attempt, and is not one too many."""
+        ranks, avoided = self._group_spec[0], any(address in self._avoid for _, address in group.locations)
+        needed = (len(self._groups) + 1) * ranks <= self._target_workers
+        return group.spec == self._group_spec and needed and not avoided
 
-    def _unsafe(self) -> set[str]:
+    def _suspected_nodes(self) -> set[str]:
+        """Ids of the nodes that did not answer within the last SUSPECT_SECONDS."""
         now = time.monotonic()
-        self._suspects = {node: at for node, at in self._suspects.items() if now - at < SUSPECT}
-        return set(self._suspects)
+        self._suspected = {node: at for node, at in self._suspected.items() if now - at < SUSPECT_SECONDS}
+        return set(self._suspected)
 
     # -- ranks
 
     def _launch(self, target: str, config: dict[str, Any]) -> None:
-        places = [room.places[place] for room, place in self._seats]
-        token = self._watch.expect([address for _, address in places])
-        words = {"target": target, "config": config, "watcher": self._watch.address, "token": token}
-        seen: dict[str, int] = {}
-        launched = []
-        for number, ((room, place), (node, address)) in enumerate(zip(self._seats, places, strict=True)):
-            local_rank = seen[node] = seen.get(node, -1) + 1
-            seat = RankInfo(number, len(places), local_rank, places[0][1], node=address)
-            launched.append(room.hosts[place].launch.remote({"seat": dataclasses.asdict(seat), **words}))
-        for (room, _), (_, address), reference in zip(self._seats, places, launched, strict=True):
+        locations = [group.locations[index] for group, index in self._slots]
+        token = self._heartbeats.expect([address for _, address in locations])
+        arguments = {"target": target, "config": config, "server": self._heartbeats.address, "token": token}
+        local_ranks: dict[str, int] = {}
+        launches = []
+        for number, ((group, index), (node, address)) in enumerate(zip(self._slots, locations, strict=True)):
+            local_rank = local_ranks[node] = local_ranks.get(node, -1) + 1
+            rank_info = RankInfo(number, len(locations), local_rank, locations[0][1], node=address)
+            launches.append(
+                group.hosts[index].launch.remote({"rank_info": dataclasses.asdict(rank_info), **arguments})
+            )
+        for (group, _), (_, address), reference in zip(self._slots, locations, launches, strict=True):
             try:
-                ray.get(reference, timeout=LAUNCH)
+                ray.get(reference, timeout=LAUNCH_TIMEOUT)
             except RayError as error:
-                self._lose(room)
+                self._discard_lost(group)
                 raise TimeoutError(f"a worker on {address} did not start: {_first_line(error)}") from None
 
     def _cause(self, rank: RankStatus) -> tuple[Cause, str]:
-        """Why a rank is gone: how its process ended, or that its whole node does not answer."""
-        room, place = self._seats[rank.rank]
-        deadline = time.monotonic() + ANSWER
+        """Why a rank is dead: how its process ended, or that its node does not answer."""
+        group, index = self._slots[rank.rank]
+        deadline = time.monotonic() + ANSWER_TIMEOUT
         try:
             while time.monotonic() < deadline:
-                if cause := ray.get(room.hosts[place].cause.remote(rank.pid), timeout=ANSWER):
+                if cause := ray.get(group.hosts[index].cause.remote(rank.pid), timeout=ANSWER_TIMEOUT):
                     if cause.end == "lost":
-                        self._lose(room)
+                        self._discard_lost(group)
                     return cause, cause.text or "the process that starts ranks has ended"
         except RayError as error:
-            self._lose(room)  # now, so that nobody waits for its answer again
+            self._discard_lost(group)  # now, so that nobody waits for it to answer again
             end: End = "starved" if isinstance(error, OutOfMemoryError) else "lost"
             return Cause(end, name="place"), f"the node or its Ray worker is gone: {_first_line(error)}"
-        return Cause("lost", name="answer"), f"no answer from {rank.node} within {ANSWER:g} s"
+        return Cause("lost", name="answer"), f"no answer from {rank.node} within {ANSWER_TIMEOUT:g} s"
 
 
 def _first_line(error: RayError) -> str:
-    """Why Ray says that an actor is gone, in one line."""
+    """The line of Ray's message that says why an actor is gone."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = (line for line in lines if "cause" in line.lower() or "killed" in line.lower())
-    return next(told, lines[0] if lines else type(error).__name__)[:300]
+    relevant = (line for line in lines if "cause" in line.lower() or "killed" in line.lower())
+    return next(relevant, lines[0] if lines else type(error).__name__)[:300]

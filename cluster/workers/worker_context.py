@@ -1,4 +1,4 @@
-"""A rank's side of the gang: who it is, where its peers meet, and how it reports."""
+"""What a rank's training code is given: its rank, where the ranks meet, and a way to report and to be stopped."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-MEETING = 180.0
-"""Seconds to wait for the port where the ranks meet."""
+STORE_PORT_TIMEOUT = 180.0
+"""Seconds to wait for the port of the store on rank 0."""
 
 
 @dataclass(frozen=True)
 class RankInfo:
-    """A rank's place in the world, the address where the ranks meet, and that of the node it is on.
+    """A rank's number, the world size, its number on its node, the host and port of the c10d store, and the address of
+    its node.
 
-    A `port` of 0 is told later, once rank 0 serves there.
+    A `port` of 0 is sent later, once rank 0 serves the store.
     """
 
     rank: int
-    world: int
+    world_size: int
     local_rank: int
     host: str
     port: int = 0
@@ -26,39 +27,40 @@ class RankInfo:
 
 
 class WorkerContext:
-    """The training thread writes, the heartbeat reads; every method is safe from both.
+    """Shared by the training thread, which writes, and the heartbeat threads, which read; all methods are thread-safe.
 
-    `store` is the c10d store where the ranks meet, where this process serves it (rank 0), else None. `news` is set
-    when there is something to tell.
+    `store` is the c10d store if this process serves it (rank 0), else None. `changed` is set when there is something
+    to send.
     """
 
-    def __init__(self, seat: RankInfo, store: Any = None) -> None:
-        self.seat, self.store = seat, store
+    def __init__(self, rank_info: RankInfo, store: Any = None) -> None:
+        self.rank_info, self.store = rank_info, store
         self._lock = threading.Lock()
-        self._port, self._met = seat.port, threading.Event()
-        self.news = threading.Event()
+        self._port, self._port_known = rank_info.port, threading.Event()
+        self.changed = threading.Event()
         self._step, self._stop = -1, False
-        self._waiting = self._leaving = False
+        self._waiting = self._preempted = False
         self._rows: list[dict[str, Any]] = []
         self._dropped = 0
 
     def report(self, step: int, row: dict[str, Any] | None = None) -> None:
-        """Say that `step` is done, and hand over its row if this rank has one."""
+        """Report that `step` is done, with its row of metrics if this rank has one."""
         with self._lock:
             self._step = step
             if row is not None:
                 self._rows.append(row)
-        self.news.set()
+        self.changed.set()
 
-    def meet(self, port: int) -> None:
-        """Tell the port where rank 0 serves the store."""
+    def set_store_port(self, port: int) -> None:
+        """Set the port where rank 0 serves the store, and wake those who wait for it."""
         self._port = port
-        self._met.set()
+        self._port_known.set()
 
-    def port(self) -> int:
-        """The port where the ranks meet, waited for. Raises TimeoutError if rank 0 never opens it."""
-        if not self._port and not self._met.wait(MEETING):
-            raise TimeoutError(f"rank 0 opened no store on {self.seat.host} within {MEETING:.0f} s")
+    def store_port(self) -> int:
+        """Wait for the port where rank 0 serves the store. Raises TimeoutError after STORE_PORT_TIMEOUT."""
+        if not self._port and not self._port_known.wait(STORE_PORT_TIMEOUT):
+            host = self.rank_info.host
+            raise TimeoutError(f"rank 0 opened no store on {host} within {STORE_PORT_TIMEOUT:.0f} s")
         return self._port
 
     def stop_requested(self) -> bool:
@@ -69,13 +71,13 @@ class WorkerContext:
         """Ask this rank to commit and end at the next step boundary."""
         self._stop = True
 
-    def leave(self) -> None:
+    def notice_preemption(self) -> None:
         """Note that this process will be taken away soon."""
-        self._leaving = True
-        self.news.set()
+        self._preempted = True
+        self.changed.set()
 
-    def waiting(self, now: bool) -> None:
-        """Say that the rank waits for storage, which may take longer than any step."""
+    def set_waiting(self, now: bool) -> None:
+        """Report whether the rank waits for storage, which may take longer than any step."""
         self._waiting = now
 
     @property
@@ -85,8 +87,8 @@ class WorkerContext:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether this process was told that it will be taken away."""
-        return self._leaving
+        """Whether this process has had notice that it will be taken away."""
+        return self._preempted
 
     @property
     def step(self) -> int:
@@ -98,10 +100,10 @@ class WorkerContext:
         with self._lock:
             return list(self._rows)
 
-    def take(self, start: int, saved: int) -> tuple[dict[str, Any], ...]:
+    def take_rows(self, start: int, saved: int) -> tuple[dict[str, Any], ...]:
         """Forget the first `saved` rows of all reported, and return those from number `start` on."""
         with self._lock:
-            forget = max(saved - self._dropped, 0)
-            del self._rows[:forget]
-            self._dropped += forget
+            confirmed = max(saved - self._dropped, 0)
+            del self._rows[:confirmed]
+            self._dropped += confirmed
             return tuple(self._rows[max(start - self._dropped, 0) :])

@@ -92,8 +92,8 @@ def kuberay(
 ) -> None:
     """RayJob, RayCluster, NetworkPolicy and ConfigMap for KubeRay."""
     from cluster.render.kuberay import kustomization, manifests
+    from cluster.render.node_selection import ACCELERATOR, NODE_LABELS
     from cluster.render.pods import RUNS_FOLDER, SPOT, Kubernetes
-    from cluster.render.selection import ACCELERATOR, NODE_LABELS
     from orchestrator.job.spec import dump
     from orchestrator.launch import rendering as rendered
     from orchestrator.launch.rendering_needs import CLOUDS, of_one_cloud, one_value
@@ -255,7 +255,7 @@ def _cloud(
 ) -> None:
     import dataclasses
 
-    from cluster.render.launcher import PLACES, cloud
+    from cluster.render.launcher import DEFAULT_REGIONS, cloud
     from orchestrator.launch import rendering as rendered
     from orchestrator.launch.rendering_needs import of_one_cloud
 
@@ -276,7 +276,7 @@ def _cloud(
         "project": project,
         "profile": profile,
     }
-    place = dataclasses.replace(PLACES[kind], **{k: v for k, v in given.items() if v is not None})
+    place = dataclasses.replace(DEFAULT_REGIONS[kind], **{k: v for k, v in given.items() if v is not None})
     rendered.write({"cluster.yaml": cloud(kind, needs, place)}, to)
     rendered.warn_of_local_paths(spec)
 

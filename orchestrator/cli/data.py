@@ -55,7 +55,7 @@ def prepare(
     as_json: Json = False,
 ) -> None:
     """Make a job's token shards without training."""
-    from cluster.local.ray_session import NoCluster, ray_at
+    from cluster.local.ray_session import NoCluster, connected_ray
     from orchestrator.launch.preflight import check_job, check_places
     from orchestrator.launch.submission import no_cluster
     from orchestrator.resolve.prepared_data import prepare as prepare_data
@@ -66,7 +66,7 @@ def prepare(
     check_places(spec, run)
     check_job(spec)
     try:
-        with ProgressDisplay() as progress, ray_at(address):
+        with ProgressDisplay() as progress, connected_ray(address):
 
             def tell(what: str, done: int, total: int) -> None:
                 progress.update({"phase": "prepare", "note": f"{what}: {done} of {total} parts"})

@@ -63,9 +63,9 @@ def up(
         raise InputError(f"--max {most} is below --local {local}", "--max", "raise it")
     scaling = ""
     if most is not None:
-        from cluster.local.autoscaling_provider import autoscaling
+        from cluster.local.autoscaling_provider import autoscaling_config
 
-        scaling = autoscaling(types, local, most, idle)
+        scaling = autoscaling_config(types, local, most, idle)
     with _told(name, quiet=True):
         loopback.folder_of(name)
     with _told(name):
@@ -164,7 +164,7 @@ def _mapping(text: str, option: str, kinds: tuple[type, ...]) -> dict[str, Any]:
 
 @contextmanager
 def _told(name: str, quiet: bool = False) -> Iterator[None]:
-    from cluster.local.local_cluster import ClusterError
+    from cluster.local.node_processes import ClusterError
 
     if not quiet:
         print("starting and ending nodes takes some seconds each", file=sys.stderr)

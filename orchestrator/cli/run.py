@@ -116,7 +116,7 @@ def stop(
     as_json: Json = False,
 ) -> None:
     """Ask a run on a cluster to commit and end. (A run inside `orchestrator run`: Ctrl-C.)"""
-    from cluster.jobs.ray_jobs import STOP_WAIT
+    from cluster.jobs.ray_jobs import STOP_GRACE
 
     local = _run_at(target)
     jobs: Jobs | None = None
@@ -128,7 +128,7 @@ def stop(
             raise
     if jobs is not None and job is not None and not job.has_ended:
         jobs.stop(job.id)
-        job = jobs.wait(job.id, STOP_WAIT) if wait else job
+        job = jobs.wait(job.id, STOP_GRACE) if wait else job
         found, ended = job.to_json(), job.has_ended
     elif (directory := local or _run_at(job.run_dir if job else "")) is not None:
         if _status_of(directory)["controller"] == "ended":
@@ -185,12 +185,12 @@ def _status_of(directory: RunDir) -> dict[str, Any]:
 
 def _stop_controller(directory: RunDir, address: str | None) -> None:
     """Ask the controller itself, for a run that no job of the cluster drives now."""
-    from cluster.local.ray_session import NoCluster, ray_at
+    from cluster.local.ray_session import NoCluster, connected_ray
     from orchestrator.launch.controller_actor import controller_of
     from orchestrator.launch.submission import no_cluster
 
     try:
-        with ray_at(address or "auto"):
+        with connected_ray(address or "auto"):
             controller = controller_of(directory)
             if controller is None:
                 raise InputError(

@@ -52,15 +52,15 @@ class BackgroundExport:
     def advance(self, step: int) -> None:
         """Take the result of an export that has ended, and start that of `step` unless one is under way."""
         if self._under_way is not None:
-            exported, errand = self._under_way
+            exported, run_task = self._under_way
             late = time.monotonic() - self._began > LONGEST
-            if not errand.done() and not late:
+            if not run_task.done() and not late:
                 return
             try:
                 if late:
                     self.stop()
                     raise TimeoutError(f"it was not done after {LONGEST:.0f} s")
-                self.done = errand.result()
+                self.done = run_task.result()
                 self._failures.pop(exported, None)
             except Exception as error:  # whatever it is, training goes on
                 why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
@@ -72,4 +72,4 @@ class BackgroundExport:
                 self._under_way = None
         if not self.has(step):
             self._began = time.monotonic()
-            self._under_way = (step, self._cluster.errand(export.export, self._run.uri, step, self._target))
+            self._under_way = (step, self._cluster.run_task(export.export, self._run.uri, step, self._target))

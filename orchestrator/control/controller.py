@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.workers.clock import wall
 from cluster.workers.cluster import Cluster
-from cluster.workers.injected_faults import still_to_come
+from cluster.workers.injected_faults import remaining_faults
 from cluster.workers.rank_process import describe
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.control import finish
@@ -322,7 +322,7 @@ class Controller:
             return
         self._note = f"recovering: {action.fault.text}"
         # A rank may be a step further than the last row that was seen.
-        self._faults = still_to_come(self._faults, step + 2)
+        self._faults = remaining_faults(self._faults, step + 2)
         history.leave_out(self._workers.lost_nodes())
         bad = self._state.bad_commits
         commit, _ = self._stored(lambda: history.last_commit(bad))

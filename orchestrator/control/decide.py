@@ -136,7 +136,7 @@ def _train(policy: Policy, state: State, seen: Observation) -> tuple[State, Acti
         return _failed(policy, state, seen, unplaced)
     step = max((r.step for r in seen.ranks), default=-1)
     # Of some ranks there may be news that is later than the look.
-    heard = max((seen.now, *(r.heard for r in seen.ranks)))
+    heard = max((seen.now, *(r.last_heartbeat for r in seen.ranks)))
     if step >= 0 and state.phase == "start":
         # Said before anything else, a fault included, so that every step belongs to a training phase.
         return _enter(state, "train", seen, step=step, moved=heard), Action("watch")

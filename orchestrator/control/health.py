@@ -124,10 +124,10 @@ def _died(seen: Vitals) -> Failure | None:
 
 def _silent(seen: Vitals) -> Failure | None:
     running = [r for r in seen.ranks if r.state not in FINISHED]
-    quiet = min(running, key=lambda r: r.heard, default=None)
+    quiet = min(running, key=lambda r: r.last_heartbeat, default=None)
     if quiet is None:
         return None
-    silent = seen.now - quiet.heard
+    silent = seen.now - quiet.last_heartbeat
     if silent <= (max(FIRST_SILENCE, seen.patience) if seen.starting else seen.patience):
         return None
     return _failure(seen, quiet, "", f"no sign of life for {silent:.1f} s", Cause("silent"))

@@ -32,7 +32,9 @@ class SnapshotServers:
         if self._services is None:
             return []
         open_ = self._every == "auto"
-        found = [p for p in self._services.everywhere(at_least=2 if open_ else 1) if p["node"] not in lost]
+        found = [
+            p for p in self._services.ensure_running(min_nodes=2 if open_ else 1) if p["node"] not in lost
+        ]
         fits = HELD * STATE * shape.parameters <= LIMIT * len(found)
         return found if fits or not open_ else []
 

@@ -76,7 +76,7 @@ class State:
 
 @dataclass(frozen=True)
 class Observation:
-    """What the controller observes, at the monotonic time `now`, which `RankStatus.heard` is in too.
+    """What the controller observes, at the monotonic time `now`, which `RankStatus.last_heartbeat` is in too.
 
     `admission` is what the cluster's queue says, None where the run does not share its cluster. `capacity` is how
     many workers could run, without nodes that are excluded or will be taken away; `ready` for how many of them

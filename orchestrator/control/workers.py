@@ -51,11 +51,11 @@ class Workers:
 
     def snapshot_servers(self, shape: ModelShape) -> list[dict[str, str]]:
         """{"node", "address"} of each snapshot server, started where it is missing."""
-        return self._snapshots.places(shape, self._gang.lost())
+        return self._snapshots.places(shape, self._gang.lost_nodes())
 
     def lost_nodes(self) -> frozenset[str]:
         """Addresses of nodes that were found to be gone lately."""
-        return frozenset(self._gang.lost())
+        return frozenset(self._gang.lost_nodes())
 
     def capacity(self, phase: Phase, failures: Sequence[Failure], now: float) -> int:
         """How many workers could run, see `Capacity.count`."""
@@ -76,7 +76,7 @@ class Workers:
         """Start a gang on that task. Raises TimeoutError, with no rank left running, if it cannot be placed."""
         self.status = GangStatus()
         if self._notices is not None:
-            self._notices.everywhere()
+            self._notices.ensure_running()
         entry, arguments = ENTRY_OF[layout.engine], task.to_json()
         try:
             self._gang.start(layout.world, self.bundle, entry, arguments, layout.tp, self._capacity.avoid)
@@ -88,7 +88,7 @@ class Workers:
 
     def prewarm(self, workers: int) -> None:
         """Have so many workers ready, and the job's spares, as far as there is room."""
-        self._gang.hold(workers + self._spec.resources.spares)
+        self._gang.prewarm(workers + self._spec.resources.spares)
 
     def request_stop(self) -> None:
         """Ask the ranks to commit and end at the next step boundary; safe from other threads."""
@@ -96,7 +96,7 @@ class Workers:
 
     def want(self, workers: int) -> None:
         """Tell the cluster how many workers the run would use, so that one which can grow does."""
-        self._cluster.want(self.bundle, workers)
+        self._cluster.request_workers(self.bundle, workers)
 
     def machines(self) -> list[dict[str, str]]:
         """The machines that the ranks are on."""

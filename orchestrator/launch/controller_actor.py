@@ -43,7 +43,7 @@ class ControllerActor:
         if priority is not None:
             workers, bundle = spec.resources.workers, spec.resources.per_worker.bundle
             queue = QueueClient(self._run.uri, priority, bundle, workers.min, workers.max)
-            cluster = dataclasses.replace(cluster, want=lambda bundle, count: queue.want(count))
+            cluster = dataclasses.replace(cluster, request_workers=lambda bundle, count: queue.want(count))
             self._queue = queue
         # Ray has started this actor again: nobody asked for that, and it may go on for ever.
         died = bool(ray.get_runtime_context().was_current_actor_reconstructed)

@@ -89,7 +89,7 @@ def train_func(config: dict[str, Any]) -> None:
         store = serve_store(node) if history else None
         told = {"host": node, "port": store.port, **history.begin(world)} if history and store else None
         told = broadcast_from_rank_zero(told)
-        seat = RankInfo(rank, world, context.get_local_rank(), told.pop("host"), told.pop("port"), node)
+        rank_info = RankInfo(rank, world, context.get_local_rank(), told.pop("host"), told.pop("port"), node)
         task = Task(
             job=config["job"],
             run=run.uri,
@@ -99,7 +99,7 @@ def train_func(config: dict[str, Any]) -> None:
             skips=tuple(skip.to_json() for skip in on_record(run.rows("events.jsonl"))),
             **told,
         )
-        main(task.to_json(), RayTrainContext(seat, store, history, config["report_every"]))
+        main(task.to_json(), RayTrainContext(rank_info, store, history, config["report_every"]))
         if history is None:
             ray.train.report({"step": task.until})
             return
@@ -115,8 +115,8 @@ class RayTrainContext(WorkerContext):
     a step as long as its polling interval.
     """
 
-    def __init__(self, seat: RankInfo, store: Any, history: RankZeroHistory | None, every: int) -> None:
-        super().__init__(seat, store)
+    def __init__(self, rank_info: RankInfo, store: Any, history: RankZeroHistory | None, every: int) -> None:
+        super().__init__(rank_info, store)
         self._history, self._every = history, every
 
     def report(self, step: int, row: Row | None = None) -> None:
@@ -124,7 +124,7 @@ class RayTrainContext(WorkerContext):
         super().report(step, row)
         if self._history is not None and row is not None:
             self._history.take(row)
-            self.take(0, self._history.saved)
+            self.take_rows(0, self._history.saved)
         if step % self._every == 0:
             ray.train.report(row or {"step": step})
 
@@ -201,7 +201,9 @@ class RankZeroHistory:
             skips=past.skips,
         )
         node = ray.util.get_node_ip_address()
-        failed = RankStatus(0, node, 0, "failed", history.step, describe(error), now, heard=now, cause=cause)
+        failed = RankStatus(
+            0, node, 0, "failed", history.step, describe(error), now, last_heartbeat=now, cause=cause
+        )
         policy = Policy(self._spec, lambda workers: None)
         after, action = decide(policy, before, Observation(now=now, ranks=(failed,)))
         commit, _ = history.last_commit()

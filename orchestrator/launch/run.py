@@ -51,7 +51,7 @@ def run(
     if found := done_already(spec, run_dir):
         return RunOutcome(Outcome.DONE, found, f"{run_dir.uri} is finished: nothing to do")
     preflight(spec, run_dir, until, address)
-    from cluster.local.ray_session import NoCluster, ray_at
+    from cluster.local.ray_session import NoCluster, connected_ray
 
     queue = None if address is None else priority
     workers, worker = spec.resources.workers, spec.resources.per_worker
@@ -59,7 +59,7 @@ def run(
     made = run_dir.create()
     try:
         for last in (False, False, True):
-            with ray_at(address, workers.max * worker.cpu, gpus):
+            with connected_ray(address, workers.max * worker.cpu, gpus):
                 outcome = _watch(_attach(spec, run_dir, until, faults, queue), run_dir, show)
             if not outcome.fallen or last:
                 break
@@ -92,12 +92,12 @@ def _watch(controller: Any, run_dir: RunDir, show: Callable[[dict[str, Any]], No
     import ray
     from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
-    from cluster.local.ray_session import fallen
+    from cluster.workers.ray_internals import dead_main_process
 
     began, heard, asked = time.time(), time.monotonic(), False
     status: dict[str, Any] = {}
     while True:
-        if gone := fallen():
+        if gone := dead_main_process():
             show({**status, "phase": "wait", "note": f"Ray's {gone} has died; Ray is started again"})
             line = f"Ray's {gone} on this machine has died; the same command goes on from the last commit"
             return RunOutcome(Outcome.FAILED, None, line, fallen=gone)

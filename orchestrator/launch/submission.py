@@ -22,10 +22,10 @@ END_OF_JOB = "END-OF-JOB"
 def jobs_at(address: str | None) -> Jobs:
     """The Jobs API at an address, or where Ray's variables and the local cluster say. Raises InputError."""
     from cluster.jobs.ray_jobs import Jobs
-    from cluster.local.address import NoCluster, place_of
+    from cluster.local.address import NoCluster, resolve_address
 
     try:
-        return Jobs(place_of(address), {outcome.exit_code: outcome.value for outcome in Outcome})
+        return Jobs(resolve_address(address), {outcome.exit_code: outcome.value for outcome in Outcome})
     except NoCluster as error:
         raise no_cluster(error, address) from None
 

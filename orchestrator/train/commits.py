@@ -116,12 +116,12 @@ class Commits:
         while failures and not late:
             if self._saved != step:
                 self._save(progress, None, durable=True)
-            self._link.waiting(True)
+            self._link.set_waiting(True)
             assert self._saver is not None
             self._note(self._saver.close(SETTLE_TIMEOUT))
             self._saver = None
             # Rank 0 publishes, so its word is the commit's; a writer whose note it withdrew may fail in its wake.
-            failed = self._link.seat.rank == 0 and step != restored and self._latest != (step, "")
+            failed = self._link.rank_info.rank == 0 and step != restored and self._latest != (step, "")
             agreed = agree(0, time.monotonic() > end, int(failed))
             late, failures = agreed.stop, agreed.failures
             if failures and not late:
@@ -130,14 +130,16 @@ class Commits:
                 # Another name for each try: what a writer notes late is of none but its own.
                 self._store = Store(self._store.uri, attempt=f"{tries}{self._task.token}")
                 self._saved, self._saver = -1, self._open_saver()
-        self._link.waiting(False)
+        self._link.set_waiting(False)
         if failed:
             reason = self._latest[1] or f"it was not written within {SETTLE_TIMEOUT:.0f} s"
             raise OSError(f"the commit at step {step} failed: {reason}")
 
     def _open_saver(self) -> Saver:
-        seat, retention = self._link.seat, retention_of(self._spec.checkpoint)
-        return Saver(self._store, seat.rank, seat.world, peers=self._peers, retention=retention)
+        rank_info, retention = self._link.rank_info, retention_of(self._spec.checkpoint)
+        return Saver(
+            self._store, rank_info.rank, rank_info.world_size, peers=self._peers, retention=retention
+        )
 
     def _save(self, progress: dict[str, Any], row: Row | None, durable: bool, held: bool = True) -> float:
         assert self._saver is not None
@@ -157,13 +159,13 @@ class Commits:
             "loss": sum(self._losses) / len(self._losses) if self._losses else None,
             # Rows that nobody has stored yet: a run that is killed right after this commit misses none of them.
             "rows": [*self._link.unsaved_rows(), *([row] if row else [])]
-            if self._link.seat.rank == 0
+            if self._link.rank_info.rank == 0
             else [],
         }
         began = time.perf_counter()
-        self._link.waiting(True)
+        self._link.set_waiting(True)
         self._saver.save(progress["step"], self._engine.state(), meta, durable, held)
-        self._link.waiting(False)
+        self._link.set_waiting(False)
         if durable:
             self._saved, self._losses = progress["step"], []
         took = time.perf_counter() - began
@@ -198,6 +200,8 @@ def retention_of(checkpoint: CheckpointSpec) -> Retention:
 def _peers(task: Task, link: WorkerContext) -> Store:
     """The memory of the other nodes' holders; of this node's own if there is no other."""
     addresses = [holder["address"] for holder in task.holders]
-    others = [holder["address"] for holder in task.holders if holder["node"] != link.seat.node] or addresses
-    chosen = others[link.seat.rank % len(others)]
+    others = [
+        holder["address"] for holder in task.holders if holder["node"] != link.rank_info.node
+    ] or addresses
+    chosen = others[link.rank_info.rank % len(others)]
     return peer_store(task.holder_token, addresses, [chosen], task.token)

@@ -43,22 +43,24 @@ def open_device(spec: JobSpec, link: WorkerContext) -> Device:
 
     Raises RuntimeError if the job asks for a GPU and there is none.
     """
-    seat, worker = link.seat, spec.resources.per_worker
+    rank_info, worker = link.rank_info, spec.resources.per_worker
     torch.set_num_threads(max(int(worker.cpu), 1))
     compute = COMPUTE[spec.train.precision]
     if worker.gpu:
         if not torch.cuda.is_available():
             raise RuntimeError("per_worker.gpu is 1, and this worker's torch sees no GPU")
-        device = torch.device("cuda", seat.local_rank % torch.cuda.device_count())
+        device = torch.device("cuda", rank_info.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl"
     else:
         device, backend = torch.device("cpu"), "gloo"
-    if seat.host.startswith("127."):
+    if rank_info.host.startswith("127."):
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # gloo would resolve the host name, which may lead elsewhere
-    store = link.store or dist.TCPStore(seat.host, link.port(), is_master=False, timeout=COLLECTIVE_TIMEOUT)
+    store = link.store or dist.TCPStore(
+        rank_info.host, link.store_port(), is_master=False, timeout=COLLECTIVE_TIMEOUT
+    )
     dist.init_process_group(
-        backend, store=store, rank=seat.rank, world_size=seat.world, timeout=COLLECTIVE_TIMEOUT
+        backend, store=store, rank=rank_info.rank, world_size=rank_info.world_size, timeout=COLLECTIVE_TIMEOUT
     )
     group = dist.group.WORLD
     assert group is not None

@@ -129,15 +129,17 @@ class Rank:
         """One optimiser step, its row and, where it is due, its commit. Returns whether to stop here."""
         began, at = time.perf_counter(), self._progress.step
         for fault in self._faults:
-            if fault.strike(self._link.seat.rank, self._link.seat.world, at + 1, self._task.attempt):
+            if fault.apply(
+                self._link.rank_info.rank, self._link.rank_info.world_size, at + 1, self._task.attempt
+            ):
                 self._engine.poison()
-        self._link.waiting(True)
+        self._link.set_waiting(True)
         micro_batches, digest = prefetched.next()
-        self._link.waiting(False)
+        self._link.set_waiting(False)
         waited = time.perf_counter() - began
         lr = learning_rate(self._spec.train.optimizer, at, self._spec.train.steps)
         lr *= lr_factor(at + 1, self._progress.skips)
-        _seed_step(self._spec.seed, at, self._link.seat.rank)
+        _seed_step(self._spec.seed, at, self._link.rank_info.rank)
         metrics = self._compute(micro_batches, lr)
         busy = waited + metrics.busy_seconds if metrics.busy_seconds else 0.0
         commits, stopping = self._commits, self._link.stop_requested()
@@ -150,7 +152,7 @@ class Rank:
         progress = dataclasses.asdict(self._progress)
         row["commit_seconds"] = self._commits.after_step(progress, row, agreed, final)
         row["saves"] = self._commits.outcomes()
-        self._link.report(self._progress.step, row if self._link.seat.rank == 0 else None)
+        self._link.report(self._progress.step, row if self._link.rank_info.rank == 0 else None)
         return agreed.stop
 
     def _compute(self, micro_batches: list[Batch], lr: float) -> Metrics:
@@ -158,7 +160,7 @@ class Rank:
         try:
             return self._engine.train_step(micro_batches, lr)
         except Exception as error:
-            stage = self._layout.coordinate(self._link.seat.rank)["pp"]
+            stage = self._layout.coordinate(self._link.rank_info.rank)["pp"]
             error.add_note(f"at step {self._progress.step + 1}, pipeline stage {stage}")
             raise
 
@@ -167,7 +169,7 @@ class Rank:
 
         Ranks of one tensor, context or pipeline group read the same samples; the first of them counts them.
         """
-        size, place = self._spec.train.global_batch, self._layout.coordinate(self._link.seat.rank)
+        size, place = self._spec.train.global_batch, self._layout.coordinate(self._link.rank_info.rank)
         origin = self._origin
         start = start_of(origin.position, step - origin.step, size, origin.skips)
         mine = slices(start, size, place["dp"], self._layout.dp, self._layout.micro_batch)

@@ -57,12 +57,12 @@ def tune(
     check_labels(spec, address)
     check_same_sweep(spec, sweep)
     made = sweep.create()
-    from cluster.local.ray_session import NoCluster, ray_at
+    from cluster.local.ray_session import NoCluster, connected_ray
 
     workers, worker = spec.resources.workers, spec.resources.per_worker
     at_once = search.concurrency or 1
     try:
-        with ray_at(address, at_once * workers.max * worker.cpu, at_once * workers.max * worker.gpu):
+        with connected_ray(address, at_once * workers.max * worker.cpu, at_once * workers.max * worker.gpu):
             with sweep.lock():
                 sweep.write_text("job.yaml", dump(spec))
                 return _search(spec, search, sweep, show)
@@ -199,7 +199,7 @@ def _capacity(spec: JobSpec) -> int:
     from cluster.workers import nodes
 
     bundle = spec.resources.per_worker.bundle
-    there = sum(nodes.room(node.total, node.labels, bundle) for node in nodes.alive())
+    there = sum(nodes.fitting_workers(node.total, node.labels, bundle) for node in nodes.alive())
     return max(1, there // spec.resources.workers.max)
 
 

@@ -17,8 +17,9 @@ from typing import Any
 
 from cluster.local import external_faults as strikes
 from cluster.local.external_faults import ExternalFault, wait_for
-from cluster.local.local_cluster import ClusterError, LocalCluster, NodeSpec, claimed, down, up
-from cluster.local.ray_session import ray_at
+from cluster.local.local_cluster import LocalCluster, NodeSpec, claimed, down, up
+from cluster.local.node_processes import ClusterError
+from cluster.local.ray_session import connected_ray
 from orchestrator.control.run_history import EVENTS, METRICS
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
@@ -115,7 +116,7 @@ def _chaos(
     try:
         # By the head: another node may be one that is broken, and would take this process along.
         head = cluster.address.partition(":")[0]
-        with open(runs / "ray.log", "w") as news, ray_at(cluster.address, node=head, news=news):
+        with open(runs / "ray.log", "w") as news, connected_ray(cluster.address, node=head, output=news):
             tell("the undisturbed run")
             quiet = ChaosRun(job, runs / "undisturbed", cluster, ())
             if quiet.run() != "done":
@@ -214,7 +215,7 @@ class ChaosRun:
                 subprocess.run(words, check=False, capture_output=True, timeout=TRIAL_TIMEOUT)
                 process.wait(TRIAL_TIMEOUT)
                 shard = strikes.newest_shard(self.folder / "checkpoints")
-                (strikes.flip_bit if strike.kind == "flip" else strikes.tear)(shard)
+                (strikes.flip_bit if strike.kind == "flip" else strikes.truncate)(shard)
             case "outage" | "full":
                 place = self.folder / "checkpoints" if strike.kind == "outage" else self.folder
                 with strikes.outage(place) if strike.kind == "outage" else strikes.full(place):

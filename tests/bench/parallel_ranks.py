@@ -218,7 +218,7 @@ def traffic(config: dict[str, Any], link: WorkerContext) -> dict[str, float]:
 def peers(config: dict[str, Any], link: WorkerContext) -> dict[str, list[float]]:
     """Seconds of steps of our engine and of plain loops with DDP and FSDP2, in turns."""
     spec, workload, device = started(config, link)
-    layout = Layout(dp=link.seat.world, micro_batch=config["batch"] // link.seat.world)
+    layout = Layout(dp=link.rank_info.world_size, micro_batch=config["batch"] // link.rank_info.world_size)
     data = batches(spec, layout, config["vocabulary"])
     runs = {
         "ours, zero 0": _ours(spec, workload, layout, device, data),

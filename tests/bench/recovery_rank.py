@@ -25,8 +25,8 @@ from orchestrator.train.loop import main
 class FileLink(WorkerContext):
     """Rows go to metrics.jsonl at once."""
 
-    def __init__(self, seat: RankInfo, store: Any, run: RunDir) -> None:
-        super().__init__(seat, store)
+    def __init__(self, rank_info: RankInfo, store: Any, run: RunDir) -> None:
+        super().__init__(rank_info, store)
         self._run, self._saved = run, 0
 
     def report(self, step: int, row: Row | None = None) -> None:
@@ -35,15 +35,15 @@ class FileLink(WorkerContext):
         if row is not None:
             self._run.append("metrics.jsonl", [row])
             self._saved += 1
-            self.take(0, self._saved)
+            self.take_rows(0, self._saved)
 
 
 def run(path: Path) -> None:
     """Train as the rank that torchrun says, from the newest commit there is."""
     env = os.environ
-    seat = RankInfo(
+    rank_info = RankInfo(
         rank=int(env["RANK"]),
-        world=int(env["WORLD_SIZE"]),
+        world_size=int(env["WORLD_SIZE"]),
         local_rank=int(env["LOCAL_RANK"]),
         host=env["MASTER_ADDR"],
         port=int(env["MASTER_PORT"]),
@@ -53,8 +53,8 @@ def run(path: Path) -> None:
     commit = Store(f"{task['run']}/checkpoints").latest(deep=False)
     task |= {"attempt": attempt, "restore": commit.step if commit else None, "token": f"attempt{attempt}"}
     # The agent serves one store for all attempts.
-    store = TCPStore(seat.host, seat.port, is_master=False, timeout=timedelta(seconds=60))
-    main(task, FileLink(seat, PrefixStore(f"attempt-{attempt}", store), RunDir(task["run"])))
+    store = TCPStore(rank_info.host, rank_info.port, is_master=False, timeout=timedelta(seconds=60))
+    main(task, FileLink(rank_info, PrefixStore(f"attempt-{attempt}", store), RunDir(task["run"])))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,8 @@ from rich.console import Console
 from rich.table import Table
 from soak_strikes import KINDS, Stage, Striker
 
-from cluster.local.local_cluster import ClusterError, LocalCluster, NodeSpec, down, up
+from cluster.local.local_cluster import LocalCluster, NodeSpec, down, up
+from cluster.local.node_processes import ClusterError
 
 STEPS = 1000
 """Of a round: some milliseconds each."""

@@ -15,7 +15,8 @@ from typing import Any
 import psutil
 
 from cluster.local import external_faults as strikes
-from cluster.local.local_cluster import ClusterError, LocalCluster, NodeSpec, add, find, remove
+from cluster.local.local_cluster import LocalCluster, NodeSpec, add, find, remove
+from cluster.local.node_processes import ClusterError
 
 KINDS = {
     "kill": 200, "all": 20, "pair": 8, "freeze": 12, "fork": 5, "host": 5, "controller": 4, "driver": 4, "node": 2,
@@ -216,7 +217,9 @@ class Striker:
         """The newest commit while its ranks die."""
         with contextlib.suppress(OSError, IndexError, ValueError):
             shard = strikes.newest_shard(self._stage.run / "checkpoints")
-            strikes.flip_bit(shard, self._dice.randrange(1 << 30)) if kind == "flip" else strikes.tear(shard)
+            strikes.flip_bit(shard, self._dice.randrange(1 << 30)) if kind == "flip" else strikes.truncate(
+                shard
+            )
             for pid in self._stage.pids()["rank"]:
                 kill(pid)
             return True

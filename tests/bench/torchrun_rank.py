@@ -13,16 +13,16 @@ from orchestrator.train.loop import main
 
 def run(task: Path, rows: Path) -> None:
     """Train `task` as the rank that torchrun says, and write rank 0's rows."""
-    seat = RankInfo(
+    rank_info = RankInfo(
         rank=int(os.environ["RANK"]),
-        world=int(os.environ["WORLD_SIZE"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
         local_rank=int(os.environ["LOCAL_RANK"]),
         host=os.environ["MASTER_ADDR"],
         port=int(os.environ["MASTER_PORT"]),
     )
-    link = WorkerContext(seat)
+    link = WorkerContext(rank_info)
     main(json.loads(task.read_text()), link)
-    if seat.rank == 0:
+    if rank_info.rank == 0:
         rows.write_text("".join(json.dumps(row) + "\n" for row in link.unsaved_rows()))
 
 

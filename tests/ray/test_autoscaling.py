@@ -11,6 +11,7 @@ import pytest
 from jobs import curve, job, orchestrator, rows, slow_job, status, wait_for, write_job, write_text
 
 from cluster.local import local_cluster as loopback
+from cluster.local import node_processes
 
 NAME = "t-scale"
 
@@ -70,7 +71,7 @@ def test_a_job_that_loses_a_node_and_the_head_ends_with_the_quiet_run_s_receipt(
     step = status(run)["step"]
     assert lost
     head = next(node for node in cluster.nodes if not node["head_address"])
-    loopback.end([head], abruptly=True)
+    node_processes.end_nodes([head], abruptly=True)
     wait_for(lambda: loopback.find(NAME) is None, "the head to be missed", 20)
 
     cluster = up(folder)

@@ -110,8 +110,8 @@ def test_a_lost_node_is_seen_and_avoided_and_what_is_left_is_used(
     assert gang.capacity(ONE) == 2
     gang.start(2, ONE, WAIT, {})
     beat = until(gang, running)
-    lost = next(n for n in cluster.worker_nodes if n.node_ip_address == beat.ranks[1].node)
-    cluster.remove_node(lost, allow_graceful=False)
+    lost_nodes = next(n for n in cluster.worker_nodes if n.node_ip_address == beat.ranks[1].node)
+    cluster.remove_node(lost_nodes, allow_graceful=False)
     beat = until(gang, lambda beat: beat.ranks[1].state == "dead" and beat.ranks[1].error != "")
     assert "gone" in beat.ranks[1].error or "no answer" in beat.ranks[1].error
     gang.stop()
@@ -138,7 +138,7 @@ def test_a_place_that_answers_again_is_used_again(breakable: RayGang) -> None:
     while gang.capacity(ONE) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert (gang.ready(), gang.lost()) == (2, set())
+    assert (gang.ready(), gang.lost_nodes()) == (2, set())
     gang.start(2, ONE, WAIT, {})
     beat = until(gang, running)
     assert zygote in [psutil.Process(rank.pid).parent() for rank in beat.ranks]
@@ -148,7 +148,7 @@ def test_places_are_made_ready_beside_running_ranks(gang: RayGang) -> None:
     gang.start(1, ONE, WAIT, {})
     until(gang, running)
     assert (gang.ready(), gang.capacity(ONE)) == (1, 2)
-    gang.hold(2)
+    gang.prewarm(2)
     until(gang, lambda beat: gang.ready() == 2)
     began = time.monotonic()
     gang.stop()
@@ -160,8 +160,8 @@ def test_places_are_made_ready_beside_running_ranks(gang: RayGang) -> None:
 def test_a_place_on_its_way_counts_though_nobody_polls(gang: RayGang) -> None:
     gang.start(1, ONE, WAIT, {})
     until(gang, running)
-    gang.hold(2)
-    until(gang, lambda beat: bool(gang._openings))
+    gang.prewarm(2)
+    until(gang, lambda beat: bool(gang._pending))
     gang.stop()
     deadline = time.monotonic() + 30
     while gang.capacity(ONE) < 2:  # as a run that waits for room
@@ -182,8 +182,8 @@ def test_a_drained_node_gives_notice_and_takes_nothing_new(breakable: RayGang) -
     gang = breakable
     gang.start(2, ONE, WAIT, {})
     beat = until(gang, running)
-    room, _ = gang._seats[1]
-    assert nodes.drain(room.places[0][0], 600, "spot")
+    group, _ = gang._slots[1]
+    assert nodes.drain(group.locations[0][0], 600, "spot")
     beat = until(gang, lambda beat: beat.ranks[1].leaving)
     assert (beat.ranks[0].leaving, beat.ranks[1].state) == (False, "running")
     assert gang.capacity(ONE) == 1
@@ -202,7 +202,7 @@ def test_what_cannot_be_placed_is_told_in_time(gang: RayGang, monkeypatch: pytes
 
 def test_a_group_shares_a_node_where_one_is_large_enough(gang: RayGang) -> None:
     half = Bundle(0.5)
-    gang.start(4, half, WAIT, {}, together=2)
+    gang.start(4, half, WAIT, {}, ranks_per_group=2)
     places = [rank.node for rank in until(gang, running).ranks]
     assert places[0] == places[1]
     assert places[2] == places[3]
@@ -222,7 +222,7 @@ def test_a_place_that_dies_is_not_its_node(gang: RayGang, killed: str) -> None:
     beat = until(gang, lambda beat: beat.ranks[1].state == "dead" and beat.ranks[1].error != "")
     assert beat.ranks[1].cause == Cause("lost", name="place" if killed == "host" else "fork server")
     gang.stop()
-    assert gang.lost() == set()
+    assert gang.lost_nodes() == set()
     deadline = time.monotonic() + 10
     while gang.capacity(ONE) < 2:
         assert time.monotonic() < deadline
@@ -240,7 +240,7 @@ def test_a_place_that_stays_frozen_is_given_up_where_its_node_answers(gang: RayG
     host.suspend()
     try:
         gang.stop()
-        assert gang.lost() == set()
+        assert gang.lost_nodes() == set()
         deadline = time.monotonic() + 30
         while gang.capacity(ONE) < 2:
             assert time.monotonic() < deadline

@@ -27,10 +27,10 @@ def services(shared_cluster: Cluster) -> Iterator[RayNodeServices]:
 
 
 def test_every_node_with_processors_has_one_until_they_are_stopped(services: RayNodeServices) -> None:
-    places = services.everywhere()
+    places = services.ensure_running()
     assert sorted(place["node"] for place in places) == ["127.0.0.11", "127.0.0.12"]
-    assert services.everywhere() == places
-    assert services.everywhere(at_least=3) == []
+    assert services.ensure_running() == places
+    assert services.ensure_running(min_nodes=3) == []
     for place in places:
         _connect(place["address"])
     services.stop()
@@ -41,7 +41,7 @@ def test_every_node_with_processors_has_one_until_they_are_stopped(services: Ray
 
 
 def test_a_service_leaves_the_processors_to_the_ranks(services: RayNodeServices) -> None:
-    services.everywhere()
+    services.ensure_running()
     actors = [
         p for p in psutil.process_iter(["cmdline"]) if "ray::Service" in " ".join(p.info["cmdline"] or [])
     ]

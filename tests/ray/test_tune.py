@@ -11,6 +11,7 @@ import yaml
 from jobs import curve, job, kill_tree, orchestrator, rows, started, wait_for, weights, write_job, write_text
 
 from cluster.local import local_cluster as loopback
+from cluster.local import node_processes
 from cluster.local.node import NodeSpec
 
 CLUSTER = "t-tune"
@@ -113,7 +114,9 @@ def test_a_search_on_a_cluster_that_loses_its_head_goes_on_on_the_next(tmp_path:
         cluster = loopback.up(CLUSTER, [NodeSpec("", "")])
         with started("tune", path, "--address", cluster.address, cwd=tmp_path) as process:
             wait_for(lambda: len(states(sweep)) >= 1, "a trial to end")
-            loopback.end([node for node in cluster.nodes if not node["head_address"]], abruptly=True)
+            node_processes.end_nodes(
+                [node for node in cluster.nodes if not node["head_address"]], abruptly=True
+            )
             wait_for(lambda: process.poll() is not None, "the command to notice", 120)
         wait_for(lambda: loopback.find(CLUSTER) is None, "the head to be missed", 60)
         cluster = loopback.up(CLUSTER, [NodeSpec("", "")])

@@ -29,11 +29,11 @@ class Net(nn.Module):
 
 def main(config: dict[str, Any], link: WorkerContext) -> None:
     """Train with every stage, save, and leave the fp32 weights as DeepSpeed gives them for comparison."""
-    seat = link.seat
-    os.environ |= {"RANK": str(seat.rank), "WORLD_SIZE": str(seat.world), "LOCAL_RANK": "0", "DS_ACCELERATOR": "cpu",
+    rank_info = link.rank_info
+    os.environ |= {"RANK": str(rank_info.rank), "WORLD_SIZE": str(rank_info.world_size), "LOCAL_RANK": "0", "DS_ACCELERATOR": "cpu",
                    "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
-    store = link.store or torch.distributed.TCPStore(seat.host, link.port(), is_master=False)
-    torch.distributed.init_process_group("gloo", store=store, rank=seat.rank, world_size=seat.world)
+    store = link.store or torch.distributed.TCPStore(rank_info.host, link.store_port(), is_master=False)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank_info.rank, world_size=rank_info.world_size)
     import deepspeed
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -56,6 +56,6 @@ def main(config: dict[str, Any], link: WorkerContext) -> None:
         folder = Path(config["folder"]) / f"zero{stage}"
         engine.save_checkpoint(str(folder), client_state={"epoch": 3})
         weights = {n: deepspeed.utils.safe_get_full_fp32_param(p) for n, p in net.named_parameters()}
-        if seat.rank == 0:
+        if rank_info.rank == 0:
             save_file({n: t.clone() for n, t in weights.items()}, folder / "expected.safetensors")
     torch.distributed.destroy_process_group()

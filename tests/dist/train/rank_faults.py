@@ -28,7 +28,7 @@ def _steps_that_were_nan(case: dict[str, Any], device: Device, link: WorkerConte
     engine = TorchEngine(spec, workload, layout, device)
     engine.initialise(spec.seed)
     for step in range(4):
-        if step == 2 and link.seat.rank == link.seat.world - 1:
+        if step == 2 and link.rank_info.rank == link.rank_info.world_size - 1:
             with torch.no_grad():
                 for parameter in engine.parallel.stages[-1].parameters():
                     parameter.copy_(torch.full_like(parameter, math.nan))
@@ -46,7 +46,7 @@ def raising(config: dict[str, Any], link: WorkerContext) -> dict[str, Any]:
     workload, layout = workload_of(spec), Layout(**case["layout"])
     engine = TorchEngine(spec, workload, layout, device)
     engine.initialise(spec.seed)
-    if link.seat.rank == 1:
+    if link.rank_info.rank == 1:
         engine.parallel.stages[0].register_forward_hook(_fail)
     engine.train_step(micro_batches(workload, spec, layout, 0), 1e-3)
     return {}

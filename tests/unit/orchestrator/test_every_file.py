@@ -15,7 +15,7 @@ from fake_gang import FakeGang
 from jobs import job, weights, write_text
 from local_run import controller_here
 from prepared import prepare_here
-from scripted import Training, place
+from scripted import Training, fake_cluster
 
 from orchestrator.checkpoint.identity import check_same_run
 from orchestrator.checkpoint.store import Store
@@ -83,7 +83,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def scripted(spec: JobSpec, run: RunDir, until: int | None, faults: tuple[str, ...]) -> Controller:
     """With a gang that follows a script."""
-    cluster = place(lambda: FakeGang(Training(), capacity=lambda: 2))
+    cluster = fake_cluster(lambda: FakeGang(Training(), capacity=lambda: 2))
     return Controller(spec, run, until, cluster, faults)
 
 

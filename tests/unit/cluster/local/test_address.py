@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from cluster.local import local_cluster as loopback
-from cluster.local.address import ClusterAddress, NoCluster, place_of
+from cluster.local.address import ClusterAddress, NoCluster, resolve_address
 
 VARIABLES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
@@ -50,19 +50,21 @@ def local(tmp_path: Path) -> Callable[[str, int], loopback.LocalCluster]:
 def test_nothing_said_and_nothing_there() -> None:
     for said in (None, "auto"):
         with pytest.raises(NoCluster, match="no address is given, and no local cluster is up"):
-            place_of(said)
+            resolve_address(said)
 
 
 def test_what_is_said_counts_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    assert place_of("10.0.0.2:6379") == ClusterAddress("10.0.0.2:6379", "10.0.0.2:6379")
-    assert place_of("http://10.0.0.3:8265/") == ClusterAddress(
+    assert resolve_address("10.0.0.2:6379") == ClusterAddress("10.0.0.2:6379", "10.0.0.2:6379")
+    assert resolve_address("http://10.0.0.3:8265/") == ClusterAddress(
         "http://10.0.0.3:8265/", "", "http://10.0.0.3:8265"
     )
     for said in (None, "auto"):
-        assert place_of(said) == ClusterAddress("10.0.0.1:6379", "10.0.0.1:6379")
+        assert resolve_address(said) == ClusterAddress("10.0.0.1:6379", "10.0.0.1:6379")
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://10.0.0.1:8265")
-    assert place_of(None) == ClusterAddress("http://10.0.0.1:8265", "10.0.0.1:6379", "http://10.0.0.1:8265")
+    assert resolve_address(None) == ClusterAddress(
+        "http://10.0.0.1:8265", "10.0.0.1:6379", "http://10.0.0.1:8265"
+    )
     assert "RAY_AUTH_TOKEN_PATH" not in os.environ
 
 
@@ -71,13 +73,13 @@ def test_the_local_cluster_is_meant_without_an_address_and_lends_its_token(
 ) -> None:
     other, default = local("a", 31), local("local", 32)
     for said in (None, "auto", default.address, default.dashboard):
-        place = place_of(said)
+        place = resolve_address(said)
         assert (place.ray, place.api) == (default.address, default.dashboard)
         assert os.environ.pop("RAY_AUTH_TOKEN_PATH") == f"{default.folder}/token"
-    assert place_of(other.dashboard).ray == other.address
+    assert resolve_address(other.dashboard).ray == other.address
     assert os.environ.pop("RAY_AUTH_TOKEN_PATH") == f"{other.folder}/token"
     monkeypatch.setenv("RAY_AUTH_TOKEN", "mine")
-    place_of(None)
+    resolve_address(None)
     assert "RAY_AUTH_TOKEN_PATH" not in os.environ
 
 
@@ -87,4 +89,4 @@ def test_a_head_that_is_gone_is_no_cluster(local: Callable[[str, int], loopback.
     record.write_text(json.dumps({**json.loads(record.read_text()), "born": 1.0}))
     assert loopback.find("local") is None
     with pytest.raises(NoCluster):
-        place_of(None)
+        resolve_address(None)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cluster.local import local_cluster as loopback
-from cluster.local.autoscaling_provider import LocalNodes, autoscaling
+from cluster.local import node_processes
+from cluster.local.autoscaling_provider import LocalNodeProvider, autoscaling_config
 from cluster.local.node import NodeSpec
 
 
@@ -19,7 +19,9 @@ def config_of(tmp_path: Path) -> Any:
     node = NodeSpec("", "", cpus=2, gpus=1, resources={"TPU": 4}, labels={"ray.io/market-type": "spot"})
     other = NodeSpec("", "", cpus=4)
     text = (
-        autoscaling([node, other], 1, 3, 12.0).replace("{folder}", str(tmp_path)).replace("{network}", "77")
+        autoscaling_config([node, other], 1, 3, 12.0)
+        .replace("{folder}", str(tmp_path))
+        .replace("{network}", "77")
     )
     (tmp_path / "autoscaling.yaml").write_text(text)
     return FileConfigReader(
@@ -27,12 +29,12 @@ def config_of(tmp_path: Path) -> Any:
     ).get_cached_autoscaling_config()
 
 
-def provider_of(tmp_path: Path) -> LocalNodes:
+def provider_of(tmp_path: Path) -> LocalNodeProvider:
     from ray.autoscaler._private.providers import _get_node_provider
 
     config = config_of(tmp_path)
     found = _get_node_provider(config.get_config("provider"), config.get_config("cluster_name"))
-    assert isinstance(found, LocalNodes)
+    assert isinstance(found, LocalNodeProvider)
     return found
 
 
@@ -60,7 +62,7 @@ def test_a_node_is_there_as_long_as_its_process(tmp_path: Path, monkeypatch: pyt
         launched.append(node)
         return subprocess.Popen(["sleep", "60"])
 
-    monkeypatch.setattr(loopback, "launch", launch)
+    monkeypatch.setattr(node_processes, "launch_node", launch)
     provider = provider_of(tmp_path)
     assert provider.non_terminated_nodes({}) == ["head"]
     tags = {"ray-node-type": "worker", "ray-user-node-type": "worker", "ray-launch-request": "r"}

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from cluster.local import local_cluster as loopback
-from cluster.local.local_cluster import ClusterError, claimed
+from cluster.local.local_cluster import claimed
+from cluster.local.node_processes import ClusterError
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from cluster.render.launcher import HEAD, PLACES, TOKEN, cloud, local
+from cluster.render.launcher import DEFAULT_REGIONS, HEAD, TOKEN, cloud, local
 from cluster.render.needs import ClusterNeeds
 from cluster.workers.machine import MACHINE_TYPE
 
@@ -16,9 +16,9 @@ PREEMPTIBLE = {
 }
 
 
-@pytest.mark.parametrize("kind", sorted(PLACES))
+@pytest.mark.parametrize("kind", sorted(DEFAULT_REGIONS))
 def test_ray_takes_it(kind: str, needs: ClusterNeeds) -> None:
-    prepared = prepare_config(cloud(kind, needs, PLACES[kind]))
+    prepared = prepare_config(cloud(kind, needs, DEFAULT_REGIONS[kind]))
     validate_config(prepared)
     assert prepared["provider"]["type"] == kind
     assert prepared["max_workers"] == max(g.max for g in needs.groups())
@@ -26,11 +26,11 @@ def test_ray_takes_it(kind: str, needs: ClusterNeeds) -> None:
     assert "ray-wheels" not in str(prepared)
 
 
-@pytest.mark.parametrize("kind", sorted(PLACES))
+@pytest.mark.parametrize("kind", sorted(DEFAULT_REGIONS))
 @pytest.mark.parametrize("spot", [True, False])
 def test_workers_may_be_spot_and_the_head_never(kind: str, spot: bool) -> None:
     needs = ClusterNeeds("c", "i", 2, 8, cpu=4, gpu=1, per_node=2, accelerators=("L4",), spot=spot)
-    types = dict(cloud(kind, needs, PLACES[kind])["available_node_types"])
+    types = dict(cloud(kind, needs, DEFAULT_REGIONS[kind])["available_node_types"])
     head = types.pop(HEAD)
     assert not PREEMPTIBLE[kind](head["node_config"])
     assert head["resources"] == {"CPU": 0}
@@ -43,7 +43,7 @@ def test_workers_may_be_spot_and_the_head_never(kind: str, spot: bool) -> None:
 
 def test_labels_that_the_job_asks_for_are_on_the_nodes() -> None:
     wanted = {"team": "blue", "rack": "!in(r1,r2)", "ray.io/availability-zone": "us-west-2a"}
-    document = cloud("aws", ClusterNeeds("c", "i", 1, 1, labels=wanted), PLACES["aws"])
+    document = cloud("aws", ClusterNeeds("c", "i", 1, 1, labels=wanted), DEFAULT_REGIONS["aws"])
     labels = document["available_node_types"]["cpu"]["labels"]
     assert labels == {"ray.io/market-type": "on-demand", "team": "blue", MACHINE_TYPE: "m6i.2xlarge"}
 
@@ -60,10 +60,12 @@ def test_machines_that_are_there(needs: ClusterNeeds) -> None:
     assert document["auth"] == {"ssh_user": "ops"}
 
 
-@pytest.mark.parametrize("kind", [*sorted(PLACES), "local"])
+@pytest.mark.parametrize("kind", [*sorted(DEFAULT_REGIONS), "local"])
 def test_nothing_listens_without_a_token(kind: str) -> None:
     needs = ClusterNeeds("c", "i", 1, 1)
-    document = local(needs, "a", ("b",), "u") if kind == "local" else cloud(kind, needs, PLACES[kind])
+    document = (
+        local(needs, "a", ("b",), "u") if kind == "local" else cloud(kind, needs, DEFAULT_REGIONS[kind])
+    )
     assert len(started(document)) == 2
     assert all("RAY_AUTH_MODE=token" in command for command in started(document))
     assert document["file_mounts"] == {TOKEN: TOKEN}
@@ -71,7 +73,7 @@ def test_nothing_listens_without_a_token(kind: str) -> None:
 
 
 def test_rays_schema_would_refuse_a_wrong_one() -> None:
-    document = cloud("aws", ClusterNeeds("c", "i", 1, 1), PLACES["aws"])
+    document = cloud("aws", ClusterNeeds("c", "i", 1, 1), DEFAULT_REGIONS["aws"])
     document["available_node_types"]["cpu"]["min_worker"] = 1
     with pytest.raises(Exception, match="min_worker"):
         validate_config(prepare_config(document))

@@ -23,23 +23,23 @@ from cluster.workers.worker_context import RankInfo
 
 
 @pytest.fixture
-def watch() -> Iterator[HeartbeatServer]:
+def server() -> Iterator[HeartbeatServer]:
     found = HeartbeatServer("127.0.0.1")
     yield found
     found.close()
 
 
 @pytest.fixture
-def zygote() -> Iterator[ForkServer]:
+def fork_server() -> Iterator[ForkServer]:
     found = ForkServer("targets:wait")
     yield found
     found.close()
 
 
-def rank(watch: HeartbeatServer, target: str = "targets:wait") -> dict[str, Any]:
-    token = watch.expect(["local"])
-    seat = dataclasses.asdict(RankInfo(0, 1, 0, "127.0.0.1", 1))
-    return {"seat": seat, "target": target, "config": {}, "watcher": watch.address, "token": token}
+def rank(server: HeartbeatServer, target: str = "targets:wait") -> dict[str, Any]:
+    token = server.expect(["local"])
+    rank_info = dataclasses.asdict(RankInfo(0, 1, 0, "127.0.0.1", 1))
+    return {"rank_info": rank_info, "target": target, "config": {}, "server": server.address, "token": token}
 
 
 def wait_for(seen: Any) -> None:
@@ -81,81 +81,83 @@ def gone(pid: int) -> bool:
 
 
 def test_a_second_rank_starts_at_once_and_the_first_leaves_its_exit_code(
-    zygote: ForkServer, watch: HeartbeatServer
+    fork_server: ForkServer, server: HeartbeatServer
 ) -> None:
-    first = zygote.launch(**rank(watch))
-    wait_for(lambda: watch.poll(0, 0.0).ranks[0].state == "running")
-    assert zygote.exits() == {}
+    first = fork_server.launch(**rank(server))
+    wait_for(lambda: server.poll(0, 0.0).ranks[0].state == "running")
+    assert fork_server.exits() == {}
     os.kill(first, signal.SIGKILL)
-    wait_for(lambda: watch.poll(0, 0.0).ranks[0].state == "dead")
-    wait_for(lambda: zygote.exits() == {first: -signal.SIGKILL})
+    wait_for(lambda: server.poll(0, 0.0).ranks[0].state == "dead")
+    wait_for(lambda: fork_server.exits() == {first: -signal.SIGKILL})
     began = time.monotonic()
-    second = zygote.launch(**rank(watch))
-    wait_for(lambda: watch.poll(0, 0.0).ranks[0].state == "running")
+    second = fork_server.launch(**rank(server))
+    wait_for(lambda: server.poll(0, 0.0).ranks[0].state == "running")
     assert (
         time.monotonic() - began < 5
     )  # an interpreter with its imports takes longer; a fork some milliseconds
-    zygote.end_ranks()
+    fork_server.end_ranks()
     assert gone(second)
-    assert zygote.exits() == {first: -signal.SIGKILL, second: -signal.SIGKILL}
+    assert fork_server.exits() == {first: -signal.SIGKILL, second: -signal.SIGKILL}
 
 
-def test_a_frozen_rank_can_be_ended(zygote: ForkServer, watch: HeartbeatServer) -> None:
-    pid = zygote.launch(**rank(watch))
+def test_a_frozen_rank_can_be_ended(fork_server: ForkServer, server: HeartbeatServer) -> None:
+    pid = fork_server.launch(**rank(server))
     os.kill(pid, signal.SIGSTOP)
-    zygote.end_ranks()
+    fork_server.end_ranks()
     assert gone(pid)
 
 
-def test_a_rank_that_fails_is_told_and_exits_with_one(zygote: ForkServer, watch: HeartbeatServer) -> None:
-    pid = zygote.launch(**rank(watch, "no_such_module:main"))
-    wait_for(lambda: watch.poll(0, 0.0).ranks[0].state == "failed")
-    wait_for(lambda: zygote.exits() == {pid: 1})
+def test_a_rank_that_fails_is_told_and_exits_with_one(
+    fork_server: ForkServer, server: HeartbeatServer
+) -> None:
+    pid = fork_server.launch(**rank(server, "no_such_module:main"))
+    wait_for(lambda: server.poll(0, 0.0).ranks[0].state == "failed")
+    wait_for(lambda: fork_server.exits() == {pid: 1})
 
 
 @pytest.mark.parametrize("how", ["objects", "descriptors"])
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_rank_that_closed_its_output_tells_its_end_and_keeps_its_exit_code(
-    zygote: ForkServer, watch: HeartbeatServer, how: str, fails: bool
+    fork_server: ForkServer, server: HeartbeatServer, how: str, fails: bool
 ) -> None:
-    pid = zygote.launch(**{**rank(watch, "targets:mute"), "config": {"how": how, "fails": fails}})
-    wait_for(lambda: zygote.exits() == {pid: int(fails)})
-    told = watch.poll(0, 0.0).ranks[0]
+    pid = fork_server.launch(**{**rank(server, "targets:mute"), "config": {"how": how, "fails": fails}})
+    wait_for(lambda: fork_server.exits() == {pid: int(fails)})
+    told = server.poll(0, 0.0).ranks[0]
     assert told.state == ("failed" if fails else "done")
     assert told.error.startswith("ValueError: nobody can print this") == fails
 
 
 def test_a_rank_that_the_kernel_ends_for_want_of_memory_is_told_from_one_that_somebody_kills(
-    zygote: ForkServer, watch: HeartbeatServer, small_memory: Path
+    fork_server: ForkServer, server: HeartbeatServer, small_memory: Path
 ) -> None:
-    starved = zygote.launch(**{**rank(watch, "targets:eat"), "config": {"group": str(small_memory)}})
-    wait_for(lambda: zygote.cause(starved))
-    assert zygote.cause(starved) == Cause("starved", -signal.SIGKILL)
-    killed = zygote.launch(**rank(watch))
+    starved = fork_server.launch(**{**rank(server, "targets:eat"), "config": {"group": str(small_memory)}})
+    wait_for(lambda: fork_server.cause(starved))
+    assert fork_server.cause(starved) == Cause("starved", -signal.SIGKILL)
+    killed = fork_server.launch(**rank(server))
     os.kill(killed, signal.SIGKILL)
-    wait_for(lambda: zygote.cause(killed))
-    assert zygote.cause(killed) == Cause("exited", -signal.SIGKILL)
+    wait_for(lambda: fork_server.cause(killed))
+    assert fork_server.cause(killed) == Cause("exited", -signal.SIGKILL)
 
 
-def test_ranks_die_with_their_zygote(zygote: ForkServer, watch: HeartbeatServer) -> None:
-    pid = zygote.launch(**rank(watch))
-    zygote.close()
-    zygote.close()
+def test_ranks_die_with_their_zygote(fork_server: ForkServer, server: HeartbeatServer) -> None:
+    pid = fork_server.launch(**rank(server))
+    fork_server.close()
+    fork_server.close()
     wait_for(lambda: gone(pid))
     with pytest.raises(OSError):
-        zygote.launch(**rank(watch))
+        fork_server.launch(**rank(server))
 
 
-def test_everything_dies_with_who_started_it(watch: HeartbeatServer) -> None:
+def test_everything_dies_with_who_started_it(server: HeartbeatServer) -> None:
     code = (
         "import json, sys, time; from cluster.workers.fork_server import ForkServer\n"
-        "zygote = ForkServer('targets:wait'); rank = zygote.launch(**json.loads(sys.argv[1]))\n"
-        "print(zygote._process.pid, rank, flush=True)\n"
+        "fork_server = ForkServer('targets:wait'); rank = fork_server.launch(**json.loads(sys.argv[1]))\n"
+        "print(fork_server._process.pid, rank, flush=True)\n"
         "time.sleep(600)\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     parent = subprocess.Popen(
-        [sys.executable, "-c", code, json.dumps(rank(watch))], stdout=subprocess.PIPE, env=environment
+        [sys.executable, "-c", code, json.dumps(rank(server))], stdout=subprocess.PIPE, env=environment
     )
     assert parent.stdout is not None
     pids = [int(word) for word in parent.stdout.readline().split()]

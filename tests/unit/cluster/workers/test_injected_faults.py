@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from cluster.workers.injected_faults import FaultSpec, InjectedFault, still_to_come
+from cluster.workers.injected_faults import FaultSpec, InjectedFault, remaining_faults
 
 
 @pytest.mark.parametrize(
@@ -57,23 +57,23 @@ def test_what_is_no_fault_is_refused_with_the_mend(text: str) -> None:
 def test_a_fault_strikes_at_its_place_only() -> None:
     fault = FaultSpec("raise", 1, 5)
     for place in ((0, 2, 5, 1), (1, 2, 4, 1), (1, 2, 6, 1), (1, 2, 5, 2)):
-        fault.strike(*place)
+        fault.apply(*place)
     with pytest.raises(InjectedFault, match="rank 1, step 5"):
-        fault.strike(1, 2, 5, 1)
+        fault.apply(1, 2, 5, 1)
 
 
 def test_a_fault_of_any_attempt_strikes_once_and_the_last_rank_where_there_are_fewer() -> None:
     fault = FaultSpec("nan", 1, 5, attempt=None)
-    assert fault.strike(1, 2, 5, 7)
-    assert fault.strike(0, 1, 5, 8)
-    assert not fault.strike(0, 2, 5, 8)
-    assert still_to_come(("nan@1:5/*", "nan@0:6/*", "kill@0:3/2"), 5) == ("nan@0:6/*", "kill@0:3/2")
+    assert fault.apply(1, 2, 5, 7)
+    assert fault.apply(0, 1, 5, 8)
+    assert not fault.apply(0, 2, 5, 8)
+    assert remaining_faults(("nan@1:5/*", "nan@0:6/*", "kill@0:3/2"), 5) == ("nan@0:6/*", "kill@0:3/2")
 
 
 def test_numbers_are_poisoned_once_and_by_the_rank_itself() -> None:
     fault = FaultSpec("nan", 1, 5)
-    assert [fault.strike(1, 2, step, 1) for step in (4, 5, 6)] == [False, True, False]
-    assert not fault.strike(1, 2, 5, 2)
+    assert [fault.apply(1, 2, step, 1) for step in (4, 5, 6)] == [False, True, False]
+    assert not fault.apply(1, 2, 5, 2)
 
 
 def test_a_slow_rank_stays_slow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,14 +81,14 @@ def test_a_slow_rank_stays_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", slept.append)
     fault = FaultSpec("slow", 1, 5, seconds=0.25)
     for place in ((1, 2, 4, 1), (0, 2, 5, 1), (1, 2, 5, 2), (1, 2, 5, 1), (1, 2, 9, 1)):
-        assert not fault.strike(*place)
+        assert not fault.apply(*place)
     assert slept == [0.25, 0.25]
 
 
 @pytest.mark.parametrize(("kind", "number"), [("kill", signal.SIGKILL), ("stop", signal.SIGSTOP)])
 def test_a_fault_befalls_the_whole_process(kind: str, number: int) -> None:
-    strike = f"FaultSpec.parse('{kind}@0:1').strike(0, 1, 1, 1)"
-    code = f"from cluster.workers.injected_faults import FaultSpec; {strike}; print('alive')"
+    call = f"FaultSpec.parse('{kind}@0:1').apply(0, 1, 1, 1)"
+    code = f"from cluster.workers.injected_faults import FaultSpec; {call}; print('alive')"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     try:
         _, status = os.waitpid(process.pid, os.WUNTRACED)

@@ -24,35 +24,35 @@ def four(monkeypatch: pytest.MonkeyPatch) -> None:
     told = [node("a"), node("b"), node("dead", alive=False), node("head", cpu=0.0)]
     free = {"a": {"CPU": 3.0, "GPU": 1.0}, "b": {"CPU": 2.5}, "dead": {"CPU": 64.0}, "unknown": {"CPU": 64.0}}
     monkeypatch.setattr(ray, "nodes", lambda: told)
-    monkeypatch.setattr("ray._private.state.available_resources_per_node", lambda: free)
-    monkeypatch.setattr(nodes, "leaving", frozenset)
+    monkeypatch.setattr(nodes.ray_internals, "free_resources_by_node", lambda: free)
+    monkeypatch.setattr(nodes, "draining", frozenset)
 
 
 @pytest.mark.parametrize(
     ("bundle", "room"), [(Bundle(1), 5), (Bundle(2), 2), (Bundle(0.5), 11), (Bundle(1, 1), 1), (Bundle(9), 0)]
 )
 def test_room_is_counted_node_by_node(bundle: Bundle, room: int) -> None:
-    assert nodes.free(bundle, frozenset()) == room
+    assert nodes.free_workers(bundle, frozenset()) == room
 
 
 @pytest.mark.parametrize(("avoid", "room"), [({"a"}, 2), ({"10.0.0.97"}, 2), ({"a", "b"}, 0), ({"c"}, 5)])
 def test_nodes_are_avoided_by_id_and_by_address(avoid: Set[str], room: int) -> None:
-    assert nodes.free(Bundle(1), avoid) == room
+    assert nodes.free_workers(Bundle(1), avoid) == room
 
 
 @pytest.mark.parametrize(("wanted", "room"), [("a", 3), ("!a", 2), ("in(b,c)", 2), ("!in(b,c)", 3), ("d", 0)])
 def test_labels_say_which_nodes_will_do(wanted: str, room: int) -> None:
-    assert nodes.free(Bundle(1, labels={"zone": wanted}), frozenset()) == room
+    assert nodes.free_workers(Bundle(1, labels={"zone": wanted}), frozenset()) == room
 
 
 @pytest.mark.parametrize(("wanted", "room"), [("a", 0), ("!a", 5), ("in(a)", 0), ("!in(a)", 5)])
 def test_a_node_without_the_label_is_none_of_those_excluded(wanted: str, room: int) -> None:
-    assert nodes.free(Bundle(1, labels={"rack": wanted}), frozenset()) == room
+    assert nodes.free_workers(Bundle(1, labels={"rack": wanted}), frozenset()) == room
 
 
-def test_nodes_that_leave_have_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes, "leaving", lambda: frozenset({"b"}))
-    assert nodes.free(Bundle(1), frozenset()) == 3
+def test_draining_nodes_have_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "draining", lambda: frozenset({"b"}))
+    assert nodes.free_workers(Bundle(1), frozenset()) == 3
 
 
 def test_without_processors_a_node_is_none() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cluster.workers import preemption as notices
-from cluster.workers.preemption import PreemptionNotices, noticed
+from cluster.workers.preemption import PreemptionNotices, has_notice
 
 ANSWERS: dict[str, str] = {}
 """What the server says by method and path; everything else is a 404."""
@@ -72,28 +72,28 @@ REBOOT = json.dumps({"Events": [{"EventType": "Reboot"}]})
     ],
 )
 def test_a_notice_is_known_when_it_comes(source: str, place: str, text: str, is_one: bool) -> None:
-    assert not noticed(source)
+    assert not has_notice(source)
     ANSWERS[place] = text
-    assert noticed(source) == is_one
+    assert has_notice(source) == is_one
 
 
 def test_a_file_or_an_address_is_a_source_too(server: str, tmp_path: Path) -> None:
     path = tmp_path / "taken-away"
-    assert not noticed(str(path))
+    assert not has_notice(str(path))
     path.touch()
-    assert noticed(str(path))
-    assert not noticed(f"{server}/soon")
+    assert has_notice(str(path))
+    assert not has_notice(f"{server}/soon")
     ANSWERS["GET /soon"] = ""
-    assert noticed(f"{server}/soon")
+    assert has_notice(f"{server}/soon")
 
 
 def test_no_answer_is_no_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notices, "AWS", "http://127.0.0.1:1")
-    assert not noticed("aws")
+    assert not has_notice("aws")
 
 
 def test_the_node_is_drained_once_with_the_cloud_s_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "EVERY", 0.01)
+    monkeypatch.setattr(notices, "POLL_INTERVAL", 0.01)
     drained, seen = [], threading.Event()
 
     def drain(seconds: float) -> None:

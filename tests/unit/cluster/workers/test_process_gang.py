@@ -59,7 +59,7 @@ def test_ranks_run_to_their_end_and_no_row_is_lost(gang: ProcessGang) -> None:
     assert [rank.step for rank in beat.ranks] == [50, 50]
     assert rows == [{"step": step} for step in range(1, 51)]
     results = [rank.result for rank in beat.ranks]
-    assert [(r["rank"], r["world"], r["local_rank"]) for r in results] == [(0, 2, 0), (1, 2, 1)]
+    assert [(r["rank"], r["world_size"], r["local_rank"]) for r in results] == [(0, 2, 0), (1, 2, 1)]
     assert len({(r["host"], r["port"]) for r in results}) == 1
     assert [r["serves"] for r in results] == [True, False]
     assert results[1]["config"] == {"steps": 50}
@@ -90,7 +90,7 @@ def test_a_rank_that_dies_one_that_fails_and_one_that_stops(gang: ProcessGang) -
     assert (beat.ranks[1].state, beat.ranks[1].error) == ("dead", "process ended with exit code -9")
     assert killed <= beat.ranks[1].failed_at <= time.monotonic()
     assert beat.ranks[0].state == "running"
-    assert time.monotonic() - beat.ranks[0].heard < 30
+    assert time.monotonic() - beat.ranks[0].last_heartbeat < 30
     gang.request_stop()
     beat = poll_until(gang, lambda beat: beat.ranks[0].state != "running")
     assert (beat.ranks[0].state, beat.ranks[0].result) == ("done", "stopped")
@@ -100,15 +100,15 @@ def test_a_rank_that_dies_one_that_fails_and_one_that_stops(gang: ProcessGang) -
 def test_a_frozen_rank_is_heard_of_no_more_and_can_be_stopped(gang: ProcessGang) -> None:
     gang.start(1, Bundle(), "targets:wait", {})
     beat = poll_until(gang, lambda beat: beat.ranks[0].state == "running")
-    pid, heard = beat.ranks[0].pid, beat.ranks[0].heard
+    pid, last_heartbeat = beat.ranks[0].pid, beat.ranks[0].last_heartbeat
     os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
     beats = [gang.poll(0, 0.3) for _ in range(2)]
     assert time.monotonic() - began < 10
     assert beats[-1].ranks[0].state == "running"
-    assert beats[-1].ranks[0].heard - heard < 0.5
+    assert beats[-1].ranks[0].last_heartbeat - last_heartbeat < 0.5
     os.kill(pid, signal.SIGCONT)
-    beat = poll_until(gang, lambda beat: beat.ranks[0].heard > heard + 1)
+    beat = poll_until(gang, lambda beat: beat.ranks[0].last_heartbeat > last_heartbeat + 1)
     assert beat.ranks[0].state == "running"
     os.kill(pid, signal.SIGSTOP)
     gang.stop()

@@ -17,11 +17,11 @@ from cluster.workers.heartbeat import HeartbeatServer
 from cluster.workers.rank_process import describe, run, serve_store
 from cluster.workers.worker_context import RankInfo
 
-SEAT = RankInfo(rank=0, world=1, local_rank=0, host="127.0.0.1", port=1)
+RANK_INFO = RankInfo(rank=0, world_size=1, local_rank=0, host="127.0.0.1", port=1)
 
 
 @pytest.fixture
-def watch() -> Iterator[HeartbeatServer]:
+def server() -> Iterator[HeartbeatServer]:
     """Listens for one rank."""
     found = HeartbeatServer("127.0.0.1")
     yield found
@@ -33,33 +33,33 @@ def leave_with(*arguments: Any) -> None:
     raise SystemExit(run(*arguments))
 
 
-def started(watch: HeartbeatServer, target: str, **config: Any) -> Any:
+def started(server: HeartbeatServer, target: str, **config: Any) -> Any:
     """A process that runs the target as the only rank; killed at the end of the test session at the latest."""
-    token = watch.expect(["local"])
-    arguments = (dataclasses.asdict(SEAT), target, config, watch.address, token)
+    token = server.expect(["local"])
+    arguments = (dataclasses.asdict(RANK_INFO), target, config, server.address, token)
     process = multiprocessing.get_context("fork").Process(target=leave_with, args=arguments, daemon=True)
     process.start()
     return process
 
 
-def until(watch: HeartbeatServer, seen: Callable[[RankStatus], bool]) -> tuple[RankStatus, list[Any]]:
+def until(server: HeartbeatServer, seen: Callable[[RankStatus], bool]) -> tuple[RankStatus, list[Any]]:
     """Poll until the rank is as wanted; the status, and all rows on the way."""
     deadline, rows = time.monotonic() + 30, []
     while True:
-        beat = watch.poll(0, 0.01)
-        rows += beat.rows
-        if seen(beat.ranks[0]):
-            return beat.ranks[0], rows
-        assert time.monotonic() < deadline, beat
+        status = server.poll(0, 0.01)
+        rows += status.rows
+        if seen(status.ranks[0]):
+            return status.ranks[0], rows
+        assert time.monotonic() < deadline, status
 
 
 def ended(status: RankStatus) -> bool:
     return status.state in ("done", "failed")
 
 
-def test_a_rank_that_ends_is_done_with_its_result_and_all_rows(watch: HeartbeatServer) -> None:
-    process = started(watch, "targets:count", steps=3)
-    status, rows = until(watch, ended)
+def test_a_rank_that_ends_is_done_with_its_result_and_all_rows(server: HeartbeatServer) -> None:
+    process = started(server, "targets:count", steps=3)
+    status, rows = until(server, ended)
     assert (status.state, status.step, status.error) == ("done", 3, "")
     assert rows == [{"step": 1}, {"step": 2}, {"step": 3}]
     assert status.result["config"] == {"steps": 3}
@@ -67,19 +67,19 @@ def test_a_rank_that_ends_is_done_with_its_result_and_all_rows(watch: HeartbeatS
     assert (process.exitcode, status.pid) == (0, process.pid)
 
 
-def test_a_stop_reaches_the_rank(watch: HeartbeatServer) -> None:
-    started(watch, "targets:wait")
-    status, _ = until(watch, lambda status: status.step >= 1)
+def test_a_stop_reaches_the_rank(server: HeartbeatServer) -> None:
+    started(server, "targets:wait")
+    status, _ = until(server, lambda status: status.step >= 1)
     assert status.state == "running"
-    watch.tell({"stop": True})
-    status, _ = until(watch, ended)
+    server.broadcast({"stop": True})
+    status, _ = until(server, ended)
     assert (status.state, status.result) == ("done", "stopped")
 
 
-def test_a_rank_that_raises_has_failed_and_says_where(watch: HeartbeatServer) -> None:
+def test_a_rank_that_raises_has_failed_and_says_where(server: HeartbeatServer) -> None:
     before = time.monotonic()
-    process = started(watch, "targets:one_fails", fails=0)
-    status, _ = until(watch, ended)
+    process = started(server, "targets:one_fails", fails=0)
+    status, _ = until(server, ended)
     assert status.state == "failed"
     assert status.error.startswith("ValueError: two lines (targets.py:")
     assert before <= status.failed_at <= time.monotonic()
@@ -96,24 +96,24 @@ def test_a_rank_that_raises_has_failed_and_says_where(watch: HeartbeatServer) ->
         ("no_such_module:main", "ModuleNotFoundError: No module named 'no_such_module'"),
     ],
 )
-def test_whatever_ends_a_rank_is_told(watch: HeartbeatServer, target: str, error: str) -> None:
-    started(watch, target)
-    status, _ = until(watch, ended)
+def test_whatever_ends_a_rank_is_told(server: HeartbeatServer, target: str, error: str) -> None:
+    started(server, target)
+    status, _ = until(server, ended)
     assert (status.state, status.error[: len(error)]) == ("failed", error)
 
 
-def test_a_notice_is_passed_on_and_does_not_end_the_rank(watch: HeartbeatServer) -> None:
-    process = started(watch, "targets:wait")
-    until(watch, lambda status: status.step >= 1)
+def test_a_notice_is_passed_on_and_does_not_end_the_rank(server: HeartbeatServer) -> None:
+    process = started(server, "targets:wait")
+    until(server, lambda status: status.step >= 1)
     os.kill(process.pid, signal.SIGTERM)
-    status, _ = until(watch, lambda status: status.leaving)
+    status, _ = until(server, lambda status: status.leaving)
     assert status.state == "running"
 
 
-def test_a_rank_that_nobody_watches_any_more_ends_itself(watch: HeartbeatServer) -> None:
-    process = started(watch, "targets:wait")
-    until(watch, lambda status: status.step >= 1)
-    watch.close()
+def test_a_rank_that_nobody_watches_any_more_ends_itself(server: HeartbeatServer) -> None:
+    process = started(server, "targets:wait")
+    until(server, lambda status: status.step >= 1)
+    server.close()
     process.join(10)
     assert process.exitcode == 1
 

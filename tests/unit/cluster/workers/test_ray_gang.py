@@ -30,7 +30,7 @@ def test_a_place_that_ray_ended_for_want_of_memory_is_told_from_one_that_is_lost
     host = SimpleNamespace(cause=SimpleNamespace(remote=lambda pid: None))
     gang = RayGang()
     try:
-        gang._seats = [(SimpleNamespace(hosts=[host]), 0)]  # type: ignore[list-item]
+        gang._slots = [(SimpleNamespace(hosts=[host]), 0)]  # type: ignore[list-item]
         assert gang._cause(RankStatus(0, "127.0.0.2", 1, "dead"))[0] == cause
     finally:
-        gang._watch.close()
+        gang._heartbeats.close()

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from cluster.workers.worker_context import RankInfo, WorkerContext
 
-SEAT = RankInfo(rank=0, world=2, local_rank=0, host="127.0.0.1", port=1)
+RANK_INFO = RankInfo(rank=0, world_size=2, local_rank=0, host="127.0.0.1", port=1)
 
 
 def row(number: int) -> dict[str, Any]:
@@ -19,40 +19,45 @@ def row(number: int) -> dict[str, Any]:
 
 
 def test_a_new_link_has_nothing_to_tell() -> None:
-    link = WorkerContext(SEAT)
-    assert (link.step, link.stop_requested(), link.unsaved_rows(), link.take(0, 0)) == (-1, False, [], ())
-    assert (link.seat, link.store) == (SEAT, None)
+    link = WorkerContext(RANK_INFO)
+    assert (link.step, link.stop_requested(), link.unsaved_rows(), link.take_rows(0, 0)) == (
+        -1,
+        False,
+        [],
+        (),
+    )
+    assert (link.rank_info, link.store) == (RANK_INFO, None)
 
 
 def test_a_stop_is_seen() -> None:
-    link = WorkerContext(SEAT)
+    link = WorkerContext(RANK_INFO)
     link.request_stop()
     assert link.stop_requested()
 
 
 def test_a_step_may_have_no_row() -> None:
-    link = WorkerContext(SEAT)
+    link = WorkerContext(RANK_INFO)
     link.report(1)
     link.report(2, row(2))
-    assert (link.step, link.take(0, 0)) == (2, (row(2),))
+    assert (link.step, link.take_rows(0, 0)) == (2, (row(2),))
 
 
 def test_rows_stay_until_they_are_stored() -> None:
-    link = WorkerContext(SEAT)
+    link = WorkerContext(RANK_INFO)
     for number in range(3):
         link.report(number, row(number))
-    assert link.take(0, 0) == (row(0), row(1), row(2))
-    assert link.take(3, 0) == ()
+    assert link.take_rows(0, 0) == (row(0), row(1), row(2))
+    assert link.take_rows(3, 0) == ()
     assert link.unsaved_rows() == [row(0), row(1), row(2)]
-    assert link.take(3, 2) == ()
+    assert link.take_rows(3, 2) == ()
     assert link.unsaved_rows() == [row(2)]
     link.report(3, row(3))
-    assert link.take(3, 3) == (row(3),)
+    assert link.take_rows(3, 3) == (row(3),)
     assert link.unsaved_rows() == [row(3)]
 
 
 def test_the_list_of_unsaved_rows_is_the_caller_s() -> None:
-    link = WorkerContext(SEAT)
+    link = WorkerContext(RANK_INFO)
     link.report(0, row(0))
     link.unsaved_rows().clear()
     assert link.unsaved_rows() == [row(0)]
@@ -63,7 +68,7 @@ class Heartbeat(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.link, self.reported = WorkerContext(SEAT), 0
+        self.link, self.reported = WorkerContext(RANK_INFO), 0
         self.received: list[dict[str, Any]] = []
         self.saved = self.confirmed = 0
 
@@ -75,13 +80,13 @@ class Heartbeat(RuleBasedStateMachine):
 
     @rule()
     def poll(self) -> None:
-        self.received += self.link.take(len(self.received), self.saved)
+        self.received += self.link.take_rows(len(self.received), self.saved)
         self.confirmed = self.saved
         assert len(self.received) == self.reported
 
     @rule()
     def poll_whose_answer_is_lost(self) -> None:
-        self.link.take(len(self.received), self.saved)
+        self.link.take_rows(len(self.received), self.saved)
         self.confirmed = self.saved
 
     @rule(data=st.data())
@@ -102,11 +107,11 @@ TestHeartbeat = Heartbeat.TestCase
 
 
 def test_two_threads_lose_nothing() -> None:
-    link, total = WorkerContext(SEAT), 5000
+    link, total = WorkerContext(RANK_INFO), 5000
     writer = threading.Thread(target=lambda: [link.report(n, row(n)) for n in range(total)])
     writer.start()
     received: list[dict[str, Any]] = []
     while writer.is_alive() or link.unsaved_rows():
-        received += link.take(len(received), len(received))
+        received += link.take_rows(len(received), len(received))
     assert received == [row(n) for n in range(total)]
     assert link.step == total - 1

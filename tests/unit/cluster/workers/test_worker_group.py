@@ -6,13 +6,13 @@ import socket
 import threading
 import time
 
-from cluster.workers.worker_group import until_out_of_reach
+from cluster.workers.worker_group import wait_until_unreachable
 
 
 def test_a_place_gives_up_once_nobody_has_been_in_reach_for_long_enough() -> None:
     server = socket.create_server(("127.0.0.1", 0), backlog=100)
     address = "{}:{}".format(*server.getsockname())
-    waiting = threading.Thread(target=until_out_of_reach, args=(address, 0.5, 0.02), daemon=True)
+    waiting = threading.Thread(target=wait_until_unreachable, args=(address, 0.5, 0.02), daemon=True)
     waiting.start()
     waiting.join(1.0)
     assert waiting.is_alive()

@@ -16,7 +16,7 @@ import pytest
 from fake_gang import Attempt, FakeGang
 from jobs import curve, job, rows, wait_for, write_text
 from prepared import prepare_here
-from scripted import ControllerKilled, RemoteTask, SnapshotServers, Training, place
+from scripted import ControllerKilled, RemoteTask, SnapshotServers, Training, fake_cluster
 
 from cluster.workers.gang import GangStatus
 from orchestrator.checkpoint.store import Store
@@ -55,7 +55,7 @@ class Runs:
     capacity: Callable[[], int] = lambda: 2
     refusals: list[str] = field(default_factory=list)
     calls: list[tuple[Any, ...]] = field(default_factory=list)
-    errands: list[RemoteTask] = field(default_factory=list)
+    tasks: list[RemoteTask] = field(default_factory=list)
     services: list[SnapshotServers] = field(default_factory=list)
     wants: list[int] = field(default_factory=list)
     machine: str = ""
@@ -75,10 +75,10 @@ class Runs:
         def gang() -> FakeGang:
             return FakeGang(lambda attempt: self.training(attempt), self.refusals, lambda: self.capacity())
 
-        def errand(*call: Any) -> RemoteTask:
+        def run_task(*call: Any) -> RemoteTask:
             self.calls.append(call)
-            self.errands.append(RemoteTask(lambda: self.export(call[2], call[3]), self.looks))
-            return self.errands[-1]
+            self.tasks.append(RemoteTask(lambda: self.export(call[2], call[3]), self.looks))
+            return self.tasks[-1]
 
         def services(target: str, token: str) -> SnapshotServers:
             self.services.append(SnapshotServers(target, token))
@@ -88,8 +88,8 @@ class Runs:
             return [{"node": node, "machine": self.machine, "market": "spot", "zone": "a"} for node in nodes]
 
         cluster = dataclasses.replace(
-            place(gang, errand, services),
-            want=lambda bundle, workers: self.wants.append(workers),
+            fake_cluster(gang, run_task, services),
+            request_workers=lambda bundle, workers: self.wants.append(workers),
             machines=machines,
         )
         return Controller(spec or self.job(), self.run, until, cluster, faults)
@@ -211,7 +211,7 @@ def test_a_stop_is_heard_during_an_export_and_the_same_command_exports_later(run
         summary = driven.result(timeout=60)
     assert (summary["state"], summary["commit"], summary["export"]) == ("stopped", 12, None)
     assert summary["reason"] == "stopped by the user; the model is not exported, and the same command does it"
-    assert [errand.cancelled for errand in runs.errands] == [True]
+    assert [run_task.cancelled for run_task in runs.tasks] == [True]
     runs.looks = 1
     summary = runs.controller(exporting(runs)).drive()
     assert (summary["state"], summary["step"], summary["export"]["step"]) == ("done", 12, 12)
@@ -223,7 +223,7 @@ def test_an_export_that_does_not_end_is_ended(runs: Runs, monkeypatch: pytest.Mo
     summary = runs.controller(exporting(runs)).drive()
     assert (summary["state"], summary["commit"]) == ("failed", 12)
     assert "the export failed: TimeoutError: it was not done after 0 s" in summary["reason"]
-    assert [errand.cancelled for errand in runs.errands] == [True]
+    assert [run_task.cancelled for run_task in runs.tasks] == [True]
 
 
 def test_no_export_is_made_that_nobody_asked_for(runs: Runs) -> None:

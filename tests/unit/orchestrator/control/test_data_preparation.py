@@ -16,7 +16,7 @@ import pytest
 from fake_gang import FakeGang
 from jobs import job, wait_for, write_text
 from prepared import prepare_here
-from scripted import Training, place
+from scripted import Training, fake_cluster
 
 from cluster.workers.gang import GangStatus
 from orchestrator.checkpoint.manifest import FENCE
@@ -102,7 +102,7 @@ class Gang(FakeGang):
 
 
 def controller(spec: JobSpec, run: RunDir, gang: FakeGang, faults: tuple[str, ...] = ()) -> Controller:
-    return Controller(spec, run, None, place(lambda: gang), faults)
+    return Controller(spec, run, None, fake_cluster(lambda: gang), faults)
 
 
 @pytest.fixture
@@ -213,5 +213,5 @@ def test_a_disk_that_is_full_or_away_at_a_restart_is_waited_for(
     monkeypatch.setattr(Store, "fence", fence)
     run = RunDir(str(tmp_path / "run"))
     run.create()
-    summary = Controller(spec, run, None, place(lambda: FakeGang(Training())), ("kill@0:7",)).drive()
+    summary = Controller(spec, run, None, fake_cluster(lambda: FakeGang(Training())), ("kill@0:7",)).drive()
     assert (summary["state"], summary["attempts"], errors) == ("done", 2, [])

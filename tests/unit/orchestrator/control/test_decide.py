@@ -43,7 +43,9 @@ def rules(spec: JobSpec | None = None, fits: bool = True) -> Policy:
 
 
 def rank(number: int, state: Any = "running", step: int = 7, **more: Any) -> RankStatus:
-    return RankStatus(number, f"node-{number}", 100 + number, state, step=step, **({"heard": NOW} | more))
+    return RankStatus(
+        number, f"node-{number}", 100 + number, state, step=step, **({"last_heartbeat": NOW} | more)
+    )
 
 
 def failed(number: int, error: str, ago: float = 10.0, step: int = 7) -> RankStatus:
@@ -199,7 +201,7 @@ TRAIN = (
     ),
     Case(
         "a step that came after the look, as a frozen controller goes on", in_phase("train", 1),
-        see(ranks=(rank(0, step=8, heard=NOW + 10), rank(1, heard=NOW - 1))), "train", "watch",
+        see(ranks=(rank(0, step=8, last_heartbeat=NOW + 10), rank(1, last_heartbeat=NOW - 1))), "train", "watch",
         becomes={"step": 8, "moved": NOW + 10},
     ),
     Case("no news", in_phase("train", 1), see(ranks=RUNNING), "train", "watch", becomes={"moved": NOW - 1}),
@@ -326,19 +328,20 @@ FAULTS = (
         first_fault=f"rank 0 on node-0: {DIVERGED}",
     ),
     Case(
-        "silence", in_phase("train"), see(ranks=(rank(0), rank(1, heard=NOW - SILENCE - 0.1))), "stop", "halt",
+        "silence", in_phase("train"), see(ranks=(rank(0), rank(1, last_heartbeat=NOW - SILENCE - 0.1))), "stop", "halt",
         first_fault="rank 1 on node-1: no sign of life for 2.1 s",
     ),
     Case(
-        "not silent yet", in_phase("train"), see(ranks=(rank(0), rank(1, heard=NOW - SILENCE))), "train", "watch",
+        "not silent yet", in_phase("train"), see(ranks=(rank(0), rank(1, last_heartbeat=NOW - SILENCE))),
+        "train", "watch",
     ),
     Case(
         "who is done may be silent", in_phase("train"),
-        see(ranks=(rank(0), dataclasses.replace(ended("steps", 100)[1], heard=0.0))), "train", "watch",
+        see(ranks=(rank(0), dataclasses.replace(ended("steps", 100)[1], last_heartbeat=0.0))), "train", "watch",
     ),
     Case(
         "where beats come late, silence is judged later", in_phase("train"),
-        see(ranks=(rank(0), rank(1, heard=NOW - 5)), gap=1.5), "train", "watch",
+        see(ranks=(rank(0), rank(1, last_heartbeat=NOW - 5)), gap=1.5), "train", "watch",
     ),
     Case(
         "a hang", in_phase("train", SILENCE + 1), see(ranks=RUNNING, longest_step=0.1), "stop", "halt",
@@ -372,11 +375,11 @@ FAULTS = (
     ),
     Case(
         "a start may be silent for longer", in_phase("start", 20),
-        see(ranks=(rank(0, "starting", -1, heard=NOW - 20),)), "start", "watch",
+        see(ranks=(rank(0, "starting", -1, last_heartbeat=NOW - 20),)), "start", "watch",
     ),
     Case(
         "a start that is silent for too long", in_phase("start", 40),
-        see(ranks=(rank(0, "starting", -1, heard=NOW - 31),)), "stop", "halt",
+        see(ranks=(rank(0, "starting", -1, last_heartbeat=NOW - 31),)), "stop", "halt",
         first_fault="rank 0 on node-0: no sign of life for 31.0 s",
     ),
     Case(

@@ -9,7 +9,7 @@ import pytest
 from fake_gang import FakeGang
 from jobs import job, write_text
 from prepared import prepare_here
-from scripted import Training, place
+from scripted import Training, fake_cluster
 
 from orchestrator.checkpoint.store import Store
 from orchestrator.control import decide
@@ -44,7 +44,7 @@ def taken_up(record: RunHistory, spec: JobSpec) -> State:
 
 
 def controller(spec: JobSpec, run: RunDir, died: bool) -> Controller:
-    return Controller(spec, run, None, place(lambda: FakeGang(Training())), died=died)
+    return Controller(spec, run, None, fake_cluster(lambda: FakeGang(Training())), died=died)
 
 
 def test_it_ends_in_words_once_that_was_as_often_as_the_job_allows(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fake_gang import FakeGang
-from scripted import place
+from scripted import fake_cluster
 
 from orchestrator.control.snapshot_servers import HELD, LIMIT, STATE, SnapshotServers
 from orchestrator.job.spec import parse
@@ -25,10 +25,10 @@ class Nodes:
     def __init__(self, count: int) -> None:
         self.count, self.stopped = count, False
 
-    def everywhere(self, at_least: int = 1) -> list[dict[str, str]]:
+    def ensure_running(self, min_nodes: int = 1) -> list[dict[str, str]]:
         return (
             [{"node": f"n{n}", "address": f"n{n}:1"} for n in range(self.count)]
-            if self.count >= at_least
+            if self.count >= min_nodes
             else []
         )
 
@@ -46,7 +46,7 @@ def holders(every: Any, nodes: Nodes) -> SnapshotServers:
             "checkpoint": {"snapshot_every": every},
         }
     )
-    cluster = place(lambda: FakeGang(lambda attempt: iter(())))
+    cluster = fake_cluster(lambda: FakeGang(lambda attempt: iter(())))
     return SnapshotServers(spec, dataclasses.replace(cluster, services=lambda target, token: nodes))
 
 

@@ -10,7 +10,7 @@ from orchestrator.job.overrides import override
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.launch.rendering_paths import reads, writes
 
-PLACES = {
+DEFAULT_REGIONS = {
     "data.sources": "[{uri: corpus/*.txt}]",
     "data.tokenizer": "tokenizer.json",
     "data.cache": "cache",
@@ -44,12 +44,12 @@ def job(**given: str) -> JobSpec:
     return parse(document)
 
 
-@pytest.mark.parametrize("key", PLACES)
+@pytest.mark.parametrize("key", DEFAULT_REGIONS)
 def test_each_local_path_is_named_once(key: str) -> None:
-    spec = job(**{**SHARED, key: PLACES[key]})
+    spec = job(**{**SHARED, key: DEFAULT_REGIONS[key]})
     found = reads(spec) + writes(spec)
     assert len(found) == 1
-    bare = PLACES[key].removeprefix("hf:").strip("[{}]").removeprefix("uri: ").strip("'")
+    bare = DEFAULT_REGIONS[key].removeprefix("hf:").strip("[{}]").removeprefix("uri: ").strip("'")
     assert bare in found[0]
 
 

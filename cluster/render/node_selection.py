@@ -1,4 +1,4 @@
-"""Which nodes a worker's pod may stand on, so that what its Ray node says of itself is true."""
+"""Which Kubernetes nodes a worker's pod may run on, so that the labels of its Ray node are true."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ NODE_LABELS = {
     "ray.io/availability-zone": "topology.kubernetes.io/zone",
     "ray.io/region": "topology.kubernetes.io/region",
 }
-"""Ray's label to that of a Kubernetes node. Of the others both have the same name."""
+"""Label of a Ray node to label of a Kubernetes node. Other labels have the same name on both."""
 
 
 def ray_labels(group: NodeGroup) -> dict[str, str]:
-    """Those of the group's Ray nodes, the zone and region that their pods are bound to included."""
-    bound = {k: v for k, v in group.wanted.items() if k in NODE_LABELS and values_of(v) == [v]}
+    """Labels of the group's Ray nodes, with the zone and region that their pods are bound to."""
+    bound = {k: v for k, v in group.selectors.items() if k in NODE_LABELS and values_of(v) == [v]}
     return group.labels | bound
 
 
-def selection(group: NodeGroup, spot: tuple[str, str]) -> dict[str, Any]:
-    """nodeSelector and affinity of the group's pods; spot is the label of a node that may be taken away."""
+def node_selection(group: NodeGroup, spot: tuple[str, str]) -> dict[str, Any]:
+    """nodeSelector and affinity of the group's pods; `spot` is the label (name, value) of a spot node."""
     selector, terms = {}, []
     if group.spot:
         selector[spot[0]] = spot[1]
@@ -30,7 +30,7 @@ def selection(group: NodeGroup, spot: tuple[str, str]) -> dict[str, Any]:
         terms.append(_term(spot[0], f"!{spot[1]}"))
     if group.accelerator:
         selector[ACCELERATOR] = group.accelerator
-    for label, wanted in group.wanted.items():
+    for label, wanted in group.selectors.items():
         name = NODE_LABELS.get(label, label)
         if label == MARKET or name in selector:
             continue
@@ -46,4 +46,8 @@ def selection(group: NodeGroup, spot: tuple[str, str]) -> dict[str, Any]:
 
 
 def _term(name: str, wanted: str) -> dict[str, Any]:
-    return {"key": name, "operator": "NotIn" if wanted[0] == "!" else "In", "values": values_of(wanted)}
+    return {
+        "key": name,
+        "operator": "NotIn" if wanted[0] == "!" else "In",
+        "values": values_of(wanted),
+    }

@@ -1,4 +1,4 @@
-"""One command at a time: who starts a cluster under a name ends what is left under that name first."""
+"""A lock file that one process holds at a time."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from pathlib import Path
 
 
 @contextlib.contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Hold the file at `path`, which is made, and removed at the end; the hold ends with the process, however that
-    ends. Raises BlockingIOError at once if another process holds it."""
-    while (fd := _held(path)) is None:
-        pass  # its holder removed it just as it was opened
+def exclusive_lock(path: Path) -> Iterator[None]:
+    """Create and lock the file at `path`, and remove it at the end. The kernel releases the lock when the process ends.
+
+    Raises BlockingIOError at once if another process holds it.
+    """
+    while (fd := _lock(path)) is None:
+        pass  # its owner removed it just as it was opened
     try:
         yield
     finally:
@@ -22,7 +24,8 @@ def alone(path: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _held(path: Path) -> int | None:
+def _lock(path: Path) -> int | None:
+    """The descriptor of the locked file; None if the file was removed meanwhile."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,126 @@
+"""The processes that keep the nodes of a local cluster: started, found by their records, ended.
+
+A record is the JSON file that a node's process (`cluster.local.node`) writes once the node is up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from cluster.local.node import NodeSpec
+
+UP_TIMEOUT = 120.0
+"""Seconds for a node, or for the Jobs API, to come up on a busy machine."""
+DOWN_TIMEOUT = 10.0
+"""Seconds for a node to end before it is killed."""
+
+
+class ClusterError(RuntimeError):
+    """An operation on a local cluster that cannot be done; the text says why and what to do."""
+
+
+def launch_node(node: NodeSpec) -> subprocess.Popen[bytes]:
+    """Start the process of a node; its record appears once the node is up."""
+    folder = Path(node.folder)
+    environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
+    if (folder / "token").exists():
+        environment["RAY_AUTH_TOKEN_PATH"] = str(folder / "token")
+    if node.autoscaling:
+        environment["RAY_enable_autoscaler_v2"] = "1"
+    for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR"):
+        environment.pop(name, None)
+    # Jobs call `python`: it must be the interpreter that started this cluster, and find the same code.
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment.get('PATH', '')}"
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(Path(__file__).parents[2]), *filter(None, [environment.get("PYTHONPATH")])]
+    )
+    arguments = [sys.executable, "-m", "cluster.local.node", json.dumps(node.to_json())]
+    with open(folder / f"node-{node.ip}.log", "ab") as log:
+        return subprocess.Popen(
+            arguments,
+            env=environment,
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+
+def wait_until_up(started: Sequence[tuple[NodeSpec, subprocess.Popen[bytes]]]) -> None:
+    """Wait for the records of nodes that were launched. Raises ClusterError, with all of their processes killed."""
+    deadline = time.monotonic() + UP_TIMEOUT
+    try:
+        for node, process in started:
+            while not node.record.exists():
+                if process.poll() is not None or time.monotonic() > deadline:
+                    lines = (
+                        (Path(node.folder) / f"node-{node.ip}.log").read_text(errors="replace").splitlines()
+                    )
+                    last = next((line.strip() for line in reversed(lines) if line.strip()), "no reason given")
+                    raise ClusterError(f"the node at {node.ip} did not come up: {last[:300]}")
+                time.sleep(0.05)
+    except BaseException:
+        for _, process in started:
+            process.kill()
+        raise
+
+
+def end_nodes(nodes: Sequence[dict[str, Any]], abruptly: bool = False) -> None:
+    """End the nodes of these records with all processes that they started, and remove the records."""
+    main_processes = [process for node in nodes if (process := process_of(node)) is not None]
+    all_processes = list(main_processes)
+    for main in main_processes:
+        with contextlib.suppress(psutil.Error):
+            all_processes += main.children(recursive=True)
+        with contextlib.suppress(psutil.Error):
+            main.kill() if abruptly else main.terminate()
+    _wait_until_ended(main_processes)
+    for process in all_processes:  # Ray's agents would take seconds to notice that their node is gone
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    _wait_until_ended(all_processes)
+    for node in nodes:
+        NodeSpec(node["folder"], node["ip"]).record.unlink(missing_ok=True)
+
+
+def _wait_until_ended(processes: Sequence[psutil.Process]) -> None:
+    """Wait for processes to end, at most DOWN_TIMEOUT seconds; one that nobody has reaped yet has ended."""
+    deadline = time.monotonic() + DOWN_TIMEOUT
+    while any(_is_alive(process) for process in processes) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def node_records(folder: Path) -> list[dict[str, Any]]:
+    """The records in a cluster's folder, by address."""
+    found = []
+    for path in sorted((folder / "nodes").glob("*.json"), key=lambda p: int(p.stem.split(".")[3])):
+        with contextlib.suppress(OSError, ValueError):
+            found.append(json.loads(path.read_text()))
+    return found
+
+
+def process_of(node: dict[str, Any]) -> psutil.Process | None:
+    """The process that keeps the node of a record; None if it has ended (its id may be another process's by now)."""
+    try:
+        process = psutil.Process(node["pid"])
+        same = abs(process.create_time() - node["born"]) < 1.0
+        return process if same and _is_alive(process) else None
+    except psutil.Error:
+        return None

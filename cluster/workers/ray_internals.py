@@ -1,0 +1,102 @@
+"""The parts of Ray that have no public interface; no other module may import `ray._private`.
+
+They may change with any release of Ray, so its version is pinned (constraints.txt). Each function says what breaks when
+its part of Ray changes; `tests/ray` runs all of them on real nodes. Importing this module does not import Ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import Any
+
+UPLOAD_LOGGER = "ray._private.runtime_env.packaging"
+"""Ray's logger of package uploads. If its name changes, every `submit` logs its uploads."""
+MAIN_PROCESSES = ("raylet", "gcs_server")
+"""Ray's names of the processes without which a node is no longer part of a cluster."""
+NODE_TIMEOUT = 60
+"""Seconds for a started node to be registered with its head."""
+
+
+def free_resources_by_node() -> dict[str, dict[str, float]]:
+    """Free resources by node id. Without it only the total of the cluster is known: gangs could not tell whether
+    ranks that must share a node fit on one."""
+    from ray._private.state import available_resources_per_node
+
+    found: dict[str, dict[str, float]] = available_resources_per_node()
+    return found
+
+
+def draining_nodes(timeout: float) -> frozenset[str]:
+    """Ids of the nodes that are being drained; empty if the head does not answer within `timeout` seconds. Without it
+    a preempted node keeps its ranks until it dies, and may get new ones."""
+    from ray._private.worker import global_worker
+    from ray.exceptions import RayError
+
+    with contextlib.suppress(RayError, RuntimeError):
+        client = global_worker.gcs_client  # type: ignore[attr-defined]
+        return frozenset(client.get_draining_nodes(timeout=timeout))
+    return frozenset()
+
+
+def drain_node(node_id: str, seconds: float, message: str) -> bool:
+    """Announce that the node will be taken away in `seconds`; returns whether Ray accepts. Without it a cloud's
+    preemption notice reaches nobody, and the run learns of the loss from the dead node."""
+    from ray._private.worker import global_worker
+    from ray.core.generated import autoscaler_pb2 as messages
+
+    reason = messages.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION  # type: ignore[attr-defined]
+    client = global_worker.gcs_client  # type: ignore[attr-defined]
+    accepted, _ = client.drain_node(node_id, reason, message, int((time.time() + seconds) * 1000))
+    return bool(accepted)
+
+
+def dead_main_process() -> str:
+    """Which of MAIN_PROCESSES has ended of the node that this process started; empty if none has, or if it started
+    none. Without it a run whose embedded Ray has died would wait for it."""
+    from ray._private import worker
+
+    node: Any = worker._global_node
+    return _dead_main_process(node) if node is not None else ""
+
+
+def raylet_pids() -> frozenset[int]:
+    """Process ids of the raylets that this process started. Without it the workers of a raylet that was killed live
+    on for a while and keep their memory and ports."""
+    from ray._private import worker
+
+    node: Any = worker._global_node
+    return frozenset(info.process.pid for info in node.all_processes["raylet"])
+
+
+class RayNode:
+    """The processes of one Ray node, children of this process. `options` are those of Ray's `RayParams`.
+
+    (`ray start` would open a port for Ray Client too, and its processes would outlive this one.) Without it there are
+    no local clusters of several nodes: `cluster up`, and the tests with real nodes.
+    """
+
+    def __init__(self, head: bool, options: dict[str, Any]) -> None:
+        from ray._private import services
+        from ray._private.node import Node
+        from ray._private.parameter import RayParams
+        from ray._private.utils import write_ray_address
+
+        self._node: Any = Node(RayParams(**options), head=head, shutdown_at_exit=False, spawn_reaper=True)
+        self.address = str(self._node.gcs_address)
+        services.wait_for_node(self.address, self._node.plasma_store_socket_name, NODE_TIMEOUT)
+        # Where jobs look for their cluster; without it they would take any head that runs on this machine.
+        write_ray_address(self.address, os.fspath(options["temp_dir"]))
+
+    def is_broken(self) -> bool:
+        """Whether one of MAIN_PROCESSES has ended."""
+        return bool(_dead_main_process(self._node))
+
+    def stop(self) -> None:
+        """End all processes of the node, and wait for them."""
+        self._node.kill_all_processes(check_alive=False, allow_graceful=True, wait=True)
+
+
+def _dead_main_process(node: Any) -> str:
+    return next((kind for kind, _ in node.dead_processes() if kind in MAIN_PROCESSES), "")
