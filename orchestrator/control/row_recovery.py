@@ -11,7 +11,7 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.storage.row_line import Row
 from orchestrator.storage.row_log import RowLog
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.track.tracker import copied
+from orchestrator.track.tracker import rows_on_server
 
 PATIENCE = 60.0
 """Seconds that are given to a tracking server to tell what it has."""
@@ -39,7 +39,7 @@ def find(
     left = without(missing, found)
     if left and spec.tracking and sum(last - first + 1 for first, last in left) <= MOST:
         layouts = {e["attempt"]: str(e["layout_after"]) for e in events if e.get("layout_after")}
-        for row in copied(spec, run, left, PATIENCE):
+        for row in rows_on_server(spec, run, left, PATIENCE):
             found[row["step"]] = _completed(row, layouts, receipts)
     return found
 

@@ -26,7 +26,7 @@ from orchestrator.storage.row_line import EVENTS, METRICS
 from orchestrator.storage.row_log import told
 from orchestrator.storage.row_writer import HOLD, Rows
 from orchestrator.storage.run_directory import ORIGIN, Row, RunDir
-from orchestrator.track.totals import RunTotals, counted, is_number
+from orchestrator.track.totals import RunTotals, is_number, totals_of
 from orchestrator.track.tracker import Tracker
 
 RECENT = 200
@@ -311,8 +311,8 @@ class RunHistory:
         """The rows of the whole run; what was lost of them and can be found again is put back first. Raises OSError if
         storage does not take what waits."""
         self.settle()
-        rows = counted(self._run)
-        return counted(self._run) if self.restore(rows.missing, attempt, step) else rows
+        rows = totals_of(self._run)
+        return totals_of(self._run) if self.restore(rows.missing, attempt, step) else rows
 
     def beyond(self, step: int) -> list[Row]:
         """Rows of steps after that one."""

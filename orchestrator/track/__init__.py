@@ -1,4 +1,4 @@
-"""What is told of a run: totals, goodput, summary, report, live display, MLflow. Nothing here decides anything.
+"""What is shown of a run: totals, goodput, summary, report, live display, MLflow. Nothing here decides anything.
 
 Imports checkpoint, storage and job.
 """

@@ -10,7 +10,7 @@ Point = tuple[float, float]
 Tick = tuple[float, str]
 
 LEFT, RIGHT, TOP, BOTTOM = 54.0, 14.0, 14.0, 26.0
-POINTS = 900  # more than a screen is wide, and nobody sees the difference
+POINTS = 900  # about as many as a chart has pixels in its width
 TIME_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
 
 
@@ -131,7 +131,7 @@ def path(points: Iterable[Point], x: Scale, y: Scale) -> str:
 
 
 def thin(points: Sequence[Point], limit: int = POINTS) -> list[Point]:
-    """At most about `limit` points, every peak and dip kept: first, least, greatest and last of each bin."""
+    """At most about `limit` points that keep every peak and dip: the first, lowest, highest and last of each bin."""
     if len(points) <= limit:
         return list(points)
     size = math.ceil(len(points) / (limit / 4))
@@ -146,15 +146,17 @@ def thin(points: Sequence[Point], limit: int = POINTS) -> list[Point]:
 
 
 class Thinned:
-    """Points of a line in any order, of which as many are kept as `POINTS` asks for: of each of equally wide bins the
-    first, the last, the least and the greatest, and one that is not finite."""
+    """Collects the points of a line, in any order, and keeps about as many as `POINTS`.
+
+    Of each of equally wide bins it keeps the first, last, lowest and highest point, and one that is not finite.
+    """
 
     def __init__(self) -> None:
         self._width = 1
         self._bins: dict[int, list[Point]] = {}
 
     def add(self, x: float, y: float) -> None:
-        """One more point."""
+        """Add a point."""
         points = self._bins.setdefault(int(x // self._width), [])
         points.append((x, y))
         if len(points) > 16:
@@ -192,7 +194,7 @@ def ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def time_ticks(seconds: float, count: int) -> list[float]:
-    """Moments of a clock within [0, seconds], at most about `count`."""
+    """Ticks of a time axis within [0, seconds], at most about `count`: whole seconds, minutes, hours or days."""
     days = 86400 * math.ceil(seconds / count / 86400)
     step = next((s for s in TIME_STEPS if s * count >= seconds), days)
     return [float(i * step) for i in range(int(seconds // step) + 1)]

@@ -1,4 +1,4 @@
-"""What the driver shows while a run goes on, on standard error, so that standard output stays clean."""
+"""The display of a run on standard error while it trains, and its summary at the end; standard output stays clean."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ LINE_SECONDS = 10.0
 class ProgressDisplay:
     """A live line on a terminal; elsewhere a plain line every ten seconds and at every change of phase.
 
-    `update` takes {phase, step, steps, loss, tokens_per_second, attempt, layout, eta_seconds, note}; what is
-    missing is left out.
+    `update` takes {phase, step, steps, loss, tokens_per_second, attempt, layout, eta_seconds, note}; missing keys
+    are left out of the line.
     """
 
     def __init__(self, stream: IO[str] | None = None) -> None:
@@ -25,7 +25,7 @@ class ProgressDisplay:
         self._live: Any = None
         self._task: Any = None
         self._phase: tuple[Any, ...] = ()
-        self._spoke = -LINE_SECONDS
+        self._printed_at = -LINE_SECONDS
 
     def __enter__(self) -> ProgressDisplay:
         if self._stream.isatty():
@@ -41,26 +41,26 @@ class ProgressDisplay:
             self._live.stop()
 
     def update(self, status: Mapping[str, Any]) -> None:
-        """Show the state of the run."""
+        """Show the current state of the run."""
         phase = (status.get("phase"), status.get("attempt"), status.get("note"))
         changed, self._phase = phase != self._phase, phase
         line = "  ".join([head(status), *_details(status)])
         if self._live:
             total = status.get("steps") if status.get("phase") == "train" else None
             self._live.update(self._task, description=line, total=total, completed=status.get("step") or 0)
-        elif changed or time.monotonic() - self._spoke >= LINE_SECONDS:
-            self._spoke = time.monotonic()
+        elif changed or time.monotonic() - self._printed_at >= LINE_SECONDS:
+            self._printed_at = time.monotonic()
             print(line, file=self._stream, flush=True)
 
 
 def head(status: Mapping[str, Any]) -> str:
-    """The phase, and the attempt from the second one on."""
+    """The phase, with the number of the attempt from the second one on."""
     again = f" (attempt {status['attempt']})" if (status.get("attempt") or 1) > 1 else ""
     return f"{status.get('phase') or '...'}{again}"
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as people say them: 40 ms, 8.2 s, 3 min 20 s, 5 h 03 min."""
+    """Seconds in readable units: 40 ms, 8.2 s, 3 min 20 s, 5 h 03 min; "unknown" for None."""
     if seconds is None:
         return "unknown"
     if 0 < seconds < 1:
@@ -72,7 +72,7 @@ def duration(seconds: float | None) -> str:
 
 
 def count(number: float | None) -> str:
-    """A number short enough to read at a glance: 812, 12.3k, 4.56M."""
+    """A number with three digits and a unit: 812, 12.3k, 4.56M; "unknown" for None."""
     if number is None:
         return "unknown"
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -82,7 +82,7 @@ def count(number: float | None) -> str:
 
 
 def final_table(summary: Mapping[str, Any], stream: IO[str] | None = None) -> None:
-    """The summary of a run as a table, on standard error unless told otherwise."""
+    """Print the summary of a run as a table to `stream`, by default standard error."""
     from rich.console import Console
     from rich.table import Table
 
@@ -97,7 +97,7 @@ def final_table(summary: Mapping[str, Any], stream: IO[str] | None = None) -> No
 
 
 def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(name, text) of what a user asks first about a run."""
+    """The lines of that table: (name, text)."""
     ledger, measured = summary.get("ledger") or {}, summary.get("measured") or {}
     predicted = summary.get("predicted") or {}
     goodput, cost, loss = ledger.get("goodput"), summary.get("cost_usd"), summary.get("final_loss")

@@ -1,6 +1,6 @@
-"""Where the time went: every second of a run, from its first event on, in exactly one bucket.
+"""Where the time went: every second of a run, from its first event on, belongs to exactly one bucket.
 
-Pure arithmetic on the rows of events.jsonl and the tally of those of metrics.jsonl. Seconds are counted as whole
+Pure arithmetic on the rows of events.jsonl and the totals of those of metrics.jsonl. Seconds are counted as whole
 microseconds inside, so that the buckets sum to the wall time exactly and not nearly.
 """
 
@@ -13,22 +13,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.job.outcome import ENDED
-from orchestrator.track.totals import Row, RunTotals, Spent, forward, micros
+from orchestrator.track.totals import PhaseTime, Row, RunTotals, micros, never_back
 
 BUCKETS = (
-    "prepare",  # token shards, plan
-    "start",  # first gang: processes, mesh, model
+    "prepare",  # token shards are made, layout is planned
+    "start",  # the first gang starts: processes, process groups, model
     "step",  # optimiser steps that count
     "data_stall",  # a step waited for its samples
     "checkpoint_stall",  # a step waited for its commit
-    "lost_work",  # steps rolled back, first execution
+    "lost_work",  # steps that were rolled back, at their first execution
     "detection",  # from the last step to the moment the fault was seen
     "re_plan",  # stopping the gang and choosing the next layout
-    "restore",  # any later gang: processes, mesh, model, commit read
+    "restore",  # any later gang starts: processes, process groups, model, commit read
     "export",  # writing the model for others
     "queue",  # waiting for its turn on a cluster that several jobs share
     "idle",  # waiting for workers, and the time in training that no step accounts for
-    "down",  # nobody ran
+    "down",  # no controller ran
 )
 _PLAIN = {
     "prepare": "prepare",
@@ -42,7 +42,7 @@ _PLAIN = {
 
 @dataclass(frozen=True)
 class Phase:
-    """One stretch of the run. `start` and `end` in microseconds since the epoch."""
+    """A period of the run in one phase. `start` and `end` are microseconds since the epoch."""
 
     name: str
     attempt: int
@@ -57,7 +57,7 @@ class Phase:
 
     @property
     def seconds(self) -> float:
-        """Its length."""
+        """Its length in seconds."""
         return (self.end - self.start) / 1e6
 
 
@@ -71,7 +71,7 @@ def ledger(events: Sequence[Row], rows: RunTotals, now: float | None = None) -> 
     amounts = dict.fromkeys(BUCKETS, 0)
     started = False
     for phase in timeline(events, rows, now):
-        useful, lost = rows.useful.get(phase.event, Spent()), rows.lost.get(phase.event, Spent())
+        useful, lost = rows.useful.get(phase.event, PhaseTime()), rows.lost.get(phase.event, PhaseTime())
         if phase.name == "train":
             for bucket, amount in _train(phase, useful, lost):
                 amounts[bucket] += amount
@@ -91,7 +91,7 @@ def ledger(events: Sequence[Row], rows: RunTotals, now: float | None = None) -> 
 
 
 def _lost_steps(events: Sequence[Row], lost: Counter[Any]) -> int:
-    """Steps lost by attempt, as the controller told or as rows still show, whichever is more."""
+    """Steps lost in all attempts: for each as the controller recorded or as rows show, whichever is more."""
     steps = lost.copy()
     for event in events:
         attempt = event.get("attempt")
@@ -100,14 +100,14 @@ def _lost_steps(events: Sequence[Row], lost: Counter[Any]) -> int:
 
 
 def timeline(events: Sequence[Row], rows: RunTotals, now: float | None = None, since: int = 0) -> list[Phase]:
-    """The run as phases that touch: each event's lasts until the next. Clocks that went back stand still; `since`, in
-    microseconds, is the latest time of the events before these.
+    """The run as contiguous phases: each lasts from its event to the next. A clock that was set back stands still;
+    `since`, in microseconds, is the latest time of the events before these.
 
     Where a run was started again ("prepare", reason "resumed ..."), the phase it died in ends at the last
     sign of life: its last row, or the event's `last_seen` (unix seconds). The rest is a phase named "down".
     """
     phases: list[Phase] = []
-    starts = forward([micros(event.get("time")) for event in events], since)
+    starts = never_back([micros(event.get("time")) for event in events], since)
     for index, event in enumerate(events):
         start = starts[index]
         following = events[index + 1] if index + 1 < len(events) else None
@@ -134,14 +134,14 @@ def timeline(events: Sequence[Row], rows: RunTotals, now: float | None = None, s
 
 
 def _until_death(phase: Phase, following: Row | None, rows: RunTotals) -> list[Phase]:
-    """The phase, cut at the last sign of life if nobody ran until `following`."""
+    """The phase, split at the last sign of life if no controller ran from there until the event `following`."""
     if phase.name in ENDED:
         return [dataclasses.replace(phase, name="down")] if following else []
     if not following or following.get("phase") != "prepare" or not _resumed(following):
         return [phase]
     seen = micros(following.get("last_seen"))
     if phase.name == "train":
-        seen = max(seen, rows.sign_before(phase.end))
+        seen = max(seen, rows.last_row_before(phase.end))
     death = min(max(seen, phase.start), phase.end)
     down = Phase("down", phase.attempt, death, phase.end, reason="nobody ran")
     return [dataclasses.replace(phase, end=death, died=True), down]
@@ -151,8 +151,8 @@ def _resumed(event: Row) -> bool:
     return str(event.get("reason")).startswith("resumed")
 
 
-def _start(phase: Phase, useful: Spent, lost: Spent) -> Iterator[tuple[str, int]]:
-    """A gang is started when its first steps are seen; they are steps all the same. "" is what they leave."""
+def _start(phase: Phase, useful: PhaseTime, lost: PhaseTime) -> Iterator[tuple[str, int]]:
+    """Buckets of a start phase, which lasts until the controller sees the first steps; "" is the time without them."""
     length = phase.end - phase.start
     for bucket, amount in _accounted(length, useful):
         yield bucket, amount
@@ -162,11 +162,11 @@ def _start(phase: Phase, useful: Spent, lost: Spent) -> Iterator[tuple[str, int]
     yield "", length - amount
 
 
-def _train(phase: Phase, useful: Spent, lost: Spent) -> Iterator[tuple[str, int]]:
-    """A training phase is three spans: to the last row that counts, to the last row lost, and the tail.
+def _train(phase: Phase, useful: PhaseTime, lost: PhaseTime) -> Iterator[tuple[str, int]]:
+    """Buckets of a training phase, in three spans: to the last row that counts, to the last lost row, and the rest.
 
-    Rows of lost steps may be gone, or may never have arrived. After a fault the tail holds them as far as the
-    controller counted them; where the controller itself died, nothing after the last row was kept.
+    Rows of lost steps may be missing. After a fault the rest contains as much lost work as the controller counted;
+    where the controller itself died, everything after the last row was lost.
     """
     counted = min(max(phase.start, useful.last), phase.end)
     rolled_back = min(max(counted, lost.last), phase.end)
@@ -181,8 +181,8 @@ def _train(phase: Phase, useful: Spent, lost: Spent) -> Iterator[tuple[str, int]
     yield "detection" if phase.faulted else "idle", tail - unseen
 
 
-def _accounted(length: int, rows: Spent) -> Iterator[tuple[str, int]]:
-    """What the rows account for, never more than `length`; step time is what the two stalls leave of it."""
+def _accounted(length: int, rows: PhaseTime) -> Iterator[tuple[str, int]]:
+    """Buckets of the time that rows account for, together at most `length`; the stalls come first, then step time."""
     for bucket, spent in (
         ("data_stall", rows.data),
         ("checkpoint_stall", rows.commit),

@@ -1,7 +1,7 @@
-"""One run on an MLflow server: found by its run directory or made, and continued after its last logged step.
+"""One run on an MLflow server: found by its run directory or created, and continued after its last logged step.
 
-Everything here may raise whatever MLflow and its transport raise; `tracker` decides what that means.
-MLflow is imported when the first object is made, seconds long, so make it away from the training path.
+Everything here may raise whatever MLflow and its transport raise; `tracker` handles it. MLflow is imported when
+the first object is created, which takes seconds, so that must not happen in the controller's thread.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ METRICS_A_BATCH = 1000
 PARAMS_A_BATCH = 100
 VALUE_LENGTH = 6000
 KEY_LENGTH = 250
-WHOLE = ("step", "attempt", "tokens", "memory_bytes")
-"""Metrics that are whole numbers in a row; MLflow has all as floats."""
+INTEGERS = ("step", "attempt", "tokens", "memory_bytes")
+"""Metrics that are integers in a row; MLflow stores all as floats."""
 URI_TAG, BORN_TAG = "orchestrator.run_uri", "orchestrator.born"
-# MLflow's own knobs, unless the user set them. Its defaults hold one call for minutes and call home.
-_KNOBS = {
+# Set unless the user has set them: by MLflow's defaults one call may take minutes, and telemetry is on.
+_CLIENT_DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -37,8 +37,8 @@ _KNOBS = {
 class MlflowRun:
     """The run tagged with `run_uri` and `born` (unix seconds of its first event) in `experiment`.
 
-    Two runs that used the same directory one after the other differ in `born`. `last` is the last step
-    that the server has.
+    Two runs that used the same directory one after the other differ in `born`. `last` is the last step that
+    the server has.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class MlflowRun:
         born: float,
         params: Mapping[str, Any] | None,
     ) -> None:
-        """Without `params` it is not made. Raises LookupError if there is none then."""
-        for knob, value in _KNOBS.items():
-            os.environ.setdefault(knob, value)
+        """Find the run or create it; without `params` only find it. Raises LookupError if there is none then."""
+        for variable, value in _CLIENT_DEFAULTS.items():
+            os.environ.setdefault(variable, value)
         from mlflow.tracking import MlflowClient
 
         for chatty in ("mlflow", "alembic"):
@@ -75,9 +75,9 @@ class MlflowRun:
             self._log_params(params, known=run.data.params)
 
     def log_rows(self, rows: Iterable[Row]) -> None:
-        """Log what comes after `last`, in order, whole rows a batch; `last` follows each batch.
+        """Log the rows after `last`, in order and in batches of full rows; `last` is updated after each batch.
 
-        A step that was run again after a rollback is logged once, as it was first seen.
+        A step that was computed again after a rollback is logged once, as it was first reported.
         """
         for batch in _batches(rows, self.last):
             metrics = [metric for row in batch for metric in _metrics(row)]
@@ -86,8 +86,7 @@ class MlflowRun:
             self.last = batch[-1]["step"]
 
     def rows(self, steps: Sequence[tuple[int, int]], closing: threading.Event) -> list[Row]:
-        """The numbers that were logged for these steps, the first and the last of each stretch; none if it is closed
-        meanwhile."""
+        """The numbers logged for these ranges of steps, ends included, as rows; none if `closing` is set meanwhile."""
         found: dict[int, Row] = {}
         for key in self._keys:
             if closing.is_set():
@@ -95,13 +94,13 @@ class MlflowRun:
             for metric in self._client.get_metric_history(self.run_id, key):
                 if any(first <= metric.step <= last for first, last in steps):
                     row = found.setdefault(metric.step, {"time": metric.timestamp / 1000})
-                    row[key] = int(metric.value) if key in WHOLE else metric.value
+                    row[key] = int(metric.value) if key in INTEGERS else metric.value
         return [
             found[step] for step in sorted(found) if {"step", "attempt", "step_seconds"} <= found[step].keys()
         ]
 
     def log_document(self, name: str, text: str) -> None:
-        """Log or replace an artefact."""
+        """Log a text as an artefact, or replace it."""
         self._client.log_text(self.run_id, redact(text), name)
 
     def set_status(self, status: str, at: float | None = None) -> None:
@@ -112,7 +111,7 @@ class MlflowRun:
             self._client.set_terminated(self.run_id, status, None if at is None else int(at * 1000))
 
     def _log_params(self, params: Mapping[str, Any], known: Mapping[str, str]) -> None:
-        """Log those that are not there. MLflow lets none be changed: a job edited later keeps its first."""
+        """Log parameters that the server lacks. None can be changed later: an edited job keeps its first values."""
         from mlflow.entities import Param
 
         flat = {_key(key): str(value)[:VALUE_LENGTH] for key, value in flatten(redact(dict(params)))}
@@ -122,7 +121,7 @@ class MlflowRun:
 
 
 def flatten(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves of nested mappings and lists under dotted keys. An empty one is a leaf."""
+    """Leaves of nested mappings and lists with their dotted keys; an empty mapping or list is a leaf."""
     if isinstance(value, Mapping) and value:
         children: Iterable[tuple[Any, Any]] = value.items()
     elif isinstance(value, list | tuple) and value:
@@ -141,14 +140,14 @@ def _experiment(client: Any, uri: str, name: str) -> str:
         return str(found.experiment_id)
     try:
         return str(client.create_experiment(name, artifact_location=_artifacts(uri, name)))
-    except MlflowException:  # another run made it meanwhile
+    except MlflowException:  # another run has created it meanwhile
         if found := client.get_experiment_by_name(name):
             return str(found.experiment_id)
         raise
 
 
 def _artifacts(uri: str, experiment: str) -> str | None:
-    """Beside a database file, whatever folder this process runs in; a server decides for itself."""
+    """The artefact folder: beside a database file, whatever the current folder; None where a server decides itself."""
     database = re.fullmatch(r"sqlite(?:\+\w+)?:///([^?]+)(?:\?.*)?", uri)
     if not database:
         return None
@@ -173,7 +172,7 @@ def _batches(rows: Iterable[Row], last: int) -> Iterator[list[Row]]:
 
 
 def _metric_keys(row: Row) -> list[str]:
-    """Keys with a number. Not a number is logged as such: the user must see it."""
+    """Keys with a number. NaN is logged too: the user must see it."""
     keys = [
         key for key, value in row.items() if isinstance(value, int | float) and not isinstance(value, bool)
     ]
@@ -183,7 +182,7 @@ def _metric_keys(row: Row) -> list[str]:
 def _metrics(row: Row) -> list[Any]:
     from mlflow.entities import Metric
 
-    # The time is the row's own, so that a row logged twice is the same row to the server.
+    # With the row's own time, a row that is logged twice stays one row on the server.
     at = int(float(row.get("time") or 0) * 1000)
     return [Metric(_key(key), float(row[key]), at, row["step"]) for key in _metric_keys(row)]
 
@@ -199,5 +198,5 @@ def _key(key: Any) -> str:
 
 
 def quotable(text: str) -> str:
-    """`text` without what MLflow's filters, which know no escape for a quote, could not hold."""
+    """`text` with quotes percent-encoded: MLflow's filter syntax has no escape for them."""
     return text.replace("'", "%27").replace('"', "%22").replace("`", "%60")

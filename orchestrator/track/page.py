@@ -35,7 +35,7 @@ def render(template: Path, content: Mapping[str, Any]) -> str:
 
 
 def size(value: float | None) -> str:
-    """Bytes as people say them: 512 B, 3.2 MiB."""
+    """Bytes in readable units: 512 B, 3.2 MiB; "unknown" for None."""
     if value is None:
         return "unknown"
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -51,5 +51,5 @@ def moment(seconds: float | None) -> str:
 
 
 def short(value: Any) -> str:
-    """A value of a job, a number with four digits."""
+    """A value of a job as text, a float with four digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

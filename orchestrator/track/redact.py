@@ -1,4 +1,4 @@
-"""Takes credentials out of what leaves the run directory: trackers and reports are read by many."""
+"""Removes credentials from everything that leaves the run directory: trackers and reports are read by many."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 HIDDEN = "***"
 T = TypeVar("T")
 
-# "token" must not hide "tokenizer" or "tokens_per_second", nor "key" hide "monkey": a word ends here.
+# Whole words only: "token" must not match "tokenizer" or "tokens_per_second", nor "key" match "monkey".
 _NAMES = r"(?i:token|secret|password|passwd|credentials?|api_?key|access_?key(?:_?id)?|private_?key)(?![a-z])"
 _SECRET = rf"(?:{_NAMES}|(?<![A-Za-z])(?i:key)(?![A-Za-z]))"
 _SECRET_KEY = re.compile(_SECRET)

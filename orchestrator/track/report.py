@@ -1,4 +1,4 @@
-"""The run as one HTML page without anything outside it: what happened, where the time went, what it made."""
+"""The report of a run as one HTML page: what happened, where the time went, and what was produced."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ from orchestrator.track.goodput import BUCKETS, Phase, timeline
 from orchestrator.track.page import render, size
 from orchestrator.track.redact import redact
 from orchestrator.track.summary import summary
-from orchestrator.track.totals import DRAWN, Row, RunTotals, counted
+from orchestrator.track.totals import CHARTED, Row, RunTotals, totals_of
 
-WIDE, LOW = (1040.0, 300.0), (508.0, 190.0)  # width and height of drawings
-LANE, LANES = 26.0, 14  # height of an attempt in the timeline, and how many are shown
-TOLD, MARKS = 500, 100  # events in the table, attempts and faults in the drawing: the last ones
-SHOWN = 12  # layouts in a table before the rest is only counted
+WIDE, LOW = (1040.0, 300.0), (508.0, 190.0)  # width and height of charts, in SVG units
+LANE, LANES = 26.0, 14  # height of an attempt's lane in the timeline, and how many attempts are shown
+EVENTS_SHOWN, MARKS_SHOWN = (
+    500,
+    100,
+)  # events in the table, and attempts and faults in the charts: the latest ones
+LAYOUTS_SHOWN = 12  # layouts in a table; the rest is only counted
 
 BUCKET_NAMES = {
     "prepare": "preparing data",
@@ -48,7 +51,7 @@ BUCKET_OF = {"start": "restore", "train": "step", "wait": "idle", "stop": "re_pl
 
 
 def report(run_dir: RunDir, rows: RunTotals | None = None) -> str:
-    """The page for what stands in `run_dir`, of a run that goes on or has ended; `rows` where they were counted.
+    """The page for a run directory, of a run that trains or has ended; `rows` if its totals are known already.
 
     Raises InputError if there is no job.yaml, or none that can be read.
     """
@@ -56,13 +59,13 @@ def report(run_dir: RunDir, rows: RunTotals | None = None) -> str:
 
 
 def _content(run_dir: RunDir, rows: RunTotals | None) -> dict[str, Any]:
-    """All that the template names."""
+    """The values of all names in the template."""
     job, spec = run_dir.read_text("job.yaml") or "", job_in(run_dir)
     if spec is None:
         raise InputError("there is no run here", run_dir.uri, "give a run directory, such as runs/<name>")
     plan = run_dir.told("plan.json")
     events = redact(run_dir.rows(EVENTS))
-    rows = rows or counted(run_dir)
+    rows = rows or totals_of(run_dir)
     saved = run_dir.told("summary.json")
     known = {"unigram_entropy": saved.get("unigram_entropy"), "sample": saved.get("sample")}
     found = {**saved, **summary(spec, plan, events, rows, **known)}
@@ -80,7 +83,7 @@ def _content(run_dir: RunDir, rows: RunTotals | None) -> dict[str, Any]:
         "compared": _compared(found),
         "commits": _commits(run_dir),
         "events": _events(events),
-        "earlier": max(0, len(events) - TOLD),
+        "earlier": max(0, len(events) - EVENTS_SHOWN),
     }
 
 
@@ -95,15 +98,15 @@ def _ledger(ledger: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _plots(rows: RunTotals, events: Sequence[Row], found: dict[str, Any]) -> list[dict[str, Any]]:
-    """Loss with all that happened on the way, then speed and gradient norm."""
+    """The charts: loss with attempts, lost steps and unigram entropy; speed; gradient norm."""
     starts = sorted(rows.first_step.items(), key=lambda item: item[1])
-    marks = [(float(step), f"attempt {attempt}") for attempt, step in starts][1:][-MARKS:]
-    stops = [e for e in events if e.get("lost_steps") and e.get("step") is not None][-MARKS:]
+    marks = [(float(step), f"attempt {attempt}") for attempt, step in starts][1:][-MARKS_SHOWN:]
+    stops = [e for e in events if e.get("lost_steps") and e.get("step") is not None][-MARKS_SHOWN:]
     bands = [(float(e["step"] - e["lost_steps"]), float(e["step"])) for e in stops]
     entropy = found["unigram_entropy"]
     drawn = []
     titles = ("Loss", "nats a token"), ("Speed", "tokens a second"), ("Gradient norm", "before clipping")
-    for key, (title, unit) in zip(DRAWN, titles, strict=True):
+    for key, (title, unit) in zip(CHARTED, titles, strict=True):
         points = list(rows.points[key])
         loss = key == "loss"
         plot = charts.line_plot(
@@ -120,7 +123,7 @@ def _plots(rows: RunTotals, events: Sequence[Row], found: dict[str, Any]) -> lis
 
 
 def _timeline(phases: Sequence[Phase]) -> dict[str, Any] | None:
-    """One lane an attempt; the time before the first is its own. The last LANES are shown."""
+    """The timeline: a lane for each of the last LANES attempts, and one for the time before the first."""
     lanes = list(dict.fromkeys(phase.attempt for phase in phases))[-LANES:]
     shown = [phase for phase in phases if phase.attempt in lanes]
     length = (shown[-1].end - shown[0].start) / 1e6 if shown else 0.0
@@ -159,24 +162,26 @@ def _plan(plan: dict[str, Any]) -> dict[str, Any]:
     return {
         "chosen": text,
         "degrees": chosen,
-        "candidates": candidates[:SHOWN],
-        "more": max(0, len(candidates) - SHOWN),
-        "rejected": reasons.most_common(SHOWN),
+        "candidates": candidates[:LAYOUTS_SHOWN],
+        "more": max(0, len(candidates) - LAYOUTS_SHOWN),
+        "rejected": reasons.most_common(LAYOUTS_SHOWN),
         "refused": sum(reasons.values()),
     }
 
 
 def _compared(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """Predicted beside measured, with measured over predicted."""
+    """Predicted and measured values, and measured over predicted."""
     rows = []
-    for key, name, say in (
+    for key, name, text_of in (
         ("step_seconds", "a step", duration),
         ("tokens_per_second", "tokens a second", count),
         ("memory_bytes", "memory of a rank", size),
     ):
         predicted, real = found["predicted"][key], found["measured"][key]
         ratio = real / predicted if predicted and real is not None else None
-        rows.append({"name": name, "predicted": say(predicted), "measured": say(real), "ratio": ratio})
+        rows.append(
+            {"name": name, "predicted": text_of(predicted), "measured": text_of(real), "ratio": ratio}
+        )
     return rows
 
 
@@ -204,7 +209,7 @@ def _commits(run_dir: RunDir) -> list[dict[str, Any]]:
 
 
 def _events(events: Sequence[Row]) -> list[dict[str, Any]]:
-    """What happened of late, newest first, with the time since the first event."""
+    """The latest events, newest first, with the seconds since the first event."""
     first = float(events[0].get("time") or 0.0) if events else 0.0
     return [
         {
@@ -218,12 +223,12 @@ def _events(events: Sequence[Row]) -> list[dict[str, Any]]:
             "fault": event.get("first_fault") or "",
             "lost": event.get("lost_steps") or 0,
         }
-        for event in reversed(events[-TOLD:])
+        for event in reversed(events[-EVENTS_SHOWN:])
     ]
 
 
 def _bucket(phase: str) -> str:
-    """The bucket whose colour a phase has. An end has one of its own."""
+    """The bucket whose colour stands for a phase; done, failed and stopped have their own colours."""
     return BUCKET_OF.get(phase, phase if phase in BUCKETS or phase in ENDED else "idle")
 
 

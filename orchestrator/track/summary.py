@@ -1,4 +1,4 @@
-"""The run in one document: how it ended, what it cost, and how well it was predicted. Pure."""
+"""The summary of a run: how it ended, what it cost, and predicted and measured speed. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def summary(
     sample: str | None = None,
     now: float | None = None,
 ) -> dict[str, Any]:
-    """What summary.json holds.
+    """What summary.json holds, from the rows of events.jsonl and the totals of those of metrics.jsonl.
 
     `manifest_meta` is the `meta` of the last commit, `unigram_entropy` in nats a token, `sample` a text the
     model generated, `now` unix seconds for a run that has not ended. Values that are not known are None.
@@ -75,18 +75,20 @@ def summary(
 
 
 def measured(rows: RunTotals) -> dict[str, float | None]:
-    """Medians over the steps that count, without the first of every attempt, which warms up; peak memory."""
+    """Medians over the steps that count, without the first of each attempt, which is slower; and peak memory."""
     return {key: rows.median(key) for key in MEASURED} | {"memory_bytes": rows.memory_bytes}
 
 
 def worker_seconds(phases: Sequence[Phase], rows: RunTotals) -> float:
-    """Seconds x workers that gangs held: from the start of each gang until it was stopped."""
+    """Seconds times workers that gangs held, from the start of each gang until it was stopped."""
     return sum(phase.seconds * world(layout) for phase, layout in held(phases, rows))
 
 
 def cost(phases: Sequence[Phase], rows: RunTotals, events: Sequence[Row], usd: float) -> float | None:
-    """USD that gangs have cost, from the start of each until it was stopped: by `usd` a worker and hour if that is
-    given, else by what the events say of the machines; None if there is no price for any of them."""
+    """USD that gangs have cost, from the start of each until it was stopped; None if no price is known.
+
+    `usd` is the price of a worker for an hour; if it is 0, the prices of the machines in the events are used.
+    """
     rates = {e["attempt"]: e["usd_per_hour"] for e in events if e.get("usd_per_hour") is not None}
     total, known = 0.0, bool(usd)
     for phase, layout in held(phases, rows):
@@ -115,15 +117,15 @@ def world(layout: Any) -> int:
 
 
 def _footprint(spec: JobSpec, worker_hours: float, usd: float | None) -> dict[str, Any]:
-    """Cost and energy of so many worker hours, with the assumptions in words."""
+    """Cost and estimated energy of these worker hours, with the assumptions behind them as text."""
     worker, price = spec.resources.per_worker, spec.limits.usd_per_worker_hour
     watts = worker.cpu * WATTS_PER_CPU + worker.gpu * WATTS_PER_GPU
     kwh = worker_hours * watts * PUE / 1000
-    told = "Cost is unknown: usd_per_worker_hour is not set, and no machine's price is known."
+    basis = "Cost is unknown: usd_per_worker_hour is not set, and no machine's price is known."
     if usd is not None:
-        told = "Cost is hours of whole machines x their prices in the table."
+        basis = "Cost is hours of whole machines x their prices in the table."
     if price:
-        told = f"Cost is worker hours x {price:g} USD."
+        basis = f"Cost is worker hours x {price:g} USD."
     return {
         "cost_usd": usd,
         "kwh": kwh,
@@ -132,7 +134,7 @@ def _footprint(spec: JobSpec, worker_hours: float, usd: float | None) -> dict[st
             f"Energy is estimated, not measured: a worker's {worker.cpu:g} CPU x {WATTS_PER_CPU:g} W and "
             f"{worker.gpu:g} GPU x {WATTS_PER_GPU:g} W at full load, times {PUE} for the building, and "
             f"{KG_CO2E_PER_KWH} kg CO2e per kWh (defaults of Green Algorithms, Lannelongue et al., 2021; "
-            f"H100 SXM board power). {told}"
+            f"H100 SXM board power). {basis}"
         ),
     }
 

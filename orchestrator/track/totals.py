@@ -1,7 +1,7 @@
-"""What ledger, summary and report need of the rows of a run, from one pass over them, the newest first.
+"""Totals of a run's metrics rows for goodput, summary and report, from one pass over them, newest first.
 
-A run may have millions of rows, so none is kept: sums by phase, extremes, two numbers a row for the medians, and points
-for the drawings, fewer than a screen is wide.
+A run may have millions of rows, so they are not kept: only sums by phase, extremes, two numbers a row for the medians,
+and the points of the charts, thinned.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from orchestrator.storage.row_line import EVENTS, LARGEST, METRICS, Row
 from orchestrator.storage.run_directory import ORIGIN, RunDir
 from orchestrator.track.charts import Thinned
 
-GANG = frozenset({"start", "train"})
-"""Phases in which steps are made."""
-DRAWN = ("loss", "tokens_per_second", "grad_norm")
+GANG_PHASES = frozenset({"start", "train"})
+"""Phases in which steps are computed."""
+CHARTED = ("loss", "tokens_per_second", "grad_norm")
 MEASURED = ("step_seconds", "tokens_per_second")
 
 
 @dataclass
-class Spent:
-    """What the rows of one phase account for, in microseconds, and when the last of them ended."""
+class PhaseTime:
+    """The time that the rows of one phase account for, in microseconds, and when the last of them was written."""
 
     data: int = 0
     commit: int = 0
@@ -42,141 +42,145 @@ class Spent:
 
 
 class RunTotals:
-    """The rows of a run whose `events` are known. A row rolls back every earlier one with its step or a later one; a
-    stop that says how many of the steps up to its own were lost marks them too, since nothing may have been run again.
+    """The totals of a run whose `events` are known; `add` takes its rows, newest first.
+
+    A row rolls back every earlier row with the same step or a later one. A stop event that says how many steps were
+    lost marks these too, since they may not have been computed again.
     """
 
     def __init__(self, events: Sequence[Row], first: int = 1) -> None:
-        """`first` is the step that the run began with."""
-        self.useful: dict[int, Spent] = {}
-        """By the number of the event that began the phase: rows that count."""
-        self.lost: dict[int, Spent] = {}
-        """And rows whose work was lost."""
+        """`first` is the run's first step: not 1 for one that started from another run's commit."""
+        self.useful: dict[int, PhaseTime] = {}
+        """Time of the rows that count, by the index of the event that began their phase."""
+        self.lost: dict[int, PhaseTime] = {}
+        """The same of rows whose work was lost."""
         self.lost_steps: Counter[Any] = Counter()
-        """By attempt."""
+        """Number of lost steps, by attempt."""
         self.last: Row = {}
         """The row of the last step that counts."""
         self.layout_of: dict[int, Any] = {}
-        """What an attempt began with."""
+        """The layout of an attempt, in its first row."""
         self.first_step: dict[int, int] = {}
-        """The first step of an attempt that counts."""
+        """The first step of an attempt that counts, by attempt."""
         self.memory_bytes: float | None = None
-        self.points = {key: Thinned() for key in DRAWN}
+        self.points = {key: Thinned() for key in CHARTED}
         self.latest = 0
-        """When the last row was made, microseconds since the epoch."""
-        self._first, self._reached = first, 0
+        """The time of the last row, in microseconds since the epoch."""
+        self._first = first
         self._gaps: list[tuple[int, int]] = []
         self._gangs: dict[Any, list[tuple[int, int]]] = {}
-        self._signs: dict[int, int] = {}
-        self._safe: dict[Any, int] = {}
-        self._least: float = math.inf
+        self._last_rows: dict[int, int] = {}
+        self._last_kept: dict[Any, int] = {}
+        self._lowest: float = math.inf
         self._layouts: dict[str, int] = {}
         self._steady = {key: array("d") for key in MEASURED}
-        self._warming: dict[Any, Row] = {}
+        self._first_rows: dict[Any, Row] = {}
         self._read(events)
 
     def _read(self, events: Sequence[Row]) -> None:
-        starts = forward([micros(event.get("time")) for event in events])
+        starts = never_back([micros(event.get("time")) for event in events])
         for index, event in enumerate(events):
-            if event.get("phase") in GANG:
+            if event.get("phase") in GANG_PHASES:
                 self._gangs.setdefault(event.get("attempt"), []).append((starts[index], index))
             if index and event.get("phase") == "prepare":
-                self._signs[starts[index]] = 0
+                self._last_rows[starts[index]] = 0
             if event.get("phase") == "stop" and event.get("lost_steps") and event.get("step") is not None:
                 attempt, safe = event.get("attempt"), event["step"] - event["lost_steps"]
-                self._safe[attempt] = min(self._safe.get(attempt, safe), safe)
-        self._ends = sorted(self._signs)
+                self._last_kept[attempt] = min(self._last_kept.get(attempt, safe), safe)
+        self._boundaries = sorted(self._last_rows)
 
     def add(self, row: Row) -> None:
-        """The row before the last one that was added."""
+        """Add a row: the one that precedes, in the file, the row added last."""
         step, attempt, time = row.get("step", 0), row.get("attempt"), micros(row.get("time"))
         self.latest = max(self.latest, time)
-        if (place := bisect_left(self._ends, time)) < len(self._ends):
-            self._signs[self._ends[place]] = max(self._signs[self._ends[place]], time)
+        if (place := bisect_left(self._boundaries, time)) < len(self._boundaries):
+            self._last_rows[self._boundaries[place]] = max(self._last_rows[self._boundaries[place]], time)
         if layout := row.get("layout"):
             self._layouts.pop(str(layout), None)
             self._layouts[str(layout)] = 0
         self.layout_of[attempt or 0] = layout
-        rolled_back = step >= self._least
+        rolled_back = step >= self._lowest
         if not rolled_back:
             self._follow(step)
-        lost = rolled_back or step > self._safe.get(attempt, math.inf)
+        lost = rolled_back or step > self._last_kept.get(attempt, math.inf)
         if mine := self._gangs.get(attempt):
             index = mine[max(bisect_right(mine, (time, math.inf)) - 1, 0)][1]
-            (self.lost if lost else self.useful).setdefault(index, Spent()).add(row, time)
+            (self.lost if lost else self.useful).setdefault(index, PhaseTime()).add(row, time)
         if lost:
             self.lost_steps[attempt] += 1
         else:
             self._count(row, step, attempt)
 
     def _follow(self, step: int) -> None:
-        if self._least != math.inf and step < self._least - 1:
-            self._gaps.append((step + 1, int(self._least) - 1))
-        self._least = step
+        if self._lowest != math.inf and step < self._lowest - 1:
+            self._gaps.append((step + 1, int(self._lowest) - 1))
+        self._lowest = step
 
     def _count(self, row: Row, step: int, attempt: Any) -> None:
         if step >= self.last.get("step", 0):
             self.last = row
         self.first_step[attempt or 0] = step
-        before = self._warming.get(attempt)
+        before = self._first_rows.get(attempt)
         if before is not None:
             for key, values in self._steady.items():
                 if is_number(before.get(key)):
                     values.append(before[key])
-        self._warming[attempt] = row
+        self._first_rows[attempt] = row
         if is_number(row.get("memory_bytes")):
             self.memory_bytes = max(self.memory_bytes or 0, row["memory_bytes"])
         for key, points in self.points.items():
             if isinstance(row.get(key), int | float):
                 points.add(float(step), float(row[key]))
 
-    def sign_before(self, end: int) -> int:
-        """When the last row before `end` was made, which is when a controller began to prepare; 0 if none was."""
-        return max((self._signs[e] for e in self._ends[: bisect_right(self._ends, end)]), default=0)
+    def last_row_before(self, end: int) -> int:
+        """The time of the last row before `end`, the beginning of a prepare phase; in microseconds, 0 without a row."""
+        return max(
+            (self._last_rows[e] for e in self._boundaries[: bisect_right(self._boundaries, end)]), default=0
+        )
 
     @property
     def layouts(self) -> list[str]:
-        """All layouts, the first one first."""
+        """All layouts, in the order of their first use."""
         return list(reversed(self._layouts))
 
     @property
     def missing(self) -> list[tuple[int, int]]:
-        """Steps that have no row, the first and the last of each gap."""
-        begun = [(self._first, int(self._least) - 1)] if self._first < self._least < math.inf else []
+        """Steps without a row, as (first, last) of each gap."""
+        begun = [(self._first, int(self._lowest) - 1)] if self._first < self._lowest < math.inf else []
         return [*begun, *reversed(self._gaps)]
 
     def median(self, key: str) -> float | None:
-        """Of what is MEASURED over the steps that count, without the first of every attempt, which warms up."""
+        """The median of a key in MEASURED over the steps that count, but the first of each attempt, which is slower."""
         import numpy as np
 
         steady = any(self._steady.values())
-        first = [row[key] for row in self._warming.values() if is_number(row.get(key))]
+        first = [row[key] for row in self._first_rows.values() if is_number(row.get(key))]
         values = self._steady[key] if steady else first
         return float(np.median(values)) if len(values) else None
 
 
 def tally(events: Sequence[Row], newest_first: Iterable[Row], first: int = 1) -> RunTotals:
-    """The tally of all these rows."""
+    """The totals of these rows."""
     found = RunTotals(events, first)
     for row in newest_first:
         found.add(row)
     return found
 
 
-def counted(run: RunDir) -> RunTotals:
-    """The tally of what stands in a run directory."""
+def totals_of(run: RunDir) -> RunTotals:
+    """The totals of the rows in a run directory."""
     first = int((run.read_json(ORIGIN) or {}).get("step", 0)) + 1
     placed = run.log(METRICS).backward()
     return tally(run.rows(EVENTS), (line.row for line in placed if line.row is not None), first)
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a number that a float can hold."""
+    """Whether a value is a number that a float can hold."""
     return isinstance(value, int | float) and -LARGEST <= value <= LARGEST
 
 
-def forward(times: Sequence[int], since: int = 0) -> list[int]:
-    """The same times, none before an earlier one or before `since`."""
+def never_back(times: Sequence[int], since: int = 0) -> list[int]:
+    """The same times, each raised to the latest of those before it and to `since`: clocks may be set back."""
     latest = max(times[0], since) if times else 0
     out = []
     for time in times:
@@ -186,7 +190,7 @@ def forward(times: Sequence[int], since: int = 0) -> list[int]:
 
 
 def micros(seconds: Any) -> int:
-    """Seconds as whole microseconds; what is no length of time is 0."""
+    """Seconds as whole microseconds; 0 for anything that is no duration."""
     if not is_number(seconds):
         return 0
     return round(min(max(seconds, 0), 1e12) * 1e6)

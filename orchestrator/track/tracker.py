@@ -1,8 +1,8 @@
-"""Carries the run directory's rows and documents to MLflow from a thread of its own.
+"""Copies the rows and documents of a run directory to MLflow, in a thread of its own.
 
-The run directory is the truth and the server is a copy that may lag: the caller appends to the directory
-first and then tells the tracker, which never blocks it and never raises. While the server is down nothing
-is kept but a number; when it is back, what is missing is read from the run directory again.
+The run directory is the source of truth and the server a copy that may lag: the caller appends to the directory
+first and then notifies the tracker, which never blocks and never raises. While the server is down only a number is
+kept in memory; when it is back, missing rows are read from the run directory again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MLFLOW_STATUS: Mapping[str, str] = {
     Outcome.FAILED: "FAILED",
     Outcome.STOPPED: "KILLED",
 }
-PENDING_ROWS = 5000  # more than this and the run directory is read instead
+PENDING_ROWS = 5000  # with more of them waiting, the run directory is read instead
 FLUSH_SECONDS = 1.0
 BACKOFF_SECONDS = (1.0, 30.0)  # first and longest wait for a server that does not answer
 CLOSING_BACKOFF = 0.5
@@ -36,32 +36,32 @@ CLOSING_BACKOFF = 0.5
 
 @dataclass(frozen=True)
 class Delivery:
-    """What the server lacks: `missing` rows, and the last `problem` in one line if there was one."""
+    """The result of a delivery: how many rows the server is `missing`, and the last `problem` as one line."""
 
     missing: int
     problem: str | None = None
 
 
 class Tracker:
-    """Copies one run to MLflow: one MLflow run for all attempts. Without `spec.tracking` it does nothing."""
+    """Copies a run to one MLflow run for all attempts. Does nothing without `spec.tracking`."""
 
     def __init__(self, spec: JobSpec, run_dir: RunDir, status: str = "RUNNING") -> None:
         self.problem: str | None = None
         self._spec, self._run_dir = spec, run_dir
         self._changed = threading.Condition()
         self._rows: deque[Row] = deque()
-        self._behind = True  # rows that are not in self._rows wait in the run directory
+        self._behind = True  # some rows are not in self._rows, and must be read from the run directory
         self._documents = set(DOCUMENTS)
-        self._status, self._told_status = status, ""
+        self._status, self._sent_status = status, ""
         self._newest = self._last = -1
         self._deadline: float | None = None
         self._run: MlflowRun | None = None
-        self._thread = threading.Thread(target=self._work, name="tracker", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="mlflow-tracker", daemon=True)
         if spec.tracking:
             self._thread.start()
 
     def rows(self, rows: Iterable[Row]) -> None:
-        """These rows were appended to metrics.jsonl."""
+        """Notify that these rows were appended to metrics.jsonl."""
         with self._changed:
             for row in rows:
                 self._newest = max(self._newest, row.get("step", -1))
@@ -72,19 +72,19 @@ class Tracker:
             self._changed.notify()
 
     def document(self, name: str) -> None:
-        """That document of the run directory was written again: one of DOCUMENTS, or another text."""
+        """Notify that a text file of the run directory was written: one of DOCUMENTS, or another."""
         with self._changed:
             self._documents.add(name)
             self._changed.notify()
 
     def status(self, status: str) -> None:
-        """RUNNING, FINISHED, FAILED or KILLED."""
+        """Set the status of the MLflow run: RUNNING, FINISHED, FAILED or KILLED."""
         with self._changed:
             self._status = status
             self._changed.notify()
 
     def close(self, timeout: float) -> Delivery:
-        """Deliver what is left for at most `timeout` seconds, and say what could not be."""
+        """Deliver what is left, for at most `timeout` seconds; returns what could not be delivered."""
         if not self._spec.tracking:
             return Delivery(0)
         with self._changed:
@@ -103,7 +103,7 @@ class Tracker:
             except Exception as error:  # telemetry may not stop a run, whatever MLflow raises
                 self.problem = redact(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
                 with self._changed:
-                    self._run, self._told_status = None, ""
+                    self._run, self._sent_status = None, ""
                     self._documents |= set(DOCUMENTS)
                     self._fall_behind()
                 pause, backoff = backoff, min(2 * backoff, BACKOFF_SECONDS[1])
@@ -111,7 +111,7 @@ class Tracker:
                 return
 
     def _wait(self, pause: float) -> bool:
-        """Pause, then until there is something to do. False when the thread is done."""
+        """Wait `pause` seconds, and then for something to deliver. Returns False when the thread is to end."""
         with self._changed:
             if not self._changed.wait_for(self._closing, pause):
                 self._changed.wait_for(lambda: self._closing() or not self._idle())
@@ -126,7 +126,7 @@ class Tracker:
         return self._deadline is not None
 
     def _idle(self) -> bool:
-        return not (self._rows or self._behind or self._documents or self._status != self._told_status)
+        return not (self._rows or self._behind or self._documents or self._status != self._sent_status)
 
     def _fall_behind(self) -> None:
         self._rows.clear()
@@ -143,12 +143,12 @@ class Tracker:
             behind, cuts = self._behind, log.cuts
             self._behind = False
         if behind:
-            # A row is in the run directory before it is told, so this reading holds all told until now.
+            # Rows are in the run directory before the tracker is notified, so this reading has all of them.
             waiting = itertools.takewhile(lambda _: log.cuts == cuts, log.after(run.last))
         run.log_rows(waiting)
         self._last = run.last
         with self._changed:
-            if behind and log.cuts != cuts:  # rows were taken away where it was reading
+            if behind and log.cuts != cuts:  # rows were removed while they were read
                 self._fall_behind()
             while self._rows and self._rows[0].get("step", -1) <= run.last:
                 self._rows.popleft()
@@ -159,23 +159,27 @@ class Tracker:
         for name in documents:
             if (text := self._run_dir.read_text(name)) is not None:
                 run.log_document(name, text)
-        if status != self._told_status:
+        if status != self._sent_status:
             run.set_status(status, (self._run_dir.log(EVENTS).last() or {}).get("time"))
-            self._told_status = status
+            self._sent_status = status
 
 
 def deliver(spec: JobSpec, run_dir: RunDir, timeout: float = 60.0) -> Delivery:
-    """Bring the server up to what the run directory holds, and wait for it. Never raises.
+    """Bring the server up to date with a run directory, and wait until it is. Never raises.
 
-    For a run whose server was down until its end, or for a run of another machine.
+    For a run whose server was down at its end, or which was trained on another machine.
     """
     phase = (run_dir.log(EVENTS).last() or {}).get("phase")
     return Tracker(spec, run_dir, MLFLOW_STATUS.get(str(phase), "RUNNING")).close(timeout)
 
 
-def copied(spec: JobSpec, run_dir: RunDir, missing: Sequence[tuple[int, int]], timeout: float) -> list[Row]:
-    """The rows of these steps as far as the server has them: their numbers, and no texts. Never raises; empty if it
-    does not answer within `timeout` seconds."""
+def rows_on_server(
+    spec: JobSpec, run_dir: RunDir, missing: Sequence[tuple[int, int]], timeout: float
+) -> list[Row]:
+    """The rows of these steps as far as the server has them: numbers only, no texts.
+
+    Never raises; empty if the server does not answer within `timeout` seconds.
+    """
     answer: Queue[list[Row]] = Queue()
     closing = threading.Event()
 
@@ -185,7 +189,7 @@ def copied(spec: JobSpec, run_dir: RunDir, missing: Sequence[tuple[int, int]], t
         except Exception:  # telemetry, whatever MLflow raises
             answer.put([])
 
-    threading.Thread(target=ask, name="copied", daemon=True).start()
+    threading.Thread(target=ask, name="mlflow-rows", daemon=True).start()
     try:
         return answer.get(timeout=timeout)
     except Empty:

@@ -28,7 +28,7 @@ from orchestrator.job.tune import POPULATION
 from orchestrator.resolve.prepared_data import data_cache
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.track.summary import summary
-from orchestrator.track.totals import counted
+from orchestrator.track.totals import totals_of
 from orchestrator.tune import lineage
 from orchestrator.tune.rungs import interval_of, rungs
 from orchestrator.tune.space import job_of
@@ -134,7 +134,7 @@ class Trial(ray_tune.Trainable):
 
     def _hours(self, spec: JobSpec, run: RunDir) -> float:
         """Hours that the run has taken so far, counted as `limits.hours` does."""
-        found = summary(spec, None, run.rows("events.jsonl"), counted(run))["ledger"]
+        found = summary(spec, None, run.rows("events.jsonl"), totals_of(run))["ledger"]
         return float(found["wall_seconds"] - found["seconds"].get("down", 0.0)) / 3600
 
     def _result(self, spec: JobSpec, run: RunDir, rung: int, reached: int) -> dict[str, Any]:

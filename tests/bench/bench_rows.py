@@ -97,7 +97,7 @@ def measure(phase: str, uri: str, rows: int) -> dict[str, float]:
     from orchestrator.job.spec import parse
     from orchestrator.storage.run_directory import RunDir
     from orchestrator.track import report
-    from orchestrator.track.totals import counted
+    from orchestrator.track.totals import totals_of
 
     assert report.summary
     run, spec = RunDir(uri), parse(job(rows))
@@ -110,7 +110,7 @@ def measure(phase: str, uri: str, rows: int) -> dict[str, float]:
         record.beyond(rows - BEYOND)
         record.roll_back(frozenset(), 2)
     if phase == "end":
-        commit, found = record.store.latest(deep=False), counted(run)
+        commit, found = record.store.latest(deep=False), totals_of(run)
         record.event(1, rows, "done", "all steps are done")
         finish.finish(spec, run, commit, "", {}, found, record.tracker)
     return {"seconds": time.perf_counter() - began, "bytes": _peak() - before}
