@@ -1,12 +1,15 @@
-"""Pages of the site that are made from the code and from files at the top of the repository, at every build.
+"""Pages and pictures of the site that are made at every build, from the code and from files of the repository.
 
-mkdocs calls `on_files` (`hooks` in mkdocs.yml). Nothing made here is kept in the repository, so none of it can be old.
+mkdocs calls `on_files` and `on_page_markdown` (`hooks` in mkdocs.yml). Nothing made here is kept in the repository, so
+none of it can be old.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, text in pages().items():
         files.append(File.generated(config, path, content=text))
     return files
+
+
+def on_page_markdown(markdown: str, **context: Any) -> str:
+    """Draw the blocks of a page that are marked as `flow`."""
+    return FLOW.sub(lambda match: svg(match[1]), markdown)
 
 
 def pages() -> dict[str, str]:
@@ -151,3 +159,70 @@ def _command_default(parameter: Any) -> str:
         return "required"
     value = parameter.default
     return "" if value is None or callable(value) or value in (False, [], ()) else _code(value)
+
+
+FLOW = re.compile(r"^```flow\n(.*?)^```\n", re.M | re.S)
+"""A picture as plain text: a line `name | what` begins a process, an indented `file | what` is a file that is passed in
+it, and `> how` is the way to the next process."""
+WIDTH, LINE, GAP, PAD = 860, 24, 46, 14
+"""Sizes in SVG units: of the picture, of a line, between boxes, within a box."""
+
+
+class Process:
+    """A box of the picture: its `files` with what each does; `way` is how the next box is reached."""
+
+    def __init__(self, name: str, what: str) -> None:
+        self.name, self.what, self.way = name, what, ""
+        self.files: list[tuple[str, str]] = []
+
+
+def flow(text: str) -> list[Process]:
+    """The processes of a picture, from the top."""
+    found: list[Process] = []
+    for line in filter(str.strip, text.splitlines()):
+        left, _, right = (part.strip() for part in line.partition("|"))
+        if line.startswith(">"):
+            found[-1].way = line[1:].strip()
+        elif line.startswith(" "):
+            found[-1].files.append((left, right))
+        else:
+            found.append(Process(left, right))
+    return found
+
+
+def svg(text: str) -> str:
+    """The picture as one SVG element; colours follow the page's text colour, for light and dark."""
+    parts, y = [], 4
+    for process in flow(text):
+        height = LINE * (1 + len(process.files)) + PAD
+        parts.append(
+            f'<rect x="2" y="{y}" width="{WIDTH - 4}" height="{height}" rx="8" fill="currentColor" '
+            'fill-opacity=".05" stroke="currentColor" stroke-opacity=".35"/>'
+        )
+        parts.append(_line(y + LINE - 4, process.name, process.what, "700"))
+        for number, (file, what) in enumerate(process.files, 2):
+            parts.append(_line(y + LINE * number - 4, file, what, "400", "monospace", 18))
+        y += height
+        if process.way:
+            parts.append(
+                f'<path d="M40 {y} v{GAP - 10} m-5 -8 l5 8 l5 -8" fill="none" stroke="currentColor"/>'
+            )
+            parts.append(_text(56, y + GAP / 2 + 3, process.way, "400", "inherit", ".7"))
+            y += GAP
+    files = sum(len(process.files) for process in flow(text))
+    label = escape(f"{len(flow(text))} processes, {files} files", quote=True)
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {y + 4}" role="img" aria-label="{label}" style="max-width:{WIDTH}px" '
+        f'font-size="13">\n' + "\n".join(parts) + "\n</svg>"
+    )
+
+
+def _line(y: float, left: str, right: str, weight: str, family: str = "inherit", indent: int = 0) -> str:
+    return _text(16 + indent, y, left, weight, family) + _text(330, y, right, "400", "inherit", ".8")
+
+
+def _text(x: float, y: float, text: str, weight: str, family: str, opacity: str = "1") -> str:
+    return (
+        f'<text x="{x}" y="{y}" font-weight="{weight}" font-family="{family}" fill="currentColor" '
+        f'fill-opacity="{opacity}">{escape(text)}</text>'
+    )

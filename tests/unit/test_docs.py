@@ -65,3 +65,18 @@ def test_every_command_is_described(pages: dict[str, str]) -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+
+
+def test_the_files_of_a_picture_are_there() -> None:
+    """A picture of the architecture names files by their packages; none may be gone."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    blocks = re.findall(r"^```flow\n(.*?)^```", text, re.M | re.S)
+    assert len(blocks) == 2
+    for name in re.findall(r"^  (\S+) \|", "".join(blocks), re.M):
+        assert any((ROOT / package / name).exists() for package in ("orchestrator", ".")), name
+
+
+def test_pictures_are_drawn(site: Path) -> None:
+    page = (site / "architecture.html").read_text()
+    assert page.count('role="img"') == 2
+    assert "```flow" not in page
