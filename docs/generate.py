@@ -35,7 +35,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, **context: Any) -> str:
     """Draw the blocks of a page that are marked as `flow`."""
-    return FLOW.sub(lambda match: svg(match[1]), markdown)
+    return FLOW.sub(lambda match: f"{svg(match[1])}\n\n", markdown)
 
 
 def pages() -> dict[str, str]:
@@ -212,7 +212,7 @@ def svg(text: str) -> str:
     files = sum(len(process.files) for process in flow(text))
     label = escape(f"{len(flow(text))} processes, {files} files", quote=True)
     return (
-        f'<svg viewBox="0 0 {WIDTH} {y + 4}" role="img" aria-label="{label}" style="max-width:{WIDTH}px" '
+        f'<svg viewBox="0 0 {WIDTH} {y + 4}" role="img" aria-label="{label}" style="display:block;max-width:{WIDTH}px" '
         f'font-size="13">\n' + "\n".join(parts) + "\n</svg>"
     )
 
