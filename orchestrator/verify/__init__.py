@@ -1,4 +1,4 @@
-"""Whether promises hold: a resumed run replayed bit by bit, a disturbed run compared with a quiet one.
+"""Checks of the promises: steps of a run replayed bit by bit, a run with faults compared with an undisturbed one.
 
 Imports what is below; nothing but cli imports it.
 """

@@ -1,7 +1,7 @@
-"""Break a run on purpose, and see whether it stays the same run.
+"""Chaos: inject faults into runs, and check that each stays the same run.
 
-The job is trained once undisturbed and once for each fault, on real Ray nodes of this machine, and what must not
-differ is compared: the receipt of every step, the losses, and that nothing is left behind.
+The job is trained once undisturbed and once for each fault, on real Ray nodes of this machine. Compared are the
+receipt of every step, the losses, and whether processes or resources are left over.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster.local import external_faults as strikes
+from cluster.local import external_faults
 from cluster.local.external_faults import ExternalFault, wait_for
 from cluster.local.local_cluster import LocalCluster, NodeSpec, claimed, down, up
 from cluster.local.node_processes import ClusterError
@@ -26,7 +26,7 @@ from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec, dump
 from orchestrator.storage.run_directory import Row, RunDir
 from orchestrator.tune.space import job_of
-from orchestrator.verify.comparison import RunComparison, RunEnd, compare, left_of
+from orchestrator.verify.comparison import RunComparison, RunEnd, compare, leftovers_of
 
 CLUSTER = "chaos"
 TRIAL_TIMEOUT = 2700.0
@@ -35,13 +35,13 @@ STANDARD = (
     "kill@1:{a}", "kill@0:{a}", "stop@1:{a}", "raise@0:{a}", "slow@1:{a}=0.2", "nan@0:{a}", "driver@{a}",
     "controller@{a}", "node@1:{a}", "drain@1:{a}", "flip@{a}", "torn@{a}", "outage@{a}=2",
 )  # fmt: skip
-"""Faults where none are named, at a step in the middle."""
+"""Faults injected if none are named, at a step in the middle."""
 
 
 def expand(faults: Sequence[str], randoms: int, seed: int, spec: JobSpec) -> list[tuple[str, ...]]:
-    """The faults of each disturbed run: one run for each that is named, one for all the random ones.
+    """The faults of each disturbed run: one run for each named fault, and one for all random ones.
 
-    Raises InputError for a word that is no fault, or a step that the job does not have.
+    Raises InputError for a text that is no fault, and for a step or rank that the job does not have.
     """
     steps, world = spec.train.steps, spec.resources.workers.max
     if not faults and not randoms:
@@ -67,7 +67,7 @@ def _check(text: str, steps: int, world: int) -> None:
 
 
 def _random(count: int, seed: int, steps: int, world: int) -> Iterator[str]:
-    """Deaths, freezes and exceptions at random ranks, spread over the steps."""
+    """Kills, stops and exceptions at random ranks and steps."""
     if 2 * count >= steps:
         raise InputError(
             f"{count} random faults need more than {steps} steps",
@@ -75,9 +75,9 @@ def _random(count: int, seed: int, steps: int, world: int) -> Iterator[str]:
             f"raise train.steps above {2 * count}",
         )
     generator = random.Random(seed)
-    # Not at two steps running: which of them was begun is known to one step.
-    places = sorted(generator.sample(range(2, steps + 1, 2), count))
-    for step in places:
+    # Never at two consecutive steps: the step at which a rank was is known to within one.
+    at_steps = sorted(generator.sample(range(2, steps + 1, 2), count))
+    for step in at_steps:
         kind = generator.choices(["kill", "stop", "raise"], [8, 1, 1])[0]
         yield f"{kind}@{generator.randrange(world)}:{step}/*"
 
@@ -86,58 +86,61 @@ def chaos(
     spec: JobSpec,
     runs: Path,
     disturbed: Sequence[tuple[str, ...]],
-    tell: Callable[[RunComparison | str], None],
+    report: Callable[[RunComparison | str], None],
 ) -> list[RunComparison]:
-    """Train undisturbed and then disturbed, on a local cluster of one node for each worker. `tell` hears of each.
+    """Train undisturbed and then with faults, on a local cluster with one node for each worker.
 
-    Raises InputError if another chaos is at work on this machine: each ends what an earlier one has left.
+    `report` gets a line when a part begins and each comparison when it is done. Raises InputError if another chaos
+    is running on this machine: each removes what an earlier one has left.
     """
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(claimed(CLUSTER, "chaos"))
         except ClusterError as error:
             raise InputError(str(error)) from None
-        return _chaos(spec, runs, disturbed, tell)
+        return _chaos(spec, runs, disturbed, report)
 
 
 def _chaos(
     spec: JobSpec,
     runs: Path,
     disturbed: Sequence[tuple[str, ...]],
-    tell: Callable[[RunComparison | str], None],
+    report: Callable[[RunComparison | str], None],
 ) -> list[RunComparison]:
     runs.mkdir(parents=True, exist_ok=True)
     job = _job(spec, runs)
     worker, world = spec.resources.per_worker, spec.resources.workers.max
     node = NodeSpec("", "", cpus=max(worker.cpu, 1), gpus=worker.gpu)
-    tell(f"a cluster of {world} nodes")
+    report(f"a cluster of {world} nodes")
     down(CLUSTER)
     cluster = up(CLUSTER, [node] * world)
     try:
-        # By the head: another node may be one that is broken, and would take this process along.
+        # Through the head: any other node may be killed, and its end would be that of this process too.
         head = cluster.address.partition(":")[0]
         with open(runs / "ray.log", "w") as news, connected_ray(cluster.address, node=head, output=news):
-            tell("the undisturbed run")
-            quiet = ChaosRun(job, runs / "undisturbed", cluster, ())
-            if quiet.run() != "done":
+            report("the undisturbed run")
+            undisturbed = ChaosRun(job, runs / "undisturbed", cluster, ())
+            if undisturbed.run() != "done":
                 raise InputError(
-                    f"the undisturbed run is {quiet.ended}", str(quiet.folder), "fix the job first"
+                    f"the undisturbed run is {undisturbed.ended}",
+                    str(undisturbed.folder),
+                    "fix the job first",
                 )
-            verdicts = []
+            comparisons = []
             for number, faults in enumerate(disturbed):
                 name = faults[0] if len(faults) == 1 else f"{len(faults)} random faults"
                 folder = f"{number:02d}-" + "".join(c if c.isalnum() else "-" for c in name)
-                trial = ChaosRun(job, runs / folder, cluster, faults)
-                trial.run()
-                verdicts.append(compare(name, trial.told(), quiet.rows(), faults))
-                tell(verdicts[-1])
-            return verdicts
+                run = ChaosRun(job, runs / folder, cluster, faults)
+                run.run()
+                comparisons.append(compare(name, run.end(), undisturbed.rows(), faults))
+                report(comparisons[-1])
+            return comparisons
     finally:
         down(CLUSTER)
 
 
 def _job(spec: JobSpec, runs: Path) -> Path:
-    """The job without what has nothing to do with being the same run, and with any number of restarts."""
+    """The job without tracking, exports and labels, and with as many restarts as it takes."""
     changed = {"tracking": None, "limits.restarts": 100_000, "checkpoint.export": None}
     path = runs / "job.yaml"
     path.write_text(dump(job_of(spec, {**changed, "resources.per_worker.labels": {}})))
@@ -145,32 +148,35 @@ def _job(spec: JobSpec, runs: Path) -> Path:
 
 
 class ChaosRun:
-    """One run in a folder of its own, and what befalls it."""
+    """A run in a folder of its own, with the faults that are injected into it.
+
+    Faults of ranks are given to the command; those from outside are applied here.
+    """
 
     def __init__(self, job: Path, folder: Path, cluster: LocalCluster, faults: Sequence[str]) -> None:
         self.folder, self.run_dir, self._cluster = folder, RunDir(str(folder)), cluster
         found = [(text, ExternalFault.parse(text)) for text in faults]
-        self._strikes = sorted((s for _, s in found if s is not None), key=lambda s: s.step)
-        inner = [word for text, s in found if s is None for word in ("--fault", text)]
-        self._words = [sys.executable, "-m", "orchestrator", "run", str(job), "--run-dir", str(folder)]
-        self._words += ["--address", cluster.address, *inner]
-        self.struck: list[float] = []
+        self._faults = sorted((f for _, f in found if f is not None), key=lambda f: f.step)
+        inner = [word for text, f in found if f is None for word in ("--fault", text)]
+        self._command = [sys.executable, "-m", "orchestrator", "run", str(job), "--run-dir", str(folder)]
+        self._command += ["--address", cluster.address, *inner]
+        self.fault_times: list[float] = []
         self.ended, self.seconds = "not started", 0.0
 
     def run(self) -> str:
-        """To its end, given again where the fault ended the command; how it ended."""
+        """Run the command, again if a fault ended it, until the run has ended; returns how."""
         began = time.monotonic()
         with open(self.folder.with_suffix(".log"), "w") as log:
             while True:
-                process = subprocess.Popen(self._words, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+                process = subprocess.Popen(self._command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
                 try:
-                    self._befall(process)
+                    self._inject_faults(process)
                     code = process.wait(TRIAL_TIMEOUT)
                 except (TimeoutError, subprocess.TimeoutExpired) as error:
                     self.ended = f"no end: {error}"
                     break
                 finally:
-                    strikes.kill_tree(process.pid)
+                    external_faults.kill_tree(process.pid)
                     process.wait()
                 outcome = Outcome.of_exit(code)
                 self.ended = outcome or f"ended with exit code {code}"
@@ -180,46 +186,48 @@ class ChaosRun:
         return self.ended
 
     def rows(self) -> list[Row]:
-        """A row a step."""
+        """The metrics rows, one a step."""
         return self.run_dir.rows(METRICS)
 
-    def told(self) -> RunEnd:
-        """What is to be compared."""
-        left = left_of(self._cluster.folder)
+    def end(self) -> RunEnd:
+        """What is compared: rows, events, duration, and what is left over."""
+        left = leftovers_of(self._cluster.folder)
         events = self.run_dir.rows(EVENTS)
-        return RunEnd(self.ended, self.seconds, tuple(self.struck), self.rows(), events, left)
+        return RunEnd(self.ended, self.seconds, tuple(self.fault_times), self.rows(), events, left)
 
-    def _befall(self, process: subprocess.Popen[bytes]) -> None:
-        """Strike, each time the run has reached the step of a strike."""
-        while self._strikes and process.poll() is None:
-            strike = self._strikes[0]
-            if self._step() < strike.step:
+    def _inject_faults(self, process: subprocess.Popen[bytes]) -> None:
+        """Apply each fault from outside when the run has reached its step."""
+        while self._faults and process.poll() is None:
+            fault = self._faults[0]
+            if self._step() < fault.step:
                 time.sleep(0.01)
                 continue
-            self._strikes.pop(0)
-            self.struck.append(time.time())
-            self._strike(strike, process)
+            self._faults.pop(0)
+            self.fault_times.append(time.time())
+            self._apply(fault, process)
 
-    def _strike(self, strike: ExternalFault, process: subprocess.Popen[bytes]) -> None:
-        match strike.kind:
+    def _apply(self, fault: ExternalFault, process: subprocess.Popen[bytes]) -> None:
+        match fault.kind:
             case "driver":
                 process.kill()
             case "controller":
-                strikes.kill(int(self._status()["pid"]))
+                external_faults.kill(int(self._status()["pid"]))
             case "node":
-                strikes.lose_node(self._cluster, self._node_of(strike.rank))
+                external_faults.lose_node(self._cluster, self._node_of(fault.rank))
             case "drain":
-                strikes.drain_node(self._cluster, self._node_of(strike.rank))
+                external_faults.drain_node(self._cluster, self._node_of(fault.rank))
             case "flip" | "torn":
-                words = [sys.executable, "-m", "orchestrator", "stop", str(self.folder)]
-                subprocess.run(words, check=False, capture_output=True, timeout=TRIAL_TIMEOUT)
+                command = [sys.executable, "-m", "orchestrator", "stop", str(self.folder)]
+                subprocess.run(command, check=False, capture_output=True, timeout=TRIAL_TIMEOUT)
                 process.wait(TRIAL_TIMEOUT)
-                shard = strikes.newest_shard(self.folder / "checkpoints")
-                (strikes.flip_bit if strike.kind == "flip" else strikes.truncate)(shard)
+                shard = external_faults.newest_shard(self.folder / "checkpoints")
+                (external_faults.flip_bit if fault.kind == "flip" else external_faults.truncate)(shard)
             case "outage" | "full":
-                place = self.folder / "checkpoints" if strike.kind == "outage" else self.folder
-                with strikes.outage(place) if strike.kind == "outage" else strikes.full(place):
-                    time.sleep(strike.seconds)
+                folder = self.folder / "checkpoints" if fault.kind == "outage" else self.folder
+                with (
+                    external_faults.outage(folder) if fault.kind == "outage" else external_faults.full(folder)
+                ):
+                    time.sleep(fault.seconds)
 
     def _step(self) -> int:
         rows = self.rows()
@@ -229,7 +237,7 @@ class ChaosRun:
         return dict(self.run_dir.read_json("status.json"))
 
     def _node_of(self, rank: int) -> str:
-        def seen() -> str:
+        def node() -> str:
             return next((str(r["node"]) for r in self._status()["ranks"] if r["rank"] == rank), "")
 
-        return str(wait_for(seen, f"rank {rank} to have a node", 30.0))
+        return str(wait_for(node, f"rank {rank} to have a node", 30.0))

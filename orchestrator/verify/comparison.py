@@ -1,4 +1,4 @@
-"""Whether a disturbed run is the same run: its receipts, its losses, how soon it was back and what it left behind."""
+"""Compares a run with faults to the undisturbed one: receipts, losses, time to recover, and what is left over."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ import psutil
 from orchestrator.storage.run_directory import Row
 
 TOLERANCE = 1e-4
-"""Relative difference of losses where a fault changed the layout: sums of float32 in another order, carried on by the
-optimiser over many steps. Under the same layout, the bits must be the same."""
+"""Largest relative difference of losses if a fault changed the layout: float32 sums in another order, amplified by the
+optimiser over many steps. Under the same layout the losses must be equal to the last bit."""
 DEADLY = ("kill@", "stop@", "raise@")
-"""Faults of a rank that end an attempt."""
+"""Beginnings of faults of a rank that end an attempt."""
 LEAVING = 10.0
-"""Seconds that processes have to be gone after a run."""
+"""Seconds for processes to disappear after a run."""
 
 
 @dataclass(frozen=True)
 class RunEnd:
-    """A run that ended: how, after how many seconds, when it was struck from outside (unix seconds), its rows and
-    events, and what was left of it."""
+    """A run that has ended, as it is compared.
 
-    how: str
+    `outcome` is how it ended, `seconds` its duration, `fault_times` when faults were applied from outside, in unix
+    seconds, `left` the processes and placement groups that are still there.
+    """
+
+    outcome: str
     seconds: float
-    struck: tuple[float, ...]
+    fault_times: tuple[float, ...]
     rows: list[Row]
     events: list[Row]
     left: tuple[str, ...]
@@ -36,11 +39,11 @@ class RunEnd:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """How a disturbed run compares.
+    """The comparison of a run with faults to the undisturbed one.
 
-    `receipt` and `losses` say "same", or what differs; `back_after` is seconds from the fault to the next new step,
-    None if nothing stood still; `left` is what still ran or was held afterwards; `missed` are faults that never came,
-    so that nothing is proved.
+    `receipt` and `losses` are "same" or say what differs; `back_after` is seconds from fault to next new step, None
+    if training never paused; `left` is what still ran or was held afterwards; `missed` counts faults that did not
+    happen, in which case nothing is proved.
     """
 
     fault: str
@@ -62,72 +65,72 @@ class RunComparison:
         return self.ended == "done" and same and not self.left and not self.missed
 
 
-def compare(fault: str, trial: RunEnd, wanted: list[Row], asked: Sequence[str]) -> RunComparison:
-    """A run that `asked` for these faults against the rows of the undisturbed one."""
-    rows, events = trial.rows, trial.events
+def compare(fault: str, run: RunEnd, reference: list[Row], injected: Sequence[str]) -> RunComparison:
+    """Compare a run into which the faults `injected` were put with the rows of the undisturbed one."""
+    rows, events = run.rows, run.events
     faults = [event for event in events if event.get("first_fault")]
     return RunComparison(
         fault=fault,
-        ended=trial.how,
-        receipt=_receipts(rows, wanted, events),
-        losses=_losses(rows, wanted),
+        ended=run.outcome,
+        receipt=_receipts(rows, reference, events),
+        losses=_losses(rows, reference),
         attempts=max((event["attempt"] for event in events), default=0),
         lost_steps=sum(event.get("lost_steps") or 0 for event in faults),
-        back_after=_back_after(trial, events, rows),
-        left=trial.left,
-        seconds=trial.seconds,
+        back_after=_back_after(run, events, rows),
+        left=run.left,
+        seconds=run.seconds,
         first_fault=faults[0]["first_fault"] if faults else "",
-        missed=max(sum(word.startswith(DEADLY) for word in asked) - len(faults), 0),
+        missed=max(sum(word.startswith(DEADLY) for word in injected) - len(faults), 0),
     )
 
 
-def _receipts(rows: list[Row], wanted: list[Row], events: list[Row]) -> str:
-    told = [row["samples"] for row in rows]
-    if told == [row["samples"] for row in wanted]:
+def _receipts(rows: list[Row], reference: list[Row], events: list[Row]) -> str:
+    receipts = [row["samples"] for row in rows]
+    if receipts == [row["samples"] for row in reference]:
         return "same"
-    if len(told) == len(wanted) and any(event.get("skipped") for event in events):
-        return "as on record"  # samples were left out on purpose, and events and manifests say which
+    if len(receipts) == len(reference) and any(event.get("skipped") for event in events):
+        return "as on record"  # samples were skipped after an instability, as events and manifests record
     differs = next(
         (
             n
-            for n, (a, b) in enumerate(zip(rows, wanted, strict=False), start=1)
+            for n, (a, b) in enumerate(zip(rows, reference, strict=False), start=1)
             if a["samples"] != b["samples"]
         ),
         0,
     )
-    return f"differs from step {differs}" if differs else f"{len(told)} of {len(wanted)} steps"
+    return f"differs from step {differs}" if differs else f"{len(receipts)} of {len(reference)} steps"
 
 
-def _losses(rows: list[Row], wanted: list[Row]) -> str:
+def _losses(rows: list[Row], reference: list[Row]) -> str:
     pairs = [
-        (a["loss"], b["loss"]) for a, b in zip(rows, wanted, strict=False) if a["samples"] == b["samples"]
+        (a["loss"], b["loss"]) for a, b in zip(rows, reference, strict=False) if a["samples"] == b["samples"]
     ]
     if all(a == b for a, b in pairs):
         return "same"
     apart = max(abs(a - b) / abs(b) for a, b in pairs)
-    layouts = {row["layout"] for row in [*rows, *wanted]}
+    layouts = {row["layout"] for row in [*rows, *reference]}
     if len(layouts) > 1 and apart <= TOLERANCE:
         return f"within {apart:.0e}, by another layout"
     return f"differ by {apart:.0e} under {' and '.join(sorted(layouts))}"
 
 
-def _back_after(trial: RunEnd, events: list[Row], rows: list[Row]) -> float | None:
-    """The longest time from a fault to the next new step."""
+def _back_after(run: RunEnd, events: list[Row], rows: list[Row]) -> float | None:
+    """Seconds from a fault to the next new step, the longest of all faults; None without any."""
     found = []
     for number, event in enumerate(events):
         if event.get("first_fault"):
             back = next((e["time"] for e in events[number:] if e["phase"] == "train"), None)
             found.append(back - event["time"] + event.get("still_seconds", 0.0) if back else 0.0)
-    for struck in trial.struck:
-        if next_row := next((row["time"] for row in rows if row["time"] > struck), None):
-            found.append(next_row - struck)
+    for fault_time in run.fault_times:
+        if next_row := next((row["time"] for row in rows if row["time"] > fault_time), None):
+            found.append(next_row - fault_time)
     return max(found, default=None)
 
 
-def left_of(folder: str) -> tuple[str, ...]:
-    """Ranks, writers and placement groups of the cluster in `folder` that are still there, given a while to go.
+def leftovers_of(folder: str) -> tuple[str, ...]:
+    """Ranks, checkpoint writers and placement groups of the cluster in `folder` that remain after LEAVING seconds.
 
-    This process must be connected to it.
+    This process must be connected to that cluster.
     """
     deadline = time.monotonic() + LEAVING
     while (found := (*_processes(folder), *_placement_groups())) and time.monotonic() < deadline:
@@ -136,14 +139,14 @@ def left_of(folder: str) -> tuple[str, ...]:
 
 
 def _processes(folder: str) -> list[str]:
-    """Processes of ranks and of their writers that belong to the cluster."""
+    """Processes of ranks and of checkpoint writers that belong to the cluster."""
     found = []
     for process in psutil.process_iter():
         try:
-            words = " ".join(process.cmdline())
-            ours = "cluster.workers.fork_server" in words or "orchestrator.checkpoint" in words
+            command = " ".join(process.cmdline())
+            ours = "cluster.workers.fork_server" in command or "orchestrator.checkpoint" in command
             if ours and folder in process.environ().get("RAY_AUTH_TOKEN_PATH", ""):
-                found.append(f"process {process.pid}: {words[-80:]}")
+                found.append(f"process {process.pid}: {command[-80:]}")
         except psutil.Error:
             continue
     return found
@@ -159,6 +162,6 @@ def _placement_groups() -> list[str]:
     ]
 
 
-def to_json(verdicts: Sequence[RunComparison]) -> list[dict[str, Any]]:
-    """Each verdict as plain data, with whether it held."""
-    return [{**dataclasses.asdict(verdict), "held": verdict.held} for verdict in verdicts]
+def to_json(comparisons: Sequence[RunComparison]) -> list[dict[str, Any]]:
+    """Each comparison as plain data, with whether it is the same run (`held`)."""
+    return [{**dataclasses.asdict(found), "held": found.held} for found in comparisons]

@@ -1,7 +1,7 @@
-"""Proof that a run can be resumed: replay steps from a commit and compare with what the run recorded.
+"""Verifies that a run can be resumed: replays steps from a commit and compares them with what the run recorded.
 
-The replay runs the same rank program on local processes, under the layout and thread counts of the recorded steps,
-and writes nothing. Receipts must be equal; losses too, to the last bit.
+The replay runs the same rank program in local processes, under the layout and thread counts of the recorded steps,
+and writes nothing. Receipts must be equal, and losses equal to the last bit.
 """
 
 from __future__ import annotations
@@ -25,36 +25,39 @@ from orchestrator.storage.run_directory import Row, RunDir
 from orchestrator.train.task import ENTRY, Task
 
 TIMEOUT = 600.0
-"""Seconds without a new step after which a replay is given up."""
+"""Seconds without a new step after which a replay is aborted."""
 
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """A row a replayed step: the recorded loss, the replayed one, and whether loss and receipt are equal."""
+    """For each replayed step a row {step, recorded, replayed, verdict}: both losses, and "same" or what differs.
+
+    `start` is the step of the commit from which it was replayed.
+    """
 
     start: int
     rows: list[Row]
 
     @property
     def same(self) -> bool:
-        """Whether all steps came out the same."""
+        """Whether all steps are the same."""
         return bool(self.rows) and all(row["verdict"] == "same" for row in self.rows)
 
     @property
     def line(self) -> str:
-        """The verdict in words."""
+        """The result in one line."""
         if self.same:
             return f"{len(self.rows)} steps replayed: receipts equal, losses equal to the last bit"
         bad = [str(row["step"]) for row in self.rows if row["verdict"] != "same"]
         return f"the replay differs at step {', '.join(bad)}"
 
     def to_json(self) -> dict[str, Any]:
-        """The verdict as plain data."""
+        """The result as plain data."""
         return {**asdict(self), "same": self.same, "line": self.line}
 
 
 def replay(spec: JobSpec, run: RunDir, step: int | None, steps: int) -> ReplayResult:
-    """Replay up to `steps` steps from the commit at `step`, by default the earliest that rows follow.
+    """Replay up to `steps` steps from the commit at `step`, by default the earliest with recorded steps after it.
 
     Raises InputError if there is no such commit, or nothing recorded after it, and RuntimeError if a rank fails.
     """
@@ -68,10 +71,10 @@ def replay(spec: JobSpec, run: RunDir, step: int | None, steps: int) -> ReplayRe
         raise InputError(
             f"the layout of step {first}, {layout_text}, is not on record", run.uri, "choose another --step"
         )
-    wanted = itertools.takewhile(
+    replayable = itertools.takewhile(
         lambda n: n in recorded and recorded[n]["layout"] == layout_text, range(first, first + steps)
     )
-    last = list(wanted)[-1]
+    last = list(replayable)[-1]
     check_commit(manifest, spec, run.at("job.yaml"))
     tokens = tokens_of(spec, run, manifest.meta["data"])
     check_shards(manifest, tokens.manifest.digest, tokens.folder.uri)
@@ -105,7 +108,7 @@ def _choose(store: Store, recorded: dict[int, Row], step: int | None) -> CommitM
 
 
 def _layouts(run: RunDir, manifest: CommitManifest) -> list[dict[str, Any]]:
-    """Layouts on record, each with its text: the commit's own, and those of all starts."""
+    """Recorded layouts, each with its text: that of the commit, and those of all starts."""
     from orchestrator.planning.layout import Layout
 
     known = [manifest.meta["layout"]]
@@ -121,12 +124,12 @@ def _run(spec: JobSpec, task: Task, last: int) -> dict[int, Row]:
     try:
         gang.start(world, spec.resources.per_worker.bundle, ENTRY, task.to_json())
         while True:
-            beat = gang.poll(len(rows))
-            rows.extend(beat.rows)
-            moved = time.monotonic() if beat.rows else moved
-            if all(rank.state == "done" for rank in beat.ranks):
+            status = gang.poll(len(rows))
+            rows.extend(status.rows)
+            moved = time.monotonic() if status.rows else moved
+            if all(rank.state == "done" for rank in status.ranks):
                 return {row["step"]: row for row in rows}
-            _refuse(beat.ranks, time.monotonic() - moved, last)
+            _refuse(status.ranks, time.monotonic() - moved, last)
             time.sleep(0.05)
     finally:
         gang.close()

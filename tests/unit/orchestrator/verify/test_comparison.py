@@ -13,17 +13,17 @@ ROWS = [
 ]
 FAULT = {"attempt": 1, "phase": "stop", "time": 2.0, "first_fault": "exit code -9", "lost_steps": 1}
 EVENTS = [{"attempt": 1, "phase": "train", "time": 1.0}, FAULT, {"attempt": 2, "phase": "train", "time": 2.5}]
-ASKED = ("kill@1:2",)
+INJECTED = ("kill@1:2",)
 
 
 def ended(**changed: Any) -> RunEnd:
     """A run that was killed once and is the same."""
-    told = {"how": "done", "seconds": 9.0, "struck": (), "rows": ROWS, "events": EVENTS, "left": ()}
-    return RunEnd(**{**told, **changed})
+    known = {"outcome": "done", "seconds": 9.0, "fault_times": (), "rows": ROWS, "events": EVENTS, "left": ()}
+    return RunEnd(**{**known, **changed})
 
 
-def test_the_same_run_held() -> None:
-    found = compare("kill@1:2", ended(), ROWS, ASKED)
+def test_an_equal_run_is_the_same_run() -> None:
+    found = compare("kill@1:2", ended(), ROWS, INJECTED)
     assert found.held
     assert (found.receipt, found.losses, found.lost_steps, found.back_after) == ("same", "same", 1, 0.5)
 
@@ -31,7 +31,7 @@ def test_the_same_run_held() -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        {"how": "failed"},
+        {"outcome": "failed"},
         {"rows": ROWS[:2]},
         {"rows": [*ROWS[:2], {**ROWS[2], "samples": "other"}]},
         {"rows": [*ROWS[:2], {**ROWS[2], "loss": 0.5}]},
@@ -40,8 +40,8 @@ def test_the_same_run_held() -> None:
     ],
     ids=["failed", "short", "other samples", "other loss", "left behind", "the fault never came"],
 )
-def test_anything_else_did_not(changed: dict[str, Any]) -> None:
-    assert not compare("kill@1:2", ended(**changed), ROWS, ASKED).held
+def test_any_difference_is_not_the_same_run(changed: dict[str, Any]) -> None:
+    assert not compare("kill@1:2", ended(**changed), ROWS, INJECTED).held
 
 
 def test_a_fault_that_ends_no_attempt_is_not_waited_for() -> None:

@@ -41,8 +41,8 @@ def spec(ended: tuple[JobSpec, Path]) -> JobSpec:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch, run: RunDir) -> list[Task]:
-    """What ranks would be told; in their place, the rows of the run come back."""
+def tasks(monkeypatch: pytest.MonkeyPatch, run: RunDir) -> list[Task]:
+    """The tasks given to ranks; instead of running them, the rows of the run are returned."""
     tasks: list[Task] = []
     recorded = {row["step"]: row for row in run.rows("metrics.jsonl")}
 
@@ -55,21 +55,21 @@ def asked(monkeypatch: pytest.MonkeyPatch, run: RunDir) -> list[Task]:
     return tasks
 
 
-def test_a_replay_begins_at_the_earliest_commit(spec: JobSpec, run: RunDir, asked: list[Task]) -> None:
-    verdict = replay(spec, run, None, 3)
-    (task,) = asked
+def test_a_replay_begins_at_the_earliest_commit(spec: JobSpec, run: RunDir, tasks: list[Task]) -> None:
+    found = replay(spec, run, None, 3)
+    (task,) = tasks
     assert (task.restore, task.until, task.commit, task.faults) == (4, 7, False, ())
     assert (task.run, task.layout["dp"]) == (run.uri, 2)
-    assert (verdict.start, [row["step"] for row in verdict.rows], verdict.same) == (4, [5, 6, 7], True)
-    assert verdict.line == "3 steps replayed: receipts equal, losses equal to the last bit"
+    assert (found.start, [row["step"] for row in found.rows], found.same) == (4, [5, 6, 7], True)
+    assert found.line == "3 steps replayed: receipts equal, losses equal to the last bit"
 
 
 @pytest.mark.parametrize(("step", "steps", "until"), [(8, 2, 10), (8, 99, 12), (4, 99, 12)])
 def test_a_replay_ends_with_the_record(
-    spec: JobSpec, run: RunDir, asked: list[Task], step: int, steps: int, until: int
+    spec: JobSpec, run: RunDir, tasks: list[Task], step: int, steps: int, until: int
 ) -> None:
     assert len(replay(spec, run, step, steps).rows) == until - step
-    assert asked[0].until == until
+    assert tasks[0].until == until
 
 
 def rewrite(run: RunDir, change: Any) -> None:
@@ -89,7 +89,7 @@ def rewrite(run: RunDir, change: Any) -> None:
     ],
 )
 def test_one_bit_makes_the_difference(
-    spec: JobSpec, run: RunDir, asked: list[Task], key: str, value: Any, verdict: str
+    spec: JobSpec, run: RunDir, tasks: list[Task], key: str, value: Any, verdict: str
 ) -> None:
     rewrite(run, lambda row: row.update({key: value}) if row["step"] == 6 else None)
     found = replay(spec, run, 4, 3)
@@ -99,35 +99,35 @@ def test_one_bit_makes_the_difference(
         assert found.line == "the replay differs at step 6"
 
 
-def test_a_replay_stays_in_one_layout(spec: JobSpec, run: RunDir, asked: list[Task]) -> None:
+def test_a_replay_stays_in_one_layout(spec: JobSpec, run: RunDir, tasks: list[Task]) -> None:
     rewrite(run, lambda row: row.update(layout="dp1 zero0 mb8") if row["step"] > 6 else None)
     replay(spec, run, 4, 8)
-    assert asked[0].until == 6
+    assert tasks[0].until == 6
 
 
-def test_a_layout_of_a_later_start_is_found(spec: JobSpec, run: RunDir, asked: list[Task]) -> None:
+def test_a_layout_of_a_later_start_is_found(spec: JobSpec, run: RunDir, tasks: list[Task]) -> None:
     rewrite(run, lambda row: row.update(layout="dp1 zero0 mb8") if row["step"] > 4 else None)
     start = next(event for event in run.rows("events.jsonl") if event["phase"] == "start")
     layout = {**start["layout"], "dp": 1, "micro_batch": 8}
     run.append("events.jsonl", [{**start, "layout": layout}])
     replay(spec, run, 4, 2)
-    assert asked[0].layout == layout
+    assert tasks[0].layout == layout
 
 
-def test_a_layout_that_nobody_wrote_down_is_refused(spec: JobSpec, run: RunDir, asked: list[Task]) -> None:
+def test_a_layout_that_nobody_wrote_down_is_refused(spec: JobSpec, run: RunDir, tasks: list[Task]) -> None:
     rewrite(run, lambda row: row.update(layout="dp64 zero3 mb1"))
     with pytest.raises(InputError, match="the layout of step 5, dp64 zero3 mb1, is not on record"):
         replay(spec, run, 4, 2)
-    assert asked == []
+    assert tasks == []
 
 
 @pytest.mark.parametrize(("step", "known"), [(5, "4, 8"), (12, "4, 8"), (0, "4, 8")])
 def test_a_commit_that_does_not_serve_is_refused(
-    spec: JobSpec, run: RunDir, asked: list[Task], step: int, known: str
+    spec: JobSpec, run: RunDir, tasks: list[Task], step: int, known: str
 ) -> None:
     with pytest.raises(InputError, match=f"there is no commit at step {step} .*choose from: {known}"):
         replay(spec, run, step, 2)
-    assert asked == []
+    assert tasks == []
 
 
 def test_a_run_whose_commits_are_followed_by_nothing(spec: JobSpec, run: RunDir) -> None:
@@ -136,7 +136,7 @@ def test_a_run_whose_commits_are_followed_by_nothing(spec: JobSpec, run: RunDir)
         replay(spec, run, None, 2)
 
 
-def test_a_verdict_on_nothing_is_none() -> None:
+def test_a_replay_of_no_step_proves_nothing() -> None:
     assert not ReplayResult(4, []).same
     document = ReplayResult(4, [{"step": 5, "verdict": "same"}]).to_json()
     assert (document["same"], document["start"]) == (True, 4)
