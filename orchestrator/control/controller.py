@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from cluster.workers.clock import wall
 from cluster.workers.cluster import Cluster
@@ -34,6 +34,7 @@ from orchestrator.planning.machines import machine_for
 from orchestrator.planning.plan import Planner
 from orchestrator.resolve.prepared_data import is_whole, keep_excerpt
 from orchestrator.resolve.training_inputs import resolve_over
+from orchestrator.storage.row_types import EventFields
 from orchestrator.storage.run_directory import Row, RunDir
 from orchestrator.track.totals import RunTotals
 from orchestrator.train.task import Task
@@ -133,8 +134,6 @@ class Controller:
         self._write_status(force=True)
         return summary
 
-    # -- observe
-
     def _advance(self, history: RunHistory) -> None:
         """One turn of the loop: observe, decide, act, record."""
         before, observation = self._state, self._observe(history)
@@ -189,8 +188,6 @@ class Controller:
             if save["state"] == "published":
                 self._exports.published(save["step"])
 
-    # -- act
-
     def _act(self, history: RunHistory, action: Action, before: State) -> None:
         match action.do:
             case "queue":
@@ -221,7 +218,7 @@ class Controller:
             case "finish":
                 self._note = action.reason
 
-    def _pause(self, history: RunHistory, phase: Phase, reason: str, **more: Any) -> None:
+    def _pause(self, history: RunHistory, phase: Phase, reason: str, **more: Unpack[EventFields]) -> None:
         """Nothing to do but wait; the first time, it is recorded."""
         self._note = reason
         if history.events[-1]["phase"] == phase:
@@ -269,10 +266,14 @@ class Controller:
         history.document("plan.json", {"attempt": attempt, **plan.to_json()})
         history.tracker.document("plan.json")
         source = f"from the commit at step {commit.step}" if commit else "from the beginning"
-        change = {"layout_before": str(layout_before) if layout_before else None, "layout_after": str(layout)}
+        fields: EventFields = {
+            "layout": layout.to_json(),
+            "layout_before": str(layout_before) if layout_before else None,
+            "layout_after": str(layout),
+        }
         reason = f"{layout.world} workers {source}"
         self._note = f"starting {reason}"
-        self._event("start", reason, step=self._restored, layout=layout.to_json(), **change)
+        self._event("start", reason, step=self._restored, **fields)
         self._write_status(force=True)
         try:
             self._workers.start(layout, self._task(history, layout, commit))
@@ -302,9 +303,9 @@ class Controller:
 
     def _note_first_step(self, history: RunHistory) -> None:
         self._note, attempt = "", self._state.attempt
-        market = history.market(self._workers.machines())
-        began = history.training_began(attempt)
-        self._event("train", f"the first step of attempt {attempt} is done", time=began, **market)
+        fields = history.market(self._workers.machines())
+        fields["time"] = history.training_began(attempt)
+        self._event("train", f"the first step of attempt {attempt} is done", **fields)
 
     def _halt(self, history: RunHistory, action: Action, before: State) -> None:
         """End the gang; after a fault, count what must be done again."""
@@ -330,15 +331,13 @@ class Controller:
         reason, fields = fault_event(before, self._state, action.fault, lost)
         self._event("stop", reason, step=step, **fields)
 
-    # -- record
-
     def _tell(self, note: str) -> None:
         self._note = note
 
     def _tell_export(self, line: str) -> None:
         self._event("export" if self._state.phase == "export" else "train", line)
 
-    def _event(self, phase: str, reason: str, step: int | None = None, **more: Any) -> None:
+    def _event(self, phase: str, reason: str, step: int | None = None, **more: Unpack[EventFields]) -> None:
         assert self._history is not None
         step = self._state.step if step is None else step
         self._history.event(self._state.attempt, step, phase, reason, **more)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from cluster.workers.clock import wall
 from orchestrator.control.health import Failure
@@ -15,6 +14,7 @@ from orchestrator.job.outcome import ENDED
 from orchestrator.job.spec import LimitSpec
 from orchestrator.planning import prices
 from orchestrator.storage.row_line import Row
+from orchestrator.storage.row_types import EventFields
 from orchestrator.track.goodput import timeline
 from orchestrator.track.summary import cost
 from orchestrator.track.totals import micros, tally
@@ -87,14 +87,12 @@ class EventHistory:
         return bool(self.events) and self.events[-1].get("controller_died") is not None
 
 
-def fault_event(
-    before: State, after: State, fault: Failure, lost: Sequence[Row]
-) -> tuple[str, dict[str, Any]]:
+def fault_event(before: State, after: State, fault: Failure, lost: Sequence[Row]) -> tuple[str, EventFields]:
     """Reason and fields of the event of a fault that took a run from state `before` to `after`.
 
     `lost` are the rows of steps that must be done again.
     """
-    fields: dict[str, Any] = {
+    fields: EventFields = {
         **fault.to_json(),
         "explained": hint_for(fault.cause),
         "seen": wall() - (time.monotonic() - fault.time),

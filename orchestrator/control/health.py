@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.workers.gang import FINISHED, UNKNOWN, Cause, RankStatus
+from orchestrator.storage.row_types import EventFields
 
 GRACE = 1.0
 """Seconds that a lost connection may wait for the death that explains it to be seen."""
@@ -50,9 +51,9 @@ class Failure:
         """The first fault in one line."""
         return f"{self.where}: {self.why}" if self.where else self.why
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> EventFields:
         """What an event tells of it, beside the time."""
-        told = {"first_fault": self.text, "node": self.node, "rank": self.rank}
+        told: EventFields = {"first_fault": self.text, "node": self.node, "rank": self.rank}
         return {**told, "cause": dataclasses.asdict(self.cause)}
 
     @classmethod

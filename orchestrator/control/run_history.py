@@ -7,7 +7,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Mapping, Sequence, Set
-from typing import Any
+from typing import Any, Unpack
 
 from cluster.workers.clock import wall
 from orchestrator.checkpoint.identity import check_same_run, check_shards, other_shards
@@ -24,6 +24,7 @@ from orchestrator.storage.background_writer import Writer
 from orchestrator.storage.retry import storage_failed
 from orchestrator.storage.row_line import EVENTS, METRICS
 from orchestrator.storage.row_log import told
+from orchestrator.storage.row_types import EventFields
 from orchestrator.storage.row_writer import HOLD, Rows
 from orchestrator.storage.run_directory import ORIGIN, Row, RunDir
 from orchestrator.track.totals import RunTotals, is_number, totals_of
@@ -79,7 +80,7 @@ class RunHistory:
         begun = "resumed" if self.events or self.recent else "begun"
         run.write_text("job.yaml", dump(spec))
         self.tracker = Tracker(spec.model_copy(update={"tracking": None}), run)
-        told: dict[str, Any] = {"last_seen": last_seen}
+        told: EventFields = {"last_seen": last_seen}
         if died:
             begun = f"resumed: the controller's process has ended, {_memory(status)}"
             told["controller_died"] = commit.step if commit else 0
@@ -133,7 +134,7 @@ class RunHistory:
         latest = [row for row in recent if row["attempt"] == recent[-1]["attempt"]][-LATEST:]
         return max((row["step_seconds"] for row in latest), default=0.0)
 
-    def event(self, attempt: int, step: int, phase: str, reason: str, **more: Any) -> None:
+    def event(self, attempt: int, step: int, phase: str, reason: str, **more: Unpack[EventFields]) -> None:
         """Add a row to events.jsonl."""
         row: Row = {"time": wall(), "attempt": attempt, "phase": phase, "reason": reason, "step": step}
         row |= {
@@ -322,7 +323,7 @@ class RunHistory:
         later = itertools.takewhile(lambda row: row["step"] > step, self._metrics.newest())
         return list(later)[::-1]
 
-    def market(self, machines: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+    def market(self, machines: Sequence[Mapping[str, str]]) -> EventFields:
         """What an event tells of the machines that a gang is on: type, market, zone, and USD an hour if known, of
         all and by zone and market.
 

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import ray
 import ray.train
@@ -46,6 +46,7 @@ from orchestrator.planning.machines import machine_for
 from orchestrator.planning.plan import Planner
 from orchestrator.resolve.prepared_data import prepared
 from orchestrator.resolve.training_inputs import resolve_over
+from orchestrator.storage.row_types import EventFields
 from orchestrator.storage.run_directory import Row, RunDir
 from orchestrator.train.loop import main
 from orchestrator.train.task import Task
@@ -216,7 +217,7 @@ class RankZeroHistory:
         """Write nothing more."""
         self._history.close()
 
-    def _tell(self, phase: str, reason: str, **more: Any) -> None:
+    def _tell(self, phase: str, reason: str, **more: Unpack[EventFields]) -> None:
         self._history.event(self._attempt, self._history.step, phase, reason, **more)
 
 

@@ -24,7 +24,8 @@ from orchestrator.job.spec import JobSpec, parse
 from orchestrator.planning.layout import Layout
 from orchestrator.resolve.training_inputs import training_inputs
 from orchestrator.storage.retry import patient
-from orchestrator.storage.run_directory import Row
+from orchestrator.storage.row_line import Row
+from orchestrator.storage.row_types import StepRow
 from orchestrator.train.commits import Commits
 from orchestrator.train.device import close_device, open_device, peak_memory
 from orchestrator.train.engines.choose import make_engine
@@ -200,7 +201,7 @@ class Rank:
 
     def _row(self, metrics: Metrics, lr: float, seconds: float, data_seconds: float) -> Row:
         tokens = self._spec.train.global_batch * self._spec.data.sequence_length
-        return {
+        row: StepRow = {
             "step": self._progress.step,
             "loss": metrics.loss,
             "lr": lr,
@@ -215,8 +216,8 @@ class Rank:
             "attempt": self._task.attempt,
             "memory_bytes": peak_memory() - self._libraries,
             "time": wall(),
-            **metrics.extra,
         }
+        return {**row, **metrics.extra}
 
 
 def _seed_step(seed: int, step: int, rank: int) -> None:

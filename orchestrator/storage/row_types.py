@@ -1,0 +1,72 @@
+"""The keys of rows as they are written, with their types; files of runs begun by earlier versions may lack some.
+
+What is read back is checked by `row_line`, since a file may hold anything; what is written is checked by the type
+checker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypedDict
+
+
+class StepRow(TypedDict, total=False):
+    """A row of metrics.jsonl: one optimiser step of one attempt.
+
+    Times are unix seconds, durations seconds. `samples` is the receipt after the step, `saves` the outcome of
+    each commit that ended since the row before, `busy_seconds` the time that each rank computed by itself. An
+    objective or a router adds metrics of its own, which the type cannot name.
+    """
+
+    step: int
+    attempt: int
+    time: float
+    loss: float
+    lr: float
+    grad_norm: float
+    tokens: int
+    tokens_per_second: float
+    step_seconds: float
+    data_seconds: float
+    commit_seconds: float
+    samples: str
+    layout: str
+    memory_bytes: int
+    saves: list[dict[str, Any]]
+    busy_seconds: Sequence[float]
+
+
+class EventFields(TypedDict, total=False):
+    """What an event of events.jsonl says beside time, attempt, phase, reason and step.
+
+    `time` replaces the time of writing, unix seconds. Of a fault: `first_fault` and `explained` are for people,
+    `cause`, `node` and `rank` are what is decided by, `seen` is when it was noticed, `still_seconds` how long
+    there had been no step, `lost_steps` and `seconds_lost` what must be done again, `skipped` the window of
+    samples that is left out. Of a start: the layouts. Of a train phase: the machines, their zones and their
+    price. `data` is the prepared data that the run began with, `missing_rows` the gaps in metrics.jsonl,
+    `last_seen` the last sign of life of the controller before, `controller_died` the step of the newest commit
+    when Ray started the controller again, `ceiling` a limit that is near.
+    """
+
+    time: float
+    first_fault: str | None
+    explained: str
+    cause: dict[str, Any]
+    node: str
+    rank: int
+    seen: float
+    still_seconds: float
+    lost_steps: int
+    seconds_lost: float | None
+    skipped: dict[str, Any] | None
+    layout: dict[str, Any]
+    layout_before: str | None
+    layout_after: str | None
+    machines: list[Any]
+    zones: list[Any]
+    usd_per_hour: float | None
+    data: str
+    missing_rows: list[list[int]]
+    last_seen: float | None
+    controller_died: int
+    ceiling: dict[str, Any]
