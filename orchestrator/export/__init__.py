@@ -1,4 +1,4 @@
-"""Commits to the formats of others and back: Hugging Face folders with their tokenizer, DeepSpeed checkpoints.
+"""Conversion of commits to other formats, and from them: Hugging Face folders with tokenizer, DeepSpeed checkpoints.
 
 Imports resolve, data, checkpoint, storage and job.
 """

@@ -1,7 +1,7 @@
 """Take the weights out of a DeepSpeed ZeRO checkpoint that another project wrote.
 
-Its files are pickles. They are opened in a process of their own, with an empty environment and stand-ins in the
-place of every object; what comes back is safetensors and JSON. This process unpickles nothing.
+Its files are pickles. They are opened in a separate process, with an empty environment and placeholders for every
+object; its results are safetensors and JSON. This process unpickles nothing.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ def import_checkpoint(
 ) -> dict[str, Any]:
     """Write `target`/model.safetensors (fp32, the checkpoint's own names) and, if given, config.json beside it.
 
-    Such a folder is a workload: `hf:<target>`. Optimiser state stays behind. Returns stage, ranks, tensors (name
-    to shape), version. `trust` unpickles whole, which runs whatever the files carry.
+    With a config such a folder can be trained as `hf:<target>`. Optimiser state is not imported. Returns {"stage",
+    "ranks", "tensors", "version"}, `tensors` by name with their shapes. `trust` unpickles everything, which runs any
+    code in the files.
 
     Raises InputError if the folder is no ZeRO checkpoint, or needs trust that was not given.
     """
@@ -51,7 +52,7 @@ def import_checkpoint(
 
 
 def _tagged(source: Path, tag: str | None) -> Path:
-    """The folder of one step, which DeepSpeed names in a file `latest`."""
+    """The folder of one step: `tag`, or the one that DeepSpeed names in the file `latest`."""
     if tag is None and (source / "latest").is_file():
         tag = (source / "latest").read_text().strip()
     folder = source / tag if tag else source
@@ -85,6 +86,8 @@ def _ask(request: dict[str, Any], folder: Path, out: Path) -> dict[str, Any]:
     except (IndexError, ValueError):
         answer = None
     if done.returncode or not isinstance(answer, dict):
-        last = (done.stderr.strip().splitlines() or ["no word"])[-1]
-        raise InputError(f"the process that reads it ended: {last}", str(folder), "see whether it is whole")
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise InputError(
+            f"the process that reads it ended: {last}", str(folder), "see whether its files are complete"
+        )
     return answer

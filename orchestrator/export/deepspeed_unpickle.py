@@ -1,8 +1,8 @@
-"""The process that reads another project's DeepSpeed files, which are pickles: run by `deepspeed_import` alone.
+"""The process that reads another project's DeepSpeed files, which are pickles: started by `deepspeed_import` only.
 
-Reads {"folder", "target", "trust"} as JSON from its input and writes safetensors and one line of JSON. What the
-files carry beside tensors and plain data is replaced by inert stand-ins, so nothing of theirs runs; with `trust`
-they are unpickled whole, and run what they like within this process.
+Reads {"folder", "target", "trust"} as JSON from standard input, writes safetensors and one line of JSON. Objects in the
+files other than tensors and plain data become inert placeholders, so no code of theirs runs; with `trust` everything
+is unpickled, and may run any code within this process.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ KNOWN = (
     "deepspeed.runtime.config.DeepSpeedConfig",
     "argparse.Namespace",
 )
-"""What DeepSpeed's own files name beside tensors and plain data."""
+"""Classes that DeepSpeed's own files refer to, other than tensors and plain data."""
 
 
 class Refused(Exception):
-    """One line about a folder that cannot be read."""
+    """The folder cannot be read; the message is one line."""
 
 
 class PlaceholderClass(dict[str, Any]):
-    """In the place of an object of the pickle: keeps its arguments, has no behaviour."""
+    """Placeholder of an object in the pickle: keeps its arguments and has no behaviour."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def convert(folder: Path, target: str, trust: bool) -> dict[str, Any]:
-    """Write the fp32 weights of a ZeRO checkpoint, a tensor at a time."""
+    """Write the fp32 weights of a ZeRO checkpoint, one tensor at a time. Raises Refused."""
     optimizers = [_load(path, trust)["optimizer_state_dict"] for path in _files(folder, "*_optim_states.pt")]
     models = [_load(path, trust) for path in _files(folder, "*_model_states.pt")]
     stage = _number(optimizers[0].get("zero_stage", 0))
@@ -81,11 +81,11 @@ def _files(folder: Path, pattern: str) -> list[Path]:
 
 
 def _load(path: Path, trust: bool) -> dict[str, Any]:
-    stand_ins: list[Any] = [(PlaceholderClass, name) for name in KNOWN]
+    placeholders: list[Any] = [(PlaceholderClass, name) for name in KNOWN]
     try:
-        with torch.serialization.safe_globals(stand_ins):
+        with torch.serialization.safe_globals(placeholders):
             loaded = torch.load(path, map_location="cpu", mmap=True, weights_only=not trust)
-    except Exception as error:  # whatever a broken or hostile pickle raises
+    except Exception as error:  # anything that a damaged or hostile pickle raises
         named = re.search(r"GLOBAL (\S+)", str(error)) or re.search(
             r"(?:Unsupported|class) ([\w.]+)", str(error)
         )
@@ -104,7 +104,7 @@ def _number(value: Any) -> int:
 def _tensors(
     stage: int, optimizers: Sequence[Mapping[str, Any]], models: Sequence[Mapping[str, Any]]
 ) -> Iterator[tuple[str, Any]]:
-    """(name, what makes the tensor) of buffers, frozen and trained parameters."""
+    """Names of buffers, frozen and trained parameters, each with a function that makes its tensor."""
     first = models[0]
     for name in first.get("buffer_names") or []:
         yield name, lambda name=name: first["module"][name].float()
@@ -118,7 +118,7 @@ def _tensors(
 
 
 def _of_groups(optimizers: Sequence[Mapping[str, Any]], groups: Any) -> Iterator[tuple[str, Any]]:
-    """ZeRO 1 and 2: the parameters of a group lie one after the other over all ranks' partitions."""
+    """ZeRO 1 and 2: the parameters of a group are concatenated, and cut into the partitions of the ranks."""
     paddings = optimizers[0].get("param_alignment_paddings")
     for number, shapes in enumerate(groups):
         partitions = [o["single_partition_of_fp32_groups"][number] for o in optimizers]
@@ -131,7 +131,7 @@ def _of_groups(optimizers: Sequence[Mapping[str, Any]], groups: Any) -> Iterator
 
 
 def _of_parts(optimizers: Sequence[Mapping[str, Any]], groups: Any) -> Iterator[tuple[str, Any]]:
-    """ZeRO 3: each rank has an equal stretch of every parameter, the last one padded."""
+    """ZeRO 3: each rank has an equal part of every parameter, padded on the last rank."""
     flats = [_joined(o["fp32_flat_groups"]) for o in optimizers]
     offset = 0
     for shapes in groups:
@@ -153,7 +153,7 @@ def _joined(groups: Any) -> Tensor:
 
 
 def _cut(parts: Sequence[Tensor], begin: int, shape: Sequence[int]) -> Tensor:
-    """Elements from `begin` of flat parts that lie one after the other, fp32 of that shape."""
+    """The tensor of that shape, fp32, from element `begin` on of the concatenation of flat `parts`."""
     out = torch.empty(math.prod(shape))
     end, at = begin + len(out), 0
     for part in parts:

@@ -1,4 +1,4 @@
-"""Where an export goes: moved into its place as a whole, or put into an object store with its mark last."""
+"""The target of an export: a folder that is replaced at once, or an object store where export.json is written last."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from orchestrator.storage.places import check_place
 from orchestrator.storage.retry import Retry
 
 MARK = "export.json"
-"""Written last: with it an export is whole."""
+"""Written last: an export that has it is complete."""
 WEIGHTS = re.compile(r"model[-.].*safetensors(\.index\.json)?")
-"""Files of an export whose mark does not list them, as those of earlier versions do not."""
+"""Files of an export by a version whose export.json did not list them."""
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.ENOTDIR}
-"""What a place says that cannot be written."""
+"""Error numbers of a target that cannot be written."""
 
 
 def check_target(target: str) -> None:
-    """Refuse to write over what is no export. Raises InputError."""
+    """Raise InputError if the target holds something that is no export and would be overwritten."""
     check_place(target)
     path = local_path(target)
     if not is_local(target) or not os.path.lexists(path):
@@ -40,9 +40,9 @@ def check_target(target: str) -> None:
 
 @contextlib.contextmanager
 def draft(target: str) -> Iterator[str]:
-    """A new folder to write the export in, beside the target where that is local; gone at the end, however that comes.
+    """A temporary folder to write an export in, beside the target if that is local; removed at the end in any case.
 
-    Raises InputError if the target cannot be written, or has no more room.
+    Raises InputError if the target cannot be written, or its disk is full.
     """
     from safetensors import SafetensorError
 
@@ -53,31 +53,31 @@ def draft(target: str) -> Iterator[str]:
         with tempfile.TemporaryDirectory(prefix=f".{name}.", suffix=".tmp", dir=parent) as folder:
             try:
                 yield folder
-            except SafetensorError:  # it keeps what the disk said to itself
+            except SafetensorError:  # it does not pass on the error of the disk
                 _probe(folder)
                 raise
     except OSError as error:
-        if error.errno not in NO_ROOM:  # of the commit that is read, for instance
+        if error.errno not in NO_ROOM:  # an error of the commit that is read, for instance
             raise
-        place = target if parent else f"{tempfile.gettempdir()}, on the way to {target}"
+        where = target if parent else f"{tempfile.gettempdir()}, on the way to {target}"
         hint = "make room there, or give another folder"
-        raise InputError(f"cannot be written ({error.strerror or error})", place, hint) from None
+        raise InputError(f"cannot be written ({error.strerror or error})", where, hint) from None
 
 
 def _probe(folder: str) -> None:
-    """Raise the OSError of a disk that is full."""
+    """Raise the OSError of a full disk."""
     with tempfile.TemporaryFile(dir=folder) as file:
         file.write(bytes(1 << 20))
         file.flush()
 
 
 def publish(folder: str, target: str, retry: Retry) -> None:
-    """Put a finished draft in place of what was exported there before; on an object store its mark goes last."""
+    """Replace an earlier export at the target by a finished draft; on an object store export.json is written last."""
     if is_local(target):
         _move(folder, local_path(target))
         return
     files = open_backend(target, TIMEOUT)
-    retry(files.remove, MARK)  # else the old mark would stand over half-new files
+    retry(files.remove, MARK)  # the old mark would vouch for a mixture of old and new files
     names = (path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file())
     for name in sorted(names, key=lambda name: name == MARK):
         with open(os.path.join(folder, name), "rb") as file:
@@ -93,7 +93,7 @@ def _move(folder: str, path: str) -> None:
 
 
 def _listed(path: str) -> list[str]:
-    """The files of an earlier export, as its mark lists them; empty if it lists none."""
+    """The files that the mark of an earlier export lists; empty if it lists none."""
     try:
         with open(path) as file:
             return list(json.load(file)["files"])
@@ -102,7 +102,7 @@ def _listed(path: str) -> list[str]:
 
 
 def _open_to_others(folder: str) -> None:
-    """Modes as of any new folder under the user's umask, where a temporary one is its owner's alone."""
+    """Give the folder the modes of any new one under the user's umask: temporary folders are private."""
     mask = os.umask(0)
     os.umask(mask)
     for path in (Path(folder), *Path(folder).rglob("*")):

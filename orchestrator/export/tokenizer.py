@@ -1,4 +1,4 @@
-"""The tokenizer beside an exported model: it frames a text as training did."""
+"""The tokenizer of an exported model: it adds the same special tokens around a text as training did."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
     from orchestrator.job.spec import JobSpec
     from workloads.workload import Workload
 
-BROUGHT = (
+ACCOMPANYING = (
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt",
     "spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
-"""Files of a tokenizer that came with one, beside its tokenizer.json."""
+"""Files that may accompany a tokenizer.json in the folder that a tokenizer was loaded from."""
 GENERATION = "generation_config.json"
 PROBE = "Tell me, in 3 words: what is a token?\n"
 
 
 def write_tokenizer(tokens: Tokens, workload: Workload, spec: JobSpec, folder: str) -> None:
-    """Write the tokenizer of `tokens` to `folder`, with what came in with the model's and the tokenizer's folder.
+    """Write the tokenizer of `tokens` to `folder`, with the files that came with the model and the tokenizer.
 
-    A tokenizer that frames a text by itself keeps doing so; any other gets the frame of the objective.
+    A tokenizer that adds special tokens itself is left as it is; any other gets those of the objective.
     """
     tokenizer = tokens.tokenizer()
     if not _adds_tokens(tokenizer):
-        tokenizer = _framed(tokenizer, workload, tokens.manifest.roles)
+        tokenizer = _with_special_tokens(tokenizer, workload, tokens.manifest.roles)
     model = spec.workload.model.removeprefix("hf:") if spec.workload.model.startswith("hf:") else ""
     _copy(_folder(model), folder, (GENERATION,))
     source = spec.data.tokenizer
-    if isinstance(source, str) and _brought(tokenizer, _folder(source), folder):
+    if isinstance(source, str) and _copied_whole(tokenizer, _folder(source), folder):
         return
     template = _template(Path(folder))
     _wrapped(tokens, tokenizer, workload).save_pretrained(folder)
@@ -44,7 +44,7 @@ def write_tokenizer(tokens: Tokens, workload: Workload, spec: JobSpec, folder: s
 
 
 def longest(workload: Workload) -> int:
-    """Tokens that the model takes at most, a number beyond any length if nothing bounds it."""
+    """The longest input of the model in tokens, transformers' VERY_LARGE_INTEGER if nothing limits it."""
     from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
     bounded = getattr(workload.config, "positions", "learned") in ("learned", "rotary")
@@ -55,8 +55,8 @@ def _adds_tokens(tokenizer: Tokenizer) -> bool:
     return tokenizer.num_special_tokens_to_add(is_pair=False) > 0
 
 
-def _framed(tokenizer: Tokenizer, workload: Workload, roles: dict[str, int]) -> Tokenizer:
-    """`tokenizer` with <cls> text <sep>, text <eos>, ... as the objective reads it; two texts of two types."""
+def _with_special_tokens(tokenizer: Tokenizer, workload: Workload, roles: dict[str, int]) -> Tokenizer:
+    """`tokenizer` with the special tokens of the objective, such as <cls> text <sep>; a pair of texts has two types."""
     begins, ends = (roles.get(role) for role in (workload.objective.begins, workload.objective.ends))
     if begins is None and ends is None:
         return tokenizer
@@ -74,7 +74,7 @@ def _framed(tokenizer: Tokenizer, workload: Workload, roles: dict[str, int]) -> 
 
 
 def _wrapped(tokens: Tokens, tokenizer: Tokenizer, workload: Workload) -> Any:
-    """A tokenizer of transformers that gives what the model takes."""
+    """A tokenizer of transformers that returns the inputs of this model."""
     from transformers import PreTrainedTokenizerFast
 
     named = {f"{role}_token": tokenizer.id_to_token(number) for role, number in tokens.manifest.roles.items()}
@@ -90,15 +90,15 @@ def _wrapped(tokens: Tokens, tokenizer: Tokenizer, workload: Workload) -> Any:
     )
 
 
-def _brought(tokenizer: Tokenizer, source: Path | None, folder: str) -> bool:
-    """Whether the files beside the tokenizer's own, taken along, make the same tokenizer as it is here."""
+def _copied_whole(tokenizer: Tokenizer, source: Path | None, folder: str) -> bool:
+    """Copy the files from `source`; whether transformers makes the same tokenizer of them."""
     from transformers import AutoTokenizer
 
-    _copy(source, folder, BROUGHT)
+    _copy(source, folder, ACCOMPANYING)
     if not (Path(folder) / "tokenizer_config.json").exists():
         return False
     tokenizer.save(str(Path(folder) / "tokenizer.json"))
-    with contextlib.suppress(Exception):  # of whatever kind: then it is wrapped as any other
+    with contextlib.suppress(Exception):  # any failure: then it is wrapped like any other tokenizer
         loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         if loaded(PROBE)["input_ids"] == tokenizer.encode(PROBE).ids:
             return True
@@ -106,23 +106,23 @@ def _brought(tokenizer: Tokenizer, source: Path | None, folder: str) -> bool:
 
 
 def _template(folder: Path) -> str:
-    """The chat template among the files that came along; they are removed, since they do not make this tokenizer."""
+    """The chat template in the copied files, which are removed: they do not make this tokenizer."""
     template = ""
     if (folder / "chat_template.jinja").exists():
         template = (folder / "chat_template.jinja").read_text()
     elif (folder / "tokenizer_config.json").exists():
         found = json.loads((folder / "tokenizer_config.json").read_text()).get("chat_template")
         template = found if isinstance(found, str) else ""
-    for name in BROUGHT:
+    for name in ACCOMPANYING:
         (folder / name).unlink(missing_ok=True)
     return template
 
 
-def _folder(place: str) -> Path | None:
-    """The local folder of a file or a folder, None if there is none (any more)."""
-    path = Path(place)
+def _folder(location: str) -> Path | None:
+    """The local folder of a path to a file or folder; None if it does not exist (any more)."""
+    path = Path(location)
     path = path.parent if path.suffix == ".json" else path
-    return path if place and path.is_dir() else None
+    return path if location and path.is_dir() else None
 
 
 def _copy(source: Path | None, folder: str, names: tuple[str, ...]) -> None:
