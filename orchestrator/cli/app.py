@@ -14,7 +14,7 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
 
 INTERRUPTED = 130
-"""What typer makes of a KeyboardInterrupt."""
+"""The exit code that typer makes of a KeyboardInterrupt."""
 
 app = typer.Typer(
     name="orchestrator",
@@ -26,21 +26,21 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for _module in ("job", "run", "jobs", "look", "checkpoint", "data", "cluster", "chaos", "tune"):
+for _module in ("job", "run", "jobs", "report", "checkpoint", "data", "cluster_render", "chaos", "tune"):
     import_module(f"orchestrator.cli.{_module}").register(app)
 
 
 def call(arguments: list[str] | None = None) -> None:
-    """Run a command and exit: 0 done, 1 the run failed, 2 the input is wrong, 3 stopped with a commit in place.
+    """Run a command and exit with the code of its `Outcome`: 0 done, 1 failed, 2 wrong input, 3 stopped with a commit.
 
     An error is one line on standard error; --debug, given anywhere, adds the trace.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in words
-    words = [word for word in words if word != "--debug"]
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    given = [argument for argument in given if argument != "--debug"]
     sys.exit(
         _guarded(
-            lambda: app(args=words, prog_name="orchestrator", standalone_mode=False), debug, "--json" in words
+            lambda: app(args=given, prog_name="orchestrator", standalone_mode=False), debug, "--json" in given
         )
     )
 
@@ -56,7 +56,9 @@ def _guarded(command: Callable[[], object], debug: bool, as_json: bool = False) 
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     except typer.TyperException as error:
-        if error.format_message().startswith("Usage:"):  # no words at all: typer gives the help for an error
+        if error.format_message().startswith(
+            "Usage:"
+        ):  # no arguments: typer raises the help text as an error
             print(error.format_message(), file=sys.stderr)
             return Outcome.WRONG_INPUT.exit_code
         failure, code, line = error, Outcome.WRONG_INPUT.exit_code, _usage(error)
@@ -74,7 +76,7 @@ def _guarded(command: Callable[[], object], debug: bool, as_json: bool = False) 
 
 
 def _usage(error: typer.TyperException) -> str:
-    """What is wrong with the words of a command, and where its help is."""
+    """What is wrong with the arguments of a command, and how to get its help."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "orchestrator"
     return f"{' '.join(error.format_message().split()).rstrip('.')}; see `{command} --help`"

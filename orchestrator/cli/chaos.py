@@ -1,4 +1,4 @@
-"""chaos: break a run on purpose, and see whether it stays the same run."""
+"""The command chaos: inject faults into runs, and check that each stays the same run."""
 
 from __future__ import annotations
 
@@ -25,46 +25,46 @@ def chaos(
         list[str] | None,
         typer.Option(
             metavar="KIND@RANK:STEP",
-            help="a run with this fault: kill, stop, raise, nan, slow, node, drain @RANK:STEP; driver, controller, "
+            help="train with this fault: kill, stop, raise, nan, slow, node, drain @RANK:STEP; driver, controller, "
             "flip, torn, outage, full @STEP [default: one run for each of them]",
         ),
     ] = None,
     randoms: Annotated[
-        int, typer.Option("--random", min=0, help="a run with so many faults of ranks at random places")
+        int, typer.Option("--random", min=0, help="train with this many faults at random ranks and steps")
     ] = 0,
-    seed: Annotated[int, typer.Option(help="of the random places")] = 0,
+    seed: Annotated[int, typer.Option(help="seed of the random faults")] = 0,
     overrides: Set = None,
     runs: Annotated[Path, typer.Option(parser=on_this_machine, help="folder of the runs")] = Path(
         "runs/chaos"
     ),
     as_json: Json = False,
 ) -> int:
-    """Train undisturbed and disturbed on real local nodes, and compare; exit code 1 if a run is not the same."""
+    """Train without and with faults on real local nodes, and compare; exit code 1 if a run is not the same."""
     from rich.console import Console
 
-    from orchestrator.verify import chaos as breaking
+    from orchestrator.verify import chaos as verify
     from orchestrator.verify.comparison import to_json
 
     spec = job_of(job, overrides)
-    disturbed = breaking.expand(fault or [], randoms, seed, spec)
+    disturbed = verify.expand(fault or [], randoms, seed, spec)
     _refuse_old(runs)
     console = Console(stderr=True)
 
-    def tell(news: RunComparison | str) -> None:
+    def report(news: RunComparison | str) -> None:
         if isinstance(news, str):
             text = news
         else:
-            told.append(news)
+            compared.append(news)
             text = f"{news.fault}: {'held' if news.held else 'NOT the same run'}"
-        console.print(f"[{len(told)} of {len(disturbed)} faults] {text}", markup=False)
+        console.print(f"[{len(compared)} of {len(disturbed)} faults] {text}", markup=False)
 
-    told: list[RunComparison] = []
-    verdicts = breaking.chaos(spec, runs.absolute(), disturbed, tell)
+    compared: list[RunComparison] = []
+    comparisons = verify.chaos(spec, runs.absolute(), disturbed, report)
     if as_json:
-        emit(to_json(verdicts))
+        emit(to_json(comparisons))
     else:
-        _show(verdicts)
-    return 0 if all(verdict.held for verdict in verdicts) else 1
+        _show(comparisons)
+    return 0 if all(found.held for found in comparisons) else 1
 
 
 def _refuse_old(runs: Path) -> None:
@@ -76,7 +76,7 @@ def _refuse_old(runs: Path) -> None:
         )
 
 
-def _show(verdicts: list[RunComparison]) -> None:
+def _show(comparisons: list[RunComparison]) -> None:
     rows = [
         [
             v.fault,
@@ -88,7 +88,7 @@ def _show(verdicts: list[RunComparison]) -> None:
             "-" if v.back_after is None else f"{v.back_after:.2f} s",
             ", ".join(v.left) or "nothing",
         ]
-        for v in verdicts
+        for v in comparisons
     ]
     columns = ["fault", "ended", "receipt", "losses", "attempts", "lost", "back after", "left behind"]
     table("The same run?", columns, rows)

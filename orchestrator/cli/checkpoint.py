@@ -1,4 +1,4 @@
-"""checkpoint list, verify, export, prune, import-deepspeed."""
+"""The commands checkpoint list, verify, export, prune and import-deepspeed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def list_(run_dir: Run, as_json: Json = False) -> None:
 
 
 def verify(run_dir: Run, step: Step = None, as_json: Json = False) -> None:
-    """Check every byte of one commit, or of all, and of their data. Exit code 1 if something is damaged."""
+    """Check every byte of one commit, or of all, and of their token shards. Exit code 1 if something is damaged."""
     from orchestrator.data.tokens import problems as problems_of
 
     store = _store(run_dir)
@@ -66,7 +66,7 @@ def export(
     to: Annotated[str | None, typer.Option(help="folder or URI [default: <run>/export]")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a commit as a folder that transformers loads, and check that both agree."""
+    """Export a commit to a folder that transformers loads, and compare the outputs."""
     from orchestrator.export.hugging_face import export as write
     from orchestrator.job.paths import absolute
     from orchestrator.storage.places import check_place
@@ -101,20 +101,22 @@ def import_deepspeed(
         Path, typer.Argument(parser=on_this_machine, help="folder that DeepSpeed's save_checkpoint wrote")
     ],
     target: Annotated[Path, typer.Argument(parser=on_this_machine, help="new folder for model.safetensors")],
-    tag: Annotated[str | None, typer.Option(help="which checkpoint [default: the one in `latest`]")] = None,
+    tag: Annotated[
+        str | None, typer.Option(help="which checkpoint [default: the one that `latest` names]")
+    ] = None,
     config: Annotated[
         Path | None,
         typer.Option(parser=on_this_machine, help="config.json of the model, to train it as hf:<target>"),
     ] = None,
     trust: Annotated[
-        bool, typer.Option("--trust", help="unpickle whole: runs code that the files carry")
+        bool, typer.Option("--trust", help="unpickle everything: runs any code in the files")
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Take the fp32 weights out of another project's DeepSpeed ZeRO checkpoint.
 
-    Its files are pickles: a separate process opens them, with an empty environment, and lets nothing but tensors
-    and plain data through unless --trust is given. Optimiser state stays behind.
+    Its files are pickles: a separate process opens them, with an empty environment, and reads only tensors and plain
+    data unless --trust is given. Optimiser state is not imported.
     """
     from orchestrator.export.deepspeed_import import import_checkpoint
 
@@ -122,10 +124,10 @@ def import_deepspeed(
     if as_json:
         emit(found)
         return
-    how = "unpickled whole" if trust else "tensors and plain data only"
+    how = "unpickled" if trust else "tensors and plain data only"
     print(
         f"{target}: {len(found['tensors'])} tensors of a ZeRO {found['stage']} checkpoint of {found['ranks']} ranks, "
-        f"read in a process of its own ({how})"
+        f"read in a separate process ({how})"
     )
 
 

@@ -1,4 +1,4 @@
-"""data corpus, prepare, inspect."""
+"""The commands data corpus, prepare and inspect."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ def prepare(
     try:
         with ProgressDisplay() as progress, connected_ray(address):
 
-            def tell(what: str, done: int, total: int) -> None:
+            def report(what: str, done: int, total: int) -> None:
                 progress.update({"phase": "prepare", "note": f"{what}: {done} of {total} parts"})
 
-            uri = prepare_data(spec, run, tell)
+            uri = prepare_data(spec, run, report)
     except NoCluster as error:
         raise no_cluster(error, address) from None
     if as_json:
@@ -83,7 +83,7 @@ def prepare(
 def inspect(
     data: Annotated[str, typer.Argument(help="a folder of prepared data")], as_json: Json = False
 ) -> None:
-    """Show what prepared data holds."""
+    """Show what a folder of prepared data contains."""
     from orchestrator.data.summary import inspect as look
     from orchestrator.job.paths import absolute
 

@@ -1,4 +1,4 @@
-"""init, schema, doctor, plan: before anything runs."""
+"""The commands init, schema, doctor and plan: what is done before a run."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def schema() -> None:
 
 
 def doctor(as_json: Json = False) -> None:
-    """Say what this machine can do, and what it lacks."""
+    """Check what this machine can run, and what is missing."""
     from orchestrator.launch.doctor import examine
 
     findings = examine()
@@ -96,7 +96,7 @@ def plan(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the layouts for a job on this kind of machine, with predicted memory and time."""
+    """Show the legal layouts of a job on this kind of machine, with predicted memory and time."""
     from orchestrator.cli import plan_table as planning_text
     from orchestrator.planning import plan as planning
     from orchestrator.planning.machines import machine_for

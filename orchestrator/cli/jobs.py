@@ -1,4 +1,4 @@
-"""submit, attach, logs, list: runs as jobs of a cluster."""
+"""The commands submit, attach, logs and list: runs as jobs of a cluster."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from cluster.jobs.ray_jobs import Jobs, Submission
 
 Name = Annotated[
-    str, typer.Argument(help="a job's name, or a submission's, or a run directory", show_default=False)
+    str, typer.Argument(help="a job's name, a submission's, or a run directory", show_default=False)
 ]
 
 
@@ -53,19 +53,19 @@ def submit(
         typer.Option(
             metavar="DIR",
             parser=on_this_machine,
-            help="send this folder along; .gitignore and .rayignore hold",
+            help="send this folder along; .gitignore and .rayignore apply",
         ),
     ] = None,
     package: Annotated[
-        bool, typer.Option("--package", help="send this very program along, for nodes that have another")
+        bool, typer.Option("--package", help="send this program along, for nodes that have another version")
     ] = False,
     exclude: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN", help="what else of the folder not to send; repeat")
+        list[str] | None, typer.Option(metavar="PATTERN", help="more of the folder that is not sent; repeat")
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="follow it to its end, as attach does")] = False,
     as_json: Json = False,
 ) -> None:
-    """Submit a job to a cluster; under the same name it goes on from its last commit."""
+    """Submit a job to a cluster; a job of the same name continues from its last commit."""
     from cluster.jobs.ray_jobs import own_packages, working_tree
     from orchestrator.launch import submission
 
@@ -82,7 +82,9 @@ def submit(
     environment = own_packages() if package else {}
     if working_dir is not None:
         environment = working_tree(working_dir.absolute(), exclude or ())
-    submission.entrypoint(spec, run, until, priority)  # a secret is found before anything is asked
+    submission.entrypoint(
+        spec, run, until, priority
+    )  # refuses a job with a secret before the cluster is contacted
     jobs = submission.jobs_at(address)
     found, new = submission.submit(jobs, spec, run, until, priority, environment)
     if wait:
@@ -90,14 +92,14 @@ def submit(
     if as_json:
         emit({**found.to_json(), "new": new})
         return
-    print(f"{found.id} is {'submitted' if new else 'at work already'}; its run directory: {found.run_dir}")
+    print(f"{found.id} is {'submitted' if new else 'running already'}; its run directory: {found.run_dir}")
     print(
         f"next: orchestrator attach {found.name}, orchestrator status {found.name}, orchestrator stop {found.name}"
     )
 
 
 def attach(name: Name, address: Cluster = None, as_json: Json = False) -> None:
-    """Follow a job to its end, and end as it does; Ctrl-C leaves it at work."""
+    """Follow a job to its end, and exit with its code; Ctrl-C leaves it running."""
     from orchestrator.launch import submission
 
     jobs = submission.jobs_at(address)
@@ -106,11 +108,11 @@ def attach(name: Name, address: Cluster = None, as_json: Json = False) -> None:
 
 def logs(
     name: Name,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="go on until the job ends")] = False,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="follow until the job ends")] = False,
     address: Cluster = None,
     as_json: Json = False,
 ) -> None:
-    """Print what a job has said."""
+    """Print the output of a job."""
     from orchestrator.launch import submission
 
     jobs = submission.jobs_at(address)
@@ -146,7 +148,7 @@ def _follow(jobs: Jobs, found: Submission, as_json: bool) -> None:
         for part in jobs.follow(found.id):
             print(part, end="", flush=True, file=sys.stderr)
     except KeyboardInterrupt:
-        print(f"\n{found.id} is still at work; `orchestrator stop {found.name}` ends it", file=sys.stderr)
+        print(f"\n{found.id} is still running; `orchestrator stop {found.name}` ends it", file=sys.stderr)
         raise typer.Exit(0) from None
     ended = jobs.get(found.id)
     if as_json:

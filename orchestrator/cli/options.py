@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from orchestrator.storage.run_directory import RunDir
 
 RUNS = "runs"
-"""Folder of run directories, unless --run-dir says otherwise."""
+"""Folder of run directories without --run-dir."""
 NAME_WIDTH = 14
-"""Letters of a table's first column that are kept on one line, however narrow the terminal."""
+"""Characters of a table's first column that are never wrapped, however narrow the terminal."""
 PIPE_WIDTH = 200
-"""Letters of a line where there is no terminal."""
+"""Characters of a line if standard output is no terminal."""
 
 Job = Annotated[Path, typer.Argument(help="the job file", show_default=False)]
 Run = Annotated[str, typer.Argument(help="a run directory: a path or URI", show_default=False)]
@@ -43,12 +43,13 @@ Cluster = Annotated[
     ),
 ]
 Priority = Annotated[
-    int, typer.Option(help="of several jobs on a cluster the highest goes first; a lower one makes room")
+    int,
+    typer.Option(help="of several jobs on a cluster the highest goes first; lower ones are stopped for it"),
 ]
 
 
 def job_of(path: Path, overrides: list[str] | None) -> JobSpec:
-    """The job file with its overrides, relative paths made absolute against the current folder."""
+    """The job of a file with overrides applied, and relative paths made absolute against the current folder."""
     from orchestrator.job.paths import resolve_paths
     from orchestrator.job.spec import load
 
@@ -56,7 +57,7 @@ def job_of(path: Path, overrides: list[str] | None) -> JobSpec:
 
 
 def run_of(spec: JobSpec, run_dir: str | None) -> RunDir:
-    """The run directory that a command names, or the job's own."""
+    """The run directory of --run-dir, or the job's default. Raises InputError if it cannot be one."""
     from orchestrator.job.paths import absolute
     from orchestrator.storage.places import check_place
     from orchestrator.storage.run_directory import RunDir
@@ -67,7 +68,7 @@ def run_of(spec: JobSpec, run_dir: str | None) -> RunDir:
 
 
 def existing_run(run_dir: str) -> tuple[RunDir, JobSpec]:
-    """A run directory that is there, and its job. Raises InputError."""
+    """An existing run directory and its job. Raises InputError if there is no run."""
     from orchestrator.checkpoint.identity import job_in
     from orchestrator.job.paths import absolute
     from orchestrator.storage.places import check_place
@@ -82,7 +83,7 @@ def existing_run(run_dir: str) -> tuple[RunDir, JobSpec]:
 
 
 def on_this_machine(given: str | Path) -> Path:
-    """A path, and no URI. Raises InputError."""
+    """The value of an option as a local path. Raises InputError for a URI."""
     from orchestrator.storage.places import check_place, is_path
 
     text = str(given)  # a default is a path already
@@ -93,21 +94,21 @@ def on_this_machine(given: str | Path) -> Path:
 
 
 def finite(number: float | None) -> float | None:
-    """The number itself. Raises InputError for what is none."""
+    """The number itself. Raises InputError for infinity and NaN."""
     if number is not None and not math.isfinite(number):
         raise InputError("is no finite number", str(number), "give another")
     return number
 
 
 def word(text: str | None) -> str | None:
-    """A name that means something elsewhere, without blanks and control characters. Raises InputError."""
+    """A name from outside, such as a region. Raises InputError if it has blanks or control characters."""
     if text is not None and (not text or not text.isprintable() or " " in text):
         raise InputError("is no name", repr(text), "write it without blanks")
     return text
 
 
 def words(texts: list[str] | None) -> list[str] | None:
-    """Several such names."""
+    """Several such names. Raises InputError."""
     for text in texts or ():
         word(text)
     return texts
@@ -119,7 +120,7 @@ def emit(value: Any) -> None:
 
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    """Print a table on standard output, folded only where there is a terminal that is too narrow for it."""
+    """Print a table on standard output, wrapped only if there is a terminal that is too narrow for it."""
     from rich import box
     from rich.console import Console
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""A plan as a table for the terminal."""
+"""The plan of a job as tables for the terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SHOWN = 8
 
 
 def show(spec: JobSpec, shape: ModelShape, plan: Plan) -> None:
-    """Print the chosen layout, its rivals, and why others were rejected."""
+    """Print the chosen layout, the next best ones, and why others were rejected."""
     from orchestrator.cli.options import table
 
     title = f"{spec.workload.model}: {count(shape.parameters)} parameters, {count(plan.tokens)} tokens a step"

@@ -1,4 +1,4 @@
-"""run, status, stop: a run and its controller."""
+"""The commands run, status and stop."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Target = Annotated[str, typer.Argument(help="a run directory, or a job's name", show_default=False)]
 
 LOST_AFTER = 15.0
-"""Seconds without a word from the controller after which `status` calls it lost."""
+"""Seconds without an update of status.json after which `status` calls the controller silent."""
 
 
 def register(app: typer.Typer) -> None:
@@ -51,12 +51,12 @@ def run(
     ] = None,
     fault: Annotated[
         list[str] | None,
-        typer.Option(metavar="KIND@RANK:STEP", help="inject a fault, to see it survived", hidden=True),
+        typer.Option(metavar="KIND@RANK:STEP", help="inject a fault, to test recovery", hidden=True),
     ] = None,
     priority: Priority = 0,
     as_json: Json = False,
 ) -> None:
-    """Train a job to its end, or go on with it from its last commit."""
+    """Train a job to its end, or continue it from its last commit."""
     from orchestrator.launch.run import run as drive
     from orchestrator.track.console import ProgressDisplay, final_table
 
@@ -112,7 +112,9 @@ def status(target: Target, address: Cluster = None, as_json: Json = False) -> No
 def stop(
     target: Target,
     address: Cluster = None,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="until it has committed and ended")] = True,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="wait until it has committed and ended")
+    ] = True,
     as_json: Json = False,
 ) -> None:
     """Ask a run on a cluster to commit and end. (A run inside `orchestrator run`: Ctrl-C.)"""
@@ -124,7 +126,7 @@ def stop(
     try:
         jobs, job = _job_at(local.uri if local else target, address)
     except InputError:
-        if local is None:  # else it was not submitted; Ray may be there without a Jobs API
+        if local is None:  # it was not submitted; its controller may be on a Ray without a Jobs API
             raise
     if jobs is not None and job is not None and not job.has_ended:
         jobs.stop(job.id)
@@ -147,7 +149,7 @@ def stop(
 
 
 def _job_at(target: str, address: str | None) -> tuple[Jobs, Submission]:
-    """The newest submission of that name, where it is. Raises InputError if there is none, or no cluster to ask."""
+    """The newest submission of that name and its cluster. Raises InputError if there is none, or no cluster."""
     from orchestrator.launch.submission import existing, jobs_at
 
     try:
@@ -160,7 +162,7 @@ def _job_at(target: str, address: str | None) -> tuple[Jobs, Submission]:
 
 
 def _run_at(target: str) -> RunDir | None:
-    """The run directory of that name, None if there is no run in it or it cannot be read from here."""
+    """The run directory of that name; None if it holds no run or cannot be read from this machine."""
     try:
         return existing_run(target)[0] if target else None
     except InputError as error:
@@ -184,7 +186,7 @@ def _status_of(directory: RunDir) -> dict[str, Any]:
 
 
 def _stop_controller(directory: RunDir, address: str | None) -> None:
-    """Ask the controller itself, for a run that no job of the cluster drives now."""
+    """Ask the controller of a run that is not driven by a submitted job to stop."""
     from cluster.local.ray_session import NoCluster, connected_ray
     from orchestrator.launch.controller_actor import controller_of
     from orchestrator.launch.submission import no_cluster
@@ -219,20 +221,19 @@ def _where_next(run_dir: str, tracking: str | None, summary: dict[str, Any]) -> 
 
     near = os.path.relpath(run_dir) if os.path.isabs(run_dir) else run_dir
     shown = run_dir if near.startswith("..") else near
-    say = _say
     if summary.get("sample"):
-        say("\nThe model says:\n  " + summary["sample"].strip().replace("\n", "\n  ") + "\n")
-    say("Where to look next")
-    say(f"  {shown}/report.html          the run as pictures")
+        _say("\nThe model says:\n  " + summary["sample"].strip().replace("\n", "\n  ") + "\n")
+    _say("Where to look next")
+    _say(f"  {shown}/report.html          the run as pictures")
     if summary.get("export"):
-        say(f"  {shown}/export/              the model, for transformers.AutoModel.from_pretrained")
-    say(f"  orchestrator verify-resume {shown}      replay steps from a commit and compare")
-    say(f"  orchestrator checkpoint list {shown}    the commits")
+        _say(f"  {shown}/export/              the model, for transformers.AutoModel.from_pretrained")
+    _say(f"  orchestrator verify-resume {shown}      replay steps from a commit and compare")
+    _say(f"  orchestrator checkpoint list {shown}    the commits")
     if tracking:
-        say(f"  mlflow ui --backend-store-uri {tracking}")
+        _say(f"  mlflow ui --backend-store-uri {tracking}")
     problem = (summary.get("tracking") or {}).get("problem")
     if problem:
-        say(
+        _say(
             f"MLflow lacks some rows ({problem}); `orchestrator report {shown}` sends them when it answers again"
         )
 

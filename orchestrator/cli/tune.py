@@ -1,4 +1,4 @@
-"""tune: search over keys of a job."""
+"""The command tune: search over keys of a job."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def tune(
     run_dir: RunDirectory = None,
     address: Address = None,
     report: Annotated[
-        bool, typer.Option("--report", help="only write the report of what there is anew")
+        bool, typer.Option("--report", help="only write the report of the results so far again")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Search over keys of a job with Ray Tune; the same command goes on after anything."""
+    """Search over keys of a job with Ray Tune; the same command continues it after any interruption."""
     from orchestrator.tune.console import SearchDisplay
     from orchestrator.tune.search import tune as search
 

@@ -1,4 +1,4 @@
-"""verify-resume, report: looking at a run afterwards."""
+"""The commands report and verify-resume: a run afterwards."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def verify_resume(
     from orchestrator.verify.replay import replay
 
     run, spec = existing_run(run_dir)
-    verdict = replay(spec, run, step, steps)
+    found = replay(spec, run, step, steps)
     if as_json:
-        emit(verdict.to_json())
+        emit(found.to_json())
     else:
         rows = [
-            [str(r["step"]), f"{r['recorded']!r}", f"{r['replayed']!r}", r["verdict"]] for r in verdict.rows
+            [str(r["step"]), f"{r['recorded']!r}", f"{r['replayed']!r}", r["verdict"]] for r in found.rows
         ]
-        table(f"Replayed from the commit at step {verdict.start}", ["step", "loss", "replayed", ""], rows)
-        print(verdict.line, file=sys.stderr)
-    raise typer.Exit(0 if verdict.same else 1)
+        table(f"Replayed from the commit at step {found.start}", ["step", "loss", "replayed", ""], rows)
+        print(found.line, file=sys.stderr)
+    raise typer.Exit(0 if found.same else 1)
 
 
 def report(run_dir: Run) -> None:
-    """Write report.html anew, and send MLflow what it lacks."""
+    """Write report.html again, and send missing rows to MLflow."""
     from orchestrator.track.report import report as make
     from orchestrator.track.tracker import deliver
 

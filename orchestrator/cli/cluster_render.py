@@ -1,4 +1,7 @@
-"""cluster render: a job's machines as files for Kubernetes and for Ray's cluster launcher. (The rest: `nodes`.)"""
+"""The commands cluster render: the machines of a job as files for Kubernetes and for Ray's cluster launcher.
+
+The other commands of the group `cluster` are in `cluster_nodes`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli import nodes
+from orchestrator.cli import cluster_nodes as nodes
 from orchestrator.cli.options import Job, Set, finite, on_this_machine, word, words
 from orchestrator.job.errors import InputError
 
@@ -26,7 +29,9 @@ Image = Annotated[
         callback=word, help="the container image; infra/Dockerfile builds training-orchestrator:cpu and :cuda"
     ),
 ]
-Spot = Annotated[bool, typer.Option("--spot/--on-demand", help="workers on machines that may be taken away")]
+Spot = Annotated[
+    bool, typer.Option("--spot/--on-demand", help="workers on spot machines, which may be preempted")
+]
 Memory = Annotated[
     float, typer.Option("--memory-gib", min=0.5, max=65536, callback=finite, help="memory of one worker, GiB")
 ]
@@ -36,12 +41,13 @@ PerNode = Annotated[
 ]
 Accelerator = Annotated[
     list[str] | None,
-    typer.Option(callback=words, help="device type, such as H100; repeat for others that will do"),
+    typer.Option(callback=words, help="device type, such as H100; repeat for alternatives"),
 ]
 Region = Annotated[str | None, typer.Option(callback=word, help="the cloud's region")]
 Zones = Annotated[str | None, typer.Option(callback=word, help="zones, comma-separated, tried in this order")]
 Machine = Annotated[
-    str | None, typer.Option(callback=word, help="machine type of the workers; with GPUs if the job has")
+    str | None,
+    typer.Option(callback=word, help="machine type of the workers, with GPUs if the job needs them"),
 ]
 HeadMachine = Annotated[str | None, typer.Option(callback=word, help="machine type of the head")]
 
@@ -231,7 +237,10 @@ def _job(
     per_node: int | None,
     accelerators: list[str] | None,
 ) -> tuple[JobSpec, ClusterNeeds]:
-    """The job as written (its paths are the pods' own), without secrets, and what it needs. Raises InputError."""
+    """The job, its paths as written since they are those of the pods, and the machines it needs.
+
+    Raises InputError if the job is wrong or carries a secret.
+    """
     from orchestrator.job.spec import load
     from orchestrator.launch import rendering as rendered
     from orchestrator.launch.rendering_needs import needs_of

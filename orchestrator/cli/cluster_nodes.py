@@ -1,4 +1,4 @@
-"""cluster up, add, remove, show, down: real Ray nodes on this machine, for trying things."""
+"""The commands cluster up, add, remove, show and down: real Ray nodes on this machine, to try things."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ if TYPE_CHECKING:
     from cluster.local.node import NodeSpec
 
 MOST = 200
-"""Nodes on one machine: each is a Ray node of some hundred MB."""
+"""Largest number of nodes on one machine: each is a Ray node of some hundred MB."""
 
-Name = Annotated[str, typer.Option(help="the cluster's name, where there are several")]
+Name = Annotated[str, typer.Option(help="the cluster's name, if there are several")]
 Cpus = Annotated[
-    float, typer.Option(min=0, max=10**6, callback=finite, help="processors that a node says it has")
+    float, typer.Option(min=0, max=10**6, callback=finite, help="CPUs that a node offers, whatever it has")
 ]
-Gpus = Annotated[float, typer.Option(min=0, max=10**6, callback=finite, help="GPUs that a node says it has")]
+Gpus = Annotated[
+    float, typer.Option(min=0, max=10**6, callback=finite, help="GPUs that a node offers, whatever it has")
+]
 Resources = Annotated[str, typer.Option(metavar="JSON", help='other resources, such as {"TPU": 4}')]
 Labels = Annotated[str, typer.Option(metavar="JSON", help='labels, such as {"ray.io/market-type": "spot"}')]
 Types = Annotated[
@@ -32,7 +34,7 @@ Types = Annotated[
     typer.Option(
         "--labels",
         metavar="JSON",
-        help='labels, such as {"ray.io/market-type": "spot"}; again for as many nodes with others',
+        help='labels, such as {"ray.io/market-type": "spot"}; repeat for nodes with others',
     ),
 ]
 
@@ -42,7 +44,7 @@ def up(
     most: Annotated[
         int | None,
         typer.Option(
-            "--max", min=1, max=MOST, help="let Ray's autoscaler start and end nodes, up to so many"
+            "--max", min=1, max=MOST, help="let Ray's autoscaler start and stop nodes, up to this many"
         ),
     ] = None,
     cpus: Cpus = 1,
@@ -50,7 +52,7 @@ def up(
     resources: Resources = "{}",
     labels: Types = None,
     idle: Annotated[
-        float, typer.Option(min=0, callback=finite, help="seconds before the autoscaler ends an idle node")
+        float, typer.Option(min=0, callback=finite, help="seconds before the autoscaler stops an idle node")
     ] = 30.0,
     name: Name = "local",
     as_json: Json = False,
@@ -58,18 +60,18 @@ def up(
     """Start a cluster of real Ray nodes on loopback, with token authentication and made-up resources."""
     from cluster.local import local_cluster as loopback
 
-    types = [_node(cpus, gpus, resources, each) for each in labels or ["{}"]]
+    kinds = [_node(cpus, gpus, resources, each) for each in labels or ["{}"]]
     if most is not None and most < local:
         raise InputError(f"--max {most} is below --local {local}", "--max", "raise it")
     scaling = ""
     if most is not None:
         from cluster.local.autoscaling_provider import autoscaling_config
 
-        scaling = autoscaling_config(types, local, most, idle)
-    with _told(name, quiet=True):
+        scaling = autoscaling_config(kinds, local, most, idle)
+    with _errors_of(name, quiet=True):
         loopback.folder_of(name)
-    with _told(name):
-        found = loopback.up(name, [] if scaling else types * local, scaling)
+    with _errors_of(name):
+        found = loopback.up(name, [] if scaling else kinds * local, scaling)
     _show(found, as_json)
     if not as_json:
         print("\nThe other commands find it. For Ray's own:\n")
@@ -89,36 +91,36 @@ def add(
     """Start more nodes in the local cluster."""
     from cluster.local import local_cluster as loopback
 
-    node, cluster = _node(cpus, gpus, resources, labels), _there(name)
-    with _told(name):
+    node, cluster = _node(cpus, gpus, resources, labels), _existing(name)
+    with _errors_of(name):
         _show(loopback.add(cluster, [node] * nodes), as_json)
 
 
 def remove(
-    node: Annotated[str, typer.Argument(help="its address, as `cluster show` has it", show_default=False)],
-    abruptly: Annotated[bool, typer.Option("--abruptly", help="as a power failure would")] = False,
+    node: Annotated[str, typer.Argument(help="its address, as `cluster show` prints it", show_default=False)],
+    abruptly: Annotated[bool, typer.Option("--abruptly", help="at once, as a power failure would")] = False,
     name: Name = "local",
     as_json: Json = False,
 ) -> None:
-    """End a node of the local cluster."""
+    """Stop a node of the local cluster."""
     from cluster.local import local_cluster as loopback
 
-    cluster = _there(name)
-    with _told(name):
+    cluster = _existing(name)
+    with _errors_of(name):
         loopback.remove(cluster, node, abruptly)
         _show(loopback.find(name) or cluster, as_json)
 
 
 def show(name: Name = "local", as_json: Json = False) -> None:
     """Show the nodes of the local cluster."""
-    _show(_there(name), as_json)
+    _show(_existing(name), as_json)
 
 
 def down(name: Name = "local", as_json: Json = False) -> None:
-    """End the local cluster, with all that it started and wrote."""
+    """Stop the local cluster, and remove all that it started and wrote."""
     from cluster.local import local_cluster as loopback
 
-    with _told(name, quiet=True):
+    with _errors_of(name, quiet=True):
         ended = loopback.down(name)
     if as_json:
         emit({"ended": ended})
@@ -126,10 +128,10 @@ def down(name: Name = "local", as_json: Json = False) -> None:
         print(f"the cluster {name!r} is gone" if ended else f"there is no cluster {name!r}: nothing to do")
 
 
-def _there(name: str) -> LocalCluster:
+def _existing(name: str) -> LocalCluster:
     from cluster.local import local_cluster as loopback
 
-    with _told(name, quiet=True):
+    with _errors_of(name, quiet=True):
         found = loopback.find(name)
     if found is None:
         raise InputError("no local cluster is up", name, "start one with `orchestrator cluster up --local 2`")
@@ -163,11 +165,12 @@ def _mapping(text: str, option: str, kinds: tuple[type, ...]) -> dict[str, Any]:
 
 
 @contextmanager
-def _told(name: str, quiet: bool = False) -> Iterator[None]:
+def _errors_of(name: str, quiet: bool = False) -> Iterator[None]:
+    """Turn errors of the local cluster into InputError; unless `quiet`, say first that it takes a while."""
     from cluster.local.node_processes import ClusterError
 
     if not quiet:
-        print("starting and ending nodes takes some seconds each", file=sys.stderr)
+        print("starting and stopping a node takes some seconds", file=sys.stderr)
     try:
         yield
     except ClusterError as error:
@@ -182,7 +185,11 @@ def _show(cluster: LocalCluster, as_json: bool) -> None:
     rows = []
     for node in cluster.nodes:
         has = {"CPU": node["cpus"], "GPU": node["gpus"], **node["resources"]}
-        told = ", ".join(f"{value:g} {key}" for key, value in has.items() if value) or "nothing to compute on"
+        offered = (
+            ", ".join(f"{value:g} {key}" for key, value in has.items() if value) or "nothing to compute on"
+        )
         labels = ", ".join(f"{key}={value}" for key, value in node["labels"].items())
-        rows.append([node["ip"], "node" if node["head_address"] else "head", told, labels, str(node["pid"])])
-    table("", ["address", "", "says it has", "labels", "pid"], rows)
+        rows.append(
+            [node["ip"], "node" if node["head_address"] else "head", offered, labels, str(node["pid"])]
+        )
+    table("", ["address", "", "offers", "labels", "pid"], rows)
