@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.local.address import ClusterAddress, NoCluster, check_reachable
+from cluster.local.address import ClusterAddress, NoCluster, WrongToken, check_reachable
 from cluster.workers.ray_internals import UPLOAD_LOGGER
 
 READY_TIMEOUT = 60.0
@@ -236,7 +236,7 @@ def _accepts_open() -> bool:
 def _no_cluster(address: str, error: Exception) -> NoCluster:
     text = _one_line(error)
     if "uthenticat" in text or "oken" in text or "nauthorized" in text:
-        return NoCluster(f"the cluster at {address} refuses this token")
+        return WrongToken(f"the cluster at {address} refuses this token")
     return NoCluster(f"no Ray cluster answers at {address}: {text}")
 
 

@@ -21,6 +21,14 @@ class NoCluster(ConnectionError):
     """No Ray cluster answers at the address, or it refuses the token."""
 
 
+class NoAddress(NoCluster):
+    """No address is given, and no local cluster is up."""
+
+
+class WrongToken(NoCluster):
+    """The cluster refuses this token."""
+
+
 @dataclass(frozen=True)
 class ClusterAddress:
     """A cluster's address as it was given, the address for `ray.init`, and the URL of its Jobs API.
@@ -48,7 +56,7 @@ def resolve_address(address: str | None) -> ClusterAddress:
             os.environ["RAY_AUTH_TOKEN_PATH"] = f"{local.folder}/token"
         return ClusterAddress(given or local.address, local.address, local.dashboard)
     if not given:
-        raise NoCluster("no address is given, and no local cluster is up")
+        raise NoAddress("no address is given, and no local cluster is up")
     if "://" in given and not given.startswith("ray://"):
         return ClusterAddress(
             given, "" if given != from_environment else os.environ.get("RAY_ADDRESS", ""), given.rstrip("/")

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 import psutil
 
 from cluster.local import reaper
-from cluster.local.address import NoCluster, check_reachable, resolve_address
+from cluster.local.address import NoCluster, WrongToken, check_reachable, resolve_address
 from cluster.workers import ray_internals
 
 NAMESPACE = "orchestrator"
@@ -95,7 +95,7 @@ def _connect(address: str | None, options: dict[str, Any]) -> None:
             if last and address is None:
                 raise RuntimeError(f"Ray did not start on this machine: {reason}") from None
             if address is not None and "oken" in reason:
-                raise NoCluster(f"the Ray cluster at {address} refuses this token") from None
+                raise WrongToken(f"the Ray cluster at {address} refuses this token") from None
             if last:
                 raise NoCluster(f"no Ray cluster answers at {address}: {reason}") from None
             ray.shutdown()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.job.errors import InputError
+from orchestrator.job.errors import Absent, InputError
 
 if TYPE_CHECKING:
     from orchestrator.job.spec import JobSpec
@@ -78,7 +78,7 @@ def existing_run(run_dir: str) -> tuple[RunDir, JobSpec]:
     run = RunDir(absolute(run_dir, Path.cwd()))
     spec = job_in(run)
     if spec is None or not run.holds_a_run():
-        raise InputError("there is no run here", run.uri, "give a run directory, such as runs/<name>")
+        raise Absent("there is no run here", run.uri, "give a run directory, such as runs/<name>")
     return run, spec
 
 

@@ -21,7 +21,7 @@ from orchestrator.cli.options import (
     job_of,
     run_of,
 )
-from orchestrator.job.errors import InputError
+from orchestrator.job.errors import Absent, InputError, Unreachable
 from orchestrator.job.outcome import ENDED
 
 if TYPE_CHECKING:
@@ -155,9 +155,8 @@ def _job_at(target: str, address: str | None) -> tuple[Jobs, Submission]:
     try:
         jobs = jobs_at(address)
         return jobs, existing(jobs, target)
-    except InputError as error:
-        if "no address is given" in error.what:
-            existing_run(target)  # which raises: there is neither such a run nor a cluster
+    except Absent:
+        existing_run(target)  # which raises: there is neither such a run nor a cluster
         raise
 
 
@@ -165,10 +164,8 @@ def _run_at(target: str) -> RunDir | None:
     """The run directory of that name; None if it holds no run or cannot be read from this machine."""
     try:
         return existing_run(target)[0] if target else None
-    except InputError as error:
-        if "there is no run here" in error.what or "cannot be" in error.what:
-            return None
-        raise
+    except (Absent, Unreachable):
+        return None
 
 
 def _status_of(directory: RunDir) -> dict[str, Any]:

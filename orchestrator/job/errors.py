@@ -6,7 +6,7 @@ from __future__ import annotations
 class InputError(Exception):
     """The input is wrong: the command ends with exit code 2 and nothing was written.
 
-    `what` is wrong, `where` it stands (a file and key, a path, an option) and how to `hint` it.
+    `what` is wrong, `where` it stands (a file and key, a path, an option), and a `hint` what to do about it.
     """
 
     kind = "input"
@@ -18,6 +18,10 @@ class InputError(Exception):
     def __str__(self) -> str:
         line = f"{self.where}: {self.what}" if self.where else self.what
         return " ".join(f"{line}; {self.hint}".split()) if self.hint else " ".join(line.split())
+
+
+class Absent(InputError):
+    """What was named is not there, or not what it was taken for."""
 
 
 class Unreachable(InputError):

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.job.errors import InputError
+from orchestrator.job.errors import Absent, InputError
 from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.run_directory import RunDir
@@ -32,10 +32,13 @@ def jobs_at(address: str | None) -> Jobs:
 
 def no_cluster(error: Exception, address: str | None) -> InputError:
     """What to tell when a cluster does not answer."""
+    from cluster.local.address import NoAddress, WrongToken
+
     hint = "give another --address, or start a cluster with `orchestrator cluster up --local 2`"
-    if "refuses this token" in str(error):
+    if isinstance(error, WrongToken):
         hint = "set RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH, to the cluster's token"
-    return InputError(str(error), f"--address {address}" if address else "", hint)
+    kind = Absent if isinstance(error, NoAddress) else InputError
+    return kind(str(error), f"--address {address}" if address else "", hint)
 
 
 def entrypoint(spec: JobSpec, run: RunDir, until: int | None, priority: int) -> str:

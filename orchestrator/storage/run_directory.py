@@ -129,7 +129,7 @@ class RunDir:
         except Exception as error:  # every fsspec backend raises its own kind
             reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
             hint = "check the place, its permissions and credentials"
-            raise InputError(f"the run directory cannot be read ({reason})", self.uri, hint) from None
+            raise Unreachable(f"the run directory cannot be read ({reason})", self.uri, hint) from None
         return {
             path.rstrip("/").rsplit("/", 1)[-1] for path in found if path.rstrip("/") != self.path.rstrip("/")
         }
