@@ -22,17 +22,21 @@ import pytest
 METHODS = (b"GET ", b"PUT ", b"POST ", b"HEAD ", b"DELETE ")
 
 
-def free_port() -> int:
-    """A port that is free, as is the one 10000 above: the server's gRPC takes that."""
-    while True:
-        port = random.randint(20_000, 50_000)
-        try:
+def free_ports(count: int) -> set[int]:
+    """Ports that are free, as are those 10000 above: the server's gRPC takes these.
+
+    All are below those that the system gives to outgoing connections, one of which would have it before the server
+    does, and beyond those of Ray's workers.
+    """
+    found: set[int] = set()
+    while len(found) < count:
+        port = random.randint(20_000, 22_700)
+        with contextlib.suppress(OSError):
             for number in (port, port + 10_000):
                 with socket.socket() as probe:
                     probe.bind(("127.0.0.1", number))
-        except OSError:
-            continue
-        return port
+            found.add(port)
+    return found
 
 
 KEYS = {
@@ -55,7 +59,8 @@ def served(folder: Path) -> Iterator[int]:
     """The port of a SeaweedFS server whose objects are in `folder`."""
     weed = shutil.which("weed", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     assert weed, "the S3 server is missing: install the development dependencies"
-    ports = {name: free_port() for name in ("s3", "master", "filer", "volume", "admin")}
+    names = ("s3", "master", "filer", "volume", "admin")
+    ports = dict(zip(names, free_ports(len(names)), strict=True))
     command = [
         weed,
         "mini",
@@ -69,13 +74,13 @@ def served(folder: Path) -> Iterator[int]:
     with (folder / "log").open("wb") as log:
         with subprocess.Popen(command, env=os.environ | KEYS, cwd=folder, stdout=log, stderr=log) as server:
             try:
-                _wait_for(ports["s3"], server)
+                _wait_for(ports["s3"], server, folder / "log")
                 yield ports["s3"]
             finally:
                 server.kill()
 
 
-def _wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
+def _wait_for(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
     end = time.monotonic() + 60
     while time.monotonic() < end and server.poll() is None:
         try:
@@ -83,7 +88,7 @@ def _wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
                 return
         except OSError:
             time.sleep(0.05)
-    raise AssertionError("the S3 server did not start")
+    raise AssertionError(f"the S3 server did not start: {log.read_text()[-500:]}")
 
 
 @dataclass

@@ -14,12 +14,12 @@ from jobs import rows
 from local_run import LocalGang
 from scripted import SnapshotServers
 
-from cluster.workers.machine import Offer
 from cluster.workers.cluster import Cluster
+from cluster.workers.machine import Offer
 from orchestrator.checkpoint.store import Store
 from orchestrator.control.controller import Controller
-from orchestrator.storage.run_directory import RunDir
 from orchestrator.job.spec import parse
+from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune import lineage
 
 

@@ -10,8 +10,8 @@ import pytest
 from jobs import curve, job, rows, weights, write_text
 from local_run import LocalGang, drive_here
 
-from orchestrator.control import decide
 from orchestrator.checkpoint.store import Store
+from orchestrator.control import decide
 
 
 def bitwise(text: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Rows in a bucket of a real S3 server, whose parts are put together and cut while requests are spoiled on their way."""
+"""Rows in a bucket of a real S3 server, whose parts are put together and cut under spoiled requests."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import itertools
 from typing import Any
 
 import pytest
-from s3 import Proxy, bucket, proxy, s3_server
+from s3 import Proxy
 
 from orchestrator.storage import row_files as rowtape
 from orchestrator.storage.row_line import METRICS
 from orchestrator.storage.row_writer import Rows
 from orchestrator.storage.run_directory import RunDir
-
-__all__ = ["bucket", "proxy", "s3_server"]
 
 
 def row(step: int, attempt: int) -> dict[str, Any]:

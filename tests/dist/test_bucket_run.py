@@ -11,17 +11,15 @@ from pathlib import Path
 import pytest
 from jobs import curve, job, slow_job, wait_for, write_text
 from local_run import LocalGang, controller_here, drive_here
-from s3 import Proxy, bucket, proxy, s3_server
+from s3 import Proxy
 
-from orchestrator.control import decide
-
-from orchestrator.storage import run_directory as rundir
 from orchestrator.checkpoint.manifest import FENCE
 from orchestrator.checkpoint.store import Store
+from orchestrator.control import decide
+from orchestrator.storage import run_directory as rundir
 from orchestrator.storage.row_line import METRICS
 from orchestrator.storage.run_directory import RunDir
 
-__all__ = ["bucket", "proxy", "s3_server"]
 FAULTS = ("busy", "refuse", "deaf", "cut", "slow")
 
 

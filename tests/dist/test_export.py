@@ -17,11 +17,11 @@ from transformers import AutoConfig, Gemma3TextConfig
 from cluster.workers.gang import Bundle
 from cluster.workers.process_gang import ProcessGang
 from orchestrator.export import hugging_face as exports
-from orchestrator.job.errors import InputError
 from orchestrator.export.hugging_face import export
 from orchestrator.export.target import check_target
-from orchestrator.planning.layout import Layout
+from orchestrator.job.errors import InputError
 from orchestrator.job.spec import dump, parse
+from orchestrator.planning.layout import Layout
 from orchestrator.train.task import ENTRY, Task
 
 AUDITED = """
@@ -50,7 +50,16 @@ def trained(folder: Path, **workload: Any) -> Path:
     spec = parse(document | {"workload": workload or document["workload"]})
     data = prepare_here(spec, str(folder / "_data"))
     (folder / "job.yaml").write_text(dump(spec))
-    task = Task(spec.model_dump(mode="json"), Layout(micro_batch=8).to_json(), str(folder), data, 1, None, 2, token="t")
+    task = Task(
+        spec.model_dump(mode="json"),
+        Layout(micro_batch=8).to_json(),
+        str(folder),
+        data,
+        1,
+        None,
+        2,
+        token="t",
+    )
     _train(task.to_json())
     return folder
 
@@ -101,11 +110,15 @@ def test_a_folder_that_is_no_export_is_left_alone(tmp_path: Path) -> None:
 def test_a_full_disk_under_an_export_is_one_line_and_leaves_nothing(run: Path, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True, text=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True, text=True
+    )
     if mounted.returncode:
         pytest.skip(f"needs leave to mount a tmpfs: {mounted.stderr.strip()}")
     try:
-        with pytest.raises(InputError, match=r"disk/model: cannot be written \(No space left on device.*\); make room"):
+        with pytest.raises(
+            InputError, match=r"disk/model: cannot be written \(No space left on device.*\); make room"
+        ):
             export(str(run), 2, str(disk / "model"))
         assert list(disk.iterdir()) == []
         subprocess.run(["mount", "-o", "remount,ro", disk], check=True)

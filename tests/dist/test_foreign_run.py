@@ -83,7 +83,11 @@ def test_it_trains_leaves_and_is_run(case: str, tmp_path: Path) -> None:
         "name": case,
         "seed": 3,
         "workload": {"model": f"hf:{folder}", **workload},
-        "data": {"sources": [{"uri": str(tmp_path / "a.txt")}], "tokenizer": str(folder), "sequence_length": 32},
+        "data": {
+            "sources": [{"uri": str(tmp_path / "a.txt")}],
+            "tokenizer": str(folder),
+            "sequence_length": 32,
+        },
         "train": {"steps": 2, "global_batch": 4, "optimizer": {"lr": 1e-3, "warmup": 0}},
         "parallel": parallel,
         "resources": {"workers": {"min": workers, "max": workers}},

@@ -91,7 +91,12 @@ def told(run: Path) -> list[str]:
 def test_a_full_disk_pauses_saving_and_nothing_else(disk: Path, tmp_path: Path) -> None:
     filler, run = Filler(disk), disk / "run"
     summary = drive(disk, filler, tmp_path)
-    assert (summary["state"], summary["step"], summary["attempts"], summary["commit"]) == ("done", STEPS, 1, STEPS)
+    assert (summary["state"], summary["step"], summary["attempts"], summary["commit"]) == (
+        "done",
+        STEPS,
+        1,
+        STEPS,
+    )
     assert [row["step"] for row in rows(run)] == list(range(1, STEPS + 1))
     assert filler.failed
     assert set(map(tuple, filler.failed.values())) == {()}, "half a commit was left"
@@ -114,7 +119,9 @@ def test_a_disk_that_stays_full_stops_the_run_at_its_limit(disk: Path, tmp_path:
     assert summary["reason"].startswith("limits.unsaved is reached: every save has failed for")
     assert 0 < summary["commit"] < min(filler.failed)
     (fault,) = [event["first_fault"] for event in rows(run, "events.jsonl") if event["first_fault"]]
-    assert re.search(r"rank 0 on local: OSError: the commit at step \d+ failed: .*No space left on device", fault)
+    assert re.search(
+        r"rank 0 on local: OSError: the commit at step \d+ failed: .*No space left on device", fault
+    )
     (disk / "filler").unlink()
     again = drive(disk, Filler(disk, filled_at=1), tmp_path)
     assert (again["state"], again["commit"]) == ("done", STEPS)

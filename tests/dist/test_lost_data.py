@@ -31,7 +31,9 @@ class Losing(LocalGang):
         return beat
 
 
-def test_the_next_attempt_makes_it_again_and_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_attempt_makes_it_again_and_is_the_same_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text, cache = write_text(tmp_path, 20_000), tmp_path / "cache"
     quiet, lost = tmp_path / "quiet", tmp_path / "lost"
     drive_here(job(text), str(quiet), cache)
@@ -48,6 +50,18 @@ def test_the_next_attempt_makes_it_again_and_is_the_same_run(tmp_path: Path, mon
     summary = drive_here(document, str(lost), cache, gang=lambda: Losing(cache), faults=("kill@1:7",))
     assert (summary["state"], len(made)) == ("done", 1)
     phases = [event["phase"] for event in rows(lost, "events.jsonl")]
-    assert phases == ["prepare", "wait", "start", "train", "stop", "wait", "wait", "start", "train", "stop", "done"]
+    assert phases == [
+        "prepare",
+        "wait",
+        "start",
+        "train",
+        "stop",
+        "wait",
+        "wait",
+        "start",
+        "train",
+        "stop",
+        "done",
+    ]
     assert curve(lost) == curve(quiet)
     assert weights(lost, 12) == weights(quiet, 12)

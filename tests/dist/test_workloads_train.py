@@ -13,8 +13,8 @@ from prepared import prepare_here
 
 from cluster.workers.gang import FINISHED, Bundle
 from cluster.workers.process_gang import ProcessGang
-from orchestrator.planning.layout import Layout
 from orchestrator.job.spec import parse
+from orchestrator.planning.layout import Layout
 from orchestrator.train.task import Task
 from workloads import objectives
 from workloads.describe import describe
@@ -56,17 +56,23 @@ def write_prose(path: Path) -> str:
 
 def task(folder: Path, model: str, objective: str) -> dict[str, Any]:
     """A few steps of a tiny model."""
-    document = job(write_prose(folder / "prose.txt"), steps=STEPS, global_batch=8, optimizer={"lr": 3e-3, "warmup": 3})
+    document = job(
+        write_prose(folder / "prose.txt"), steps=STEPS, global_batch=8, optimizer={"lr": 3e-3, "warmup": 3}
+    )
     document["workload"] = {"model": model, "objective": objective}
     if objective == "translation_lm":
-        document["data"]["sources"] = [{"uri": write_pairs(folder / "pairs.jsonl"), "field": ["name", "words"]}]
+        document["data"]["sources"] = [
+            {"uri": write_pairs(folder / "pairs.jsonl"), "field": ["name", "words"]}
+        ]
     if objective == "entity_masking":
         document["workload"]["options"] = {"entities": ENTITIES}
     document["data"]["sequence_length"] = 64
     spec = parse(document)
     data = prepare_here(spec, str(folder / "cache"))
     layout = Layout(micro_batch=8).to_json()
-    return Task(spec.model_dump(mode="json"), layout, str(folder), data, 1, None, STEPS, commit=False).to_json()
+    return Task(
+        spec.model_dump(mode="json"), layout, str(folder), data, 1, None, STEPS, commit=False
+    ).to_json()
 
 
 def train(tasks: dict[str, Any]) -> dict[str, Any]:
@@ -91,7 +97,8 @@ def check(tmp_path: Path, pairs: list[tuple[str, str]]) -> None:
     told += [
         f"{name}: loss from {statistics.mean(losses[:5]):.3f} to {statistics.mean(losses[-5:]):.3f}"
         for name, losses in found.items()
-        if not isinstance(losses, str) and not statistics.mean(losses[-5:]) < statistics.mean(losses[:5]) - 0.05
+        if not isinstance(losses, str)
+        and not statistics.mean(losses[-5:]) < statistics.mean(losses[:5]) - 0.05
     ]
     assert len(found) == len(pairs)
     assert not told, "\n".join(told)

@@ -15,7 +15,6 @@ import pytest
 from orchestrator.checkpoint.store import Store
 from orchestrator.storage.run_directory import RunDir
 
-
 NEXT = {"time": 0.0, "attempt": 1, "phase": "train", "who": "next"}
 CONTROLLER = """
 import json, os, signal, sys, time
@@ -39,7 +38,9 @@ for turn in range(turns):
 
 
 def controller(uri: str, name: str, how: str = "lives", turns: int = 1) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", CONTROLLER, uri, name, how, str(turns)], stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        [sys.executable, "-c", CONTROLLER, uri, name, how, str(turns)], stderr=subprocess.PIPE
+    )
 
 
 def test_of_many_at_once_one_is_at_work_and_each_has_an_attempt_of_its_own(bucket: str) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.storage import remote
 from orchestrator.checkpoint.committer import Retention
 from orchestrator.checkpoint.pieces import TensorPiece, whole
-from orchestrator.storage.retry import Retry
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
+from orchestrator.storage import remote
+from orchestrator.storage.retry import Retry
 
 META = {"position": 1, "receipt": "r"}
 PATIENT = Retry(attempts=12, first=0.02, cap=0.2)
@@ -28,7 +28,8 @@ def commit(store: Store, step: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(step)
     tensor = torch.randn(64, 100, generator=generator)
     pieces = [
-        TensorPiece("model.w", (64, 100), (32 * half, 0), tensor[32 * half : 32 * half + 32]) for half in (0, 1)
+        TensorPiece("model.w", (64, 100), (32 * half, 0), tensor[32 * half : 32 * half + 32])
+        for half in (0, 1)
     ]
     records = [
         record for half, piece in enumerate(pieces) for record in store.write_shard(step, half, [piece])

@@ -10,14 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from s3 import Proxy, bucket, proxy, s3_server
+from s3 import Proxy
 
 from orchestrator.storage import remote
 from orchestrator.storage.inputs import RemoteFile
 from orchestrator.storage.objects import ObjectBackend
 from orchestrator.storage.retry import Retry, storage_failed
 
-__all__ = ["bucket", "proxy", "s3_server"]
 TIMEOUT = 0.5
 PART = 5 << 20
 SMALL, LARGE = b"small", random.Random(1).randbytes(PART + 1000)

@@ -10,9 +10,9 @@ import pytest
 from jobs import job
 from tmpfs import mounted
 
+from orchestrator.job.spec import parse
 from orchestrator.storage.row_line import METRICS
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.job.spec import parse
 from orchestrator.track.tracker import Delivery, Tracker
 
 

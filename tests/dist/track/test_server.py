@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.storage.run_directory import RunDir
 from orchestrator.job.spec import parse
+from orchestrator.storage.run_directory import RunDir
 from orchestrator.track.tracker import Delivery, Tracker
 
 BORN = 1_700_000_000.0
@@ -109,9 +109,13 @@ def test_rows_wait_for_a_server_that_is_late_and_dies(tmp_path: Path, server: Se
         for step in range(first, last + 1):
             rows = [
                 {
-                    "step": step, "time": BORN + step, "loss": float(step), "attempt": attempt,
-                    "step_seconds": 0.5, "layout": "dp1",
-                }  # fmt: skip
+                    "step": step,
+                    "time": BORN + step,
+                    "loss": float(step),
+                    "attempt": attempt,
+                    "step_seconds": 0.5,
+                    "layout": "dp1",
+                }
             ]
             run_dir.append("metrics.jsonl", rows)
             began = time.monotonic()

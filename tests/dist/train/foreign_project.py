@@ -30,10 +30,12 @@ class Net(nn.Module):
 def main(config: dict[str, Any], link: WorkerContext) -> None:
     """Train with every stage, save, and leave the fp32 weights as DeepSpeed gives them for comparison."""
     rank_info = link.rank_info
-    os.environ |= {"RANK": str(rank_info.rank), "WORLD_SIZE": str(rank_info.world_size), "LOCAL_RANK": "0", "DS_ACCELERATOR": "cpu",
-                   "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
+    os.environ |= {"RANK": str(rank_info.rank), "WORLD_SIZE": str(rank_info.world_size), "LOCAL_RANK": "0",
+                   "DS_ACCELERATOR": "cpu", "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
     store = link.store or torch.distributed.TCPStore(rank_info.host, link.store_port(), is_master=False)
-    torch.distributed.init_process_group("gloo", store=store, rank=rank_info.rank, world_size=rank_info.world_size)
+    torch.distributed.init_process_group(
+        "gloo", store=store, rank=rank_info.rank, world_size=rank_info.world_size
+    )
     import deepspeed
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Sequence
@@ -95,9 +96,12 @@ def run(
     folder: Path,
     target: str = "rank_cases:main",
     timeout: float = 280,
+    gang: ProcessGang | None = None,
 ) -> list[str]:
-    """Run the cases on a gang of `world` ranks. Returns the errors of ranks that failed, none if all is done."""
-    ranks = _ended(world, {"cases": cases, "folder": str(folder)}, target, timeout)
+    """Run the cases on `world` ranks, of a gang of their own or of that one, which has imported all that they need.
+    Returns the errors of ranks that failed, none if all is done."""
+    with contextlib.closing(ProcessGang()) if gang is None else contextlib.nullcontext(gang) as found:
+        ranks = _ended(found, world, {"cases": cases, "folder": str(folder)}, target, timeout)
     if not ranks:
         return [f"not done after {timeout} s"]
     return [f"rank {r.rank}: {r.error}" for r in ranks if r.state in ("failed", "dead")]
@@ -105,15 +109,17 @@ def run(
 
 def finished(world: int, config: dict[str, Any], target: str) -> list[Any]:
     """What the target returned on each rank. Raises AssertionError unless all ended well."""
-    ranks = _ended(world, config, target, 280)
+    with contextlib.closing(ProcessGang()) as gang:
+        ranks = _ended(gang, world, config, target, 280)
     assert ranks
     assert all(r.state == "done" for r in ranks), [r.error for r in ranks]
     return [r.result for r in ranks]
 
 
-def _ended(world: int, config: dict[str, Any], target: str, timeout: float) -> tuple[RankStatus, ...]:
+def _ended(
+    gang: ProcessGang, world: int, config: dict[str, Any], target: str, timeout: float
+) -> tuple[RankStatus, ...]:
     """The ranks when all are done, or two seconds after one has failed; empty if it takes too long."""
-    gang = ProcessGang()
     try:
         gang.start(world, Bundle(), target, config)
         deadline = time.monotonic() + timeout
@@ -127,7 +133,7 @@ def _ended(world: int, config: dict[str, Any], target: str, timeout: float) -> t
             time.sleep(0.05)
         return ()
     finally:
-        gang.close()
+        gang.stop()
 
 
 def write_foreign(folder: str) -> None:
@@ -141,17 +147,17 @@ def write_foreign(folder: str) -> None:
 
 
 class Results:
-    """Runs cases in gangs, and compares each with the same steps of one process."""
+    """Runs cases on ranks of one gang, and compares each with the same steps of one process."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, gang: ProcessGang) -> None:
+        self._folder, self._gang = folder, gang
         self._errors: dict[str, list[str]] = {}
 
     def run(self, world: int, cases: list[dict[str, Any]], timeout: float = 280) -> None:
-        """One gang for all cases that were not run yet."""
+        """One start for all cases that were not run yet."""
         new = [case for case in cases if case["id"] not in self._errors]
         if new:
-            errors = run(world, new, self._folder, timeout=timeout)
+            errors = run(world, new, self._folder, timeout=timeout, gang=self._gang)
             self._errors |= {case["id"]: errors for case in new}
 
     def of(self, case: dict[str, Any]) -> dict[str, Any]:
@@ -185,7 +191,9 @@ def check_routers(found: list[dict[str, float]], wanted: list[dict[str, float]])
         names = {name for name in theirs if name.startswith("router_")}
         assert names == {name for name in ours if name.startswith("router_")}
         for name in names:
-            torch.testing.assert_close(ours[name], theirs[name], rtol=TOLERANCE, atol=0, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(
+                ours[name], theirs[name], rtol=TOLERANCE, atol=0, msg=lambda m, n=name: f"{n}: {m}"
+            )
 
 
 def same_bits(found: dict[str, Any], reference: dict[str, Any]) -> None:

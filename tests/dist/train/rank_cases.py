@@ -15,14 +15,14 @@ from texts import Corpus
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.checkpoint.store import Store
 from orchestrator.data.batches import slices
-from orchestrator.planning.layout import Layout
 from orchestrator.job.spec import JobSpec, parse
-from orchestrator.train.rank_messages import gather_json
+from orchestrator.planning.layout import Layout
 from orchestrator.train.device import COMPUTE, Device, close_device, open_device
-from orchestrator.train.engines.engine import Engine
 from orchestrator.train.engines.choose import make_engine
-from workloads.model.dropout import KEYS, row_keys
+from orchestrator.train.engines.engine import Engine
+from orchestrator.train.rank_messages import gather_json
 from workloads.load import load
+from workloads.model.dropout import KEYS, row_keys
 from workloads.workload import Batch, Vocabulary, Workload
 
 SIZE, LENGTH = 160, 16

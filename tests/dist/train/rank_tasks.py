@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.workers.worker_context import WorkerContext, RankInfo
 from cluster.workers.rank_process import describe, serve_store
+from cluster.workers.worker_context import RankInfo, WorkerContext
+from orchestrator.train.instability import LossSpike, NonFinite
 from orchestrator.train.loop import main
 
 
@@ -25,12 +26,13 @@ def together(config: dict[str, Any], link: WorkerContext) -> Any:
 
 
 def _rows_of(task: dict[str, Any], link: WorkerContext) -> Any:
-    error = ""
+    error, at = "", None
     try:
         main(task, link)
     except Exception as found:
         error = describe(found)
-    return {"rows": [_kept(row) for row in link.unsaved_rows()], "error": error}
+        at = (found.step, found.position) if isinstance(found, (NonFinite, LossSpike)) else None
+    return {"rows": [_kept(row) for row in link.unsaved_rows()], "error": error, "at": at}
 
 
 def _kept(row: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,8 @@ import pytest
 import torch
 from harness import MODELS, Results, check_equal, reference_of, same_bits, write_foreign
 
+from cluster.workers.process_gang import ProcessGang
+
 pytestmark = pytest.mark.timeout(600)
 ONE, TWO, THREE = {"zero": 1}, {"zero": 2}, {"zero": 3}
 STAGED = [ONE, TWO, THREE]
@@ -86,9 +88,9 @@ def parts_of(one: Case) -> tuple[Case, Case, Case]:
 
 
 @pytest.fixture(scope="module")
-def quick(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """Two gangs for all tests of the default suite: importing DeepSpeed takes longer than their steps."""
-    results = Results(tmp_path_factory.mktemp("deepspeed"))
+def quick(tmp_path_factory: pytest.TempPathFactory, gang: ProcessGang) -> Results:
+    """Two starts for all tests of the default suite: importing DeepSpeed takes longer than their steps."""
+    results = Results(tmp_path_factory.mktemp("deepspeed"), gang)
     folder = str(tmp_path_factory.mktemp("neox"))
     write_foreign(folder)
     results.run(1, [*references(EVERY), foreign(0, folder), *QUICK[1]])
@@ -100,8 +102,8 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return Results(tmp_path_factory.mktemp("deepspeed-long"))
+def results(tmp_path_factory: pytest.TempPathFactory, gang: ProcessGang) -> Results:
+    return Results(tmp_path_factory.mktemp("deepspeed-long"), gang)
 
 
 def references(cases: list[Case]) -> list[Case]:

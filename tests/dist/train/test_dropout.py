@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from harness import MODELS, Results, check_equal, cover, layouts_of, reference_of, write_foreign
 
+from cluster.workers.process_gang import ProcessGang
 from orchestrator.planning.layout import Layout
 
 STEPS = 3
@@ -43,7 +44,11 @@ WHOLE = {**reference_of(LEG), "steps": 2 * STEPS, "id": "decoder-whole", "commit
 WITHOUT = {**WHOLE, "dropout": 0.0, "id": "decoder-without"}
 
 
-FOREIGN = [{"dp": 2, "zero": 0}, {"dp": 2, "zero": 3, "recompute": "full"}, {"dp": 2, "zero": 1, "engine": "deepspeed"}]
+FOREIGN = [
+    {"dp": 2, "zero": 0},
+    {"dp": 2, "zero": 3, "recompute": "full"},
+    {"dp": 2, "zero": 1, "engine": "deepspeed"},
+]
 
 
 def foreign(layout: dict[str, Any], folder: str = "") -> dict[str, Any]:
@@ -53,8 +58,8 @@ def foreign(layout: dict[str, Any], folder: str = "") -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    found = Results(tmp_path_factory.mktemp("dropout"))
+def results(tmp_path_factory: pytest.TempPathFactory, gang: ProcessGang) -> Results:
+    found = Results(tmp_path_factory.mktemp("dropout"), gang)
     folder = str(tmp_path_factory.mktemp("neox"))
     write_foreign(folder)
     found.run(1, [*ALONE.values(), WHOLE, WITHOUT, foreign({}, folder)])
@@ -77,13 +82,13 @@ def test_a_run_that_changes_its_layout_draws_the_same_masks(results: Results, se
     check_equal(whole | ends, results.of(WHOLE))
 
 
-
-
 def test_a_mask_moves_the_gradient_norm_by_much_more_than_the_tolerance(results: Results) -> None:
     dropped, plain = results.of(WHOLE), results.of(WITHOUT)
     assert all(abs(a / b - 1) > 1e-3 for a, b in zip(dropped["norms"], plain["norms"], strict=True))
 
 
 @pytest.mark.parametrize("layout", FOREIGN, ids=str)
-def test_a_model_run_as_it_is_trains_what_one_process_trains(results: Results, layout: dict[str, Any]) -> None:
+def test_a_model_run_as_it_is_trains_what_one_process_trains(
+    results: Results, layout: dict[str, Any]
+) -> None:
     check_equal(results.of(foreign(layout)), results.of(foreign({})))

@@ -6,6 +6,8 @@ import pytest
 import torch
 from harness import MODELS, Results, check_equal, same_bits, write_foreign
 
+from cluster.workers.process_gang import ProcessGang
+
 DECODER = {"name": "decoder", **MODELS["decoder"], "steps": 3}
 TP, PP, DP = {"tp": 2}, {"pp": 2, "schedule": "interleaved"}, {"dp": 2, "zero": 1}
 FULL, CP = {"dp": 2, "zero": 3}, {"cp": 2}
@@ -51,8 +53,8 @@ def foreign(zero: int, folder: str = "") -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    found = Results(tmp_path_factory.mktemp("modes"))
+def results(tmp_path_factory: pytest.TempPathFactory, gang: ProcessGang) -> Results:
+    found = Results(tmp_path_factory.mktemp("modes"), gang)
     folder = str(tmp_path_factory.mktemp("neox"))
     write_foreign(folder)
     references = {r["id"]: r for r in (alone(name, fields) for name, fields in EXACT.items())}

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from harness import MODELS, WIDE, Results, check_equal, cover, layouts_of, reference_of, worst
 
+from cluster.workers.process_gang import ProcessGang
 from orchestrator.planning.layout import AXES, Layout
 
 SHORT, LONG = 4, 10
@@ -58,14 +59,14 @@ FULL = {
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return Results(tmp_path_factory.mktemp("parity"))
+def results(tmp_path_factory: pytest.TempPathFactory, gang: ProcessGang) -> Results:
+    return Results(tmp_path_factory.mktemp("parity"), gang)
 
 
 def check(
     results: Results, world: int, case: dict[str, Any], cases: list[dict[str, Any]], timeout: float
 ) -> None:
-    """All cases of a world share one gang, which the first test starts."""
+    """All cases of a world share one start, which the first test makes."""
     alone = {r["id"]: r for r in map(reference_of, cases)}
     results.run(1, list(alone.values()), timeout)
     results.run(world, cases, timeout)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from harness import MODELS, WIDE, Results, check_equal
 
+from cluster.workers.process_gang import ProcessGang
 from orchestrator.planning.layout import Layout
 
 STEPS = 2
@@ -26,8 +27,8 @@ TRAINED = {**MODELS, "wide": WIDE}
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    found = Results(tmp_path_factory.mktemp("resharding"))
+def results(tmp_path_factory: pytest.TempPathFactory, gang: ProcessGang) -> Results:
+    found = Results(tmp_path_factory.mktemp("resharding"), gang)
     found.run(1, [alone(model) for model in WALKS])
     found.run(4, [case for model in WALKS for case in walk(model)])
     return found

@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 from harness import APART, MODELS, Results, check_equal, check_routers
 
+from cluster.workers.process_gang import ProcessGang
+
 MOE = {"name": "moe", **MODELS["moe"], "steps": 3}
-TIGHT = {"changes": {**MODELS["moe"]["changes"], "moe": {"experts": 4, "intermediate": 32, "capacity_factor": 0.8}}}
+TIGHT = {
+    "changes": {**MODELS["moe"]["changes"], "moe": {"experts": 4, "intermediate": 32, "capacity_factor": 0.8}}
+}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "ep": {"dp": 2, "ep": 2},
     "dp": {"dp": 2, "zero": 1},
@@ -21,7 +25,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 BALANCED = {"experts": 4, "top_k": 2, "intermediate": 32, "auxiliary": 0.1, "z_loss": 0.01, "bias_rate": 0.01}
 PADDED: dict[str, dict[str, Any]] = {
-    "dropless": {"model": "mixtral-tiny", "changes": {"kv_heads": 2, "moe": {**BALANCED, "shared": 1}, **APART}},
+    "dropless": {
+        "model": "mixtral-tiny",
+        "changes": {"kv_heads": 2, "moe": {**BALANCED, "shared": 1}, **APART},
+    },
     "tight": {
         "model": "roberta-tiny",
         "objective": "masked_lm",
@@ -48,8 +55,8 @@ def padded(model: str, name: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    found = Results(tmp_path_factory.mktemp("routing"))
+def results(tmp_path_factory: pytest.TempPathFactory, gang: ProcessGang) -> Results:
+    found = Results(tmp_path_factory.mktemp("routing"), gang)
     found.run(1, [case("alone", {}), *(padded(model, "alone") for model in PADDED)])
     found.run(2, [case(*item) for item in LAYOUTS.items()])
     found.run(2, [padded(*item) for item in CASES])

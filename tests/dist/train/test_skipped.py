@@ -11,6 +11,8 @@ import pytest
 import torch
 from harness import MODELS, Results, same_bits
 
+from cluster.workers.process_gang import ProcessGang
+
 STEPS, SKIPPED = 5, 2
 MODEL = {**MODELS["latent"], "name": "latent", "steps": STEPS, "train": {"precision": "fp16"}}
 QUICK: dict[str, dict[str, Any]] = {
@@ -64,10 +66,12 @@ def check_skip(before: dict[str, Any], after: dict[str, Any]) -> None:
     assert after["optim.loss_scale"] == before["optim.loss_scale"] / 2
 
 
-def test_a_skipped_step_leaves_nothing_and_a_resume_beside_it_has_the_same_bits(tmp_path: Path) -> None:
-    check(Results(tmp_path), QUICK)
+def test_a_skipped_step_leaves_nothing_and_a_resume_beside_it_has_the_same_bits(
+    tmp_path: Path, gang: ProcessGang
+) -> None:
+    check(Results(tmp_path, gang), QUICK)
 
 
 @pytest.mark.slow
-def test_so_it_is_under_other_layouts(tmp_path: Path) -> None:
-    check(Results(tmp_path), SLOW)
+def test_so_it_is_under_other_layouts(tmp_path: Path, gang: ProcessGang) -> None:
+    check(Results(tmp_path, gang), SLOW)

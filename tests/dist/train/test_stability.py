@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ from jobs import job, write_text
 from prepared import prepare_here
 
 from orchestrator.checkpoint.store import Store
-from orchestrator.planning.layout import Layout
-from orchestrator.job.spec import parse
 from orchestrator.data.skips import Skip, next_skip
+from orchestrator.job.spec import parse
+from orchestrator.planning.layout import Layout
 from orchestrator.train.task import Task
 
 STEPS, BATCH = 12, 8
@@ -80,7 +81,8 @@ def test_the_window_never_was(tasks: Tasks, found: dict[str, Any]) -> None:
 def test_the_fault_says_what_to_leave_out(tasks: Tasks, found: dict[str, Any]) -> None:
     error = found["poisoned"]["error"]
     assert error.startswith("NonFinite: loss is nan at step 7, samples from position 48")
-    assert next_skip(tasks.spec.train, (), error) == Skip(7, 6 * BATCH, BATCH, 0.5)
+    assert found["poisoned"]["at"] == [7, 6 * BATCH]
+    assert next_skip(tasks.spec.train.stability, BATCH, (), 7, 6 * BATCH) == Skip(7, 6 * BATCH, BATCH, 0.5)
 
 
 def test_the_learning_rate_is_lower_from_the_step_on(found: dict[str, Any]) -> None:
@@ -88,7 +90,7 @@ def test_the_learning_rate_is_lower_from_the_step_on(found: dict[str, Any]) -> N
     assert [row["lr"] for row in lowered[:4]] == [row["lr"] for row in plain]
     rates = [row["lr"] for row in lowered]
     assert rates[6] < 0.6 * rates[5]
-    assert all(later < earlier for earlier, later in zip(rates[5:], rates[6:], strict=False))
+    assert all(later < earlier for earlier, later in itertools.pairwise(rates[5:]))
 
 
 def test_a_commit_knows_what_was_left_out(tasks: Tasks, found: dict[str, Any]) -> None:
