@@ -80,3 +80,14 @@ def test_pictures_are_drawn(site: Path) -> None:
     page = (site / "architecture.html").read_text()
     assert page.count('role="img"') == 2
     assert "```flow" not in page
+
+
+@pytest.mark.parametrize(
+    "page",
+    ["docs/glossary.md", "docs/architecture.md", "docs/reliability.md", "CONTRIBUTING.md", "README.md"],
+)
+def test_every_module_that_a_page_names_is_there(page: str) -> None:
+    text = (ROOT / page).read_text()
+    named = re.findall(r"`((?:orchestrator|cluster|workloads|tests)/[\w/.-]+?)`", text)
+    assert named
+    assert [path for path in named if not (ROOT / path).exists()] == []
