@@ -235,6 +235,9 @@ class Tpe(Searcher):
         last = result or self._reported.get(trial_id)
         self._reported[trial_id] = None if error or not last or last.get("failed") else last
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune pickles it for a restore of its own; the records hold open files and locks
+
     def save(self, checkpoint_path: str) -> None:
         """See Ray. Nothing to do: all state is in trials.jsonl."""
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray import cloudpickle
 from ray.tune.schedulers.pbt import _PBTTrialState
 
 from orchestrator.job.tune import TuneSpec
@@ -37,6 +38,10 @@ def search(sampler: Tpe, records: TrialRecords, count: int) -> list[float]:
         sampler.on_trial_complete(str(number), {"value": abs(rate - 0.01), "failed": ""})
         records.end(given["trial"], TrialEnd("done", given["trial"], 1, abs(rate - 0.01)))
     return found
+
+
+def test_tune_can_pickle_what_samples_as_it_does_at_the_start_of_every_search(tmp_path: Path) -> None:
+    assert cloudpickle.loads(cloudpickle.dumps(tpe(tmp_path, [])[0]))
 
 
 def test_tpe_learns_and_a_search_taken_up_again_draws_on_as_if_nothing_had_been(tmp_path: Path) -> None:
