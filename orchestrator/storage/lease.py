@@ -110,7 +110,7 @@ class Lease:
                     raise  # else who comes next waits until it is taken for dead
 
     def require(self) -> None:
-        """Raise Overtaken if another has taken over; asks the store if that has not been done for a while."""
+        """Raise LeaseLost if another has taken over; asks the store if that has not been done for a while."""
         if time.monotonic() - self._confirmed > 2 * BEAT:
             self._confirm()
 

@@ -218,7 +218,7 @@ class RunDir:
     def lock(self) -> Iterator[None]:
         """Be the only controller of this run. See `lock_file` and `Lease`.
 
-        Raises InputError if another is at work. On an object store, every writing raises Overtaken once another has
+        Raises InputError if another is at work. On an object store, every writing raises LeaseLost once another has
         taken over.
         """
         if self.local:
@@ -232,7 +232,7 @@ class RunDir:
                 self._lease = None
 
     def require_lock(self) -> None:
-        """Raise Overtaken if this was the only controller of the run and is so no more."""
+        """Raise LeaseLost if this was the only controller of the run and is so no more."""
         if self._lease is not None:
             self._lease.require()
 

@@ -67,7 +67,9 @@ def test_a_frozen_holder_is_overtaken_after_its_silence_and_writes_nothing_when_
 ) -> None:
     uri = f"{bucket}/runs/a"
     code = (
-        "import sys, time; from orchestrator import lease; from orchestrator.storage.run_directory import RunDir\n"
+        "import sys, time\n"
+        "from orchestrator.storage import lease\n"
+        "from orchestrator.storage.run_directory import RunDir\n"
         "lease._link = lambda path: 'another machine'\n"
         "run = RunDir(sys.argv[1])\n"
         "with run.lock():\n"
@@ -89,7 +91,7 @@ def test_a_frozen_holder_is_overtaken_after_its_silence_and_writes_nothing_when_
             run.append("events.jsonl", [NEXT])
             os.kill(frozen.pid, signal.SIGCONT)
             _, said = frozen.communicate(timeout=60)
-            assert "Overtaken: another controller has taken over" in said
+            assert "LeaseLost: another controller has taken over" in said
             run.append("events.jsonl", [NEXT])
     finally:
         frozen.kill()
