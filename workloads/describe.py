@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from workloads.errors import WorkloadError
+from workloads.model import count
 from workloads.model.config import TransformerConfig
 from workloads.model.presets import preset
 
 if TYPE_CHECKING:
-    from workloads.hf.folder import HuggingFaceModel
+    from workloads.hf.hf_class import HuggingFaceModel
 
 Description: TypeAlias = "TransformerConfig | HuggingFaceModel"
 """What a model is made of: one of the project's own, or a class of transformers that is run as it is."""
@@ -39,7 +40,8 @@ def describe(
             wanted.setdefault("vocab_size", vocab_size)
         config = preset(model).changed(wanted)
         return config if objective is None else for_objective(config, objective)
-    from workloads.hf.folder import HuggingFaceModel, describe_folder
+    from workloads.hf.folder import describe_folder
+    from workloads.hf.hf_class import HuggingFaceModel
 
     found = describe_folder(model.removeprefix(FOLDER)).changed(wanted)
     if isinstance(found, HuggingFaceModel) or objective is None:
@@ -72,3 +74,15 @@ def for_objective(config: TransformerConfig, objective: str) -> TransformerConfi
     types = 2 if objective in TYPED and config.token_types == 1 else config.token_types
     wanted = {"head": head, "generator": 0, "sentence_head": objective in SENTENCES, "token_types": types}
     return config.changed(wanted)
+
+
+def parameters(config: TransformerConfig | HuggingFaceModel) -> int:
+    """Number of trained parameters; see `count.parameters`."""
+    return count.parameters(config) if isinstance(config, TransformerConfig) else config.parameters()
+
+
+def flops(config: TransformerConfig | HuggingFaceModel, sequence_length: int) -> float:
+    """FLOPs of a forward and backward pass per token; see `count.flops`."""
+    if isinstance(config, TransformerConfig):
+        return count.flops(config, sequence_length)
+    return config.flops(sequence_length)

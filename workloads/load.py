@@ -9,7 +9,8 @@ from typing import Any
 from workloads import objectives
 from workloads.describe import FOLDER, SENTENCES, Description, describe, for_objective
 from workloads.errors import WorkloadError
-from workloads.hf.folder import HuggingFaceModel, root
+from workloads.hf.hf_class import HuggingFaceModel
+from workloads.hf.hf_config import root
 from workloads.hf.weights import has_weights
 from workloads.hf.workload import HuggingFaceWorkload
 from workloads.model.config import TransformerConfig
@@ -18,7 +19,7 @@ from workloads.objectives.sampled import RULE
 from workloads.transformer_workload import TransformerWorkload
 from workloads.workload import Objective, Vocabulary
 
-NOT_FOREIGN = (*SENTENCES, "replaced_token_detection")
+NOT_OF_HF_CLASSES = (*SENTENCES, "replaced_token_detection")
 """Objectives that need heads which a class of transformers without a table does not have."""
 
 
@@ -113,12 +114,12 @@ def _check(
     vocabulary: Vocabulary,
     sequence_length: int,
 ) -> None:
-    foreign = isinstance(config, HuggingFaceModel)
+    hf_class = isinstance(config, HuggingFaceModel)
     if config.architecture not in objectives.architectures(objective) or (
-        foreign and objective in NOT_FOREIGN
+        hf_class and objective in NOT_OF_HF_CLASSES
     ):
         fitting = [n for n in objectives.NAMES if config.architecture in objectives.architectures(n)]
-        fitting = [n for n in fitting if not foreign or n not in NOT_FOREIGN]
+        fitting = [n for n in fitting if not hf_class or n not in NOT_OF_HF_CLASSES]
         raise WorkloadError(
             f"objective {objective} does not train {model} ({config.architecture}); "
             f"use {', '.join(fitting) or 'another model'}"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from workloads.errors import WorkloadError
-from workloads.model import losses
+from workloads.model import count, losses
 from workloads.model.config import TransformerConfig
 from workloads.model.electra import Electra, ElectraOutput
 from workloads.model.initialise import initial
@@ -125,7 +125,7 @@ class TransformerWorkload:
 
     def flops(self, sequence_length: int) -> float:
         """Model FLOPs per input token of forward and backward (PaLM, appendix B)."""
-        return self.config.flops(sequence_length, getattr(self.objective, "target_length", None))
+        return count.flops(self.config, sequence_length, getattr(self.objective, "target_length", None))
 
     def check_hf(self) -> None:
         """Raise WorkloadError if transformers has no class for this model, which `to_hf` would raise too."""

@@ -92,7 +92,7 @@ def check_workload(job: ResolvedJob) -> None:
     What only the text decides is left open: which tokens begin a word or end a sentence.
     """
     from orchestrator.data.manifest import FORMAT
-    from workloads.hf.folder import HuggingFaceModel
+    from workloads.hf.hf_class import HuggingFaceModel
 
     workload: Any = load_workload(job.spec, _vocabulary(job), FORMAT, job.model)
     if job.spec.checkpoint.export:

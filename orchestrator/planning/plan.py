@@ -19,10 +19,11 @@ from orchestrator.job.spec import JobSpec, ParallelSpec
 from orchestrator.planning.engine_rules import refused
 from orchestrator.planning.layout import Layout, ModelShape, divisors, fit, nearest
 from orchestrator.planning.machines import Machine
+from workloads.describe import flops, parameters
 from workloads.model.config import TransformerConfig
 
 if TYPE_CHECKING:
-    from workloads.hf.folder import HuggingFaceModel
+    from workloads.hf.hf_class import HuggingFaceModel
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 MEMORY_SHARE = 0.8
@@ -86,7 +87,7 @@ class Plan:
 def model_shape(config: TransformerConfig | HuggingFaceModel, sequence_length: int) -> ModelShape:
     """The sizes that planning needs. A model of transformers run as it is cannot be cut."""
     whole = ModelShape(
-        parameters=config.parameters(),
+        parameters=parameters(config),
         layers=config.layers + config.decoder_layers,
         hidden=config.hidden,
         heads=config.heads,
@@ -94,7 +95,7 @@ def model_shape(config: TransformerConfig | HuggingFaceModel, sequence_length: i
         feedforward=config.intermediate,
         vocabulary=config.vocab_size,
         sequence_length=sequence_length,
-        flops_per_token=config.flops(sequence_length),
+        flops_per_token=flops(config, sequence_length),
         stages=1,
         whole_context="this model is run as it is",
         whole_sequence="this model is run as it is",

@@ -34,11 +34,11 @@ class ResolvedJob:
     @property
     def notes(self) -> list[str]:
         """What is trained otherwise than a Hugging Face folder's configuration says, one line each."""
-        from workloads.hf.folder import HuggingFaceModel
+        from workloads.hf.hf_class import HuggingFaceModel
 
-        if not isinstance(self.model, HuggingFaceModel) or not self.model.silenced:
+        if not isinstance(self.model, HuggingFaceModel) or not self.model.zeroed:
             return []
-        names, rate = ", ".join(self.model.silenced), self.spec.workload.dropout
+        names, rate = ", ".join(self.model.zeroed), self.spec.workload.dropout
         instead = f"workload.dropout {rate:g} is drawn by sample" if rate else "workload.dropout would not"
         return [
             f"{self.spec.workload.model} is trained without {names}: what a class draws at random depends on "

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from workloads.errors import WorkloadError
-from workloads.hf.folder import describe_foreign, parts_of, root, theirs_in
-from workloads.hf.network import HuggingFaceNetwork, auto
+from workloads.hf.hf_class import auto_class, describe_hf_class
+from workloads.hf.hf_config import nested_configs, read_hf_config, root
+from workloads.hf.network import HuggingFaceNetwork
 from workloads.hf.small_copy import fewer_tokens, narrowings
 from workloads.hf.weights import has_weights
 from workloads.hf.workload import HuggingFaceWorkload
@@ -57,7 +58,7 @@ def prove(workload: HuggingFaceWorkload) -> None:
         )  # a small checkpoint is read at once, to see whether it fits
     what = f"{type(workload.config.bare).__name__} cannot be trained with {workload.objective.name} here"
     failed: Exception | None = None
-    for theirs in narrowings(theirs_in(workload.config.folder, dict(workload.config.changes))):
+    for theirs in narrowings(read_hf_config(workload.config.folder, dict(workload.config.changes))):
         try:
             with small(replace(workload, dropout=0.0), theirs) as trial:
                 _prove_once(trial)
@@ -100,7 +101,9 @@ def small(workload: HuggingFaceWorkload, theirs: Any) -> Iterator[HuggingFaceWor
     with tempfile.TemporaryDirectory(prefix="trial-") as folder:
         theirs.save_pretrained(folder)
         objective = replace(workload.objective, vocabulary=vocabulary, sequence_length=LENGTH)  # type: ignore[type-var]
-        trial = replace(workload, config=describe_foreign(folder), objective=objective, vocabulary=vocabulary)
+        trial = replace(
+            workload, config=describe_hf_class(folder), objective=objective, vocabulary=vocabulary
+        )
         if trial.config.parameters() > LARGEST:
             raise TooLarge(f"{trial.config.parameters()} parameters are too many for a trial")
         yield trial
@@ -109,7 +112,7 @@ def small(workload: HuggingFaceWorkload, theirs: Any) -> Iterator[HuggingFaceWor
 def _keep_slack(theirs: Any, workload: HuggingFaceWorkload) -> None:
     """Learned positions as many beyond the trial's sequence as the model has beyond the job's: some count from 2."""
     slack = workload.config.max_positions - workload.objective.sequence_length  # type: ignore[attr-defined]
-    for part in parts_of(theirs):
+    for part in nested_configs(theirs):
         name = part.attribute_map.get("max_position_embeddings", "max_position_embeddings")
         rotary = any("rope" in key or "rotary" in key for key in vars(part))
         if 0 <= slack < LENGTH and not rotary and vars(part).get(name) == workload.config.max_positions:
@@ -320,7 +323,7 @@ def _leaves(trial: HuggingFaceWorkload, model: nn.Module, samples: Batch) -> Non
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     with tempfile.TemporaryDirectory(prefix="trial-") as folder:
         trial.to_hf(state.__getitem__, folder)
-        again, found = auto(trial.config).from_pretrained(folder, output_loading_info=True)
+        again, found = auto_class(trial.config).from_pretrained(folder, output_loading_info=True)
     if strange := sorted({*found["missing_keys"], *found["unexpected_keys"]}):
         raise WorkloadError(
             f"its export does not hold what transformers loads ({strange[0]}); use another class"

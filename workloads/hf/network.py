@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from workloads.hf.dropout import counted
-from workloads.hf.folder import HuggingFaceModel, parts_of, random_numbers, theirs_in
 from workloads.hf.routers import balance_of
 from workloads.model.dropout import KEYS
 from workloads.model.transformer import Output
@@ -71,42 +70,3 @@ def _added(allowed: Tensor) -> Tensor:
     """A mask that is added to the scores, [B, 1, L, L]: every implementation of attention takes that one alike."""
     mask = torch.zeros(allowed.shape, device=allowed.device)
     return mask.masked_fill(~allowed, torch.finfo(mask.dtype).min).unsqueeze(1)
-
-
-def network(config: HuggingFaceModel, meta: bool = False) -> nn.Module:
-    """The bare model of transformers, fp32, on the current default device or without memory."""
-    if meta:
-        with torch.device("meta"):
-            return network(config)
-    return auto(config).from_config(trained(config), dtype=torch.float32, trust_remote_code=False)
-
-
-def auto(config: HuggingFaceModel) -> Any:
-    """The class of transformers that knows its classes of an architecture."""
-    import transformers
-
-    return {
-        "decoder": transformers.AutoModelForCausalLM,
-        "encoder": transformers.AutoModelForMaskedLM,
-        "encoder-decoder": transformers.AutoModelForSeq2SeqLM,
-    }[config.architecture]
-
-
-def trained(config: HuggingFaceModel) -> Any:
-    """Their configuration as it is trained: nothing draws random numbers."""
-    theirs = theirs_in(config.folder, dict(config.changes))
-    theirs.return_dict = True
-    for part in parts_of(theirs):
-        for name in random_numbers(part):
-            setattr(part, name, 0.0)
-    return theirs
-
-
-def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The outermost layers of a network that its class can checkpoint, in order."""
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    found: list[nn.Module] = []
-    for child in model.children():
-        found += [child] if isinstance(child, GradientCheckpointingLayer) else blocks_of(child)
-    return found

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from workloads.hf.folder import parts_of
+from workloads.hf.hf_config import nested_configs
 from workloads.workload import Vocabulary
 
 WIDTH = 64
@@ -41,7 +41,7 @@ def narrowings(theirs: Any) -> Iterator[Any]:
     """
     for free, fewest in ((True, 2), (False, 2), (False, 4)):
         small = copy.deepcopy(theirs)
-        for part in parts_of(small):
+        for part in nested_configs(small):
             _narrow(part, free, fewest)
         yield small
     yield copy.deepcopy(theirs)
@@ -49,11 +49,13 @@ def narrowings(theirs: Any) -> Iterator[Any]:
 
 def fewer_tokens(theirs: Any, vocabulary: Vocabulary) -> Vocabulary:
     """The vocabulary with ids from 256 on only where they mean something; changes the configuration accordingly."""
-    large = {token for part in parts_of(theirs) for _, ids in _ids(part) for token in ids if token >= TOKENS}
+    large = {
+        token for part in nested_configs(theirs) for _, ids in _ids(part) for token in ids if token >= TOKENS
+    }
     large |= {token for token in vocabulary.special if token >= TOKENS}
     new = {token: TOKENS + place for place, token in enumerate(sorted(large))}
     size = TOKENS + len(new)
-    for part in parts_of(theirs):
+    for part in nested_configs(theirs):
         for name, ids in _ids(part):
             now = [new.get(token, token) for token in ids]
             setattr(part, name, now if isinstance(getattr(part, name), list) else now[0])

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from workloads.errors import WorkloadError
-from workloads.hf.folder import HuggingFaceModel, root, theirs_in
-from workloads.hf.network import HuggingFaceNetwork, auto, blocks_of, network, trained
+from workloads.hf.hf_class import HuggingFaceModel, auto_class, blocks_of, build, training_config
+from workloads.hf.hf_config import read_hf_config, root
+from workloads.hf.network import HuggingFaceNetwork
 from workloads.hf.weights import has_weights
 from workloads.model import losses
 from workloads.model.transformer import Output
@@ -39,7 +40,7 @@ class HuggingFaceWorkload:
 
     def build(self) -> nn.Module:
         """The module on the current default device."""
-        return self.around(network(self.config))
+        return self.around(build(self.config))
 
     @cached_property
     def shapes(self) -> Mapping[str, torch.Size]:
@@ -108,7 +109,7 @@ class HuggingFaceWorkload:
         """Write config.json and the weights (fp32) as the class itself saves them."""
         theirs = self._exported()
         with torch.device("meta"):
-            model = self.around(auto(self.config).from_config(theirs, dtype=torch.float32))
+            model = self.around(auto_class(self.config).from_config(theirs, dtype=torch.float32))
         model.to_empty(device="cpu")
         with torch.no_grad():
             for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -118,7 +119,7 @@ class HuggingFaceWorkload:
 
     def _exported(self) -> Any:
         """Their configuration as the folder has it, with the token that a decoder was trained to begin with."""
-        theirs = theirs_in(self.config.folder, dict(self.config.changes))
+        theirs = read_hf_config(self.config.folder, dict(self.config.changes))
         start = getattr(self.objective, "decoder_start", None)
         if self.config.architecture == "encoder-decoder" and start is not None:
             theirs.decoder_start_token_id = start
@@ -143,10 +144,10 @@ def _initialised(config: HuggingFaceModel, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(seed)
         if not has_weights(str(folder)):
-            return network(config)
+            return build(config)
         try:
-            model, found = auto(config).from_pretrained(
-                folder, config=trained(config), dtype=torch.float32, local_files_only=True,
+            model, found = auto_class(config).from_pretrained(
+                folder, config=training_config(config), dtype=torch.float32, local_files_only=True,
                 trust_remote_code=False, use_safetensors=True, output_loading_info=True,
             )  # fmt: skip
         except (RuntimeError, ValueError, OSError) as error:

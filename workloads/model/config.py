@@ -210,24 +210,6 @@ class TransformerConfig:
                 f"a model field has the wrong type: {error}; see TransformerConfig"
             ) from error
 
-    def parameters(self) -> int:
-        """Number of trained parameters, a tied weight counted once (buffers are not parameters)."""
-        from workloads.model.count import parameters
-
-        return parameters(self)
-
-    def active_parameters(self) -> int:
-        """Parameters that one token meets: of the experts only top_k and the shared ones."""
-        from workloads.model.count import parameters
-
-        return parameters(self, active=True)
-
-    def flops(self, sequence_length: int, target_length: int | None = None) -> float:
-        """FLOPs of one forward and backward pass per input token (PaLM, appendix B); see `count.flops`."""
-        from workloads.model.count import flops
-
-        return flops(self, sequence_length, target_length)
-
 
 def _merged(kind: type, old: Any, name: str, value: Mapping[str, Any]) -> Any:
     known = {f.name for f in fields(kind)}

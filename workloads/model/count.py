@@ -1,4 +1,4 @@
-"""Parameters and FLOPs in closed form."""
+"""Numbers of parameters and FLOPs in closed form, from a configuration alone (no torch)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from workloads.model.parts import MoE
 
 
 def parameters(config: TransformerConfig, active: bool = False) -> int:
-    """Parameters of the model; with `active` those one token meets (top_k experts instead of all)."""
+    """Number of trained parameters, a tied weight counted once (buffers are not parameters).
+
+    With `active`, those that one token uses: of the experts only top_k and the shared ones.
+    """
     stacks = _layers(config, config.layers, False, active)
     stacks += _layers(config, config.decoder_layers, True, active) if config.decoder_layers else 0
     sides = 2 if config.architecture == "encoder-decoder" else 1
@@ -23,11 +26,11 @@ def parameters(config: TransformerConfig, active: bool = False) -> int:
 
 
 def flops(config: TransformerConfig, sequence_length: int, target_length: int | None = None) -> float:
-    """FLOPs of forward and backward per input token: 6 N + 12 layers heads head_dim length (PaLM, app. B).
+    """FLOPs of a forward and backward pass per input token: 6 N + 12 layers heads head_dim length (PaLM, appendix B).
 
-    N counts the weights a token is multiplied with: tables that are only looked up do not count, the output
-    projection does, tied or not, shared layers count each time they run. An encoder-decoder reads
-    sequence_length tokens and writes target_length (by default as many); its cost is per token read.
+    N counts the weights by which a token is multiplied: lookup tables do not count, the output projection does, tied or
+    not, and shared layers count each time they run. An encoder-decoder reads sequence_length tokens and writes
+    target_length (by default as many); its cost is per token read.
     """
     if config.generator:
         alone = config.changed({"generator": 0})

@@ -82,16 +82,18 @@ class NextSentence(SampledObjective):
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         first, second = two_segments(self, self.read_window(read, sample), rng)
         random = bool(rng.random() < 0.5) and (sample > 0 or self.rule > 1) and len(second) > 0
-        foreign = self._foreign(read, sample, len(second), rng) if random else second[:0]
-        random = len(foreign) > 0
+        other = self._from_another_document(read, sample, len(second), rng) if random else second[:0]
+        random = len(other) > 0
         if random:
-            second = foreign
+            second = other
         tokens, types, real = framed_pair(self, first, second)
         chosen = choose_tokens(self.is_text(tokens), self.rate, rng)
         pair: Sample = {"token_types": types, "padding": real, "sequence_labels": int(random)}
         return {**masked(self, tokens, chosen, rng), **pair}
 
-    def _foreign(self, read: Read, sample: int, length: int, rng: np.random.Generator) -> np.ndarray:
+    def _from_another_document(
+        self, read: Read, sample: int, length: int, rng: np.random.Generator
+    ) -> np.ndarray:
         """Up to `length` tokens from the beginning of a sentence of another document."""
         if self.rule == 1:
             return self._earlier(read, sample, length, rng)

@@ -136,7 +136,7 @@ def _ended(
         gang.stop()
 
 
-def write_foreign(folder: str) -> None:
+def write_hf_class(folder: str) -> None:
     """A tiny GPT-NeoX whose head is tied."""
     from transformers import GPTNeoXConfig
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import MODELS, Results, check_equal, reference_of, same_bits, write_foreign
+from harness import MODELS, Results, check_equal, reference_of, same_bits, write_hf_class
 
 from cluster.workers.process_gang import ProcessGang
 
@@ -71,10 +71,10 @@ ALL = {
 HALVES = [case("decoder", 2, way, train={"precision": p}) for way in (TWO, THREE) for p in PRECISIONS]
 
 
-def foreign(zero: int, folder: str = "") -> Case:
+def hf_class(zero: int, folder: str = "") -> Case:
     """A class of transformers that has no table here, run as it is; zero 0 is one process on torch."""
     layout = {"engine": "deepspeed", "dp": 2, "zero": zero, "micro_batch": 2} if zero else {"micro_batch": 2}
-    return {"model": f"hf:{folder}", "changes": {}, "steps": 3, "layout": layout, "id": f"foreign {zero}"}
+    return {"model": f"hf:{folder}", "changes": {}, "steps": 3, "layout": layout, "id": f"hf class {zero}"}
 
 
 def parts_of(one: Case) -> tuple[Case, Case, Case]:
@@ -92,11 +92,11 @@ def quick(tmp_path_factory: pytest.TempPathFactory, gang: ProcessGang) -> Result
     """Two starts for all tests of the default suite: importing DeepSpeed takes longer than their steps."""
     results = Results(tmp_path_factory.mktemp("deepspeed"), gang)
     folder = str(tmp_path_factory.mktemp("neox"))
-    write_foreign(folder)
-    results.run(1, [*references(EVERY), foreign(0, folder), *QUICK[1]])
+    write_hf_class(folder)
+    results.run(1, [*references(EVERY), hf_class(0, folder), *QUICK[1]])
     twins = [twin_of(one) for one in (*QUICK[2], *OVERFLOWS)]
     parts = [part for one in RESUMED for part in parts_of(one)]
-    models = [foreign(zero, folder) for zero in STAGES]
+    models = [hf_class(zero, folder) for zero in STAGES]
     results.run(2, [*twins, *QUICK[2], *OVERFLOWS, *parts, *models])
     return results
 
@@ -123,7 +123,7 @@ def test_it_trains_what_the_torch_engine_trains_at_the_same_stage(quick: Results
 
 @pytest.mark.parametrize("zero", STAGES)
 def test_a_model_run_as_it_is_trains_under_every_zero_stage(quick: Results, zero: int) -> None:
-    check_equal(quick.of(foreign(zero)), quick.of(foreign(0)))
+    check_equal(quick.of(hf_class(zero)), quick.of(hf_class(0)))
 
 
 @pytest.mark.parametrize("one", OVERFLOWS, ids=lambda one: one["id"])

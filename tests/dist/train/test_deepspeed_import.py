@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from foreign_project import STAGES
+from deepspeed_project import STAGES
 from harness import finished
 from safetensors.torch import load_file
 from typer.testing import CliRunner
@@ -18,7 +18,7 @@ from orchestrator.cli.app import app
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("theirs")
-    finished(2, {"folder": str(folder)}, "foreign_project:main")
+    finished(2, {"folder": str(folder)}, "deepspeed_project:main")
     return folder
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from harness import MODELS, Results, check_equal, cover, layouts_of, reference_of, write_foreign
+from harness import MODELS, Results, check_equal, cover, layouts_of, reference_of, write_hf_class
 
 from cluster.workers.process_gang import ProcessGang
 from orchestrator.planning.layout import Layout
@@ -44,27 +44,27 @@ WHOLE = {**reference_of(LEG), "steps": 2 * STEPS, "id": "decoder-whole", "commit
 WITHOUT = {**WHOLE, "dropout": 0.0, "id": "decoder-without"}
 
 
-FOREIGN = [
+HF_CLASSES = [
     {"dp": 2, "zero": 0},
     {"dp": 2, "zero": 3, "recompute": "full"},
     {"dp": 2, "zero": 1, "engine": "deepspeed"},
 ]
 
 
-def foreign(layout: dict[str, Any], folder: str = "") -> dict[str, Any]:
+def hf_class(layout: dict[str, Any], folder: str = "") -> dict[str, Any]:
     """A class of transformers that has no table here, run as it is."""
     fields = {"model": f"hf:{folder}", "changes": {}, "layout": {"micro_batch": 2, **layout}}
-    return {**DROPOUT, **fields, "id": f"foreign {layout}"}
+    return {**DROPOUT, **fields, "id": f"hf class {layout}"}
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory, gang: ProcessGang) -> Results:
     found = Results(tmp_path_factory.mktemp("dropout"), gang)
     folder = str(tmp_path_factory.mktemp("neox"))
-    write_foreign(folder)
-    found.run(1, [*ALONE.values(), WHOLE, WITHOUT, foreign({}, folder)])
+    write_hf_class(folder)
+    found.run(1, [*ALONE.values(), WHOLE, WITHOUT, hf_class({}, folder)])
     found.run(2, [*CASES[2], LEG])
-    found.run(2, [foreign(layout, folder) for layout in FOREIGN])
+    found.run(2, [hf_class(layout, folder) for layout in HF_CLASSES])
     found.run(4, [*CASES[4], *ON])
     return found
 
@@ -87,8 +87,8 @@ def test_a_mask_moves_the_gradient_norm_by_much_more_than_the_tolerance(results:
     assert all(abs(a / b - 1) > 1e-3 for a, b in zip(dropped["norms"], plain["norms"], strict=True))
 
 
-@pytest.mark.parametrize("layout", FOREIGN, ids=str)
+@pytest.mark.parametrize("layout", HF_CLASSES, ids=str)
 def test_a_model_run_as_it_is_trains_what_one_process_trains(
     results: Results, layout: dict[str, Any]
 ) -> None:
-    check_equal(results.of(foreign(layout)), results.of(foreign({})))
+    check_equal(results.of(hf_class(layout)), results.of(hf_class({})))

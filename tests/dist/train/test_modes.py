@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import MODELS, Results, check_equal, same_bits, write_foreign
+from harness import MODELS, Results, check_equal, same_bits, write_hf_class
 
 from cluster.workers.process_gang import ProcessGang
 
@@ -45,25 +45,25 @@ def bitwise(width: int, **fields: Any) -> dict[str, Any]:
     )
 
 
-def foreign(zero: int, folder: str = "") -> dict[str, Any]:
+def hf_class(zero: int, folder: str = "") -> dict[str, Any]:
     """A class of transformers that has no table here, run as it is; zero -1 is one process."""
     layout = {"dp": 2, "zero": zero} if zero >= 0 else {}
     fields = {"model": f"hf:{folder}", "changes": {}, "steps": 3, "layout": {"micro_batch": 2, **layout}}
-    return {**fields, "id": f"foreign {zero}"}
+    return {**fields, "id": f"hf class {zero}"}
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory, gang: ProcessGang) -> Results:
     found = Results(tmp_path_factory.mktemp("modes"), gang)
     folder = str(tmp_path_factory.mktemp("neox"))
-    write_foreign(folder)
+    write_hf_class(folder)
     references = {r["id"]: r for r in (alone(name, fields) for name, fields in EXACT.items())}
     precise = [precision_case("bf16", {}), precision_case("fp16", {})]
-    found.run(1, [*references.values(), *precise, bitwise(1), foreign(-1, folder)])
+    found.run(1, [*references.values(), *precise, bitwise(1), hf_class(-1, folder)])
     halves = [precision_case(p, layout) for p in ("bf16", "fp16") for layout in (TP, FULL, SPLIT)]
     tree = [bitwise(2), bitwise(2, steps=25, commit=True)]
     found.run(2, [case_of(n, f) for n, f in EXACT.items()] + halves + tree)
-    found.run(2, [foreign(zero, folder) for zero in range(4)])
+    found.run(2, [hf_class(zero, folder) for zero in range(4)])
     found.run(4, [bitwise(4), bitwise(4, steps=25, restore=tree[1]["id"])])
     return found
 
@@ -80,7 +80,7 @@ def test_a_mode_changes_nothing_that_one_process_would_not(results: Results, nam
 
 @pytest.mark.parametrize("zero", range(4))
 def test_a_model_run_as_it_is_trains_under_every_zero_stage(results: Results, zero: int) -> None:
-    check_equal(results.of(foreign(zero)), results.of(foreign(-1)))
+    check_equal(results.of(hf_class(zero)), results.of(hf_class(-1)))
 
 
 @pytest.mark.parametrize("layout", [TP, FULL, SPLIT], ids=str)

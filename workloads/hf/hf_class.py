@@ -1,0 +1,157 @@
+"""A Hugging Face model class that has no conversion here and is run as it is: its description, and how it is built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from workloads.errors import WorkloadError
+from workloads.hf.hf_config import nested_configs, random_attributes, read_hf_config
+from workloads.hf.routers import balance_of
+
+
+@dataclass(frozen=True)
+class HuggingFaceModel:
+    """A class that has no table here, with what planning asks of a configuration.
+
+    It is run as it is and cannot be cut, hence one layer and one head. changes are of their attributes, silenced
+    those of which training makes zeros, since what they draw at random would depend on the layout.
+    """
+
+    folder: str
+    architecture: str
+    vocab_size: int
+    hidden: int
+    max_positions: int
+    changes: tuple[tuple[str, Any], ...] = ()
+    zeroed: tuple[str, ...] = ()
+    family: str = "transformers"
+    layers: int = 1
+    decoder_layers: int = 0
+    heads: int = 1
+    kv_heads: int = 1
+    intermediate: int = 1
+    moe: None = None
+
+    def changed(self, changes: Mapping[str, Any]) -> HuggingFaceModel:
+        """A copy whose configuration has other values; raises WorkloadError for an attribute it lacks."""
+        if not changes:
+            return self
+        theirs = read_hf_config(self.folder)
+        for name in changes:
+            if not hasattr(theirs, name):
+                raise WorkloadError(f"the configuration in {self.folder} has no {name}; change one it has")
+        return replace(describe_hf_class(self.folder, changes), changes=tuple(changes.items()))
+
+    @cached_property
+    def bare(self) -> Any:
+        """The model of transformers, built without memory. Raises WorkloadError if its class cannot build it."""
+        try:
+            return build(self, meta=True)
+        except Exception as error:  # each class fails in its own way on a configuration that it cannot have
+            line = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+            raise WorkloadError(
+                f"transformers cannot build the model in {self.folder}: {line}; fix its config.json"
+            ) from error
+
+    @cached_property
+    def balanced(self) -> bool:
+        """Whether the loss has a part that balances routers."""
+        return balance_of(self.bare) is not None
+
+    @cached_property
+    def has_blocks(self) -> bool:
+        """Whether there are layers that can be recomputed or compiled alone."""
+        return bool(blocks_of(self.bare))
+
+    def parameters(self) -> int:
+        """Number of trained parameters."""
+        return sum(parameter.numel() for parameter in self.bare.parameters())
+
+    def flops(self, sequence_length: int) -> float:
+        """6 N per token; attention is not counted, since the class may have any."""
+        return 6.0 * self.parameters()
+
+
+def describe_hf_class(folder: str, changes: Mapping[str, Any] | None = None) -> HuggingFaceModel:
+    """What is known of a class without a table. Raises WorkloadError if it is no language model."""
+    theirs = read_hf_config(folder, changes)
+    architecture = _architecture(folder, theirs)
+    text = theirs.get_text_config()
+    if lacking := [name for name in ("vocab_size", "hidden_size") if not getattr(text, name, None)]:
+        raise WorkloadError(f"{theirs.model_type} in {folder} has no {lacking[0]}; give another class")
+    positions = getattr(text, "max_position_embeddings", None)
+    if type(positions) is not int or positions <= 0:
+        positions = 1_000_000
+    zeroed = tuple(dict.fromkeys(name for part in nested_configs(theirs) for name in random_attributes(part)))
+    return HuggingFaceModel(folder, architecture, text.vocab_size, text.hidden_size, positions, zeroed=zeroed)
+
+
+def _architecture(folder: str, theirs: Any) -> str:
+    """By the class that the configuration names, else by the classes that transformers has for it."""
+    from transformers.models.auto import modeling_auto
+
+    causal = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(theirs.model_type)
+    masked = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.get(theirs.model_type)
+    pair = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.get(theirs.model_type)
+    if theirs.is_encoder_decoder:
+        causal = masked = None
+        if pair is not None:
+            return "encoder-decoder"
+    named = masked is None or causal in (theirs.architectures or ())
+    if causal == masked:  # one class for both
+        named = getattr(theirs, "causal", False)
+    if causal is not None and named:
+        return "decoder"
+    if masked is not None:
+        return "encoder"
+    raise WorkloadError(
+        f"{theirs.model_type} in {folder} is no language model of transformers; "
+        "give the folder of a causal, masked or sequence-to-sequence one"
+    )
+
+
+def build(config: HuggingFaceModel, meta: bool = False) -> nn.Module:
+    """The bare model of transformers, fp32, on the current default device or without memory."""
+    if meta:
+        with torch.device("meta"):
+            return build(config)
+    return auto_class(config).from_config(
+        training_config(config), dtype=torch.float32, trust_remote_code=False
+    )
+
+
+def auto_class(config: HuggingFaceModel) -> Any:
+    """The class of transformers that knows its classes of an architecture."""
+    import transformers
+
+    return {
+        "decoder": transformers.AutoModelForCausalLM,
+        "encoder": transformers.AutoModelForMaskedLM,
+        "encoder-decoder": transformers.AutoModelForSeq2SeqLM,
+    }[config.architecture]
+
+
+def training_config(config: HuggingFaceModel) -> Any:
+    """Their configuration as it is trained: nothing draws random numbers."""
+    theirs = read_hf_config(config.folder, dict(config.changes))
+    theirs.return_dict = True
+    for part in nested_configs(theirs):
+        for name in random_attributes(part):
+            setattr(part, name, 0.0)
+    return theirs
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The outermost layers of a network that its class can checkpoint, in order."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    found: list[nn.Module] = []
+    for child in model.children():
+        found += [child] if isinstance(child, GradientCheckpointingLayer) else blocks_of(child)
+    return found
