@@ -124,10 +124,10 @@ def _vocabulary(job: ResolvedJob) -> Vocabulary:
 
 def _check_hugging_face_class(spec: JobSpec, workload: Any) -> None:
     """A class of transformers that is run as it is computes what the job says."""
-    from workloads.hf.behaviour import prove
+    from workloads.hf.behaviour import check_behaviour
 
     with wrong_input("workload"):
-        prove(workload)
+        check_behaviour(workload)
     if spec.train.compile and not workload.config.has_blocks:
         raise InputError(
             f"{spec.workload.model} has no layers that could be compiled alone",

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from workloads.hf.checkpoint import their_config_of
+from workloads.hf.checkpoint import hf_config_of
 from workloads.hf.families import family_of
 from workloads.hf.parity import their_arguments
 from workloads.model.losses import loss
@@ -76,7 +76,7 @@ def _theirs(
     import transformers
 
     family = family_of(workload.config)
-    config = their_config_of(workload.config, workload.vocabulary)
+    config = hf_config_of(workload.config, workload.vocabulary)
     model = getattr(transformers, family.head(workload.config).kind)(config).train()
     arguments = their_arguments(workload.config, inputs)
     return model, lambda: model(**arguments, use_cache=False).loss

@@ -1,5 +1,5 @@
-"""Hugging Face: folders read and written, configurations converted, classes of transformers run as they are, and proofs
-that both compute the same.
+"""Hugging Face: checkpoints and configurations converted in both directions, classes of transformers run as they are,
+and checks that both compute the same.
 
 Imports model and objectives.
 """

@@ -1,6 +1,6 @@
-"""That a class of transformers computes what the objective says, tried on the class made small.
+"""Checks that a Hugging Face class run as it is computes what the objective says, on a small copy of the class.
 
-A class decides by itself what its masks mean, so nothing less than looking at what moves which logits is a proof.
+A class decides by itself what its masks mean, so the checks change tokens and look at which logits change.
 """
 
 from __future__ import annotations
@@ -30,63 +30,63 @@ from workloads.objectives.samples import Samples
 from workloads.workload import Batch
 
 LENGTH = 24
-"""Tokens of a sequence in the trial: several windows (`narrow.WINDOW`) and several documents."""
+"""Tokens of a sequence in the trial: several windows (`small_copy.WINDOW`) and several documents."""
 TOLERANCE = 1e-5
-"""Largest difference of logits, as a share of the largest logit, that counts as none."""
+"""Logits that differ by at most this share of the largest logit count as equal."""
 SEEDS = 3
-"""Weights that a class is tried with before it is refused."""
-LARGEST = 200_000_000
-"""Most parameters of a class in the trial."""
-CHANGED = (0, 3, 7, 8, 9, 14, 20, LENGTH - 1)
-"""Places at which a token is changed to see what moves."""
+"""Number of random weights with which a class is tried before it is refused."""
+MAX_PARAMETERS = 200_000_000
+"""Most parameters of a small copy."""
+CHANGED_POSITIONS = (0, 3, 7, 8, 9, 14, 20, LENGTH - 1)
+"""Positions at which a token is changed to see which logits change."""
 DOCUMENT = 8
-"""Tokens of a document in the trial, its end included."""
+"""Tokens of a document in the trial, with its end token."""
 
 
-def prove(workload: HuggingFaceWorkload) -> None:
-    """Raise WorkloadError unless the class, with this configuration and narrow widths, holds to what follows.
+def check_behaviour(workload: HuggingFaceWorkload) -> None:
+    """Raise WorkloadError unless a small copy of the class, with this configuration, passes these checks:
 
-    It draws no random numbers in training; a sample's logits do not depend on the other samples; a token moves only
-    the logits that may see it, and packed documents come out as separate ones; recomputed layers have the same
-    gradients; what is exported is loaded by transformers and computes the same. With a dropout, samples and
-    recomputed layers still hold to it.
+    it draws no random numbers in training; a sample's logits do not depend on the other samples; a token changes only
+    logits that may see it, and packed documents give the logits of separate ones; recomputed layers give the same
+    gradients; transformers loads the export, which computes the same. With dropout, samples stay independent and
+    recomputation exact.
     """
     folder = str(root(workload.config.folder))
-    if has_weights(folder) and workload.config.parameters() <= LARGEST:
+    if has_weights(folder) and workload.config.parameters() <= MAX_PARAMETERS:
         workload.initial(
             next(iter(workload.shapes)), 0
         )  # a small checkpoint is read at once, to see whether it fits
     what = f"{type(workload.config.bare).__name__} cannot be trained with {workload.objective.name} here"
-    failed: Exception | None = None
-    for theirs in narrowings(read_hf_config(workload.config.folder, dict(workload.config.changes))):
+    failure: Exception | None = None
+    for hf_config in narrowings(read_hf_config(workload.config.folder, dict(workload.config.changes))):
         try:
-            with small(replace(workload, dropout=0.0), theirs) as trial:
-                _prove_once(trial)
+            with small_trial(replace(workload, dropout=0.0), hf_config) as trial:
+                _check_with_seeds(trial)
                 if workload.dropout:
-                    _dropped(replace(trial, dropout=workload.dropout))
+                    _check_dropout(replace(trial, dropout=workload.dropout))
                 return
         except WorkloadError as error:
             raise WorkloadError(f"{what}: {error}") from None
         except TooLarge as error:
-            failed = failed or error
+            failure = failure or error
         except Exception as error:  # each class fails in its own way on widths that it cannot have
-            failed = error
-    why = f"{type(failed).__name__}: {' '.join(str(failed).split())[:160]}"
-    raise WorkloadError(f"{what}: it fails with {why}; use another class") from failed
+            failure = error
+    reason = f"{type(failure).__name__}: {' '.join(str(failure).split())[:160]}"
+    raise WorkloadError(f"{what}: it fails with {reason}; use another class") from failure
 
 
 class TooLarge(Exception):
-    """A class that could not be made small enough to try."""
+    """The class could not be made small enough to try."""
 
 
-def _prove_once(trial: HuggingFaceWorkload) -> None:
-    """Hold the class to its promises with one of a few seeds.
+def _check_with_seeds(trial: HuggingFaceWorkload) -> None:
+    """Run the checks with up to SEEDS seeds, until one passes.
 
-    The last bit of a router's score may choose another expert, with any seed; a class that is wrong is wrong with all.
+    With some weights rounding alone makes a router choose another expert; a class that is wrong fails with all seeds.
     """
     for seed in range(SEEDS):
         try:
-            _prove(trial, filled(trial, seed))
+            _check_all(trial, trained_model(trial, seed))
             return
         except WorkloadError:
             if seed == SEEDS - 1:
@@ -94,33 +94,35 @@ def _prove_once(trial: HuggingFaceWorkload) -> None:
 
 
 @contextmanager
-def small(workload: HuggingFaceWorkload, theirs: Any) -> Iterator[HuggingFaceWorkload]:
-    """The workload with a narrow configuration, few tokens and short sequences; its folder is gone afterwards."""
-    vocabulary = fewer_tokens(theirs, workload.vocabulary)
-    _keep_slack(theirs, workload)
+def small_trial(workload: HuggingFaceWorkload, hf_config: Any) -> Iterator[HuggingFaceWorkload]:
+    """The workload with a small configuration, few tokens and short sequences, in a folder that is removed at the
+    end."""
+    vocabulary = fewer_tokens(hf_config, workload.vocabulary)
+    _keep_slack(hf_config, workload)
     with tempfile.TemporaryDirectory(prefix="trial-") as folder:
-        theirs.save_pretrained(folder)
+        hf_config.save_pretrained(folder)
         objective = replace(workload.objective, vocabulary=vocabulary, sequence_length=LENGTH)  # type: ignore[type-var]
         trial = replace(
             workload, config=describe_hf_class(folder), objective=objective, vocabulary=vocabulary
         )
-        if trial.config.parameters() > LARGEST:
+        if trial.config.parameters() > MAX_PARAMETERS:
             raise TooLarge(f"{trial.config.parameters()} parameters are too many for a trial")
         yield trial
 
 
-def _keep_slack(theirs: Any, workload: HuggingFaceWorkload) -> None:
-    """Learned positions as many beyond the trial's sequence as the model has beyond the job's: some count from 2."""
+def _keep_slack(hf_config: Any, workload: HuggingFaceWorkload) -> None:
+    """Give the trial as many learned positions beyond its sequence length as the model has beyond the job's, since some
+    classes count positions from 2."""
     slack = workload.config.max_positions - workload.objective.sequence_length  # type: ignore[attr-defined]
-    for part in nested_configs(theirs):
+    for part in nested_configs(hf_config):
         name = part.attribute_map.get("max_position_embeddings", "max_position_embeddings")
         rotary = any("rope" in key or "rotary" in key for key in vars(part))
         if 0 <= slack < LENGTH and not rotary and vars(part).get(name) == workload.config.max_positions:
             setattr(part, name, LENGTH + slack)
 
 
-def filled(workload: HuggingFaceWorkload, seed: int) -> HuggingFaceNetwork:
-    """The model in training, made as the trainer makes it: without memory, moved, filled by name."""
+def trained_model(workload: HuggingFaceWorkload, seed: int) -> HuggingFaceNetwork:
+    """The model in training mode, made as the trainer makes it: on the meta device, moved, filled by tensor name."""
     with torch.device("meta"):
         model = workload.build()
     assert isinstance(model, HuggingFaceNetwork)
@@ -132,22 +134,22 @@ def filled(workload: HuggingFaceWorkload, seed: int) -> HuggingFaceNetwork:
     return model.train()
 
 
-def _prove(trial: HuggingFaceWorkload, model: HuggingFaceNetwork) -> None:
+def _check_all(trial: HuggingFaceWorkload, model: HuggingFaceNetwork) -> None:
     samples = trial.objective.collate(Samples(_reader(trial), 3), [0, 1, 2], 0)
-    logits = _steady(model, samples)
-    _alone(model, samples, logits)
-    _moves(trial, model, _row(samples, 0))
+    logits = _check_determinism(model, samples)
+    _check_independence(model, samples, logits)
+    _check_visibility(trial, model, _row(samples, 0))
     if "attention" in samples and trial.config.architecture == "decoder":
-        _documents(model, samples, logits)
+        _check_documents(model, samples, logits)
     elif "attention" in samples:
-        _windows(model, samples)
-    _balanced(model, samples)
-    _recomputed(trial, model, samples)
-    _leaves(trial, model, samples)
+        _check_windows(model, samples)
+    _check_balance(model, samples)
+    _check_recomputation(trial, model, samples)
+    _check_export(trial, model, samples)
 
 
 def _reader(trial: HuggingFaceWorkload) -> Callable[[int], np.ndarray]:
-    """Text in which sample 0 has documents of equal length, sample 1 others, and sample 2 one alone."""
+    """A reader of random text: sample 0 has documents of equal length, sample 1 of other lengths, sample 2 one only."""
     text = sorted(set(range(trial.vocabulary.size)) - trial.vocabulary.special)[:200]
     length = trial.objective.window(LENGTH)
 
@@ -168,8 +170,8 @@ def _logits(model: nn.Module, batch: Batch) -> Tensor:
     return found
 
 
-def _steady(model: nn.Module, samples: Batch) -> Tensor:
-    """The logits, which must not depend on the state of a generator."""
+def _check_determinism(model: nn.Module, samples: Batch) -> Tensor:
+    """The logits. Raises WorkloadError if they depend on the state of torch's random generator."""
     torch.manual_seed(1)
     first = _logits(model, samples)
     torch.manual_seed(2)
@@ -180,7 +182,7 @@ def _steady(model: nn.Module, samples: Batch) -> Tensor:
     return first
 
 
-def _alone(model: nn.Module, samples: Batch, logits: Tensor) -> None:
+def _check_independence(model: nn.Module, samples: Batch, logits: Tensor) -> None:
     for row in range(len(logits)):
         if _differ(logits[row], _logits(model, _row(samples, row))[0]):
             raise WorkloadError(
@@ -188,54 +190,55 @@ def _alone(model: nn.Module, samples: Batch, logits: Tensor) -> None:
             )
 
 
-def _moves(trial: HuggingFaceWorkload, model: nn.Module, base: Batch) -> None:
-    """Change one token, and look at which logits move."""
+def _check_visibility(trial: HuggingFaceWorkload, model: nn.Module, base: Batch) -> None:
+    """Change one token at a time, and check which logits change."""
     pair = trial.config.architecture == "encoder-decoder"
     key = "decoder_tokens" if pair else "tokens"
     real = base["padding"][0] if "padding" in base else torch.ones_like(base["tokens"][0], dtype=torch.bool)
     length = base[key].shape[1]
-    reach = torch.ones(length, length, dtype=torch.bool).tril() if pair else _reach(trial, base, real)
+    visible = torch.ones(length, length, dtype=torch.bool).tril() if pair else _visible(trial, base, real)
     rows = torch.ones(length, dtype=torch.bool) if pair else real
-    _hold(trial, model, base, key, reach & rows[:, None], rows)
+    _check_influence(trial, model, base, key, visible & rows[:, None], rows)
     if pair:
-        _hold(trial, model, base, "tokens", real[None, :].expand(length, -1), rows)
+        _check_influence(trial, model, base, "tokens", real[None, :].expand(length, -1), rows)
 
 
-def _reach(trial: HuggingFaceWorkload, base: Batch, real: Tensor) -> Tensor:
-    """bool [L, L]: whose logits a token may move, through any number of layers."""
+def _visible(trial: HuggingFaceWorkload, base: Batch, real: Tensor) -> Tensor:
+    """bool [L, L]: whether the logits of a row may depend on a token, through any number of layers."""
     if "attention" in base:
-        sees = base["attention"][0]
+        attends = base["attention"][0]
     elif trial.config.architecture == "decoder":
         return torch.ones(len(real), len(real), dtype=torch.bool).tril()
     else:
-        sees = real[None, :].expand(len(real), -1)
-    sees = sees | torch.eye(len(real), dtype=torch.bool)
+        attends = real[None, :].expand(len(real), -1)
+    attends = attends | torch.eye(len(real), dtype=torch.bool)
     for _ in range(len(real).bit_length()):
-        sees = (sees.float() @ sees.float()) > 0
-    return sees
+        attends = (attends.float() @ attends.float()) > 0
+    return attends
 
 
-def _hold(
-    trial: HuggingFaceWorkload, model: nn.Module, base: Batch, key: str, reach: Tensor, rows: Tensor
+def _check_influence(
+    trial: HuggingFaceWorkload, model: nn.Module, base: Batch, key: str, visible: Tensor, rows: Tensor
 ) -> None:
-    """Raise WorkloadError if a token of base[key] moves logits among `rows` that `reach` [rows, tokens] denies it."""
-    places = [place for place in CHANGED if place < base[key].shape[1]]
-    batch = {name: value.repeat_interleave(len(places) + 1, 0) for name, value in base.items()}
+    """Raise WorkloadError if a token of base[key] changes logits among `rows` although `visible` [rows, tokens] is
+    False, or if no token changes any."""
+    positions = [position for position in CHANGED_POSITIONS if position < base[key].shape[1]]
+    batch = {name: value.repeat_interleave(len(positions) + 1, 0) for name, value in base.items()}
     special = trial.vocabulary.special
     other = [token for token in range(trial.vocabulary.size) if token not in special][:2]
-    for number, place in enumerate(places, start=1):
-        old = int(base[key][0, place])
-        batch[key][number, place] = other[1] if old == other[0] else other[0]
+    for number, position in enumerate(positions, start=1):
+        old = int(base[key][0, position])
+        batch[key][number, position] = other[1] if old == other[0] else other[0]
     logits = _logits(model, batch)
     limit, moved = _limit(logits), (logits[1:] - logits[0]).abs().amax(-1)
-    allowed = torch.stack([reach[:, place] for place in places])
+    allowed = torch.stack([visible[:, position] for position in positions])
     if (moved[~allowed & rows] > limit).any():
-        raise WorkloadError(_leak(trial, base))
+        raise WorkloadError(_leak_message(trial, base))
     if not (moved[allowed & rows] > limit).any():
         raise WorkloadError("its logits do not depend on its tokens; use another class")
 
 
-def _leak(trial: HuggingFaceWorkload, base: Batch) -> str:
+def _leak_message(trial: HuggingFaceWorkload, base: Batch) -> str:
     what = "a token's logits depend on tokens that it must not see"
     if trial.config.architecture != "decoder":
         return f"{what}; use another objective or class"
@@ -245,8 +248,8 @@ def _leak(trial: HuggingFaceWorkload, base: Batch) -> str:
     return f"{what}; " + ("set workload.changes.is_decoder to true" if undecided else "use another class")
 
 
-def _documents(model: nn.Module, samples: Batch, logits: Tensor) -> None:
-    """Packed documents come out as separate ones."""
+def _check_documents(model: nn.Module, samples: Batch, logits: Tensor) -> None:
+    """Check that packed documents have the same logits as separate ones."""
     for row, positions in enumerate(samples["positions"]):
         starts = [*(positions == 0).nonzero().flatten().tolist(), len(positions)]
         for start, end in pairwise(starts):
@@ -257,8 +260,8 @@ def _documents(model: nn.Module, samples: Batch, logits: Tensor) -> None:
                 )
 
 
-def _windows(model: nn.Module, samples: Batch) -> None:
-    """A mask that hides nothing changes nothing: the class keeps the windows of its own."""
+def _check_windows(model: nn.Module, samples: Batch) -> None:
+    """Check that a mask which hides nothing changes nothing: the class keeps its own windows."""
     tokens = samples["tokens"]
     everything = torch.ones(len(tokens), LENGTH, LENGTH, dtype=torch.bool)
     if _differ(
@@ -268,24 +271,27 @@ def _windows(model: nn.Module, samples: Batch) -> None:
 
 
 @torch.no_grad()
-def _balanced(model: HuggingFaceNetwork, samples: Batch) -> None:
-    """The routers' loss of one sequence is what the class says."""
+def _check_balance(model: HuggingFaceNetwork, samples: Batch) -> None:
+    """Check that our routers' loss of one sequence is that of the class."""
     balance, network = model.balance, model.network
     if balance is None:
         return
     found = network(input_ids=_row(samples, 0)["tokens"], use_cache=False, output_router_logits=True)
-    ours, theirs = balance(found.router_logits, 1), found.aux_loss
+    ours, hf_config = balance(found.router_logits, 1), found.aux_loss
     zero = torch.zeros(())
-    ours, theirs = zero if ours is None else ours, zero if theirs is None else balance.weight * theirs
-    if _differ(ours, torch.as_tensor(theirs)):
+    ours, hf_config = (
+        zero if ours is None else ours,
+        zero if hf_config is None else balance.weight * hf_config,
+    )
+    if _differ(ours, torch.as_tensor(hf_config)):
         raise WorkloadError(
             "it balances its routers in a way that is not known here; "
             "set workload.changes.router_aux_loss_coef to 0"
         )
 
 
-def _recomputed(trial: HuggingFaceWorkload, model: nn.Module, samples: Batch) -> None:
-    """Blocks that keep nothing but their input have the gradients of those that keep everything."""
+def _check_recomputation(trial: HuggingFaceWorkload, model: nn.Module, samples: Batch) -> None:
+    """Check that recomputed layers give the same gradients."""
     plain = _gradients(trial, model, samples)
     for block in trial.blocks(model):
         block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
@@ -303,23 +309,26 @@ def _gradients(trial: HuggingFaceWorkload, model: nn.Module, samples: Batch) -> 
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-def _dropped(trial: HuggingFaceWorkload) -> None:
-    """Dropout is at work, and depends on nothing but the sample."""
-    model, samples = filled(trial, 0), trial.objective.collate(Samples(_reader(trial), 3), [0, 1, 2], 0)
+def _check_dropout(trial: HuggingFaceWorkload) -> None:
+    """Check that dropout has an effect, and depends on nothing but the sample."""
+    model, samples = (
+        trained_model(trial, 0),
+        trial.objective.collate(Samples(_reader(trial), 3), [0, 1, 2], 0),
+    )
     samples[KEYS] = row_keys(0, 0, 3)
     hint = "set workload.dropout to 0"
     try:
-        logits = _steady(model, samples)
-        _alone(model, samples, logits)
-        _recomputed(trial, model, samples)
+        logits = _check_determinism(model, samples)
+        _check_independence(model, samples, logits)
+        _check_recomputation(trial, model, samples)
     except WorkloadError:
         raise WorkloadError(f"its dropout depends on more than the sample; {hint}") from None
     if not _differ(logits, _logits(model.eval(), samples)):
         raise WorkloadError(f"it has no dropout module that can be replaced; {hint}")
 
 
-def _leaves(trial: HuggingFaceWorkload, model: nn.Module, samples: Batch) -> None:
-    """What is exported is loaded by transformers, whole, and computes the same."""
+def _check_export(trial: HuggingFaceWorkload, model: nn.Module, samples: Batch) -> None:
+    """Check that transformers loads every tensor of the export, and computes the same."""
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     with tempfile.TemporaryDirectory(prefix="trial-") as folder:
         trial.to_hf(state.__getitem__, folder)
@@ -328,8 +337,8 @@ def _leaves(trial: HuggingFaceWorkload, model: nn.Module, samples: Batch) -> Non
         raise WorkloadError(
             f"its export does not hold what transformers loads ({strange[0]}); use another class"
         )
-    theirs = trial.around(again)
-    if _differ(_logits(model.eval(), samples), _logits(theirs.eval(), samples)):
+    hf_config = trial.wrap(again)
+    if _differ(_logits(model.eval(), samples), _logits(hf_config.eval(), samples)):
         raise WorkloadError("its export computes something else; use another class")
 
 

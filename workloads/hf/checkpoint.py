@@ -1,4 +1,4 @@
-"""Import and export of whole checkpoints."""
+"""Import and export of complete checkpoints of our models in the Hugging Face format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from workloads.errors import WorkloadError
-from workloads.hf.convert import Shapes, ours, theirs, ties, used
+from workloads.hf.convert import Shapes, from_hf, ties, to_hf, used
 from workloads.hf.families import family_of
 from workloads.hf.family import Family
 from workloads.hf.folder import GENERATOR
@@ -24,9 +24,9 @@ from workloads.workload import Vocabulary
 NO_STRUCTURE = ("family", "architecture", "head", "sentence_head", "classes", "generator", "initial",
                 "initial_std", "residual_scaling", "base", "dropout")  # fmt: skip
 FINAL_BIAS = "final_logits_bias"
-"""What BART adds to the logits of its vocabulary, and no model here does."""
+"""Tensor that BART adds to its logits; no model here has one."""
 SHOWN = 4
-"""Misfits that an error names."""
+"""Most tensors that an error names."""
 
 
 def export(
@@ -37,38 +37,36 @@ def export(
     folder: str,
     decoder_start: int | None = None,
 ) -> None:
-    """Write config.json and model.safetensors (fp32) of the model whose tensors `read` gives.
+    """Write config.json and model.safetensors (fp32) of the model whose tensors `read(name)` gives.
 
-    decoder_start is the token with which a decoder beside an encoder begins, by default the padding.
-    ELECTRA's discriminator goes to `folder`, its generator to the folder `generator` in it. Raises
-    WorkloadError if transformers has no such model.
+    decoder_start is the token with which the decoder of an encoder-decoder begins, by default the padding. ELECTRA's
+    discriminator goes to `folder`, its generator to the folder `generator` in it. Raises WorkloadError if transformers
+    has no such model.
     """
     if not config.generator:
-        _export_one(config, their_config_of(config, vocabulary, decoder_start), shapes, read, folder)
+        _export_one(config, hf_config_of(config, vocabulary, decoder_start), shapes, read, folder)
         return
-    for part, prefix, place in _electra(config, folder):
+    for part, prefix, path in _electra(config, folder):
         names = {_within(prefix, n): s for n, s in shapes.items() if _belongs(prefix, n)}
         outside = partial(_outside, prefix)
-        _export_one(part, their_config_of(part, vocabulary), names, lambda n, o=outside: read(o(n)), place)  # type: ignore[misc]
+        _export_one(part, hf_config_of(part, vocabulary), names, lambda n, o=outside: read(o(n)), path)  # type: ignore[misc]
 
 
 def check_export(
     config: TransformerConfig, vocabulary: Vocabulary, shapes: Shapes, decoder_start: int | None = None
 ) -> None:
-    """Raise WorkloadError if `export` would, without any weights."""
+    """Raise WorkloadError if `export` would; no weights are needed."""
     parts = _electra(config, "") if config.generator else ((config, "", ""),)
     for part, prefix, _ in parts:
-        told = their_config_of(part, vocabulary, decoder_start)
+        hf_config = hf_config_of(part, vocabulary, decoder_start)
         names = {_within(prefix, n): s for n, s in shapes.items() if _belongs(prefix, n)}
         blank = {name: torch.empty(shape, device="meta") for name, shape in names.items()}
-        written = theirs(family_of(part), part, names, blank.__getitem__)
-        _check_fits(told, {name: tensor.shape for name, tensor in written})
+        written = to_hf(family_of(part), part, names, blank.__getitem__)
+        _check_fits(hf_config, {name: tensor.shape for name, tensor in written})
 
 
-def their_config_of(
-    config: TransformerConfig, vocabulary: Vocabulary, decoder_start: int | None = None
-) -> Any:
-    """The configuration object of transformers. Raises WorkloadError if it cannot tell the model."""
+def hf_config_of(config: TransformerConfig, vocabulary: Vocabulary, decoder_start: int | None = None) -> Any:
+    """The configuration object of transformers for a model. Raises WorkloadError if it cannot describe the model."""
     from transformers import AutoConfig
 
     family = family_of(config)
@@ -77,24 +75,25 @@ def their_config_of(
         start = vocabulary.pad if decoder_start is None else decoder_start
         ids |= {"decoder_start_token_id": start, "forced_eos_token_id": None}
     values = {**ids, **family.write_config(config)}
-    told = AutoConfig.for_model(
+    hf_config = AutoConfig.for_model(
         family.model_type, architectures=[family.head(config).kind], dtype="float32", **values
     )
-    _check_told(family, config, told)
-    return told
+    _check_config(family, config, hf_config)
+    return hf_config
 
 
 def pretrained(config: TransformerConfig, shapes: Shapes, folder: str) -> Callable[[str], Tensor | None]:
-    """A function that gives our tensor of a name from the checkpoint in `folder`, None for a fresh head.
+    """A function from the name of our tensor to its value in the checkpoint in `folder`, None for a head that begins
+    anew.
 
-    Raises WorkloadError that names the tensors which are missing or of another shape.
+    Raises WorkloadError, which names tensors that are missing or have another shape.
     """
     if not config.generator:
         return _reader(config, shapes, folder)
     readers = {}
-    for part, prefix, place in _electra(config, folder):
+    for part, prefix, path in _electra(config, folder):
         names = {_within(prefix, n): s for n, s in shapes.items() if _belongs(prefix, n)}
-        readers[prefix] = _reader(part, names, place)
+        readers[prefix] = _reader(part, names, path)
     for name in filter(_shared, shapes):
         first, second = (read(name) for read in readers.values())
         if first is None or second is None or not torch.equal(first, second):
@@ -135,19 +134,19 @@ def _outside(prefix: str, name: str) -> str:
 
 
 def _export_one(
-    config: TransformerConfig, their_config: Any, shapes: Shapes, read: Callable[[str], Tensor], folder: str
+    config: TransformerConfig, hf_config: Any, shapes: Shapes, read: Callable[[str], Tensor], folder: str
 ) -> None:
     Path(folder).mkdir(parents=True, exist_ok=True)
     scaled = lambda name: read(name).detach().float() * folded(config, name)  # noqa: E731
-    tensors = theirs(family_of(config), config, shapes, scaled)
+    tensors = to_hf(family_of(config), config, shapes, scaled)
     write(tensors, folder)
-    # The configuration last: a folder with it is whole.
-    their_config.save_pretrained(folder)
+    # The configuration last: a folder that has it is complete.
+    hf_config.save_pretrained(folder)
 
 
-def _check_told(family: Family, config: TransformerConfig, their_config: Any) -> None:
-    """Raise WorkloadError where their configuration does not tell the model: it would load as another one."""
-    found, wanted = structure(family.read_config(their_config)), structure(config)
+def _check_config(family: Family, config: TransformerConfig, hf_config: Any) -> None:
+    """Raise WorkloadError if the written configuration would be read as another model."""
+    found, wanted = structure(family.read_config(hf_config)), structure(config)
     pools = config.sentence_head or config.head == "sequence"
     for name in wanted.keys() - {*family.unsaid, *(() if pools else ("pooler",))}:
         for part, value, other in _parts(name, wanted[name], found[name]):
@@ -159,36 +158,36 @@ def _check_told(family: Family, config: TransformerConfig, their_config: Any) ->
 
 
 def _parts(name: str, wanted: Any, found: Any) -> list[tuple[str, Any, Any]]:
-    """A field and its value on both sides, or those of its own fields."""
+    """A field with its expected and its found value, or its nested fields with theirs."""
     if not (is_dataclass(wanted) and is_dataclass(found)):
         return [(name, wanted, found)]
     return [(f"{name}.{f.name}", getattr(wanted, f.name), getattr(found, f.name)) for f in fields(wanted)]
 
 
 def _written(value: Any) -> str:
-    """As a job file has it."""
+    """A value as it is written in a job file."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
 
 
-def _check_fits(told: Any, written: dict[str, torch.Size]) -> None:
-    """Raise WorkloadError where the class of transformers has a tensor of another shape than the export."""
+def _check_fits(hf_config: Any, written: dict[str, torch.Size]) -> None:
+    """Raise WorkloadError if a tensor of the export has another shape in the class of transformers."""
     import transformers
 
     if any(".experts." in name for name in written):
-        return  # stacked there under other names as it loads
+        return  # transformers stacks experts under other names as it loads
     with torch.device("meta"):
-        made = getattr(transformers, told.architectures[0])(told).state_dict()
+        made = getattr(transformers, hf_config.architectures[0])(hf_config).state_dict()
     for name, shape in written.items():
         if name not in made or made[name].shape != shape:
             has = list(made[name].shape) if name in made else "none"
             raise WorkloadError(
-                f"{told.architectures[0]} of transformers has {has} for {name} {list(shape)}; change the model's "
+                f"{hf_config.architectures[0]} of transformers has {has} for {name} {list(shape)}; change the model's "
                 "options or set checkpoint.export to null"
             )
 
 
 def structure(config: TransformerConfig) -> dict[str, Any]:
-    """The fields that decide what the body computes, not how it begins, is trained or what stands on it."""
+    """The fields that decide what the body computes, without initialisation, training and heads."""
     values = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in NO_STRUCTURE}
     if config.moe:
         plain = {"auxiliary": 0.0, "z_loss": 0.0}
@@ -205,17 +204,17 @@ def _reader(config: TransformerConfig, shapes: Shapes, folder: str) -> Callable[
             f"the checkpoint in {folder} does not fit: {'; '.join(misfits[:SHOWN])}{more}; "
             "remove the changes of the model or give another checkpoint"
         )
-    return lambda name: ours(family, config, shapes, name, _finder(family, weights, weights.read))
+    return lambda name: from_hf(family, config, shapes, name, _finder(family, weights, weights.read))
 
 
 def _check_values(
     family: Family, config: TransformerConfig, read: Callable[[str], Tensor | None], folder: str
 ) -> None:
-    """Raise WorkloadError where the checkpoint has values for which our model has no place."""
+    """Raise WorkloadError if the checkpoint has values that our model cannot hold."""
     for row in family.all_rows(config):
         if not row.untied:
             continue
-        # Where transformers ties, what it would tie must be alike; else what it computes with.
+        # Tensors that transformers ties must be equal; else only those that it computes with.
         names = used(family, config, row) if ties(family, config) else row.untied
         found = {name: tensor for name in names if (tensor := read(name)) is not None}
         first = next(iter(found), "")
@@ -234,7 +233,8 @@ def _check_values(
 
 
 def _finder(family: Family, weights: Weights, get: Callable[[str], Tensor]) -> Callable[[str], Tensor | None]:
-    """Reads a tensor under its full name, or the name without the prefix that a bare model leaves out."""
+    """A function that reads a tensor by its full name, or by its name without the prefix that a checkpoint of the bare
+    model leaves out."""
 
     def find(name: str) -> Tensor | None:
         for candidate in (name, name.removeprefix(family.prefix)):
@@ -249,7 +249,7 @@ def _misfits(family: Family, config: TransformerConfig, shapes: Shapes, weights:
     found = []
     for name, shape in shapes.items():
         try:
-            blank = ours(family, config, shapes, name, _finder(family, weights, weights.blank))
+            blank = from_hf(family, config, shapes, name, _finder(family, weights, weights.blank))
         except RuntimeError:
             found.append(f"{name} is not of shape {list(shape)}")
             continue
@@ -262,5 +262,6 @@ def _misfits(family: Family, config: TransformerConfig, shapes: Shapes, weights:
 
 
 def _may_be_fresh(config: TransformerConfig, name: str) -> bool:
-    """A head that the checkpoint was not trained with begins anew; a language model's does not."""
+    """Whether a tensor may be missing: heads that the checkpoint was not trained with begin anew, except the language
+    model's own."""
     return config.head != "language" and name.startswith(("head.", "sentence_head."))

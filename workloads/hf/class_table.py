@@ -1,4 +1,4 @@
-"""Every language model class of transformers, made shallow from its default configuration and held to `proof.prove`.
+"""A table of every language model class of transformers: whether it passes `check_behaviour`, by default configuration.
 
 `python -m workloads.hf.class_table [FILE]` prints the table, or writes it to FILE; it takes a quarter of an hour.
 """
@@ -16,14 +16,14 @@ import numpy as np
 
 from workloads import objectives
 from workloads.errors import WorkloadError
-from workloads.hf.behaviour import prove
+from workloads.hf.behaviour import check_behaviour
 from workloads.hf.hf_class import describe_hf_class
 from workloads.hf.workload import HuggingFaceWorkload
 from workloads.workload import Vocabulary
 
 DEPTH = 4
 SIZE = 1000
-DEPTHS = (
+DEPTH_NAMES = (
     "num_hidden_layers",
     "encoder_layers",
     "decoder_layers",
@@ -32,7 +32,7 @@ DEPTHS = (
     "n_layers",
 )
 LENGTH = 64
-MISSING: Mapping[str, Mapping[str, Any]] = {
+REQUIRED: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 2, "topk_method": "greedy"},
     "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 6},
     "hunyuan_v1_dense": {"head_dim": 128},
@@ -42,19 +42,19 @@ MISSING: Mapping[str, Mapping[str, Any]] = {
     "reformer": {"axial_pos_embds": False, "is_decoder": True},
     "xmod": {"default_language": "en_XX"},
 }
-"""What default configurations leave out, and no published one does."""
+"""Attributes by model_type that the default configuration lacks but every published one has."""
 
 
 @dataclass(frozen=True)
 class ClassCheck:
-    """An objective with its options, and the heading of its column."""
+    """An objective with its options to check a class with, and the heading of its column."""
 
     title: str
     objective: str
     options: tuple[tuple[str, Any], ...] = ()
 
 
-TRIALS: Mapping[str, tuple[ClassCheck, ...]] = {
+CHECKS: Mapping[str, tuple[ClassCheck, ...]] = {
     "decoder": (
         ClassCheck("causal_lm", "causal_lm"),
         ClassCheck("documents: isolate", "causal_lm", (("documents", "isolate"),)),
@@ -65,7 +65,7 @@ TRIALS: Mapping[str, tuple[ClassCheck, ...]] = {
 
 
 def classes(architecture: str) -> Mapping[str, str]:
-    """Class names by model_type, of those that transformers has for an architecture."""
+    """The class names of transformers for an architecture, by model_type."""
     from transformers.models.auto import modeling_auto
 
     found: dict[str, Mapping[str, str]] = {
@@ -77,42 +77,42 @@ def classes(architecture: str) -> Mapping[str, str]:
 
 
 def configuration(model_type: str, architecture: str) -> Any:
-    """The default configuration with few layers, as a model of that architecture. Raises what the class raises."""
+    """The default configuration of a class, with few layers. Raises what the class raises."""
     from transformers import CONFIG_MAPPING
 
-    kind, given = CONFIG_MAPPING[model_type], dict(MISSING.get(model_type, {}))
+    kind, given = CONFIG_MAPPING[model_type], dict(REQUIRED.get(model_type, {}))
     full = vars(kind(**given))
-    names = {kind.attribute_map.get(name, name) for name in DEPTHS}
+    names = {kind.attribute_map.get(name, name) for name in DEPTH_NAMES}
     shallow = {name: min(DEPTH, full[name]) for name in names if type(full.get(name)) is int}
     try:
-        theirs = kind(**shallow, **given)
+        hf_config = kind(**shallow, **given)
     except Exception:  # its default has as many entries in some list as layers
-        theirs = kind(**given)
-    theirs.architectures = [classes(architecture)[model_type]]
+        hf_config = kind(**given)
+    hf_config.architectures = [classes(architecture)[model_type]]
     if architecture == "decoder":
-        theirs.is_encoder_decoder = False
-        if getattr(theirs, "is_decoder", None) is False:
-            theirs.is_decoder = True
-    return theirs
+        hf_config.is_encoder_decoder = False
+        if getattr(hf_config, "is_decoder", None) is False:
+            hf_config.is_decoder = True
+    return hf_config
 
 
-def outcome(model_type: str, architecture: str, trial: ClassCheck) -> str:
-    """Empty if the class is accepted, else why not."""
+def outcome(model_type: str, architecture: str, check: ClassCheck) -> str:
+    """Empty if the class is accepted, else the reason why not."""
     try:
-        theirs = configuration(model_type, architecture)
+        hf_config = configuration(model_type, architecture)
     except Exception as error:  # each class checks its configuration in its own way
         return f"its default configuration is no model: {type(error).__name__}"
     with tempfile.TemporaryDirectory(prefix="sweep-") as folder:
-        theirs.save_pretrained(folder)
+        hf_config.save_pretrained(folder)
         try:
             config = describe_hf_class(folder)
             if config.architecture != architecture:
                 return f"its default configuration is of another kind ({config.architecture})"
             vocabulary = _vocabulary(min(SIZE, config.vocab_size))
             built = objectives.build(
-                trial.objective, vocabulary=vocabulary, sequence_length=LENGTH, seed=0, **dict(trial.options)
+                check.objective, vocabulary=vocabulary, sequence_length=LENGTH, seed=0, **dict(check.options)
             )
-            prove(HuggingFaceWorkload(model_type, config, built, vocabulary))
+            check_behaviour(HuggingFaceWorkload(model_type, config, built, vocabulary))
         except WorkloadError as error:
             return str(error).split(" here: ", 1)[-1].replace(folder, "the folder").split(";")[0]
     return ""
@@ -133,12 +133,12 @@ def table() -> Iterator[str]:
     yield "Generated by `python -m workloads.hf.class_table`: the default configuration of every class for language in"
     yield f"transformers {transformers.__version__}, made small and tried as every job with `hf:` is before it begins"
     yield "(`workloads/hf/behaviour.py`). Classes with a table of their own, such as BERT, are not run as they are."
-    for architecture, trials in TRIALS.items():
+    for architecture, checks in CHECKS.items():
         yield f"\n## {architecture.capitalize()}s\n"
-        yield " | ".join(["| model_type", "class", *(trial.title for trial in trials)]) + " |"
-        yield "|---" * (2 + len(trials)) + "|"
+        yield " | ".join(["| model_type", "class", *(check.title for check in checks)]) + " |"
+        yield "|---" * (2 + len(checks)) + "|"
         for model_type, name in classes(architecture).items():
-            found = [outcome(model_type, architecture, trial) or "yes" for trial in trials]
+            found = [outcome(model_type, architecture, check) or "yes" for check in checks]
             yield row(model_type, name, found)
 
 

@@ -1,4 +1,4 @@
-"""Our model beside what transformers loads from its export: the same batches, the same numbers."""
+"""Comparison of our model with what transformers loads from its export: the outputs for the same batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from workloads.model.transformer import Output
 from workloads.workload import Batch, Vocabulary
 
 TOLERANCE = 1e-5
-"""Largest difference that two sound fp32 computations of one model have, where no number is far above one."""
+"""Largest difference between two correct fp32 computations of one model, as a share of the largest number above one."""
 _ARGUMENTS = {"tokens": "input_ids", "token_types": "token_type_ids", "positions": "position_ids",
               "decoder_tokens": "decoder_input_ids"}  # fmt: skip
 _OUTPUTS = {
@@ -27,7 +27,7 @@ _OUTPUTS = {
     "sentence": ("seq_relationship_logits", "sop_logits", "logits"),
     "hidden": ("last_hidden_state",),
 }
-"""Theirs by the names of ours."""
+"""Names of an output in transformers by our name."""
 
 Outputs = Mapping[str, Tensor]
 
@@ -35,32 +35,32 @@ Outputs = Mapping[str, Tensor]
 def difference(
     config: TransformerConfig | HuggingFaceModel, model: nn.Module, folder: str, batches: Iterable[Batch]
 ) -> float:
-    """Largest difference over all `batches` between `model`, in evaluation, and the export in `folder`.
+    """Largest difference over all `batches` between `model`, in evaluation mode, and the export in `folder`.
 
-    It is a share of the largest number that either gives, if that is above one. Where it exceeds TOLERANCE both
-    are computed again in fp64, and that decides: a router whose two best experts are alike but for rounding tips in
-    fp32. Padding is not compared. Raises RuntimeError if a tensor is missing in the export or left over.
+    It is a share of the largest number of either output, if that is above one. If it exceeds TOLERANCE both are
+    computed again in fp64, which decides: in fp32, rounding may make a router choose another expert. Padding is not
+    compared. Raises RuntimeError if a tensor is missing in the export or left over.
     """
     batches, worst = list(batches), 0.0
     with torch.no_grad():
-        for part, ours, place in _networks(config, model, folder):
-            theirs = load(place, strict=not isinstance(part, HuggingFaceModel))
+        for part, forward, path in _networks(config, model, folder):
+            hf_model = load(path, strict=not isinstance(part, HuggingFaceModel))
             for batch in batches:
-                apart = _apart(part, ours, theirs, batch)
-                if not apart <= TOLERANCE:
-                    model.double(), theirs.double()
-                    apart = _apart(part, ours, theirs, batch)
-                    model.float(), theirs.float()
-                worst = max(worst, apart) if apart == apart else apart
+                found = _difference(part, forward, hf_model, batch)
+                if not found <= TOLERANCE:
+                    model.double(), hf_model.double()
+                    found = _difference(part, forward, hf_model, batch)
+                    model.float(), hf_model.float()
+                worst = max(worst, found) if found == found else found
                 if worst != worst:
                     return worst
     return worst
 
 
 def load(folder: str, strict: bool = True) -> Any:
-    """The export as transformers loads it, by the class that its own configuration names, in evaluation, fp32.
+    """The export as transformers loads it, by the class that its configuration names, in evaluation mode and fp32.
 
-    Raises RuntimeError if a tensor is missing or left over, unless it need not be `strict`.
+    With `strict`, raises RuntimeError if a tensor is missing or left over.
     """
     import transformers
 
@@ -71,7 +71,7 @@ def load(folder: str, strict: bool = True) -> Any:
         local_files_only=True,
         output_loading_info=True,
         dtype=torch.float32,
-        # The grouped kernel takes neither fp64 nor odd sizes.
+        # The grouped kernel supports neither fp64 nor odd sizes.
         experts_implementation="eager",
     )
     if strict and (wrong := {k: v for k, v in report.items() if v}):
@@ -80,8 +80,8 @@ def load(folder: str, strict: bool = True) -> Any:
 
 
 def arguments(config: TransformerConfig, batch: Batch) -> dict[str, Tensor]:
-    """Our batch as transformers takes it, without labels."""
-    found = {theirs: batch[ours] for ours, theirs in _ARGUMENTS.items() if ours in batch}
+    """The arguments of a transformers model for our batch, without labels."""
+    found = {hf_model: batch[forward] for forward, hf_model in _ARGUMENTS.items() if forward in batch}
     if "positions" in batch:
         found["position_ids"] = batch["positions"] + config.position_offset * config.counted_positions
     if "attention" in batch:
@@ -96,10 +96,10 @@ def arguments(config: TransformerConfig, batch: Batch) -> dict[str, Tensor]:
 def probes(
     config: TransformerConfig | HuggingFaceModel, vocabulary: Vocabulary, text: Tensor, lengths: Iterable[int]
 ) -> Iterator[Batch]:
-    """Rows of `text` int64 [n] at each length: one whole, one padded at its end, and one at its beginning.
+    """A batch of rows of `text` int64 [n] for each length: one full, one padded at its end, one at its beginning.
 
-    Padding is not put at the beginning for a router with a capacity, which counts what stands before in the row, nor
-    where the first place stands for the sequence.
+    No row is padded at its beginning for a router with a capacity, which counts preceding tokens, nor where the first
+    token represents the sequence.
     """
     pad = vocabulary.eos if vocabulary.pad is None else vocabulary.pad
     left = isinstance(config, TransformerConfig) and not (
@@ -125,7 +125,7 @@ def probes(
 def _networks(
     config: TransformerConfig | HuggingFaceModel, model: nn.Module, folder: str
 ) -> Iterator[tuple[TransformerConfig | HuggingFaceModel, Callable[[Batch], Outputs], str]]:
-    """Each exported network: its configuration, ours and its folder."""
+    """Each exported network: its configuration, our forward pass and its folder."""
     if not isinstance(model, Electra):
         yield config, lambda batch: _of_output(model(batch)), folder
         return
@@ -143,21 +143,26 @@ def _of_output(output: Output) -> Outputs:
     return {k: v for k, v in found.items() if v is not None} or {"hidden": output.hidden}
 
 
-def _theirs(config: TransformerConfig | HuggingFaceModel, theirs: Any, batch: Batch) -> Mapping[str, Tensor]:
+def _hf_outputs(
+    config: TransformerConfig | HuggingFaceModel, hf_model: Any, batch: Batch
+) -> Mapping[str, Tensor]:
     if isinstance(config, HuggingFaceModel):
-        return {"logits": HuggingFaceNetwork(theirs, {}, config.architecture == "decoder")(batch).logits}
-    found: Mapping[str, Tensor] = theirs(**arguments(config, batch))
+        return {"logits": HuggingFaceNetwork(hf_model, {}, config.architecture == "decoder")(batch).logits}
+    found: Mapping[str, Tensor] = hf_model(**arguments(config, batch))
     return found
 
 
-def _apart(
-    config: TransformerConfig | HuggingFaceModel, ours: Callable[[Batch], Outputs], theirs: Any, batch: Batch
+def _difference(
+    config: TransformerConfig | HuggingFaceModel,
+    forward: Callable[[Batch], Outputs],
+    hf_model: Any,
+    batch: Batch,
 ) -> float:
     given = {k: v for k, v in batch.items() if k not in ("labels", "sequence_labels")}
-    mine, other = ours(given), _theirs(config, theirs, given)
+    own, other = forward(given), _hf_outputs(config, hf_model, given)
     real = batch.get("decoder_padding" if "decoder_tokens" in batch else "padding")
     worst = torch.zeros(())
-    for name, value in mine.items():
+    for name, value in own.items():
         found = next(other[n] for n in _OUTPUTS[name] if n in other)
         if real is not None and value.shape[:2] == real.shape:
             value, found = value[real], found[real]

@@ -1,4 +1,4 @@
-"""One function for each direction, for every table."""
+"""Conversion of tensors between our model and a Hugging Face class, in both directions, by a family's table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Shapes = Mapping[str, torch.Size]
 
 
 def row_of(family: Family, config: TransformerConfig, name: str) -> tuple[Row, int, str]:
-    """The row of our tensor `name`, its place among the row's tensors, and its layer's number."""
+    """The row of our tensor `name`, its index among the row's tensors, and its layer's number. Raises WorkloadError."""
     for row in family.all_rows(config):
         if found := row.number(name):
             return row, *found
@@ -24,14 +24,17 @@ def row_of(family: Family, config: TransformerConfig, name: str) -> tuple[Row, i
     )
 
 
-def ours(
+def from_hf(
     family: Family, config: TransformerConfig, shapes: Shapes, name: str, read: Callable[[str], Tensor | None]
 ) -> Tensor | None:
-    """Our tensor `name` from theirs, None where `read` has none. Devices and dtypes are as read."""
-    row, place, number = row_of(family, config, name)
-    theirs = row.theirs.replace("{n}", number)
-    if "{e}" in theirs:
-        parts = [read(theirs.replace("{e}", str(e))) for e in range(shapes[name][0])]
+    """Our tensor `name` from those of the Hugging Face class, which `read(hf_name)` gives or returns None for.
+
+    None if one is missing. Devices and dtypes are as read; shapes are those of our tensors.
+    """
+    row, index, number = row_of(family, config, name)
+    to_hf = row.hf_name.replace("{n}", number)
+    if "{e}" in to_hf:
+        parts = [read(to_hf.replace("{e}", str(e))) for e in range(shapes[name][0])]
         found = [part for part in parts if part is not None]
         return torch.stack(found) if len(found) == len(parts) else None
     tensor = next((t for name in used(family, config, row, number) if (t := read(name)) is not None), None)
@@ -40,33 +43,33 @@ def ours(
     tensor = tensor.t() if row.transposed else tensor
     if row.order:
         tensor = tensor[torch.tensor(row.order(config), device=tensor.device)]
-    if len(row.ours) == 1:
+    if len(row.names) == 1:
         return tensor
-    sizes = [shapes[n.replace("{n}", number)][0] for n in row.ours]
-    return tensor.split(sizes)[place]
+    sizes = [shapes[n.replace("{n}", number)][0] for n in row.names]
+    return tensor.split(sizes)[index]
 
 
 def used(family: Family, config: TransformerConfig, row: Row, number: str = "") -> list[str]:
-    """The names under which a checkpoint may have the row's tensor, what transformers computes with first."""
-    names = [row.theirs, *row.untied] if ties(family, config) else [*row.untied, row.theirs]
+    """The names under which a checkpoint may have the row's tensor; the one that transformers uses comes first."""
+    names = [row.hf_name, *row.untied] if ties(family, config) else [*row.untied, row.hf_name]
     return [name.replace("{n}", number) for name in names]
 
 
 def ties(family: Family, config: TransformerConfig) -> bool:
-    """Whether a model of transformers for `config` shares the tensors that may be shared."""
+    """Whether transformers ties the word embeddings of a model for `config`."""
     return config.tied or "tied" in family.unsaid
 
 
-def theirs(
+def to_hf(
     family: Family, config: TransformerConfig, shapes: Shapes, read: Callable[[str], Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Every one of their tensors by name, from ours."""
+    """All tensors of the Hugging Face class by name, from our tensors, which `read(name)` gives."""
     for name in shapes:
-        row, place, number = row_of(family, config, name)
-        if place:
+        row, index, number = row_of(family, config, name)
+        if index:
             continue
-        target = row.theirs.replace("{n}", number)
-        tensor = torch.cat([read(n.replace("{n}", number)) for n in row.ours])
+        target = row.hf_name.replace("{n}", number)
+        tensor = torch.cat([read(n.replace("{n}", number)) for n in row.names])
         if row.order:
             tensor = tensor[torch.tensor(row.order(config)).argsort()]
         if "{e}" in target:

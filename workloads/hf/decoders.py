@@ -1,4 +1,4 @@
-"""Tables of the dense decoders: GPT-2, Llama, Qwen 3."""
+"""Conversion tables of the dense decoders: GPT-2, Llama, Qwen 3."""
 
 from __future__ import annotations
 
@@ -24,12 +24,16 @@ def decoder_heads(prefix: str) -> dict[str, Head]:
     }  # fmt: skip
 
 
-def _read_gpt2(theirs: Any) -> dict[str, Any]:
-    if theirs.scale_attn_by_inverse_layer_idx or not theirs.scale_attn_weights or theirs.add_cross_attention:
+def _read_gpt2(hf_config: Any) -> dict[str, Any]:
+    if (
+        hf_config.scale_attn_by_inverse_layer_idx
+        or not hf_config.scale_attn_weights
+        or hf_config.add_cross_attention
+    ):
         raise WorkloadError(
             "this GPT-2 scales its attention unusually; load it as another class of transformers"
         )
-    return {"intermediate": theirs.n_inner or 4 * theirs.n_embd}
+    return {"intermediate": hf_config.n_inner or 4 * hf_config.n_embd}
 
 
 GPT2 = Family(
@@ -60,9 +64,9 @@ GPT2 = Family(
 )  # fmt: skip
 
 
-def read_rope(theirs: Any) -> dict[str, Any]:
-    """rope_theta and rope_scaling from their rope_parameters."""
-    rope = dict(theirs.rope_parameters)
+def read_rope(hf_config: Any) -> dict[str, Any]:
+    """Our rope_theta and rope_scaling from the rope_parameters of transformers."""
+    rope = dict(hf_config.rope_parameters)
     kind, theta = rope.get("rope_type", "default"), rope["rope_theta"]
     if kind == "default":
         return {"rope_theta": theta, "rope_scaling": None}
@@ -70,10 +74,10 @@ def read_rope(theirs: Any) -> dict[str, Any]:
         raise WorkloadError(f"rope type {kind!r} is not supported here; use default, linear, llama3 or yarn")
     scaling = RopeScaling(
         kind,
-        rope.get("factor") or _stretch(theirs, rope),
+        rope.get("factor") or _stretch(hf_config, rope),
         0
         if kind == "linear"
-        else rope.get("original_max_position_embeddings") or theirs.max_position_embeddings,
+        else rope.get("original_max_position_embeddings") or hf_config.max_position_embeddings,
         rope.get("low_freq_factor", 1.0),
         rope.get("high_freq_factor", 4.0),
         rope.get("beta_fast") or 32.0,
@@ -86,15 +90,15 @@ def read_rope(theirs: Any) -> dict[str, Any]:
     return {"rope_theta": theta, "rope_scaling": scaling}
 
 
-def _stretch(theirs: Any, rope: dict[str, Any]) -> float:
-    """The factor that a configuration leaves out."""
+def _stretch(hf_config: Any, rope: dict[str, Any]) -> float:
+    """The scaling factor of a configuration that has none."""
     if not rope.get("original_max_position_embeddings"):
         raise WorkloadError("rope_parameters has no factor; give it in config.json")
-    return float(theirs.max_position_embeddings / rope["original_max_position_embeddings"])
+    return float(hf_config.max_position_embeddings / rope["original_max_position_embeddings"])
 
 
 def write_rope(config: TransformerConfig) -> dict[str, Any]:
-    """What config.json says of rotary positions."""
+    """The fields of config.json about rotary positions."""
     scaling = config.rope_scaling
     rope: dict[str, Any] = {
         "rope_theta": config.rope_theta,
@@ -140,8 +144,8 @@ FIELDS = {
 }  # fmt: skip
 
 
-def _read_llama(theirs: Any) -> dict[str, Any]:
-    return read_rope(theirs) | {"output_bias": theirs.attention_bias}
+def _read_llama(hf_config: Any) -> dict[str, Any]:
+    return read_rope(hf_config) | {"output_bias": hf_config.attention_bias}
 
 
 LLAMA = Family(
@@ -157,12 +161,12 @@ LLAMA = Family(
 )
 
 
-def _read_qwen3(theirs: Any) -> dict[str, Any]:
-    if theirs.use_sliding_window:
+def _read_qwen3(hf_config: Any) -> dict[str, Any]:
+    if hf_config.use_sliding_window:
         raise WorkloadError(
             "this Qwen 3 mixes windows over layers, which is not supported here; turn them off"
         )
-    return _read_llama(theirs)
+    return _read_llama(hf_config)
 
 
 QWEN3 = replace(

@@ -1,4 +1,4 @@
-"""Dropout of a class of transformers, from our generator in place of torch's."""
+"""Dropout in a Hugging Face class run as it is, by our counter-based generator in place of torch's."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from workloads.model.dropout import drop, keyed
 
 
 class CountedDropout(nn.Dropout):
-    """In place of a dropout module: drops hidden states [B, L, features] as `workloads.model.dropout` does.
+    """Replaces a dropout module: drops features of hidden states [B, L, features] as `workloads.model.dropout` does.
 
-    p is 0, since classes hand it on to kernels of attention, which would draw. `rows` int64 [B] are the keys of the
-    micro-batch; they stay until the next one, so that a layer that is recomputed draws the same.
+    p is 0, since classes pass it to attention kernels, which would draw random numbers themselves. `rows` int64 [B] are
+    the keys of the micro-batch; they stay until the next one, so that a recomputed layer drops the same.
     """
 
     def __init__(self, rate: float, site: int) -> None:
@@ -21,7 +21,7 @@ class CountedDropout(nn.Dropout):
         self.rows: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """x of any shape; what is not [B, L, features] is left as it is."""
+        """x of any shape; other shapes than [B, L, features] are returned unchanged."""
         if not self.training or self.rows is None or x.dim() != 3 or len(x) != len(self.rows):
             return x
         keys = keyed(self.rows.unsqueeze(1), torch.arange(x.shape[1], device=x.device))
@@ -29,7 +29,7 @@ class CountedDropout(nn.Dropout):
 
 
 def counted(network: nn.Module, rate: float) -> list[CountedDropout]:
-    """Put such modules in place of torch's, each with a number of its own."""
+    """Replace all dropout modules of a network; returns the new ones, numbered in order."""
     found: list[CountedDropout] = []
     for parent in list(network.modules()):
         for leaf, child in list(parent.named_children()):

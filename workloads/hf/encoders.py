@@ -1,4 +1,4 @@
-"""Tables of the encoders: BERT (and UniLM), RoBERTa, ALBERT, ELECTRA."""
+"""Conversion tables of the encoders: BERT (and UniLM), RoBERTa, ALBERT, ELECTRA."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ BERT = Family(
 )
 
 
-def _read_roberta(theirs: Any) -> dict[str, Any]:
-    if theirs.pad_token_id is None:
+def _read_roberta(hf_config: Any) -> dict[str, Any]:
+    if hf_config.pad_token_id is None:
         raise WorkloadError("RoBERTa counts positions from its padding id; set pad_token_id in config.json")
-    offset = theirs.pad_token_id + 1
-    return {"position_offset": offset, "max_positions": theirs.max_position_embeddings - offset}
+    offset = hf_config.pad_token_id + 1
+    return {"position_offset": offset, "max_positions": hf_config.max_position_embeddings - offset}
 
 
 def _write_roberta(config: TransformerConfig) -> dict[str, Any]:
@@ -125,12 +125,12 @@ _ALBERT_MASKED = _masked(
 )
 
 
-def _check_albert(theirs: Any) -> dict[str, Any]:
-    if theirs.num_hidden_groups != 1 or theirs.inner_group_num != 1:
+def _check_albert(hf_config: Any) -> dict[str, Any]:
+    if hf_config.num_hidden_groups != 1 or hf_config.inner_group_num != 1:
         raise WorkloadError(
             "this ALBERT has several groups of layers, which is not supported here; use one group"
         )
-    return _check_projection(theirs.embedding_size, theirs.hidden_size)
+    return _check_projection(hf_config.embedding_size, hf_config.hidden_size)
 
 
 def _check_projection(embedding: int, hidden: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Tables of the decoders with experts: Mixtral, DeepSeek-V3."""
+"""Conversion tables of the decoders with experts: Mixtral, DeepSeek-V3."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from workloads.model.parts import LatentAttention, MoE
 from workloads.model.presets import PRESETS
 
 
-def _read_mixtral(theirs: Any) -> dict[str, Any]:
+def _read_mixtral(hf_config: Any) -> dict[str, Any]:
     base = PRESETS["mixtral-8x7b"].moe
     assert base is not None
     moe = replace(
         base,
-        experts=theirs.num_local_experts,
-        top_k=theirs.num_experts_per_tok,
-        intermediate=theirs.intermediate_size,
-        auxiliary=theirs.router_aux_loss_coef,
+        experts=hf_config.num_local_experts,
+        top_k=hf_config.num_experts_per_tok,
+        intermediate=hf_config.intermediate_size,
+        auxiliary=hf_config.router_aux_loss_coef,
     )
-    window = theirs.sliding_window or 0
-    return read_rope(theirs) | {"moe": moe, "window": window}
+    window = hf_config.sliding_window or 0
+    return read_rope(hf_config) | {"moe": moe, "window": window}
 
 
 def _write_mixtral(config: TransformerConfig) -> dict[str, Any]:
@@ -92,41 +92,41 @@ def _latent(config: TransformerConfig) -> LatentAttention:
     return config.latent
 
 
-def _read_deepseek(theirs: Any) -> dict[str, Any]:
-    if not theirs.rope_interleave:
+def _read_deepseek(hf_config: Any) -> dict[str, Any]:
+    if not hf_config.rope_interleave:
         raise WorkloadError("this DeepSeek has no interleaved rotary pairs; set rope_interleave: true")
-    if theirs.num_key_value_heads != theirs.num_attention_heads:
+    if hf_config.num_key_value_heads != hf_config.num_attention_heads:
         raise WorkloadError(
             "DeepSeek-V3 of transformers has as many key as query heads; set num_key_value_heads to "
-            f"{theirs.num_attention_heads}"
+            f"{hf_config.num_attention_heads}"
         )
     base = PRESETS["deepseek-v3"].moe
     assert base is not None
     moe = replace(
         base,
-        experts=theirs.n_routed_experts,
-        top_k=theirs.num_experts_per_tok,
-        intermediate=theirs.moe_intermediate_size,
-        first=theirs.first_k_dense_replace,
-        shared=theirs.n_shared_experts,
-        normalise=theirs.norm_topk_prob,
-        scale=theirs.routed_scaling_factor,
-        groups=theirs.n_group,
-        top_groups=theirs.topk_group,
+        experts=hf_config.n_routed_experts,
+        top_k=hf_config.num_experts_per_tok,
+        intermediate=hf_config.moe_intermediate_size,
+        first=hf_config.first_k_dense_replace,
+        shared=hf_config.n_shared_experts,
+        normalise=hf_config.norm_topk_prob,
+        scale=hf_config.routed_scaling_factor,
+        groups=hf_config.n_group,
+        top_groups=hf_config.topk_group,
     )
     latent = LatentAttention(
-        theirs.q_lora_rank or 0,
-        theirs.kv_lora_rank,
-        theirs.qk_nope_head_dim,
-        theirs.qk_rope_head_dim,
-        theirs.v_head_dim,
+        hf_config.q_lora_rank or 0,
+        hf_config.kv_lora_rank,
+        hf_config.qk_nope_head_dim,
+        hf_config.qk_rope_head_dim,
+        hf_config.v_head_dim,
     )
     head_dim = latent.nope_dim + latent.rope_dim
-    return read_rope(theirs) | {
+    return read_rope(hf_config) | {
         "moe": moe,
         "latent": latent,
         "head_dim": head_dim,
-        "output_bias": theirs.attention_bias,
+        "output_bias": hf_config.attention_bias,
     }
 
 

@@ -1,4 +1,4 @@
-"""Which table belongs to a model."""
+"""The conversion tables by family."""
 
 from __future__ import annotations
 

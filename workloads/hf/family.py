@@ -1,4 +1,4 @@
-"""What a table of a Hugging Face class consists of (no torch)."""
+"""The types of a conversion table between a Hugging Face class and our model (no torch)."""
 
 from __future__ import annotations
 
@@ -11,48 +11,50 @@ from workloads.errors import WorkloadError
 from workloads.model.config import TransformerConfig
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"}
-THEIR_ACTIVATIONS = {theirs: ours for ours, theirs in ACTIVATIONS.items()} | {
+HF_ACTIVATIONS = {hf_name: name for name, hf_name in ACTIVATIONS.items()} | {
     "gelu_pytorch_tanh": "gelu_tanh", "gelu_python": "gelu", "swish": "silu",
 }  # fmt: skip
-"""Ours by their names, several of which are the same function."""
+"""Our name of an activation by each of its names in transformers."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """Our tensors and theirs: `ours` are concatenated along dimension 0 to make `theirs`.
+    """One tensor of the Hugging Face class and the tensors of our model that make it.
 
-    {n} stands for a layer's number. {e} in theirs stands for an expert: our tensor is the stack of theirs.
-    transposed: theirs is [in, out]. order(config): our dimension 0 is theirs in that order. untied are the names
-    of the tensors that transformers computes with in its place where the word embeddings are not tied.
+    names: our tensors, which concatenated along dimension 0 are the tensor `hf_name`. {n} stands for a layer's number.
+    {e} in hf_name stands for an expert's number: our tensor is the stack of theirs. transposed: theirs is [in, out].
+    order(config): the order of their dimension 0 in ours. untied: the names of the tensors that transformers uses in
+    its place where the word embeddings are not tied.
     """
 
-    ours: tuple[str, ...]
-    theirs: str
+    names: tuple[str, ...]
+    hf_name: str
     transposed: bool = False
     order: Callable[[TransformerConfig], Sequence[int]] | None = None
     untied: tuple[str, ...] = ()
 
     def number(self, name: str) -> tuple[int, str] | None:
-        """Which of `ours` the tensor `name` is, and its layer's number ('' if the row has none)."""
-        for place, pattern in enumerate(self.ours):
+        """The index of the tensor `name` in `names`, and its layer's number ('' if there is none); None if it is not
+        in."""
+        for index, pattern in enumerate(self.names):
             expression = re.escape(pattern).replace(r"\{n\}", r"(\d+)")
             if found := re.fullmatch(expression, name):
-                return place, found.group(1) if found.groups() else ""
+                return index, found.group(1) if found.groups() else ""
         return None
 
 
-def both(ours: str | tuple[str, ...], theirs: str, transposed: bool = False) -> tuple[Row, ...]:
+def both(names: str | tuple[str, ...], hf_name: str, transposed: bool = False) -> tuple[Row, ...]:
     """The rows of a module's weight and bias."""
-    names = (ours,) if isinstance(ours, str) else ours
+    modules = (names,) if isinstance(names, str) else names
     return tuple(
-        Row(tuple(f"{n}.{leaf}" for n in names), f"{theirs}.{leaf}", transposed)
+        Row(tuple(f"{module}.{leaf}" for module in modules), f"{hf_name}.{leaf}", transposed)
         for leaf in ("weight", "bias")
     )
 
 
-def one(ours: str, theirs: str, *untied: str) -> tuple[Row, ...]:
+def one(name: str, hf_name: str, *untied: str) -> tuple[Row, ...]:
     """The row of a single tensor."""
-    return (Row((ours,), theirs, untied=untied),)
+    return (Row((name,), hf_name, untied=untied),)
 
 
 @dataclass(frozen=True)
@@ -65,12 +67,12 @@ class Head:
 
 @dataclass(frozen=True)
 class Family:
-    """One class of transformers.
+    """The conversion table of one class of transformers.
 
-    base gives the fields that the class fixes; fields pairs ours with theirs in the configuration;
-    constants are written as they are; reads and writes derive what is no plain pair. heads are by our
-    `head`, with '+sentence' where the model has a sentence head. prefix is left out of a bare checkpoint.
-    unsaid are fields of ours that only the weights tell.
+    base: our configuration with the values that the class fixes. fields: our configuration's fields to theirs;
+    constants: their fields with fixed values; reads and writes: functions for what is no plain pair. heads: by our
+    `head`, with '+sentence' where the model has a sentence head. prefix: the module name that a checkpoint of the bare
+    model leaves out. unsaid: fields of ours that only the weights tell, not the configuration.
     """
 
     model_type: str
@@ -81,7 +83,7 @@ class Family:
     prefix: str = ""
     unsaid: tuple[str, ...] = ()
     constants: Mapping[str, Any] = field(default_factory=dict)
-    reads: Callable[[Any], dict[str, Any]] = lambda theirs: {}
+    reads: Callable[[Any], dict[str, Any]] = lambda hf_config: {}
     writes: Callable[[TransformerConfig], dict[str, Any]] = lambda config: {}
 
     def head(self, config: TransformerConfig) -> Head:
@@ -98,23 +100,23 @@ class Family:
         """Rows of the body and of the head of `config`."""
         return self.rows + self.head(config).rows
 
-    def read_config(self, theirs: Any) -> TransformerConfig:
-        """Ours from an object with their configuration's attributes."""
-        pairs = {ours: getattr(theirs, name) for ours, name in self.fields.items()}
-        values = {k: v for k, v in pairs.items() if v is not None} | self.reads(theirs)
+    def read_config(self, hf_config: Any) -> TransformerConfig:
+        """Our configuration from transformers' configuration object. Raises WorkloadError for an unknown activation."""
+        pairs = {name: getattr(hf_config, hf_name) for name, hf_name in self.fields.items()}
+        values = {k: v for k, v in pairs.items() if v is not None} | self.reads(hf_config)
         if "activation" in values:
-            if values["activation"] not in THEIR_ACTIVATIONS:
+            if values["activation"] not in HF_ACTIVATIONS:
                 raise WorkloadError(
                     f"activation {values['activation']!r} of {self.model_type} is not supported here; "
-                    f"use one of {', '.join(THEIR_ACTIVATIONS)}"
+                    f"use one of {', '.join(HF_ACTIVATIONS)}"
                 )
-            values["activation"] = THEIR_ACTIVATIONS[values["activation"]]
+            values["activation"] = HF_ACTIVATIONS[values["activation"]]
         fresh = {"kv_heads": 0, "head_dim": 0, "embedding_size": 0}
         return self.base.changed(fresh | values)
 
     def write_config(self, config: TransformerConfig) -> dict[str, Any]:
-        """Their keys and values for `config`."""
-        values = {theirs: getattr(config, ours) for ours, theirs in self.fields.items()}
+        """The fields of transformers' configuration for `config`."""
+        values = {hf_name: getattr(config, name) for name, hf_name in self.fields.items()}
         if "activation" in self.fields:
             values[self.fields["activation"]] = ACTIVATIONS[config.activation]
         values |= dict(self.constants) | self.writes(config)

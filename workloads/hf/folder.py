@@ -18,43 +18,43 @@ from workloads.hf.weights import Weights, has_weights
 from workloads.model.config import TransformerConfig
 
 GENERATOR = "generator"
-"""Folder of ELECTRA's generator inside that of its discriminator."""
+"""Folder of ELECTRA's generator, inside that of its discriminator."""
 
 
 def describe_folder(folder: str) -> TransformerConfig | HuggingFaceModel:
-    """Our configuration of the model in `folder`, or a ForeignModel where there is no table for its class."""
-    theirs = read_hf_config(folder)
-    family = by_model_type(theirs.model_type)
+    """The configuration of the model in `folder`; a `HuggingFaceModel` if its class has no conversion table here."""
+    hf_config = read_hf_config(folder)
+    family = by_model_type(hf_config.model_type)
     if family is None:
         return describe_hf_class(folder)
-    config = _read(family, theirs, str(root(folder)))
+    config = _read(family, hf_config, str(root(folder)))
     generator = root(folder) / GENERATOR
     if config.family == "electra" and (generator / "config.json").exists():
         return _with_generator(family, config, str(generator))
     return config
 
 
-def _read(family: Family, theirs: Any, folder: str) -> TransformerConfig:
-    config = family.read_config(theirs)
-    check(family, config, theirs)
+def _read(family: Family, hf_config: Any, folder: str) -> TransformerConfig:
+    config = family.read_config(hf_config)
+    check(family, config, hf_config)
     return config.changed({"tied": _tied(family, config, Weights(folder))}) if has_weights(folder) else config
 
 
 def _tied(family: Family, config: TransformerConfig, weights: Weights) -> bool:
-    """Whether the logits are of the embedding itself: as configured, unless the weights have another table for them."""
+    """Whether the output projection is the embedding: as configured, unless the weights have a separate table."""
     heads = family.heads.get("language") or family.heads["masked"]
-    names = {row.ours[0]: row for row in family.rows + heads.rows}
+    names = {row.names[0]: row for row in family.rows + heads.rows}
     head = names.get("head.weight") or names["head.output.weight"]
     if not ties(family, config):
         return config.tied
-    if head.theirs not in weights:
+    if head.hf_name not in weights:
         return True
     found = [n for n in used(family, config, names["tokens.weight"]) if n in weights]
-    return bool(found) and torch.equal(weights.read(found[0]), weights.read(head.theirs))
+    return bool(found) and torch.equal(weights.read(found[0]), weights.read(head.hf_name))
 
 
 def _with_generator(family: Family, config: TransformerConfig, folder: str) -> TransformerConfig:
-    """The pair. Raises WorkloadError if the generator is not the discriminator made narrower."""
+    """The configuration of both networks. Raises WorkloadError if the generator is not a narrower discriminator."""
     generator = _read(family, read_hf_config(folder), folder)
     pair = config.changed({"generator": generator.hidden})
     expected = pair.generator_config()

@@ -17,10 +17,11 @@ from workloads.hf.routers import balance_of
 
 @dataclass(frozen=True)
 class HuggingFaceModel:
-    """A class that has no table here, with what planning asks of a configuration.
+    """The model in `folder`, of a class without a conversion table here, with the sizes that planning needs.
 
-    It is run as it is and cannot be cut, hence one layer and one head. changes are of their attributes, silenced
-    those of which training makes zeros, since what they draw at random would depend on the layout.
+    It is run as it is and cannot be split, hence one layer and one head. changes: changed attributes of its
+    configuration. zeroed: attributes that training sets to zero, since the random numbers drawn with them would depend
+    on the layout.
     """
 
     folder: str
@@ -39,18 +40,18 @@ class HuggingFaceModel:
     moe: None = None
 
     def changed(self, changes: Mapping[str, Any]) -> HuggingFaceModel:
-        """A copy whose configuration has other values; raises WorkloadError for an attribute it lacks."""
+        """A copy with changed attributes of its configuration; raises WorkloadError for an attribute it lacks."""
         if not changes:
             return self
-        theirs = read_hf_config(self.folder)
+        hf_config = read_hf_config(self.folder)
         for name in changes:
-            if not hasattr(theirs, name):
+            if not hasattr(hf_config, name):
                 raise WorkloadError(f"the configuration in {self.folder} has no {name}; change one it has")
         return replace(describe_hf_class(self.folder, changes), changes=tuple(changes.items()))
 
     @cached_property
     def bare(self) -> Any:
-        """The model of transformers, built without memory. Raises WorkloadError if its class cannot build it."""
+        """The model of transformers on the meta device. Raises WorkloadError if its class cannot build it."""
         try:
             return build(self, meta=True)
         except Exception as error:  # each class fails in its own way on a configuration that it cannot have
@@ -61,12 +62,12 @@ class HuggingFaceModel:
 
     @cached_property
     def balanced(self) -> bool:
-        """Whether the loss has a part that balances routers."""
+        """Whether the class adds a loss that balances routers."""
         return balance_of(self.bare) is not None
 
     @cached_property
     def has_blocks(self) -> bool:
-        """Whether there are layers that can be recomputed or compiled alone."""
+        """Whether it has layers that can be recomputed or compiled one by one."""
         return bool(blocks_of(self.bare))
 
     def parameters(self) -> int:
@@ -74,50 +75,52 @@ class HuggingFaceModel:
         return sum(parameter.numel() for parameter in self.bare.parameters())
 
     def flops(self, sequence_length: int) -> float:
-        """6 N per token; attention is not counted, since the class may have any."""
+        """6 N FLOPs per token; attention is not counted, since the class may have any kind."""
         return 6.0 * self.parameters()
 
 
 def describe_hf_class(folder: str, changes: Mapping[str, Any] | None = None) -> HuggingFaceModel:
-    """What is known of a class without a table. Raises WorkloadError if it is no language model."""
-    theirs = read_hf_config(folder, changes)
-    architecture = _architecture(folder, theirs)
-    text = theirs.get_text_config()
+    """The description of the model in a folder, to be run as it is. Raises WorkloadError if it is no language model."""
+    hf_config = read_hf_config(folder, changes)
+    architecture = _architecture(folder, hf_config)
+    text = hf_config.get_text_config()
     if lacking := [name for name in ("vocab_size", "hidden_size") if not getattr(text, name, None)]:
-        raise WorkloadError(f"{theirs.model_type} in {folder} has no {lacking[0]}; give another class")
+        raise WorkloadError(f"{hf_config.model_type} in {folder} has no {lacking[0]}; give another class")
     positions = getattr(text, "max_position_embeddings", None)
     if type(positions) is not int or positions <= 0:
         positions = 1_000_000
-    zeroed = tuple(dict.fromkeys(name for part in nested_configs(theirs) for name in random_attributes(part)))
+    zeroed = tuple(
+        dict.fromkeys(name for part in nested_configs(hf_config) for name in random_attributes(part))
+    )
     return HuggingFaceModel(folder, architecture, text.vocab_size, text.hidden_size, positions, zeroed=zeroed)
 
 
-def _architecture(folder: str, theirs: Any) -> str:
-    """By the class that the configuration names, else by the classes that transformers has for it."""
+def _architecture(folder: str, hf_config: Any) -> str:
+    """The architecture: by the class that the configuration names, else by the classes of its model_type."""
     from transformers.models.auto import modeling_auto
 
-    causal = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(theirs.model_type)
-    masked = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.get(theirs.model_type)
-    pair = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.get(theirs.model_type)
-    if theirs.is_encoder_decoder:
+    causal = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(hf_config.model_type)
+    masked = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.get(hf_config.model_type)
+    pair = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.get(hf_config.model_type)
+    if hf_config.is_encoder_decoder:
         causal = masked = None
         if pair is not None:
             return "encoder-decoder"
-    named = masked is None or causal in (theirs.architectures or ())
+    named = masked is None or causal in (hf_config.architectures or ())
     if causal == masked:  # one class for both
-        named = getattr(theirs, "causal", False)
+        named = getattr(hf_config, "causal", False)
     if causal is not None and named:
         return "decoder"
     if masked is not None:
         return "encoder"
     raise WorkloadError(
-        f"{theirs.model_type} in {folder} is no language model of transformers; "
+        f"{hf_config.model_type} in {folder} is no language model of transformers; "
         "give the folder of a causal, masked or sequence-to-sequence one"
     )
 
 
 def build(config: HuggingFaceModel, meta: bool = False) -> nn.Module:
-    """The bare model of transformers, fp32, on the current default device or without memory."""
+    """The model of transformers in fp32, on the current default device or, with `meta`, on the meta device."""
     if meta:
         with torch.device("meta"):
             return build(config)
@@ -127,7 +130,7 @@ def build(config: HuggingFaceModel, meta: bool = False) -> nn.Module:
 
 
 def auto_class(config: HuggingFaceModel) -> Any:
-    """The class of transformers that knows its classes of an architecture."""
+    """The Auto class of transformers for the model's architecture."""
     import transformers
 
     return {
@@ -138,17 +141,17 @@ def auto_class(config: HuggingFaceModel) -> Any:
 
 
 def training_config(config: HuggingFaceModel) -> Any:
-    """Their configuration as it is trained: nothing draws random numbers."""
-    theirs = read_hf_config(config.folder, dict(config.changes))
-    theirs.return_dict = True
-    for part in nested_configs(theirs):
+    """The configuration for training: all `random_attributes` are zero."""
+    hf_config = read_hf_config(config.folder, dict(config.changes))
+    hf_config.return_dict = True
+    for part in nested_configs(hf_config):
         for name in random_attributes(part):
             setattr(part, name, 0.0)
-    return theirs
+    return hf_config
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The outermost layers of a network that its class can checkpoint, in order."""
+    """The outermost layers that the class itself can recompute (gradient checkpointing), in order."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     found: list[nn.Module] = []

@@ -1,4 +1,4 @@
-"""The bare network of a class of transformers, between a batch and an output of ours."""
+"""The module that trains a model of transformers: it takes our batches and returns our outputs."""
 
 from __future__ import annotations
 
@@ -19,33 +19,34 @@ ARGUMENTS = {"tokens": "input_ids", "padding": "attention_mask", "token_types": 
 
 
 class HuggingFaceNetwork(nn.Module):
-    """A model of transformers that takes a batch of ours and gives an output of ours.
+    """A model of transformers (`network`) behind our batch and output; its tensors have the prefix `network.`.
 
-    Its tensors have the prefix `network.`. What moving a model to another device would break is mended there:
-    tied weights are tied again, and tables that are no part of the state (rotary frequencies) are put back.
+    `fixed_buffers` are the values of buffers outside the state (rotary frequencies). Moving the model to another device
+    would lose them and untie tied weights, so both are restored after every move. causal: whether it is a decoder.
+    dropout is the rate of its dropout modules.
     """
 
     def __init__(
-        self, network: nn.Module, tables: Mapping[str, Tensor], causal: bool, dropout: float = 0.0
+        self, network: nn.Module, fixed_buffers: Mapping[str, Tensor], causal: bool, dropout: float = 0.0
     ) -> None:
         super().__init__()
         self._dropouts = counted(network, dropout) if dropout else []
         self.network = network
-        self._tables, self._causal, self.balance = tables, causal, balance_of(network)
+        self._fixed_buffers, self._causal, self.balance = fixed_buffers, causal, balance_of(network)
 
     def forward(self, batch: Batch) -> Output:
-        """Logits [B, L, vocabulary] for the batch, and the routers' loss if the class has one."""
+        """Logits [B, L, vocabulary] of the batch, and the routers' loss if the class has one."""
         arguments: dict[str, Any] = {
-            theirs: batch[ours] for ours, theirs in ARGUMENTS.items() if ours in batch
+            hf_name: batch[name] for name, hf_name in ARGUMENTS.items() if name in batch
         }
         if "padding" in batch:
             arguments["attention_mask"] = batch["padding"].long()
         if "attention" in batch and self._causal:
-            # Positions that begin anew tell the class where a document begins, and it makes its own masks of that,
-            # windows included, as long as it is given none.
+            # Without a mask, the class derives its own from the positions, windows included: a document begins where
+            # they restart.
             arguments.pop("attention_mask", None)
         elif "attention" in batch:
-            arguments["attention_mask"] = _added(batch["attention"])
+            arguments["attention_mask"] = _additive(batch["attention"])
         if self._dropouts and self.training:
             for module in self._dropouts:
                 module.rows = batch[KEYS]
@@ -61,12 +62,12 @@ class HuggingFaceNetwork(nn.Module):
         super()._apply(fn, recurse)
         self.network.tie_weights()  # type: ignore[operator]
         for name, buffer in self.network.named_buffers():
-            if name in self._tables and not buffer.is_meta:
-                buffer.copy_(self._tables[name])
+            if name in self._fixed_buffers and not buffer.is_meta:
+                buffer.copy_(self._fixed_buffers[name])
         return self
 
 
-def _added(allowed: Tensor) -> Tensor:
-    """A mask that is added to the scores, [B, 1, L, L]: every implementation of attention takes that one alike."""
+def _additive(allowed: Tensor) -> Tensor:
+    """An additive mask [B, 1, L, L] of `allowed` bool [B, L, L]: all attention implementations accept this form."""
     mask = torch.zeros(allowed.shape, device=allowed.device)
     return mask.masked_fill(~allowed, torch.finfo(mask.dtype).min).unsqueeze(1)

@@ -1,4 +1,4 @@
-"""Every class against transformers: the same weights, the same logits and loss.
+"""Parity with transformers of every model with a conversion table: same weights, same logits and loss.
 
 `python -m workloads.hf.parity [FILE]` prints the table, or writes it to FILE.
 """
@@ -33,7 +33,7 @@ VOCABULARY = Vocabulary(SIZE, eos=2, pad=1, bos=0)
 
 @dataclass(frozen=True)
 class Case:
-    """A model to compare: a tiny preset with changes. inputs names what the batch has beside tokens."""
+    """A model to compare: a tiny preset with changes. inputs are the entries of the batch beside tokens."""
 
     title: str
     model: str
@@ -133,30 +133,30 @@ def compare(case: Case) -> Difference:
         text = torch.randint(3, SIZE, (4 * LENGTH,), generator=torch.Generator().manual_seed(1))
         plain = probes(config, VOCABULARY, text, (LENGTH, LENGTH // 2 + 1, 5))
         logits = difference(config, model, folder, [batch, *plain])
-        theirs = load(folder)
-        kind = type(theirs).__name__
+        hf_model = load(folder)
+        kind = type(hf_model).__name__
         if config.generator:
             return Difference(
                 case, f"{kind}, {type(load(str(Path(folder) / GENERATOR))).__name__}", logits, 0.0
             )
-        found = theirs(**arguments(config, batch), **_labels(config, batch)).loss
+        found = hf_model(**arguments(config, batch), **_labels(config, batch)).loss
         value = _mean_loss(config, model(batch), batch)
     return Difference(case, kind, logits, float((value - found).abs()))
 
 
 def _mean_loss(config: TransformerConfig, output: Output, batch: Batch) -> Tensor:
-    """The loss as transformers counts it: a mean over tokens, without what routers add."""
+    """The loss as transformers defines it: a mean over tokens, without the routers' loss."""
     if config.head == "discriminator":
         assert output.logits is not None
         real = batch["padding"]
         return F.binary_cross_entropy_with_logits(output.logits[real], batch["labels"][real].float())
-    mine = loss(config, output, batch)
-    mean = mine.total / mine.count
-    return mean + mine.extra if config.sentence_head and mine.extra is not None else mean
+    own = loss(config, output, batch)
+    mean = own.total / own.count
+    return mean + own.extra if config.sentence_head and own.extra is not None else mean
 
 
 def random_state(workload: TransformerWorkload) -> dict[str, Tensor]:
-    """Weights that leave nothing at zero or one, so that a part left out shows."""
+    """Weights without zeros and ones, so that a missing part changes the result."""
     state = {}
     for name, shape in workload.shapes.items():
         random = normal(1, name, shape)
@@ -198,7 +198,7 @@ def batch_for(case: Case) -> Batch:
 
 
 def _labels(config: TransformerConfig, batch: Batch) -> dict[str, Tensor]:
-    """Our labels as the arguments of transformers. Their decoders shift the labels, ours are shifted."""
+    """The label arguments of transformers for our batch. Their decoders shift labels, ours come shifted."""
     labels = batch["labels"]
     if config.head == "sequence":
         labels = batch["sequence_labels"]

@@ -1,4 +1,4 @@
-"""The loss with which a class of transformers balances its routers."""
+"""The loss by which a Hugging Face class balances its routers, computed per sequence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from workloads.errors import WorkloadError
 
 WEIGHTS = ("router_aux_loss_coef", "aux_loss_coef")
-"""What the class of a model, or its configuration, calls the weight of this loss."""
+"""Names of the weight of this loss in the model's class or its configuration."""
 CHOSEN = ("num_experts_per_tok", "top_k", "num_experts_per_token")
 
 
@@ -21,8 +21,8 @@ CHOSEN = ("num_experts_per_tok", "top_k", "num_experts_per_token")
 class Balance:
     """weight * experts * sum over experts of (choices a token * mean score), mean over the sequences.
 
-    As transformers has it (`load_balancing_loss_func`; Switch, Fedus et al., 2022, equations 4 to 6, over all
-    routers together), but of each sequence alone, so that it does not depend on how a batch is cut.
+    As in transformers (`load_balancing_loss_func`; Switch, Fedus et al., 2022, equations 4 to 6, over all routers
+    together), but for each sequence separately, so that it does not depend on how a batch is split.
     """
 
     weight: float
@@ -31,7 +31,7 @@ class Balance:
     def __call__(self, logits: Sequence[Tensor] | None, sequences: int) -> Tensor | None:
         """The loss of all routers' logits, each [sequences * L, experts] or [sequences, L, experts]; fp32 scalar.
 
-        None for a class that may have routers, but has none under its configuration.
+        None for a class that has no routers with its configuration.
         """
         if not logits:
             return None
@@ -45,7 +45,8 @@ class Balance:
 
 
 def balance_of(network: nn.Module) -> Balance | None:
-    """How the class balances its routers, None if it does not or its weight is zero. Raises WorkloadError."""
+    """The balancing loss of the class; None if it has none or its weight is zero. Raises WorkloadError if the number of
+    experts chosen per token is not known."""
     if not hasattr(sys.modules[type(network).__module__], "load_balancing_loss_func"):
         return None
     text = network.config.get_text_config()  # type: ignore[operator, union-attr]

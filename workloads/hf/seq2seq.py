@@ -1,4 +1,4 @@
-"""Tables of the encoder-decoders: T5, BART, Switch."""
+"""Conversion tables of the encoder-decoders: T5, BART, Switch."""
 
 from __future__ import annotations
 
@@ -11,38 +11,44 @@ from workloads.model.config import TransformerConfig
 from workloads.model.presets import PRESETS
 
 
-def _t5_attention(mine: str, theirs: str) -> tuple[Row, ...]:
+def _t5_attention(module: str, hf_module: str) -> tuple[Row, ...]:
     return (
-        *one(mine + "query.weight", theirs + "q.weight"),
-        *one(mine + "key.weight", theirs + "k.weight"),
-        *one(mine + "value.weight", theirs + "v.weight"),
-        *one(mine + "output.weight", theirs + "o.weight"),
+        *one(module + "query.weight", hf_module + "q.weight"),
+        *one(module + "key.weight", hf_module + "k.weight"),
+        *one(module + "value.weight", hf_module + "v.weight"),
+        *one(module + "output.weight", hf_module + "o.weight"),
     )
 
 
 def _t5_side(side: str, feed: int) -> tuple[Row, ...]:
     """`feed` is the number of the feed-forward among the sublayers of a block."""
-    mine, block = f"{side}.layers.{{n}}.", f"{side}.block.{{n}}.layer."
+    prefix, block = f"{side}.layers.{{n}}.", f"{side}.block.{{n}}.layer."
     return (
         Row((f"{side}.relative_bias.weight",),
             f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight", transposed=True),
-        *_t5_attention(mine + "attention.", block + "0.SelfAttention."),
-        *one(mine + "attention_norm.weight", block + "0.layer_norm.weight"),
-        *_t5_attention(mine + "cross_attention.", block + "1.EncDecAttention."),
-        *one(mine + "cross_norm.weight", block + "1.layer_norm.weight"),
-        *one(mine + "feedforward_norm.weight", f"{block}{feed}.layer_norm.weight"),
+        *_t5_attention(prefix + "attention.", block + "0.SelfAttention."),
+        *one(prefix + "attention_norm.weight", block + "0.layer_norm.weight"),
+        *_t5_attention(prefix + "cross_attention.", block + "1.EncDecAttention."),
+        *one(prefix + "cross_norm.weight", block + "1.layer_norm.weight"),
+        *one(prefix + "feedforward_norm.weight", f"{block}{feed}.layer_norm.weight"),
         *one(f"{side}.norm.weight", f"{side}.final_layer_norm.weight"),
     )  # fmt: skip
 
 
 def _t5_feed(side: str, feed: int, gated: bool) -> tuple[Row, ...]:
-    mine, theirs = f"{side}.layers.{{n}}.feedforward.", f"{side}.block.{{n}}.layer.{feed}.DenseReluDense."
-    up = (
-        (*one(mine + "gate.weight", theirs + "wi_0.weight"), *one(mine + "up.weight", theirs + "wi_1.weight"))
-        if gated
-        else one(mine + "up.weight", theirs + "wi.weight")
+    prefix, hf_prefix = (
+        f"{side}.layers.{{n}}.feedforward.",
+        f"{side}.block.{{n}}.layer.{feed}.DenseReluDense.",
     )
-    return (*up, *one(mine + "down.weight", theirs + "wo.weight"))
+    up = (
+        (
+            *one(prefix + "gate.weight", hf_prefix + "wi_0.weight"),
+            *one(prefix + "up.weight", hf_prefix + "wi_1.weight"),
+        )
+        if gated
+        else one(prefix + "up.weight", hf_prefix + "wi.weight")
+    )
+    return (*up, *one(prefix + "down.weight", hf_prefix + "wo.weight"))
 
 
 _T5_FIELDS = {
@@ -59,21 +65,21 @@ _T5_BODY = (
 _LM_HEAD = one("head.weight", "lm_head.weight")
 
 
-def _read_t5(theirs: Any) -> dict[str, Any]:
-    # transformers keeps only that the output is not scaled, and ties unless the weights have two tables; of a
-    # configuration alone, T5 1.1 is the one without scale and with two.
-    scaled = theirs.scale_decoder_outputs
-    return _read_positions(theirs) | {
-        "activation": theirs.dense_act_fn,
-        "gated": theirs.is_gated_act,
+def _read_t5(hf_config: Any) -> dict[str, Any]:
+    # transformers records only whether the output is scaled, and ties unless the weights have two tables. Of a
+    # configuration without weights, T5 1.1 is the one without scaling and with two tables.
+    scaled = hf_config.scale_decoder_outputs
+    return _read_positions(hf_config) | {
+        "activation": hf_config.dense_act_fn,
+        "gated": hf_config.is_gated_act,
         "scaled_head": scaled,
         "tied": scaled,
     }
 
 
-def _read_positions(theirs: Any) -> dict[str, Any]:
-    # Their classes have no limit of their own; published configurations carry it under this name.
-    return {"max_positions": getattr(theirs, "n_positions", 512)}
+def _read_positions(hf_config: Any) -> dict[str, Any]:
+    # The classes have no limit of their own; published configurations have it under this name.
+    return {"max_positions": getattr(hf_config, "n_positions", 512)}
 
 
 def _write_t5(config: TransformerConfig) -> dict[str, Any]:
@@ -107,41 +113,41 @@ T5_GATED = replace(
 
 
 UNLIMITED = 2**31 - 1
-"""Their capacity for a router that drops nothing."""
+"""Expert capacity in transformers for a router that drops nothing."""
 
 
 def _switch_feed(side: str, feed: int) -> tuple[Row, ...]:
-    mine, theirs = f"{side}.layers.{{n}}.feedforward.", f"{side}.block.{{n}}.layer.{feed}.mlp."
+    prefix, hf_prefix = f"{side}.layers.{{n}}.feedforward.", f"{side}.block.{{n}}.layer.{feed}.mlp."
     return (
-        *one(mine + "up.weight", theirs + "wi.weight"),
-        *one(mine + "down.weight", theirs + "wo.weight"),
-        *one(mine + "router.weight", theirs + "router.classifier.weight"),
-        *one(mine + "experts.up", theirs + "experts.expert_{e}.wi.weight"),
-        *one(mine + "experts.down", theirs + "experts.expert_{e}.wo.weight"),
+        *one(prefix + "up.weight", hf_prefix + "wi.weight"),
+        *one(prefix + "down.weight", hf_prefix + "wo.weight"),
+        *one(prefix + "router.weight", hf_prefix + "router.classifier.weight"),
+        *one(prefix + "experts.up", hf_prefix + "experts.expert_{e}.wi.weight"),
+        *one(prefix + "experts.down", hf_prefix + "experts.expert_{e}.wo.weight"),
     )
 
 
-def _read_switch(theirs: Any) -> dict[str, Any]:
+def _read_switch(hf_config: Any) -> dict[str, Any]:
     base = PRESETS["switch-base-8"].moe
     assert base is not None
-    step = theirs.encoder_sparse_step
-    if step != theirs.decoder_sparse_step or theirs.router_bias:
+    step = hf_config.encoder_sparse_step
+    if step != hf_config.decoder_sparse_step or hf_config.router_bias:
         raise WorkloadError("this Switch has unlike sides or a router bias, which is not supported here")
-    capacity = theirs.expert_capacity
+    capacity = hf_config.expert_capacity
     moe = replace(
         base,
-        experts=theirs.num_experts,
-        intermediate=theirs.d_ff,
+        experts=hf_config.num_experts,
+        intermediate=hf_config.d_ff,
         every=step,
         first=1 if step > 1 else 0,
         capacity_factor=None,
         capacity=capacity if capacity < UNLIMITED else None,
-        auxiliary=theirs.router_aux_loss_coef,
-        z_loss=theirs.router_z_loss_coef,
+        auxiliary=hf_config.router_aux_loss_coef,
+        z_loss=hf_config.router_z_loss_coef,
     )
-    tied = theirs.tie_word_embeddings
-    own = {"moe": moe, "activation": theirs.dense_act_fn, "tied": tied, "scaled_head": tied}
-    return _read_positions(theirs) | own
+    tied = hf_config.tie_word_embeddings
+    own = {"moe": moe, "activation": hf_config.dense_act_fn, "tied": tied, "scaled_head": tied}
+    return _read_positions(hf_config) | own
 
 
 def _write_switch(config: TransformerConfig) -> dict[str, Any]:
@@ -188,36 +194,36 @@ SWITCH = Family(
 )
 
 
-def _bart_attention(mine: str, theirs: str) -> tuple[Row, ...]:
+def _bart_attention(module: str, hf_module: str) -> tuple[Row, ...]:
     return (
-        *both(mine + ".query", theirs + ".q_proj"),
-        *both(mine + ".key", theirs + ".k_proj"),
-        *both(mine + ".value", theirs + ".v_proj"),
-        *both(mine + ".output", theirs + ".out_proj"),
+        *both(module + ".query", hf_module + ".q_proj"),
+        *both(module + ".key", hf_module + ".k_proj"),
+        *both(module + ".value", hf_module + ".v_proj"),
+        *both(module + ".output", hf_module + ".out_proj"),
     )
 
 
 def _bart_side(side: str) -> tuple[Row, ...]:
-    mine, theirs = f"{side}.layers.{{n}}.", f"model.{side}.layers.{{n}}."
+    prefix, hf_prefix = f"{side}.layers.{{n}}.", f"model.{side}.layers.{{n}}."
     return (
         *one(f"{side}.embeddings.positions.weight", f"model.{side}.embed_positions.weight"),
         *both(f"{side}.embeddings.norm", f"model.{side}.layernorm_embedding"),
-        *_bart_attention(mine + "attention", theirs + "self_attn"),
-        *both(mine + "attention_norm", theirs + "self_attn_layer_norm"),
-        *_bart_attention(mine + "cross_attention", theirs + "encoder_attn"),
-        *both(mine + "cross_norm", theirs + "encoder_attn_layer_norm"),
-        *both(mine + "feedforward.up", theirs + "fc1"),
-        *both(mine + "feedforward.down", theirs + "fc2"),
-        *both(mine + "feedforward_norm", theirs + "final_layer_norm"),
+        *_bart_attention(prefix + "attention", hf_prefix + "self_attn"),
+        *both(prefix + "attention_norm", hf_prefix + "self_attn_layer_norm"),
+        *_bart_attention(prefix + "cross_attention", hf_prefix + "encoder_attn"),
+        *both(prefix + "cross_norm", hf_prefix + "encoder_attn_layer_norm"),
+        *both(prefix + "feedforward.up", hf_prefix + "fc1"),
+        *both(prefix + "feedforward.down", hf_prefix + "fc2"),
+        *both(prefix + "feedforward_norm", hf_prefix + "final_layer_norm"),
     )
 
 
-def _read_bart(theirs: Any) -> dict[str, Any]:
+def _read_bart(hf_config: Any) -> dict[str, Any]:
     unlike = (
-        theirs.encoder_ffn_dim != theirs.decoder_ffn_dim
-        or theirs.encoder_attention_heads != theirs.decoder_attention_heads
+        hf_config.encoder_ffn_dim != hf_config.decoder_ffn_dim
+        or hf_config.encoder_attention_heads != hf_config.decoder_attention_heads
     )
-    if unlike or theirs.scale_embedding:
+    if unlike or hf_config.scale_embedding:
         raise WorkloadError("this BART has unlike sides or scaled embeddings, which is not supported here")
     return {}
 

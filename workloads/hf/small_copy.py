@@ -1,4 +1,4 @@
-"""A configuration of transformers with few heads, small widths, short windows and few tokens, else as it was."""
+"""Small copies of a transformers configuration: few heads, small widths, short windows and few tokens."""
 
 from __future__ import annotations
 
@@ -13,49 +13,53 @@ from workloads.hf.hf_config import nested_configs
 from workloads.workload import Vocabulary
 
 WIDTH = 64
-"""Columns of what is narrowed and tied to nothing else."""
+"""Width of what is narrowed, where nothing else depends on it."""
 WINDOW = 5
 """Keys that a sliding window sees, or a chunk holds."""
 TOKENS = 256
-"""Ids below it stay in a small vocabulary."""
+"""Ids below it stay in the small vocabulary."""
 
 INNER = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "ffn_hidden_size",
          "encoder_ffn_dim", "decoder_ffn_dim", "ffn_dim", "hidden_dim", "d_ff", "n_inner", "dff", "mlp_hidden_size",
          "intermediate_size_mlp", "feed_forward_size", "expert_ffn_hidden_size", "ffn_intermediate_size",
          "dense_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size",
          "expert_intermediate_size", "block_ff_dim")  # fmt: skip
-"""Names of the columns inside a feed-forward block."""
+"""Names of the inner width of a feed-forward block."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 STATES = (("mamba_n_heads", "mamba_d_head", "mamba_expand"), ("mamba_num_heads", "mamba_head_dim", "expand"),
           ("num_heads", "head_dim", "expand"))  # fmt: skip
-"""Names of the number of heads of a state space, of their size, and of their columns over those of the model."""
+"""Names of a state space's number of heads, their size, and the ratio of its width to the model's."""
 WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention", "window_size", "mamba_chunk_size")
 
 
-def narrowings(theirs: Any) -> Iterator[Any]:
-    """Copies of their configuration in which numbers of heads, columns, experts and keys of a window are small.
+def narrowings(hf_config: Any) -> Iterator[Any]:
+    """Copies of a configuration with few heads, columns and experts, and short windows, the smallest first.
 
-    Depth, the order of kinds of layers, every switch and the width of a head stay: what decides who sees whom is the
-    same, at little cost. The first has the smallest columns, which not every class can have; the last is the
-    configuration itself. Nested configurations (text, vision) are narrowed alike.
+    Depth, the order of layer kinds, all switches and the head size stay: which token sees which is the same, at little
+    cost. Not every class accepts the smallest widths; the last copy is the configuration itself. Nested configurations
+    (text, vision) are narrowed as well.
     """
     for free, fewest in ((True, 2), (False, 2), (False, 4)):
-        small = copy.deepcopy(theirs)
+        small = copy.deepcopy(hf_config)
         for part in nested_configs(small):
             _narrow(part, free, fewest)
         yield small
-    yield copy.deepcopy(theirs)
+    yield copy.deepcopy(hf_config)
 
 
-def fewer_tokens(theirs: Any, vocabulary: Vocabulary) -> Vocabulary:
-    """The vocabulary with ids from 256 on only where they mean something; changes the configuration accordingly."""
+def fewer_tokens(hf_config: Any, vocabulary: Vocabulary) -> Vocabulary:
+    """A vocabulary of the first TOKENS ids and the special ones, renumbered; changes the configuration accordingly."""
     large = {
-        token for part in nested_configs(theirs) for _, ids in _ids(part) for token in ids if token >= TOKENS
+        token
+        for part in nested_configs(hf_config)
+        for _, ids in _ids(part)
+        for token in ids
+        if token >= TOKENS
     }
     large |= {token for token in vocabulary.special if token >= TOKENS}
     new = {token: TOKENS + place for place, token in enumerate(sorted(large))}
     size = TOKENS + len(new)
-    for part in nested_configs(theirs):
+    for part in nested_configs(hf_config):
         for name, ids in _ids(part):
             now = [new.get(token, token) for token in ids]
             setattr(part, name, now if isinstance(getattr(part, name), list) else now[0])
@@ -80,7 +84,7 @@ def fewer_tokens(theirs: Any, vocabulary: Vocabulary) -> Vocabulary:
 
 
 def _ids(part: Any) -> Iterator[tuple[str, list[int]]]:
-    """Attributes that hold one token or several."""
+    """The attributes of a configuration that hold token ids, with these ids."""
     for name, value in list(vars(part).items()):
         ids = value if isinstance(value, list) else [value]
         if name.endswith(("token_id", "token_index")) and ids and all(type(token) is int for token in ids):
@@ -107,9 +111,9 @@ def _narrow(part: Any, free: bool, fewest: int) -> None:
 
 
 def _heads(part: Any, heads: int, hidden: int, free: bool, fewest: int) -> None:
-    """The fewest heads, or four where groups of them share keys; the width of a head stays.
+    """Reduce to `fewest` heads, or to four where groups of them share keys; the head size stays.
 
-    With `free` the columns are no multiple of it, if the class has a width of heads beside that of the model.
+    With `free` the hidden size is no multiple of it, if the class has a head size of its own.
     """
     keys = _number(part, "num_key_value_heads") or heads
     few = min(heads, fewest if keys in (1, heads) else 4)
@@ -136,6 +140,6 @@ def _columns(part: Any, hidden: int, width: int) -> None:
 
 
 def _number(part: Any, name: str) -> int | None:
-    """A number under its name or the name that the class has for it."""
+    """An integer attribute, by its usual name or the class's own name for it; None if there is none."""
     value = vars(part).get(part.attribute_map.get(name, name))
     return value if type(value) is int else None

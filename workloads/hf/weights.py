@@ -1,4 +1,4 @@
-"""Tensors of a safetensors checkpoint folder, read one at a time."""
+"""The tensors of a safetensors checkpoint folder: read one at a time, and written."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from workloads.errors import WorkloadError
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 SHARD_BYTES = 5_000_000_000
-"""A file of an export is at most about as large, as transformers writes it."""
+"""Most bytes of a file of an export, as in transformers."""
 
 
 class Weights:
-    """Names, shapes and tensors of the checkpoint in `folder`. Nothing is unpickled.
+    """The checkpoint in `folder`. Nothing is unpickled.
 
-    Raises WorkloadError if the folder has no safetensors, or they are damaged.
+    Raises WorkloadError if the folder has no safetensors files, or if they cannot be read.
     """
 
     def __init__(self, folder: str) -> None:
@@ -40,7 +40,7 @@ class Weights:
 
     @contextlib.contextmanager
     def _open(self, name: str) -> Iterator[Any]:
-        """A file of tensors."""
+        """Open one of the files. Raises WorkloadError if it cannot be read."""
         try:
             with safe_open(self.folder / name, "pt") as file:
                 yield file
@@ -72,12 +72,12 @@ def _files_of(index: Path) -> dict[str, str]:
 
 
 def _modern(name: str) -> str:
-    """Checkpoints that were converted from TensorFlow call a norm's weight and bias gamma and beta."""
+    """The present name of a tensor: checkpoints converted from TensorFlow call a norm's weight and bias gamma, beta."""
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
 def has_weights(folder: str) -> bool:
-    """Whether `folder` holds a safetensors checkpoint. Raises WorkloadError if it holds a pickled one alone."""
+    """Whether `folder` holds a safetensors checkpoint. Raises WorkloadError if it holds only a pickled one."""
     if any((Path(folder) / name).exists() for name in (SINGLE, INDEX)):
         return True
     if pickled := next((name for name in PICKLED if (Path(folder) / name).exists()), None):
@@ -89,7 +89,7 @@ def has_weights(folder: str) -> bool:
 
 
 def write(tensors: Iterable[tuple[str, Tensor]], folder: str, shard_bytes: int = SHARD_BYTES) -> None:
-    """Write `tensors` as model.safetensors, or as numbered files with an index when they exceed a shard."""
+    """Write `tensors` as model.safetensors, or as numbered files with an index if they exceed `shard_bytes`."""
     shards: list[dict[str, Tensor]] = [{}]
     files: list[Path] = []
     size = total = 0

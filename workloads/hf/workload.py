@@ -1,4 +1,4 @@
-"""A class of transformers that has no table here, run as it is."""
+"""The workload of a Hugging Face class that is run as it is."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ NETWORK = "network."
 
 @dataclass(frozen=True)
 class HuggingFaceWorkload:
-    """`hf:<folder>` of any class of transformers. It cannot be cut: data parallelism and ZeRO only.
+    """`hf:<folder>` of any class of transformers. It cannot be split: data parallelism and ZeRO only.
 
-    Its first weights are those of the folder, or, where that holds a configuration only, those of the class's
-    own initialisation under torch.manual_seed(seed); that one runs through the whole model in order, so
-    unlike elsewhere a tensor's value depends on the model as well as on (seed, name). dropout is the rate of its
-    dropout modules, see `foreign_dropout`.
+    Its initial weights are those of the folder or, if that has only a configuration, those of the class's own
+    initialisation under torch.manual_seed(seed). That one runs through the whole model in order, so unlike elsewhere a
+    tensor's value depends on the model as well as on (seed, name). dropout is the rate of its dropout modules, see
+    `workloads.hf.dropout`.
     """
 
     name: str
@@ -40,7 +40,7 @@ class HuggingFaceWorkload:
 
     def build(self) -> nn.Module:
         """The module on the current default device."""
-        return self.around(build(self.config))
+        return self.wrap(build(self.config))
 
     @cached_property
     def shapes(self) -> Mapping[str, torch.Size]:
@@ -60,7 +60,7 @@ class HuggingFaceWorkload:
         return _initialised(self.config, seed).state_dict()[name.removeprefix(NETWORK)].float()
 
     def lr_scale(self, name: str) -> float:
-        """Nothing is scaled here."""
+        """1: muP does not apply to these classes."""
         return 1.0
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
@@ -70,7 +70,7 @@ class HuggingFaceWorkload:
     def criterion(
         self, output: Output, batch: Batch, of_tokens: losses.TokenLoss = losses.token_loss
     ) -> Loss:
-        """The loss of a forward pass that was already done."""
+        """The loss of the output of a forward pass."""
         assert output.logits is not None
         result = of_tokens(output.logits, batch["labels"])
         if output.extra is None:
@@ -80,36 +80,36 @@ class HuggingFaceWorkload:
         )
 
     def balance(self, model: nn.Module, routed: Mapping[str, Tensor]) -> None:
-        """Nothing is balanced here."""
+        """Nothing: the class balances its routers by its own loss."""
 
     def routing(self, model: nn.Module) -> Mapping[str, Tensor]:
-        """Nothing is known of its routers."""
+        """Empty: what its routers do is not known."""
         return {}
 
     def sharding(self) -> Mapping[str, str]:
-        """Nothing is cut."""
+        """Empty: no module can be split."""
         return {}
 
     def stages(self) -> Sequence[str]:
-        """No pipeline."""
+        """Empty: a pipeline cannot cut it."""
         return ()
 
     def flops(self, sequence_length: int) -> float:
-        """6 N per token; see ForeignModel."""
+        """6 N FLOPs per token; see `HuggingFaceModel.flops`."""
         return self.config.flops(sequence_length)
 
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
-        """See Workload.blocks: the layers that the class itself can checkpoint."""
+        """See Workload.blocks: the layers that the class itself can recompute."""
         return blocks_of(model)
 
     def check_hf(self) -> None:
-        """Their own class writes it."""
+        """Nothing to check: the class itself writes the export."""
 
     def to_hf(self, read: Callable[[str], Tensor], folder: str) -> None:
         """Write config.json and the weights (fp32) as the class itself saves them."""
-        theirs = self._exported()
+        hf_config = self._export_config()
         with torch.device("meta"):
-            model = self.around(auto_class(self.config).from_config(theirs, dtype=torch.float32))
+            model = self.wrap(auto_class(self.config).from_config(hf_config, dtype=torch.float32))
         model.to_empty(device="cpu")
         with torch.no_grad():
             for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -117,21 +117,23 @@ class HuggingFaceWorkload:
                     tensor.copy_(read(name))
         model.network.save_pretrained(folder)  # type: ignore[operator]
 
-    def _exported(self) -> Any:
-        """Their configuration as the folder has it, with the token that a decoder was trained to begin with."""
-        theirs = read_hf_config(self.config.folder, dict(self.config.changes))
+    def _export_config(self) -> Any:
+        """The folder's configuration, with the token with which a decoder was trained to begin."""
+        hf_config = read_hf_config(self.config.folder, dict(self.config.changes))
         start = getattr(self.objective, "decoder_start", None)
         if self.config.architecture == "encoder-decoder" and start is not None:
-            theirs.decoder_start_token_id = start
-        return theirs
+            hf_config.decoder_start_token_id = start
+        return hf_config
 
-    def around(self, bare: nn.Module) -> HuggingFaceNetwork:
-        """A bare model of transformers as this workload runs it."""
-        return HuggingFaceNetwork(bare, self._tables, self.config.architecture == "decoder", self.dropout)
+    def wrap(self, bare: nn.Module) -> HuggingFaceNetwork:
+        """A model of transformers inside our module."""
+        return HuggingFaceNetwork(
+            bare, self._fixed_buffers, self.config.architecture == "decoder", self.dropout
+        )
 
     @cached_property
-    def _tables(self) -> Mapping[str, Tensor]:
-        """Tables that are no part of the state, as a real build computes them."""
+    def _fixed_buffers(self) -> Mapping[str, Tensor]:
+        """Values of the buffers that are not in the state, as a build on a real device computes them."""
         model = _initialised(self.config, 0)
         kept = model.state_dict().keys()
         return {name: buffer.clone() for name, buffer in model.named_buffers() if name not in kept}
@@ -139,7 +141,7 @@ class HuggingFaceWorkload:
 
 @lru_cache(maxsize=1)
 def _initialised(config: HuggingFaceModel, seed: int) -> nn.Module:
-    """The model with its first weights, on CPU. The last one is kept, since it is read tensor by tensor."""
+    """The model with its initial weights, on CPU. The last one is cached, since it is read tensor by tensor."""
     folder = root(config.folder)
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(seed)
@@ -151,8 +153,8 @@ def _initialised(config: HuggingFaceModel, seed: int) -> nn.Module:
                 trust_remote_code=False, use_safetensors=True, output_loading_info=True,
             )  # fmt: skip
         except (RuntimeError, ValueError, OSError) as error:
-            why = " ".join(str(error).split())[:200]
-            raise WorkloadError(f"the checkpoint in {folder} does not fit: {why}") from error
+            reason = " ".join(str(error).split())[:200]
+            raise WorkloadError(f"the checkpoint in {folder} does not fit: {reason}") from error
     if missing := sorted(found["missing_keys"]):
         named = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
         raise WorkloadError(

@@ -14,18 +14,18 @@ import transformers
 from torch.utils.checkpoint import checkpoint
 
 from workloads.errors import WorkloadError
-from workloads.hf import class_table as sweep
+from workloads.hf import class_table as class_table
 from workloads.hf import network as hf_network
-from workloads.hf.behaviour import filled, prove
+from workloads.hf.behaviour import check_behaviour, trained_model
 from workloads.hf.hf_class import HuggingFaceModel, describe_hf_class
 from workloads.hf.workload import HuggingFaceWorkload
 from workloads.load import load
 from workloads.objectives.samples import Samples
 from workloads.workload import Batch, Vocabulary
 
-PACKED, ISOLATED = sweep.TRIALS["decoder"]
-MASKED, PERMUTED = sweep.TRIALS["encoder"]
-(DENOISED,) = sweep.TRIALS["encoder-decoder"]
+PACKED, ISOLATED = class_table.CHECKS["decoder"]
+MASKED, PERMUTED = class_table.CHECKS["encoder"]
+(DENOISED,) = class_table.CHECKS["encoder-decoder"]
 ACCEPTED = {
     # Eager attention, which adds whatever mask it is given.
     "gemma2": ISOLATED, "gptj": ISOLATED, "codegen": ISOLATED, "gpt_neo": ISOLATED, "gpt_oss": PACKED,
@@ -52,33 +52,33 @@ REFUSED = {
 VOCABULARY = Vocabulary(97, eos=4, pad=1, bos=2, cls=3, sep=5, mask=6, sentence_end=np.ones(97, bool))
 
 
-def architecture(trial: sweep.ClassCheck) -> str:
-    return next(name for name, trials in sweep.TRIALS.items() if trial in trials)
+def architecture(trial: class_table.ClassCheck) -> str:
+    return next(name for name, trials in class_table.CHECKS.items() if trial in trials)
 
 
 @pytest.mark.parametrize("model_type", ACCEPTED)
 def test_what_is_accepted_holds_to_its_masks_and_leaves(model_type: str) -> None:
     trial = ACCEPTED[model_type]
-    assert sweep.outcome(model_type, architecture(trial), trial) == ""
+    assert class_table.outcome(model_type, architecture(trial), trial) == ""
 
 
 @pytest.mark.parametrize("model_type", REFUSED)
 def test_what_would_be_wrong_without_a_word_is_refused(model_type: str) -> None:
     trial, why = REFUSED[model_type]
-    found = sweep.outcome(model_type, architecture(trial), trial)
+    found = class_table.outcome(model_type, architecture(trial), trial)
     assert any(word in found for word in why.split("|")), found
 
 
-EVERY = [(kind, model_type) for kind in sweep.TRIALS for model_type in sweep.classes(kind)]
+EVERY = [(kind, model_type) for kind in class_table.CHECKS for model_type in class_table.classes(kind)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "model_type"), EVERY)
 def test_the_table_says_what_every_class_does(kind: str, model_type: str) -> None:
     """docs/hugging-face-classes.md is made by this sweep."""
-    found = [sweep.outcome(model_type, kind, trial) or "yes" for trial in sweep.TRIALS[kind]]
+    found = [class_table.outcome(model_type, kind, trial) or "yes" for trial in class_table.CHECKS[kind]]
     rows = (Path(__file__).parents[4] / "docs/hugging-face-classes.md").read_text().splitlines()
-    assert sweep.row(model_type, sweep.classes(kind)[model_type], found) in rows
+    assert class_table.row(model_type, class_table.classes(kind)[model_type], found) in rows
 
 
 MISTRAL: dict[str, Any] = {
@@ -107,7 +107,7 @@ def batch_of(workload: HuggingFaceWorkload, samples: int = 4) -> Batch:
 
 def a_mask_for_all(model: hf_network.HuggingFaceNetwork, batch: Batch) -> Any:
     """As it was: one mask in place of what the class makes itself."""
-    mask = hf_network._added(batch["attention"])
+    mask = hf_network._additive(batch["attention"])
     logits = model.network(
         input_ids=batch["tokens"], position_ids=batch["positions"], attention_mask=mask, use_cache=False
     ).logits
@@ -120,7 +120,7 @@ def a_mask_of_booleans(allowed: torch.Tensor) -> torch.Tensor:
 
 def test_a_lost_window_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workload = loaded(tmp_path, transformers.MistralConfig(**MISTRAL), documents="isolate")
-    prove(workload)
+    check_behaviour(workload)
     plain = hf_network.HuggingFaceNetwork.forward
     monkeypatch.setattr(
         hf_network.HuggingFaceNetwork,
@@ -128,7 +128,7 @@ def test_a_lost_window_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         lambda self, batch: a_mask_for_all(self, batch) if "attention" in batch else plain(self, batch),
     )
     with pytest.raises(WorkloadError, match="packed documents come out otherwise"):
-        prove(workload)
+        check_behaviour(workload)
 
 
 def test_a_mask_of_booleans_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,10 +136,10 @@ def test_a_mask_of_booleans_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64
     )
     workload = loaded(tmp_path, theirs, "permuted_lm")
-    prove(workload)
+    check_behaviour(workload)
     monkeypatch.setattr(hf_network, "_added", a_mask_of_booleans)
     with pytest.raises(WorkloadError, match="must not see"):
-        prove(workload)
+        check_behaviour(workload)
 
 
 def test_an_encoder_does_not_predict_what_it_sees(tmp_path: Path) -> None:
@@ -148,8 +148,10 @@ def test_an_encoder_does_not_predict_what_it_sees(tmp_path: Path) -> None:
         architectures=["CamembertForCausalLM"],
     )  # fmt: skip
     with pytest.raises(WorkloadError, match=r"must not see; set workload\.changes\.is_decoder to true"):
-        prove(loaded(tmp_path, theirs))
-    prove(load(f"hf:{tmp_path}", "causal_lm", VOCABULARY, changes={"is_decoder": True}, sequence_length=24))  # type: ignore[arg-type]
+        check_behaviour(loaded(tmp_path, theirs))
+    check_behaviour(
+        load(f"hf:{tmp_path}", "causal_lm", VOCABULARY, changes={"is_decoder": True}, sequence_length=24)
+    )  # type: ignore[arg-type]
 
 
 def test_positions_that_count_from_the_padding_on_are_counted(tmp_path: Path) -> None:
@@ -159,9 +161,9 @@ def test_positions_that_count_from_the_padding_on_are_counted(tmp_path: Path) ->
         max_position_embeddings=25,
     )  # fmt: skip
     with pytest.raises(WorkloadError, match=r"fails with .* out of"):
-        prove(loaded(tmp_path, theirs, "masked_lm"))
+        check_behaviour(loaded(tmp_path, theirs, "masked_lm"))
     theirs.max_position_embeddings = 26
-    prove(loaded(tmp_path, theirs, "masked_lm"))
+    check_behaviour(loaded(tmp_path, theirs, "masked_lm"))
 
 
 def test_nothing_is_drawn_at_random_and_it_is_said(tmp_path: Path) -> None:
@@ -171,7 +173,7 @@ def test_nothing_is_drawn_at_random_and_it_is_said(tmp_path: Path) -> None:
     )  # fmt: skip
     workload = loaded(tmp_path / "folder", theirs)
     assert workload.config.zeroed == ("attention_dropout", "classifier_dropout", "hidden_dropout")
-    model, batch = filled(workload, 0), batch_of(workload)
+    model, batch = trained_model(workload, 0), batch_of(workload)
     assert model.training
     assert torch.equal(model(batch).logits, model(batch).logits)
     workload.to_hf(
@@ -183,7 +185,7 @@ def test_nothing_is_drawn_at_random_and_it_is_said(tmp_path: Path) -> None:
 def test_the_loss_of_routers_is_theirs_however_a_batch_is_cut(tmp_path: Path) -> None:
     workload = loaded(tmp_path, transformers.Qwen3MoeConfig(**ROUTED))
     assert workload.config.balanced
-    model, batch = filled(workload, 0), batch_of(workload)
+    model, batch = trained_model(workload, 0), batch_of(workload)
     whole = workload.loss(model, batch).extra
     assert whole is not None
     parts = [workload.loss(model, {k: v[i : i + 1] for k, v in batch.items()}).extra for i in range(4)]
@@ -200,7 +202,7 @@ def test_the_loss_of_routers_is_theirs_however_a_batch_is_cut(tmp_path: Path) ->
     without = load(
         f"hf:{tmp_path}", "causal_lm", VOCABULARY, changes={"router_aux_loss_coef": 0.0}, sequence_length=24
     )
-    assert without.loss(filled(without, 0), batch).extra is None  # type: ignore[arg-type]
+    assert without.loss(trained_model(without, 0), batch).extra is None  # type: ignore[arg-type]
 
 
 def passed(block: torch.nn.Module, seen: list[int]) -> Callable[..., Any]:
@@ -215,7 +217,7 @@ def passed(block: torch.nn.Module, seen: list[int]) -> Callable[..., Any]:
 
 def test_layers_are_found_and_run_again_where_they_are_recomputed(tmp_path: Path) -> None:
     workload = loaded(tmp_path, transformers.Qwen3MoeConfig(**ROUTED))
-    model, batch = filled(workload, 0), batch_of(workload)
+    model, batch = trained_model(workload, 0), batch_of(workload)
     blocks, seen = workload.blocks(model), list[int]()
     assert len(blocks) == 2
     for block in blocks:
@@ -280,4 +282,4 @@ def test_weights_that_are_not_there_do_not_begin_anew(tmp_path: Path) -> None:
     )
     assert isinstance(workload, HuggingFaceWorkload)
     with pytest.raises(WorkloadError, match=r"lacks model\.layers\.2"):
-        prove(workload)
+        check_behaviour(workload)

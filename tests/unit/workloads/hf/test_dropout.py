@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from workloads.errors import WorkloadError
-from workloads.hf.behaviour import filled, prove
+from workloads.hf.behaviour import check_behaviour, trained_model
 from workloads.hf.dropout import CountedDropout
 from workloads.hf.workload import HuggingFaceWorkload
 from workloads.load import load
@@ -49,7 +49,7 @@ def loaded(
 
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_its_dropout_modules_draw_from_the_sample(name: str, tmp_path: Path) -> None:
-    prove(loaded(tmp_path, *ACCEPTED[name]))
+    check_behaviour(loaded(tmp_path, *ACCEPTED[name]))
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -57,13 +57,13 @@ def test_a_class_without_such_modules_is_refused(name: str, tmp_path: Path) -> N
     with pytest.raises(
         WorkloadError, match=r"no dropout module that can be replaced; set workload.dropout to 0"
     ):
-        prove(loaded(tmp_path, REFUSED[name]))
+        check_behaviour(loaded(tmp_path, REFUSED[name]))
 
 
 def test_a_row_is_trained_alike_in_any_batch_and_every_module_draws_for_itself(tmp_path: Path) -> None:
     workload = loaded(tmp_path, NEOX)
     model, tokens = (
-        filled(workload, 0),
+        trained_model(workload, 0),
         torch.randint(6, 97, (4, 24), generator=torch.Generator().manual_seed(0)),
     )
     whole = model({"tokens": tokens, KEYS: row_keys(5, 0, 4)}).logits
