@@ -277,13 +277,10 @@ def _check_balance(model: HuggingFaceNetwork, samples: Batch) -> None:
     if balance is None:
         return
     found = network(input_ids=_row(samples, 0)["tokens"], use_cache=False, output_router_logits=True)
-    ours, hf_config = balance(found.router_logits, 1), found.aux_loss
+    loss, hf_loss = balance(found.router_logits, 1), found.aux_loss
     zero = torch.zeros(())
-    ours, hf_config = (
-        zero if ours is None else ours,
-        zero if hf_config is None else balance.weight * hf_config,
-    )
-    if _differ(ours, torch.as_tensor(hf_config)):
+    loss, hf_loss = zero if loss is None else loss, zero if hf_loss is None else balance.weight * hf_loss
+    if _differ(loss, torch.as_tensor(hf_loss)):
         raise WorkloadError(
             "it balances its routers in a way that is not known here; "
             "set workload.changes.router_aux_loss_coef to 0"
@@ -311,10 +308,8 @@ def _gradients(trial: HuggingFaceWorkload, model: nn.Module, samples: Batch) -> 
 
 def _check_dropout(trial: HuggingFaceWorkload) -> None:
     """Check that dropout has an effect, and depends on nothing but the sample."""
-    model, samples = (
-        trained_model(trial, 0),
-        trial.objective.collate(Samples(_reader(trial), 3), [0, 1, 2], 0),
-    )
+    model = trained_model(trial, 0)
+    samples = trial.objective.collate(Samples(_reader(trial), 3), [0, 1, 2], 0)
     samples[KEYS] = row_keys(0, 0, 3)
     hint = "set workload.dropout to 0"
     try:
@@ -337,8 +332,8 @@ def _check_export(trial: HuggingFaceWorkload, model: nn.Module, samples: Batch) 
         raise WorkloadError(
             f"its export does not hold what transformers loads ({strange[0]}); use another class"
         )
-    hf_config = trial.wrap(again)
-    if _differ(_logits(model.eval(), samples), _logits(hf_config.eval(), samples)):
+    exported = trial.wrap(again)
+    if _differ(_logits(model.eval(), samples), _logits(exported.eval(), samples)):
         raise WorkloadError("its export computes something else; use another class")
 
 

@@ -81,7 +81,7 @@ def load(folder: str, strict: bool = True) -> Any:
 
 def arguments(config: TransformerConfig, batch: Batch) -> dict[str, Tensor]:
     """The arguments of a transformers model for our batch, without labels."""
-    found = {hf_model: batch[forward] for forward, hf_model in _ARGUMENTS.items() if forward in batch}
+    found = {hf_name: batch[name] for name, hf_name in _ARGUMENTS.items() if name in batch}
     if "positions" in batch:
         found["position_ids"] = batch["positions"] + config.position_offset * config.counted_positions
     if "attention" in batch:

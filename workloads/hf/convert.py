@@ -32,9 +32,9 @@ def from_hf(
     None if one is missing. Devices and dtypes are as read; shapes are those of our tensors.
     """
     row, index, number = row_of(family, config, name)
-    to_hf = row.hf_name.replace("{n}", number)
-    if "{e}" in to_hf:
-        parts = [read(to_hf.replace("{e}", str(e))) for e in range(shapes[name][0])]
+    hf_name = row.hf_name.replace("{n}", number)
+    if "{e}" in hf_name:
+        parts = [read(hf_name.replace("{e}", str(e))) for e in range(shapes[name][0])]
         found = [part for part in parts if part is not None]
         return torch.stack(found) if len(found) == len(parts) else None
     tensor = next((t for name in used(family, config, row, number) if (t := read(name)) is not None), None)

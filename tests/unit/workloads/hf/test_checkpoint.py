@@ -9,7 +9,7 @@ import transformers
 
 from workloads.errors import WorkloadError
 from workloads.hf.checkpoint import export, pretrained, structure
-from workloads.hf.convert import theirs
+from workloads.hf.convert import to_hf
 from workloads.hf.families import FAMILIES, family_of
 from workloads.hf.folder import describe_folder
 from workloads.hf.parity import CASES, VOCABULARY, Case, random_state
@@ -56,7 +56,7 @@ def test_every_tensor_has_one_row(name: str) -> None:
     family = family_of(case.config)
     rows = family.all_rows(case.config)
     assert all(sum(row.number(tensor) is not None for row in rows) == 1 for tensor in workload.shapes)
-    names = [n for n, _ in theirs(family, case.config, workload.shapes, random_state(workload).__getitem__)]
+    names = [n for n, _ in to_hf(family, case.config, workload.shapes, random_state(workload).__getitem__)]
     assert len(names) == len(set(names))
 
 
