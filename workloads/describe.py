@@ -1,4 +1,4 @@
-"""From what a job file says of a model to its configuration, without torch."""
+"""The configuration of a model by its name and changes in a job file, without torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Description: TypeAlias = "TransformerConfig | HuggingFaceModel"
 """What a model is made of: one of the project's own, or a class of transformers that is run as it is."""
 FOLDER = "hf:"
 SENTENCES = ("next_sentence", "sentence_order")
-"""Objectives with labels of the whole sequence beside those of the tokens."""
+"""Objectives with a label of the whole sequence besides those of the tokens."""
 TYPED = (*SENTENCES, "unified_lm", "translation_lm")
 """Objectives whose batches have two token types."""
 
@@ -30,9 +30,9 @@ def describe(
 ) -> TransformerConfig | HuggingFaceModel:
     """The configuration of preset `model`, or of the folder in `hf:<folder>`, with `changes`.
 
-    A preset's vocabulary is `vocab_size` unless changes say otherwise; a folder keeps its own. With
-    `objective` the heads are those it trains. Raises WorkloadError for an unknown model or field, or sizes
-    that do not fit each other.
+    A preset has `vocab_size` tokens unless `changes` give another number; a folder keeps its own. With `objective` the
+    model has the heads that it trains. Raises WorkloadError for an unknown model or field, or sizes that do not fit
+    each other.
     """
     wanted = dict(changes or {})
     if not model.startswith(FOLDER):

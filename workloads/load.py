@@ -1,4 +1,4 @@
-"""A workload from what a job file says."""
+"""Loading a workload (model and objective) by the names and options of a job file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from workloads.transformer_workload import TransformerWorkload
 from workloads.workload import Objective, Vocabulary
 
 NOT_OF_HF_CLASSES = (*SENTENCES, "replaced_token_detection")
-"""Objectives that need heads which a class of transformers without a table does not have."""
+"""Objectives that need heads which a Hugging Face class run as it is does not have."""
 
 
 def load(
@@ -39,8 +39,8 @@ def load(
 ) -> TransformerWorkload | HuggingFaceWorkload:
     """The workload of preset `model` (with `changes`) or of `hf:<folder>`, trained with `objective`.
 
-    rule is that of the run's data, see `workloads.objectives.sampled`; options are those of the objective; mup the
-    widths of the model beside which this one is scaled, see `workloads.model.mup`; dropout the rate of
+    options are those of the objective; rule is the sampling rule of the run's data, see `workloads.objectives.sampled`;
+    mup gives the widths of the base model for muP, see `workloads.model.mup`; dropout is the rate, see
     `workloads.model.dropout`. described is what `describe` said of the model, if it was asked already.
 
     Raises WorkloadError for an unknown model, field or objective, an objective that the architecture cannot train, a
@@ -62,7 +62,7 @@ def load(
         **(options or {}),
     )
     if isinstance(config, HuggingFaceModel):
-        has_weights(str(root(config.folder)))  # those that cannot be read are refused
+        has_weights(str(root(config.folder)))  # refuses weights that cannot be read
         return HuggingFaceWorkload(model, config, built, vocabulary, dropout)
     config = for_objective(config, objective)
     if not model.startswith(FOLDER):
@@ -74,12 +74,13 @@ def load(
 
 
 def _completed(config: TransformerConfig, vocabulary: Vocabulary, sequence_length: int) -> TransformerConfig:
-    """A preset with what transformers writes in numbers and the preset leaves to the vocabulary and the length."""
+    """A preset with the numbers that depend on the vocabulary and the length, as transformers' configuration has
+    them."""
     if config.family == "roberta" and vocabulary.pad is not None:
-        # RoBERTa counts positions from the padding id on; transformers derives the offset from it.
+        # RoBERTa counts positions from the padding id; transformers derives the offset from it.
         return config.changed({"position_offset": vocabulary.pad + 1})
     if config.family == "switch" and config.moe and config.moe.capacity_factor is not None:
-        # One number for both sides and every length, as Switch of transformers has it.
+        # Switch in transformers has one capacity for both stacks and every length.
         capacity = config.moe.at_length(sequence_length)
         return config.changed({"moe": {"capacity": capacity, "capacity_factor": None}})
     return config

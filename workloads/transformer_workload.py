@@ -52,7 +52,7 @@ class TransformerWorkload:
 
     @cached_property
     def base_shapes(self) -> Mapping[str, torch.Size]:
-        """The same of the model beside which this one is scaled; its own if there is none."""
+        """The shapes in the muP base model; those of this model if it has none."""
         return self.shapes if self.config.base is None else _shapes(self.config.base)
 
     def initial(self, name: str, seed: int) -> Tensor:
@@ -81,7 +81,7 @@ class TransformerWorkload:
         batch: Batch,
         of_tokens: losses.TokenLoss = losses.token_loss,
     ) -> Loss:
-        """The loss of a forward pass that was already done (the last stage of a pipeline)."""
+        """The loss of the output of a forward pass (the last pipeline stage)."""
         return losses.loss(self.config, output, batch, of_tokens)
 
     def balance(self, model: nn.Module, routed: Mapping[str, Tensor]) -> None:

@@ -1,8 +1,8 @@
 """The contract between what is trained and how it is trained.
 
-A `Workload` is a plain single-device model with an objective. It knows no ranks: it declares what
-may be cut and how, and the trainer cuts. Everything here is deterministic: weights depend on
-(seed, parameter name), batches on (seed, sample id, turn).
+A `Workload` is a plain single-device model with an objective. It knows no ranks: it declares what may be split and how,
+and the trainer splits it. Everything here is deterministic: weights depend on (seed, parameter name), batches on (seed,
+sample id, turn), where turn is the number of times that the samples have been read before.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 Batch = dict[str, Tensor]
-"""Named tensors whose first dimension is the micro-batch, so that any of them can be cut alike."""
+"""Named tensors whose first dimension is the micro-batch, so that all of them are split in the same way."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What an objective must know of the tokenizer. Ids that the tokenizer lacks are None.
+    """What an objective needs to know of the tokenizer. Ids that the tokenizer lacks are None.
 
     `sentinels` are the ids of `<extra_id_0>`, `<extra_id_1>`, ... in that order (T5, GLM). `reserved` are ids that no
     text is drawn from: all special tokens of the tokenizer, <unk> among them, and ids that it has no entry for.
@@ -43,7 +43,7 @@ class Vocabulary:
 
     @property
     def special(self) -> frozenset[int]:
-        """Ids that stand for no text, which no objective may mask, replace or predict from."""
+        """Ids that are not text, which no objective may mask, replace or predict from."""
         named = (self.eos, self.pad, self.bos, self.cls, self.sep, self.mask)
         return frozenset([i for i in named if i is not None]) | frozenset(self.sentinels)
 
@@ -53,8 +53,8 @@ class Loss:
     """`total` is the sum (not the mean) of the loss over the `count` predicted tokens, both fp32 scalars.
 
     Sums add over micro-batches and ranks, so the mean over the global batch is the same number in every
-    layout. `extra` is what else is differentiated (auxiliary router losses, z-loss), already weighted and
-    in units of the mean loss. `metrics` are detached scalars to log, each a mean over the micro-batch.
+    layout. `extra` is a further loss (auxiliary router losses, z-loss), already weighted and in units of the mean loss.
+    `metrics` are detached scalars to log, each a mean over the micro-batch.
     """
 
     total: Tensor
@@ -65,7 +65,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Reading:
-    """How the samples of an objective tile the text.
+    """How an objective divides the text into samples.
 
     unit: "stream", `window` tokens every `stride`, in which documents end with `vocabulary.eos`; "document", a
     stretch of one document, at most `window` tokens, without its closing token; "documents", as many whole documents
@@ -105,12 +105,12 @@ class Objective(Protocol):
 
     @property
     def reading(self) -> Reading:
-        """How its samples lie in the text."""
+        """How it divides the text into samples."""
 
     def collate(self, read: Text, ids: Sequence[int], turn: int) -> Batch:
-        """A batch of the samples `ids`, which `read` gives; it may be asked for others too (a random next sentence).
+        """A batch of the samples `ids`, read by `read(id)`; others may be read too (a random next sentence).
 
-        `turn` says which time it is that these samples are read. Labels that are not predicted are -100.
+        `turn` is the number of times that these samples have been read before. Labels that are not predicted are -100.
         """
 
 
@@ -123,7 +123,7 @@ class Workload(Protocol):
 
     @property
     def config(self) -> Any:
-        """The model's configuration: a `TransformerConfig`, or what stands for one of a class run as it is."""
+        """The model's configuration: a `TransformerConfig`, or a `HuggingFaceModel` for a class run as it is."""
 
     @property
     def shapes(self) -> Mapping[str, torch.Size]:
@@ -131,40 +131,41 @@ class Workload(Protocol):
 
     @property
     def objective(self) -> Objective:
-        """What it is trained to do."""
+        """The pre-training objective."""
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The tokens it knows."""
+        """The tokenizer's vocabulary."""
 
     def build(self) -> nn.Module:
         """A plain module on the current default device (meta included), weights not initialised.
 
-        Layers stand in named containers (`layers.0`, ...) so that a pipeline may cut between them, and keep
-        their original numbers under any cut. `state_dict()` names are the canonical tensor names; a tied
-        weight appears once in `named_parameters()`.
+        Layers are in named containers (`layers.0`, ...), so that a pipeline may split between them, and keep their
+        original numbers in every stage. `state_dict()` names are the canonical tensor names; a tied weight appears
+        once in `named_parameters()`.
         """
 
     def initial(self, name: str, seed: int) -> Tensor:
         """The initial value of the parameter or buffer `name` in fp32 on CPU, from (seed, name) alone."""
 
     def lr_scale(self, name: str) -> float:
-        """What the learning rate of the parameter `name` is multiplied by (muP, see `workloads.model.mup`)."""
+        """Factor of the learning rate of the parameter `name` (muP, see `workloads.model.mup`)."""
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Forward pass and loss of one micro-batch."""
 
     def criterion(self, output: Any, batch: Batch, of_tokens: Callable[[Tensor, Tensor], Loss] = ...) -> Loss:
-        """The loss of a forward pass that was already done; `of_tokens` takes logits and labels."""
+        """The loss of the output of a forward pass; `of_tokens(logits, labels)` computes the token loss."""
 
     def balance(self, model: nn.Module, routed: Mapping[str, Tensor]) -> None:
-        """Move the routers' biases after an optimiser step, by what `routing` gave for it, summed over all ranks."""
+        """Update the routers' biases after an optimiser step; `routed` is what `routing` returned, summed over all
+        ranks."""
 
     def routing(self, model: nn.Module) -> Mapping[str, Tensor]:
-        """By the name of each router's weight, what this model's routers did in training since the last call.
+        """Statistics of the routers in training since the last call, by the name of each router's weight.
 
-        float64 [experts + 3]: choices dropped, choices of each expert, the sum of the entropies of the tokens' scores
-        in nats, tokens. They add over ranks; only their ratios say something.
+        float64 [experts + 3]: choices dropped, choices of each expert, sum of the entropies of the tokens' scores in
+        nats, number of tokens. They are summed over ranks; only their ratios are meaningful.
         """
 
     def sharding(self) -> Mapping[str, str]:
@@ -176,16 +177,17 @@ class Workload(Protocol):
         """
 
     def stages(self) -> Sequence[str]:
-        """Names of the modules before which a pipeline may cut, in the order of the forward pass."""
+        """Names of the modules before which a pipeline may split, in the order of the forward pass."""
 
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
-        """The layers of a model of this workload, or of a stage of it, in order: what is recomputed or compiled."""
+        """The layers of a model of this workload, or of a pipeline stage of it, in order: the units of recomputation
+        and compilation."""
 
     def flops(self, sequence_length: int) -> float:
         """Model FLOPs per token of one forward and backward pass, recomputation not counted (PaLM, app. B)."""
 
     def check_hf(self) -> None:
-        """Raise WorkloadError if `to_hf` could not write this model, whatever its weights are."""
+        """Raise WorkloadError if `to_hf` could not write this model, whatever its weights."""
 
     def to_hf(self, read: Callable[[str], Tensor], folder: str) -> None:
-        """Write config.json and model.safetensors that transformers loads. `read(name)` gives a weight."""
+        """Write config.json and model.safetensors that transformers loads. `read(name)` returns a tensor."""

@@ -124,9 +124,9 @@ def test_a_place_that_answers_again_is_used_again(breakable: RayGang) -> None:
     """As after a network was cut and mended; what runs there waits, since nobody could tell it to end."""
     gang = breakable
     gang.start(2, ONE, WAIT, {})
-    zygote = psutil.Process(until(gang, running).ranks[1].pid).parent()
-    assert zygote is not None
-    host = zygote.parent()
+    fork_server = psutil.Process(until(gang, running).ranks[1].pid).parent()
+    assert fork_server is not None
+    host = fork_server.parent()
     assert host is not None
     host.suspend()
     try:
@@ -141,7 +141,7 @@ def test_a_place_that_answers_again_is_used_again(breakable: RayGang) -> None:
     assert (gang.ready(), gang.lost_nodes()) == (2, set())
     gang.start(2, ONE, WAIT, {})
     beat = until(gang, running)
-    assert zygote in [psutil.Process(rank.pid).parent() for rank in beat.ranks]
+    assert fork_server in [psutil.Process(rank.pid).parent() for rank in beat.ranks]
 
 
 def test_places_are_made_ready_beside_running_ranks(gang: RayGang) -> None:

@@ -147,6 +147,11 @@ def test_nothing_is_unpickled() -> None:
     assert [name_of(path) for path in SOURCES if module in imported(parsed(path))] == []
 
 
+def test_private_parts_of_ray_are_used_in_one_module_only() -> None:
+    wrong = [name_of(path) for path in SOURCES if "ray._private" in path.read_text()]
+    assert wrong == ["cluster/workers/ray_internals.py"]
+
+
 def test_files_are_short() -> None:
     long = {
         name_of(path): count for path in SOURCES if (count := len(path.read_text().splitlines())) > LONGEST

@@ -16,17 +16,17 @@ from workloads.model.parts import LatentAttention
 from workloads.model.positions import Rotary, rotate, yarn_mscale
 
 ALL = Mask()
-"""Everything may be seen."""
+"""The mask that hides nothing."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """What every layer of a stack needs beside the hidden states, computed once a forward pass.
+    """The inputs of every layer of a stack besides the hidden states, computed once per forward pass.
 
-    bias: additive scores [1 or B, heads, L, L] with the mask inside, in place of `mask`. memory: encoder
-    output [B, M, hidden] that cross-attention reads under memory_mask. keys int64 [B, L] are those that dropout
-    draws from, None where there is none. real bool [B, L] is False at padding, None where there is none; it is of the
-    whole sequence, whatever part of it the hidden states are.
+    bias: additive scores [1 or B, heads, L, L] that include the mask, used in place of `mask`. memory: encoder output
+    [B, M, hidden] for cross-attention under memory_mask. keys: int64 [B, L], the dropout keys, None without dropout.
+    real: bool [B, L], False at padding, None without padding; of the full sequence, even if the hidden states are a
+    part of it.
     """
 
     mask: Mask
@@ -49,7 +49,7 @@ class AttentionCore(nn.Module):
         self.scale = scale
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, bias: Tensor | None) -> Tensor:
-        """[B, heads, L, D of the values]. `bias` when given holds the mask."""
+        """The mixed values [B, heads, L, D]. `bias`, if given, includes the mask."""
         allowed = mask.allowed if bias is None else bias.to(query.dtype)
         return F.scaled_dot_product_attention(
             query,
@@ -94,7 +94,7 @@ class Attention(nn.Module):
         return self.output(mixed.transpose(1, 2).flatten(2))
 
     def _heads(self, x: Tensor) -> Tensor:
-        # The number of heads is read off, since tensor parallelism leaves a rank only some of them.
+        # The number of heads follows from the shape, since a tensor-parallel rank has only some of them.
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
 

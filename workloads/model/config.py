@@ -1,4 +1,4 @@
-"""What a transformer is made of, as numbers and names: no torch, so that planning is instant."""
+"""The configuration of a transformer; imports no torch, so that planning starts at once."""
 
 from __future__ import annotations
 
@@ -26,14 +26,13 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """Every option of the one transformer. Zero in a size means the usual value derived from the others.
+    """All options of a transformer. A size of zero means the usual value, derived from the others.
 
-    family names the published class: it selects the Hugging Face map. max_positions is the longest sequence
-    that learned positions allow (and what rotary models declare). dropout is the rate in training, see
-    `workloads.model.dropout`. base is the narrow model beside which this one is scaled, None for none; see
+    family: the published class; it selects the Hugging Face conversion table. max_positions: the longest sequence that
+    learned positions allow (and that rotary models declare). counted_positions: positions count only real tokens; the
+    padding's id is position_offset - 1 (RoBERTa). head_activation: of a masked head; the body's if empty. dropout: the
+    rate in training, see `workloads.model.dropout`. base: the narrow model for muP, None for none; see
     `workloads.model.mup`.
-    counted_positions count the tokens that are not the padding, whose id is position_offset - 1 (RoBERTa).
-    head_activation is that of a masked head, the body's if empty.
     """
 
     family: str
@@ -151,21 +150,22 @@ class TransformerConfig:
 
     @property
     def rotary_dim(self) -> int:
-        """Width of the part of a head that is rotated."""
+        """Dimensions of a head to which rotary positions apply."""
         return self.latent.rope_dim if self.latent else self.head_dim
 
     @property
     def causal(self) -> bool:
-        """Whether a token sees only what stands before it, unless the batch says otherwise."""
+        """Whether a token attends only to preceding tokens, unless the batch has a mask of its own."""
         return self.architecture == "decoder"
 
     @property
     def all_layers(self) -> int:
-        """Layers of encoder and decoder together."""
+        """Number of layers of encoder and decoder together."""
         return self.layers + self.decoder_layers
 
     def generator_config(self) -> TransformerConfig:
-        """The generator of ELECTRA: as deep, `generator` wide, heads and feed-forward in proportion."""
+        """The configuration of ELECTRA's generator: the same depth, hidden size `generator`, heads and feed-forward in
+        proportion."""
         ratio = self.hidden // self.generator
         return replace(
             self,
@@ -181,7 +181,7 @@ class TransformerConfig:
         )
 
     def changed(self, changes: Mapping[str, Any]) -> TransformerConfig:
-        """A copy with `changes`; moe, latent and rope_scaling take a mapping that is merged.
+        """A copy with `changes`; a mapping for moe, latent or rope_scaling is merged with the present values.
 
         Raises WorkloadError for an unknown field.
         """
@@ -194,7 +194,7 @@ class TransformerConfig:
             if name in nested and isinstance(value, Mapping):
                 value = _merged(nested[name], getattr(self, name), name, value)
             values[name] = value
-        # A size that was derived from another one is derived anew when that one changes.
+        # A size that was derived from another one is derived again when that one changes.
         if "heads" in values and self.kv_heads == self.heads:
             values.setdefault("kv_heads", 0)
         if {"heads", "hidden"} & values.keys() and self.head_dim * self.heads == self.hidden:

@@ -1,11 +1,12 @@
-"""Dropout whose masks do not depend on how batch, sequence and model are cut.
+"""Dropout whose masks do not depend on how batch, sequence and model are split.
 
-Zeroed are features of the sum of the embeddings and of what every sub-layer adds to the residual (Srivastava et al.
-2014; Vaswani et al. 2017, section 5.4). Scores of attention are left alone, so that fused kernels serve.
+It zeroes features of the sum of the embeddings and of the output that every sub-layer adds to the residual (Srivastava
+et al. 2014; Vaswani et al. 2017, section 5.4). Attention scores have no dropout, so that fused kernels can be used.
 
-Which features those are is a function of (seed, position in the order of samples, position in the sequence, stack,
-layer, sub-layer, feature): no state, and the same bits on every device, at every width and when recomputed. The
-generator counts (Salmon et al. 2011): number i of key k is SplitMix64's (Steele, Lea and Flood 2014, figure 13).
+Which features are zeroed is a function of (seed, position in the order of samples, position in the sequence, stack,
+layer, sub-layer, feature): there is no state, and the bits are the same on every device, at every width and when
+recomputed. The generator is counter-based (Salmon et al. 2011): number i of key k is SplitMix64's (Steele, Lea and
+Flood 2014, figure 13).
 """
 
 from __future__ import annotations
@@ -16,28 +17,29 @@ from torch import Tensor, nn
 from workloads.workload import Batch
 
 KEYS = "dropout_keys"
-"""The batch's entry with a key of each row, int64 [B]."""
+"""The batch's entry with the key of each row, int64 [B]."""
 PLACES = "places"
-"""That with the positions in the sequence that a row holds, int64 [B, L], where it does not hold all of them."""
+"""The batch's entry with the positions of its tokens in the full sequence, int64 [B, L], if it holds only a part."""
 GAMMA = 0x9E3779B97F4A7C15 - 2**64
 """SplitMix64's increment, as int64."""
 FIRST, SECOND = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
 NUMBERS = 2**16
-"""That a feature's number is one of, so that rates are rounded to 2**-16; one of 64 bits gives four."""
+"""Number of values that a feature's random number has: rates are rounded to 2**-16, and 64 random bits serve four
+features."""
 
 
 def row_keys(seed: int, position: int, count: int) -> Tensor:
-    """Keys of the samples at `count` positions of a run's order from `position` on: int64 [count].
+    """Keys of the samples at `count` positions of the run's sample order from `position` on: int64 [count].
 
-    A position is used once in a run, so it says which step and which sample it is.
+    A position occurs once in a run, so it identifies step and sample.
     """
     return keyed(_mixed(torch.tensor([seed])), torch.arange(position, position + count))
 
 
 def token_keys(model: nn.Module, batch: Batch, length: int, stack: int = 0) -> Tensor | None:
-    """Keys of every token in that stack of the model: int64 [B, length]; None if nothing is dropped now.
+    """Keys of every token in that stack of the model: int64 [B, length]; None if there is no dropout now.
 
-    Raises KeyError for a batch in training that came without keys.
+    Raises KeyError for a training batch without keys.
     """
     if not (model.training and model.config.dropout):  # type: ignore[union-attr]
         return None
@@ -48,14 +50,14 @@ def token_keys(model: nn.Module, batch: Batch, length: int, stack: int = 0) -> T
 
 
 def keyed(keys: Tensor, number: int | Tensor) -> Tensor:
-    """The keys of what has that number within those of `keys`, which it broadcasts with."""
+    """Keys derived from `keys` and `number`, which broadcast."""
     return _mixed(keys + (torch.as_tensor(number, device=keys.device) + 1) * GAMMA)
 
 
 def drop(x: Tensor, rate: float, keys: Tensor | None, site: int) -> Tensor:
-    """x [B, L, features] with a share `rate` of its features zeroed and the others divided by what is left of 1.
+    """x [B, L, features] with a share `rate` of its features zeroed and the others divided by 1 - rate.
 
-    keys int64 [B, L] are those of its tokens in this layer, None outside training; site tells sub-layers apart.
+    keys int64 [B, L] are the keys of its tokens in this layer, None outside training; site is the sub-layer's number.
     """
     zeroed = round(rate * NUMBERS)
     if keys is None or not zeroed:
@@ -65,7 +67,7 @@ def drop(x: Tensor, rate: float, keys: Tensor | None, site: int) -> Tensor:
 
 
 def _numbers(keys: Tensor, count: int) -> Tensor:
-    """Numbers of each key in [..]: int16 [.., count], uniform over all that the type has."""
+    """Random numbers of each key of [..]: int16 [.., count], uniform over the range of the type."""
     draws = keyed(keys.unsqueeze(-1), torch.arange(-(-count // 4), device=keys.device))
     return draws.view(torch.int16)[..., :count]
 
@@ -78,5 +80,5 @@ def _mixed(x: Tensor) -> Tensor:
 
 
 def _shifted(x: Tensor, by: int) -> Tensor:
-    """To the right, with zeros coming in."""
+    """Logical shift to the right."""
     return (x >> by) & (2 ** (64 - by) - 1)

@@ -1,4 +1,4 @@
-"""The small parts: norms and activations by name."""
+"""Norms, embeddings and activations by their names in the configuration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def norm(config: TransformerConfig, size: int = 0, eps: float = 0.0) -> nn.Modul
 
 
 def embedding(count: int, size: int) -> nn.Embedding:
-    """A table [count, size] without torch's first values, whose drawing on the meta device takes seconds."""
+    """An embedding [count, size] without torch's own initialisation, which takes seconds even on the meta device."""
     return nn.Embedding.from_pretrained(torch.empty(count, size), freeze=False)
 
 

@@ -1,4 +1,4 @@
-"""The loss of every combination of heads, in one place."""
+"""The loss of every combination of heads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DISCRIMINATOR_WEIGHT = 50.0
 
 
 TokenLoss = Callable[[Tensor, Tensor], Loss]
-"""What gives the loss of logits and labels, as `token_loss` does."""
+"""A function of logits and labels like `token_loss`."""
 
 
 def token_loss(logits: Tensor, labels: Tensor) -> Loss:
@@ -38,7 +38,7 @@ def loss(
     batch: Batch,
     of_tokens: TokenLoss = token_loss,
 ) -> Loss:
-    """Which labels meet which logits; `of_tokens` may know that the logits are of a part of the vocabulary.
+    """The loss of a model's output; `of_tokens` replaces `token_loss` if the logits are of a part of the vocabulary.
 
     language, masked, token: cross-entropy of `labels` [B, L] (-100 ignored), summed over tokens.
     With a sentence head (BERT, ALBERT): plus the mean cross-entropy of `sequence_labels` [B].

@@ -1,4 +1,4 @@
-"""Who may attend to whom."""
+"""Attention masks: which tokens a token may attend to."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from workloads.model.config import TransformerConfig
 from workloads.workload import Batch
 
 REAL = "real"
-"""The batch's entry with the padding of whole sequences, where `padding` is not that."""
+"""The batch's entry with the padding of the full sequences, if `padding` is only that of a part."""
 
 
 @dataclass(frozen=True)
 class Mask:
-    """allowed: bool [1 or B, 1, queries, keys], True where a query may see a key; None when all may.
+    """allowed: bool [1 or B, 1, queries, keys], True where a query may attend to a key; None if all may.
 
-    causal says that keys after the query are hidden as well; it is kept apart from `allowed` so that fused
-    kernels need no mask at all in the plain causal case.
+    causal hides keys after the query as well; it is separate from `allowed` so that fused kernels need no mask tensor
+    in the plain causal case.
     """
 
     allowed: Tensor | None = None
     causal: bool = False
 
     def dense(self, length: int, device: torch.device) -> Tensor | None:
-        """The whole mask as one tensor, causality included."""
+        """The full mask as one tensor, causality included; None if nothing is hidden."""
         if not self.causal:
             return self.allowed
         lower = torch.ones(length, length, dtype=torch.bool, device=device).tril()
@@ -34,7 +34,7 @@ class Mask:
 
 
 def self_mask(config: TransformerConfig, batch: Batch, length: int) -> Mask:
-    """The mask that the batch asks for.
+    """The self-attention mask of a batch.
 
     attention bool [B, L, L] is taken as it is (prefix models); padding bool [B, L] hides padding; segments
     int64 [B, L] hides other documents of a packed row; a window hides keys at `window` or more steps, except
@@ -59,7 +59,7 @@ def self_mask(config: TransformerConfig, batch: Batch, length: int) -> Mask:
     for part in parts[1:]:
         allowed = allowed & part
     if "attention" in batch or "padding" in batch:
-        # A row that sees nothing would give nan; padding may look at itself.
+        # A row that attends to nothing would give NaN, so padding attends to itself.
         allowed = allowed | torch.eye(length, dtype=torch.bool, device=device)
     causal = config.causal and "attention" not in batch
     return Mask(Mask(allowed, True).dense(length, device) if causal else allowed)

@@ -1,4 +1,4 @@
-"""Mixture of experts: a router, a stack of experts, and the sums that keep them balanced."""
+"""Mixture of experts: a router, a stack of experts, and the losses that balance them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from workloads.model.layers import activation
 from workloads.model.parts import MoE
 
 KERNEL = (torch.float32, torch.bfloat16, torch.float16)
-"""Types that the grouped kernel takes."""
+"""Types that the grouped kernel supports."""
 DROPPED, PADDING = -1, -2
-"""In place of an expert's number: of a token that found no room, and of what is no token."""
+"""In place of an expert's number: for a token beyond the expert's capacity, and for padding."""
 
 
 class Routes(NamedTuple):

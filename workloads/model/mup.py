@@ -1,4 +1,4 @@
-"""Maximal update parametrisation: hyperparameters found on a narrow model hold on a wide one.
+"""Maximal update parametrisation (muP): hyperparameters found on a narrow model hold for a wide one.
 
 Yang et al., 2022, "Tensor Programs V", arXiv 2203.03466. A configuration has a `base`, the narrow model for which
 learning rate and spread of initial values are meant; what differs in the wide one follows from how many times wider
@@ -38,13 +38,13 @@ WIDTHS = (
     "latent",
     "moe",
 )
-"""What may differ between a model and its base; of experts the intermediate size alone."""
+"""Fields that may differ between a model and its base; of moe only the intermediate size."""
 
 
 def beside(config: TransformerConfig, widths: Mapping[str, Any]) -> TransformerConfig:
-    """The configuration with its base: itself with other `widths`, which are fields as in `changes`.
+    """The configuration with a base model: itself with other `widths`, which are fields as in `changed`.
 
-    Raises WorkloadError for what is no width, or sizes that do not fit each other.
+    Raises WorkloadError for a field that is not in WIDTHS, or sizes that do not fit each other.
     """
     experts = widths.get("moe") or {}
     inside = (
@@ -60,38 +60,38 @@ def beside(config: TransformerConfig, widths: Mapping[str, Any]) -> TransformerC
 
 
 def lr_scale(name: str, shape: Sequence[int], base: Sequence[int]) -> float:
-    """What the learning rate of tensor `name` [.., outputs, inputs] is multiplied by; `base` is its shape there."""
+    """Factor of the learning rate of tensor `name` [.., outputs, inputs]; `base` is its shape in the base model."""
     is_embedding = name == "tokens.weight" or "embeddings." in name
     return 1.0 if len(shape) < 2 or is_embedding else base[-1] / shape[-1]
 
 
 def std_scale(name: str, shape: Sequence[int], base: Sequence[int]) -> float:
-    """What the standard deviation of its initial values is multiplied by."""
+    """Factor of the standard deviation of its initial values."""
     scale = lr_scale(name, shape, base)
     return scale if len(shape) > 1 and shape[-2] == base[-2] else sqrt(scale)
 
 
 def score_scale(config: TransformerConfig) -> float:
-    """What scores of (plain) attention are multiplied by."""
+    """Factor of the scores of multi-head attention."""
     base = config.base or config
     return (base.attention_scale or base.head_dim**-0.5) * (base.head_dim / config.head_dim)
 
 
 def latent_score_scale(config: TransformerConfig) -> float:
-    """The same for latent attention, without the temperature of YaRN."""
+    """Factor of the scores of latent attention, without the temperature of YaRN."""
     widths = [c.latent.nope_dim + c.latent.rope_dim for c in (config.base or config, config) if c.latent]
     return widths[0] ** -0.5 * (widths[0] / widths[1])
 
 
 def logit_scale(config: TransformerConfig) -> float:
-    """What the hidden states in front of the projection to the vocabulary are multiplied by."""
+    """Factor of the hidden states before the projection to the vocabulary."""
     base = config.base or config
     scale = base.hidden**-0.5 if config.scaled_head else 1.0
     return scale * (base.embedding_size / config.embedding_size) if config.tied else scale
 
 
 def folded(config: TransformerConfig, name: str) -> float:
-    """What tensor `name` is multiplied by, so that the model without a base computes the same (for an export).
+    """Factor of tensor `name` with which the model without a base computes the same (for an export).
 
     Scales of scores go into the queries, those of logits into the norm in front of the projection; both are
     linear. Raises WorkloadError if no norm stands there.

@@ -1,4 +1,4 @@
-"""The parts of a configuration that have options of their own."""
+"""The nested parts of a configuration: rotary scaling, latent attention and mixture of experts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class RopeScaling:
     """How rotary frequencies are stretched beyond the trained length.
 
     kind: 'linear' (Chen et al. 2023), 'llama3' (Llama 3.1) or 'yarn' (Peng et al. 2023). The last two start
-    from original_positions, the length that was trained first. Of YaRN: attention_factor multiplies cosine and
-    sine, 0 for what follows from the factor; without truncate the ramp's ends are no whole indices.
+    from original_positions, the length of the original training. YaRN only: attention_factor multiplies cosine and
+    sine, 0 to derive it from the factor; without truncate the ends of the ramp are not rounded to whole indices.
     """
 
     kind: str
@@ -42,7 +42,7 @@ class RopeScaling:
 class LatentAttention:
     """Multi-head latent attention (DeepSeek-V2, section 2.1): low-rank queries, keys and values.
 
-    query_rank 0 means a full-rank query projection. norm_eps is that of the norms of the low-rank vectors.
+    query_rank 0 means a full-rank query projection. norm_eps is the epsilon of the norms of the low-rank vectors.
     """
 
     query_rank: int
@@ -55,11 +55,11 @@ class LatentAttention:
 
 @dataclass(frozen=True)
 class MoE:
-    """A feed-forward made of experts, in every `every`-th layer from layer `first` on.
+    """A feed-forward block of experts, in every `every`-th layer from layer `first` on.
 
-    gate: 'softmax' (Switch, Mixtral) or 'sigmoid' (DeepSeek-V3). With a capacity an expert takes at most so many
-    tokens of each sequence; with a capacity_factor ceil(factor * length * top_k / experts) (Switch, eq. 3);
-    without either, all that choose it.
+    gate: 'softmax' (Switch, Mixtral) or 'sigmoid' (DeepSeek-V3). capacity: an expert takes at most so many tokens of
+    each sequence; capacity_factor: at most ceil(factor * length * top_k / experts) (Switch, eq. 3); without either, it
+    takes all that choose it.
     groups, top_groups: the router first keeps the best groups of experts (DeepSeek-V3, section 2.1.2).
     auxiliary and z_loss are weights of the balancing loss and of the router z-loss; bias_rate is the step of
     the auxiliary-loss-free bias, None for no bias.
@@ -104,7 +104,7 @@ class MoE:
             )
 
     def at_length(self, length: int) -> int | None:
-        """Tokens of a sequence of that length which an expert takes at most, None for no limit."""
+        """The most tokens that an expert takes of a sequence of that length, None for no limit."""
         if self.capacity_factor is None:
             return self.capacity
         return math.ceil(self.capacity_factor * length * self.top_k / self.experts)

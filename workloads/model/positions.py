@@ -1,4 +1,4 @@
-"""Where a token stands: rotary angles, sinusoids and relative buckets.
+"""Position encodings: rotary angles, sinusoids and relative buckets.
 
 Everything is computed from positions in the forward pass, so a model built on the meta device has no hidden
 tables to restore.

@@ -18,7 +18,7 @@ from workloads.workload import Batch
 
 
 class Stack(nn.Module):
-    """Embeddings beyond the tokens, layers and the last norm of one side."""
+    """Encoder or decoder: embeddings other than the tokens, layers and the last norm."""
 
     def __init__(self, config: TransformerConfig, count: int, causal: bool) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Stack(nn.Module):
         return (hidden if self.norm is None else self.norm(hidden)), extra
 
     def keep(self, start: int, stop: int) -> bool:
-        """Keep layers start to stop - 1 of this stack; whether any are left."""
+        """Keep layers start to stop - 1 of this stack; returns whether any are left."""
         count = len(self.layers)
         for name in list(self.layers):
             if not start <= int(name) < stop:

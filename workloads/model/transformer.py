@@ -32,7 +32,7 @@ IGNORED = -100
 
 
 class Output(NamedTuple):
-    """What a forward pass gives; what the model has no head for is None.
+    """The output of a forward pass; what the model has no head for is None.
 
     hidden [B, L, hidden] as the last layer or norm leaves it; extra the routers' losses summed, fp32 scalar;
     logits [B, L, vocabulary], [B, L] (discriminator) or [B, L, classes] (token); sentence [B, classes]. A
@@ -101,7 +101,7 @@ def make_layers(config: TransformerConfig, count: int, cross: bool = False) -> n
 def run_layers(
     layers: nn.ModuleDict, hidden: Tensor, context: Context, extra: Tensor | None, repeat: int = 1
 ) -> tuple[Tensor, Tensor | None]:
-    """All layers in order, `repeat` times when they are shared; the extra losses are summed.
+    """Run all layers in order, `repeat` times if they are shared; the extra losses are summed.
 
     What the context's keys are is told apart by the layer's number, that of the embeddings being 0.
     """
@@ -115,9 +115,9 @@ def run_layers(
 
 
 class Transformer(nn.Module):
-    """tokens, embeddings, layers, norm and head of one stack.
+    """One stack: tokens, embeddings, layers, norm and head.
 
-    A pipeline stage is the same module after `keep`: what it lacks is None.
+    A pipeline stage is the same module after `keep`: the parts that it lacks are None.
     """
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -201,7 +201,7 @@ def projection(config: TransformerConfig) -> nn.Linear | None:
 
 
 def make_head(config: TransformerConfig) -> nn.Module | None:
-    """The head that the config names."""
+    """The head that the configuration names, None for none."""
     if config.head == "language":
         return VocabularyProjection(config, config.hidden, bias=False)
     if config.head == "sequence":
@@ -211,5 +211,5 @@ def make_head(config: TransformerConfig) -> nn.Module | None:
 
 
 def masked_bias(bias: Tensor, allowed: Tensor | None) -> Tensor:
-    """Additive scores with -inf where attending is not allowed."""
+    """Additive scores with -inf where attention is not allowed."""
     return bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)

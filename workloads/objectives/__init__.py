@@ -1,4 +1,4 @@
-"""Pre-training objectives: what a window of raw text becomes, and what is predicted of it.
+"""Pre-training objectives: how a window of raw text becomes model input, and what is predicted.
 
 name                      paper                                               architectures
 causal_lm                 GPT, Radford et al. 2018                            decoder

@@ -19,7 +19,7 @@ def at_least(least: float, default: float) -> Any:
 
 
 def choice(default: str, *others: str) -> Any:
-    """An option that is one of a few words."""
+    """An option that is one of a few strings."""
     words = (default, *others)
     what = "one of " + ", ".join(words)
     return field(default=default, metadata={"fits": lambda v: v in words, "what": what})

@@ -18,9 +18,9 @@ FRAME = 3
 PAIR_NEEDS = (*NEEDS, "pad", "sentence_end")
 
 TRIES = 10
-"""Rule 1: samples looked at for a foreign segment."""
+"""Rule 1: number of samples searched for a segment of another document."""
 NEIGHBOURS = 10_000
-"""Rule 1: how many samples back a foreign segment may come from."""
+"""Rule 1: how many samples back the segment of another document may come from."""
 
 
 def sentence_starts(objective: SampledObjective, text: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What all objectives share: a sample at a time, with its own random numbers.
+"""The base of all objectives: one sample at a time, with its own random numbers.
 
 A sample depends on (seed, sample id, turn) alone, never on the batch it is in: each one draws from a
 counter-based generator (Philox; Salmon et al. 2011) keyed by a hash of these three and the objective's name.
@@ -25,11 +25,12 @@ IGNORE = -100
 """The label of a position that is not predicted."""
 
 SHORTEST = 8
-"""Sequences below this length leave some recipes nothing to predict."""
+"""Shortest sequence: below it some objectives have nothing to predict."""
 
 RULE = 2
-"""How objectives that begin now read and draw. Rule 1 is of runs that began with the version before: all its objectives
-read a stream every sequence_length tokens, so that between two windows some text was never read."""
+"""The sampling rule of runs that begin now: how objectives read text and draw random numbers. Rule 1 is that of runs
+begun with the version before: there all objectives read a stream with a stride of sequence_length tokens, so that some
+text between two windows was never read."""
 
 Read = Text
 Sample = Mapping[str, ArrayLike]
@@ -89,7 +90,7 @@ class SampledObjective(ABC):
 
     @property
     def reading(self) -> Reading:
-        """How its samples lie in the text: they tile it, but under rule 1."""
+        """How it divides the text into samples: without gaps, except under rule 1."""
         window = self.window(self.sequence_length)
         if self.rule == 1:
             return Reading("stream", window, self.sequence_length)

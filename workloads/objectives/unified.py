@@ -19,7 +19,7 @@ MODES, SHARES = ("bidirectional", "seq2seq", "left_to_right", "right_to_left"), 
 
 
 def attention_of(mode: str, types: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """Who attends to whom, bool [length, length]; padding is seen by itself alone."""
+    """Which token attends to which, bool [length, length]; padding attends only to itself."""
     row, column = np.arange(len(types))[:, None], np.arange(len(types))[None, :]
     source = (types == 0)[None, :]
     allowed = {

@@ -139,7 +139,7 @@ def test_a_rank_that_the_kernel_ends_for_want_of_memory_is_told_from_one_that_so
     assert fork_server.cause(killed) == Cause("exited", -signal.SIGKILL)
 
 
-def test_ranks_die_with_their_zygote(fork_server: ForkServer, server: HeartbeatServer) -> None:
+def test_ranks_die_with_their_fork_server(fork_server: ForkServer, server: HeartbeatServer) -> None:
     pid = fork_server.launch(**rank(server))
     fork_server.close()
     fork_server.close()
