@@ -143,7 +143,7 @@ def _until_death(phase: Phase, following: Row | None, rows: RunTotals) -> list[P
     if phase.name == "train":
         seen = max(seen, rows.last_row_before(phase.end))
     death = min(max(seen, phase.start), phase.end)
-    down = Phase("down", phase.attempt, death, phase.end, reason="nobody ran")
+    down = Phase("down", phase.attempt, death, phase.end, reason="no controller ran")
     return [dataclasses.replace(phase, end=death, died=True), down]
 
 

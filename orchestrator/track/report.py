@@ -40,12 +40,12 @@ BUCKET_NAMES = {
     "checkpoint_stall": "waiting for commits",
     "lost_work": "work that was lost",
     "detection": "noticing faults",
-    "re_plan": "stopping and planning anew",
+    "re_plan": "stopping and planning again",
     "queue": "waiting for its turn",
     "restore": "later starts and restores",
     "export": "exporting",
     "idle": "waiting for workers, and between steps",
-    "down": "nobody ran",
+    "down": "no controller ran",
 }
 BUCKET_OF = {"start": "restore", "train": "step", "wait": "idle", "stop": "re_plan"}
 

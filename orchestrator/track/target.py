@@ -1,4 +1,4 @@
-"""Whether MLflow can be where a job says; whether it answers is another matter, and stops nothing."""
+"""Checks the MLflow address of a job. Whether the server answers is not checked: telemetry stops no run."""
 
 from __future__ import annotations
 

@@ -93,8 +93,8 @@ class RunTotals:
         """Add a row: the one that precedes, in the file, the row added last."""
         step, attempt, time = row.get("step", 0), row.get("attempt"), micros(row.get("time"))
         self.latest = max(self.latest, time)
-        if (place := bisect_left(self._boundaries, time)) < len(self._boundaries):
-            self._last_rows[self._boundaries[place]] = max(self._last_rows[self._boundaries[place]], time)
+        if (index := bisect_left(self._boundaries, time)) < len(self._boundaries):
+            self._last_rows[self._boundaries[index]] = max(self._last_rows[self._boundaries[index]], time)
         if layout := row.get("layout"):
             self._layouts.pop(str(layout), None)
             self._layouts[str(layout)] = 0

@@ -89,12 +89,12 @@ def parallel(
         kind, opacity = _kind(trial["trial"], trial["state"], best), 1.0
         if kind == "full":
             opacity -= (1.0 - WEAKEST) * full.index(trial["value"]) / max(len(full) - 1, 1)
-        points = [(float(place), column[0][number]) for place, column in enumerate(columns)]
+        points = [(float(index), column[0][number]) for index, column in enumerate(columns)]
         title = f"{trial['trial']}: {metric} {trial['value']:.5g}"
         lines.append(Line(kind, path(points, x, y), title, round(opacity, 2)))
     found = [
-        ParallelAxis(x(place), short_key(key), [(y(height), text) for height, text in ticks])
-        for place, (key, (_, ticks)) in enumerate(zip(keys, columns, strict=True))
+        ParallelAxis(x(index), short_key(key), [(y(height), text) for height, text in ticks])
+        for index, (key, (_, ticks)) in enumerate(zip(keys, columns, strict=True))
     ]
     return Parallel(found, sorted(lines, key=_order))
 

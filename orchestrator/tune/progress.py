@@ -112,9 +112,7 @@ class SearchProgress:
             steps, usd = lineage.spent(self._sweep, run)
             self._spend({"run": run, "own_steps": steps, "cost_usd": usd})
         if result is None or result["failed"]:
-            reason = (
-                result["failed"] if result else "its process died, and died again when it was started anew"
-            )
+            reason = result["failed"] if result else "its process died, and died again after a restart"
             step = self._reported.get(run, {}).get("step", 0)
             self._records.end(trial, TrialEnd("failed", run, step, None, reason))
         elif not result["limited"] and (result["finished"] or not self.limit()):

@@ -54,7 +54,8 @@ def _charts(sweep: RunDir, tune: TuneSpec, trained: list[dict[str, Any]], best: 
         _smooth([r[tune.metric] for r in rows[t["trial"]] if r["step"] <= shared], tune.window)[-1]
         for t in trained
     ]
-    shares = importance(tune.space, [t["config"] for t in trained], values)
+    several = len(tune.space) > 1  # one key explains everything
+    shares = importance(tune.space, [t["config"] for t in trained], values) if several else {}
     kinds = {key: dimension.kind for key, dimension in tune.space.items()}
     return {
         "parallel": charts.parallel(trained, kinds, tune.metric, tune.mode, best),

@@ -65,8 +65,8 @@ def perturbed(tune: TuneSpec, config: Mapping[str, Any], source: random.Random) 
         if source.random() < RESAMPLE:
             found[key] = draw(dimension, source)
         elif dimension.listed is not None:
-            place = dimension.listed.index(value) + source.choice((-1, 1))
-            found[key] = dimension.listed[min(max(place, 0), len(dimension.listed) - 1)]
+            index = dimension.listed.index(value) + source.choice((-1, 1))
+            found[key] = dimension.listed[min(max(index, 0), len(dimension.listed) - 1)]
         else:
             low, high = dimension.ends
             moved = min(max(value * source.choice(FACTORS), low), high)

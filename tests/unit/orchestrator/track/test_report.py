@@ -168,7 +168,7 @@ def test_the_page_tells_the_run(run_dir: RunDir) -> None:
         "gpt-shakespeare", "done", "all 200 steps are done", "200 / 200", "819k tokens",
         "12 steps lost", "3 rejected",
         "unigram entropy 6.214", "dp2 zero0 mb16", "tp 3 does not divide the model's 2 attention heads",
-        "ROMEO: What light", "work that was lost", "noticing faults", "nobody ran", "train_bpe: 4096",
+        "ROMEO: What light", "work that was lost", "noticing faults", "no controller ran", "train_bpe: 4096",
         "the commit at step 200, in the Hugging Face format", f"{200:032x}", "6400",
     ):  # fmt: skip
         assert told in page.text, told
