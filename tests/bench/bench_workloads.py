@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from workloads.hf.checkpoint import hf_config_of
+from workloads.hf.compare import arguments
 from workloads.hf.families import family_of
-from workloads.hf.parity import their_arguments
 from workloads.model.losses import loss
 from workloads.model.presets import preset
 from workloads.transformer_workload import TransformerWorkload
@@ -78,8 +78,8 @@ def _theirs(
     family = family_of(workload.config)
     config = hf_config_of(workload.config, workload.vocabulary)
     model = getattr(transformers, family.head(workload.config).kind)(config).train()
-    arguments = their_arguments(workload.config, inputs)
-    return model, lambda: model(**arguments, use_cache=False).loss
+    call = {**arguments(workload.config, inputs), "labels": inputs["labels"], "use_cache": False}
+    return model, lambda: model(**call).loss
 
 
 def seconds(step: Callable[[], float]) -> float:
