@@ -54,7 +54,7 @@ class JobQueue:
         self._tickets[job.name], self._wants[job.name] = job, want
         self._last_asked[job.name] = time.monotonic()
         for name in [
-            name for name, heard in self._last_asked.items() if time.monotonic() - heard > FORGET_AFTER
+            name for name, last in self._last_asked.items() if time.monotonic() - last > FORGET_AFTER
         ]:
             self._forget(name)
         admission = admissions(list(self._tickets.values()), alive())[job.name]

@@ -80,9 +80,9 @@ def main() -> None:
     node = _start(spec)
     try:
         me = psutil.Process()
-        told = {**spec.to_json(), "pid": me.pid, "born": me.create_time(), "address": node.address}
+        record = {**spec.to_json(), "pid": me.pid, "born": me.create_time(), "address": node.address}
         draft = spec.record.with_suffix(f".{me.pid}")
-        draft.write_text(json.dumps(told))
+        draft.write_text(json.dumps(record))
         draft.replace(spec.record)
         while not ended.wait(0.5) and not node.is_broken():
             pass
