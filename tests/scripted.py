@@ -21,6 +21,7 @@ from cluster.workers.worker_context import RankInfo, WorkerContext
 from orchestrator.checkpoint.committer import CommitOutcome
 from orchestrator.checkpoint.identity import IDENTITY, SHARDS
 from orchestrator.checkpoint.manifest import CorruptCommit
+from orchestrator.checkpoint.retention import Retention, prune
 from orchestrator.checkpoint.shard import RawPiece
 from orchestrator.checkpoint.snapshot_server import SnapshotServer
 from orchestrator.checkpoint.snapshots import peer_store
@@ -152,7 +153,7 @@ def commit(store: Store, task: Task, step: int, receipt: str, rows: list[dict[st
         "skips": list(task.skips),
     }
     store.publish(step, store.write_raw(step, 0, [piece]), meta)
-    store.prune(task.job["checkpoint"]["keep"])
+    prune(store, Retention(task.job["checkpoint"]["keep"]))
 
 
 def position(task: Task, step: int) -> int:

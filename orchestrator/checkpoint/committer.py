@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.checkpoint.manifest import folder
+from orchestrator.checkpoint.retention import Retention, discard, prune
 from orchestrator.checkpoint.shard import RawPiece
 from orchestrator.checkpoint.store import Store
+from orchestrator.job.errors import one_line
 
 SLOWER = 10.0
 """Times what this writer's own files took that a file of another may take: all have about as much to write."""
@@ -38,15 +40,6 @@ class CommitOutcome:
     seconds: float
     bytes: int
     reason: str = ""
-
-
-@dataclass(frozen=True)
-class Retention:
-    """Arguments of `Store.prune`, which runs after each commit; `keep` None keeps all."""
-
-    keep: int | None = None
-    every: int | None = None
-    best: tuple[str, str] | None = None
 
 
 class Committer:
@@ -121,10 +114,8 @@ class Committer:
 
     def _prune(self) -> str:
         """Old commits are removed only now; that this fails does not undo the commit."""
-        if self.retention.keep is None:
-            return ""
         try:
-            self.store.prune(self.retention.keep, self.retention.every, self.retention.best)
+            prune(self.store, self.retention)
         except Exception as error:
             return f"old commits were not removed: {one_line(error)}"
         return ""
@@ -135,11 +126,6 @@ class Committer:
             if self.writer:
                 self._tell(step, {"failed": reason})
             else:
-                self.store.discard(step)
+                discard(self.store, step)
         except Exception:
             return
-
-
-def one_line(error: BaseException) -> str:
-    """An error as people are told of it."""
-    return " ".join(f"{type(error).__name__}: {error}".split())

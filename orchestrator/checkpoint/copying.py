@@ -6,8 +6,9 @@ import contextlib
 import dataclasses
 from typing import Any
 
-from orchestrator.checkpoint.manifest import MANIFEST, folder
+from orchestrator.checkpoint.manifest import folder
 from orchestrator.checkpoint.store import Store
+from orchestrator.storage.file_names import MANIFEST
 
 
 def copy(source: Store, step: int, target: Store, **meta: Any) -> None:

@@ -15,12 +15,11 @@ from typing import Any
 from orchestrator.checkpoint.shard import ITEM_BYTES, digest
 from orchestrator.checkpoint.tiling import untiled
 from orchestrator.job.errors import InputError
+from orchestrator.storage.file_names import MANIFEST
 
 SCHEMA = 1
 LARGEST = 1 << 60  # of any size or offset
 FILE_NAME = re.compile(r"shard-[0-9]{5,}-[0-9a-z]+-[0-9a-f]+\.safetensors")
-MANIFEST = "manifest.json"
-FENCE = "ATTEMPT"  # beside the commits: the number of the attempt that may add to them
 FOLDER = re.compile(r"step-([0-9]{8,})")
 TAIL = re.compile(rb',"checksum":"([0-9a-f]{32})"\}\n')
 TAIL_BYTES = len(b',"checksum":""}\n') + 32

@@ -11,7 +11,7 @@ from orchestrator.checkpoint.manifest import Chunk, CommitManifest, CorruptCommi
 from orchestrator.checkpoint.pieces import DTYPES
 from orchestrator.checkpoint.shard import ITEM_BYTES, digest
 from orchestrator.job.errors import InputError
-from orchestrator.storage.backends import Backend
+from orchestrator.storage.backend import Backend
 from orchestrator.storage.retry import Retry
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # start, extent

@@ -1,43 +1,59 @@
-"""Which commits stay, and the removal of the others: manifest first, and never the newest sound one."""
+"""Which commits are kept, and the removal of the others: the manifest first, and never the newest sound commit."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from orchestrator.checkpoint.manifest import (
     FILE_NAME,
     FOLDER,
-    MANIFEST,
     CommitManifest,
     CorruptCommit,
     folder,
     published,
 )
-
-if TYPE_CHECKING:
-    from orchestrator.checkpoint.store import Store
+from orchestrator.checkpoint.store import Store
+from orchestrator.storage.file_names import MANIFEST
 
 BEST = ("loss", "min")
-"""What makes a commit of a run the best one: the value in its manifest under this key."""
-
-
+"""What `checkpoint.keep_best` means: the commit whose manifest has the least value under this key."""
 DOCUMENT = re.compile(r"(manifest|records-[0-9]{5,}-[0-9a-z]+)\.json(\.[0-9a-f]{32}\.tmp)?")
-"""The manifest, and the notes of its writers; with what a crash leaves of one."""
-HINT = re.compile(r"LATEST\.[0-9a-f]{32}\.tmp")
+"""The manifest and the writers' records, and the drafts of these that a crash leaves."""
+LATEST_DRAFT = re.compile(r"LATEST\.[0-9a-f]{32}\.tmp")
 
 
-def prune(store: Store, keep: int, every: int | None, best: tuple[str, str] | None) -> list[int]:
-    """See `Store.prune`."""
+@dataclass(frozen=True)
+class Retention:
+    """Which commits `prune` keeps.
+
+    Attributes:
+        keep: the newest so many sound commits, at least one; None keeps all commits.
+        every: and those whose step is a multiple of this.
+        best: and the sound one with the best value in its meta: (key, "min" or "max").
+    """
+
+    keep: int | None = None
+    every: int | None = None
+    best: tuple[str, str] | None = None
+
+
+def prune(store: Store, retention: Retention) -> list[int]:
+    """Remove the commits that `retention` does not keep, and files that interrupted attempts left behind.
+
+    Only what is older than the newest sound commit is removed, and nothing while there is none. Damaged commits do not
+    count towards `keep`. Returns the steps whose commits were removed.
+    """
+    if retention.keep is None:
+        return []
+    keep, every, best = max(retention.keep, 1), retention.every, retention.best
     sizes = store.retry(store.backend.list)
-    sound = _sound(store, sizes, limit=max(keep, 1) if best is None else None)
+    sound = _sound(store, sizes, limit=keep if best is None else None)
     if not sound:
         return []
     newest = max(sound)
-    stay = set(sorted(sound)[-max(keep, 1) :]) | {
-        step for step in published(sizes) if every and step % every == 0
-    }
+    kept = set(sorted(sound)[-keep:]) | {step for step in published(sizes) if every and step % every == 0}
     if best is not None:
         key, sign = best[0], {"min": 1, "max": -1}[best[1]]
         rated = [
@@ -45,20 +61,21 @@ def prune(store: Store, keep: int, every: int | None, best: tuple[str, str] | No
             for step, commit in sound.items()
             if commit.meta.get(key) is not None
         ]
-        stay |= {min(rated)[1]} if rated else set()
-    gone = [step for step in _present(sizes) if step < newest and step not in stay]
+        kept |= {min(rated)[1]} if rated else set()
+    gone = [step for step in _present(sizes) if step < newest and step not in kept]
     for step in gone:
         remove(store, step, sizes)
-    for step in stay & sound.keys():
+    for step in kept & sound.keys():
         _sweep(store, step, sizes, sound[step])
     for path in sizes:
-        if HINT.fullmatch(path):  # a hint that a crash left unfinished
+        if LATEST_DRAFT.fullmatch(path):
             store.retry(store.backend.remove, path)
     return [step for step in gone if f"{folder(step)}/{MANIFEST}" in sizes]
 
 
 def rewind(store: Store, step: int) -> list[int]:
-    """See `Store.rewind`."""
+    """Remove all that is newer than `step`, newest first, so that those steps can be committed again. Returns the steps
+    whose commits were removed."""
     sizes = store.retry(store.backend.list)
     gone = [newer for newer in _present(sizes) if newer > step]
     for newer in reversed(gone):
@@ -66,23 +83,32 @@ def rewind(store: Store, step: int) -> list[int]:
     return [newer for newer in gone if f"{folder(newer)}/{MANIFEST}" in sizes]
 
 
-def remove(store: Store, step: int, sizes: Iterable[str]) -> None:
-    """Remove a commit. The manifest goes first: from then on there is none that lacks a shard. What somebody else has
-    put into its folder stays."""
-    paths = [path for path in sizes if path.startswith(folder(step) + "/") and _is_ours(path)]
-    for path in sorted(paths, key=lambda path: not path.endswith("/" + MANIFEST)):
+def discard(store: Store, step: int) -> None:
+    """Remove what this attempt wrote of a step that is not published; files of other attempts stay."""
+    sizes = store.retry(store.backend.list, folder(step))
+    if f"{folder(step)}/{MANIFEST}" not in sizes:
+        remove(store, step, [path for path in sizes if f"-{store.attempt}" in path])
+
+
+def remove(store: Store, step: int, paths: Iterable[str]) -> None:
+    """Remove those of `paths` that belong to the commit of a step, and its folder if nothing else is in it.
+
+    The manifest goes first, so that no manifest is ever without its shards. Files that no store has written stay.
+    """
+    ours = [path for path in paths if path.startswith(folder(step) + "/") and _is_ours(path)]
+    for path in sorted(ours, key=lambda path: not path.endswith("/" + MANIFEST)):
         store.retry(store.backend.remove, path, settle=path.endswith("/" + MANIFEST))
     store.retry(store.backend.remove_folder, folder(step))
 
 
 def _is_ours(path: str) -> bool:
-    """Whether a file of a step's folder has a name that only a store gives."""
+    """Whether a file in a commit's folder has a name that only a store gives."""
     name = path.partition("/")[2]
     return bool(FILE_NAME.fullmatch(name) or DOCUMENT.fullmatch(name))
 
 
 def _sound(store: Store, sizes: dict[str, int], limit: int | None) -> dict[int, CommitManifest]:
-    """The newest `limit` commits whose manifest and sizes are right."""
+    """The newest `limit` commits (None: all) whose manifest and file sizes are right, by step."""
     found: dict[int, CommitManifest] = {}
     for step in sorted(published(sizes), reverse=True):
         if len(found) == limit:
@@ -97,13 +123,13 @@ def _sound(store: Store, sizes: dict[str, int], limit: int | None) -> dict[int, 
 
 
 def _present(sizes: dict[str, int]) -> list[int]:
-    """Steps of which there is anything, ascending."""
+    """Steps that have a folder, published or not, ascending."""
     names = {path.split("/")[0] for path in sizes if "/" in path}
     return sorted(int(found[1]) for name in names if (found := FOLDER.fullmatch(name)))
 
 
 def _sweep(store: Store, step: int, sizes: dict[str, int], commit: CommitManifest) -> None:
-    """Remove what dead attempts left in the folder of a commit."""
+    """Remove what interrupted attempts left in the folder of a published commit."""
     named = {f"{folder(step)}/{name}" for name in (*commit.files, MANIFEST)}
     for path in sizes:
         if path.startswith(folder(step) + "/") and path not in named and _is_ours(path):

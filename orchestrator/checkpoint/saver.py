@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
 
-from orchestrator.checkpoint.committer import CommitOutcome, Retention
+from orchestrator.checkpoint.committer import CommitOutcome
 from orchestrator.checkpoint.pieces import TensorPiece
+from orchestrator.checkpoint.retention import Retention
 from orchestrator.checkpoint.shared_memory import SharedBuffer
 from orchestrator.checkpoint.store import Store
 

@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from orchestrator.checkpoint.committer import Committer, Retention
+from orchestrator.checkpoint.committer import Committer
+from orchestrator.checkpoint.retention import Retention
 from orchestrator.checkpoint.shard import RawPiece
 from orchestrator.checkpoint.store import Store
 from orchestrator.storage.retry import Retry

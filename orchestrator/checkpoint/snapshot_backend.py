@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from orchestrator.checkpoint.snapshot_server import ERRNO, receive, receive_message, send
-from orchestrator.storage.backends import Buffers
+from orchestrator.storage.backend import Buffers
 
 CONNECT_TIMEOUT = 2.0
 """Seconds for a holder to accept a connection."""

@@ -9,11 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.checkpoint import retention
 from orchestrator.checkpoint import shard as shards
 from orchestrator.checkpoint.manifest import (
-    FENCE,
-    MANIFEST,
     CommitManifest,
     CorruptCommit,
     folder,
@@ -24,7 +21,9 @@ from orchestrator.checkpoint.merge import assemble
 from orchestrator.checkpoint.snapshot_backend import PeerBackend
 from orchestrator.checkpoint.verify import damage, spans
 from orchestrator.job.errors import InputError
-from orchestrator.storage.backends import Backend, open_backend
+from orchestrator.storage.backend import Backend
+from orchestrator.storage.file_names import FENCE, MANIFEST
+from orchestrator.storage.open_backend import open_backend
 from orchestrator.storage.retry import Retry
 
 if TYPE_CHECKING:
@@ -252,31 +251,3 @@ class Store:
 
     def _where(self, step: int) -> str:
         return f"{self.place}/{folder(step)}"
-
-    # -- removing
-
-    def prune(self, keep: int, every: int | None = None, best: tuple[str, str] | None = None) -> list[int]:
-        """Remove commits that retention does not ask for, and what dead attempts left behind.
-
-        Only what is older than the newest sound commit is removed, and nothing while there is none. Damaged
-        commits do not count as kept.
-
-        Args:
-            keep: the last so many sound commits stay.
-            every: so do those whose step is a multiple of this.
-            best: and the one whose meta value under this key is ("key", "min") or ("key", "max").
-
-        Returns:
-            The steps removed.
-        """
-        return retention.prune(self, keep, every, best)
-
-    def rewind(self, step: int) -> list[int]:
-        """Remove all that is newer than `step`, newest first, so that those steps can be committed anew."""
-        return retention.rewind(self, step)
-
-    def discard(self, step: int) -> None:
-        """Remove what this attempt wrote of a step that is not published; other attempts' files stay."""
-        sizes = self.retry(self.backend.list, folder(step))
-        if f"{folder(step)}/{MANIFEST}" not in sizes:
-            retention.remove(self, step, [path for path in sizes if f"-{self.attempt}" in path])

@@ -6,7 +6,7 @@ import math
 
 from orchestrator.checkpoint.manifest import CommitManifest, folder
 from orchestrator.checkpoint.shard import ITEM_BYTES, digest
-from orchestrator.storage.backends import Backend
+from orchestrator.storage.backend import Backend
 from orchestrator.storage.retry import Retry
 
 STRIDE = 16 << 20  # bytes read at once

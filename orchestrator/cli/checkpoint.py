@@ -69,12 +69,12 @@ def export(
     """Export a commit to a folder that transformers loads, and compare the outputs."""
     from orchestrator.export.hugging_face import export as write
     from orchestrator.job.paths import absolute
-    from orchestrator.storage.places import check_place
+    from orchestrator.storage.uri import check_uri
 
     run, _ = existing_run(run_dir)
     manifest = _chosen(_store(run_dir), step)
     if to is not None:
-        check_place(to, "--to")
+        check_uri(to, "--to")
     target = run.at("export") if to is None else absolute(to, Path.cwd())
     found = write(run.uri, manifest.step, target)
     if as_json:
@@ -87,12 +87,13 @@ def export(
 
 def prune(run_dir: Run, keep: Annotated[int, typer.Option(min=1, help="commits that stay")] = 1) -> None:
     """Remove all but the newest commits."""
-    from orchestrator.checkpoint.retention import BEST
+    from orchestrator.checkpoint.retention import BEST, Retention
+    from orchestrator.checkpoint.retention import prune as prune_commits
     from orchestrator.checkpoint.store import Store
 
     run, spec = existing_run(run_dir)
     best = BEST if spec.checkpoint.keep_best else None
-    removed = Store(run.at("checkpoints")).prune(keep, spec.checkpoint.keep_every, best)
+    removed = prune_commits(Store(run.at("checkpoints")), Retention(keep, spec.checkpoint.keep_every, best))
     print(f"removed steps {', '.join(map(str, removed)) or 'none'}")
 
 

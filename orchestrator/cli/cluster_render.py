@@ -103,7 +103,7 @@ def kuberay(
     from orchestrator.job.spec import dump
     from orchestrator.launch import rendering as rendered
     from orchestrator.launch.rendering_needs import CLOUDS, of_one_cloud, one_value
-    from orchestrator.storage.places import check_place
+    from orchestrator.storage.uri import check_uri
 
     spec, needs = _job(job, overrides, image, spot, memory, per_node, accelerator)
     _known(platform, tuple(SPOT), "--platform")
@@ -113,7 +113,7 @@ def kuberay(
         raise InputError(f"{queue!r} is no queue", "--queue", "write kueue:NAME or volcano:NAME")
     claim = runs.removeprefix("pvc:") if runs.startswith("pvc:") else ""
     if not claim:
-        check_place(runs, "--runs")
+        check_uri(runs, "--runs")
     if not claim and runs.split("://")[0] in (runs, "file", "local", "memory", "http", "https"):
         raise InputError(
             f"{runs!r} would be lost with the pod",

@@ -59,11 +59,11 @@ def job_of(path: Path, overrides: list[str] | None) -> JobSpec:
 def run_of(spec: JobSpec, run_dir: str | None) -> RunDir:
     """The run directory of --run-dir, or the job's default. Raises InputError if it cannot be one."""
     from orchestrator.job.paths import absolute
-    from orchestrator.storage.places import check_place
     from orchestrator.storage.run_directory import RunDir
+    from orchestrator.storage.uri import check_uri
 
     if run_dir is not None:
-        check_place(run_dir, "--run-dir")
+        check_uri(run_dir, "--run-dir")
     return RunDir(absolute(run_dir or f"{RUNS}/{spec.name}", Path.cwd()))
 
 
@@ -71,10 +71,10 @@ def existing_run(run_dir: str) -> tuple[RunDir, JobSpec]:
     """An existing run directory and its job. Raises InputError if there is no run."""
     from orchestrator.checkpoint.identity import job_in
     from orchestrator.job.paths import absolute
-    from orchestrator.storage.places import check_place
     from orchestrator.storage.run_directory import RunDir
+    from orchestrator.storage.uri import check_uri
 
-    check_place(run_dir)
+    check_uri(run_dir)
     run = RunDir(absolute(run_dir, Path.cwd()))
     spec = job_in(run)
     if spec is None or not run.holds_a_run():
@@ -87,7 +87,7 @@ def on_this_machine(given: str | Path) -> Path:
     from orchestrator.storage.places import check_place, is_path
 
     text = str(given)  # a default is a path already
-    check_place(text)
+    check_uri(text)
     if not is_path(text):
         raise InputError("is no path of this machine", text, "give a path")
     return Path(text)

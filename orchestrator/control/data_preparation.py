@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
-from orchestrator.checkpoint.committer import one_line
+from orchestrator.job.errors import one_line
 from orchestrator.job.spec import JobSpec
 from orchestrator.resolve.prepared_data import prepared
 from orchestrator.storage.retry import may_come_back, patient

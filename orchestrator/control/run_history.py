@@ -12,6 +12,7 @@ from typing import Any, Unpack
 from cluster.workers.clock import wall
 from orchestrator.checkpoint.identity import check_same_run, check_shards, other_shards
 from orchestrator.checkpoint.manifest import CommitManifest
+from orchestrator.checkpoint.retention import rewind
 from orchestrator.checkpoint.snapshots import newest, peer_store
 from orchestrator.checkpoint.store import Store
 from orchestrator.control.events import EventHistory, Spending
@@ -281,7 +282,7 @@ class RunHistory:
         step = commit.step if commit else 0
         for store in self._stores:
             with contextlib.suppress(OSError) if store is self._peers else contextlib.nullcontext():
-                store.rewind(step if commit else -1)
+                rewind(store, step if commit else -1)
         # Those of the steps before another run's commit, if it began with one, are that run's.
         carried = [row for row in commit.meta["rows"] if row["step"] >= self._first] if commit else []
         mark = self._metrics.mark

@@ -23,7 +23,7 @@ import xxhash
 
 from orchestrator.data.documents import SEPARATOR
 from orchestrator.job.errors import InputError
-from orchestrator.storage.folders import exchange
+from orchestrator.storage.atomic import replace_folder
 
 FORMAT = 1
 
@@ -76,7 +76,7 @@ def collect(folder: str, limit_mib: float | None = None) -> dict[str, Any]:
         files = {f"{name}.txt": _write(draft / f"{name}.txt", name, share, seen) for name in versions}
         summary = {**wanted, "bytes": sum(f["bytes"] for f in files.values()), "files": files}
         (draft / "corpus.json").write_text(json.dumps(summary, indent=2) + "\n")
-        exchange(str(draft), str(target), _is_ours)
+        replace_folder(str(draft), str(target), _is_ours)
     except OSError as error:
         raise InputError(f"cannot be written ({error.strerror})", folder, "name another folder") from None
     finally:

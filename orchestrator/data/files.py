@@ -10,10 +10,10 @@ import time
 from typing import Any
 
 from orchestrator.job.errors import InputError
-from orchestrator.storage.backends import open_backend
-from orchestrator.storage.places import check_place
-from orchestrator.storage.posix import PosixBackend
+from orchestrator.storage.open_backend import open_backend
+from orchestrator.storage.posix_backend import PosixBackend
 from orchestrator.storage.retry import Retry
+from orchestrator.storage.uri import check_uri
 
 DRAFT = re.compile(r".+\.[0-9a-f]{32}\.tmp")
 """Names of files on a disk that are not whole yet."""
@@ -27,7 +27,7 @@ class Folder:
     """A folder on any fsspec file system. Raises InputError for a protocol that cannot be used."""
 
     def __init__(self, uri: str, retry: Retry | None = None) -> None:
-        check_place(uri)
+        check_uri(uri)
         self.backend = open_backend(uri, TIMEOUT)
         self.retry = retry or Retry()
         self.local = isinstance(self.backend, PosixBackend)

@@ -13,8 +13,8 @@ from typing import Any, BinaryIO
 import xxhash
 
 from orchestrator.job.errors import InputError
-from orchestrator.storage.inputs import TIMEOUT, open_input
-from orchestrator.storage.remote import RemoteFileSystem
+from orchestrator.storage.file_system import RemoteFileSystem
+from orchestrator.storage.input_files import TIMEOUT, open_input
 from orchestrator.storage.retry import Retry
 
 BLOCK_BYTES = 2**20

@@ -12,15 +12,14 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import pyarrow.parquet as pq
-from fsspec.implementations.local import LocalFileSystem
 
 from orchestrator.data.source_files import BLOCK_BYTES, SUM_DIGITS, identify, open_source, tag
 from orchestrator.job.errors import InputError, Unreachable
 from orchestrator.job.spec import Source
-from orchestrator.storage.backends import is_local, local_path
-from orchestrator.storage.inputs import TIMEOUT
-from orchestrator.storage.remote import RemoteFileSystem
+from orchestrator.storage.file_system import open_file_system
+from orchestrator.storage.input_files import TIMEOUT
 from orchestrator.storage.retry import Retry, transient
+from orchestrator.storage.uri import is_local
 
 KINDS = (".txt", ".jsonl", ".parquet")
 PARTS = 64
@@ -134,7 +133,7 @@ def _match(number: int, source: Source) -> list[tuple[int, Source, Any, dict[str
     """The files of one source, as their file system lists them."""
     where = f"data.sources.{number}.uri {source.uri}"
     try:
-        fs, path = _file_system(source.uri)
+        fs, path = open_file_system(source.uri, TIMEOUT)
         retry = Retry()
         if retry(fs.isfile, path):
             infos = [retry(fs.info, path)]
@@ -159,16 +158,8 @@ def _match(number: int, source: Source) -> list[tuple[int, Source, Any, dict[str
     return [(number, source, fs, info) for info in infos]
 
 
-def _file_system(uri: str) -> tuple[Any, str]:
-    """The file system of a source, and its path there."""
-    if is_local(uri):
-        return LocalFileSystem(), local_path(uri)
-    fs = RemoteFileSystem(uri, TIMEOUT)
-    return fs, fs.root
-
-
 def _identify(number: int, source: Source, fs: Any, info: dict[str, Any]) -> SourceFile:
-    path, local = info["name"], isinstance(fs, LocalFileSystem)
+    path, local = info["name"], is_local(source.uri)
     try:
         # Not the time of change where it can be helped: the same text collected again is the same data.
         size, content, sums = identify(path) if local else (int(info["size"]), tag(fs, path, info), "")

@@ -20,6 +20,7 @@ from orchestrator.data.manifest import DataManifest, TokenShard
 from orchestrator.data.shards import ends_name
 from orchestrator.data.verified_shard import CheckedShard, DamagedShard, put_aside
 from orchestrator.job.errors import InputError
+from orchestrator.storage.atomic import replace_file
 from orchestrator.storage.retry import Retry
 
 if TYPE_CHECKING:
@@ -166,21 +167,24 @@ def _downloaded(folder: Folder, found: DataManifest, shard: TokenShard) -> Path:
 
 
 def _download(folder: Folder, shard: TokenShard, path: Path) -> None:
-    draft = path.with_suffix(".tmp")
-    state = xxhash.xxh3_128()
+    """Download a shard to `path`, whose lock is held. Raises InputError if it is missing or damaged."""
+    for left in path.parent.glob(f"{path.name}.*.tmp"):  # by a download that was killed
+        left.unlink()
+    block = memoryview(bytearray(2**22))
+
+    def blocks() -> Iterator[memoryview]:
+        at, digest = 0, xxhash.xxh3_128()
+        while count := folder.read_into(shard.file, at, block):
+            at += count
+            digest.update(block[:count])
+            yield block[:count]
+        if digest.hexdigest() != shard.xxh3:
+            raise InputError(f"shard {shard.file} is damaged", folder.uri, AGAIN)
+
     try:
-        block = memoryview(bytearray(2**22))
-        with draft.open("wb") as file:
-            while count := folder.read_into(shard.file, file.tell(), block):
-                state.update(block[:count])
-                file.write(block[:count])
-            file.flush()
-            os.fsync(file.fileno())
+        replace_file(str(path), blocks())
     except FileNotFoundError:
         raise InputError(f"shard {shard.file} is missing", folder.uri, AGAIN) from None
-    if state.hexdigest() != shard.xxh3:
-        raise InputError(f"shard {shard.file} is damaged", folder.uri, AGAIN)
-    os.replace(draft, path)
 
 
 @contextmanager

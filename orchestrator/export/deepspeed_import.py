@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.job.errors import InputError
-from orchestrator.storage.places import check_place
+from orchestrator.storage.uri import check_uri
 
 CHILD = "orchestrator.export.deepspeed_unpickle"
 
@@ -56,7 +56,7 @@ def _tagged(source: Path, tag: str | None) -> Path:
     if tag is None and (source / "latest").is_file():
         tag = (source / "latest").read_text().strip()
     folder = source / tag if tag else source
-    check_place(str(folder))
+    check_uri(str(folder))
     if not folder.is_dir() or not any(folder.glob("*_optim_states.pt")):
         raise InputError(
             "there is no DeepSpeed ZeRO checkpoint (*_optim_states.pt)",

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from orchestrator.job.errors import InputError
-from orchestrator.storage.backends import is_local, local_path, open_backend
-from orchestrator.storage.folders import exchange
-from orchestrator.storage.inputs import TIMEOUT
-from orchestrator.storage.places import check_place
+from orchestrator.storage.atomic import replace_folder
+from orchestrator.storage.input_files import TIMEOUT
+from orchestrator.storage.open_backend import open_backend
 from orchestrator.storage.retry import Retry
+from orchestrator.storage.uri import check_uri, is_local, local_path
 
 MARK = "export.json"
 """Written last: an export that has it is complete."""
@@ -89,7 +89,7 @@ def publish(folder: str, target: str, retry: Retry) -> None:
 def _move(folder: str, path: str) -> None:
     _open_to_others(folder)
     made = {*os.listdir(folder), *_listed(f"{path}/{MARK}")}
-    exchange(folder, path, lambda name: name in made or WEIGHTS.fullmatch(name) is not None)
+    replace_folder(folder, path, lambda name: name in made or WEIGHTS.fullmatch(name) is not None)
 
 
 def _listed(path: str) -> list[str]:

@@ -20,6 +20,11 @@ class InputError(Exception):
         return " ".join(f"{line}; {self.hint}".split()) if self.hint else " ".join(line.split())
 
 
+def one_line(error: BaseException) -> str:
+    """An error as one line for people: its type and its message."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
 class Absent(InputError):
     """What was named is not there, or not what it was taken for."""
 

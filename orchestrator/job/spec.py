@@ -20,7 +20,7 @@ from orchestrator.job.resources import ResourceSpec
 from orchestrator.job.stability import StabilitySpec
 from orchestrator.job.strict import Count, Fraction, Positive, StrictModel
 from orchestrator.job.tune import TuneSpec
-from orchestrator.job.validation_messages import one_line
+from orchestrator.job.validation_messages import input_error
 
 
 class WorkloadSpec(StrictModel):
@@ -294,7 +294,7 @@ def parse(document: Mapping[str, Any], where: str = "job") -> JobSpec:
     try:
         return JobSpec.model_validate(document)
     except ValidationError as error:
-        raise one_line(error, where, JobSpec) from None
+        raise input_error(error, where, JobSpec) from None
 
 
 def dump(spec: JobSpec) -> str:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from orchestrator.job.errors import InputError
 
 
-def one_line(error: ValidationError, where: str, root: type[BaseModel]) -> InputError:
+def input_error(error: ValidationError, where: str, root: type[BaseModel]) -> InputError:
     """What to tell of all that is wrong with a document of the model `root`, which stands in the file `where`."""
     first, others = _plainest(error)
     names = _written(first)

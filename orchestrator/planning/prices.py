@@ -16,7 +16,7 @@ from typing import Any
 
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
-from orchestrator.storage.inputs import open_input
+from orchestrator.storage.input_files import open_input
 
 COLUMNS = ["machine", "market", "zone", "usd_per_hour"]
 WARN_AT = 0.8

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from orchestrator.job.errors import InputError
-from orchestrator.storage.objects import publish_object
+from orchestrator.storage.object_backend import create_object
 from orchestrator.storage.retry import storage_failed
 
 LOCK = ".lock"
@@ -134,7 +134,7 @@ class Lease:
     def _create(self, number: int) -> bool:
         asked = time.monotonic()
         try:
-            self._call(publish_object, self._fs, self._path(number), self._told())
+            self._call(create_object, self._fs, self._path(number), self._told())
         except FileExistsError:
             if json.loads(self._read(number) or b"{}").get("owner") != self._me["owner"]:
                 return False  # else it is ours, and the answer was lost

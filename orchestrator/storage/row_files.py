@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from orchestrator.storage.objects import publish_object
+from orchestrator.storage.atomic import replace_file
+from orchestrator.storage.object_backend import create_object
 from orchestrator.storage.retry import storage_failed
 
 TOGETHER = 8
@@ -75,21 +76,17 @@ class SingleRowFile:
 
     def rewrite(self, pieces: Sequence[tuple[int, int] | bytes]) -> None:
         """See `RowFiles`."""
-        draft, view = f"{self._path}.{os.getpid()}.tmp", self.view()
-        try:
-            with open(draft, "wb") as file:
-                for piece in pieces:
-                    for data in [piece] if isinstance(piece, bytes) else _blocks(view.read, *piece):
-                        file.write(data)
-                    if data[-1:] != b"\n":
-                        file.write(b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, self._path)
-        except OSError:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(draft)
-            raise
+        view = self.view()
+
+        def content() -> Iterator[bytes]:
+            for piece in pieces:
+                data = b""
+                for data in [piece] if isinstance(piece, bytes) else _blocks(view.read, *piece):
+                    yield data
+                if data[-1:] != b"\n":
+                    yield b"\n"
+
+        replace_file(self._path, content())
 
     def remove(self) -> None:
         """See `RowFiles`."""
@@ -248,7 +245,7 @@ class NumberedRowFiles:
         self._sweep()
 
     def _put(self, part: Part, data: bytes) -> None:
-        self._call(publish_object, self._fs, f"{self.path}/{part.name}", data)
+        self._call(create_object, self._fs, f"{self.path}/{part.name}", data)
 
     def _sweep(self) -> None:
         while self._stale:

@@ -17,18 +17,16 @@ import posixpath
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
-from fsspec.implementations.local import LocalFileSystem
-
-from orchestrator.checkpoint.manifest import FENCE, MANIFEST
 from orchestrator.job.errors import InputError, Unreachable
-from orchestrator.storage.backends import is_local, local_path
+from orchestrator.storage.atomic import replace_file
+from orchestrator.storage.file_names import COMMITS, FENCE, MANIFEST
+from orchestrator.storage.file_system import open_file_system
 from orchestrator.storage.lease import LOCK, Lease, lock_file
-from orchestrator.storage.places import check_place
-from orchestrator.storage.remote import RemoteFileSystem
 from orchestrator.storage.retry import Retry, transient
 from orchestrator.storage.row_files import NumberedRowFiles, SingleRowFile
 from orchestrator.storage.row_line import TRIALS, Row
 from orchestrator.storage.row_log import RowLog
+from orchestrator.storage.uri import check_uri, is_local
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,7 +39,6 @@ RETRY = Retry(attempts=5, first=0.1, cap=3.0, deadline=30.0)
 """Bounds of every call to a remote store: rows, which can wait, are tried again later."""
 
 
-COMMITS = "checkpoints"
 FILES = (
     "job.yaml",
     "plan.json",
@@ -60,10 +57,10 @@ class RunDir:
     """Reads and writes the documents and rows of one run. Raises InputError if the place cannot be used."""
 
     def __init__(self, uri: str) -> None:
-        check_place(uri)
+        check_uri(uri)
         self.local = is_local(uri)
-        self.fs: Any = LocalFileSystem() if self.local else RemoteFileSystem(uri, REMOTE_TIMEOUT)
-        self.path: str = local_path(uri) if self.local else self.fs.root
+        self.path: str
+        self.fs, self.path = open_file_system(uri, REMOTE_TIMEOUT)
         self.uri = self.path if self.local else uri.rstrip("/")
         self._logs: dict[str, RowLog] = {}
         self._lease: Lease | None = None
@@ -153,20 +150,10 @@ class RunDir:
         """Replace a document whole: a reader sees the old one or the new one."""
         self.require_lock()
         path = self._path(name)
-        if not self.local:
+        if self.local:
+            replace_file(path, [text.encode()])
+        else:
             self._call(self.fs.pipe_file, path, text.encode())
-            return
-        draft = f"{path}.{os.getpid()}.tmp"
-        try:
-            with open(draft, "w") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, path)
-        except OSError:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(draft)
-            raise
 
     def read_json(self, name: str) -> Any:
         """A JSON document, or None if there is none."""

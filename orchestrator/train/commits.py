@@ -12,11 +12,11 @@ from dataclasses import asdict
 from typing import Any
 
 from cluster.workers.worker_context import WorkerContext
-from orchestrator.checkpoint.committer import CommitOutcome, Retention
+from orchestrator.checkpoint.committer import CommitOutcome
 from orchestrator.checkpoint.identity import IDENTITY, SHARDS
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.reader import Reader
-from orchestrator.checkpoint.retention import BEST
+from orchestrator.checkpoint.retention import BEST, Retention
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.snapshots import peer_store
 from orchestrator.checkpoint.store import Store

@@ -22,8 +22,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
-from orchestrator.checkpoint.committer import Retention
 from orchestrator.checkpoint.pieces import TensorPiece, whole
+from orchestrator.checkpoint.retention import Retention
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.store import Store
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from s3 import Proxy
 
-from orchestrator.storage import row_files as rowtape
+from orchestrator.storage import row_files
 from orchestrator.storage.row_line import METRICS
 from orchestrator.storage.row_writer import Rows
 from orchestrator.storage.run_directory import RunDir
@@ -21,7 +21,7 @@ def row(step: int, attempt: int) -> dict[str, Any]:
 def test_each_row_is_there_once_in_few_objects(
     bucket: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rowtape, "ENOUGH", 4096)
+    monkeypatch.setattr(row_files, "ENOUGH", 4096)
     run = RunDir(f"{bucket}/runs/small")
     count, kinds = itertools.count(1), itertools.cycle(("busy", "refuse", "deaf", "cut"))
     proxy.spoil = lambda line: "" if next(count) % 7 else next(kinds)

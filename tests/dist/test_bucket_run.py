@@ -13,10 +13,10 @@ from jobs import curve, job, slow_job, wait_for, write_text
 from local_run import LocalGang, controller_here, drive_here
 from s3 import Proxy
 
-from orchestrator.checkpoint.manifest import FENCE
 from orchestrator.checkpoint.store import Store
 from orchestrator.control import decide
-from orchestrator.storage import run_directory as rundir
+from orchestrator.storage import run_directory
+from orchestrator.storage.file_names import FENCE
 from orchestrator.storage.row_line import METRICS
 from orchestrator.storage.run_directory import RunDir
 
@@ -85,7 +85,7 @@ def test_a_silent_store_neither_ends_a_gang_nor_hides_a_stop(
 ) -> None:
     """The controller waits for storage with the rows of a look in hand, for longer than a rank may be silent."""
     monkeypatch.setattr(decide, "SETTLE", 0.0)
-    monkeypatch.setattr(rundir, "REMOTE_TIMEOUT", 2.0)
+    monkeypatch.setattr(run_directory, "REMOTE_TIMEOUT", 2.0)
     gang, run = Heard(), f"{bucket}/runs/silent"
     document = slow_job(write_text(tmp_path, 200_000), steps=2000)
     document["checkpoint"]["every"] = 1000  # the first commit is the one that the stop asks for

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.checkpoint.committer import Retention
+from orchestrator.checkpoint.retention import Retention, prune
+from orchestrator.storage import file_system
 from orchestrator.checkpoint.pieces import TensorPiece, whole
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
-from orchestrator.storage import remote
 from orchestrator.storage.retry import Retry
 
 META = {"position": 1, "receipt": "r"}
@@ -53,7 +53,7 @@ def test_commit_restore_prune(bucket: str) -> None:
     assert step == 3
     assert torch.equal(read, tensor)
     assert store.verify(3) == []
-    assert store.prune(keep=1) == [1, 2]
+    assert prune(store, Retention(keep=1)) == [1, 2]
     assert store.steps() == [3]
     assert {path.split("/")[0] for path in store.backend.list()} == {"LATEST", "step-00000003"}
 
@@ -67,7 +67,7 @@ def test_faults_pass(bucket: str, proxy: Any, fault: str) -> None:
         tensor = commit(store, step)
     step, read = restored(store)
     assert (step, torch.equal(read, tensor)) == (2, True)
-    store.prune(keep=1)
+    prune(store, Retention(keep=1))
     proxy.spoil = lambda line: ""
     assert opened(bucket).steps() == [2]
     assert len(proxy.spoiled) >= 2
@@ -103,7 +103,7 @@ def test_one_of_many_publishers_wins(bucket: str) -> None:
 
 
 def test_a_large_shard_goes_up_in_parts(bucket: str, proxy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "PART_BYTES", 5 << 20)
+    monkeypatch.setattr(file_system, "PART_BYTES", 5 << 20)
     tensor = torch.randn(3_000_000)
     store = opened(bucket, timeout=10.0)
     cuts = iter(["", "refuse"])

@@ -18,6 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from orchestrator.storage import atomic, posix_backend
+
 ROOT = 0
 Tree = dict[str, bytes | None]  # path -> content, None for a directory
 
@@ -63,6 +67,12 @@ class Mark:
 
 
 Op = Name | Move | Data | Sync | Mark
+
+
+def install(patch: pytest.MonkeyPatch, fake: Any) -> None:
+    """Let the modules that write files call `fake` for `os`."""
+    for module in (atomic, posix_backend):
+        patch.setattr(module, "os", fake)
 
 
 class Unsynced:

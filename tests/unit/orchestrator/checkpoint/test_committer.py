@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from orchestrator.checkpoint import committer
-from orchestrator.checkpoint.committer import CommitOutcome, Committer, Retention
+from orchestrator.checkpoint.committer import CommitOutcome, Committer
 from orchestrator.checkpoint.pieces import TensorPiece
+from orchestrator.checkpoint.retention import Retention
 from orchestrator.checkpoint.store import Store
-from orchestrator.storage import posix
+from orchestrator.storage import atomic
 from orchestrator.storage.retry import Retry
 
 META = {"position": 1, "receipt": ""}
@@ -149,7 +150,7 @@ def test_a_full_disk_leaves_no_half_commit(
     group = committers(in_memory, 2, patience=0.2)
     together(group, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(posix, "os", FullDisk(room))
+        patch.setattr(atomic, "os", FullDisk(room))
         failed = together(group, 2)
     assert failed[0].state == "failed"
     assert "No space left on device" in failed[0].reason + failed[1].reason

@@ -16,11 +16,13 @@ import pytest
 import torch
 
 from orchestrator.checkpoint import retention
-from orchestrator.checkpoint.manifest import MANIFEST, CommitManifest
+from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.pieces import TensorPiece, whole
+from orchestrator.checkpoint.retention import Retention, prune, rewind
 from orchestrator.checkpoint.store import Store
-from orchestrator.storage import posix
-from orchestrator.storage.posix import PosixBackend
+from orchestrator.storage import posix_backend
+from orchestrator.storage.file_names import MANIFEST
+from orchestrator.storage.posix_backend import PosixBackend
 from orchestrator.storage.retry import Retry
 
 STEPS = (10, 20, 30)
@@ -52,7 +54,7 @@ def run(open_store: Callable[[], Store], log: Any, chance: random.Random) -> Exp
         log.actor = 0
         expected[step] = (store.publish(step, records, {"position": step, "receipt": ""}).to_bytes(), held)
         log.mark(step)
-        store.prune(keep)
+        prune(store, Retention(keep))
     return expected
 
 
@@ -76,10 +78,10 @@ def problem(store: Store, acknowledged: int | None, expected: Expected) -> str:
 def goes_on(store: Store, found: CommitManifest | None) -> bool:
     """A new attempt can commit the next step on top of what a crash left, and prune all else."""
     step = STEPS[-1] + 10 if found is None else found.step + 1
-    store.rewind(0 if found is None else found.step)
+    rewind(store, 0 if found is None else found.step)
     records = store.write_shard(step, 0, [whole("model.w", torch.ones(2))])
     store.publish(step, records, {"position": 0, "receipt": ""})
-    store.prune(1)
+    prune(store, Retention(1))
     left = {path.split("/")[0] for path in store.backend.list()} - {"LATEST"}
     newest = store.latest()
     return newest is not None and newest.step == step and left == {f"step-{step:08d}"}
@@ -101,7 +103,7 @@ def recorded(
     recorder.mkdir(str(folder / "run"))
     uri = str(folder / "run" / "checkpoints")
     with monkeypatch.context() as patch:
-        patch.setattr(posix, "os", recorder)
+        posix_model.install(patch, recorder)
         expected = run(lambda: Store(uri, retry=Retry(1), threads=1), recorder, random.Random(seed))
     return recorder.interleaved(random.Random(seed)), expected
 
@@ -126,7 +128,7 @@ def posix_problems(in_memory: Path, monkeypatch: pytest.MonkeyPatch, each: int) 
             posix_model.materialise(tree, folder)
             store = Store(str(folder / "run" / "checkpoints"), retry=Retry(1), threads=1)
             with monkeypatch.context() as patch:
-                patch.setattr(posix, "os", posix_model.Unsynced())
+                posix_model.install(patch, posix_model.Unsynced())
                 wrong = verdict(store, step, expected, go_on=len(seen) % 10 == 0)
             shutil.rmtree(folder)
             yield f"run {seed}, {length} operations, lost {lost}: {wrong}" if wrong else ""
@@ -191,11 +193,11 @@ def no_file_sync(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_folder_sync(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PosixBackend, "_sync", lambda self, folder: None)
+    patch.setattr(posix_backend, "sync_folder", lambda folder: None)
 
 
-def no_anchor(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PosixBackend, "_anchor", lambda self, folder: None)
+def no_parents_sync(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PosixBackend, "_sync_parents", lambda self, folder: None)
 
 
 def manifest_in_place(patch: pytest.MonkeyPatch) -> None:
@@ -203,9 +205,9 @@ def manifest_in_place(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PosixBackend, "replace", lambda self, path, data: self._write_unsynced(path, data))
 
     def write(self: PosixBackend, path: str, data: bytes) -> None:
-        fd = posix.os.open(self._path(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        posix.os.write(fd, data)
-        posix.os.close(fd)
+        fd = posix_backend.os.open(self._path(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        posix_backend.os.write(fd, data)
+        posix_backend.os.close(fd)
 
     patch.setattr(PosixBackend, "_write_unsynced", write, raising=False)
 
@@ -222,7 +224,7 @@ def prune_before_publish(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Store, "publish", publish)
 
 
-MUTANTS = [no_file_sync, no_folder_sync, no_anchor, manifest_in_place, prune_before_publish]
+MUTANTS = [no_file_sync, no_folder_sync, no_parents_sync, manifest_in_place, prune_before_publish]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)

@@ -21,7 +21,7 @@ armed = len(seen)
 found = store.latest()
 reader = store.reader(found)
 read = [reader.read(name) for name in found.tensors]
-assert store.verify(found.step) == [] and store.steps() == [1] and store.prune(1) == []
+assert store.verify(found.step) == [] and store.steps() == [1] and prune(store, Retention(1)) == []
 print(len(read), len(seen) - armed)
 import collections, pickle
 pickle.loads(pickle.dumps(collections.OrderedDict()))

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from orchestrator.checkpoint.committer import CommitOutcome, Retention
+from orchestrator.checkpoint.committer import CommitOutcome
 from orchestrator.checkpoint.pieces import TensorPiece, whole
+from orchestrator.checkpoint.retention import Retention
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.store import Store
 from orchestrator.storage.retry import Retry

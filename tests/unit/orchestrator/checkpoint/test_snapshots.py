@@ -15,6 +15,7 @@ from sockets import silent
 
 from orchestrator.checkpoint.committer import CommitOutcome
 from orchestrator.checkpoint.pieces import TensorPiece, whole
+from orchestrator.checkpoint.retention import Retention, prune
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.snapshot_backend import PeerBackend, peers_uri
 from orchestrator.checkpoint.snapshot_server import SnapshotServer
@@ -72,7 +73,7 @@ def test_peers_hold_a_commit_and_any_node_reads_it(nodes: list[Node]) -> None:
     stores = [neighbour(nodes, writer) for writer in range(3)]
     for step in (1, 2, 3):
         rows = commit(stores, step)
-    assert stores[0].prune(keep=2) == [1]
+    assert prune(stores[0], Retention(keep=2)) == [1]
     for store in stores:
         found = store.latest()
         assert found is not None

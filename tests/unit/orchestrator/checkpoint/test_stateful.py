@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from orchestrator.checkpoint.pieces import TensorPiece, whole
+from orchestrator.checkpoint.retention import Retention, prune, rewind
 from orchestrator.checkpoint.store import Store
 from orchestrator.storage.retry import Retry
 
@@ -64,7 +65,7 @@ class Commits(RuleBasedStateMachine):
     def restart(self) -> None:
         self.store = self.opened()
         self.step = max(self.sound, default=0)
-        self.store.rewind(self.step)
+        rewind(self.store, self.step)
 
     @precondition(lambda self: self.sound)
     @rule(chance=st.randoms(use_true_random=False), harm=st.sampled_from(["flip", "cut", "remove"]))
@@ -85,7 +86,7 @@ class Commits(RuleBasedStateMachine):
     @rule(keep=st.integers(1, 3))
     def prune(self, keep: int) -> None:
         before = self.store.steps()
-        removed = self.store.prune(keep)
+        removed = prune(self.store, Retention(keep))
         assert set(self.store.steps()) == set(before) - set(removed)
         # a flipped bit does not show in the sizes: such a commit still counts as one that is kept
         if self.sound and max(self.sound) in removed:
@@ -97,7 +98,7 @@ class Commits(RuleBasedStateMachine):
     @rule(chance=st.randoms(use_true_random=False))
     def roll_back(self, chance: random.Random) -> None:
         self.step = chance.choice(sorted(self.sound))
-        self.store.rewind(self.step)
+        rewind(self.store, self.step)
         self.sound = {step: tensor for step, tensor in self.sound.items() if step <= self.step}
 
     @rule()

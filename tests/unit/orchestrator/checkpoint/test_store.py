@@ -11,6 +11,7 @@ from safetensors import safe_open
 
 from orchestrator.checkpoint.manifest import CorruptCommit, parse
 from orchestrator.checkpoint.pieces import DTYPES, TensorPiece, whole
+from orchestrator.checkpoint.retention import Retention, discard, prune, rewind
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
 
@@ -208,7 +209,7 @@ def test_a_published_step_is_never_overwritten(uri: str) -> None:
     with pytest.raises(InputError, match="committed already"):
         commit(store, 5, seed=99)
     assert same(restored(store), held)
-    assert store.rewind(4) == [5]
+    assert rewind(store, 4) == [5]
     assert same(commit(store, 5, seed=99), restored(store))
 
 
@@ -227,7 +228,7 @@ def test_a_late_writer_of_a_dead_attempt_changes_nothing(uri: str) -> None:
     with pytest.raises(InputError, match="committed already"):
         dead.publish(5, late, META)
     assert same(restored(alive), held)
-    alive.prune(keep=1)
+    prune(alive, Retention(keep=1))
     assert len(alive.backend.list("step-00000005")) == 3
     assert same(restored(alive), held)
 
@@ -256,7 +257,7 @@ def test_an_attempt_that_was_overtaken_commits_nothing(uri: str) -> None:
 
 def test_what_an_overtaken_attempt_published_at_the_last_moment_gives_way(uri: str) -> None:
     old, new = Store(uri), Store(uri)
-    new.rewind(4)
+    rewind(new, 4)
     of_attempt(old, 8, 1)
     new.fence(2)
     of_attempt(new, 8, 2, value=2.0)
@@ -271,7 +272,7 @@ def test_prune_keeps_last_every_best_and_removes_half_commits(uri: str) -> None:
         commit(store, step, loss=loss)
     store.write_shard(35, 0, [whole("model.w", torch.zeros(2))])
     store.write_shard(75, 0, [whole("model.w", torch.zeros(2))])
-    assert store.prune(keep=2, every=30, best=("loss", "min")) == [10, 40, 50]
+    assert prune(store, Retention(keep=2, every=30, best=("loss", "min"))) == [10, 40, 50]
     assert store.steps() == [20, 30, 60, 70]
     left = store.backend.list()
     assert not any("step-00000035" in path for path in left)
@@ -282,8 +283,8 @@ def test_commits_that_were_not_rated_are_not_the_best(uri: str) -> None:
     store = Store(uri)
     for step, loss in [(1, None), (2, 3.0), (3, 2.0), (4, 2.5), (5, None)]:
         commit(store, step, loss=loss)
-    assert store.prune(keep=1, best=("loss", "min")) == [1, 2, 4]
-    assert store.prune(keep=1) == [3]
+    assert prune(store, Retention(keep=1, best=("loss", "min"))) == [1, 2, 4]
+    assert prune(store, Retention(keep=1)) == [3]
 
 
 def test_prune_does_not_count_damaged_commits(in_memory: Path) -> None:
@@ -291,7 +292,7 @@ def test_prune_does_not_count_damaged_commits(in_memory: Path) -> None:
     held = commit(store, 10)
     commit(store, 20)
     next((in_memory / "step-00000020").glob("shard-00000*")).unlink()
-    assert store.prune(keep=1) == []
+    assert prune(store, Retention(keep=1)) == []
     assert same(restored(store), held)
 
 
@@ -301,8 +302,8 @@ def test_at_most_and_discard(uri: str) -> None:
     commit(store, 2)
     assert same(restored(store, at_most=1), first)
     store.write_shard(3, 0, [whole("model.w", torch.zeros(2))])
-    store.discard(3)
-    store.discard(2)
+    discard(store, 3)
+    discard(store, 2)
     assert store.steps() == [1, 2]
     assert not any("step-00000003" in path for path in store.backend.list())
 

@@ -100,7 +100,7 @@ SOURCE = "data.sources=[{uri: %s}]"
         (["job.yaml", "--set", "data.cache=memory://a"], ["data.cache: memory://a is the memory of one process"]),
         (["job.yaml", "--set", "checkpoint.export_to=memory://a"], ["checkpoint.export_to: memory://a is the memory"]),
         (["job.yaml", "--set", SOURCE % "memory://a/b.txt"], ["data.sources.0.uri: memory://a/b.txt is the memory"]),
-        (["job.yaml", "--run-dir", "nosuch://a/b"], ["'nosuch://a/b' names no place (Protocol not known"]),
+        (["job.yaml", "--run-dir", "nosuch://a/b"], ["'nosuch://a/b' is not a path or URI (Protocol not known"]),
     ],
 )  # fmt: skip
 def test_a_job_that_cannot_run(command: Any, folder: Path, words: list[str], wanted: list[str]) -> None:

@@ -19,14 +19,14 @@ from prepared import prepare_here
 from scripted import Training, fake_cluster
 
 from cluster.workers.gang import GangStatus
-from orchestrator.checkpoint.manifest import FENCE
 from orchestrator.checkpoint.store import Store
 from orchestrator.control import decide
 from orchestrator.control import run_history as record
 from orchestrator.control.controller import Controller
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.storage import retry
-from orchestrator.storage.remote import RemoteFileSystem
+from orchestrator.storage.file_names import FENCE
+from orchestrator.storage.file_system import RemoteFileSystem
 from orchestrator.storage.run_directory import RunDir
 
 STEPS = 12

@@ -13,8 +13,7 @@ from sockets import silent
 from orchestrator.checkpoint.store import Store
 from orchestrator.control.run_history import RunHistory
 from orchestrator.job.spec import load, parse
-from orchestrator.storage import row_files as rowtape
-from orchestrator.storage import row_log as rowlog
+from orchestrator.storage import row_files, row_log
 from orchestrator.storage.run_directory import ORIGIN, RunDir
 
 
@@ -133,11 +132,11 @@ def test_a_recovery_costs_what_it_costs_however_long_the_run(
 ) -> None:
     """By rows parsed and bytes read, where a record is opened and where it is rolled back."""
     count = {"rows": 0, "bytes": 0}
-    decode = rowlog.decode
+    decode = row_log.decode
     monkeypatch.setattr(
-        rowlog, "decode", lambda line, name: [count.update(rows=count["rows"] + 1), decode(line, name)][1]
+        row_log, "decode", lambda line, name: [count.update(rows=count["rows"] + 1), decode(line, name)][1]
     )
-    for kind in (rowtape.FileView, rowtape.PartsView):
+    for kind in (row_files.FileView, row_files.PartsView):
 
         def read(view: Any, start: int, end: int, plain: Any = kind.read) -> bytes:
             data = plain(view, start, end)

@@ -26,7 +26,7 @@ def test_files_are_written_whole_and_read_back(tmp_path: Path, remote: bool) -> 
 
 
 def test_an_unknown_protocol_is_told() -> None:
-    with pytest.raises(InputError, match=r"'nowhere://x' names no place"):
+    with pytest.raises(InputError, match=r"'nowhere://x' is not a path or URI"):
         Folder("nowhere://x")
 
 

@@ -185,12 +185,12 @@ def leases_names(run: RunDir) -> list[str]:
 
 
 def test_an_answer_that_was_lost_is_no_other_s_lease(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = lease.publish_object
+    plain = lease.create_object
 
     def deaf(fs: object, path: str, data: bytes) -> None:
         plain(fs, path, data)
         plain(fs, path, data)
 
-    monkeypatch.setattr(lease, "publish_object", deaf)
+    monkeypatch.setattr(lease, "create_object", deaf)
     with run.lock():
         assert list(leases(run)) == ["00000001"]

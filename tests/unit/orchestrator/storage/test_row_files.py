@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.storage import row_files as rowtape
+from orchestrator.storage import row_files
 from orchestrator.storage.row_files import NumberedRowFiles, Part, SingleRowFile
 from orchestrator.storage.row_line import METRICS, Row
 from orchestrator.storage.row_log import RowLog, gaps
@@ -51,7 +51,7 @@ def write(log: RowLog, note: Any, chance: random.Random) -> list[list[Row]]:
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rowtape, "ENOUGH", 2000)
+    monkeypatch.setattr(row_files, "ENOUGH", 2000)
 
 
 SOME = 120
@@ -94,7 +94,7 @@ def crash_each(recorded: Any, states: list[list[Row]], crashes: Any) -> None:
 
 
 def test_there_are_few_objects_however_many_rows_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rowtape, "ENOUGH", 4096)
+    monkeypatch.setattr(row_files, "ENOUGH", 4096)
     fs = object_model.RecordedObjects()
     log, most = log_on(fs), 0
     for step in range(1, 3001):
@@ -102,7 +102,7 @@ def test_there_are_few_objects_however_many_rows_there_are(monkeypatch: pytest.M
         most = max(most, len(fs.store))
     assert gaps(log.extents(), 1, 3000) == []
     size = log.size()
-    assert most <= size / rowtape.ENOUGH * 2 + 40, (most, size)
+    assert most <= size / row_files.ENOUGH * 2 + 40, (most, size)
     written = sum(len(op.data) for op in fs.ops if isinstance(op, object_model.Put))
     assert written <= 6 * size, "each row is written anew a few times only"
 
@@ -114,7 +114,7 @@ def test_a_disk_file_is_put_back_whole_or_not_at_all(tmp_path: Path, monkeypatch
     def refuse(source: str, target: str) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(rowtape.os, "replace", refuse)
+    monkeypatch.setattr(row_files.os, "replace", refuse)
     with pytest.raises(OSError, match="No space left"):
         log.insert(log.extents(), [row(2, 1)])
     assert [path.name for path in tmp_path.iterdir()] == [METRICS]

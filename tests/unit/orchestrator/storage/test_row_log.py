@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.storage import row_files as rowtape
-from orchestrator.storage import row_log as rowlog
+from orchestrator.storage import row_files, row_log
 from orchestrator.storage.row_line import METRICS, Row, encode
 from orchestrator.storage.row_log import RowLog, gaps, told
 from orchestrator.storage.run_directory import RunDir
@@ -39,8 +38,8 @@ def log(request: pytest.FixtureRequest, tmp_path: Path) -> RowLog:
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that some lines are longer than what is read at once, and parts are put together early."""
-    monkeypatch.setattr(rowlog, "BLOCK", 64)
-    monkeypatch.setattr(rowtape, "ENOUGH", 4000)
+    monkeypatch.setattr(row_log, "BLOCK", 64)
+    monkeypatch.setattr(row_files, "ENOUGH", 4000)
 
 
 def steps(rows: Any) -> list[int]:
@@ -84,7 +83,7 @@ def test_what_is_read_for_the_end_does_not_grow_with_the_file(
 ) -> None:
     """By bytes read and lines parsed."""
     counted = {"bytes": 0, "lines": 0}
-    for kind in (rowtape.FileView, rowtape.PartsView):
+    for kind in (row_files.FileView, row_files.PartsView):
         plain = kind.read
 
         def read(view: Any, start: int, end: int, plain: Any = plain) -> bytes:
@@ -93,9 +92,9 @@ def test_what_is_read_for_the_end_does_not_grow_with_the_file(
             return data
 
         monkeypatch.setattr(kind, "read", read)
-    decode = rowlog.decode
+    decode = row_log.decode
     monkeypatch.setattr(
-        rowlog,
+        row_log,
         "decode",
         lambda line, name: [decode(line, name), counted.update(lines=counted["lines"] + 1)][0],
     )

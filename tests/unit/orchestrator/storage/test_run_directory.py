@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.job.errors import InputError
-from orchestrator.storage import run_directory as rundir
+from orchestrator.storage import run_directory
 from orchestrator.storage.row_line import encode
 from orchestrator.storage.run_directory import RunDir
 
@@ -229,7 +229,7 @@ def test_only_folders_that_were_made_are_removed_and_only_empty_ones(tmp_path: P
     made = RunDir(str(tmp_path / "runs" / "a")).create()
     assert made == (str(tmp_path / "runs"), str(tmp_path / "runs" / "a"))
     (tmp_path / "runs" / "note").write_text("mine")
-    rundir.remove_empty(made)
+    run_directory.remove_empty(made)
     assert [path.name for path in tmp_path.rglob("*")] == ["runs", "note"]
     assert RunDir(str(tmp_path / "runs")).create  # nothing is made where all is there
     (tmp_path / "empty").mkdir()

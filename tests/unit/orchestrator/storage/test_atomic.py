@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.storage.folders import exchange
+from orchestrator.storage.atomic import replace_folder
 
 
 def ours(name: str) -> bool:
@@ -26,7 +26,7 @@ def held(folder: Path) -> dict[str, str]:
 
 
 def test_where_nothing_was(tmp_path: Path) -> None:
-    exchange(str(make(tmp_path / "draft", {"our": "new"})), str(tmp_path / "target"), ours)
+    replace_folder(str(make(tmp_path / "draft", {"our": "new"})), str(tmp_path / "target"), ours)
     assert held(tmp_path) == {"target/our": "new"}
 
 
@@ -35,14 +35,14 @@ def test_what_is_foreign_stays_and_what_was_ours_goes(tmp_path: Path) -> None:
         tmp_path / "target",
         {"our": "old", "our-other": "old", "ours/a": "old", "notes": "mine", "more/a": "mine"},
     )
-    exchange(str(make(tmp_path / "draft", {"our": "new"})), str(tmp_path / "target"), ours)
+    replace_folder(str(make(tmp_path / "draft", {"our": "new"})), str(tmp_path / "target"), ours)
     assert held(tmp_path) == {"target/our": "new", "target/notes": "mine", "target/more/a": "mine"}
     assert sorted(os.listdir(tmp_path)) == ["target"]
 
 
 def test_a_foreign_file_in_whose_place_there_is_a_new_one_is_not_lost(tmp_path: Path) -> None:
     make(tmp_path / "target", {"report": "mine"})
-    exchange(str(make(tmp_path / "draft", {"report": "new"})), str(tmp_path / "target"), ours)
+    replace_folder(str(make(tmp_path / "draft", {"report": "new"})), str(tmp_path / "target"), ours)
     assert held(tmp_path) == {"target/report": "new", "draft.old/report": "mine"}
 
 
@@ -50,14 +50,14 @@ def test_a_link_that_was_ours_goes_and_what_it_points_to_stays(tmp_path: Path) -
     make(tmp_path / "far", {"a": "mine"})
     make(tmp_path / "target", {"our": "old"})
     (tmp_path / "target/our-link").symlink_to(tmp_path / "far")
-    exchange(str(make(tmp_path / "draft", {"our": "new"})), str(tmp_path / "target"), ours)
+    replace_folder(str(make(tmp_path / "draft", {"our": "new"})), str(tmp_path / "target"), ours)
     assert held(tmp_path) == {"far/a": "mine", "target/our": "new"}
 
 
 def test_a_target_that_is_a_link_stays_one(tmp_path: Path) -> None:
     make(tmp_path / "far", {"our": "old"})
     (tmp_path / "target").symlink_to(tmp_path / "far")
-    exchange(str(make(tmp_path / "draft", {"our": "new"})), str(tmp_path / "target"), ours)
+    replace_folder(str(make(tmp_path / "draft", {"our": "new"})), str(tmp_path / "target"), ours)
     assert (tmp_path / "target").is_symlink()
     assert held(tmp_path / "far") == {"our": "new"}
 
@@ -75,5 +75,5 @@ def test_a_crash_between_loses_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(os, "replace", replace)
     with pytest.raises(OSError, match="killed"):
-        exchange(str(tmp_path / "draft"), str(tmp_path / "target"), ours)
+        replace_folder(str(tmp_path / "draft"), str(tmp_path / "target"), ours)
     assert held(tmp_path) == {"draft/our": "new", "draft.old/our": "old", "draft.old/notes": "mine"}

@@ -1,4 +1,4 @@
-"""Files of others that are only read: text, tables, tokenizers, wherever they are."""
+"""Reading input files that the user names by path or URI: text, price tables, tokenizers."""
 
 from __future__ import annotations
 
@@ -6,26 +6,29 @@ import errno
 import io
 from typing import Any, BinaryIO
 
-from orchestrator.storage.backends import is_local, local_path
-from orchestrator.storage.remote import PART_BYTES, RemoteFileSystem
+from orchestrator.storage.file_system import PART_BYTES, RemoteFileSystem
 from orchestrator.storage.retry import Retry
+from orchestrator.storage.uri import is_local, local_path
 
 TIMEOUT = 30.0
-"""Seconds that a small call to a remote store may take."""
-READ_BYTES = 1 << 20
-"""Read at once from a remote file, whose every read is a request."""
+"""Seconds for a small call to a remote store."""
+BUFFER_BYTES = 1 << 20
+"""Read ahead from a remote file, where every read is a request."""
 
 
 def open_input(uri: str, retry: Retry | None = None) -> BinaryIO:
-    """A file to be read from anywhere within, on any fsspec file system. Raises FileNotFoundError."""
+    """Open a local or remote file for reading and seeking. Remote reads are retried as `retry` says.
+
+    Raises FileNotFoundError; ValueError or ImportError for a protocol that cannot be used.
+    """
     if is_local(uri):
         return open(local_path(uri), "rb")
     fs = RemoteFileSystem(uri, TIMEOUT)
-    return io.BufferedReader(RemoteFile(fs, fs.root, retry or Retry()), READ_BYTES)
+    return io.BufferedReader(RemoteFile(fs, fs.root, retry or Retry()), BUFFER_BYTES)
 
 
 class RemoteFile(io.RawIOBase):
-    """A remote file to be read from anywhere; each read is a bounded call that is tried again."""
+    """A remote file that can be read and sought. Each read is one call with a deadline, retried if it fails."""
 
     def __init__(self, fs: RemoteFileSystem, path: str, retry: Retry) -> None:
         self._fs, self._path, self._retry, self._at = fs, path, retry, 0

@@ -1,8 +1,8 @@
-"""Remote file systems, every call of which ends with an answer, an error, or a TimeoutError that says how long
-was waited for what.
+"""File systems by URI, the only module that calls fsspec. Every call to a remote one has a deadline.
 
-A client's own timeouts are not enough: they begin after a request is sent, and each byte that trickles in renews
-them. Here a call as a whole has a deadline, from the connection to the last byte of the answer.
+A storage client's own timeouts are not enough: they start after a request is sent, and every byte that trickles in
+renews them. Here the call as a whole has a deadline, from the connection to the last byte of the answer; then it ends
+with a TimeoutError that names the call, the path and the seconds.
 """
 
 from __future__ import annotations
@@ -18,30 +18,49 @@ from typing import Any
 import fsspec
 from fsspec.asyn import AsyncFileSystem, sync
 from fsspec.exceptions import FSTimeoutError
+from fsspec.implementations.local import LocalFileSystem
 
-from orchestrator.storage.backends import Buffers
+from orchestrator.storage.backend import Buffers
+from orchestrator.storage.uri import is_local, local_path
 
 PART_BYTES = 8 << 20
-"""More than this is read and written in parts of so many bytes, each with a deadline of its own."""
-SLOWEST = 64 << 10
-"""Bytes a second that a store must take or give: a part's deadline grows by its size over this."""
-LISTING = 4.0
-"""Times the deadline of a small call that a listing has, which may be many requests."""
+"""Larger files are read and written in parts of so many bytes, each with a deadline of its own."""
+MIN_BYTES_PER_SECOND = 64 << 10
+"""Throughput that a store must reach: the deadline of a call grows by its bytes over this."""
+LISTING_FACTOR = 4.0
+"""A listing may take several requests, so its deadline is that of a small call times this."""
+
+
+def open_file_system(uri: str, timeout: float) -> tuple[Any, str]:
+    """The file system that a URI names, and the URI's path in it; both kinds have fsspec's method names.
+
+    Raises ValueError or ImportError for a protocol that cannot be used.
+    """
+    if is_local(uri):
+        return LocalFileSystem(), local_path(uri)
+    remote = RemoteFileSystem(uri, timeout)
+    return remote, remote.root
 
 
 class RemoteFileSystem:
-    """An fsspec file system under its own names, each call bounded; nothing is cached, and the caller retries.
+    """A remote file system with fsspec's method names. Each call has a deadline; nothing is cached; the caller retries.
 
-    `timeout` is the seconds that a call may take which moves next to nothing. Raises ValueError or ImportError for a
-    protocol that cannot be used.
+    Every method may raise TimeoutError, OSError or an error of the store's client.
     """
 
     def __init__(self, uri: str, timeout: float) -> None:
+        """
+        Args:
+            uri: where; `root` is its path in the file system.
+            timeout: seconds for a call that moves hardly any bytes.
+
+        Raises ValueError or ImportError for a protocol that cannot be used.
+        """
         self.protocol, self.timeout = uri.split("://", 1)[0], timeout
         options: dict[str, Any] = {"use_listings_cache": False}
         if self.on_s3:
-            options |= {"skip_instance_cache": True, "config_kwargs": _client(timeout)}
-        self._plain: Any
+            options |= {"skip_instance_cache": True, "config_kwargs": _botocore_config(timeout)}
+        self._plain: Any  # the fsspec file system, without deadlines
         self._chained = "::" in uri
         if self._chained:
             self._plain, self.root = fsspec.core.url_to_fs(uri)
@@ -66,11 +85,11 @@ class RemoteFileSystem:
         return dict(self._call("info", path))
 
     def isfile(self, path: str) -> bool:
-        """Whether a file is there. That nobody answers is an error, not a no."""
+        """Whether there is such a file. A store that does not answer is an error, not False."""
         return self._is("file", path)
 
     def isdir(self, path: str) -> bool:
-        """Whether a folder is there, or a prefix of objects."""
+        """Whether there is such a folder, or objects below that prefix."""
         return self._is("directory", path)
 
     def _is(self, kind: str, path: str) -> bool:
@@ -80,25 +99,25 @@ class RemoteFileSystem:
             return False
 
     def ls(self, path: str, detail: bool = False) -> Any:
-        """What a folder holds. Raises FileNotFoundError."""
+        """The entries of a folder. Raises FileNotFoundError."""
         self._plain.invalidate_cache(path)
-        return self._call("ls", path, detail=detail, seconds=LISTING * self.timeout)
+        return self._call("ls", path, detail=detail, seconds=LISTING_FACTOR * self.timeout)
 
     def find(self, path: str, detail: bool = False) -> Any:
-        """All files below a folder."""
-        return self._call("find", path, detail=detail, seconds=LISTING * self.timeout)
+        """All files below a folder, at any depth."""
+        return self._call("find", path, detail=detail, seconds=LISTING_FACTOR * self.timeout)
 
     def glob(self, path: str, detail: bool = True) -> dict[str, dict[str, Any]]:
-        """What matches a pattern, by name."""
+        """Files and folders that match a pattern, by name."""
         self._plain.invalidate_cache()
-        return dict(self._call("glob", path, detail=detail, seconds=LISTING * self.timeout))
+        return dict(self._call("glob", path, detail=detail, seconds=LISTING_FACTOR * self.timeout))
 
     def ukey(self, path: str) -> str:
         """What identifies the content of a file, as far as the store can tell."""
         return self._in_thread(lambda: str(self._plain.ukey(path)), "ukey", path, self.timeout)
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
-        """The bytes [start, end) of a file, or all of it; fewer at its end."""
+        """Bytes [start, end) of a file, or the whole file; fewer where the file ends before."""
         if start is None or end is None:
             data = bytearray()
             while part := self.cat_file(path, len(data), len(data) + PART_BYTES):
@@ -109,16 +128,16 @@ class RemoteFileSystem:
         try:
             found = bytes(self._call("cat_file", path, start=start, end=end, size=end - start))
         except (OSError, ValueError) as error:
-            # a range that begins at the end has names of many kinds, EINVAL on S3
-            passing = isinstance(error, OSError) and error.errno != errno.EINVAL
-            if passing or self.info(path)["size"] > start:
+            # clients report a range that begins at the end of the file in many ways, s3fs by EINVAL
+            unrelated = isinstance(error, OSError) and error.errno != errno.EINVAL
+            if unrelated or self.info(path)["size"] > start:
                 raise
             return b""
-        # a server that knows no ranges sends all
+        # a server that does not support ranges sends the whole file
         return found if len(found) <= end - start else found[start:end]
 
     def pipe_file(self, path: str, data: bytes, mode: str = "overwrite") -> None:
-        """Write a file whole; with mode "create", only where there is none."""
+        """Create or replace a file; with mode "create", raise FileExistsError if there is one."""
         if mode == "overwrite" and len(data) > PART_BYTES:
             self.upload(path, [data])
         else:
@@ -126,7 +145,7 @@ class RemoteFileSystem:
             self._call("pipe_file", path, data, size=len(data), **more)
 
     def upload(self, path: str, buffers: Buffers) -> None:
-        """Write a large file; one that broke off leaves nothing that looks like a file."""
+        """Write a large file, on S3 in parts. An upload that fails leaves no file."""
         if not self.on_s3:
             data = b"".join(buffers)
             self._call("pipe_file", path, data, size=len(data))
@@ -136,11 +155,11 @@ class RemoteFileSystem:
         upload = self._call_s3("create_multipart_upload", path, **target)["UploadId"]
         target["UploadId"] = upload
         try:
-            made = []
+            uploaded = []
             for number, part in enumerate(_parts(buffers), 1):
                 answer = self._call_s3("upload_part", path, len(part), Body=part, PartNumber=number, **target)
-                made.append({"PartNumber": number, "ETag": answer["ETag"]})
-            self._call_s3("complete_multipart_upload", path, MultipartUpload={"Parts": made}, **target)
+                uploaded.append({"PartNumber": number, "ETag": answer["ETag"]})
+            self._call_s3("complete_multipart_upload", path, MultipartUpload={"Parts": uploaded}, **target)
         except BaseException:
             with contextlib.suppress(Exception):
                 self._call_s3("abort_multipart_upload", path, **target)
@@ -161,9 +180,10 @@ class RemoteFileSystem:
     def _call(
         self, verb: str, path: str, *arguments: Any, size: int = 0, seconds: float = 0.0, **options: Any
     ) -> Any:
-        """A verb of fsspec, cancelled at its deadline where that can be done, else left alone in its thread."""
-        seconds = seconds or self.timeout + size / SLOWEST
-        # what is chained says that it can be awaited, whatever is below it
+        """Call a method of the fsspec file system. At its deadline a coroutine is cancelled; a thread is left
+        to itself."""
+        seconds = seconds or self.timeout + size / MIN_BYTES_PER_SECOND
+        # a chained file system claims to be asynchronous even where the one below it is not
         if isinstance(self._plain, AsyncFileSystem) and not self._chained:
             return self._await(
                 getattr(self._plain, f"_{verb}"), verb, path, seconds, path, *arguments, **options
@@ -172,7 +192,7 @@ class RemoteFileSystem:
         return self._in_thread(lambda: call(path, *arguments, **options), verb, path, seconds)
 
     def _call_s3(self, verb: str, path: str, size: int = 0, **options: Any) -> Any:
-        seconds = self.timeout + size / SLOWEST
+        seconds = self.timeout + size / MIN_BYTES_PER_SECOND
         return self._await(self._plain._call_s3, verb, path, seconds, verb, **options)
 
     def _await(
@@ -181,7 +201,7 @@ class RemoteFileSystem:
         try:
             return sync(self._plain.loop, call, *arguments, timeout=seconds, **options)
         except FSTimeoutError:
-            raise self._late(verb, path, seconds) from None
+            raise self._timed_out(verb, path, seconds) from None
 
     def _in_thread(self, call: Callable[[], Any], verb: str, path: str, seconds: float) -> Any:
         result: Future[Any] = Future()
@@ -194,15 +214,15 @@ class RemoteFileSystem:
 
         threading.Thread(target=work, name=f"storage-{verb}", daemon=True).start()
         if not wait_for([result], seconds).done:
-            raise self._late(verb, path, seconds)
+            raise self._timed_out(verb, path, seconds)
         return result.result()
 
-    def _late(self, verb: str, path: str, seconds: float) -> TimeoutError:
+    def _timed_out(self, verb: str, path: str, seconds: float) -> TimeoutError:
         return TimeoutError(f"{self.unstrip_protocol(path)}: {verb} had not ended after {seconds:.0f} s")
 
 
-def _client(timeout: float) -> dict[str, Any]:
-    """What botocore is told: a dead connection is given up before the call is, and no try is hidden from the caller."""
+def _botocore_config(timeout: float) -> dict[str, Any]:
+    """botocore's settings: give a dead connection up before the call's deadline, and never retry."""
     return {
         "connect_timeout": min(10.0, timeout),
         "read_timeout": timeout,
@@ -211,7 +231,7 @@ def _client(timeout: float) -> dict[str, Any]:
 
 
 def _parts(buffers: Buffers) -> Iterator[bytes]:
-    """The bytes of all buffers in parts of PART_BYTES, the last one smaller."""
+    """The bytes of all buffers in parts of PART_BYTES; the last one may be smaller."""
     held = bytearray()
     for buffer in buffers:
         view = memoryview(buffer)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from s3 import Proxy
 
-from orchestrator.storage import remote
-from orchestrator.storage.inputs import RemoteFile
-from orchestrator.storage.objects import ObjectBackend
+from orchestrator.storage import file_system
+from orchestrator.storage.input_files import RemoteFile
+from orchestrator.storage.object_backend import ObjectBackend
 from orchestrator.storage.retry import Retry, storage_failed
 
 TIMEOUT = 0.5
@@ -53,12 +53,12 @@ VERBS: dict[str, tuple[Callable[[ObjectBackend], Any], Any]] = {
 @pytest.fixture
 def files(bucket: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> ObjectBackend:
     """A store with a small and a large file; calls have half a second, and parts as much again."""
-    monkeypatch.setattr(remote, "PART_BYTES", PART)
+    monkeypatch.setattr(file_system, "PART_BYTES", PART)
     made = ObjectBackend(f"{bucket}/folder", 20.0)
     made.write("there/small", [SMALL])
     made.write("there/large", [LARGE])
     made.fs.timeout = TIMEOUT
-    monkeypatch.setattr(remote, "SLOWEST", PART / TIMEOUT)
+    monkeypatch.setattr(file_system, "MIN_BYTES_PER_SECOND", PART / TIMEOUT)
     return made
 
 

@@ -1,20 +1,20 @@
-"""Commits in a directory of a POSIX file system."""
+"""The storage backend of a directory on a POSIX file system."""
 
 from __future__ import annotations
 
 import errno
 import os
-import uuid
 
-from orchestrator.storage.backends import Buffers
+from orchestrator.storage.atomic import draft_of, remove_file, replace_file, sync_folder, write_file
+from orchestrator.storage.backend import Buffers
 
 
 class PosixBackend:
-    """A directory on a POSIX file system."""
+    """See `Backend`. Folders are made as files need them."""
 
     def __init__(self, root: str) -> None:
         self.root = root
-        self._anchored = False
+        self._root_is_durable = False
 
     def _path(self, path: str) -> str:
         return os.path.join(self.root, path) if path else self.root
@@ -42,12 +42,12 @@ class PosixBackend:
 
     def read_into(self, path: str, offset: int, target: memoryview) -> int:
         try:
-            # a link could lead out of the folder: not followed
+            # symbolic links are not followed: they may lead out of the folder
             fd = os.open(self._path(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
-            raise FileNotFoundError(errno.ENOENT, "a link stands where a file should", path) from None
+            raise FileNotFoundError(errno.ENOENT, "is a symbolic link and should be a file", path) from None
         try:
             done = 0
             while done < len(target):
@@ -61,38 +61,32 @@ class PosixBackend:
 
     def write(self, path: str, buffers: Buffers) -> None:
         target = self._path(path)
-        self._make(os.path.dirname(target))
-        self._write_file(target, buffers)
-        self._sync(os.path.dirname(target))
+        self._make_folder(os.path.dirname(target))
+        write_file(target, buffers)
+        sync_folder(os.path.dirname(target))
 
     def publish(self, path: str, data: bytes) -> None:
         target = self._path(path)
         folder = os.path.dirname(target)
-        temporary = f"{target}.{uuid.uuid4().hex}.tmp"
-        self._make(folder)
-        self._anchor(folder)
-        self._write_file(temporary, [data])
+        draft = draft_of(target)
+        self._make_folder(folder)
+        self._sync_parents(folder)
+        write_file(draft, [data])
         try:
-            self._link(temporary, target)
+            self._link(draft, target)
         finally:
-            self._unlink(temporary)
-        self._sync(folder)
+            remove_file(draft)
+        sync_folder(folder)
 
     def replace(self, path: str, data: bytes) -> None:
         target = self._path(path)
-        temporary = f"{target}.{uuid.uuid4().hex}.tmp"
-        self._make(os.path.dirname(target))
-        self._write_file(temporary, [data])
-        try:
-            os.replace(temporary, target)
-        except BaseException:
-            self._unlink(temporary)
-            raise
+        self._make_folder(os.path.dirname(target))
+        replace_file(target, [data])
 
     def remove(self, path: str, settle: bool = False) -> None:
         target = self._path(path)
-        if self._unlink(target) and settle:
-            self._sync(os.path.dirname(target))
+        if remove_file(target) and settle:
+            sync_folder(os.path.dirname(target))
 
     def remove_folder(self, folder: str) -> None:
         try:
@@ -101,70 +95,40 @@ class PosixBackend:
             if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
                 raise
 
-    def _link(self, temporary: str, target: str) -> None:
-        """A link, unlike a rename, fails where another attempt was faster."""
+    def _link(self, draft: str, target: str) -> None:
+        """Give the draft its name. A hard link, unlike a rename, fails where another attempt was faster."""
         try:
-            os.link(temporary, target)
+            os.link(draft, target)
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK):
                 raise
             if os.path.lexists(target):
                 raise FileExistsError(errno.EEXIST, "the file exists", target) from None
-            os.rename(temporary, target)
+            os.rename(draft, target)  # this file system has no hard links
 
-    def _make(self, folder: str) -> None:
+    def _make_folder(self, folder: str) -> None:
+        """Make a folder and its parents, durably."""
         if os.path.isdir(folder):
             return
         parent = os.path.dirname(folder)
-        self._make(parent)
+        self._make_folder(parent)
         try:
             os.mkdir(folder)
         except FileExistsError:
             return
-        self._sync(parent)
+        sync_folder(parent)
 
-    def _anchor(self, folder: str) -> None:
-        """Make every directory down to `folder` durable: who made one may have died before it was."""
+    def _sync_parents(self, folder: str) -> None:
+        """Make every directory down to `folder` durable: the process that made one may have died before its fsync."""
         parent = os.path.dirname(folder)
-        while not self._anchored and parent != os.path.dirname(parent) and os.access(parent, os.R_OK):
-            self._sync(parent)
+        while not self._root_is_durable and parent != os.path.dirname(parent) and os.access(parent, os.R_OK):
+            sync_folder(parent)
             parent = os.path.dirname(parent)
-        self._sync(os.path.dirname(folder))
-        self._anchored = True
-
-    def _unlink(self, path: str) -> bool:
-        try:
-            os.unlink(path)
-        except FileNotFoundError:
-            return False
-        return True
-
-    def _write_file(self, path: str, buffers: Buffers) -> None:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        try:
-            for buffer in buffers:
-                view = memoryview(buffer)
-                while len(view):
-                    count = os.write(fd, view)
-                    if not count:
-                        raise OSError(errno.EIO, "nothing could be written", path)
-                    view = view[count:]
-            os.fsync(fd)
-        except BaseException:
-            os.unlink(path)
-            raise
-        finally:
-            os.close(fd)
-
-    def _sync(self, folder: str) -> None:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync_folder(os.path.dirname(folder))
+        self._root_is_durable = True
 
 
 def _entries(path: str) -> list[os.DirEntry[str]]:
-    """The entries of a directory, by name."""
+    """The entries of a directory, sorted by name."""
     with os.scandir(path) as entries:
         return sorted(entries, key=lambda entry: entry.name)

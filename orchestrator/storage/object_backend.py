@@ -1,4 +1,4 @@
-"""Files in an object store, through fsspec: s3://, memory://, gs:// and others."""
+"""The storage backend of an object store, or of any other remote file system that fsspec knows: s3://, gs://, memory://."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ import contextlib
 import errno
 from typing import Any
 
-from orchestrator.storage import remote
-from orchestrator.storage.backends import Buffers
-from orchestrator.storage.remote import RemoteFileSystem
+from orchestrator.storage import file_system
+from orchestrator.storage.backend import Buffers
+from orchestrator.storage.file_system import RemoteFileSystem
 
-FLAT = ("s3", "s3a", "gs", "gcs", "az", "abfs")
-"""Protocols of stores that have no folders."""
+WITHOUT_FOLDERS = ("s3", "s3a", "gs", "gcs", "az", "abfs")
+"""Protocols of stores that have no folders, only names with slashes."""
 
 
-def publish_object(fs: Any, path: str, data: bytes) -> None:
-    """Make an object where there is none. Raises FileExistsError where one stands."""
+def create_object(fs: Any, path: str, data: bytes) -> None:
+    """Create an object by a conditional put. Raises FileExistsError if there is one already."""
     try:
         fs.pipe_file(path, data, mode="create")
     except FileExistsError:
         raise
     except OSError as error:
-        # s3fs says EINVAL for 412, "precondition failed"
+        # s3fs raises EINVAL for HTTP status 412, "precondition failed"
         if error.errno != errno.EINVAL or not fs.isfile(path):
             raise
         raise FileExistsError(errno.EEXIST, "the object exists", path) from error
 
 
 class ObjectBackend:
-    """Any other fsspec file system: an object appears whole when its put is done, and is then durable."""
+    """See `Backend`. An object appears, complete and durable, when its put is done."""
 
     def __init__(self, uri: str, timeout: float) -> None:
         self.fs = RemoteFileSystem(uri, timeout)
         self.root = self.fs.root
-        self._has_folders = self.fs.protocol not in FLAT
+        self._has_folders = self.fs.protocol not in WITHOUT_FOLDERS
 
     def _path(self, path: str) -> str:
         return f"{self.root}/{path}" if path else self.root
@@ -52,7 +52,7 @@ class ObjectBackend:
     def read_into(self, path: str, offset: int, target: memoryview) -> int:
         done = 0
         while done < len(target):
-            count = min(remote.PART_BYTES, len(target) - done)
+            count = min(file_system.PART_BYTES, len(target) - done)
             data = self.fs.cat_file(self._path(path), start=offset + done, end=offset + done + count)
             target[done : done + len(data)] = data
             done += len(data)
@@ -61,13 +61,13 @@ class ObjectBackend:
         return done
 
     def write(self, path: str, buffers: Buffers) -> None:
-        if sum(map(len, buffers)) <= remote.PART_BYTES:
+        if sum(map(len, buffers)) <= file_system.PART_BYTES:
             self.fs.pipe_file(self._path(path), b"".join(buffers))
         else:
             self.fs.upload(self._path(path), buffers)
 
     def publish(self, path: str, data: bytes) -> None:
-        publish_object(self.fs, self._path(path), data)
+        create_object(self.fs, self._path(path), data)
 
     def replace(self, path: str, data: bytes) -> None:
         self.fs.pipe_file(self._path(path), data)
@@ -80,6 +80,6 @@ class ObjectBackend:
 
     def remove_folder(self, folder: str) -> None:
         if self._has_folders:
-            # some refuse a folder that is not empty, some one that was never made
+            # some stores refuse a folder that is not empty, others one that was never made
             with contextlib.suppress(OSError, NotImplementedError):
                 self.fs.rmdir(self._path(folder))

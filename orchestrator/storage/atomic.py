@@ -1,0 +1,96 @@
+"""Files and folders of a local file system that are replaced atomically: readers see the old one or the new one."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterable
+
+
+def write_file(path: str, buffers: Iterable[bytes | memoryview]) -> None:
+    """Create a file and fsync it; its name becomes durable with `sync_folder`.
+
+    Raises FileExistsError if there is one. On any error, one raised by `buffers` included, no file is left.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        for buffer in buffers:
+            view = memoryview(buffer)
+            while len(view):
+                count = os.write(fd, view)
+                if not count:
+                    raise OSError(errno.EIO, "nothing could be written", path)
+                view = view[count:]
+        os.fsync(fd)
+    except BaseException:
+        os.unlink(path)
+        raise
+    finally:
+        os.close(fd)
+
+
+def replace_file(path: str, buffers: Iterable[bytes | memoryview]) -> None:
+    """Create or replace a file atomically; a power cut may bring the old content back.
+
+    Raises OSError, or what `buffers` raises; then the old file is untouched. Only a crash leaves the draft,
+    `<path>.<32 hexadecimal digits>.tmp`.
+    """
+    draft = draft_of(path)
+    write_file(draft, buffers)
+    try:
+        os.replace(draft, path)
+    except BaseException:
+        remove_file(draft)
+        raise
+
+
+def draft_of(path: str) -> str:
+    """A new name beside `path` to write its content under."""
+    return f"{path}.{uuid.uuid4().hex}.tmp"
+
+
+def remove_file(path: str) -> bool:
+    """Remove a file; whether there was one."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def sync_folder(folder: str) -> None:
+    """Make the names in a folder durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def replace_folder(draft: str, target: str, ours: Callable[[str], bool]) -> None:
+    """Move the folder `draft` to `target`, in place of the folder that may be there.
+
+    Entries of the old folder that are `ours` (asked by name) are removed; all others are moved into the new folder
+    unless it has an entry of that name, and stay in the old one if it has: a user's file is never removed.
+
+    Raises OSError. A crash leaves the old folder as `<draft>.old`.
+    """
+    target, old = os.path.realpath(target), f"{draft}.old"
+    if os.path.lexists(target):
+        os.replace(target, old)
+    os.replace(draft, target)
+    if not os.path.isdir(old):
+        return
+    for name in os.listdir(old):
+        path, moved = os.path.join(old, name), os.path.join(target, name)
+        if ours(name):
+            shutil.rmtree(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
+        elif not os.path.lexists(moved):
+            os.rename(path, moved)
+    with contextlib.suppress(
+        OSError
+    ):  # not empty: it holds a user's file that the new folder has no place for
+        os.rmdir(old)

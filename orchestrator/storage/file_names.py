@@ -1,0 +1,10 @@
+"""Names in a run directory that several packages must agree on. They are on users' disks and never change."""
+
+from __future__ import annotations
+
+COMMITS = "checkpoints"
+"""The folder of commits, one folder each."""
+MANIFEST = "manifest.json"
+"""In a commit's folder: what the commit holds. With it the commit exists."""
+FENCE = "ATTEMPT"
+"""Beside the commits: the number of the attempt that alone may publish more."""

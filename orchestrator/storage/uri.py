@@ -1,0 +1,58 @@
+"""What a path or URI says by itself: whether it is valid, whether it is local, and its path."""
+
+from __future__ import annotations
+
+import errno
+import os
+from urllib.parse import urlsplit
+
+from orchestrator.job.errors import InputError
+
+INVALID_NAME = {errno.ENAMETOOLONG, errno.ELOOP}
+"""Errors of a file system for a path that cannot exist."""
+
+
+def is_local(uri: str) -> bool:
+    """Whether `uri` names a path on this machine's file systems: a plain path, file:// or local://."""
+    return "::" not in uri and ("://" not in uri or uri.startswith(("file://", "local://")))
+
+
+def local_path(uri: str) -> str:
+    """The absolute path that a local URI names."""
+    return os.path.abspath(os.path.expanduser(uri.split("://", 1)[-1]))
+
+
+def check_uri(uri: str, where: str = "") -> None:
+    """Check that a path or URI is not empty, not too long, no loop of symbolic links, and of a known protocol.
+
+    Nothing remote is asked. Raises InputError; `where` says where it was given.
+    """
+    if problem := _problem(uri):
+        shown = uri.encode(errors="backslashreplace").decode()[:200]
+        what = f"{shown!r} is not a path or URI ({problem})"
+        raise InputError(what, where, "use a path or an fsspec URI such as s3://")
+
+
+def _problem(uri: str) -> str:
+    if not uri.split("://", 1)[-1].strip():
+        return "it is empty"
+    try:
+        if is_local(uri):
+            os.stat(local_path(uri))
+            return ""
+        protocol, rest = urlsplit(uri.split("::")[-1]).scheme, uri.split("://", 1)[-1]
+        if not rest.strip("/"):
+            return "it is empty"
+        from fsspec import get_filesystem_class
+
+        get_filesystem_class(protocol)
+    except OSError as error:
+        return os.strerror(error.errno) if error.errno in INVALID_NAME else ""
+    except (ValueError, ImportError) as error:
+        return " ".join(str(error).split())
+    return ""
+
+
+def is_path(uri: str) -> bool:
+    """Whether `uri` is written as a local path, without a protocol."""
+    return is_local(uri) and "://" not in uri
