@@ -107,9 +107,9 @@ class Training:
     ) -> dict[str, Any]:
         """Commit unless it is to fail; what became of it, as rows tell."""
         if step in self.failing:
-            return asdict(CommitOutcome(step, store.place, "failed", 0.0, 0, "OSError: the disk is full"))
+            return asdict(CommitOutcome(step, store.location, "failed", 0.0, 0, "OSError: the disk is full"))
         commit(store, task, step, receipt, rows)
-        return asdict(CommitOutcome(step, store.place, "published", 0.0, 4))
+        return asdict(CommitOutcome(step, store.location, "published", 0.0, 4))
 
 
 def peers(task: Task) -> list[Store]:

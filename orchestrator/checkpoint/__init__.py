@@ -1,4 +1,5 @@
-"""Commits: layout-free, published last, verified, resharded on load, saved beside training; snapshots in peers' memory.
+"""Commits (checkpoints): independent of the layout, written asynchronously, published atomically, verified, and
+resharded on load; and snapshots, the same in the memory of other nodes.
 
-Imports job and storage. What goes into a commit is told by train; which commit to load is chosen by control.
+`store` reads and writes commits, `saver` saves beside training, `retention` removes old ones. Imports job and storage.
 """

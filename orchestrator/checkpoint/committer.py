@@ -1,7 +1,7 @@
-"""One writer's part in each commit: write its shard, tell the publisher and, as writer 0, publish.
+"""One writer's part in each commit: write its shard, leave a note for writer 0; writer 0 publishes.
 
-Torch-free. Writers meet in the commit's own folder: each leaves a note with the records of its files. That
-needs no process group, works on any store, and a note of another attempt has another name.
+Torch-free. Writers meet in the commit's own folder, where each writes a note with the records of its files. That needs
+no process group and works on any store; the notes of another attempt have other names.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.checkpoint.manifest import folder
+from orchestrator.checkpoint.manifest import commit_folder
 from orchestrator.checkpoint.retention import Retention, discard, prune
 from orchestrator.checkpoint.shard import RawPiece
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import one_line
 
-SLOWER = 10.0
-"""Times what this writer's own files took that a file of another may take: all have about as much to write."""
+SLOWER_FACTOR = 10.0
+"""Writer 0 waits for others at least this factor times what its own files took: all have about as much to write."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class CommitOutcome:
 
     Attributes:
         step: optimiser steps done.
-        place: where the commit is, as `Store.place`.
+        place: which store, as `Store.location`.
         state: "published" (writer 0), "written" (the other writers) or "failed".
-        seconds: from the moment the bytes were held in host memory.
+        seconds: from the moment the bytes were in host memory.
         bytes: what this writer wrote.
-        reason: one line if it failed, or if removing old commits did.
+        reason: one line if it failed, or if removing old commits failed.
     """
 
     step: int
@@ -43,11 +43,11 @@ class CommitOutcome:
 
 
 class Committer:
-    """Writer `writer` of `writers`; `patience` is the least seconds after which writer 0, when nothing new has come
-    into the commit's folder meanwhile, takes the others for gone.
+    """Writer `writer` of `writers` of the same commits.
 
-    The whole wait is bounded by the size of the state, of which there is only so much to come. A rank that dies ends
-    its gang, and this writer with it; what is left are writers that are slow, as their store is for all of them.
+    Writer 0 gives the others up when nothing new has come into the commit's folder for `patience` seconds, or longer if
+    its own files took long. The whole wait is bounded, since there is only so much state to come. A rank that dies ends
+    its gang and this writer with it, so a missing note means slow storage.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Committer:
         self.retention, self.patience = retention or Retention(), patience
 
     def commit(self, step: int, pieces: list[RawPiece], meta: dict[str, Any]) -> CommitOutcome:
-        """Write, then tell or publish. Does not raise: a failed save is withdrawn and reported."""
+        """Write the shard, then the note or the manifest. Never raises: a failed save is withdrawn and reported."""
         began = time.monotonic()
         size = sum(len(piece.data) for piece in pieces)
         state, reason = ("written" if self.writer else "published"), ""
@@ -70,32 +70,32 @@ class Committer:
             records = self.store.write_raw(step, self.writer, pieces)
             wrote = time.monotonic() - began
             if self.writer:
-                self._tell(step, {"records": records})
+                self._write_note(step, {"records": records})
             else:
                 self.store.publish(
-                    step, records + self._gather(step, max(self.patience, SLOWER * wrote)), meta
+                    step, records + self._gather(step, max(self.patience, SLOWER_FACTOR * wrote)), meta
                 )
                 reason = self._prune()
         except Exception as error:
             state, reason = "failed", one_line(error)
             self._withdraw(step, reason)
-        return CommitOutcome(step, self.store.place, state, time.monotonic() - began, size, reason)
+        return CommitOutcome(step, self.store.location, state, time.monotonic() - began, size, reason)
 
-    def _note(self, step: int, writer: int) -> str:
-        return f"{folder(step)}/records-{writer:05d}-{self.store.attempt}.json"
+    def _note_path(self, step: int, writer: int) -> str:
+        return f"{commit_folder(step)}/records-{writer:05d}-{self.store.attempt}.json"
 
-    def _tell(self, step: int, note: dict[str, Any]) -> None:
+    def _write_note(self, step: int, note: dict[str, Any]) -> None:
         data = json.dumps(note, separators=(",", ":")).encode()
-        self.store.retry(self.store.backend.replace, self._note(step, self.writer), data)
+        self.store.retry(self.store.backend.replace, self._note_path(step, self.writer), data)
 
     def _gather(self, step: int, patience: float) -> list[dict[str, Any]]:
         """The records of all other writers, waited for until nothing new has come for `patience` seconds."""
-        missing = {self._note(step, writer): writer for writer in range(1, self.writers)}
+        missing = {self._note_path(step, writer): writer for writer in range(1, self.writers)}
         records: list[dict[str, Any]] = []
         end, pause = time.monotonic() + patience, 0.005
         before: dict[str, int] = {}
         while missing:
-            listed = self.store.retry(self.store.backend.list, folder(step))
+            listed = self.store.retry(self.store.backend.list, commit_folder(step))
             present = {path: size for path, size in listed.items() if f"-{self.store.attempt}" in path}
             if present != before:
                 before, end = present, time.monotonic() + patience
@@ -113,7 +113,7 @@ class Committer:
         return records
 
     def _prune(self) -> str:
-        """Old commits are removed only now; that this fails does not undo the commit."""
+        """Remove old commits, after the new one is published; a failure does not undo that and is returned as text."""
         try:
             prune(self.store, self.retention)
         except Exception as error:
@@ -121,10 +121,10 @@ class Committer:
         return ""
 
     def _withdraw(self, step: int, reason: str) -> None:
-        """Best effort: on the storage that has just failed, this may fail too; `prune` comes by later."""
+        """Remove what was written, best effort: the storage that has just failed may fail again; `prune` runs later."""
         try:
             if self.writer:
-                self._tell(step, {"failed": reason})
+                self._write_note(step, {"failed": reason})
             else:
                 discard(self.store, step)
         except Exception:

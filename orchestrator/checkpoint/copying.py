@@ -1,4 +1,4 @@
-"""A commit copied into another store, byte by byte, with its manifest last."""
+"""Copying a commit into another store, byte by byte, with its manifest last."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import contextlib
 import dataclasses
 from typing import Any
 
-from orchestrator.checkpoint.manifest import folder
+from orchestrator.checkpoint.manifest import commit_folder
 from orchestrator.checkpoint.store import Store
 from orchestrator.storage.file_names import MANIFEST
 
 
-def copy(source: Store, step: int, target: Store, **meta: Any) -> None:
-    """Make the commit of `step` one of `target` too, with `meta` in the place of what its manifest says of its own
-    run; a copy that was cut short before is made whole.
+def copy_commit(source: Store, step: int, target: Store, **meta: Any) -> None:
+    """Copy the commit of `step` to `target`; the copy's manifest has `meta` merged into its own. An interrupted copy is
+    completed.
 
-    Raises CorruptCommit if its manifest is damaged, InputError if there is none. Bytes are not verified: whoever
-    loads them does.
+    Raises CorruptCommit if the manifest is damaged, InputError if there is none. The tensors are not verified here but
+    when they are loaded.
     """
     commit = source.manifest(step)
     for name in commit.files:
-        path = f"{folder(step)}/{name}"
+        path = f"{commit_folder(step)}/{name}"
         target.retry(target.backend.write, path, [source.retry(source.backend.read, path)])
-    path = f"{folder(step)}/{MANIFEST}"
-    with contextlib.suppress(FileExistsError):  # it was whole already
-        told = dataclasses.replace(commit, meta=commit.meta | meta)
-        target.retry(target.backend.publish, path, told.to_bytes())
+    path = f"{commit_folder(step)}/{MANIFEST}"
+    with contextlib.suppress(FileExistsError):  # it was copied before
+        copied = dataclasses.replace(commit, meta=commit.meta | meta)
+        target.retry(target.backend.publish, path, copied.to_bytes())

@@ -1,6 +1,6 @@
-"""The manifest of a commit: what is in it, where every byte lies, and what its checksum is. Torch-free JSON.
+"""The manifest of a commit: which tensors it holds, where every byte lies, and every checksum. Torch-free JSON.
 
-The file ends with its own checksum, taken over the bytes before it, so that one flipped bit anywhere shows.
+The file ends with its own checksum over the bytes before it, so that a flipped bit anywhere is found.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from orchestrator.checkpoint.shard import ITEM_BYTES, digest
-from orchestrator.checkpoint.tiling import untiled
+from orchestrator.checkpoint.tiling import tiling_problem
 from orchestrator.job.errors import InputError
 from orchestrator.storage.file_names import MANIFEST
 
@@ -25,12 +25,12 @@ TAIL = re.compile(rb',"checksum":"([0-9a-f]{32})"\}\n')
 TAIL_BYTES = len(b',"checksum":""}\n') + 32
 
 
-def folder(step: int) -> str:
+def commit_folder(step: int) -> str:
     """The folder of a step's commit."""
     return f"step-{step:08d}"
 
 
-def published(paths: Iterable[str]) -> list[int]:
+def published_steps(paths: Iterable[str]) -> list[int]:
     """Steps that have a manifest among `paths`."""
     folders = (path[: -len(MANIFEST) - 1] for path in paths if path.endswith("/" + MANIFEST))
     return [int(found[1]) for name in folders if (found := FOLDER.fullmatch(name))]
@@ -51,7 +51,8 @@ class CorruptCommit(Exception):
 
 @dataclass(frozen=True)
 class Chunk:
-    """Part of a tensor: its file and byte `offset`, its place in the tensor, a checksum for each block."""
+    """A box of a tensor: its file and byte `offset` there, its `start` and `shape` in the tensor, a checksum per
+    block."""
 
     file: str
     offset: int
@@ -71,7 +72,7 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A shard file: its size, and the size and checksum of its header (chunks cover the rest)."""
+    """A shard file: its size in bytes, and the size and checksum of its header; chunks cover the rest."""
 
     size: int
     header_bytes: int
@@ -86,8 +87,8 @@ class CommitManifest:
         step: optimiser steps done.
         position: samples consumed, counted over the whole run.
         receipt: rolling hash over the ids of all samples used.
-        meta: layout, engine, seed, fingerprint of the job, and whatever else JSON can carry.
-        block_bytes: size of the blocks that have a checksum each.
+        meta: layout, engine, seed, identity of the job and anything else that JSON can hold.
+        block_bytes: size of a block; each block has a checksum.
     """
 
     step: int
@@ -105,11 +106,11 @@ class CommitManifest:
         """Bytes of all shard files."""
         return sum(entry.size for entry in self.files.values())
 
-    def missing(self, sizes: Mapping[str, int]) -> list[str]:
-        """Files that are absent or of the wrong size, a line each, given the sizes of what is stored."""
+    def wrong_files(self, sizes: Mapping[str, int]) -> list[str]:
+        """A line for each file that is missing or of the wrong size, given the sizes of the stored files by path."""
         lines = []
         for name, entry in self.files.items():
-            size = sizes.get(f"{folder(self.step)}/{name}")
+            size = sizes.get(f"{commit_folder(self.step)}/{name}")
             if size is None:
                 lines.append(f"step {self.step}: {name} is missing")
             elif size != entry.size:
@@ -121,12 +122,12 @@ class CommitManifest:
         body = json.dumps(asdict(self), separators=(",", ":"), sort_keys=True).encode()
         return body[:-1] + b',"checksum":"' + digest(body).encode() + b'"}\n'
 
-    def require(self, shapes: Mapping[str, tuple[int, ...]], prefix: str = "model.") -> None:
-        """Refuse another model's commit.
+    def check_shapes(self, shapes: Mapping[str, tuple[int, ...]], prefix: str = "model.") -> None:
+        """Check that the commit is of this model.
 
         Args:
-            shapes: the tensors wanted, with their global shapes.
-            prefix: only tensors whose name begins so are compared.
+            shapes: global shapes of the model's tensors, by name.
+            prefix: only tensors whose names start with this are compared.
 
         Raises:
             InputError: names up to three tensors that are missing, superfluous, or of another shape.
@@ -148,12 +149,12 @@ class CommitManifest:
             )
 
 
-def parse(raw: bytes, where: str) -> CommitManifest:
-    """Read manifest.json.
+def parse_manifest(raw: bytes, where: str) -> CommitManifest:
+    """Parse the content of a manifest.json; `where` is for messages.
 
     Raises:
         CorruptCommit: the bytes are not those that were written.
-        InputError: they are, but this version cannot or must not read them.
+        InputError: they are, but this version cannot read them, or they contradict themselves.
     """
     tail = TAIL.fullmatch(raw[-TAIL_BYTES:])
     body = raw[:-TAIL_BYTES] + b"}"
@@ -174,7 +175,7 @@ def parse(raw: bytes, where: str) -> CommitManifest:
         raise InputError(
             f"not a manifest of this format ({type(error).__name__}: {error})", where, "use one"
         ) from None
-    check(manifest, where)
+    check_manifest(manifest, where)
     return manifest
 
 
@@ -216,8 +217,8 @@ def _build(data: dict[str, Any]) -> CommitManifest:
     )
 
 
-def check(manifest: CommitManifest, where: str) -> None:
-    """Refuse a manifest that contradicts itself or reaches outside its folder.
+def check_manifest(manifest: CommitManifest, where: str) -> None:
+    """Check that a manifest does not contradict itself and names only files of its own folder.
 
     Raises:
         InputError: one line.
@@ -244,6 +245,6 @@ def check(manifest: CommitManifest, where: str) -> None:
                 raise refuse(f"{name}: its {size} bytes at {chunk.offset} are more than {chunk.file} holds")
             if len(chunk.blocks) != -(-size // manifest.block_bytes):
                 raise refuse(f"{name}: {len(chunk.blocks)} checksums for {size} bytes")
-        problem = untiled(tensor.shape, [(chunk.start, chunk.shape) for chunk in tensor.chunks])
+        problem = tiling_problem(tensor.shape, [(chunk.start, chunk.shape) for chunk in tensor.chunks])
         if problem:
             raise refuse(f"{name}: {problem}")

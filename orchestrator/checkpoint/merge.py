@@ -1,4 +1,4 @@
-"""From what every writer wrote to the manifest of one commit."""
+"""Merging the records of all writers into the manifest of one commit."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from orchestrator.checkpoint.manifest import Chunk, CommitManifest, FileEntry, TensorEntry, check
+from orchestrator.checkpoint.manifest import Chunk, CommitManifest, FileEntry, TensorEntry, check_manifest
 from orchestrator.job.errors import InputError
 
 
-def assemble(step: int, records: list[dict[str, Any]], meta: dict[str, Any], where: str) -> CommitManifest:
-    """The manifest of a commit, checked.
+def merge_records(
+    step: int, records: list[dict[str, Any]], meta: dict[str, Any], where: str
+) -> CommitManifest:
+    """The manifest of a commit, checked, from the writers' records (see `shard.file_content`).
 
     Raises:
         InputError: chunks overlap or leave holes, writers disagree, or `meta` lacks something.
@@ -36,7 +38,7 @@ def assemble(step: int, records: list[dict[str, Any]], meta: dict[str, Any], whe
     commit = CommitManifest(
         step, position, receipt, created, rest, block_bytes, files, _tensors(records, where)
     )
-    check(commit, where)
+    check_manifest(commit, where)
     return commit
 
 

@@ -1,4 +1,4 @@
-"""What a rank hands to a commit: named pieces of global tensors."""
+"""What a rank saves: named pieces of global tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DTYPES: dict[str, torch.dtype] = {
     "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
     "C64": torch.complex64, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
-NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class TensorPiece:
     Attributes:
         name: "model.<name>" or "optim.<name>.<slot>".
         shape: the shape of the global tensor.
-        start: where this piece begins in it, one offset a dimension.
-        data: the piece itself, on any device, of any dtype the safetensors format has.
+        start: offset of this piece in it, one per dimension.
+        data: the piece, on any device, of any dtype that the safetensors format has.
     """
 
     name: str
@@ -35,24 +35,26 @@ class TensorPiece:
     data: torch.Tensor
 
     def raw(self) -> RawPiece:
-        """The piece as bytes. A contiguous CPU tensor is not copied: leave it alone until it is written."""
+        """The piece as bytes. A contiguous CPU tensor is not copied and must not change until it is written."""
         flat = self.data.detach().cpu().contiguous().reshape(-1)
-        return self.described(flat.view(torch.uint8).numpy().data)
+        return self.raw_with(flat.view(torch.uint8).numpy().data)
 
-    def described(self, data: memoryview) -> RawPiece:
-        """The piece with its bytes held elsewhere.
+    def raw_with(self, data: memoryview) -> RawPiece:
+        """The piece with bytes that are held elsewhere.
 
         Raises:
             InputError: the safetensors format has no such dtype.
         """
-        if self.data.dtype not in NAMES:
+        if self.data.dtype not in DTYPE_NAMES:
             raise InputError(
                 f"{self.data.dtype} cannot be stored", self.name, f"use one of {', '.join(DTYPES)}"
             )
         extent = tuple(self.data.shape)
-        return RawPiece(self.name, NAMES[self.data.dtype], tuple(self.shape), tuple(self.start), extent, data)
+        return RawPiece(
+            self.name, DTYPE_NAMES[self.data.dtype], tuple(self.shape), tuple(self.start), extent, data
+        )
 
 
-def whole(name: str, tensor: torch.Tensor) -> TensorPiece:
-    """A piece that is the whole tensor."""
+def full_piece(name: str, tensor: torch.Tensor) -> TensorPiece:
+    """A piece that is a full tensor."""
     return TensorPiece(name, tuple(tensor.shape), (0,) * tensor.dim(), tensor)

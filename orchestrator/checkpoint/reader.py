@@ -1,4 +1,5 @@
-"""Read any slice of any tensor of a commit, touching only the blocks it lies in, each checked before use."""
+"""Reading any slice of a commit's tensors: only the blocks that it lies in are read, and each is verified before
+use."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ class Reader:
     def read(
         self, name: str, start: tuple[int, ...] | None = None, shape: tuple[int, ...] | None = None
     ) -> torch.Tensor:
-        """A slice of a tensor (all of it by default), on the CPU, of the stored dtype.
+        """A slice of a tensor (the full tensor by default), on the CPU, in the stored dtype.
 
         Raises:
             InputError: no such tensor, or the slice reaches outside it.
@@ -84,7 +85,7 @@ class Reader:
         return typed.as_strided(part[1], strides, first - base // item)
 
     def _fill(self, name: str, chunk: Chunk, target: memoryview, block: int) -> None:
-        """Read whole blocks from number `block` on and check them; a wrong one is read once more."""
+        """Read full blocks into `target`, from number `block` on, and verify them; after a mismatch, once more."""
         for last in (False, True):
             problem = self._read_blocks(chunk, target, block)
             if not problem:
@@ -119,7 +120,7 @@ def _overlap(one: Box, other: Box) -> Box | None:
 def _block_ranges(
     extent: tuple[int, ...], strides: list[int], first: int, item: int, block: int
 ) -> Iterator[tuple[int, int]]:
-    """Half-open ranges of blocks that hold a strided slice of a row-major chunk, merged where they touch."""
+    """Half-open ranges of the blocks that hold a strided slice of a row-major chunk; adjacent ranges are merged."""
     depth = len(extent)
     while depth and (depth == len(extent) or extent[depth] * strides[depth] == strides[depth - 1]):
         depth -= 1

@@ -11,8 +11,8 @@ from orchestrator.checkpoint.manifest import (
     FOLDER,
     CommitManifest,
     CorruptCommit,
-    folder,
-    published,
+    commit_folder,
+    published_steps,
 )
 from orchestrator.checkpoint.store import Store
 from orchestrator.storage.file_names import MANIFEST
@@ -53,7 +53,9 @@ def prune(store: Store, retention: Retention) -> list[int]:
     if not sound:
         return []
     newest = max(sound)
-    kept = set(sorted(sound)[-keep:]) | {step for step in published(sizes) if every and step % every == 0}
+    kept = set(sorted(sound)[-keep:]) | {
+        step for step in published_steps(sizes) if every and step % every == 0
+    }
     if best is not None:
         key, sign = best[0], {"min": 1, "max": -1}[best[1]]
         rated = [
@@ -70,7 +72,7 @@ def prune(store: Store, retention: Retention) -> list[int]:
     for path in sizes:
         if LATEST_DRAFT.fullmatch(path):
             store.retry(store.backend.remove, path)
-    return [step for step in gone if f"{folder(step)}/{MANIFEST}" in sizes]
+    return [step for step in gone if f"{commit_folder(step)}/{MANIFEST}" in sizes]
 
 
 def rewind(store: Store, step: int) -> list[int]:
@@ -80,13 +82,13 @@ def rewind(store: Store, step: int) -> list[int]:
     gone = [newer for newer in _present(sizes) if newer > step]
     for newer in reversed(gone):
         remove(store, newer, sizes)
-    return [newer for newer in gone if f"{folder(newer)}/{MANIFEST}" in sizes]
+    return [newer for newer in gone if f"{commit_folder(newer)}/{MANIFEST}" in sizes]
 
 
 def discard(store: Store, step: int) -> None:
     """Remove what this attempt wrote of a step that is not published; files of other attempts stay."""
-    sizes = store.retry(store.backend.list, folder(step))
-    if f"{folder(step)}/{MANIFEST}" not in sizes:
+    sizes = store.retry(store.backend.list, commit_folder(step))
+    if f"{commit_folder(step)}/{MANIFEST}" not in sizes:
         remove(store, step, [path for path in sizes if f"-{store.attempt}" in path])
 
 
@@ -95,10 +97,10 @@ def remove(store: Store, step: int, paths: Iterable[str]) -> None:
 
     The manifest goes first, so that no manifest is ever without its shards. Files that no store has written stay.
     """
-    ours = [path for path in paths if path.startswith(folder(step) + "/") and _is_ours(path)]
+    ours = [path for path in paths if path.startswith(commit_folder(step) + "/") and _is_ours(path)]
     for path in sorted(ours, key=lambda path: not path.endswith("/" + MANIFEST)):
         store.retry(store.backend.remove, path, settle=path.endswith("/" + MANIFEST))
-    store.retry(store.backend.remove_folder, folder(step))
+    store.retry(store.backend.remove_folder, commit_folder(step))
 
 
 def _is_ours(path: str) -> bool:
@@ -110,14 +112,14 @@ def _is_ours(path: str) -> bool:
 def _sound(store: Store, sizes: dict[str, int], limit: int | None) -> dict[int, CommitManifest]:
     """The newest `limit` commits (None: all) whose manifest and file sizes are right, by step."""
     found: dict[int, CommitManifest] = {}
-    for step in sorted(published(sizes), reverse=True):
+    for step in sorted(published_steps(sizes), reverse=True):
         if len(found) == limit:
             break
         try:
             commit = store.manifest(step)
         except CorruptCommit:
             continue
-        if not commit.missing(sizes):
+        if not commit.wrong_files(sizes):
             found[step] = commit
     return found
 
@@ -130,7 +132,7 @@ def _present(sizes: dict[str, int]) -> list[int]:
 
 def _sweep(store: Store, step: int, sizes: dict[str, int], commit: CommitManifest) -> None:
     """Remove what interrupted attempts left in the folder of a published commit."""
-    named = {f"{folder(step)}/{name}" for name in (*commit.files, MANIFEST)}
+    named = {f"{commit_folder(step)}/{name}" for name in (*commit.files, MANIFEST)}
     for path in sizes:
-        if path.startswith(folder(step) + "/") and path not in named and _is_ours(path):
+        if path.startswith(commit_folder(step) + "/") and path not in named and _is_ours(path):
             store.retry(store.backend.remove, path)

@@ -1,4 +1,4 @@
-"""Asynchronous saves: the training step pays for a copy to shared host memory, another process does the rest.
+"""Asynchronous saves: the training step waits for a copy to shared host memory only; another process writes it.
 
 The memory is reused and has two generations: while one is being written, the next save fills the other.
 """
@@ -26,9 +26,8 @@ from orchestrator.checkpoint.store import Store
 class Saver:
     """Writer `writer` of `writers`, each in its own process, saving the same steps to the same store.
 
-    Only writer 0 publishes: the chunks of all writers together must tile every tensor. The stores of all
-    writers must have the same `attempt`. Storage that fails never raises here: `poll` says what became of
-    each save.
+    Only writer 0 publishes: the chunks of all writers together must tile every tensor. The stores of all writers must
+    have the same `attempt`. A storage error never raises here: `poll` returns the outcome of each save.
     """
 
     def __init__(
@@ -44,13 +43,13 @@ class Saver:
     ) -> None:
         """
         Args:
-            store: where to; only its settings are used, the writing process opens its own.
+            store: where commits go. Only its settings are used: the writing process opens its own.
             writer: this process's number, from 0.
-            writers: how many processes save.
-            peers: the memory of peers, where saves go first; its last two commits stay.
+            writers: number of processes that save.
+            peers: snapshots go here first, into the memory of other nodes; the last two are kept.
             retention: what writer 0 keeps after each commit to the store.
-            patience: least seconds without news of the others after which writer 0 gives up, see `Committer`.
-            max_wait: seconds that a save waits for memory still being written; then it is given up.
+            patience: seconds without progress of the other writers before writer 0 gives up, see `Committer`.
+            max_wait: seconds that a save waits for a generation that is still being written, before it is given up.
         """
         self._settings: dict[str, Any] = {
             "store": store.settings(),
@@ -60,10 +59,10 @@ class Saver:
             "retention": asdict(retention or Retention()),
             "patience": patience,
         }
-        self._place, self._max_wait = store.place, max_wait
+        self._location, self._max_wait = store.location, max_wait
         self._buffers = (SharedBuffer(), SharedBuffer())
         self._busy: dict[int, int] = {}  # generation -> the step being written from it
-        self._turn = 0
+        self._next_generation = 0
         self._outcomes: list[CommitOutcome] = []
         self._sidecar = _Sidecar(self._settings, self._buffers)
 
@@ -73,39 +72,45 @@ class Saver:
         pieces: Iterable[TensorPiece],
         meta: dict[str, Any],
         durable: bool = True,
-        held: bool = True,
+        snapshot: bool = True,
     ) -> float:
-        """Copy the pieces and return; they may change at once.
+        """Copy the pieces and return; they may change as soon as this returns.
 
         Args:
             step: optimiser steps done; higher than in the last call.
             pieces: what this rank writes of which tensors; on any device.
             meta: as in `Store.publish`; only writer 0's is used.
-            durable: False saves to the peers only.
-            held: False leaves the peers out.
+            durable: write to the store.
+            snapshot: write to the peers, if there are any.
 
         Returns:
-            Seconds spent waiting for an earlier save. If `max_wait` was not enough the save is given up,
-            which `poll` reports.
+            Seconds spent waiting for an earlier save. If `max_wait` was not enough, the save is given up and `poll`
+            reports it as failed.
         """
-        generation = self._turn
+        generation = self._next_generation
         waited = self._wait(lambda: generation not in self._busy, self._max_wait)
         if generation in self._busy:
             reason = f"step {self._busy[generation]} was still being written after {waited:.1f} s"
-            self._outcomes.append(CommitOutcome(step, self._place, "failed", waited, 0, reason))
+            self._outcomes.append(CommitOutcome(step, self._location, "failed", waited, 0, reason))
             return waited
-        self._turn = 1 - generation
-        order = self._buffers[generation].fill(list(pieces))
+        self._next_generation = 1 - generation
+        request = self._buffers[generation].fill(list(pieces))
         if self._sidecar.ended:
             self._sidecar.end(patience=0.0)
             self._sidecar = _Sidecar(self._settings, self._buffers)
         self._busy[generation] = step
-        order |= {"step": step, "generation": generation, "meta": meta, "durable": durable, "held": held}
-        self._sidecar.send(order)
+        request |= {
+            "step": step,
+            "generation": generation,
+            "meta": meta,
+            "durable": durable,
+            "snapshot": snapshot,
+        }
+        self._sidecar.send(request)
         return waited
 
     def poll(self) -> list[CommitOutcome]:
-        """What became of the saves that ended since the last call."""
+        """The outcomes of the saves that ended since the last call."""
         self._receive(0.0)
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
@@ -135,7 +140,7 @@ class Saver:
         if self._sidecar.ended:
             reason = f"the writing process ended with code {self._sidecar.process.poll()}"
             for step in sorted(self._busy.values()):
-                self._outcomes.append(CommitOutcome(step, self._place, "failed", 0.0, 0, reason))
+                self._outcomes.append(CommitOutcome(step, self._location, "failed", 0.0, 0, reason))
             self._busy = {}
 
 
@@ -157,15 +162,15 @@ class _Sidecar:
         # not an argument: any user of the machine may read those
         self.send(settings | {"memory": memory, "parent": os.getpid()})
 
-    def send(self, order: dict[str, Any] | None) -> None:
+    def send(self, request: dict[str, Any] | None) -> None:
         assert self.process.stdin is not None
-        # that the process is gone shows when it is listened to
+        # that the process has ended is noticed by `receive`
         with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(json.dumps(order, separators=(",", ":")).encode() + b"\n")
+            self.process.stdin.write(json.dumps(request, separators=(",", ":")).encode() + b"\n")
             self.process.stdin.flush()
 
     def receive(self, timeout: float) -> list[dict[str, Any]]:
-        """Answers that are there within `timeout` seconds; returns at the first ones."""
+        """The answers that come within `timeout` seconds; returns as soon as there are any."""
         assert self.process.stdout is not None
         data = b""
         while not self.ended and select.select([self.process.stdout], [], [], 0.0 if data else timeout)[0]:
@@ -179,7 +184,7 @@ class _Sidecar:
         return [json.loads(line) for line in lines]
 
     def end(self, patience: float) -> None:
-        """Wait so many seconds for an orderly end, then kill."""
+        """Wait `patience` seconds for the process to exit, then kill it."""
         assert self.process.stdin is not None
         try:
             self.process.wait(patience)

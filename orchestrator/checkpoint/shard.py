@@ -1,8 +1,8 @@
 """The bytes of one shard file: a safetensors file, written as a stream, with a checksum for every block.
 
-Torch-free, so that the process that writes beside training starts fast. The header is built here because the
-safetensors library writes whole files from `bytes` only: it can neither stream from shared memory, nor write
-to an object store, nor say what the checksum of a range is.
+Torch-free, so that the process that writes commits starts fast. The header is built here because the safetensors
+library writes complete files from `bytes` only: it can neither stream from shared memory, nor write to an object store,
+nor compute checksums of ranges.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ def digest(data: bytes | memoryview) -> str:
 
 
 def block_digests(data: memoryview, block_bytes: int) -> list[str]:
-    """A checksum for each block of `block_bytes` (the last may be shorter): a part can be verified alone."""
+    """A checksum for each block of `block_bytes` (the last may be shorter), so that a part can be verified alone."""
     return [digest(data[at : at + block_bytes]) for at in range(0, len(data), block_bytes)]
 
 
 def panels(piece: RawPiece, block_bytes: int) -> list[RawPiece]:
-    """A large matrix cut along its last dimension into 2, 4 or 8 panels of at least a block each.
+    """A large matrix split along its last dimension into 2, 4 or 8 panels of at least a block each.
 
-    A load under tensor parallelism by columns then reads its panels and not every row. Cut here and not in the
-    trainer: laying the bytes out anew takes as long as copying them.
+    A load under column-wise tensor parallelism then reads its own panels only. Done here and not in the trainer,
+    because rearranging the bytes takes as long as copying them.
     """
     last = piece.extent[-1] if len(piece.extent) > 1 else 0
     count = max(n for n in (1, 2, 4, 8) if n == 1 or (n <= len(piece.data) // block_bytes and n * 64 <= last))
@@ -71,8 +71,8 @@ def panels(piece: RawPiece, block_bytes: int) -> list[RawPiece]:
     ]
 
 
-def split(pieces: Iterable[RawPiece], limit: int) -> Iterator[list[RawPiece]]:
-    """Group pieces into files of at most `limit` bytes (a larger piece stands alone): the unit of a retry."""
+def group_pieces(pieces: Iterable[RawPiece], limit: int) -> Iterator[list[RawPiece]]:
+    """Group pieces into files of at most `limit` bytes, a larger piece alone. A file is what a retry writes again."""
     group: list[RawPiece] = []
     size = 0
     for piece in pieces:
@@ -85,12 +85,12 @@ def split(pieces: Iterable[RawPiece], limit: int) -> Iterator[list[RawPiece]]:
         yield group
 
 
-def layout(
+def file_content(
     file: str, pieces: list[RawPiece], block_bytes: int
 ) -> tuple[list[bytes | memoryview], dict[str, Any]]:
-    """The buffers of one safetensors file in order, and its record for the manifest.
+    """The content of one safetensors file: its buffers in order, and its record for the manifest.
 
-    Larger elements come first, so that every tensor is aligned to its element without holes.
+    Pieces with larger elements come first, so that every piece is aligned to its element size without padding.
     """
     ordered = sorted(pieces, key=lambda piece: -ITEM_BYTES[piece.dtype])
     index: dict[str, Any] = {}

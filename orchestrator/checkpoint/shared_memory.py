@@ -1,4 +1,4 @@
-"""Shared host memory that a trainer fills and the process that writes commits reads."""
+"""Shared host memory: the trainer fills it, the process that writes commits reads it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ ALIGN = 64
 
 @contextlib.contextmanager
 def _copying(on_device: bool) -> Iterator[None]:
-    """Copies within go over a stream of their own, after what the device was asked before; they are done at the end.
+    """Run the copies within on a CUDA stream of their own, after the work already queued; they are finished at the end.
 
-    The step waits for these copies, and not for what other streams have to do, such as reading the next batch.
+    The step waits for these copies only, and not for other streams, which may be reading the next batch.
     """
     if not on_device:
         yield
@@ -33,9 +33,9 @@ def _copying(on_device: bool) -> Iterator[None]:
 
 
 class SharedBuffer:
-    """One generation of a snapshot, in an anonymous file that grows to the largest one and is reused.
+    """Memory for one save, in an anonymous file that grows as needed and is reused.
 
-    Not named shared memory: that is limited to 64 MB in many containers, and outlives a killed process.
+    Not named shared memory, which is limited to 64 MB in many containers and outlives a killed process.
     """
 
     def __init__(self) -> None:
@@ -49,11 +49,11 @@ class SharedBuffer:
         self._pinned = False
 
     def fill(self, pieces: Sequence[TensorPiece]) -> dict[str, Any]:
-        """Copy the pieces in; returns what the other process needs to find them."""
+        """Copy the pieces in. Returns, for the writing process, the size and where each piece lies."""
         entries: list[tuple[Any, ...]] = []
         size = 0
         for piece in pieces:
-            raw = piece.described(memoryview(b""))
+            raw = piece.raw_with(memoryview(b""))
             count = piece.data.numel() * piece.data.element_size()
             entries.append((raw.name, raw.dtype, raw.shape, raw.start, raw.extent, size, count))
             size += -(-count // ALIGN) * ALIGN
@@ -66,7 +66,7 @@ class SharedBuffer:
         return {"bytes": max(size, ALIGN), "pieces": entries}
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._unpin()
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._map = None
@@ -79,7 +79,7 @@ class SharedBuffer:
             self._map = mmap.mmap(self.fd, size)
             self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         if pin and not self._pinned:
-            # copies from the device are then several times faster; without it they are merely slow
+            # pinned memory makes copies from the device several times faster; a failure only makes them slow
             code = torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), len(self._bytes), 0)
             self._pinned = int(code) == 0
 

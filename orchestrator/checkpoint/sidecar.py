@@ -1,7 +1,7 @@
-"""The process that writes commits beside training: its own interpreter takes no lock from the trainer's.
+"""The process that writes commits beside training, so that writing never holds the trainer's interpreter lock.
 
-It reads its settings and then one JSON line per save from its standard input, finds the bytes in shared memory
-that it inherited, and answers in JSON lines. It imports no torch, runs at low priority and dies with its parent.
+It reads its settings and then one JSON line per save from standard input, finds the bytes in shared memory that it
+inherited, and answers in JSON lines. It imports no torch, runs at low priority and exits with its parent.
 """
 
 from __future__ import annotations
@@ -25,33 +25,34 @@ from orchestrator.checkpoint.store import Store
 from orchestrator.storage.retry import Retry
 
 PR_SET_PDEATHSIG = 1
-PEER_PATIENCE = 10.0  # seconds for the shards of other writers: memory is fast or it is gone
+PEER_PATIENCE = 10.0
+"""As `patience`, for snapshots: the memory of a peer is fast, or the peer is gone."""
 
 
 def main() -> None:
-    """Serve one trainer until it says that there is no more, or is gone. The first line holds the settings."""
+    """Serve one trainer until it sends null or ends. The first line holds the settings."""
     settings = json.loads(sys.stdin.readline())
     _die_with(settings["parent"])
     os.nice(5)
-    # what a library prints must not get between the answers
+    # what a library prints must not mix with the answers
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     peers, durable = _committers(settings)
-    for order in _orders():
+    for request in _requests():
         memory = memoryview(
-            mmap.mmap(settings["memory"][order["generation"]], order["bytes"], prot=mmap.PROT_READ)
+            mmap.mmap(settings["memory"][request["generation"]], request["bytes"], prot=mmap.PROT_READ)
         )
-        pieces = [_piece(memory, *entry) for entry in order["pieces"]]
-        for committer in [*(peers if order["held"] else []), *(durable if order["durable"] else [])]:
-            outcome = committer.commit(order["step"], pieces, order["meta"])
+        pieces = [_piece(memory, *entry) for entry in request["pieces"]]
+        for committer in [*(peers if request["snapshot"] else []), *(durable if request["durable"] else [])]:
+            outcome = committer.commit(request["step"], pieces, request["meta"])
             answers.write(json.dumps(asdict(outcome)) + "\n")
             answers.flush()
-        answers.write(json.dumps({"free": order["generation"]}) + "\n")
+        answers.write(json.dumps({"free": request["generation"]}) + "\n")
         answers.flush()
 
 
 def _committers(settings: dict[str, Any]) -> tuple[list[Committer], list[Committer]]:
-    """To the memory of peers, if there are any, and to the durable store."""
+    """The committers for the memory of peers, if there are any, and for the durable store."""
 
     def opened(name: str, retention: Retention, patience: float) -> list[Committer]:
         if settings[name] is None:
@@ -68,7 +69,7 @@ def _committers(settings: dict[str, Any]) -> tuple[list[Committer], list[Committ
 
 def _die_with(parent: int) -> None:
     def gone(*_: object) -> None:
-        # the signal also comes when only the thread that started this process ends
+        # the kernel also sends the signal when only the thread that started this process ends
         if os.getppid() != parent:
             os._exit(1)
 
@@ -79,21 +80,21 @@ def _die_with(parent: int) -> None:
     gone()
 
 
-def _orders() -> Iterator[dict[str, Any]]:
-    """Orders until null. If the pipe ends before that the parent is dead: stop in the middle of it all."""
+def _requests() -> Iterator[dict[str, Any]]:
+    """Requests until null. If the pipe ends before that, the parent is dead and this process exits at once."""
     inbox: queue.Queue[dict[str, Any] | None] = queue.Queue()
 
     def receive() -> None:
         for line in sys.stdin:
-            order = json.loads(line)
-            inbox.put(order)
-            if order is None:
+            request = json.loads(line)
+            inbox.put(request)
+            if request is None:
                 return
         os._exit(1)
 
     threading.Thread(target=receive, daemon=True).start()
-    while (order := inbox.get()) is not None:
-        yield order
+    while (request := inbox.get()) is not None:
+        yield request
 
 
 def _piece(

@@ -1,7 +1,7 @@
-"""Commits in the memory of holders on several nodes: a backend like any other, gone when its nodes are.
+"""The storage backend of snapshots: files in the memory of snapshot servers on several nodes.
 
-A shard lies with the holders that its writer was told to use, a manifest with all of them. What a lost node held
-is missing, which makes those commits unsound, and the ones before or the durable store are used.
+A shard is stored on the servers that its writer uses, a manifest on all of them. What was on a lost node is missing,
+which makes those commits unsound; earlier ones or the durable store are then used.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from orchestrator.checkpoint.snapshot_server import ERRNO, receive, receive_mess
 from orchestrator.storage.backend import Buffers
 
 CONNECT_TIMEOUT = 2.0
-"""Seconds for a holder to accept a connection."""
-SHUNNED = 10.0
-"""Seconds for which a holder that was silent for so long is not asked again: its node may be cut off."""
+"""Seconds for a server to accept a connection."""
+UNRESPONSIVE_SECONDS = 10.0
+"""Seconds for which a server that timed out is not asked again: its node may be cut off from the network."""
 
 
-def peers_uri(token: str, holders: list[str], write_to: list[str]) -> str:
-    """The URI of a store in the memory of `holders`, whose shards this process sends to `write_to`."""
-    return f"peers://{token}@{','.join(holders)}?to={','.join(write_to)}"
+def peers_uri(token: str, servers: list[str], write_to: list[str]) -> str:
+    """The URI of a store in the memory of these servers, of which this process writes its shards to `write_to`."""
+    return f"peers://{token}@{','.join(servers)}?to={','.join(write_to)}"
 
 
 class PeerBackend:
-    """The files of all holders that answer, as one tree.
+    """See `Backend`: the files of all servers that answer, as one tree.
 
-    A read takes the first holder that has the file. A write fails if one of its holders does; a publication and
-    a removal only if all do.
+    A read takes the first server that has the file. A write fails if one of its servers fails; publishing and removing
+    fail only if all do.
     """
 
     def __init__(self, uri: str, timeout: float) -> None:
         parts = urlsplit(uri)
         self._token, _, names = parts.netloc.rpartition("@")
-        self._holders = names.split(",")
+        self._servers = names.split(",")
         self._write_to = parse_qs(parts.query)["to"][0].split(",")
         self._timeout = timeout
-        self._silent: dict[str, float] = {}  # when a holder was found silent, monotonic seconds
+        self._unresponsive: dict[str, float] = {}  # when a server timed out, monotonic seconds
 
     def list(self, folder: str = "") -> dict[str, int]:
         found: dict[str, int] = {}
@@ -54,11 +54,11 @@ class PeerBackend:
         return bytes(target[: self.read_into(path, 0, target)])
 
     def read_into(self, path: str, offset: int, target: memoryview) -> int:
-        error: OSError = FileNotFoundError(ERRNO["missing"], "no holder has it", path)
-        for holder in self._holders:
+        error: OSError = FileNotFoundError(ERRNO["missing"], "no snapshot server has it", path)
+        for server in self._servers:
             try:
                 request = {"do": "read", "path": path, "offset": offset, "count": len(target)}
-                return int(self._ask(holder, request, target=target)["size"])
+                return int(self._ask(server, request, target=target)["size"])
             except FileNotFoundError:
                 continue
             except OSError as failure:
@@ -66,8 +66,8 @@ class PeerBackend:
         raise error
 
     def write(self, path: str, buffers: Buffers) -> None:
-        for holder in self._write_to:
-            self._ask(holder, {"do": "write", "path": path, "only_new": False}, buffers)
+        for server in self._write_to:
+            self._ask(server, {"do": "write", "path": path, "only_new": False}, buffers)
 
     def publish(self, path: str, data: bytes) -> None:
         self._ask_all({"do": "write", "path": path, "only_new": True}, [data])
@@ -79,14 +79,14 @@ class PeerBackend:
         self._ask_all({"do": "remove", "path": path})
 
     def remove_folder(self, folder: str) -> None:
-        """There are no folders."""
+        """Nothing to do: there are no folders."""
 
     def _ask_all(self, request: dict[str, Any], buffers: Buffers = ()) -> Sequence[dict[str, Any]]:
-        """The answers of the holders that can be reached; the last failure if none can."""
-        answers, error = [], OSError("there are no holders")
-        for holder in self._holders:
+        """The answers of all servers that can be reached; raises the last error if none can."""
+        answers, error = [], OSError("there are no snapshot servers")
+        for server in self._servers:
             try:
-                answers.append(self._ask(holder, request, buffers))
+                answers.append(self._ask(server, request, buffers))
             except FileExistsError:
                 raise
             except OSError as failure:
@@ -96,20 +96,20 @@ class PeerBackend:
         return answers
 
     def _ask(
-        self, holder: str, request: dict[str, Any], buffers: Buffers = (), target: memoryview | None = None
+        self, server: str, request: dict[str, Any], buffers: Buffers = (), target: memoryview | None = None
     ) -> dict[str, Any]:
-        if time.monotonic() - self._silent.get(holder, -SHUNNED) < SHUNNED:
-            raise TimeoutError(f"the holder at {holder} was silent a moment ago")
+        if time.monotonic() - self._unresponsive.get(server, -UNRESPONSIVE_SECONDS) < UNRESPONSIVE_SECONDS:
+            raise TimeoutError(f"the snapshot server at {server} did not answer a moment ago")
         try:
-            return self._ask_now(holder, request, buffers, target)
+            return self._ask_now(server, request, buffers, target)
         except TimeoutError:
-            self._silent[holder] = time.monotonic()
+            self._unresponsive[server] = time.monotonic()
             raise
 
     def _ask_now(
-        self, holder: str, request: dict[str, Any], buffers: Buffers, target: memoryview | None
+        self, server: str, request: dict[str, Any], buffers: Buffers, target: memoryview | None
     ) -> dict[str, Any]:
-        host, _, port = holder.rpartition(":")
+        host, _, port = server.rpartition(":")
         with socket.create_connection((host, int(port)), min(self._timeout, CONNECT_TIMEOUT)) as connection:
             connection.settimeout(self._timeout)
             send(connection, request | {"token": self._token}, *buffers)

@@ -1,11 +1,12 @@
-"""A process that keeps the last snapshots of its peers in memory, so that trainers are disposable.
+"""The snapshot server: a process that keeps the latest snapshots of other nodes in memory, so that trainers are
+disposable.
 
     echo '{"token": "...", "host": "10.0.0.7", "limit_bytes": 1000000000}' |
         python -m orchestrator.checkpoint.snapshot_server
 
-It prints its address and serves until its standard input ends. A connection carries one request: a length, JSON
-of that length, and for writes the bytes; the answer has the same form. Whoever does not know the token is hung up
-on; the bytes themselves travel in the clear, so `host` should be an address of the cluster's own network.
+It prints its address and serves until its standard input ends. A connection carries one request: a length, JSON of that
+length, and for writes the bytes; the answer has the same form. A request without the right token is closed unanswered.
+The bytes are not encrypted, so `host` should be an address of the cluster's own network.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ import threading
 from typing import Any
 
 LIMIT = 8 << 30
-"""Bytes that a holder takes unless it is told otherwise."""
+"""Default of `limit_bytes`."""
 ERRNO = {"missing": errno.ENOENT, "exists": errno.EEXIST, "full": errno.ENOSPC, "malformed": errno.EPROTO}
 
 
 def send(connection: socket.socket, message: dict[str, Any], *buffers: bytes | memoryview) -> None:
-    """A message whose "size" is that of the bytes that follow."""
+    """Send a JSON message and the bytes that follow it; its "size" is their number."""
     head = json.dumps(message | {"size": sum(map(len, buffers))}).encode()
     connection.sendall(len(head).to_bytes(4, "little") + head)
     for buffer in buffers:
@@ -33,7 +34,7 @@ def send(connection: socket.socket, message: dict[str, Any], *buffers: bytes | m
 
 
 def receive(connection: socket.socket, into: memoryview) -> memoryview:
-    """Fill `into`; raises ConnectionError if the other side stops before."""
+    """Fill `into` and return it. Raises ConnectionError if the connection ends before."""
     done = 0
     while done < len(into):
         count = connection.recv_into(into[done:])
@@ -44,7 +45,7 @@ def receive(connection: socket.socket, into: memoryview) -> memoryview:
 
 
 def receive_message(connection: socket.socket) -> dict[str, Any]:
-    """The JSON part of a message, of 64 KiB at most."""
+    """Receive the JSON part of a message, of at most 64 KiB."""
     size = int.from_bytes(receive(connection, memoryview(bytearray(4))), "little")
     if size > 1 << 16:
         raise ConnectionResetError("not a message")
@@ -52,7 +53,7 @@ def receive_message(connection: socket.socket) -> dict[str, Any]:
 
 
 class SnapshotServer:
-    """Files in memory behind a socket, `limit_bytes` of them at most. They are gone when the process is."""
+    """Files in memory, at most `limit_bytes` in total, served on a socket. They are lost with the process."""
 
     def __init__(self, token: str, host: str = "127.0.0.1", port: int = 0, limit_bytes: int = LIMIT) -> None:
         self._files: dict[str, bytearray] = {}
@@ -71,7 +72,7 @@ class SnapshotServer:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def close(self) -> None:
-        """Stop serving and forget everything."""
+        """Stop serving and free the memory."""
         self._server.shutdown()
         self._server.server_close()
         self._files.clear()
@@ -115,7 +116,7 @@ class SnapshotServer:
             full = size + self._arriving + sum(map(len, self._files.values())) > self._limit
             self._arriving += 0 if full else size
         if full:
-            # taken in and thrown away: an answer that overtakes the bytes would be lost with the connection
+            # received and dropped: an answer sent before all bytes are read would be lost with the connection
             scratch = memoryview(bytearray(min(size, 1 << 20)))
             for at in range(0, size, len(scratch) or 1):
                 receive(connection, scratch[: size - at])
@@ -134,7 +135,7 @@ class SnapshotServer:
 
 
 def main() -> None:
-    """Serve until standard input ends, which it does when the parent is gone."""
+    """Serve until standard input ends, as it does when the parent exits."""
     settings = json.loads(sys.stdin.readline())
     print(SnapshotServer(**settings).address, flush=True)
     sys.stdin.read()

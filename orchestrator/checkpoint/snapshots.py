@@ -1,4 +1,4 @@
-"""Commits in the memory of peers, and which of several stores to restore from."""
+"""Stores in the memory of other nodes, and the choice of the store to restore from."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from orchestrator.checkpoint.store import Store
 from orchestrator.storage.retry import Retry
 
 
-def peer_store(token: str, holders: list[str], write_to: list[str], attempt: str = "") -> Store:
-    """A store in the memory of holders: quick to give up, since what is in it is also elsewhere.
+def peer_store(token: str, servers: list[str], write_to: list[str], attempt: str = "") -> Store:
+    """A store in the memory of snapshot servers. It gives up quickly, since the durable store has its commits too.
 
     Args:
-        token: what the holders were started with.
-        holders: the addresses of all of them, nearest first.
-        write_to: those that keep this writer's shards; name one on another node.
+        token: the token that the servers were started with.
+        servers: the addresses of all of them, nearest first.
+        write_to: those that keep this writer's shards; they should be on other nodes.
         attempt: as in `Store`.
     """
     retry = Retry(attempts=2, first=0.05, deadline=10.0)
-    return Store(peers_uri(token, holders, write_to), attempt=attempt, retry=retry, timeout=10.0)
+    return Store(peers_uri(token, servers, write_to), attempt=attempt, retry=retry, timeout=10.0)
 
 
-def newest(
+def newest_commit(
     stores: Sequence[Store], at_most: int | None = None, deep: bool = True
 ) -> tuple[Store, CommitManifest, list[str]] | None:
-    """The newest sound commit of several stores; of equal ones that of the store named first.
+    """The newest sound commit of several stores; of equally new ones that of the first store.
 
-    Put peer memory first and the durable store last. A store that cannot be reached is passed over, except the
-    last one, whose error is raised.
+    Give peer memory first and the durable store last. A store that cannot be reached is skipped, except the last one,
+    whose error is raised. For `at_most` and `deep` see `Store.latest`.
 
     Returns:
-        The store, the manifest, and a line for everything passed over; None if no store has a sound commit.
+        The store, the manifest, and a line for every store or commit that was skipped; None if there is no sound
+        commit.
     """
     best: tuple[Store, CommitManifest] | None = None
     notes: list[str] = []
@@ -42,9 +43,9 @@ def newest(
         except OSError as error:
             if store is stores[-1]:
                 raise
-            notes.append(f"{store.place}: {error}")
+            notes.append(f"{store.location}: {error}")
             continue
-        notes += [f"{store.place}: {reason}" for _, reason in store.skipped]
+        notes += [f"{store.location}: {reason}" for _, reason in store.skipped]
         if found is not None and (best is None or found.step > best[1].step):
             best = store, found
     return None if best is None else (*best, notes)

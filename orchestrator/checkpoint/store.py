@@ -1,4 +1,4 @@
-"""The commits of a run: written by many, published once, found again after any crash."""
+"""The store of a run's commits: written by many processes, published once, found again after any crash."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from orchestrator.checkpoint import shard as shards
 from orchestrator.checkpoint.manifest import (
     CommitManifest,
     CorruptCommit,
-    folder,
-    parse,
-    published,
+    commit_folder,
+    parse_manifest,
+    published_steps,
 )
-from orchestrator.checkpoint.merge import assemble
+from orchestrator.checkpoint.merge import merge_records
 from orchestrator.checkpoint.snapshot_backend import PeerBackend
-from orchestrator.checkpoint.verify import damage, spans
+from orchestrator.checkpoint.verify import checksummed_ranges, damaged_ranges
 from orchestrator.job.errors import InputError
 from orchestrator.storage.backend import Backend
 from orchestrator.storage.file_names import FENCE, MANIFEST
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 class Store:
-    """Commits below one fsspec URI (`<run>/checkpoints`). Every storage call is retried within bounds.
+    """Commits below one path or fsspec URI (`<run>/checkpoints`). Every storage call is retried within bounds.
 
-    A commit exists when its manifest does. Every shard file has a name of its own, so that a writer that
-    outlived its attempt can touch nothing that a later one published.
+    A commit exists when its manifest does. Every shard file has a unique name, so that a writer that outlives its
+    attempt cannot touch what a later attempt published. Removing commits is `retention`'s.
     """
 
     def __init__(
@@ -51,17 +51,17 @@ class Store:
     ) -> None:
         """
         Args:
-            uri: a directory or any fsspec URI.
-            attempt: lower-case letters and digits; equal for the writers of one gang, new with every start.
-            retry: bounds for each storage call.
-            block_bytes: a checksum is kept for each block of so many bytes of a chunk.
-            file_bytes: a writer's pieces are spread over files of about this size.
-            threads: files written and read at once.
-            timeout: seconds that a small call to a remote store may take; large ones get more by their size.
+            uri: a path or any fsspec URI, or peers:// for the memory of other nodes.
+            attempt: lower-case letters and digits; the same for all writers of a gang, new with every start.
+            retry: retries of each storage call.
+            block_bytes: bytes of a chunk that one checksum covers.
+            file_bytes: target size of a shard file.
+            threads: files written or read at the same time.
+            timeout: seconds for a small call to a remote store; large ones get more, by their size.
         """
         self.uri = uri
-        # the address of peers holds their token, which no message should
-        self.place = "peer memory" if uri.startswith("peers://") else uri.rstrip("/")
+        # for messages: the URI of peers contains their token
+        self.location = "peer memory" if uri.startswith("peers://") else uri.rstrip("/")
         self.attempt = attempt or uuid.uuid4().hex[:12]
         self.backend: Backend
         self.backend = PeerBackend(uri, timeout) if uri.startswith("peers://") else open_backend(uri, timeout)
@@ -71,7 +71,7 @@ class Store:
         self.timeout = timeout
 
     def settings(self) -> dict[str, Any]:
-        """JSON-able arguments of an equal store in another process."""
+        """The arguments of an equal store in another process, as JSON."""
         return {
             "uri": self.uri,
             "attempt": self.attempt,
@@ -85,105 +85,106 @@ class Store:
     # -- writing
 
     def write_shard(self, step: int, shard: int, pieces: Iterable[TensorPiece]) -> list[dict[str, Any]]:
-        """Write one writer's pieces durably; what is returned goes to `publish`.
+        """Write one writer's pieces durably; the returned records go to `publish`.
 
         Args:
             step: optimiser steps done.
-            shard: any number, distinct between writers; it is part of file names and means nothing on load.
-            pieces: which part of which tensor; replicas are written by one writer only.
+            shard: any number, distinct between writers. It is part of file names only.
+            pieces: the pieces of tensors; of replicas only one writer writes.
 
         Returns:
-            One JSON-able record a file: its name, size, checksums and chunks.
+            One record per file, as JSON: its name, size, checksums and chunks.
         """
         return self.write_raw(step, shard, [piece.raw() for piece in pieces])
 
     def write_raw(self, step: int, shard: int, pieces: Iterable[shards.RawPiece]) -> list[dict[str, Any]]:
-        """`write_shard` from plain bytes."""
+        """`write_shard` with the pieces as bytes."""
 
         def write(group: list[shards.RawPiece]) -> dict[str, Any]:
-            # each try has a file of its own: what a lost request does later can harm nothing
+            # every try writes a new file, so that a delayed request of an earlier try cannot damage it
             def attempt() -> dict[str, Any]:
                 name = f"shard-{shard:05d}-{self.attempt}-{uuid.uuid4().hex[:8]}.safetensors"
                 cut = [panel for piece in group for panel in shards.panels(piece, self.block_bytes)]
-                buffers, record = shards.layout(name, cut, self.block_bytes)
-                self.backend.write(f"{folder(step)}/{name}", buffers)
+                buffers, record = shards.file_content(name, cut, self.block_bytes)
+                self.backend.write(f"{commit_folder(step)}/{name}", buffers)
                 return record
 
             return self.retry(attempt)
 
-        groups = list(shards.split(pieces, self.file_bytes))
+        groups = list(shards.group_pieces(pieces, self.file_bytes))
         if len(groups) < 2:
             return [write(group) for group in groups]
         with ThreadPoolExecutor(self.threads) as pool:
             return list(pool.map(write, groups))
 
     def publish(self, step: int, records: list[dict[str, Any]], meta: dict[str, Any]) -> CommitManifest:
-        """Make a commit of what all writers wrote. Called once, after all of them are done.
+        """Publish the commit: write its manifest. Called once, after all writers are done.
 
         Args:
             step: optimiser steps done.
-            records: what the `write_shard` calls returned, joined.
-            meta: JSON-able; "position" and "receipt" are required and become fields of the manifest.
+            records: the joined results of all `write_shard` calls.
+            meta: JSON; "position" and "receipt" are required and become fields of the manifest.
 
         Raises:
             InputError: chunks overlap or leave holes, a file is missing, the step is committed already, or a later
                 attempt has taken over (see `fence`).
         """
-        path = f"{folder(step)}/{MANIFEST}"
-        commit = assemble(step, records, meta, self._where(step))
-        present = self.retry(self.backend.list, folder(step))
+        path = f"{commit_folder(step)}/{MANIFEST}"
+        commit = merge_records(step, records, meta, self._where(step))
+        present = self.retry(self.backend.list, commit_folder(step))
         for name, entry in commit.files.items():
-            if present.get(f"{folder(step)}/{name}") != entry.size:
+            if present.get(f"{commit_folder(step)}/{name}") != entry.size:
                 raise InputError(f"{name} is missing or cut short", self._where(step), "save again")
         data = commit.to_bytes()
-        self._refuse_fenced(commit)
+        self._check_fence(commit)
         try:
             self.retry(self.backend.publish, path, data)
         except FileExistsError:
-            self._settle(commit, path, data)
-        with contextlib.suppress(OSError):  # a hint for people: nothing here reads it
-            self.retry(self.backend.replace, "LATEST", f"{folder(step)}\n".encode())
+            self._publish_over(commit, path, data)
+        with contextlib.suppress(OSError):  # for people only: the program never reads it
+            self.retry(self.backend.replace, "LATEST", f"{commit_folder(step)}\n".encode())
         return commit
 
     def fence(self, attempt: int) -> None:
-        """Let nobody publish but that attempt of the run, and later ones: the gang of an earlier one may be at work
-        behind a cut network, where nobody can end it, and reach this store. Its numbers are in `meta["attempt"]`."""
+        """Allow only that attempt of the run, and later ones, to publish. The gang of an earlier attempt may go on
+        behind a network partition, where it cannot be stopped, and still reach this store. A commit's attempt is in
+        `meta["attempt"]`."""
         self.retry(self.backend.replace, FENCE, f"{attempt}\n".encode())
 
     def fenced(self) -> int:
-        """The attempt that alone may publish, 0 if none has been named or what names it is damaged."""
+        """The first attempt that may publish; 0 if there is no fence or its file is damaged."""
         try:
             return int(self.retry(self.backend.read, FENCE))
         except (FileNotFoundError, IsADirectoryError, ValueError):
             return 0
 
-    def _refuse_fenced(self, commit: CommitManifest) -> None:
+    def _check_fence(self, commit: CommitManifest) -> None:
         fence = self.fenced()
         if commit.meta.get("attempt", fence) < fence:
-            hint = "nothing: this one has lost its place"
+            hint = "nothing to do: this attempt was replaced"
             raise InputError(f"attempt {fence} has taken over", self._where(commit.step), hint)
 
-    def _settle(self, commit: CommitManifest, path: str, data: bytes) -> None:
-        """A manifest stands already: ours, whose answer was lost; a damaged one; one that an earlier attempt
-        published just as it was fenced out; or another, sound one."""
+    def _publish_over(self, commit: CommitManifest, path: str, data: bytes) -> None:
+        """Publish where there is a manifest already. It may be ours, if the answer to the put was lost; damaged; of an
+        earlier attempt that published just before it was fenced; or another sound one, which is an error."""
         if self.retry(self.backend.read, path) == data:
             return
-        if not self.verify(commit.step) and not self._is_older(commit):
+        if not self.verify(commit.step) and not self._is_from_earlier_attempt(commit):
             where, hint = self._where(commit.step), "rewind the store to an earlier step"
             raise InputError("this step is committed already", where, hint)
         self.retry(self.backend.remove, path)
         self.retry(self.backend.publish, path, data)
 
-    def _is_older(self, commit: CommitManifest) -> bool:
-        """Whether what stands in the place of a commit is of an earlier attempt of its run."""
-        standing, ours = self.manifest(commit.step).meta.get("attempt"), commit.meta.get("attempt")
-        return standing is not None and ours is not None and standing < ours
+    def _is_from_earlier_attempt(self, commit: CommitManifest) -> bool:
+        """Whether the published commit of that step is of an earlier attempt of the same run."""
+        published, ours = self.manifest(commit.step).meta.get("attempt"), commit.meta.get("attempt")
+        return published is not None and ours is not None and published < ours
 
     # -- reading
 
     def steps(self) -> list[int]:
-        """Steps that have a manifest, sound or not, ascending."""
-        return sorted(published(self.retry(self.backend.list)))
+        """The steps that have a manifest, sound or not, ascending."""
+        return sorted(published_steps(self.retry(self.backend.list)))
 
     def manifest(self, step: int) -> CommitManifest:
         """The manifest of a step.
@@ -193,27 +194,27 @@ class Store:
             InputError: there is none, or this version cannot read it.
         """
         try:
-            raw = self.retry(self.backend.read, f"{folder(step)}/{MANIFEST}")
+            raw = self.retry(self.backend.read, f"{commit_folder(step)}/{MANIFEST}")
         except FileNotFoundError:
             raise InputError("there is no commit", self._where(step), f"steps: {self.steps()}") from None
-        found = parse(raw, self._where(step))
+        found = parse_manifest(raw, self._where(step))
         if found.step != step:
             raise CorruptCommit(f"{self._where(step)}: the manifest is of step {found.step}")
         return found
 
     def latest(self, at_most: int | None = None, deep: bool = True) -> CommitManifest | None:
-        """The newest sound commit, None if there is none. Bad ones are passed over and named in `skipped`.
+        """The newest sound commit, None if there is none. Unsound ones are skipped and listed in `skipped`.
 
         Args:
-            at_most: look only at this step and earlier ones.
-            deep: check every byte against its checksum; otherwise only the manifest and the sizes of files.
+            at_most: consider only this step and earlier ones.
+            deep: verify every byte by its checksum; otherwise only the manifest and the sizes of files.
 
         Raises:
-            InputError: it is not damaged but must not be read (newer schema, reaches outside its folder).
+            InputError: the newest is undamaged but cannot be read: newer schema, or files outside its folder.
         """
         self.skipped = []
         sizes = self.retry(self.backend.list)
-        for step in sorted(published(sizes), reverse=True):
+        for step in sorted(published_steps(sizes), reverse=True):
             if at_most is not None and step > at_most:
                 continue
             try:
@@ -221,33 +222,35 @@ class Store:
             except CorruptCommit as error:
                 self.skipped.append((step, str(error)))
                 continue
-            problems = found.missing(sizes) or (self._check_bytes(found) if deep else [])
+            problems = found.wrong_files(sizes) or (self._check_bytes(found) if deep else [])
             if not problems:
                 return found
             self.skipped.append((step, problems[0]))
         return None
 
     def verify(self, step: int) -> list[str]:
-        """Every flipped bit, cut or missing file of a commit, a line each; empty if it is sound."""
+        """A line for every damaged block and every cut or missing file of a commit; empty if it is sound."""
         try:
             found = self.manifest(step)
         except CorruptCommit as error:
             return [str(error)]
-        sizes = self.retry(self.backend.list, folder(step))
-        return found.missing(sizes) + self._check_bytes(found)
+        sizes = self.retry(self.backend.list, commit_folder(step))
+        return found.wrong_files(sizes) + self._check_bytes(found)
 
     def reader(self, manifest: CommitManifest) -> Reader:
-        """Slices of a commit's tensors."""
+        """Reads slices of a commit's tensors."""
+        # imported here because it brings torch, which the process that writes commits does not load
         from orchestrator.checkpoint.reader import Reader
 
-        return Reader(self.backend, self.retry, folder(manifest.step), manifest)
+        return Reader(self.backend, self.retry, commit_folder(manifest.step), manifest)
 
     def _check_bytes(self, commit: CommitManifest) -> list[str]:
         with ThreadPoolExecutor(self.threads) as pool:
             found = pool.map(
-                lambda item: damage(self.backend, self.retry, commit, *item), spans(commit).items()
+                lambda item: damaged_ranges(self.backend, self.retry, commit, *item),
+                checksummed_ranges(commit).items(),
             )
             return [line for lines in found for line in lines]
 
     def _where(self, step: int) -> str:
-        return f"{self.place}/{folder(step)}"
+        return f"{self.location}/{commit_folder(step)}"

@@ -1,15 +1,15 @@
-"""Whether boxes tile a tensor: the chunks of all writers together must leave no hole and overlap nowhere."""
+"""Checking that chunks tile a tensor: no holes, no overlaps."""
 
 from __future__ import annotations
 
 import math
 
 
-def untiled(shape: tuple[int, ...], boxes: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> str:
+def tiling_problem(shape: tuple[int, ...], boxes: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> str:
     """Why boxes (start, extent) do not tile `shape` exactly; empty if they do.
 
-    Boxes inside the shape that do not overlap and whose volumes add up leave no hole. A sweep over the first
-    dimension keeps the search for overlaps far from all pairs.
+    Boxes inside the shape that do not overlap and whose volumes add up to it leave no hole. A sweep over the first
+    dimension avoids comparing all pairs.
     """
     for start, extent in boxes:
         if not len(start) == len(extent) == len(shape):

@@ -1,21 +1,21 @@
-"""Compare every byte of a shard file with its manifest."""
+"""Verifying every byte of a shard file by the checksums in the manifest."""
 
 from __future__ import annotations
 
 import math
 
-from orchestrator.checkpoint.manifest import CommitManifest, folder
+from orchestrator.checkpoint.manifest import CommitManifest, commit_folder
 from orchestrator.checkpoint.shard import ITEM_BYTES, digest
 from orchestrator.storage.backend import Backend
 from orchestrator.storage.retry import Retry
 
-STRIDE = 16 << 20  # bytes read at once
+READ_BYTES = 16 << 20  # bytes read at once
 
-Span = tuple[int, int, str, str]  # first byte, byte after the last, checksum, what it is
+Span = tuple[int, int, str, str]  # first byte, byte after the last, checksum, what it covers
 
 
-def spans(commit: CommitManifest) -> dict[str, list[Span]]:
-    """All ranges that have a checksum, by file, in order; together they are the whole file."""
+def checksummed_ranges(commit: CommitManifest) -> dict[str, list[Span]]:
+    """All ranges that have a checksum, in order, by file; together they cover the file."""
     found = {
         name: [(0, entry.header_bytes, entry.header, "the header")] for name, entry in commit.files.items()
     }
@@ -30,18 +30,19 @@ def spans(commit: CommitManifest) -> dict[str, list[Span]]:
     return {name: sorted(ranges) for name, ranges in found.items()}
 
 
-def damage(
+def damaged_ranges(
     backend: Backend, retry: Retry, commit: CommitManifest, file: str, ranges: list[Span]
 ) -> list[str]:
-    """What is wrong with the bytes of a file, a line each. A missing file is not named: its size says so."""
+    """A line for each range of a file whose checksum is wrong. A missing file is not reported here, see
+    `wrong_files`."""
     size = commit.files[file].size
     lines, base, held = [], 0, memoryview(b"")
     for low, high, checksum, label in ranges:
         if high > base + len(held):
             base = low
-            target = memoryview(bytearray(min(max(STRIDE, high - low), size - low)))
+            target = memoryview(bytearray(min(max(READ_BYTES, high - low), size - low)))
             try:
-                held = target[: retry(backend.read_into, f"{folder(commit.step)}/{file}", low, target)]
+                held = target[: retry(backend.read_into, f"{commit_folder(commit.step)}/{file}", low, target)]
             except FileNotFoundError:
                 return []
         if digest(held[low - base : high - base]) != checksum:

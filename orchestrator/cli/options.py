@@ -76,7 +76,7 @@ def existing_run(run_dir: str) -> tuple[RunDir, JobSpec]:
 
     check_uri(run_dir)
     run = RunDir(absolute(run_dir, Path.cwd()))
-    spec = job_in(run)
+    spec = read_job(run)
     if spec is None or not run.holds_a_run():
         raise Absent("there is no run here", run.uri, "give a run directory, such as runs/<name>")
     return run, spec

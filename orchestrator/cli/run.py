@@ -171,8 +171,14 @@ def _run_at(target: str) -> RunDir | None:
 def _status_of(directory: RunDir) -> dict[str, Any]:
     spec = existing_run(directory.uri)[1]
     unknown = {"name": spec.name, "phase": "unknown", "step": 0, "steps": spec.train.steps, "attempt": 0}
-    found = {**unknown, "layout": None, "ranks": [], "time": 0.0, **directory.told("status.json")}
-    summary = directory.told("summary.json")
+    found = {
+        **unknown,
+        "layout": None,
+        "ranks": [],
+        "time": 0.0,
+        **directory.read_json_or_empty("status.json"),
+    }
+    summary = directory.read_json_or_empty("summary.json")
     silent = time.time() - found["time"]
     ended = found["phase"] in ENDED
     found["controller"] = (
@@ -241,7 +247,7 @@ def _say(text: str) -> None:
 
 def _show_status(found: dict[str, Any]) -> None:
     from orchestrator.cli.options import table
-    from orchestrator.storage.row_log import told
+    from orchestrator.storage.row_log import describe_steps
     from orchestrator.track.console import duration
 
     eta = f", {duration(found['eta_seconds'])} left" if found.get("eta_seconds") else ""
@@ -251,7 +257,7 @@ def _show_status(found: dict[str, Any]) -> None:
     if found.get("note"):
         print(found["note"])
     if found.get("missing_rows"):
-        print(f"rows of step {told(found['missing_rows'])} are lost from metrics.jsonl")
+        print(f"rows of step {describe_steps(found['missing_rows'])} are lost from metrics.jsonl")
     if found["ranks"]:
         rows = [[str(r[key]) for key in ("rank", "node", "pid", "state", "step")] for r in found["ranks"]]
         table("", ["rank", "node", "pid", "state", "step"], rows)

@@ -22,7 +22,7 @@ class StorageWait:
 
     def __init__(self, spec: JobSpec, give_up: Callable[[], bool], tell: Callable[[str], None]) -> None:
         retry = patient(spec.limits.unsaved, give_up)
-        self._retry, self._tell = dataclasses.replace(retry, mended=True), tell
+        self._retry, self._tell = dataclasses.replace(retry, until_repaired=True), tell
 
     def __call__(self, call: Callable[[], T]) -> T:
         """What the call returns. Raises what storage raised last."""

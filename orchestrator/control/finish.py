@@ -70,7 +70,7 @@ def summarise(
         entropy = data_of(run, data).manifest.entropy
     found = summary(
         spec,
-        run.told("plan.json") or None,
+        run.read_json_or_empty("plan.json") or None,
         run.rows(EVENTS),
         rows,
         {"samples": commit.receipt} if commit else None,

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any, Unpack
 
 from cluster.workers.clock import wall
-from orchestrator.checkpoint.identity import check_same_run, check_shards, other_shards
+from orchestrator.checkpoint.identity import check_same_run, check_shards, wrong_shards
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.retention import rewind
-from orchestrator.checkpoint.snapshots import newest, peer_store
+from orchestrator.checkpoint.snapshots import newest_commit, peer_store
 from orchestrator.checkpoint.store import Store
 from orchestrator.control.events import EventHistory, Spending
 from orchestrator.control.row_recovery import find, without
@@ -21,7 +21,7 @@ from orchestrator.control.state import Phase, State, Stop
 from orchestrator.data.skips import Skip, is_before, merged
 from orchestrator.job.spec import JobSpec, dump
 from orchestrator.planning import prices
-from orchestrator.storage.background_writer import Writer
+from orchestrator.storage.background_writer import BackgroundWriter
 from orchestrator.storage.retry import storage_failed
 from orchestrator.storage.row_line import EVENTS, METRICS
 from orchestrator.storage.row_log import told
@@ -58,9 +58,9 @@ class RunHistory:
         self.store = Store(run.at("checkpoints"))
         self._peers: Store | None = None
         self._holders: tuple[str, tuple[Mapping[str, str], ...]] = ("", ())
-        self._metrics = Rows(run, METRICS, 0.0 if run.local else HOLD, self._stored)
-        self._events, self._documents = Rows(run, EVENTS), dict[str, Any]()
-        self._writer = Writer(self._write)
+        self._metrics = RowWriter(run, METRICS, 0.0 if run.local else HOLD, self._stored)
+        self._events, self._documents = RowWriter(run, EVENTS), dict[str, Any]()
+        self._writer = BackgroundWriter(self._write)
         self._refused = -PAUSE  # when a document was not taken, monotonic seconds
         # Since when saves fail, and why the last one did.
         self._failing: tuple[float, str] | None = None
@@ -75,7 +75,7 @@ class RunHistory:
         self._committed = (commit.meta.get("attempt", 0), commit.meta.get("data", "")) if commit else (0, "")
         self._fenced, self._shards = self.store.fenced(), ""
         self._new = not (self.events or self.recent or commit or run.exists("job.yaml"))
-        status = run.told("status.json")
+        status = run.read_json_or_empty("status.json")
         self._metrics.mark, self._checked = status.get("rows"), False
         last_seen = status.get("time") if is_number(status.get("time")) else None
         begun = "resumed" if self.events or self.recent else "begun"
@@ -113,7 +113,7 @@ class RunHistory:
 
     @property
     def mark(self) -> dict[str, int] | None:
-        """Where the stored rows end, for `Rows.missing`."""
+        """Where the stored rows end, for `RowWriter.missing`."""
         return self._metrics.mark
 
     @property
@@ -155,7 +155,7 @@ class RunHistory:
         """Replace a JSON document. Storage that refuses it is left alone for a while."""
         self._documents[name] = value
         if time.monotonic() - self._refused >= PAUSE:
-            self._writer.ask()
+            self._writer.request()
 
     def _write(self) -> None:
         """Write what is due: rows before the events that speak of them, and the latest of each document."""
@@ -192,7 +192,7 @@ class RunHistory:
         """The digest itself. Raises InputError if the run reads other token shards."""
         check_shards(self.newest, digest, data)
         if self._shards not in ("", digest):
-            raise other_shards(data)
+            raise wrong_shards(data)
         self._shards = digest
         return digest
 
@@ -213,7 +213,7 @@ class RunHistory:
         if rows:
             self.recent = (*self.recent, *rows)[-RECENT:]
         if self._metrics.due or self._events.due:
-            self._writer.ask()
+            self._writer.request()
 
     def close(self) -> None:
         """Write nothing more than what is being written, and wait for that."""
@@ -222,17 +222,17 @@ class RunHistory:
     def settle(self) -> None:
         """Have everything stored. Raises OSError, in words, if storage refuses it."""
         self._writer.wait(LONGEST_WRITE)
-        self._metrics.settle(PATIENCE)
-        self._events.settle(PATIENCE)
+        self._metrics.drain(PATIENCE)
+        self._events.drain(PATIENCE)
 
     def note_save(self, outcome: dict[str, Any]) -> str:
         """What is to be told of a save that has ended; empty for one that went well, as the ones before."""
         if outcome["state"] == "failed":
             self._failing = (self._failing[0] if self._failing else time.monotonic(), outcome["reason"])
             return f"the save at step {outcome['step']} failed: {outcome['reason']}"
-        told = f"saving resumes with the commit at step {outcome['step']}" if self._failing else ""
+        describe_steps = f"saving resumes with the commit at step {outcome['step']}" if self._failing else ""
         self._failing = None
-        return told
+        return describe_steps
 
     def unsaved(self) -> Stop | None:
         """The stop of a run whose saves have failed for as long as the job allows; None before."""
@@ -263,9 +263,11 @@ class RunHistory:
         at_most: int | None = None
         skips = self.event_history.skips
         while True:
-            found = newest(self._stores, at_most, deep=False)
-            told = found[2] if found else [f"step {step}: {why}" for step, why in self.store.skipped]
-            notes += [note for note in told if note not in notes]
+            found = newest_commit(self._stores, at_most, deep=False)
+            describe_steps = (
+                found[2] if found else [f"step {step}: {why}" for step, why in self.store.skipped]
+            )
+            notes += [note for note in describe_steps if note not in notes]
             if found is None or (found[1].step not in bad and _is_before(found[1], skips)):
                 return (found[1] if found else None), notes
             at_most = found[1].step - 1
@@ -304,8 +306,10 @@ class RunHistory:
         if found:
             self._metrics.restore(list(found.values()))
         left = [list(gap) for gap in without(missing, found)]
-        reason = f"rows of step {told(missing)} were lost from {METRICS}: {len(found)} are found again"
-        reason += f", and those of step {told(left)} are not" if left else ""
+        reason = (
+            f"rows of step {describe_steps(missing)} were lost from {METRICS}: {len(found)} are found again"
+        )
+        reason += f", and those of step {describe_steps(left)} are not" if left else ""
         self.event(attempt, step, "wait", reason, missing_rows=left)
         return bool(found)
 

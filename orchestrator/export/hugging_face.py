@@ -36,14 +36,14 @@ def export(run_uri: str, step: int, target: str) -> dict[str, Any]:
     Returns {"uri", "step", "logits_difference", "sample"}; `sample` is generated text, None if the model
     generates none. Raises InputError if there is no such commit, and RuntimeError if transformers disagrees.
     """
-    from orchestrator.checkpoint.identity import check_commit, job_in
+    from orchestrator.checkpoint.identity import check_commit, read_job
     from orchestrator.checkpoint.store import Store
     from orchestrator.resolve.prepared_data import data_of
     from orchestrator.resolve.training_inputs import workload_of
 
     check_target(target)
     run = RunDir(run_uri)
-    spec = job_in(run)
+    spec = read_job(run)
     if spec is None:
         raise InputError("there is no run here", run.uri, "give a run directory")
     retry = patient(spec.limits.unsaved)

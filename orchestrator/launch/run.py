@@ -72,7 +72,7 @@ def run(
 
 def finished_summary(run_dir: RunDir) -> dict[str, Any] | None:
     """The summary of a run that has ended, None if it has not."""
-    return run_dir.told("summary.json") or None
+    return run_dir.read_json_or_empty("summary.json") or None
 
 
 def done_already(spec: JobSpec, run_dir: RunDir) -> dict[str, Any] | None:

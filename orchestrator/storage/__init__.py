@@ -1,4 +1,6 @@
-"""Run directories and every file in them, on any file system: backends with deadlines and retries, rows, locks, leases.
+"""Files, local and remote: storage backends, deadlines and retries, atomic writes, run directories, rows, locks,
+leases.
 
-What reads or writes bytes belongs here, what the bytes mean does not. Imports job.
+What reads or writes bytes belongs here; what the bytes mean does not. The file names that several packages share are
+in `file_names`. Imports job.
 """

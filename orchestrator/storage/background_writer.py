@@ -1,4 +1,4 @@
-"""Writing beside: storage may be slow, or silent for as long as a call to it may take, and nobody waits for it."""
+"""Writing to storage in a background thread, so that slow or unresponsive storage blocks nobody."""
 
 from __future__ import annotations
 
@@ -6,31 +6,33 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 MOMENT = 0.1
-"""Seconds that storage is waited for by who has asked it to be written to: on a disk that is all it takes."""
+"""Seconds that a request waits for its write: on a local disk the write is done by then."""
 
 
-class Writer:
-    """Has one function called in a thread of its own, again and again, and never twice at once."""
+class BackgroundWriter:
+    """Calls one function in a thread of its own whenever that is requested, one call at a time."""
 
     def __init__(self, write: Callable[[], None]) -> None:
         self._write = write
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="write")
-        self._calls: list[Future[None]] = []  # one under way, and at most one that waits for it
+        self._calls: list[Future[None]] = []  # the running one, and at most one that is queued
 
-    def ask(self) -> None:
-        """Have it called after now; wait for that a moment. Raises what an earlier call raised, or this one."""
+    def request(self) -> None:
+        """Have the function called after now, and wait WAIT_AFTER_REQUEST for it. Raises what a finished call
+        raised."""
         if not self._calls or self._calls[-1].running() or self._calls[-1].done():
             self._calls.append(self._pool.submit(self._write))
         self.wait(MOMENT)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until it is not called any more, at most so long. Whether that is so. Raises what a call raised."""
+        """Wait at most so long until no call is running or queued; returns whether that is so. Raises what a call
+        raised."""
         wait(self._calls, timeout=seconds)
         while self._calls and self._calls[0].done():
             self._calls.pop(0).result()
         return not self._calls
 
     def close(self, seconds: float) -> None:
-        """Wait for what was asked for, at most so long; there will be no other call."""
+        """Wait at most so long for the calls under way; there will be no other."""
         wait(self._calls, timeout=seconds)
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,9 +1,9 @@
-"""One controller of a run at a time: a lock on a disk, a lease on an object store.
+"""One controller per run at a time: a file lock on a local disk, a lease on an object store.
 
-A lease is an object `.lock/<number>` that is made where none stands, so that one wins of all who take a number. Its
-holder writes it anew every few seconds. One that has not changed for SILENT seconds, by the clock of whoever waits, is
-of a holder that is gone: the next number may be taken. Whoever finds a later number than its own has been overtaken,
-and writes nothing more.
+A lease is an object `.lock/<number>`, created by a conditional put, so that of all who try a number one succeeds. Its
+holder rewrites it every RENEW_EVERY seconds. A lease that has not changed for EXPIRES_AFTER seconds, by the clock of
+the one who waits, has expired, and the next number may be taken. A holder that finds a higher number than its own has
+lost the lease and writes nothing more.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from orchestrator.storage.object_backend import create_object
 from orchestrator.storage.retry import storage_failed
 
 LOCK = ".lock"
-"""The file, or on an object store the folder of leases, in a run directory."""
-PATIENCE = 20.0
-"""Seconds for the processes of a killed command to be gone."""
-SILENT = 15.0
-"""Seconds without a sign after which the holder of a lease is taken for dead."""
-BEAT = 3.0
-"""Seconds between a holder's signs, and between its looks for one who has overtaken it."""
+"""In a run directory: the lock file, or on an object store the folder of leases."""
+LOCK_TIMEOUT = 20.0
+"""Seconds to wait for a lock or lease: the processes of a command that was just killed may take that long to end."""
+EXPIRES_AFTER = 15.0
+"""Seconds without a renewal after which a lease has expired."""
+RENEW_EVERY = 3.0
+"""Seconds between a holder's renewals, each of which also checks that the lease is not lost."""
 
 Call = Callable[..., Any]
 
 
 class LeaseLost(RuntimeError):
-    """Another controller has taken the run over while this one was silent: this one may write nothing more."""
+    """Another controller has taken the run over, since this one did not renew its lease: it may write nothing more."""
 
 
 @contextlib.contextmanager
 def lock_file(folder: str) -> Iterator[None]:
-    """Be the only one who holds the lock of a local folder, which is made if it is not there. The lock ends with the
-    process, however that ends; in a folder that then holds nothing else, its file is removed.
+    """Hold the exclusive lock of a local folder, which is made if it is missing.
 
-    Raises InputError if another holds it for longer than a dying one could.
+    The lock ends with the process, however that ends. On leaving, the lock file is removed if the folder holds nothing
+    else. Raises InputError if another process still holds the lock after LOCK_TIMEOUT seconds.
     """
-    path, deadline = os.path.join(folder, LOCK), time.monotonic() + PATIENCE
+    path, deadline = os.path.join(folder, LOCK), time.monotonic() + LOCK_TIMEOUT
     while (file := _locked(folder, path)) is None:
         if time.monotonic() > deadline:
-            raise _at_work(folder)
+            raise _already_running(folder)
         time.sleep(0.1)
     with file:
         try:
@@ -62,8 +62,8 @@ def lock_file(folder: str) -> Iterator[None]:
 
 
 def _locked(folder: str, path: str) -> IO[str] | None:
-    """The lock's file, held; None while another holds it."""
-    with contextlib.suppress(FileNotFoundError):  # a folder that went just now, with who made it
+    """The open and locked lock file; None while another process holds it."""
+    with contextlib.suppress(FileNotFoundError):  # another process has just removed its folder
         os.makedirs(folder, exist_ok=True)
         file = open(path, "w")  # noqa: SIM115
         try:
@@ -80,71 +80,77 @@ def _locked(folder: str, path: str) -> IO[str] | None:
 
 
 class Lease:
-    """The right to write in a run directory on an object store. Use it as a context; see `lock_file`."""
+    """The exclusive right to write in a run directory on an object store; a context manager, as `lock_file` is."""
 
     def __init__(self, fs: Any, root: str, uri: str, call: Call) -> None:
-        """`root` is the run directory's path in `fs`; `call` makes a call to it, with retries."""
+        """
+        Args:
+            fs: the file system.
+            root: the run directory's path in it.
+            uri: the run directory, for messages.
+            call: calls a function of `fs` with retries.
+        """
         self._fs, self._root, self._uri, self._call = fs, root, uri, call
         self._folder = posixpath.join(root, LOCK)
-        self._me = {"owner": uuid.uuid4().hex, "host": socket.gethostname(), **_process(os.getpid())}
-        self._number, self._confirmed, self._beats = 0, 0.0, 0
-        self._one_at_a_time, self._ended = threading.Lock(), threading.Event()
+        self._owner = {"owner": uuid.uuid4().hex, "host": socket.gethostname(), **_process(os.getpid())}
+        self._number, self._confirmed, self._renewals = 0, 0.0, 0
+        self._writing, self._ended = threading.Lock(), threading.Event()
 
     def __enter__(self) -> Lease:
         self._take()
-        threading.Thread(target=self._stay, name="lease", daemon=True).start()
+        threading.Thread(target=self._keep_renewing, name="lease", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        with self._one_at_a_time, contextlib.suppress(LeaseLost):
+        with self._writing, contextlib.suppress(LeaseLost):
             try:
                 self._write(ended=True)
                 if all(
                     path.rstrip("/").endswith(LOCK)
                     for path in self._call(self._fs.ls, self._root, detail=False)
                 ):
-                    self._call(self._fs.rm_file, self._path(self._number))  # of a run that never began
+                    self._call(self._fs.rm_file, self._path(self._number))  # nothing was written here
             except Exception as error:
                 if not storage_failed(error):
-                    raise  # else who comes next waits until it is taken for dead
+                    raise  # else the next controller waits until the lease expires
 
     def require(self) -> None:
-        """Raise LeaseLost if another has taken over; asks the store if that has not been done for a while."""
-        if time.monotonic() - self._confirmed > 2 * BEAT:
+        """Raise LeaseLost if another controller has taken over. Asks the store unless it did within two renewals."""
+        if time.monotonic() - self._confirmed > 2 * RENEW_EVERY:
             self._confirm()
 
     def _take(self) -> None:
-        """Take the number after the last, once its holder is gone. Raises InputError if it is at work."""
-        seen, changed = (0, b""), time.monotonic()
-        deadline = changed + PATIENCE
+        """Create the next lease once the last one has ended or expired. Raises InputError if its holder goes on."""
+        observed, changed = (0, b""), time.monotonic()
+        deadline = changed + LOCK_TIMEOUT
         while True:
             last = max(self._numbers(), default=0)
-            told = self._read(last)
-            if (last, told) != seen:
-                seen, changed = (last, told), time.monotonic()
-            if _is_gone(told) or time.monotonic() - changed > SILENT:
+            record = self._read(last)
+            if (last, record) != observed:
+                observed, changed = (last, record), time.monotonic()
+            if _has_ended(record) or time.monotonic() - changed > EXPIRES_AFTER:
                 if self._create(last + 1):
                     return
                 continue
             if time.monotonic() > deadline:
-                raise _at_work(self._uri)
+                raise _already_running(self._uri)
             time.sleep(0.5)
 
     def _create(self, number: int) -> bool:
         asked = time.monotonic()
         try:
-            self._call(create_object, self._fs, self._path(number), self._told())
+            self._call(create_object, self._fs, self._path(number), self._record())
         except FileExistsError:
-            if json.loads(self._read(number) or b"{}").get("owner") != self._me["owner"]:
-                return False  # else it is ours, and the answer was lost
+            if json.loads(self._read(number) or b"{}").get("owner") != self._owner["owner"]:
+                return False  # else this lease was created by our own put, whose answer was lost
         self._number, self._confirmed = number, asked
         return max(self._numbers()) == number
 
-    def _stay(self) -> None:
-        while not self._ended.wait(BEAT):
+    def _keep_renewing(self) -> None:
+        while not self._ended.wait(RENEW_EVERY):
             try:
-                with self._one_at_a_time:
+                with self._writing:
                     if not self._ended.is_set():
                         self._write()
             except LeaseLost:
@@ -155,8 +161,8 @@ class Lease:
 
     def _write(self, ended: bool = False) -> None:
         self._confirm()
-        self._beats += 1
-        self._call(self._fs.pipe_file, self._path(self._number), self._told(ended))
+        self._renewals += 1
+        self._call(self._fs.pipe_file, self._path(self._number), self._record(ended))
 
     def _confirm(self) -> None:
         asked = time.monotonic()
@@ -164,19 +170,19 @@ class Lease:
             raise LeaseLost(f"another controller has taken over {self._uri}")
         self._confirmed = asked
 
-    def _told(self, ended: bool = False) -> bytes:
-        return json.dumps({**self._me, "beats": self._beats, "ended": ended}).encode()
+    def _record(self, ended: bool = False) -> bytes:
+        return json.dumps({**self._owner, "beats": self._renewals, "ended": ended}).encode()
 
     def _numbers(self) -> list[int]:
         try:
-            found = self._call(self._fs.ls, self._folder, detail=False)
+            paths = self._call(self._fs.ls, self._folder, detail=False)
         except FileNotFoundError:
             return []
-        names = (path.rstrip("/").rsplit("/", 1)[-1] for path in found)
+        names = (path.rstrip("/").rsplit("/", 1)[-1] for path in paths)
         return [int(name) for name in names if name.isdigit()]
 
     def _read(self, number: int) -> bytes:
-        """What stands under a number, nothing if it is not there."""
+        """The record of the lease of that number; empty if there is none."""
         try:
             return bytes(self._call(self._fs.cat_file, self._path(number)))
         except FileNotFoundError:
@@ -186,12 +192,12 @@ class Lease:
         return f"{self._folder}/{number:08d}"
 
 
-def _is_gone(told: bytes) -> bool:
-    """Whether the holder has ended: it said so, or it was a process of this machine and is none any more."""
-    if not told:
+def _has_ended(record: bytes) -> bool:
+    """Whether a lease's holder has ended: it recorded that, or it was a process of this machine that is gone."""
+    if not record:
         return True
     try:
-        holder = json.loads(told)
+        holder = json.loads(record)
         here = _process(int(holder["pid"]))
         if holder["ended"]:
             return True
@@ -202,16 +208,16 @@ def _is_gone(told: bytes) -> bool:
 
 
 def _process(pid: int) -> dict[str, Any]:
-    """What tells a process from all others: the machine's start, the space of its number, its number, and the ticks
-    from the machine's start to its own, none if there is no such process."""
-    # The name in parentheses may hold anything; after it come the state and, nineteen fields on, the start.
-    state, *rest = _line(f"/proc/{pid}/stat").rpartition(")")[2].split() or [""]
+    """What identifies a process: the machine's boot id, the PID namespace, the PID, and the ticks from boot to the
+    start of the process ("born"; empty if there is no such process)."""
+    # proc(5): the name in parentheses may hold anything; after it come the state and, nineteen fields on, starttime
+    state, *rest = _first_line(f"/proc/{pid}/stat").rpartition(")")[2].split() or [""]
     born = rest[18] if len(rest) > 18 and state not in "ZX" else ""
-    space, boot = _link("/proc/self/ns/pid"), _line("/proc/sys/kernel/random/boot_id")
+    space, boot = _symlink_target("/proc/self/ns/pid"), _first_line("/proc/sys/kernel/random/boot_id")
     return {"boot": boot, "space": space, "pid": pid, "born": born}
 
 
-def _line(path: str) -> str:
+def _first_line(path: str) -> str:
     try:
         with open(path) as file:
             return file.readline().strip()
@@ -219,14 +225,14 @@ def _line(path: str) -> str:
         return ""
 
 
-def _link(path: str) -> str:
+def _symlink_target(path: str) -> str:
     try:
         return os.readlink(path)
     except OSError:
         return ""
 
 
-def _at_work(where: str) -> InputError:
+def _already_running(where: str) -> InputError:
     return InputError(
         "another controller is at work on this run", where, "attach to it with --address, or stop it"
     )

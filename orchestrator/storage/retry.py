@@ -15,52 +15,70 @@ from orchestrator.job.errors import Unreachable
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# no second try makes these right
+# errors that no retry helps against
 PERMANENT = {
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.EEXIST,
     errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EFBIG, errno.ELOOP,
 }  # fmt: skip
-COMES_BACK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOTDIR}
-"""Of these, what somebody mends beside the run: a full disk, a file system that is read-only or away."""
-CLIENTS = ("adlfs", "aiobotocore", "aiohttp", "azure", "botocore", "gcsfs", "google", "requests", "urllib3")
-"""Packages whose errors have trees of their own, told apart by module so that none need be imported."""
-SET_UP = {
+REPAIRABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOTDIR}
+"""Those that an operator may repair while the run waits: a full disk, a file system that is read-only or unmounted."""
+CLIENT_PACKAGES = (
+    "adlfs",
+    "aiobotocore",
+    "aiohttp",
+    "azure",
+    "botocore",
+    "gcsfs",
+    "google",
+    "requests",
+    "urllib3",
+)
+"""Packages whose errors are no OSErrors; recognised by module name, so that none of them must be imported."""
+MISCONFIGURED = {
     "NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "NoRegionError", "InvalidRegionError",
     "ParamValidationError", "UnknownEndpointError",
 }  # fmt: skip
-"""Those of botocore's that say what the user has to fix."""
-FOR_GOOD = FileNotFoundError | FileExistsError | PermissionError
-"""The same without a number."""
+"""Errors of botocore that the user has to fix."""
+PERMANENT_TYPES = FileNotFoundError | FileExistsError | PermissionError
+"""Permanent errors that may come without an errno."""
 
 
 def transient(error: BaseException) -> bool:
-    """Whether a storage error may pass: a lost connection, a timeout, a server that is busy or broken."""
+    """Whether a storage error may pass by itself: a lost connection, a timeout, a server that is busy or failing."""
     if isinstance(error, OSError):
-        return error.errno not in PERMANENT and not isinstance(error, FOR_GOOD)
-    return isinstance(error, Unreachable) or (_is_foreign(error) and type(error).__name__ not in SET_UP)
+        return error.errno not in PERMANENT and not isinstance(error, PERMANENT_TYPES)
+    return isinstance(error, Unreachable) or (
+        _is_client_error(error) and type(error).__name__ not in MISCONFIGURED
+    )
 
 
 def may_come_back(error: BaseException) -> bool:
-    """Whether storage that fails so is worth waiting for with nothing else to do: transient, full, or away."""
-    return transient(error) or (isinstance(error, OSError) and error.errno in COMES_BACK)
+    """Whether a storage error is worth waiting for: it is transient, or an operator may repair it."""
+    return transient(error) or (isinstance(error, OSError) and error.errno in REPAIRABLE)
 
 
 def storage_failed(error: BaseException) -> bool:
-    """Whether an error is of storage, for now or for good, and not of the program."""
-    return isinstance(error, OSError | Unreachable) or _is_foreign(error)
+    """Whether an error comes from storage, transient or permanent, and not from a bug."""
+    return isinstance(error, OSError | Unreachable) or _is_client_error(error)
 
 
-def _is_foreign(error: BaseException) -> bool:
-    return type(error).__module__.split(".")[0] in CLIENTS
+def _is_client_error(error: BaseException) -> bool:
+    return type(error).__module__.split(".")[0] in CLIENT_PACKAGES
 
 
 @dataclass(frozen=True)
 class Retry:
-    """Call a function until it works: `attempts` times at most, within `deadline` seconds.
+    """Calls a function until it succeeds, with exponential backoff and full jitter.
 
-    The wait after try n is drawn from 0 to min(cap, first * 2^n) seconds ("full jitter"), so that the ranks
-    of a gang do not come back all at once. `give_up` is asked before each wait, and every second of it; with
-    `mended`, what somebody mends beside the run is waited for too (see COMES_BACK).
+    The wait after try n is drawn uniformly from 0 to min(cap, first * 2^n) seconds, so that the ranks of a gang do not
+    retry all at once.
+
+    Attributes:
+        attempts: most calls.
+        first, cap: see above, seconds.
+        deadline: seconds after which no other try is made.
+        give_up: asked before each wait and every second of it; True ends the retries.
+        until_repaired: also retry what an operator may repair (REPAIRABLE), not only transient errors.
     """
 
     attempts: int = 6
@@ -68,10 +86,10 @@ class Retry:
     cap: float = 10.0
     deadline: float = 180.0
     give_up: Callable[[], bool] | None = None
-    mended: bool = False
+    until_repaired: bool = False
 
     def __call__(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """`call(*args, **kwargs)`. The last error is raised as it is; a permanent one at once."""
+        """Return `call(*args, **kwargs)`. Raises the last error unchanged; a permanent one at once."""
         end = time.monotonic() + self.deadline
         for attempt in range(self.attempts):
             try:
@@ -79,13 +97,13 @@ class Retry:
             except Exception as error:
                 wait = random.uniform(0, min(self.cap, self.first * 2 ** min(attempt, 30)))
                 last = attempt == self.attempts - 1 or time.monotonic() + wait > end
-                worth = may_come_back(error) if self.mended else transient(error)
+                worth = may_come_back(error) if self.until_repaired else transient(error)
                 if last or not worth or self._pause(wait):
                     raise
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _pause(self, seconds: float) -> bool:
-        """Wait so long. Whether to give up instead."""
+        """Wait so long; returns whether to give up instead."""
         end = time.monotonic() + seconds
         while not (self.give_up and self.give_up()):
             left = end - time.monotonic()
@@ -96,5 +114,5 @@ class Retry:
 
 
 def patient(seconds: float, give_up: Callable[[], bool] | None = None) -> Retry:
-    """Retries for so many seconds, however many there are: an outage is waited for."""
+    """A `Retry` that waits for an outage to end: any number of attempts within so many seconds."""
     return Retry(attempts=sys.maxsize, deadline=seconds, give_up=give_up)

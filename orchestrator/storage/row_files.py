@@ -1,9 +1,10 @@
-"""Where rows are stored: one file on a local file system, numbered parts on an object store, whose objects cannot grow.
+"""The files that rows are stored in: one on a local file system; numbered parts on an object store, whose objects
+cannot grow.
 
-A part is named by the numbers that it stands for: `part-00000007` for what was added as the eighth, and
-`part-00000000-00000007` for what was `part-00000000` to `part-00000007` before. A part whose numbers another one has
-too, among more, counts no longer: so parts are put together, and rows are cut off, by one put; what is removed
-afterwards is only swept away, and a crash at any point changes nothing.
+A part is named by the numbers it covers: `part-00000007` holds what was added as the eighth, `part-00000000-00000007`
+is the content of `part-00000000` to `part-00000007`, merged. A part whose numbers another part covers too, among more,
+is stale. So one put merges parts or cuts rows off, atomically; removing stale parts afterwards only saves space, and a
+crash at any point changes nothing.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from orchestrator.storage.atomic import replace_file
 from orchestrator.storage.object_backend import create_object
 from orchestrator.storage.retry import storage_failed
 
-TOGETHER = 8
-"""Parts of one order of magnitude that are put together."""
-AT_ONCE = 64
-"""Parts that are put together at most by one writing."""
-ENOUGH = 4 << 20
-"""Bytes of a part that is put together with no more others."""
+MERGE_COUNT = 8
+"""So many parts of about one size are merged; sizes are alike within this factor."""
+MERGE_AT_MOST = 64
+"""Most parts merged at once."""
+MERGED_BYTES = 4 << 20
+"""Parts of this size, in bytes, are not merged any further."""
 
 
 @dataclass(frozen=True)
 class FileView:
-    """A file as long as it was when it was looked at."""
+    """The bytes of a file up to the size it had when the view was made."""
 
     path: str
     size: int
@@ -40,7 +41,7 @@ class FileView:
 
 
 class SingleRowFile:
-    """A file that grows."""
+    """One local file that grows. See `RowFiles`."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -57,13 +58,13 @@ class SingleRowFile:
         with open(self._path, "ab+", buffering=0) as file:
             size = file.tell()
             if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
-                data = b"\n" + data  # a crash tore the last row: leave it alone on its line
+                data = b"\n" + data  # a crash tore the last row: the next one starts on its own line
             view = memoryview(data)
             try:
                 while view:
                     view = view[file.write(view) or 0 :]
                 os.fsync(file.fileno())
-            except OSError:  # a full disk takes a part; none of it may stay, since all will be written again
+            except OSError:  # a full disk may have taken a part, and all of it will be written again
                 file.truncate(size)
                 raise
         return size + len(data)
@@ -95,7 +96,7 @@ class SingleRowFile:
 
 
 class Part(NamedTuple):
-    """An object: the first and last number that it stands for, and its bytes."""
+    """An object: the first and last number that it covers, and its size in bytes."""
 
     low: int
     high: int
@@ -103,33 +104,33 @@ class Part(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The last part of its path."""
+        """The name of the object below the folder of parts."""
         return f"part-{self.low:08d}" + (f"-{self.high:08d}" if self.high > self.low else "")
 
 
 class PartsView:
-    """Parts as they were listed."""
+    """The bytes of the parts that there were when the view was made."""
 
-    def __init__(self, tape: NumberedRowFiles, parts: Sequence[Part]) -> None:
-        self._tape, self._parts = tape, parts
+    def __init__(self, files: NumberedRowFiles, parts: Sequence[Part]) -> None:
+        self._files, self._parts = files, parts
         self.size = sum(part.size for part in parts)
 
     def read(self, start: int, end: int) -> bytes:
-        """See `View`. Parts that were put together since are found again, since no byte has moved."""
-        for _ in range(TOGETHER):
+        """See `View`. Parts that were merged meanwhile are listed again: merging moves no byte."""
+        for _ in range(MERGE_COUNT):
             try:
-                return b"".join(self._tape.get(*found) for found in _within(self._parts, start, end))
+                return b"".join(self._files.get(*found) for found in _within(self._parts, start, end))
             except FileNotFoundError:
-                self._parts = self._tape.parts()
-        raise FileNotFoundError(f"{self._tape.path}: its parts are exchanged faster than they can be read")
+                self._parts = self._files.parts()
+        raise FileNotFoundError(f"{self._files.path}: its parts are merged faster than they can be read")
 
 
 class NumberedRowFiles:
-    """Numbered parts below `path`; `call` makes every request, within its bounds."""
+    """Numbered parts below `path` of `fs`. See `RowFiles`. `call` calls a function of `fs` with retries."""
 
     def __init__(self, fs: Any, path: str, call: Callable[..., Any]) -> None:
         self._fs, self.path, self._call = fs, path, call
-        self._mine: tuple[Part, ...] | None = None  # as far as this writer knows, without another listing
+        self._parts_known: tuple[Part, ...] | None = None  # None before the first listing
         self._stale: list[Part] = []
 
     def view(self) -> PartsView:
@@ -137,53 +138,53 @@ class NumberedRowFiles:
         return PartsView(self, self.parts())
 
     def parts(self) -> tuple[Part, ...]:
-        """The parts that count, in order."""
-        return _split(self._listed())[0]
+        """The parts that are not stale, in order."""
+        return _current_and_stale(self._listed())[0]
 
     def get(self, part: Part, start: int, end: int) -> bytes:
-        """Bytes of a part. Raises FileNotFoundError if it is there no more."""
+        """Bytes [start, end) of a part. Raises FileNotFoundError if it was merged and removed."""
         if (start, end) == (0, part.size):
             return bytes(self._call(self._fs.cat_file, f"{self.path}/{part.name}"))
         return bytes(self._call(self._fs.cat_file, f"{self.path}/{part.name}", start=start, end=end))
 
     def append(self, data: bytes) -> int:
-        """See `RowFiles`. There is one writer, so its number is known from the last one, without a listing."""
-        if self._mine is None:
+        """See `RowFiles`. There is one writer, so the next number is known without listing the parts."""
+        if self._parts_known is None:
             self._open()
-            last = self._known()[-1:]
+            last = self._parts()[-1:]
             torn = [part for part in last if part.size and self.get(part, part.size - 1, part.size) != b"\n"]
             data = b"\n" + data if torn else data
         while True:
             number = self._next()
             try:
                 self._put(Part(number, number, len(data)), data)
-                self._mine = (*self._known(), Part(number, number, len(data)))
+                self._parts_known = (*self._parts(), Part(number, number, len(data)))
                 break
             except FileExistsError:
-                # Ours, if the answer to an earlier try was lost; what has come since then is still to be written.
-                standing = bytes(self._call(self._fs.cat_file, f"{self.path}/part-{number:08d}"))
-                self._mine = (*self._known(), Part(number, number, len(standing)))
-                data = data.removeprefix(standing)
+                # Ours, if the answer to an earlier put was lost; only rows added since then are still to be written.
+                existing = bytes(self._call(self._fs.cat_file, f"{self.path}/part-{number:08d}"))
+                self._parts_known = (*self._parts(), Part(number, number, len(existing)))
+                data = data.removeprefix(existing)
                 if not data:
                     break
         try:
-            self._tidy()
+            self._compact()
         except Exception as error:
             if not storage_failed(error):
                 raise
-            self._mine = None  # what is there is looked up again
+            self._parts_known = None  # list the parts again before the next write
             return self.view().size
-        return sum(part.size for part in self._known())
+        return sum(part.size for part in self._parts())
 
     def cut(self, size: int) -> None:
-        """See `RowFiles`. One put has what stays of the part that is cut, in the place of all that follow."""
+        """See `RowFiles`. One put replaces the part that is cut, and all after it, by what stays of it."""
         self._open()
-        self._splice(size, sum(part.size for part in self._known()), b"")
+        self._splice(size, sum(part.size for part in self._parts()), b"")
 
     def rewrite(self, pieces: Sequence[tuple[int, int] | bytes]) -> None:
-        """See `RowFiles`; place by place, the last one first."""
+        """See `RowFiles`. Goes from the end to the start, one put for each gap."""
         self._open()
-        after, new = sum(part.size for part in self._known()), b""
+        after, new = sum(part.size for part in self._parts()), b""
         for piece in reversed(pieces):
             if isinstance(piece, bytes):
                 new = piece + new
@@ -198,11 +199,11 @@ class NumberedRowFiles:
         """See `RowFiles`."""
         for part in reversed(self._listed()):
             self._call(self._fs.rm_file, f"{self.path}/{part.name}")
-        self._mine = None
+        self._parts_known = None
 
     def _splice(self, start: int, end: int, data: bytes) -> None:
-        """Put `data` in the place of these bytes: one new part in the place of those that they are in."""
-        parts, low, begin = self._known(), 0, 0
+        """Replace bytes [start, end) by `data`: one new part replaces the parts that these bytes lie in."""
+        parts, low, begin = self._parts(), 0, 0
         if not parts:
             if data:
                 self.append(data)
@@ -212,42 +213,42 @@ class NumberedRowFiles:
         high, reached = low, begin + parts[low].size
         while high + 1 < len(parts) and (
             reached < end or high == low
-        ):  # two at least: a name that is not taken
+        ):  # two parts at least, so that the new one has a name of its own
             high, reached = high + 1, reached + parts[high + 1].size
         head, tail = (
             b"".join(self.get(*found) for found in _within(parts, *span))
             for span in ((begin, start), (end, reached))
         )
-        new = _ended(head) + data + tail
+        new = _with_newline(head) + data + tail
         number = parts[high].high if high > low else self._next()
         self._replace(low, high, Part(parts[low].low, number, len(new)), new)
 
-    def _tidy(self) -> None:
-        """Put parts of like size together where there are too many, and sweep away what counts no longer."""
-        parts = self._known()
-        for order in range(_order(ENOUGH)):
+    def _compact(self) -> None:
+        """Merge parts of about one size where there are MERGE_COUNT of them."""
+        parts = self._parts()
+        for order in range(_order(MERGED_BYTES)):
             start = len(parts)
             while start and _order(parts[start - 1].size) <= order:
                 start -= 1
-            if len(parts) - start >= TOGETHER:
-                chosen = _first(parts[start:])
+            if len(parts) - start >= MERGE_COUNT:
+                chosen = _to_merge(parts[start:])
                 data = b"".join(self.get(part, 0, part.size) for part in chosen)
-                whole = Part(chosen[0].low, chosen[-1].high, len(data))
-                self._replace(start, start + len(chosen) - 1, whole, data)
+                merged = Part(chosen[0].low, chosen[-1].high, len(data))
+                self._replace(start, start + len(chosen) - 1, merged, data)
                 return
 
-    def _replace(self, low: int, high: int, whole: Part, data: bytes) -> None:
-        """Put a part in the place of the known ones from number `low` to number `high`."""
-        parts = self._known()
-        self._put(whole, data)
-        self._mine = (*parts[:low], whole, *parts[high + 1 :])
+    def _replace(self, low: int, high: int, merged: Part, data: bytes) -> None:
+        """Replace the parts at indices `low` to `high` by one that holds `data`."""
+        parts = self._parts()
+        self._put(merged, data)
+        self._parts_known = (*parts[:low], merged, *parts[high + 1 :])
         self._stale += parts[low : high + 1]
-        self._sweep()
+        self._remove_stale()
 
     def _put(self, part: Part, data: bytes) -> None:
         self._call(create_object, self._fs, f"{self.path}/{part.name}", data)
 
-    def _sweep(self) -> None:
+    def _remove_stale(self) -> None:
         while self._stale:
             try:
                 self._call(self._fs.rm_file, f"{self.path}/{self._stale[-1].name}")
@@ -259,15 +260,15 @@ class NumberedRowFiles:
                 return
             self._stale.pop()
 
-    def _known(self) -> tuple[Part, ...]:
-        assert self._mine is not None
-        return self._mine
+    def _parts(self) -> tuple[Part, ...]:
+        assert self._parts_known is not None
+        return self._parts_known
 
     def _open(self) -> None:
-        self._mine, self._stale = _split(self._listed())
+        self._parts_known, self._stale = _current_and_stale(self._listed())
 
     def _next(self) -> int:
-        return self._known()[-1].high + 1 if self._known() else 0
+        return self._parts()[-1].high + 1 if self._parts() else 0
 
     def _listed(self) -> list[Part]:
         try:
@@ -282,17 +283,17 @@ class NumberedRowFiles:
         )
 
 
-def _split(parts: Iterable[Part]) -> tuple[tuple[Part, ...], list[Part]]:
-    """Those that count, and those whose numbers another one has too."""
-    counts: list[Part] = []
+def _current_and_stale(parts: Iterable[Part]) -> tuple[tuple[Part, ...], list[Part]]:
+    """The parts that hold rows, and the stale ones, whose numbers another part covers too."""
+    current: list[Part] = []
     stale: list[Part] = []
     for part in sorted(parts, key=lambda part: (part.low, -part.high)):
-        (stale if counts and part.low <= counts[-1].high else counts).append(part)
-    return tuple(counts), stale
+        (stale if current and part.low <= current[-1].high else current).append(part)
+    return tuple(current), stale
 
 
 def _within(parts: Sequence[Part], start: int, end: int) -> list[tuple[Part, int, int]]:
-    """Where bytes `start` to `end` are: parts, and from where to where in each."""
+    """Where bytes [start, end) lie: each part with its own first byte and the byte after its last."""
     found, at = [], 0
     for part in parts:
         low, high = max(start - at, 0), min(end - at, part.size)
@@ -303,30 +304,30 @@ def _within(parts: Sequence[Part], start: int, end: int) -> list[tuple[Part, int
 
 
 def _order(size: int) -> int:
-    """The order of magnitude of a size."""
+    """The order of magnitude of a size, to base MERGE_COUNT."""
     order = 0
-    while size >= TOGETHER:
-        size, order = size // TOGETHER, order + 1
+    while size >= MERGE_COUNT:
+        size, order = size // MERGE_COUNT, order + 1
     return order
 
 
-def _first(parts: Sequence[Part]) -> Sequence[Part]:
-    """The first of these that together are one part that is large enough; at least two."""
+def _to_merge(parts: Sequence[Part]) -> Sequence[Part]:
+    """The first parts that together reach MERGED_BYTES: two at least, MERGE_AT_MOST at most."""
     size = 0
-    for number, part in enumerate(parts[:AT_ONCE]):
+    for number, part in enumerate(parts[:MERGE_AT_MOST]):
         size += part.size
-        if size > ENOUGH and number >= 2:
+        if size > MERGED_BYTES and number >= 2:
             return parts[:number]
-    return parts[:AT_ONCE]
+    return parts[:MERGE_AT_MOST]
 
 
-def _ended(data: bytes) -> bytes:
+def _with_newline(data: bytes) -> bytes:
     return data if not data or data.endswith(b"\n") else data + b"\n"
 
 
 def _blocks(read: Callable[[int, int], bytes], start: int, end: int) -> Iterable[bytes]:
     while start < end:
-        data = read(start, min(start + ENOUGH, end))
+        data = read(start, min(start + MERGED_BYTES, end))
         if not data:
             return
         yield data

@@ -1,6 +1,6 @@
-"""One line of a file of rows: a JSON object that ends with a checksum of what is before it, and what must be in it.
+"""One line of a row file: a JSON object whose last key is a checksum of the others, and the keys that it must have.
 
-Rows of versions before have no checksum. Keys that are not known here are kept.
+Rows of earlier versions have no checksum. Unknown keys are kept.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ Row = dict[str, Any]
 METRICS, EVENTS, TRIALS = "metrics.jsonl", "events.jsonl", "trials.jsonl"
 SUM = b'"crc32": "'
 TAIL = len(SUM) + 10
-"""Bytes from the key of the checksum to the end of its line."""
-NEARLY = 2
-"""Bytes of that key that may differ in a line which had one."""
+"""Bytes from the checksum's key to the end of the line."""
+KEY_TOLERANCE = 2
+"""A line whose checksum key differs in at most so many bytes had a checksum, and has been altered."""
 LARGEST = sys.float_info.max
-"""What a number must not exceed, an int neither: no float holds more."""
+"""The largest magnitude of a number, integers included: no float holds more."""
 NEEDED: Mapping[str, Mapping[str, type]] = {
     METRICS: {"step": int, "attempt": int, "time": float, "step_seconds": float},
     EVENTS: {"time": float, "attempt": int, "phase": str},
     TRIALS: {"trial": str, "event": str, "time": float},
 }
-"""What must be in a row of these files; an int will do for a float."""
+"""Keys that a row of each file must have, with their types; an int is accepted as a float."""
 TYPES: Mapping[str, Mapping[str, type]] = {
     METRICS: {"samples": str, "layout": str, "tokens": int},
     EVENTS: {
@@ -36,26 +36,26 @@ TYPES: Mapping[str, Mapping[str, type]] = {
     },
     TRIALS: {"config": dict, "state": str, "run": str, "step": int, "steps": int, "cost_usd": float},
 }  # fmt: skip
-"""What else the program reads of them, if it is there and not null."""
+"""Other keys that the program reads, with the types they must have if they are present and not null."""
 
 
 def encode(row: Row) -> bytes:
-    """The line of a row, with its checksum and its end."""
+    """The line of a row, with its checksum and a newline."""
     body = json.dumps(row).encode()
     comma = b", " if row else b""
     return b'%s%s%s%08x"}\n' % (body[:-1], comma, SUM, zlib.crc32(body))
 
 
 def decode(line: bytes, name: str = "") -> Row | None:
-    """The row of a line of the file `name`; None if it is torn or altered, or no row of such a file."""
+    """The row in a line of the file `name`; None if the line is torn or altered, or is no row of that file."""
     key = line[-TAIL : len(SUM) - TAIL]
     if key == SUM:
         body = line[:-TAIL].removesuffix(b", ") + b"}"
         if line[-10:-2] != b"%08x" % zlib.crc32(body):
             return None
         line = body
-    elif len(key) == len(SUM) and sum(map(int.__ne__, key, SUM)) <= NEARLY:
-        return None  # altered where its checksum begins
+    elif len(key) == len(SUM) and sum(map(int.__ne__, key, SUM)) <= KEY_TOLERANCE:
+        return None  # the checksum's key has been altered
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):

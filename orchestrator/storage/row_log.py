@@ -1,4 +1,4 @@
-"""Rows on storage: added at the end, cut from the end, and read from either end without holding them all."""
+"""Rows on storage: appended, cut off at the end, and read from either end without holding all of them in memory."""
 
 from __future__ import annotations
 
@@ -7,42 +7,42 @@ from typing import Any, NamedTuple, Protocol
 
 from orchestrator.storage.row_line import Row, decode, encode
 
-BLOCK, LARGEST = 1 << 16, 1 << 22
-"""Bytes that are read at once: at first, and at most."""
+BLOCK, MAX_BLOCK = 1 << 16, 1 << 22
+"""Bytes that are read at once: at first, and at most after doubling."""
 
 
 class View(Protocol):
-    """The bytes of a file of rows as they were when it was looked at."""
+    """The bytes of a row file as they were when the view was made."""
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Size in bytes."""
 
     def read(self, start: int, end: int) -> bytes:
-        """The bytes from `start` to before `end`, fewer if the file has been cut since."""
+        """Bytes [start, end), fewer if the file has been cut since."""
 
 
 class RowFiles(Protocol):
-    """Bytes that are added at the end and cut from the end. All of it may raise OSError."""
+    """Where the bytes of a row file are stored. Every method may raise OSError or an error of the store's client."""
 
     def view(self) -> View:
         """What is stored now."""
 
     def append(self, data: bytes) -> int:
-        """Add `data`, whole or not at all; the size then."""
+        """Add all of `data` or nothing; returns the new size."""
 
     def cut(self, size: int) -> None:
-        """Drop all but the first `size` bytes."""
+        """Keep only the first `size` bytes."""
 
     def rewrite(self, pieces: Sequence[tuple[int, int] | bytes]) -> None:
-        """Let these be the bytes: ranges of what there is, in order, and new ones between them."""
+        """Replace the content by these pieces: ranges (start, end) of the old content, in order, and new bytes."""
 
     def remove(self) -> None:
-        """Remove everything."""
+        """Remove the file or all its parts."""
 
 
-class Placed(NamedTuple):
-    """A line that is not empty: where it begins and ends, and its row, None if it is none."""
+class StoredLine(NamedTuple):
+    """A line that is not empty: its first byte, the byte after its end, and its row, None if it is torn or altered."""
 
     start: int
     end: int
@@ -50,7 +50,7 @@ class Placed(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """Lines that follow each other on storage, from the row of step `first` to that of step `last`."""
+    """Consecutive lines on storage, from the row of step `first` to that of step `last`."""
 
     start: int
     end: int
@@ -59,46 +59,47 @@ class Extent(NamedTuple):
 
 
 class RowLog:
-    """One file of rows. There is one writer; others may read meanwhile, in this process and elsewhere."""
+    """One row file. There is one writer; others may read meanwhile, in this process and elsewhere."""
 
-    def __init__(self, tape: RowFiles, name: str) -> None:
-        self._tape, self._name = tape, name
+    def __init__(self, files: RowFiles, name: str) -> None:
+        self._files, self._name = files, name
         self.cuts = 0
-        """How often rows were taken away: who reads in another thread sees by it that its place is no more."""
+        """How often rows were removed: a reader in another thread notices by it that its position is no longer
+        valid."""
 
     def append(self, rows: Iterable[Row]) -> int:
-        """Add rows. They are stored when this returns; if it raises, none of them is. Returns the size in bytes."""
+        """Add rows; returns the file's size in bytes. They are stored when this returns; if it raises, none is."""
         data = b"".join(map(encode, rows))
-        return self._tape.append(data) if data else self.size()
+        return self._files.append(data) if data else self.size()
 
     def size(self) -> int:
-        """Bytes that are stored."""
-        return self._tape.view().size
+        """Size in bytes."""
+        return self._files.view().size
 
-    def forward(self, start: int = 0) -> Iterator[Placed]:
+    def forward(self, start: int = 0) -> Iterator[StoredLine]:
         """The lines from byte `start` on, oldest first."""
-        view, rest, place, block = self._tape.view(), b"", start, BLOCK
+        view, rest, place, block = self._files.view(), b"", start, BLOCK
         at = start
         while at < view.size and (data := view.read(at, min(at + block, view.size))):
-            at, block = at + len(data), min(2 * block, LARGEST)
+            at, block = at + len(data), min(2 * block, MAX_BLOCK)
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 if line.strip():
-                    yield self._placed(view, place, line)
+                    yield self._stored_line(view, place, line)
                 place += len(line) + 1
         if rest.strip():
-            yield self._placed(view, place, rest)
+            yield self._stored_line(view, place, rest)
 
-    def backward(self, end: int | None = None) -> Iterator[Placed]:
+    def backward(self, end: int | None = None) -> Iterator[StoredLine]:
         """The lines before byte `end`, newest first."""
-        view, rest, block = self._tape.view(), b"", BLOCK
+        view, rest, block = self._files.view(), b"", BLOCK
         at = view.size if end is None else min(end, view.size)
         while at:
             start = max(at - block, 0)
             data = view.read(start, at)
             if len(data) < at - start:
-                return  # it has been cut since
-            at, block, data = start, min(2 * block, LARGEST), data + rest
+                return  # the file has been cut meanwhile
+            at, block, data = start, min(2 * block, MAX_BLOCK), data + rest
             cut = data.find(b"\n") + 1 if start else 0
             if start and not cut:
                 rest = data
@@ -108,58 +109,58 @@ class RowLog:
             for line in reversed(lines):
                 place -= len(line)
                 if line.strip():
-                    yield self._placed(view, place, line)
+                    yield self._stored_line(view, place, line)
                 place -= 1
 
     def rows(self) -> Iterator[Row]:
         """All rows, oldest first."""
-        return (placed.row for placed in self.forward() if placed.row is not None)
+        return (stored.row for stored in self.forward() if stored.row is not None)
 
     def last(self) -> Row | None:
-        """The row that was added last, None if there is none."""
-        return next((placed.row for placed in self.backward() if placed.row is not None), None)
+        """The row that was appended last; None if there is none."""
+        return next((stored.row for stored in self.backward() if stored.row is not None), None)
 
     def newest(self) -> Iterator[Row]:
-        """Rows that count, newest first: a row takes the place of all before it with its step or a later one."""
+        """Valid rows, newest first: a row supersedes all rows before it that have its step or a later one."""
         least: float = float("inf")
-        for placed in self.backward():
-            if placed.row is not None and placed.row["step"] < least:
-                least = placed.row["step"]
-                yield placed.row
+        for stored in self.backward():
+            if stored.row is not None and stored.row["step"] < least:
+                least = stored.row["step"]
+                yield stored.row
 
     def after(self, step: int) -> Iterator[Row]:
-        """Rows behind the newest one that is of `step` or an earlier one, oldest first."""
-        found = (placed.end for placed in self.backward() if placed.row and placed.row["step"] <= step)
+        """The rows after the last row whose step is at most `step`, oldest first."""
+        found = (stored.end for stored in self.backward() if stored.row and stored.row["step"] <= step)
         start = next(found, 0) if step >= 0 else 0
-        return (placed.row for placed in self.forward(start) if placed.row is not None)
+        return (stored.row for stored in self.forward(start) if stored.row is not None)
 
     def cut(self, step: int) -> int:
-        """Drop all behind the newest row that is of `step` or an earlier one; the step of that one, 0 if there is
+        """Remove all lines after the last row whose step is at most `step`. Returns that row's step, 0 if there is
         none."""
         kept = next((p for p in self.backward() if p.row is not None and p.row["step"] <= step), None)
         size = self.size()
         if (kept.end if kept else 0) < size:
             self.cuts += 1
-            self._tape.cut(kept.end if kept else 0)
+            self._files.cut(kept.end if kept else 0)
         return kept.row["step"] if kept and kept.row else 0
 
     def extents(self, start: int = 0) -> list[Extent]:
-        """The rows that count behind byte `start`, as far as they follow each other by step and by place."""
+        """The valid rows from byte `start` on, grouped into runs of consecutive steps in consecutive lines."""
         found: list[list[int]] = []
-        for placed in self.backward():
-            if placed.start < start:
+        for stored in self.backward():
+            if stored.start < start:
                 break
-            step = placed.row["step"] if placed.row is not None else None
+            step = stored.row["step"] if stored.row is not None else None
             if step is None or (found and step >= found[-1][2]):
                 continue
-            if found and step == found[-1][2] - 1 and placed.end == found[-1][0]:
-                found[-1][0], found[-1][2] = placed.start, step
+            if found and step == found[-1][2] - 1 and stored.end == found[-1][0]:
+                found[-1][0], found[-1][2] = stored.start, step
             else:
-                found.append([placed.start, placed.end, step, step])
+                found.append([stored.start, stored.end, step, step])
         return [Extent(*extent) for extent in reversed(found)]
 
     def insert(self, extents: Sequence[Extent], rows: Sequence[Row]) -> None:
-        """Let the rows of the file be those of `extents`, with `rows` in their places between them."""
+        """Rewrite the file: the rows of `extents`, with `rows` inserted between them by step."""
         pieces: list[tuple[int, int] | bytes] = []
         waiting = sorted(rows, key=lambda row: int(row["step"]))
         for extent in extents:
@@ -169,18 +170,18 @@ class RowLog:
             pieces.append((extent.start, extent.end))
         pieces += [b"".join(map(encode, waiting))] if waiting else []
         self.cuts += 1
-        self._tape.rewrite(pieces)
+        self._files.rewrite(pieces)
 
     def remove(self) -> None:
         """Remove the file."""
-        self._tape.remove()
+        self._files.remove()
 
-    def _placed(self, view: View, start: int, line: bytes) -> Placed:
-        return Placed(start, min(start + len(line) + 1, view.size), decode(line.strip(), self._name))
+    def _stored_line(self, view: View, start: int, line: bytes) -> StoredLine:
+        return StoredLine(start, min(start + len(line) + 1, view.size), decode(line.strip(), self._name))
 
 
 def gaps(extents: Sequence[Extent], first: int, last: int) -> list[tuple[int, int]]:
-    """The steps from `first` to `last` that extents do not hold, as pairs of the first and the last missing one."""
+    """The steps from `first` to `last` that are in no extent, as pairs (first, last) of each gap."""
     missing, wanted = [], first
     for extent in extents:
         if extent.first > wanted:
@@ -191,7 +192,7 @@ def gaps(extents: Sequence[Extent], first: int, last: int) -> list[tuple[int, in
     return missing
 
 
-def told(missing: Sequence[Any]) -> str:
-    """Missing steps in words."""
+def describe_steps(missing: Sequence[Any]) -> str:
+    """Missing steps as text: the first five gaps, and how many more there are."""
     shown = [f"{a}" if a == b else f"{a} to {b}" for a, b in missing[:5]]
     return ", ".join(shown) + (f" and {len(missing) - 5} more places" if len(missing) > 5 else "")

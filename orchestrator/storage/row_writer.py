@@ -1,7 +1,7 @@
-"""Rows on their way to storage: held back a little where each writing is an object, and as long as storage refuses.
+"""Rows on their way to storage: buffered for a few seconds on an object store, and for as long as storage fails.
 
-Nothing is lost by that: ranks keep rows until they are told that they are stored, and every commit carries those.
-One thread adds rows, and may have another one write them.
+Nothing is lost by that: ranks keep rows until they hear that they are stored, and every commit carries those that are
+not. One thread adds rows; another may write them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from orchestrator.storage.row_log import gaps
 from orchestrator.storage.run_directory import Row, RunDir
 
 HOLD = 5.0
-"""Seconds that rows wait for others on an object store, where rows written together are one object."""
+"""Seconds that rows are buffered on an object store, where every write makes an object."""
 LONGEST_PAUSE = 30.0
-"""Seconds between tries at most while storage refuses."""
+"""Most seconds between tries while storage fails."""
 
 
-class Rows:
-    """The rows of one file of a run directory, stored and waiting."""
+class RowWriter:
+    """Writes the rows of one file of a run directory; reads those that are stored or still waiting."""
 
     def __init__(
         self,
@@ -33,37 +33,44 @@ class Rows:
         hold: float = 0.0,
         stored: Callable[[Sequence[Row]], None] = lambda rows: None,
     ) -> None:
-        """`hold` is how many seconds rows may wait for others before they are written; `stored` hears of those that
-        were added and are now stored."""
+        """
+        Args:
+            run: the run directory.
+            name: the row file in it.
+            hold: seconds that rows may wait for others before they are written.
+            stored: called with rows that were added, once they are stored.
+        """
         self.log = run.log(name)
-        self._place, self._hold, self._stored = run.at(name), hold, stored
-        self._writing = threading.RLock()  # held by who writes, or says what is to be cut
+        self._uri, self._hold, self._stored = run.at(name), hold, stored
+        self._writing = threading.RLock()  # held while writing, and while changing what is to be cut
         self._waiting: list[Row] = []
-        self._cut: tuple[int, list[Row]] | None = None  # the last step to stay, and the rows up to it
+        self._cut: tuple[int, list[Row]] | None = (
+            None  # a pending cut: the last step to keep, and rows up to it
+        )
         self._due, self._pause = 0.0, 0.0
         self.problem = ""
         self.mark: dict[str, int] | None = None
-        """The last row that is stored, {"step": its step, "bytes": where it ends}; None if none was stored yet."""
+        """The last stored row, {"step": its step, "bytes": the offset of its end}; None before the first."""
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Rows to be written."""
+        """Queue rows to be written."""
         if rows and not self._waiting:
             self._due = max(self._due, time.monotonic() + self._hold)
         self._waiting += rows
 
     def hurry(self) -> None:
-        """Have what waits written with the next flush."""
+        """Make the next `flush` write what waits."""
         self._due = 0.0
 
     @property
     def due(self) -> bool:
-        """Whether there is something that a flush would write."""
+        """Whether a flush would write anything."""
         return bool(self._waiting or self._cut is not None) and time.monotonic() >= self._due
 
     def flush(self, now: bool = False) -> int:
-        """Write what waits if it is due, or `now`. Returns how many of the rows that were added were stored.
+        """Write the waiting rows if they are due, or `now`; returns how many of them were stored.
 
-        Storage that refuses them is tried again later, with growing pauses; `problem` says meanwhile what it says.
+        A failed write is repeated by a later flush, with growing pauses; until one succeeds, `problem` is the error.
         """
         with self._writing:
             if now:
@@ -85,18 +92,18 @@ class Rows:
             self._pause, self.problem = 0.0, ""
             return len(rows)
 
-    def settle(self, patience: float) -> None:
-        """Write all that waits, within so many seconds. Raises OSError, in words, if storage refuses it."""
-        end = time.monotonic() + patience
+    def drain(self, timeout: float) -> None:
+        """Write all waiting rows within `timeout` seconds. Raises OSError, with the last error, if storage fails."""
+        end = time.monotonic() + timeout
         self.flush(now=True)
         while self.problem and time.monotonic() < end:
             time.sleep(0.2)
             self.flush()
         if self.problem:
-            raise OSError(f"rows could not be written to {self._place}: {self.problem}")
+            raise OSError(f"rows could not be written to {self._uri}: {self.problem}")
 
     def newest(self) -> Iterator[Row]:
-        """One row a step, waiting and stored, from the newest on; only as much is read as is taken."""
+        """The valid rows, waiting or stored, newest first, one per step. Read lazily."""
         at_most, held = self._cut or (None, [])
         least: float = float("inf")
         for row in reversed([*held, *self._waiting]):
@@ -108,11 +115,11 @@ class Rows:
                 yield row
 
     def latest(self, count: int) -> list[Row]:
-        """The last so many rows, oldest first."""
+        """The last `count` valid rows, oldest first."""
         return list(islice(self.newest(), count))[::-1]
 
     def cut(self, step: int, rows: Sequence[Row]) -> None:
-        """Drop all rows of later steps, and add those of `rows` that are not there: they are up to that step."""
+        """Remove all rows after `step`, and add those of `rows`, which are up to that step, that are missing."""
         with self._writing:
             held = [] if self._cut is None else [row for row in self._cut[1] if row["step"] <= step]
             kept = {row["step"]: row for row in [*held, *self._waiting, *rows] if row["step"] <= step}
@@ -121,10 +128,10 @@ class Rows:
             self.flush(now=True)
 
     def missing(self, mark: Any, first: int, last: int) -> list[tuple[int, int]]:
-        """Steps from `first` to `last` that are not stored, as pairs of the first and the last of each gap.
+        """Steps from `first` to `last` that are not stored, as pairs (first, last) of each gap.
 
-        Where the row of a `mark` of earlier ends where it ended then, nothing before it was taken away, and only what
-        is behind it is read; else everything is.
+        If the row of an earlier `mark` still ends at the same byte, nothing before it has been removed and only what
+        follows it is read; otherwise the whole file is.
         """
         start = 0
         if isinstance(mark, dict) and type(mark.get("bytes")) is int and type(mark.get("step")) is int:
@@ -134,7 +141,7 @@ class Rows:
         return gaps(self.log.extents(start), first, last)
 
     def restore(self, rows: Sequence[Row]) -> None:
-        """Put rows that were found again in their places, and leave out what is no row. Raises OSError."""
+        """Insert recovered rows in order, and drop lines that are torn or altered. Raises OSError."""
         with self._writing:
             self.log.insert(self.log.extents(), rows)
             self.mark = None

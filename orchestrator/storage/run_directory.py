@@ -1,10 +1,9 @@
-"""The run directory: the one place where a run is written down, on any fsspec URI.
+"""The run directory: where everything about a run is stored, on a local path or any fsspec URI.
 
     job.yaml  plan.json  metrics.jsonl  events.jsonl  status.json  summary.json  report.html  checkpoints/  export/
 
-Small documents are replaced whole and atomically. Rows are appended: on a local file system to one file,
-on an object store to numbered parts, since objects cannot grow. A row torn by a crash, or altered, is dropped on
-reading.
+Documents are replaced atomically. Rows are appended: to one file on a local file system, to numbered parts on an object
+store, whose objects cannot grow. A row that a crash tore, or that has been altered, is dropped on reading.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 ORIGIN = "origin.json"
-"""In a run that a search began with another run's commit: {run, step, config} of that one."""
+"""In a trial that a search started from another trial's commit: that one's {run, step, config}."""
 REMOTE_TIMEOUT = 15.0
-"""Seconds that a small call to a remote store may take."""
+"""Seconds for a small call to a remote store."""
 RETRY = Retry(attempts=5, first=0.1, cap=3.0, deadline=30.0)
-"""Bounds of every call to a remote store: rows, which can wait, are tried again later."""
+"""Retries of every call to a remote store; rows that could not be written by then are written later."""
 
 
 FILES = (
@@ -49,14 +48,15 @@ FILES = (
     "report.html",
 )
 OURS = frozenset({LOCK, COMMITS, "events.jsonl", TRIALS, "origin.json", "failed.json"})
-"""What shows that a directory is of a run or of a search. A job.yaml alone may be a user's own."""
+"""Names that show that a directory belongs to a run or a search. A job.yaml alone may be the user's own."""
 PROBE = ".probe-"
 
 
 class RunDir:
-    """Reads and writes the documents and rows of one run. Raises InputError if the place cannot be used."""
+    """Reads and writes the documents and rows of one run."""
 
     def __init__(self, uri: str) -> None:
+        """Nothing is read or written yet. Raises InputError if the URI cannot be used, see `check_uri`."""
         check_uri(uri)
         self.local = is_local(uri)
         self.path: str
@@ -67,27 +67,27 @@ class RunDir:
 
     @property
     def name(self) -> str:
-        """The last part of the path."""
+        """The last component of the path."""
         return posixpath.basename(self.path.rstrip("/"))
 
     def at(self, name: str) -> str:
-        """The URI of something in this directory."""
+        """The path or URI of the entry `name`."""
         return posixpath.join(self.uri, name)
 
     def create(self) -> tuple[str, ...]:
-        """Make the directory and prove that it can be written; the local folders made for it, outermost first.
+        """Make the directory and check that it can be written; returns the local folders made for it, outermost first.
 
-        Raises InputError if it cannot be, or if it holds something and nothing of a run: what is written here may be
-        removed again.
+        Raises InputError if it cannot be written, or if it has entries and none of them is a run's: what a run writes
+        may be removed later, so its directory must not be somebody else's.
         """
-        self._refuse_foreign()
+        self._check_ours()
         made = tuple(_missing(self.path)) if self.local else ()
         try:
             self._call(self.fs.makedirs, self.path, exist_ok=True)
             probe = self._path(f"{PROBE}{os.getpid()}")
             self._call(self.fs.pipe_file, probe, b"")
             self._call(self.fs.rm_file, probe)
-        except Exception as error:  # every fsspec backend raises its own kind
+        except Exception as error:  # every fsspec backend raises errors of its own
             remove_empty(made)
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise InputError(
@@ -95,10 +95,10 @@ class RunDir:
             ) from None
         return made
 
-    def _refuse_foreign(self) -> None:
+    def _check_ours(self) -> None:
         names = {name for name in self._names() if not name.startswith(PROBE)}
         if names and not names & OURS:
-            what = f"holds something that is of no run ({min(names)})"
+            what = f"is not a run directory: it holds {min(names)}"
             raise InputError(what, self.uri, "give another --run-dir, one that is new or empty")
         manifests = glob.glob(f"{COMMITS}/*/{MANIFEST}", root_dir=self.path) if self.local else []
         for name in (*sorted(names & {LOCK, *FILES}), f"{COMMITS}/{FENCE}", *sorted(manifests)):
@@ -110,20 +110,20 @@ class RunDir:
             )
 
     def holds_a_run(self) -> bool:
-        """Whether a run has been here. Raises InputError if a search has, or the place cannot be read."""
+        """Whether this is the directory of a run. Raises InputError if it is a search's or cannot be read."""
         names = self._names()
         if TRIALS in names:
-            hint = "name one of its trials, such as its folder 0000; `orchestrator tune --report` is for the whole"
+            hint = "name one of its trials, such as its folder 0000; `orchestrator tune --report` is for the search"
             raise InputError("is the folder of a search", self.uri, hint)
         return bool(names & OURS)
 
     def _names(self) -> set[str]:
-        """What is in the directory, empty if it is not there."""
+        """The names of all entries; empty if there is no such directory."""
         try:
             found = self._call(self.fs.ls, self.path, detail=False)
         except (FileNotFoundError, NotADirectoryError):
             return set()
-        except Exception as error:  # every fsspec backend raises its own kind
+        except Exception as error:  # every fsspec backend raises errors of its own
             reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
             hint = "check the place, its permissions and credentials"
             raise Unreachable(f"the run directory cannot be read ({reason})", self.uri, hint) from None
@@ -132,22 +132,22 @@ class RunDir:
         }
 
     def exists(self, name: str) -> bool:
-        """Whether a document of that name is there."""
+        """Whether there is a document of that name."""
         return bool(self._call(self.fs.isfile, self._path(name)))
 
     def read_text(self, name: str) -> str | None:
-        """A document, or None if there is none."""
+        """The text of a document, None if there is none. Raises InputError, or Unreachable if the store fails."""
         try:
             return str(self._call(self.fs.cat_file, self._path(name)).decode())
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except Exception as error:  # every fsspec backend raises its own kind
+        except Exception as error:  # every fsspec backend raises errors of its own
             reason = " ".join(str(error).split()) or type(error).__name__
             kind = Unreachable if transient(error) else InputError
             raise kind(f"cannot be read ({reason})", self.at(name), "check address and credentials") from None
 
     def write_text(self, name: str, text: str) -> None:
-        """Replace a document whole: a reader sees the old one or the new one."""
+        """Create or replace a document atomically. Raises LeaseLost if another controller has taken over."""
         self.require_lock()
         path = self._path(name)
         if self.local:
@@ -156,15 +156,15 @@ class RunDir:
             self._call(self.fs.pipe_file, path, text.encode())
 
     def read_json(self, name: str) -> Any:
-        """A JSON document, or None if there is none."""
+        """A JSON document, None if there is none. Raises InputError if it is damaged."""
         text = self.read_text(name)
         try:
             return None if text is None else json.loads(text)
         except ValueError:
             raise InputError("is damaged", self.at(name), "remove it") from None
 
-    def told(self, name: str) -> Row:
-        """A JSON object that nothing is decided by: {} if there is none or it is damaged, for the next replaces it."""
+    def read_json_or_empty(self, name: str) -> Row:
+        """A JSON object for display only, where a missing or damaged one may count as {}."""
         try:
             found = self.read_json(name)
         except InputError:
@@ -172,11 +172,11 @@ class RunDir:
         return found if isinstance(found, dict) else {}
 
     def write_json(self, name: str, value: Any) -> None:
-        """Replace a JSON document whole."""
+        """Create or replace a JSON document; see `write_text`."""
         self.write_text(name, json.dumps(value, indent=2) + "\n")
 
     def remove(self, name: str) -> None:
-        """Remove a document or rows. Raises OSError."""
+        """Remove a document or a row file. Raises OSError."""
         if self.local:
             os.unlink(self._path(name))
         elif self.exists(name):
@@ -185,28 +185,29 @@ class RunDir:
             self.log(name).remove()
 
     def log(self, name: str) -> RowLog:
-        """The rows of `name`."""
+        """The row file `name`."""
         if name not in self._logs:
             path = self._path(name)
             self._logs[name] = RowLog(
-                SingleRowFile(path) if self.local else NumberedRowFiles(self.fs, path, self._as_holder), name
+                SingleRowFile(path) if self.local else NumberedRowFiles(self.fs, path, self._call_with_lease),
+                name,
             )
         return self._logs[name]
 
     def rows(self, name: str) -> list[Row]:
-        """All rows of `name` at once, oldest first; for files that are not long."""
+        """All rows of `name` as a list, oldest first; for short files only."""
         return list(self.log(name).rows())
 
     def append(self, name: str, rows: Iterable[Row]) -> None:
-        """Add rows; see `RowLog.append`."""
+        """Append rows; see `RowLog.append`."""
         self.log(name).append(rows)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the only controller of this run. See `lock_file` and `Lease`.
+        """Be the only controller of this run; see `lock_file` and `Lease`.
 
-        Raises InputError if another is at work. On an object store, every writing raises LeaseLost once another has
-        taken over.
+        Raises InputError if another controller holds the run. On an object store every write raises LeaseLost once
+        another has taken over.
         """
         if self.local:
             with lock_file(self.path):
@@ -219,7 +220,7 @@ class RunDir:
                 self._lease = None
 
     def require_lock(self) -> None:
-        """Raise LeaseLost if this was the only controller of the run and is so no more."""
+        """Raise LeaseLost if this process held the lease of the run and has lost it."""
         if self._lease is not None:
             self._lease.require()
 
@@ -227,24 +228,24 @@ class RunDir:
         return posixpath.join(self.path, name)
 
     def _call(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """A call to storage, tried again within bounds if it is remote."""
+        """Call a function of the file system, with retries if it is remote."""
         return call(*args, **kwargs) if self.local else RETRY(call, *args, **kwargs)
 
-    def _as_holder(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The same, by who has not been overtaken."""
+    def _call_with_lease(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """`_call`, after a check that the lease is not lost."""
         self.require_lock()
         return self._call(call, *args, **kwargs)
 
 
 def remove_empty(folders: Iterable[str]) -> None:
-    """Remove folders that `RunDir.create` made, outermost first, as far as nothing is in them."""
+    """Remove folders that `RunDir.create` made (outermost first) as far as they are empty."""
     for folder in reversed(tuple(folders)):
         with contextlib.suppress(OSError):
             os.rmdir(folder)
 
 
 def _missing(path: str) -> list[str]:
-    """The folders from the outermost that is not there down to `path`."""
+    """The folders that are missing on the way down to `path`, outermost first."""
     missing: list[str] = []
     while path and not os.path.lexists(path):
         missing.insert(0, path)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import IO, Any
 
-from orchestrator.storage.row_log import told
+from orchestrator.storage.row_log import describe_steps
 
 LINE_SECONDS = 10.0
 
@@ -125,7 +125,9 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("receipt", str(summary.get("receipt") or "none")),
     ]
     if summary.get("missing_rows"):
-        rows.append(("lost rows", f"of step {told(summary['missing_rows'])}: they are in no figure here"))
+        rows.append(
+            ("lost rows", f"of step {describe_steps(summary['missing_rows'])}: they are in no figure here")
+        )
     if summary.get("reason"):
         rows.insert(0, ("reason", str(summary["reason"])))
     return rows

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.checkpoint.identity import job_in
+from orchestrator.checkpoint.identity import read_job
 from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import ENDED
 from orchestrator.storage.row_line import EVENTS
-from orchestrator.storage.row_log import told
+from orchestrator.storage.row_log import describe_steps
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.track import charts
 from orchestrator.track.console import count, duration
@@ -63,7 +63,7 @@ def _content(run_dir: RunDir, rows: RunTotals | None) -> dict[str, Any]:
     job, spec = run_dir.read_text("job.yaml") or "", job_in(run_dir)
     if spec is None:
         raise InputError("there is no run here", run_dir.uri, "give a run directory, such as runs/<name>")
-    plan = run_dir.told("plan.json")
+    plan = run_dir.read_json_or_empty("plan.json")
     events = redact(run_dir.rows(EVENTS))
     rows = rows or totals_of(run_dir)
     saved = run_dir.told("summary.json")
@@ -72,7 +72,7 @@ def _content(run_dir: RunDir, rows: RunTotals | None) -> dict[str, Any]:
     phases = timeline(events, rows)
     return {
         "spec": spec,
-        "missing": told(found["missing_rows"]),
+        "missing": describe_steps(found["missing_rows"]),
         "run": redact(run_dir.uri),
         "job": redact(job),
         "summary": redact(found),

@@ -183,9 +183,9 @@ class Commits:
 
     def _note(self, outcomes: list[CommitOutcome]) -> None:
         for outcome in outcomes:
-            if outcome.place != self._store.place and not self._spec.resources.per_worker.gpu:
+            if outcome.place != self._store.location and not self._spec.resources.per_worker.gpu:
                 self._cost += outcome.seconds  # the writer takes its time from the processors that train
-            if outcome.place == self._store.place:
+            if outcome.place == self._store.location:
                 failed = outcome.state == "failed"
                 self.failures = self.failures + 1 if failed else 0
                 self._latest = (outcome.step, outcome.reason or "no reason given" if failed else "")

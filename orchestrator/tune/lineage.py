@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from orchestrator.checkpoint.copying import copy
-from orchestrator.checkpoint.identity import IDENTITY, job_in
+from orchestrator.checkpoint.copying import copy_commit
+from orchestrator.checkpoint.identity import IDENTITY, read_job
 from orchestrator.checkpoint.store import Store
 from orchestrator.control.run_history import RECENT
 from orchestrator.job.spec import parse
@@ -71,9 +71,9 @@ def exploit(sweep: RunDir, trial: str, donor: str, step: int, config: Config) ->
     run.create()
     source = Store(at(sweep, donor).at("checkpoints"))
     taken = min(found for found in source.steps() if found >= step)
-    base = job_in(sweep)
+    base = read_job(sweep)
     own = {IDENTITY: job_of(base, config).identity()} if base else {}
-    copy(source, taken, Store(run.at("checkpoints")), attempt=0, **own)
+    copy_commit(source, taken, Store(run.at("checkpoints")), attempt=0, **own)
     run.write_json(ORIGIN, {"donor": donor, "asked": step, "step": taken, "config": config})
     return name
 

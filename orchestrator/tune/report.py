@@ -6,7 +6,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from orchestrator.checkpoint.identity import job_in
+from orchestrator.checkpoint.identity import read_job
 from orchestrator.job.errors import InputError
 from orchestrator.job.tune import TuneSpec
 from orchestrator.storage.run_directory import Row, RunDir

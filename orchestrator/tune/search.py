@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.checkpoint.identity import job_in
+from orchestrator.checkpoint.identity import read_job
 from orchestrator.data.quiet_logging import hushed
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome

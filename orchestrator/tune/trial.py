@@ -18,7 +18,7 @@ from ray import tune as ray_tune
 
 from cluster.workers.gang import Gang
 from cluster.workers.on_ray import on_ray
-from orchestrator.checkpoint.identity import job_in
+from orchestrator.checkpoint.identity import read_job
 from orchestrator.checkpoint.store import Store
 from orchestrator.control.controller import Controller
 from orchestrator.job.errors import InputError
@@ -84,7 +84,7 @@ class Trial(ray_tune.Trainable):
             spec = self._job()
             every = rungs(self._tune, spec.train.steps)
             rung = reached = next((step for step in every if step > self._at), every[-1])
-            if (reason := run.told(FAILED).get("reason")) is not None:
+            if (reason := run.read_json_or_empty(FAILED).get("reason")) is not None:
                 return self._failed(str(reason))
             if self._assignment["ended"] is None and _committed(run) < rung:
                 reached = self._drive(spec, run, rung)
@@ -157,7 +157,7 @@ class Trial(ray_tune.Trainable):
             "trial": self._trial,
             "run": self._name,
             "own_steps": lineage.own_steps(self._sweep, self._name, min(rung, reached)),
-            "cost_usd": run.told("summary.json").get("cost_usd") or 0.0,
+            "cost_usd": run.read_json_or_empty("summary.json").get("cost_usd") or 0.0,
             "limited": reached < rung,
             "finished": rung >= spec.train.steps,  # Tune sets "done" where its scheduler stops a trial
             "done": done,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.storage.row_line import TRIALS, Row
-from orchestrator.storage.row_writer import Rows
+from orchestrator.storage.row_writer import RowWriter
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune.space import Config
 
@@ -44,7 +44,7 @@ class TrialRecords:
     """
 
     def __init__(self, sweep: RunDir) -> None:
-        self._rows = Rows(sweep, TRIALS)
+        self._rows = RowWriter(sweep, TRIALS)
         self.configs: dict[str, Config] = {}
         self.ended: dict[str, TrialEnd] = {}
         self.reported: dict[str, dict[str, Any]] = {}
@@ -71,7 +71,7 @@ class TrialRecords:
         found = {name_of(first + number): config for number, config in enumerate(new)}
         now = time.time()
         self._rows.add([{"trial": n, "event": "drawn", "config": c, "time": now} for n, c in found.items()])
-        self._rows.settle(PATIENCE)
+        self._rows.drain(PATIENCE)
         self.configs |= found
         return list(found)
 
@@ -95,7 +95,7 @@ class TrialRecords:
             return
         row: dict[str, Any] = {"trial": trial, "event": "ended", "time": time.time(), **vars(ended)}
         self._rows.add([row])
-        self._rows.settle(PATIENCE)
+        self._rows.drain(PATIENCE)
         self.ended[trial] = ended
 
 

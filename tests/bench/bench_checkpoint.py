@@ -22,7 +22,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
-from orchestrator.checkpoint.pieces import TensorPiece, whole
+from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.retention import Retention
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.store import Store
@@ -64,7 +64,7 @@ class Ours:
         self.saver = Saver(Store(str(folder)), retention=Retention(keep=2))
 
     def save(self, step: int, state: dict[str, torch.Tensor]) -> None:
-        self.saver.save(step, [whole(name, tensor) for name, tensor in state.items()], META)
+        self.saver.save(step, [full_piece(name, tensor) for name, tensor in state.items()], META)
 
     def close(self) -> None:
         failed = [outcome for outcome in self.saver.close() if outcome.state == "failed"]

@@ -69,7 +69,7 @@ def build(uri: str, rows: int) -> None:
     """A run directory with so many rows, and a commit ten steps back."""
     import torch
 
-    from orchestrator.checkpoint.pieces import whole
+    from orchestrator.checkpoint.pieces import full_piece
     from orchestrator.checkpoint.store import Store
     from orchestrator.storage.run_directory import RunDir
 
@@ -87,7 +87,7 @@ def build(uri: str, rows: int) -> None:
     store = Store(run.at("checkpoints"))
     step = rows - BEYOND
     meta = {"position": step * 8, "receipt": f"{step:032x}", "rows": [row(step)], "tokens": step * 256}
-    store.publish(step, store.write_shard(step, 0, [whole("model.w", torch.zeros(4))]), meta)
+    store.publish(step, store.write_shard(step, 0, [full_piece("model.w", torch.zeros(4))]), meta)
 
 
 def measure(phase: str, uri: str, rows: int) -> dict[str, float]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from orchestrator.checkpoint.pieces import TensorPiece, whole
+from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
@@ -118,14 +118,14 @@ class DeepSpeedEngine:
         """See `Engine.state`."""
         yield from self._partitions.pieces()
         if self._mesh.rank == 0:
-            yield from (whole(f"model.{name}", buffer) for name, buffer in self._buffers.items())
-            yield whole("optim.step", torch.tensor(self._partitions.steps, dtype=torch.int64))
+            yield from (full_piece(f"model.{name}", buffer) for name, buffer in self._buffers.items())
+            yield full_piece("optim.step", torch.tensor(self._partitions.steps, dtype=torch.int64))
             yield from self._scale.pieces()
 
     @torch.no_grad()
     def load(self, reader: Reader) -> None:
         """See `Engine.load`."""
-        reader.manifest.require({f"model.{n}": tuple(s) for n, s in self._workload.shapes.items()})
+        reader.manifest.check_shapes({f"model.{n}": tuple(s) for n, s in self._workload.shapes.items()})
         self._partitions.restore(reader)
         for name, buffer in self._buffers.items():
             buffer.copy_(reader.read(f"model.{name}"))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from orchestrator.checkpoint.pieces import TensorPiece, whole
+from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.reader import Reader
 
 FIRST, LEAST, GROW_AFTER = 2.0**16, 1.0, 2000
@@ -36,8 +36,8 @@ class LossScale:
     def pieces(self) -> Iterator[TensorPiece]:
         """What a commit holds of it."""
         if self.enabled:
-            yield whole("optim.loss_scale", torch.tensor(self.value))
-            yield whole("optim.good_steps", torch.tensor(self._good, dtype=torch.int64))
+            yield full_piece("optim.loss_scale", torch.tensor(self.value))
+            yield full_piece("optim.good_steps", torch.tensor(self._good, dtype=torch.int64))
 
     def load(self, reader: Reader) -> None:
         """Go on from a commit; one that was made in another precision has none."""

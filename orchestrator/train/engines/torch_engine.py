@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from orchestrator.checkpoint.pieces import TensorPiece, whole
+from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
@@ -110,15 +110,15 @@ class TorchEngine:
         """See `Engine.state`."""
         yield from pieces(self._data.shards, self._optimizer, self._slots)
         if self._mesh.data.index == self._mesh.tp.index == 0:
-            yield from (whole(f"model.{name}", buffer) for name, buffer in self._buffers.items())
+            yield from (full_piece(f"model.{name}", buffer) for name, buffer in self._buffers.items())
         if self._mesh.rank == 0:
-            yield whole("optim.step", torch.tensor(self._steps(), dtype=torch.int64))
+            yield full_piece("optim.step", torch.tensor(self._steps(), dtype=torch.int64))
             yield from self._scale.pieces()
 
     @torch.no_grad()
     def load(self, reader: Reader) -> None:
         """See `Engine.load`."""
-        reader.manifest.require({f"model.{n}": tuple(s) for n, s in self._workload.shapes.items()})
+        reader.manifest.check_shapes({f"model.{n}": tuple(s) for n, s in self._workload.shapes.items()})
         restore(self._data.shards, self._optimizer, self._slots, reader)
         for name, buffer in self._buffers.items():
             buffer.copy_(reader.read(f"model.{name}"))

@@ -84,7 +84,7 @@ def test_a_publication_whose_answer_is_lost_counts(bucket: str, proxy: Any) -> N
 def test_one_of_many_publishers_wins(bucket: str) -> None:
     def attempt(number: int) -> str:
         store = opened(bucket)
-        records = store.write_shard(5, 0, [whole("model.w", torch.full((4,), float(number)))])
+        records = store.write_shard(5, 0, [full_piece("model.w", torch.full((4,), float(number)))])
         ready.append(number)
         while len(ready) < 6:
             time.sleep(0.001)
@@ -108,7 +108,7 @@ def test_a_large_shard_goes_up_in_parts(bucket: str, proxy: Any, monkeypatch: py
     store = opened(bucket, timeout=10.0)
     cuts = iter(["", "refuse"])
     proxy.spoil = lambda line: next(cuts, "") if "partNumber" in line else ""
-    store.publish(1, store.write_shard(1, 0, [whole("model.w", tensor)]), META)
+    store.publish(1, store.write_shard(1, 0, [full_piece("model.w", tensor)]), META)
     assert len(proxy.spoiled) == 1
     assert torch.equal(restored(store)[1], tensor)
     # the upload that broke off has left nothing that looks like a file
@@ -118,7 +118,7 @@ def test_a_large_shard_goes_up_in_parts(bucket: str, proxy: Any, monkeypatch: py
 def test_a_store_that_is_down_costs_saves_and_is_told(bucket: str, proxy: Any) -> None:
     store = opened(bucket, retry=Retry(attempts=3, first=0.01), timeout=0.5)
     saver = Saver(store, retention=Retention(keep=2))
-    pieces = [whole("model.w", torch.ones(1000))]
+    pieces = [full_piece("model.w", torch.ones(1000))]
     saver.save(1, pieces, META)
     outcomes = wait(saver, 1)
     proxy.spoil = lambda line: "refuse"

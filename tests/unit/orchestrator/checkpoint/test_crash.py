@@ -17,7 +17,7 @@ import torch
 
 from orchestrator.checkpoint import retention
 from orchestrator.checkpoint.manifest import CommitManifest
-from orchestrator.checkpoint.pieces import TensorPiece, whole
+from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.retention import Retention, prune, rewind
 from orchestrator.checkpoint.store import Store
 from orchestrator.storage import posix_backend
@@ -40,14 +40,14 @@ def run(open_store: Callable[[], Store], log: Any, chance: random.Random) -> Exp
     keep = chance.randint(1, 2)
     for step in STEPS:
         held = tensors(step)
-        open_store().write_shard(step, 0, [whole("model.w", torch.zeros(4, 3))])
+        open_store().write_shard(step, 0, [full_piece("model.w", torch.zeros(4, 3))])
         store = open_store()
         cuts = sorted(chance.sample(range(1, 4), chance.randint(0, 2)))
         parts = [
             TensorPiece("model.w", (4, 3), (low, 0), held["model.w"][low:high])
             for low, high in itertools.pairwise([0, *cuts, 4])
         ]
-        parts.append(whole("optim.w.step", held["optim.w.step"]))
+        parts.append(full_piece("optim.w.step", held["optim.w.step"]))
         records = []
         for log.actor, part in enumerate(parts, 1):
             records += store.write_shard(step, log.actor, [part])
@@ -79,7 +79,7 @@ def goes_on(store: Store, found: CommitManifest | None) -> bool:
     """A new attempt can commit the next step on top of what a crash left, and prune all else."""
     step = STEPS[-1] + 10 if found is None else found.step + 1
     rewind(store, 0 if found is None else found.step)
-    records = store.write_shard(step, 0, [whole("model.w", torch.ones(2))])
+    records = store.write_shard(step, 0, [full_piece("model.w", torch.ones(2))])
     store.publish(step, records, {"position": 0, "receipt": ""})
     prune(store, Retention(1))
     left = {path.split("/")[0] for path in store.backend.list()} - {"LATEST"}

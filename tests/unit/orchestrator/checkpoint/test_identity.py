@@ -13,8 +13,8 @@ from jobs import job, write_text
 from prepared import prepare_here
 from scripted import drive
 
-from orchestrator.checkpoint.identity import IDENTITY, SHARDS, check_same_run, check_shards, job_in
-from orchestrator.checkpoint.manifest import folder
+from orchestrator.checkpoint.identity import IDENTITY, SHARDS, check_same_run, check_shards, read_job
+from orchestrator.checkpoint.manifest import commit_folder
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, dump, parse
@@ -46,7 +46,7 @@ def retold(run: RunDir, change: Callable[[dict[str, Any]], dict[str, Any]]) -> N
     for step in store.steps():
         told = store.manifest(step)
         told = dataclasses.replace(told, meta=change(told.meta))
-        Path(f"{run.path}/checkpoints/{folder(step)}/manifest.json").write_bytes(told.to_bytes())
+        Path(f"{run.path}/checkpoints/{commit_folder(step)}/manifest.json").write_bytes(told.to_bytes())
 
 
 def spoil(run: RunDir, how: str) -> None:
@@ -82,7 +82,7 @@ def test_commits_tell_whose_they_are_whatever_becomes_of_the_job(
         drive(other, run.uri)
     summary = drive(spec, run.uri)
     assert (summary["state"], summary["step"]) == ("done", 12)
-    assert job_in(run) == spec
+    assert read_job(run) == spec
 
 
 @pytest.mark.parametrize("how", [h for h in HOW if h != "gone"])
@@ -150,6 +150,6 @@ def test_lost_events_do_not_make_an_attempt_anew(copy: tuple[JobSpec, RunDir]) -
 
 
 def test_a_job_before_any_run_is_none(tmp_path: Path) -> None:
-    assert job_in(RunDir(str(tmp_path))) is None
+    assert read_job(RunDir(str(tmp_path))) is None
     (tmp_path / "job.yaml").write_text(dump(parse(job("a.txt"))))
-    assert job_in(RunDir(str(tmp_path))) == parse(job("a.txt"))
+    assert read_job(RunDir(str(tmp_path))) == parse(job("a.txt"))

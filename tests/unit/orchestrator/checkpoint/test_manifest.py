@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.checkpoint.manifest import CorruptCommit, parse
-from orchestrator.checkpoint.pieces import whole
+from orchestrator.checkpoint.manifest import CorruptCommit, parse_manifest
+from orchestrator.checkpoint.pieces import full_piece
 from orchestrator.checkpoint.shard import digest
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
@@ -18,7 +18,7 @@ from orchestrator.job.errors import InputError
 def store(in_memory: Path) -> Store:
     store = Store(str(in_memory))
     tensors = {"model.w": torch.randn(4, 4), "model.b": torch.randn(4)}
-    records = store.write_shard(1, 0, [whole(*item) for item in tensors.items()])
+    records = store.write_shard(1, 0, [full_piece(*item) for item in tensors.items()])
     store.publish(1, records, {"position": 1, "receipt": ""})
     return store
 
@@ -70,7 +70,7 @@ CASES: dict[str, tuple[Any, str]] = {
 def test_a_hostile_manifest_is_refused_in_one_line(store: Store, case: str) -> None:
     change, words = CASES[case]
     with pytest.raises(InputError) as error:
-        parse(forged(store, change), "x/step-00000001")
+        parse_manifest(forged(store, change), "x/step-00000001")
     assert words in str(error.value)
     assert "\n" not in str(error.value)
     assert str(error.value).startswith("x/step-00000001")
@@ -94,9 +94,9 @@ def test_a_link_out_of_the_folder_is_not_followed(store: Store, in_memory: Path)
 
 def test_another_models_commit_is_named(store: Store) -> None:
     manifest = store.manifest(1)
-    manifest.require({"model.w": (4, 4), "model.b": (4,)})
+    manifest.check_shapes({"model.w": (4, 4), "model.b": (4,)})
     with pytest.raises(InputError) as error:
-        manifest.require({"model.w": (4, 8), "model.c": (1,)})
+        manifest.check_shapes({"model.w": (4, 8), "model.c": (1,)})
     assert "model.w is [4, 4] and should be [4, 8]" in str(error.value)
     assert "model.b is [4] and should be absent" in str(error.value)
     assert "model.c is missing and should be [1]" in str(error.value)

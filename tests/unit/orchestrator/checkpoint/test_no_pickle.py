@@ -8,13 +8,14 @@ from pathlib import Path
 
 import torch
 
-from orchestrator.checkpoint.pieces import whole
+from orchestrator.checkpoint.pieces import full_piece
 from orchestrator.checkpoint.store import Store
 
 CODE = """
 import sys
 seen = []
 sys.addaudithook(lambda event, args: seen.append(event) if event.startswith("pickle.") else None)
+from orchestrator.checkpoint.retention import Retention, prune
 from orchestrator.checkpoint.store import Store
 store = Store(sys.argv[1])
 armed = len(seen)
@@ -31,7 +32,7 @@ print(len(seen) > armed)
 
 def test_nothing_is_unpickled(in_memory: Path) -> None:
     store = Store(str(in_memory))
-    tensors = [whole("model.w", torch.ones(3)), whole("optim.w.step", torch.tensor(1.0))]
+    tensors = [full_piece("model.w", torch.ones(3)), full_piece("optim.w.step", torch.tensor(1.0))]
     store.publish(1, store.write_shard(1, 0, tensors), {"position": 0, "receipt": ""})
     command = [sys.executable, "-c", CODE, str(in_memory)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from orchestrator.checkpoint.manifest import CommitManifest
-from orchestrator.checkpoint.pieces import TensorPiece, whole
+from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
 
@@ -83,7 +83,7 @@ def test_only_the_blocks_of_a_slice_are_read(in_memory: Path) -> None:
     chance = random.Random(1)
     store = Store(str(in_memory), block_bytes=64)
     tensor = torch.randn(12, 10, 16)
-    manifest = store.publish(1, store.write_shard(1, 0, [whole("model.w", tensor)]), META)
+    manifest = store.publish(1, store.write_shard(1, 0, [full_piece("model.w", tensor)]), META)
     assert len(manifest.tensors["model.w"].chunks) == 1
     for _ in range(200):
         start = [chance.randint(0, n - 1) for n in tensor.shape]
@@ -97,7 +97,7 @@ def test_only_the_blocks_of_a_slice_are_read(in_memory: Path) -> None:
 def test_columns_of_a_large_matrix_do_not_cost_all_of_it(in_memory: Path, columns: int) -> None:
     store = Store(str(in_memory), block_bytes=1024)
     tensor = torch.randn(2, 64, columns).bfloat16()
-    manifest = store.publish(1, store.write_shard(1, 0, [whole("model.w", tensor)]), META)
+    manifest = store.publish(1, store.write_shard(1, 0, [full_piece("model.w", tensor)]), META)
     assert store.verify(1) == []
     for ranks in (1, 2, 4, 8):
         width = columns // ranks
@@ -125,7 +125,7 @@ def test_a_rank_reads_its_part_and_no_more(in_memory: Path) -> None:
 def test_wrong_names_and_slices_are_refused(in_memory: Path) -> None:
     store = Store(str(in_memory))
     reader = store.reader(
-        store.publish(1, store.write_shard(1, 0, [whole("model.w", torch.ones(4, 2))]), META)
+        store.publish(1, store.write_shard(1, 0, [full_piece("model.w", torch.ones(4, 2))]), META)
     )
     with pytest.raises(InputError, match=r"no tensor 'model\.x'"):
         reader.read("model.x")
@@ -144,7 +144,7 @@ def test_wrong_names_and_slices_are_refused(in_memory: Path) -> None:
 
 def test_a_passing_read_error_is_read_again(in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(str(in_memory))
-    manifest = store.publish(1, store.write_shard(1, 0, [whole("model.w", torch.ones(4, 2))]), META)
+    manifest = store.publish(1, store.write_shard(1, 0, [full_piece("model.w", torch.ones(4, 2))]), META)
     real, calls = store.backend.read_into, []
 
     def flaky(path: str, offset: int, target: memoryview) -> int:

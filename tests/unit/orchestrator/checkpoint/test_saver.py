@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from orchestrator.checkpoint.committer import CommitOutcome
-from orchestrator.checkpoint.pieces import TensorPiece, whole
+from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.retention import Retention
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.store import Store
@@ -48,7 +48,7 @@ def test_what_was_there_at_the_save_is_committed(in_memory: Path) -> None:
     for step in range(1, 7):
         for tensor in state.values():
             tensor.fill_(step)
-        saver.save(step, [whole(*item) for item in state.items()], meta(step))
+        saver.save(step, [full_piece(*item) for item in state.items()], meta(step))
         for tensor in state.values():
             tensor.fill_(-1)
     outcomes = saver.close()
@@ -67,7 +67,7 @@ def test_the_memory_grows_with_the_snapshot(in_memory: Path) -> None:
     store = Store(str(in_memory))
     saver = Saver(store)
     for step, rows in enumerate([0, 10, 100_000, 10], 1):
-        saver.save(step, [whole("model.w", torch.full((rows, 2), float(step)))], meta(step))
+        saver.save(step, [full_piece("model.w", torch.full((rows, 2), float(step)))], meta(step))
     assert [outcome.state for outcome in saver.close()] == ["published"] * 4
     assert [store.manifest(step).tensors["model.w"].shape[0] for step in store.steps()] == [
         0,
@@ -91,19 +91,19 @@ def test_two_processes_make_one_commit(in_memory: Path) -> None:
 def test_a_killed_writing_process_is_told_and_replaced(in_memory: Path) -> None:
     saver = Saver(Store(str(in_memory)))
     os.kill(sidecar(saver), signal.SIGSTOP)
-    saver.save(1, [whole("model.w", torch.ones(4))], meta(1))
+    saver.save(1, [full_piece("model.w", torch.ones(4))], meta(1))
     os.kill(sidecar(saver), signal.SIGKILL)
     (outcome,) = ended(saver, 1)
     assert (outcome.step, outcome.state) == (1, "failed")
     assert "ended with code -9" in outcome.reason
-    saver.save(2, [whole("model.w", torch.ones(4))], meta(2))
+    saver.save(2, [full_piece("model.w", torch.ones(4))], meta(2))
     assert [(outcome.step, outcome.state) for outcome in saver.close()] == [(2, "published")]
 
 
 def test_a_save_waits_for_memory_within_bounds(in_memory: Path) -> None:
     saver = Saver(Store(str(in_memory)), max_wait=0.3)
     os.kill(sidecar(saver), signal.SIGSTOP)
-    pieces = [whole("model.w", torch.ones(4))]
+    pieces = [full_piece("model.w", torch.ones(4))]
     assert saver.save(1, pieces, meta(1)) < 0.1
     assert saver.save(2, pieces, meta(2)) < 0.1
     assert 0.3 <= saver.save(3, pieces, meta(3)) < 2.0
@@ -120,7 +120,7 @@ def test_a_save_waits_for_memory_within_bounds(in_memory: Path) -> None:
 def test_storage_that_takes_no_more_costs_the_save_and_nothing_else(in_memory: Path) -> None:
     store = Store(str(in_memory), retry=Retry(2, first=0.01))
     saver = Saver(store)
-    pieces = [whole("model.w", torch.ones(100_000))]
+    pieces = [full_piece("model.w", torch.ones(100_000))]
     saver.save(1, pieces, meta(1))
     assert ended(saver, 1)[0].state == "published"
     _, most = resource.prlimit(sidecar(saver), resource.RLIMIT_FSIZE)
@@ -174,7 +174,7 @@ def test_the_writing_process_imports_no_torch() -> None:
 
 def test_close_is_bounded(in_memory: Path) -> None:
     saver = Saver(Store(str(in_memory)))
-    saver.save(1, [whole("model.w", torch.ones(4))], meta(1))
+    saver.save(1, [full_piece("model.w", torch.ones(4))], meta(1))
     os.kill(sidecar(saver), signal.SIGSTOP)
     began = time.monotonic()
     outcomes = saver.close(timeout=0.2)
@@ -190,7 +190,7 @@ def test_from_an_accelerator(in_memory: Path) -> None:
     tensor = torch.arange(1_000_000, device="cuda", dtype=torch.float32)
     for step in range(1, 5):
         tensor.add_(1)
-        saver.save(step, [whole("model.w", tensor)], meta(step))
+        saver.save(step, [full_piece("model.w", tensor)], meta(step))
     assert saver._buffers[0]._pinned
     assert saver._buffers[1]._pinned
     assert [outcome.state for outcome in saver.close()] == ["published"] * 4
@@ -207,7 +207,7 @@ def test_a_snapshot_is_of_what_the_device_was_asked_before_it(in_memory: Path) -
         for _ in range(20):
             big = (big @ big).clamp(-1, 1)  # keeps the device busy, so that the copy would come too early
         tensor.add_(1)
-        saver.save(step, [whole("model.w", tensor), whole("model.part", tensor[:7])], meta(step))
+        saver.save(step, [full_piece("model.w", tensor), full_piece("model.part", tensor[:7])], meta(step))
         tensor.add_(1000)
         tensor.sub_(1000)
     saver.close()
@@ -222,7 +222,10 @@ def test_a_copy_waits_for_no_other_stream(in_memory: Path) -> None:
     from orchestrator.checkpoint.shared_memory import SharedBuffer
 
     buffer, other = SharedBuffer(), torch.cuda.Stream()
-    piece, big = whole("model.w", torch.ones(1000, device="cuda")), torch.randn(8192, 8192, device="cuda")
+    piece, big = (
+        full_piece("model.w", torch.ones(1000, device="cuda")),
+        torch.randn(8192, 8192, device="cuda"),
+    )
     buffer.fill([piece])
     done = torch.cuda.Event()
     torch.cuda.synchronize()

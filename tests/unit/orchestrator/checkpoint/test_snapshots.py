@@ -14,12 +14,12 @@ import torch
 from sockets import silent
 
 from orchestrator.checkpoint.committer import CommitOutcome
-from orchestrator.checkpoint.pieces import TensorPiece, whole
+from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.retention import Retention, prune
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.snapshot_backend import PeerBackend, peers_uri
 from orchestrator.checkpoint.snapshot_server import SnapshotServer
-from orchestrator.checkpoint.snapshots import newest, peer_store
+from orchestrator.checkpoint.snapshots import newest_commit, peer_store
 from orchestrator.checkpoint.store import Store
 
 META = {"position": 0, "receipt": ""}
@@ -85,7 +85,7 @@ def test_a_lost_node_costs_what_it_held_and_no_more(nodes: list[Node]) -> None:
     stores = [neighbour(nodes, writer) for writer in range(3)]
     commit(stores, 1)
     # of step 2 the first node holds nothing
-    records = stores[0].write_shard(2, 0, [whole("model.w", torch.ones(2))])
+    records = stores[0].write_shard(2, 0, [full_piece("model.w", torch.ones(2))])
     stores[0].publish(2, records, META)
     nodes[0].kill()
     found = stores[1].latest()
@@ -99,17 +99,17 @@ def test_a_lost_node_costs_what_it_held_and_no_more(nodes: list[Node]) -> None:
 
 def test_memory_is_preferred_and_the_store_is_the_fallback(nodes: list[Node], in_memory: Path) -> None:
     peers, durable = neighbour(nodes, 0), Store(str(in_memory))
-    assert newest([peers, durable]) is None
+    assert newest_commit([peers, durable]) is None
     commit([durable], 5)
-    assert [newest([peers, durable])[number] for number in (0, 2)] == [durable, []]  # type: ignore[index]
+    assert [newest_commit([peers, durable])[number] for number in (0, 2)] == [durable, []]  # type: ignore[index]
     commit([peers], 5)
-    assert newest([peers, durable])[0] is peers  # type: ignore[index]
+    assert newest_commit([peers, durable])[0] is peers  # type: ignore[index]
     commit([peers], 6)
-    assert newest([peers, durable])[1].step == 6  # type: ignore[index]
-    assert newest([peers, durable], at_most=5)[1].step == 5  # type: ignore[index]
+    assert newest_commit([peers, durable])[1].step == 6  # type: ignore[index]
+    assert newest_commit([peers, durable], at_most=5)[1].step == 5  # type: ignore[index]
     for node in nodes:
         node.kill()
-    store, manifest, notes = newest([peers, durable])  # type: ignore[misc]
+    store, manifest, notes = newest_commit([peers, durable])  # type: ignore[misc]
     assert (store, manifest.step) == (durable, 5)
     assert notes[0].startswith("peer memory: ")
     assert TOKEN not in notes[0]
@@ -140,7 +140,7 @@ def test_a_saver_fills_memory_every_step_and_the_store_now_and_then(
 
 def test_full_memory_costs_the_replica_and_not_the_commit(nodes: list[Node], in_memory: Path) -> None:
     saver = Saver(Store(str(in_memory)), peers=neighbour(nodes, 0))
-    saver.save(1, [whole("model.w", torch.ones(300_000))], META)
+    saver.save(1, [full_piece("model.w", torch.ones(300_000))], META)
     replica, durable = saver.close()
     assert (replica.state, durable.state) == ("failed", "published")
     assert "No space left" in replica.reason
@@ -166,7 +166,7 @@ def test_a_stopped_node_does_not_hang_the_others(nodes: list[Node]) -> None:
     stores = [neighbour(nodes, writer) for writer in range(3)]
     for store in stores:
         store.backend._timeout = 0.3  # type: ignore[attr-defined]
-    records = stores[1].write_shard(1, 0, [whole("model.w", torch.ones(2))])
+    records = stores[1].write_shard(1, 0, [full_piece("model.w", torch.ones(2))])
     stores[1].publish(1, records, META)
     os.kill(nodes[0].process.pid, signal.SIGSTOP)
     found = stores[1].latest()

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from orchestrator.checkpoint.pieces import TensorPiece, whole
+from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.retention import Retention, prune, rewind
 from orchestrator.checkpoint.store import Store
 from orchestrator.storage.retry import Retry
@@ -104,7 +104,7 @@ class Commits(RuleBasedStateMachine):
     @rule()
     def late_writer(self) -> None:
         for step in self.sound:
-            Store(str(self.folder)).write_shard(step, 0, [whole("model.w", torch.zeros(6, 2))])
+            Store(str(self.folder)).write_shard(step, 0, [full_piece("model.w", torch.zeros(6, 2))])
 
     @invariant()
     def the_last_sound_commit_is_restored(self) -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from orchestrator.checkpoint.manifest import CorruptCommit, parse
-from orchestrator.checkpoint.pieces import DTYPES, TensorPiece, whole
+from orchestrator.checkpoint.manifest import CorruptCommit, parse_manifest
+from orchestrator.checkpoint.pieces import DTYPES, TensorPiece, full_piece
 from orchestrator.checkpoint.retention import Retention, discard, prune, rewind
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
@@ -47,7 +47,7 @@ def commit(store: Store, step: int, seed: int | None = None, **meta: object) -> 
             first.append(TensorPiece(name, (8, 6), (0, 0), tensor[:3]))
             second.append(TensorPiece(name, (8, 6), (3, 0), tensor[3:]))
         else:
-            first.append(whole(name, tensor))
+            first.append(full_piece(name, tensor))
     records = store.write_shard(step, 0, first) + store.write_shard(step, 7, second)
     store.publish(step, json.loads(json.dumps(records)), META | meta)
     return held
@@ -82,7 +82,7 @@ def test_what_is_committed_is_what_is_read(uri: str) -> None:
 def test_every_dtype_comes_back(uri: str) -> None:
     store = Store(uri)
     held = {f"model.{name}": (torch.arange(6) % 2).reshape(2, 3).to(dtype) for name, dtype in DTYPES.items()}
-    store.publish(1, store.write_shard(1, 0, [whole(*item) for item in held.items()]), META)
+    store.publish(1, store.write_shard(1, 0, [full_piece(*item) for item in held.items()]), META)
     read = restored(store)
     assert all(read[name].dtype == tensor.dtype for name, tensor in held.items())
     assert all(torch.equal(read[n].view(torch.uint8), held[n].view(torch.uint8)) for n in held)
@@ -134,7 +134,7 @@ def test_every_bit_of_a_manifest_counts(in_memory: Path) -> None:
         data = bytearray(raw)
         data[at // 8] ^= 1 << at % 8
         with pytest.raises(CorruptCommit):
-            parse(bytes(data), "")
+            parse_manifest(bytes(data), "")
 
 
 @pytest.mark.parametrize("harm", ["cut", "longer", "missing"])
@@ -222,9 +222,9 @@ def test_a_damaged_commit_gives_way(in_memory: Path) -> None:
 
 def test_a_late_writer_of_a_dead_attempt_changes_nothing(uri: str) -> None:
     dead, alive = Store(uri), Store(uri)
-    dead.write_shard(5, 0, [whole("model.w", torch.zeros(8, 6))])
+    dead.write_shard(5, 0, [full_piece("model.w", torch.zeros(8, 6))])
     held = commit(alive, 5)
-    late = dead.write_shard(5, 0, [whole("model.w", torch.ones(8, 6))])
+    late = dead.write_shard(5, 0, [full_piece("model.w", torch.ones(8, 6))])
     with pytest.raises(InputError, match="committed already"):
         dead.publish(5, late, META)
     assert same(restored(alive), held)
@@ -235,7 +235,7 @@ def test_a_late_writer_of_a_dead_attempt_changes_nothing(uri: str) -> None:
 
 def of_attempt(store: Store, step: int, number: int | None, value: float = 0.0) -> None:
     meta = META if number is None else {**META, "attempt": number}
-    store.publish(step, store.write_shard(step, 0, [whole("model.w", torch.full((8, 6), value))]), meta)
+    store.publish(step, store.write_shard(step, 0, [full_piece("model.w", torch.full((8, 6), value))]), meta)
 
 
 def test_an_attempt_that_was_overtaken_commits_nothing(uri: str) -> None:
@@ -270,8 +270,8 @@ def test_prune_keeps_last_every_best_and_removes_half_commits(uri: str) -> None:
     store = Store(uri)
     for step, loss in zip(range(10, 80, 10), [9, 1, 8, 7, 6, 5, 4], strict=True):
         commit(store, step, loss=loss)
-    store.write_shard(35, 0, [whole("model.w", torch.zeros(2))])
-    store.write_shard(75, 0, [whole("model.w", torch.zeros(2))])
+    store.write_shard(35, 0, [full_piece("model.w", torch.zeros(2))])
+    store.write_shard(75, 0, [full_piece("model.w", torch.zeros(2))])
     assert prune(store, Retention(keep=2, every=30, best=("loss", "min"))) == [10, 40, 50]
     assert store.steps() == [20, 30, 60, 70]
     left = store.backend.list()
@@ -301,7 +301,7 @@ def test_at_most_and_discard(uri: str) -> None:
     first = commit(store, 1)
     commit(store, 2)
     assert same(restored(store, at_most=1), first)
-    store.write_shard(3, 0, [whole("model.w", torch.zeros(2))])
+    store.write_shard(3, 0, [full_piece("model.w", torch.zeros(2))])
     discard(store, 3)
     discard(store, 2)
     assert store.steps() == [1, 2]

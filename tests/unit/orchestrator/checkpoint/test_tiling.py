@@ -4,7 +4,7 @@ import random
 
 import torch
 
-from orchestrator.checkpoint.tiling import untiled
+from orchestrator.checkpoint.tiling import tiling_problem
 
 
 def test_untiled_agrees_with_counting_every_cell() -> None:
@@ -21,6 +21,6 @@ def test_untiled_agrees_with_counting_every_cell() -> None:
         count = torch.zeros(shape)
         for start, extent in boxes:
             count[tuple(slice(at, at + n) for at, n in zip(start, extent, strict=True))] += 1
-        assert (untiled(shape, boxes) == "") == bool((count == 1).all())
+        assert (tiling_problem(shape, boxes) == "") == bool((count == 1).all())
         outcomes.add(bool((count == 1).all()))
     assert outcomes == {True, False}

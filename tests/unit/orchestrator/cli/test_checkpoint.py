@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.checkpoint.manifest import parse
+from orchestrator.checkpoint.manifest import parse_manifest
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_pruning_keeps_what_the_job_wants_kept(command: Any, run: Path) -> None:
     (run / "job.yaml").write_text(text.replace("keep_best: false", "keep_best: true"))
     for step, loss in ((8, 1.0), (12, 2.0)):
         path = run / f"checkpoints/step-{step:08d}/manifest.json"
-        manifest = parse(path.read_bytes(), "")
+        manifest = parse_manifest(path.read_bytes(), "")
         path.write_bytes(replace(manifest, meta=manifest.meta | {"loss": loss}).to_bytes())
     assert command("checkpoint", "prune", run).out == "removed steps none\n"
     (run / "job.yaml").write_text(text)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from orchestrator.storage.background_writer import Writer
+from orchestrator.storage.background_writer import BackgroundWriter
 
 
 class Slow:
@@ -26,10 +26,10 @@ class Slow:
 
 def test_nobody_waits_for_what_is_slow_and_all_is_written() -> None:
     slow = Slow()
-    writer = Writer(slow)
+    writer = BackgroundWriter(slow)
     for number in range(1, 4):
         slow.wanted = number
-        writer.ask()
+        writer.request()
     assert (slow.stored, writer.wait(0.0)) == (0, False)
     slow.may.set()
     writer.close(60)
@@ -40,9 +40,9 @@ def test_nobody_waits_for_what_is_slow_and_all_is_written() -> None:
 def test_what_is_quick_is_done_when_it_was_asked_for() -> None:
     slow = Slow()
     slow.may.set()
-    writer = Writer(slow)
+    writer = BackgroundWriter(slow)
     slow.wanted = 1
-    writer.ask()
+    writer.request()
     assert writer.wait(60)
     assert slow.stored == 1
 
@@ -51,10 +51,10 @@ def test_an_error_comes_back_to_who_asks() -> None:
     def fail() -> None:
         raise ZeroDivisionError
 
-    writer = Writer(fail)
+    writer = BackgroundWriter(fail)
 
     def asked() -> None:
-        writer.ask()
+        writer.request()
         writer.wait(60)
 
     with pytest.raises(ZeroDivisionError):

@@ -40,7 +40,7 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.mark.usefixtures("holder")
 def test_only_one_process_holds_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "PATIENCE", 0.3)
+    monkeypatch.setattr(lease, "LOCK_TIMEOUT", 0.3)
     before = sorted(os.listdir(tmp_path))
     with (
         pytest.raises(InputError, match="another controller is at work on this run"),
@@ -106,15 +106,15 @@ def leases(run: RunDir) -> dict[str, dict[str, object]]:
 
 
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "PATIENCE", 0.6)
-    monkeypatch.setattr(lease, "SILENT", 0.4)
-    monkeypatch.setattr(lease, "BEAT", 0.05)
+    monkeypatch.setattr(lease, "LOCK_TIMEOUT", 0.6)
+    monkeypatch.setattr(lease, "EXPIRES_AFTER", 0.4)
+    monkeypatch.setattr(lease, "RENEW_EVERY", 0.05)
 
 
 def test_only_one_holds_a_lease_and_it_is_free_again_at_once(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease, "PATIENCE", 0.0)
+    monkeypatch.setattr(lease, "LOCK_TIMEOUT", 0.0)
     with run.lock():
         run.write_text("events.jsonl", "")
         with pytest.raises(InputError, match="another controller is at work"), RunDir(run.uri).lock():
@@ -142,7 +142,7 @@ def test_a_silent_holder_is_overtaken_and_writes_nothing_more(
 ) -> None:
     quick(monkeypatch)
     monkeypatch.setattr(lease, "_is_gone", lambda told: not told)
-    monkeypatch.setattr(lease.Lease, "_stay", lambda self: None)  # frozen, or behind a cut network
+    monkeypatch.setattr(lease.Lease, "_keep_renewing", lambda self: None)  # frozen, or behind a cut network
     with run.lock():
         run.append("events.jsonl", [{"phase": "train"}])
         with RunDir(run.uri).lock():
@@ -167,7 +167,7 @@ def test_a_process_of_this_machine_that_is_gone_is_not_waited_for(run: RunDir) -
     began = time.monotonic()
     with run.lock():
         assert list(leases(run)) == ["00000003", "00000004"]
-    assert time.monotonic() - began < lease.SILENT / 2
+    assert time.monotonic() - began < lease.EXPIRES_AFTER / 2
 
 
 @pytest.mark.parametrize("told", [b"", b"{", b"[]", b'{"ended": 1}', b"\xff"])

@@ -51,7 +51,7 @@ def write(log: RowLog, note: Any, chance: random.Random) -> list[list[Row]]:
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_files, "ENOUGH", 2000)
+    monkeypatch.setattr(row_files, "MERGED_BYTES", 2000)
 
 
 SOME = 120
@@ -94,7 +94,7 @@ def crash_each(recorded: Any, states: list[list[Row]], crashes: Any) -> None:
 
 
 def test_there_are_few_objects_however_many_rows_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_files, "ENOUGH", 4096)
+    monkeypatch.setattr(row_files, "MERGED_BYTES", 4096)
     fs = object_model.RecordedObjects()
     log, most = log_on(fs), 0
     for step in range(1, 3001):
@@ -102,7 +102,7 @@ def test_there_are_few_objects_however_many_rows_there_are(monkeypatch: pytest.M
         most = max(most, len(fs.store))
     assert gaps(log.extents(), 1, 3000) == []
     size = log.size()
-    assert most <= size / row_files.ENOUGH * 2 + 40, (most, size)
+    assert most <= size / row_files.MERGED_BYTES * 2 + 40, (most, size)
     written = sum(len(op.data) for op in fs.ops if isinstance(op, object_model.Put))
     assert written <= 6 * size, "each row is written anew a few times only"
 

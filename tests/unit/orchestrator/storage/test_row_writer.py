@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.storage import row_writer as module
-from orchestrator.storage.row_writer import Rows
+from orchestrator.storage.row_writer import RowWriter
 from orchestrator.storage.run_directory import Row, RunDir
 
 FILE = "rows.jsonl"
@@ -58,7 +58,7 @@ def row(step: int) -> Row:
 
 
 def test_rows_wait_for_others_and_no_longer(run: Refusing, clock: list[float]) -> None:
-    rows = Rows(run, FILE, hold=5.0)
+    rows = RowWriter(run, FILE, hold=5.0)
     stored = []
     for step in range(20):
         rows.add([row(step)])
@@ -72,13 +72,13 @@ def test_rows_wait_for_others_and_no_longer(run: Refusing, clock: list[float]) -
 
 
 def test_rows_that_need_not_wait_do_not(run: Refusing) -> None:
-    rows = Rows(run, FILE)
+    rows = RowWriter(run, FILE)
     rows.add([row(1)])
     assert rows.flush() == 1
 
 
 def test_storage_that_refuses_is_asked_less_and_less(run: Refusing, clock: list[float]) -> None:
-    rows, tries = Rows(run, FILE), []
+    rows, tries = RowWriter(run, FILE), []
     run.refuses = OSError(28, "No space left on device")
     for step in range(300):
         rows.add([row(step)])
@@ -95,7 +95,7 @@ def test_storage_that_refuses_is_asked_less_and_less(run: Refusing, clock: list[
 
 
 def test_a_cut_that_is_refused_is_not_forgotten(run: Refusing) -> None:
-    rows = Rows(run, FILE)
+    rows = RowWriter(run, FILE)
     rows.add([row(1), row(2), row(3)])
     rows.flush()
     run.refuses = OSError(28, "No space left on device")
@@ -114,7 +114,7 @@ def test_a_cut_that_is_refused_is_not_forgotten(run: Refusing) -> None:
 
 
 def test_a_cut_keeps_what_waits_and_adds_what_a_commit_carried(run: Refusing) -> None:
-    rows = Rows(run, FILE, hold=60.0)
+    rows = RowWriter(run, FILE, hold=60.0)
     rows.add([row(1), row(2)])
     rows.flush(now=True)
     rows.add([row(3), row(4), row(5)])
@@ -127,7 +127,7 @@ def test_a_cut_keeps_what_waits_and_adds_what_a_commit_carried(run: Refusing) ->
 def test_what_was_taken_away_is_missed_and_little_is_read_if_nothing_was(
     run: Refusing, tmp_path: Path
 ) -> None:
-    rows = Rows(run, FILE)
+    rows = RowWriter(run, FILE)
     rows.add([row(n) for n in range(1, 5001)])
     rows.flush()
     mark, path = rows.mark, tmp_path / FILE
@@ -148,20 +148,20 @@ def test_what_was_taken_away_is_missed_and_little_is_read_if_nothing_was(
 
 
 def test_the_end_waits_for_storage_within_bounds(run: Refusing, clock: list[float]) -> None:
-    rows = Rows(run, FILE)
-    rows.settle(10.0)
+    rows = RowWriter(run, FILE)
+    rows.drain(10.0)
     run.refuses = OSError(28, "No space left on device")
     rows.add([row(1)])
     with pytest.raises(OSError, match=r"rows could not be written to .*rows.jsonl: OSError: .*No space left"):
-        rows.settle(10.0)
+        rows.drain(10.0)
     assert 110.0 <= clock[0] < 111.0
     run.refuses = None
-    rows.settle(10.0)
+    rows.drain(10.0)
     assert run.rows(FILE) == [row(1)]
 
 
 def test_a_fault_of_the_program_is_none_of_storage(run: Refusing) -> None:
-    rows = Rows(run, FILE)
+    rows = RowWriter(run, FILE)
     rows.add([{"step": object()}])
     with pytest.raises(TypeError):
         rows.flush()

@@ -239,4 +239,4 @@ def test_only_folders_that_were_made_are_removed_and_only_empty_ones(tmp_path: P
 @pytest.mark.parametrize("content", [b"", b'{"a"', b"[]", b"null", b"\xff\xfe"])
 def test_a_damaged_document_that_decides_nothing_is_none(run: RunDir, content: bytes) -> None:
     run.fs.pipe_file(f"{run.path}/status.json", content)
-    assert run.told("status.json") == {}
+    assert run.read_json_or_empty("status.json") == {}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.checkpoint.pieces import whole
+from orchestrator.checkpoint.pieces import full_piece
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import dump, parse
@@ -115,7 +115,7 @@ def run_dir(tmp_path: Path) -> RunDir:
     }
     store = Store(run_dir.at("checkpoints"))
     for step in (160, 180, 200):
-        records = store.write_shard(step, 0, [whole("model.w", torch.zeros(64, 8))])
+        records = store.write_shard(step, 0, [full_piece("model.w", torch.zeros(64, 8))])
         store.publish(step, records, {"position": step * 32, "receipt": f"{step:032x}"})
     run_dir.write_text("job.yaml", dump(spec))
     run_dir.write_json("plan.json", plan)
