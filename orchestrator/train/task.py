@@ -9,9 +9,9 @@ ENTRY = "orchestrator.train.loop:main"
 """The rank program, as a gang names it."""
 ENTRY_OF = {"torch": ENTRY, "deepspeed": "orchestrator.train.engines.deepspeed_rank:main"}
 """The same by engine: what it imports first differs."""
-NOTICES = "cluster.workers.preemption:Notices"
+NOTICES = "cluster.workers.preemption:PreemptionNotices"
 """What asks, on a node, whether it will be taken away."""
-HOLDER = "orchestrator.checkpoint.snapshot_server:Holder"
+HOLDER = "orchestrator.checkpoint.snapshot_server:SnapshotServer"
 """What keeps snapshots in the memory of a node."""
 
 

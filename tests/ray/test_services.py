@@ -14,7 +14,7 @@ from ray.cluster_utils import Cluster
 
 from cluster.workers.node_services import RayNodeServices
 
-HOLDER = "orchestrator.checkpoint.snapshot_server:Holder"
+HOLDER = "orchestrator.checkpoint.snapshot_server:SnapshotServer"
 
 
 @pytest.fixture

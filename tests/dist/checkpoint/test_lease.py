@@ -21,7 +21,7 @@ import json, os, signal, sys, time
 from orchestrator.storage import lease
 from orchestrator.checkpoint.store import Store
 from orchestrator.storage.run_directory import RunDir
-lease.PATIENCE = 60.0
+lease.LOCK_TIMEOUT = 60.0
 run, name, dies, turns = RunDir(sys.argv[1]), sys.argv[2], sys.argv[3] == "dies", int(sys.argv[4])
 store = Store(run.at("checkpoints"))
 for turn in range(turns):

@@ -138,11 +138,11 @@ def test_storage_that_takes_no_more_costs_the_save_and_nothing_else(in_memory: P
 
 PARENT = """
 import os, signal, sys, torch
-from orchestrator.checkpoint.pieces import whole
+from orchestrator.checkpoint.pieces import full_piece
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.store import Store
 saver = Saver(Store(sys.argv[1]))
-saver.save(1, [whole("model.w", torch.ones(4))], {"position": 1, "receipt": ""})
+saver.save(1, [full_piece("model.w", torch.ones(4))], {"position": 1, "receipt": ""})
 while not saver.poll():
     pass
 print(saver._sidecar.process.pid, flush=True)

@@ -132,7 +132,7 @@ def test_a_lease_of_a_run_that_never_began_leaves_nothing(run: RunDir) -> None:
 
 def test_a_holder_that_shows_signs_is_waited_for(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     quick(monkeypatch)
-    monkeypatch.setattr(lease, "_is_gone", lambda told: not told)  # as seen from another machine
+    monkeypatch.setattr(lease, "_has_ended", lambda told: not told)  # as seen from another machine
     with run.lock(), pytest.raises(InputError, match="another controller"), RunDir(run.uri).lock():
         pytest.fail("two controllers at work")
 
@@ -141,7 +141,7 @@ def test_a_silent_holder_is_overtaken_and_writes_nothing_more(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick(monkeypatch)
-    monkeypatch.setattr(lease, "_is_gone", lambda told: not told)
+    monkeypatch.setattr(lease, "_has_ended", lambda told: not told)
     monkeypatch.setattr(lease.Lease, "_keep_renewing", lambda self: None)  # frozen, or behind a cut network
     with run.lock():
         run.append("events.jsonl", [{"phase": "train"}])
@@ -158,7 +158,7 @@ def test_a_silent_holder_is_overtaken_and_writes_nothing_more(
     assert list(leases(run)) == ["00000001", "00000002"]
 
 
-def test_a_process_of_this_machine_that_is_gone_is_not_waited_for(run: RunDir) -> None:
+def test_a_process_of_this_machine_that_has_ended_is_not_waited_for(run: RunDir) -> None:
     done = subprocess.run(
         [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True
     )
