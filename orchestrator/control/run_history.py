@@ -149,7 +149,7 @@ class RunHistory:
         self._events.add([row])
         self._events.hurry()
         self.event_history.add(row)
-        self._writer.ask()
+        self._writer.request()
 
     def document(self, name: str, value: Any) -> None:
         """Replace a JSON document. Storage that refuses it is left alone for a while."""

@@ -18,10 +18,9 @@ from orchestrator.planning.machines import Machine
 from orchestrator.planning.plan import plan
 from orchestrator.resolve.resolved_job import ResolvedJob, resolve, wrong_input
 from orchestrator.resolve.training_inputs import load_workload
-from orchestrator.storage.backends import is_local, local_path
-from orchestrator.storage.places import check_place
 from orchestrator.storage.row_line import TRIALS
 from orchestrator.storage.run_directory import RunDir
+from orchestrator.storage.uri import check_uri, is_local, local_path
 from orchestrator.track.target import check_tracking
 
 if TYPE_CHECKING:
@@ -176,7 +175,7 @@ def check_places(spec: JobSpec, run_dir: RunDir) -> None:
     }
     for where, uri in places.items():
         if uri is not None and not where.startswith("data.sources"):  # those are patterns, and must be there
-            check_place(uri, where)
+            check_uri(uri, where)
         if (uri or "").startswith("memory://"):
             what = f"{uri} is the memory of one process, and a run has several"
             raise InputError(what, where, "give a folder that all nodes see, or a store such as s3://")

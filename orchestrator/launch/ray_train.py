@@ -31,7 +31,7 @@ from cluster.workers.machine import smallest_offer
 from cluster.workers.rank_process import describe, serve_store
 from cluster.workers.worker_context import RankInfo, WorkerContext
 from orchestrator.checkpoint.identity import check_same_run, check_shards
-from orchestrator.checkpoint.manifest import folder
+from orchestrator.checkpoint.manifest import commit_folder
 from orchestrator.control.decide import decide
 from orchestrator.control.events import fault_event
 from orchestrator.control.health import GRACE
@@ -182,7 +182,7 @@ class RankZeroHistory:
         """Where the last commit is: Ray Train has this in place of a checkpoint, for it would copy one."""
         commit, _ = self._history.last_commit()
         assert commit is not None
-        return {"step": commit.step, "uri": f"{self._history.store.uri}/{folder(commit.step)}"}
+        return {"step": commit.step, "uri": f"{self._history.store.uri}/{commit_folder(commit.step)}"}
 
     def end(self) -> None:
         """All steps are done."""

@@ -18,7 +18,7 @@ from orchestrator.tune.importance import importance
 
 def report(sweep: RunDir) -> str:
     """The page for the results in the directory of a search. Raises InputError if there is no search there."""
-    job, found = job_in(sweep), sweep.told("sweep.json")
+    job, found = read_job(sweep), sweep.read_json_or_empty("sweep.json")
     if job is None or job.tune is None or not found:
         raise InputError("there is no search here", sweep.uri, "give its job file or directory")
     tune = job.tune

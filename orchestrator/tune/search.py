@@ -74,7 +74,7 @@ def tune(
 
 def check_same_sweep(spec: JobSpec, sweep: RunDir) -> None:
     """Raise InputError if the directory holds a run, or a search with another job or other keys of `tune`."""
-    before = job_in(sweep)
+    before = read_job(sweep)
     if before is None:
         return
     assert spec.tune is not None

@@ -64,7 +64,7 @@ class Trial(ray_tune.Trainable):
     def _begin(self, assignment: dict[str, Any]) -> None:
         self._assignment, self._trial = assignment, assignment["trial"]
         self._sweep = RunDir(assignment["sweep"])
-        base = job_in(self._sweep)
+        base = read_job(self._sweep)
         assert base is not None
         assert base.tune is not None
         self._base, self._tune = base, base.tune
