@@ -7,7 +7,7 @@ from typing import Any
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec, document_of, parse
+from orchestrator.job.spec import JobSpec, parse, parse_yaml
 from orchestrator.storage.run_directory import RunDir
 
 IDENTITY, SHARDS = "identity", "shards"
@@ -24,7 +24,7 @@ def read_job(run: RunDir) -> JobSpec | None:
         return None
     where = run.at(JOB)
     try:
-        return parse(document_of(text, where), where)
+        return parse(parse_yaml(text, where), where)
     except InputError as error:
         raise InputError(error.what, error.where, error.hint or DAMAGED) from None
 

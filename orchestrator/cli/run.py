@@ -247,7 +247,7 @@ def _say(text: str) -> None:
 
 def _show_status(found: dict[str, Any]) -> None:
     from orchestrator.cli.options import table
-    from orchestrator.storage.row_log import describe_steps
+    from orchestrator.storage.row_log import steps_text
     from orchestrator.track.console import duration
 
     eta = f", {duration(found['eta_seconds'])} left" if found.get("eta_seconds") else ""
@@ -257,7 +257,7 @@ def _show_status(found: dict[str, Any]) -> None:
     if found.get("note"):
         print(found["note"])
     if found.get("missing_rows"):
-        print(f"rows of step {describe_steps(found['missing_rows'])} are lost from metrics.jsonl")
+        print(f"rows of step {steps_text(found['missing_rows'])} are lost from metrics.jsonl")
     if found["ranks"]:
         rows = [[str(r[key]) for key in ("rank", "node", "pid", "state", "step")] for r in found["ranks"]]
         table("", ["rank", "node", "pid", "state", "step"], rows)

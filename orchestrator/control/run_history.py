@@ -230,9 +230,9 @@ class RunHistory:
         if outcome["state"] == "failed":
             self._failing = (self._failing[0] if self._failing else time.monotonic(), outcome["reason"])
             return f"the save at step {outcome['step']} failed: {outcome['reason']}"
-        describe_steps = f"saving resumes with the commit at step {outcome['step']}" if self._failing else ""
+        message = f"saving resumes with the commit at step {outcome['step']}" if self._failing else ""
         self._failing = None
-        return describe_steps
+        return message
 
     def unsaved(self) -> Stop | None:
         """The stop of a run whose saves have failed for as long as the job allows; None before."""
@@ -264,10 +264,8 @@ class RunHistory:
         skips = self.event_history.skips
         while True:
             found = newest_commit(self._stores, at_most, deep=False)
-            describe_steps = (
-                found[2] if found else [f"step {step}: {why}" for step, why in self.store.skipped]
-            )
-            notes += [note for note in describe_steps if note not in notes]
+            skipped = found[2] if found else [f"step {step}: {why}" for step, why in self.store.skipped]
+            notes += [note for note in skipped if note not in notes]
             if found is None or (found[1].step not in bad and _is_before(found[1], skips)):
                 return (found[1] if found else None), notes
             at_most = found[1].step - 1
@@ -306,10 +304,8 @@ class RunHistory:
         if found:
             self._metrics.restore(list(found.values()))
         left = [list(gap) for gap in without(missing, found)]
-        reason = (
-            f"rows of step {describe_steps(missing)} were lost from {METRICS}: {len(found)} are found again"
-        )
-        reason += f", and those of step {describe_steps(left)} are not" if left else ""
+        reason = f"rows of step {steps_text(missing)} were lost from {METRICS}: {len(found)} are found again"
+        reason += f", and those of step {steps_text(left)} are not" if left else ""
         self.event(attempt, step, "wait", reason, missing_rows=left)
         return bool(found)
 

@@ -1,4 +1,5 @@
-"""What a job file can say: pydantic models with their rules, overrides and messages, and the one error for wrong input.
+"""The job file: pydantic models with their validation rules, overrides, messages; the one error for wrong input;
+outcomes.
 
 New keys of the job file belong here. Imports no other package of the orchestrator, no torch and no Ray.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class InputError(Exception):
-    """The input is wrong: the command ends with exit code 2 and nothing was written.
+    """The user's input is wrong: the command ends with exit code 2, and nothing was written.
 
     `what` is wrong, `where` it stands (a file and key, a path, an option), and a `hint` what to do about it.
     """
@@ -30,4 +30,4 @@ class Absent(InputError):
 
 
 class Unreachable(InputError):
-    """A place that does not answer: its address may be wrong, or it may be back in a while."""
+    """A store or server does not answer. Its address may be wrong, or it may be down for a while."""

@@ -1,4 +1,4 @@
-"""Paths of a job file: relative ones are of where the command was given, absolute ones of every node."""
+"""Paths in a job file: relative ones are relative to the current folder of the command."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orchestrator.job.spec import JobSpec
 
 
 def resolve_paths(spec: JobSpec, base: Path) -> JobSpec:
-    """The same job with relative local paths made absolute against `base`, so that any node reads them alike."""
+    """The job with relative local paths made absolute against `base`, so that they mean the same on every node."""
     sources = [s.model_copy(update={"uri": absolute(s.uri, base)}) for s in spec.data.sources]
     tokenizer = spec.data.tokenizer
     if isinstance(tokenizer, str):
@@ -36,5 +36,5 @@ def resolve_paths(spec: JobSpec, base: Path) -> JobSpec:
 
 
 def absolute(uri: str, base: Path) -> str:
-    """`uri` itself if it names a protocol, else an absolute path under `base`."""
+    """`uri` itself if it has a protocol, else the absolute path of it relative to `base`."""
     return uri if "://" in uri or "::" in uri else os.path.normpath(base / uri)

@@ -1,4 +1,4 @@
-"""The job file's `resources`: what a run may occupy. Importable without torch or ray."""
+"""The job file's `resources`: what a run may use of a cluster. Importable without torch or ray."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orchestrator.job.strict import Count, Positive, StrictModel
 
 
 class Workers(StrictModel):
-    """How many workers the run may have."""
+    """Least and most workers of the run."""
 
     min: Positive
     max: Positive
@@ -24,7 +24,7 @@ class Workers(StrictModel):
 
 
 class PerWorker(StrictModel):
-    """What one worker occupies."""
+    """What one worker needs."""
 
     cpu: float = Field(default=1, gt=0)
     gpu: float = Field(default=0, ge=0)
@@ -52,20 +52,20 @@ class PerWorker(StrictModel):
 
     @property
     def bundle(self) -> Bundle:
-        """What a gang is asked for."""
+        """The resources of one worker, as the cluster is asked for them."""
         return Bundle(self.cpu, self.gpu, self.labels)
 
 
 class ResourceSpec(StrictModel):
-    """What the run may occupy."""
+    """What the run may use of a cluster."""
 
     workers: Workers = Workers(min=1, max=1)
     per_worker: PerWorker = Field(default_factory=PerWorker)
-    spares: Count = Field(default=0, description="workers that stand by, with all imports done")
+    spares: Count = Field(default=0, description="idle workers, started and with all imports done")
     notices: str | None = Field(
         default=None,
-        description="where word comes from that a machine will be taken away: aws, gcp, azure, a path or URL that is "
-        "there when it will",
+        description="source of preemption notices: aws, gcp, azure, or a path or URL that exists once the machine will "
+        "be taken away",
     )
 
     @field_validator("workers", mode="before", json_schema_input_type=Workers | int)

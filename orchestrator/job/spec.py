@@ -1,7 +1,7 @@
-"""The job file: one typed, frozen value that says everything about a run.
+"""The job file: one typed, frozen value that defines a run.
 
-Unknown keys are refused, every rule across fields is a validator with a name, and a wrong file becomes
-one `InputError` line. Importable without torch or ray.
+Unknown keys are refused, every rule across keys is a named validator, and whatever is wrong with a file becomes one
+`InputError` line. Importable without torch or ray.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from orchestrator.job.validation_messages import input_error
 
 
 class WorkloadSpec(StrictModel):
-    """What is trained."""
+    """The model and the objective."""
 
     model: str = Field(description="a preset's name, or hf:<config or checkpoint folder>")
     changes: dict[str, Any] = Field(default_factory=dict, description="fields of the preset to change")
@@ -32,26 +32,26 @@ class WorkloadSpec(StrictModel):
     options: dict[str, Any] = Field(default_factory=dict, description="options of the objective")
     mup: dict[str, Any] | None = Field(
         default=None,
-        description="sizes of the narrow model that the learning rate was found for, as in changes; weights, learning "
-        "rates and logits are scaled beside it (maximal update parametrisation)",
+        description="sizes of the base model that the learning rate was tuned for, as in changes; weights, learning "
+        "rates and logits are scaled relative to it (maximal update parametrisation)",
     )
     dropout: float = Field(
         default=0.0,
         ge=0.0,
         lt=1.0,
-        description="share of the features of embeddings and of every sub-layer's output that is zeroed in training; "
-        "what a configuration in hf:<folder> says of dropout does not count",
+        description="probability with which features of embeddings and of every sub-layer's output are zeroed in "
+        "training; replaces the dropout of a configuration in hf:<folder>",
     )
 
 
 class Source(StrictModel):
-    """Files of text and how many times one epoch passes over them."""
+    """Text files, and how many passes over them one epoch makes."""
 
     uri: str = Field(description="a path, glob or fsspec URI of .txt, .jsonl or .parquet files")
     weight: float = Field(default=1.0, gt=0.0, description="passes over this source in one epoch")
     field: str | tuple[str, str] = Field(
         default="text",
-        description="the text's key in .jsonl and .parquet; two keys for pairs, a source and its target",
+        description="the key or column of the text in .jsonl and .parquet; two keys for pairs of source and target",
     )
 
 
@@ -62,27 +62,27 @@ class TrainBpe(StrictModel):
 
 
 class DataSpec(StrictModel):
-    """Raw text to token sequences."""
+    """The text, and how it becomes token sequences."""
 
     sources: list[Source] = Field(min_length=1)
     tokenizer: TrainBpe | str = Field(description="train_bpe: N, or a tokenizer.json, or its folder")
     sequence_length: int = Field(ge=8, description="tokens in one sequence")
     cache: str | None = Field(
-        default=None, description="where token shards are kept; beside the run if unset"
+        default=None, description="folder of the token shards; beside the run directory if unset"
     )
 
 
 class OptimizerSpec(StrictModel):
     """AdamW (Loshchilov and Hutter, 2019), LAMB (You et al., 2020), LARS (You et al., 2017), Lion (Chen et al., 2023).
 
-    LARS takes its momentum from the first of betas.
+    LARS uses the first of betas as its momentum.
     """
 
     name: Literal["adamw", "lamb", "lars", "lion"] = "adamw"
     lr: float = Field(default=3e-4, gt=0.0)
     betas: tuple[Fraction, Fraction] = (0.9, 0.95)
     eps: float = Field(default=1e-8, gt=0.0)
-    weight_decay: float = Field(default=0.1, ge=0.0, description="of matrices; vectors are not decayed")
+    weight_decay: float = Field(default=0.1, ge=0.0, description="applied to matrices, not to vectors")
     clip: float | None = Field(default=1.0, gt=0.0, description="largest global gradient norm")
     warmup: Count = Field(default=0, description="steps of linear warm-up")
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
@@ -90,24 +90,24 @@ class OptimizerSpec(StrictModel):
 
 
 class TrainSpec(StrictModel):
-    """How long and with what."""
+    """Length, batch size, optimiser and numerics of training."""
 
     steps: Positive
-    global_batch: Positive = Field(description="sequences a step; never changes")
+    global_batch: Positive = Field(description="sequences per step; the same at every number of workers")
     optimizer: OptimizerSpec = Field(default_factory=OptimizerSpec)
     precision: Literal["fp32", "bf16", "fp16"] = Field(
-        default="fp32", description="type of matrix products; weights and optimiser state are fp32"
+        default="fp32", description="dtype of matrix products; weights and optimiser state are fp32"
     )
     z_loss: float = Field(
-        default=0.0, ge=0.0, description="weight of the squared log of the softmax's normaliser"
+        default=0.0, ge=0.0, description="weight of the squared logarithm of the softmax normaliser"
     )
     compile: bool = Field(default=False, description="torch.compile every block")
     determinism: Literal["rerun", "bitwise"] = Field(
         default="rerun",
-        description="bitwise: losses and weights have the same bits at every data-parallel width",
+        description="bitwise: losses and weights are bit for bit the same at every data-parallel width",
     )
     virtual_shards: Positive = Field(
-        default=8, description="parts of the global batch that bitwise computes alone"
+        default=8, description="parts of the global batch whose gradients bitwise computes separately"
     )
     stability: StabilitySpec = Field(default_factory=StabilitySpec)
 
@@ -132,7 +132,7 @@ class TrainSpec(StrictModel):
 
 
 class ParallelSpec(StrictModel):
-    """A layout written by hand. The data-parallel width is what the workers leave after tp, pp and cp."""
+    """A layout given by hand. The data-parallel width follows from the number of workers, tp, pp and cp."""
 
     engine: Literal["torch", "deepspeed"] = "torch"
     tp: Positive = 1
@@ -140,39 +140,41 @@ class ParallelSpec(StrictModel):
     cp: Positive = 1
     ep: Positive = 1
     zero: Literal[0, 1, 2, 3] = 0
-    micro_batch: Positive | None = Field(default=None, description="sequences a rank computes at once")
+    micro_batch: Positive | None = Field(default=None, description="sequences that a rank computes at once")
     recompute: Literal["none", "selective", "full"] = "none"
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv"] = Field(
-        default="1f1b", description="order of a pipeline's work"
+        default="1f1b", description="pipeline schedule"
     )
     sequence: bool = Field(
-        default=False, description="tensor-parallel ranks share norms and residuals out too"
+        default=False,
+        description="sequence parallelism: norms and residuals are split over tensor-parallel ranks",
     )
     offload: Literal["none", "optimizer", "parameters"] = Field(
-        default="none", description="what of a GPU stands in host memory: optimiser state, or the weights too"
+        default="none",
+        description="what is kept in host memory instead of the GPU's: optimiser state, or weights too",
     )
 
 
 class CheckpointSpec(StrictModel):
-    """When to commit and what to keep."""
+    """When to commit, what to keep, and the export."""
 
     every: Positive = Field(default=100, description="steps between commits")
-    keep: Positive = Field(default=3, description="newest commits that stay")
+    keep: Positive = Field(default=3, description="how many of the newest commits are kept")
     keep_every: Positive | None = Field(
-        default=None, description="commits whose step is a multiple of this stay too"
+        default=None, description="commits whose step is a multiple of this are kept too"
     )
     keep_best: bool = Field(
         default=False,
-        description="so does the one with the least training loss, a mean over the steps since the commit before",
+        description="keep also the commit with the least training loss, a mean over the steps since the commit before",
     )
     snapshot_every: Positive | Literal["auto"] | None = Field(
         default="auto",
-        description="steps between snapshots into the memory of other nodes; auto is every step as far as they cost "
-        "one hundredth of the time, where there are several nodes and their memory suffices",
+        description="steps between snapshots into the memory of other nodes; auto: as often as costs one hundredth of "
+        "the time, if there are several nodes with enough memory",
     )
     export: Literal["hf"] | None = Field(default="hf", description="format of the exported model")
     export_at: Literal["end", "commit"] = Field(
-        default="end", description="once, or beside training at every commit"
+        default="end", description="once at the end, or at every commit, beside training"
     )
     export_to: str | None = Field(
         default=None, description="folder or URI of the export; <run>/export if unset"
@@ -189,34 +191,34 @@ class CheckpointSpec(StrictModel):
 
 
 class TrackingSpec(StrictModel):
-    """Where experiments are followed."""
+    """Experiment tracking in MLflow."""
 
     uri: str = Field(default="sqlite:///mlflow.db", description="an MLflow tracking URI")
     experiment: str = "default"
 
 
 class LimitSpec(StrictModel):
-    """Ceilings of the whole job, all attempts together."""
+    """Limits of the run, over all its attempts."""
 
     hours: float | None = Field(default=None, gt=0)
     cost_usd: float | None = Field(default=None, gt=0)
     usd_per_worker_hour: float = Field(
-        default=0.0, ge=0, description="price that cost_usd is counted with; from prices if 0"
+        default=0.0, ge=0, description="price for counting cost_usd; taken from prices if 0"
     )
     prices: str | None = Field(
         default=None,
-        description="a CSV with the columns machine,market,zone,usd_per_hour; zone may be empty: any",
+        description="a CSV with the columns machine,market,zone,usd_per_hour; an empty zone is any zone",
     )
     restarts: Count = Field(default=10, description="failures allowed within restart_window")
     restart_window: float = Field(default=3600.0, gt=0, description="seconds")
-    wait: float = Field(default=600.0, gt=0, description="seconds to wait for the smallest gang")
+    wait: float = Field(default=600.0, gt=0, description="seconds to wait for workers.min workers")
     unsaved: float = Field(
         default=3600.0, gt=0, description="seconds to train on while every save fails; then the run stops"
     )
 
 
 class JobSpec(StrictModel):
-    """One run, whole."""
+    """A job file: everything that defines a run."""
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", description="also the run directory's name"
@@ -245,9 +247,10 @@ class JobSpec(StrictModel):
         return self
 
     def identity(self) -> dict[str, Any]:
-        """What makes two runs the same run: all that decides the samples and the weights, nothing else.
+        """What makes two runs the same run: all keys that determine the samples and the weights, and no others.
 
-        What is done about an instability is on record once it has been, and may change for the next one.
+        `train.stability` is left out: what was done about an instability is recorded, and the rules may change for the
+        next one.
         """
         return self.model_dump(
             mode="json",
@@ -257,13 +260,10 @@ class JobSpec(StrictModel):
 
 
 def load(path: str | Path, overrides: Iterable[str] = ()) -> JobSpec:
-    """Read the job file at `path`, apply `a.b=c` overrides, and check it whole.
-
-    Raises InputError, one line, for anything wrong with it.
-    """
+    """Read and validate the job file at `path`, with `a.b=c` overrides applied. Raises InputError."""
     path = Path(path)
     try:
-        document = document_of(path.read_text(), str(path))
+        document = parse_yaml(path.read_text(), str(path))
     except FileNotFoundError:
         raise InputError(
             "there is no such job file", str(path), "write one with `orchestrator init`"
@@ -276,11 +276,11 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> JobSpec:
     return parse(document, str(path))
 
 
-def document_of(text: str, where: str) -> dict[str, Any]:
-    """The mapping in a job file's text. Raises InputError."""
+def parse_yaml(text: str, where: str) -> dict[str, Any]:
+    """The mapping in the text of a job file; `where` is for messages. Raises InputError."""
     try:
         document = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that is none is a plain ValueError
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # an impossible date is a plain ValueError
         mark = getattr(error, "problem_mark", None)
         line = f"{where}:{mark.line + 1}" if mark else where
         raise InputError(f"is not YAML ({getattr(error, 'problem', None) or error})", line) from None
@@ -290,7 +290,7 @@ def document_of(text: str, where: str) -> dict[str, Any]:
 
 
 def parse(document: Mapping[str, Any], where: str = "job") -> JobSpec:
-    """Check a job given as a mapping. Raises InputError."""
+    """Validate a job given as a mapping; `where` is for messages. Raises InputError."""
     try:
         return JobSpec.model_validate(document)
     except ValidationError as error:
@@ -298,7 +298,7 @@ def parse(document: Mapping[str, Any], where: str = "job") -> JobSpec:
 
 
 def dump(spec: JobSpec) -> str:
-    """The job as YAML, every default written out."""
+    """The job as YAML, with all defaults."""
     return yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False)
 
 

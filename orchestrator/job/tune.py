@@ -1,4 +1,4 @@
-"""The job file's `tune`: what is searched for, how, and how long. Importable without torch or ray."""
+"""The job file's `tune`: the search space, the method and the limits. Importable without torch or ray."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from orchestrator.job.strict import Positive, StrictModel
 
 KINDS = ("grid", "choice", "uniform", "loguniform", "integer")
 REWRITABLE = ("train.optimizer.", "train.z_loss", "train.stability", "parallel", "resources")
-"""Keys that may change in the middle of training: the commit of a job with other ones cannot be taken over."""
+"""Keys that may change in the middle of training: a commit can be loaded by a job that differs in these only."""
 FIXED_WITHIN = ("train.optimizer.name", "parallel.engine")
-"""Of these, what even so decides which state a commit holds."""
+"""Of these, keys that may not change, since they determine which state a commit holds."""
 POPULATION = ("pbt", "pb2")
-"""Schedulers under which trials take over each other's commits and go on with other values."""
+"""Schedulers under which trials load each other's commits and continue with other values."""
 
 
 class Dimension(StrictModel):
-    """The values that one key may take; exactly one of these."""
+    """The values of one key: exactly one of these kinds."""
 
     grid: list[Any] | None = Field(default=None, min_length=1, description="each of these (sampler: grid)")
     choice: list[Any] | None = Field(default=None, min_length=1, description="one of these")
@@ -35,12 +35,12 @@ class Dimension(StrictModel):
 
     @property
     def kind(self) -> str:
-        """Which of KINDS it is."""
+        """Which of KINDS is given."""
         return next(kind for kind in KINDS if getattr(self, kind) is not None)
 
     @property
     def listed(self) -> list[Any] | None:
-        """The values one by one, where they are written so."""
+        """The values of a grid or choice; None for a range."""
         return self.grid or self.choice
 
     @property
@@ -54,8 +54,8 @@ class Dimension(StrictModel):
     def exactly_one_kind(self) -> Dimension:
         given = [kind for kind in KINDS if getattr(self, kind) is not None]
         if len(given) != 1:
-            told = " and ".join(given) or "nothing"
-            raise ValueError(f"gives {told}; give exactly one of {', '.join(KINDS)}")
+            kinds = " and ".join(given) or "nothing"
+            raise ValueError(f"gives {kinds}; give exactly one of {', '.join(KINDS)}")
         return self
 
     @model_validator(mode="after")
@@ -74,7 +74,7 @@ class Dimension(StrictModel):
 
 
 class Promotion(StrictModel):
-    """Trials that live to a step go on under another layout."""
+    """Trials that reach a step continue under another layout."""
 
     at: Positive = Field(description="step from which on")
     set: dict[str, Any] = Field(min_length=1, description="keys of parallel and resources, and their values")
@@ -88,15 +88,17 @@ class Promotion(StrictModel):
 
 
 class SweepLimits(StrictModel):
-    """Ceilings of the whole sweep, all its trials and commands together."""
+    """Limits of the search, over all its trials and commands."""
 
     steps: Positive | None = Field(default=None, description="optimiser steps of all trials")
-    hours: float | None = Field(default=None, gt=0, description="of the clock, while a sweep is at work")
-    cost_usd: float | None = Field(default=None, gt=0, description="as limits of the job counts cost")
+    hours: float | None = Field(
+        default=None, gt=0, description="wall-clock hours during which the search runs"
+    )
+    cost_usd: float | None = Field(default=None, gt=0, description="counted as limits.cost_usd of the job")
 
 
 class TuneSpec(StrictModel):
-    """A search: trials of this job that differ in the keys of `space`, each a run of its own."""
+    """A search: trials of this job that differ in the keys of `space`; each trial is a run."""
 
     space: dict[str, Dimension] = Field(min_length=1, description="dotted keys of the job, and their values")
     metric: str = Field(default="loss", description="a number of metrics.jsonl, mean over the last steps")

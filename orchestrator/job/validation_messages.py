@@ -1,4 +1,4 @@
-"""A wrong document in one line: of all that pydantic finds, the plainest error, its place and the hint."""
+"""pydantic's errors as one line: the clearest of them, the key, and a hint."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from orchestrator.job.errors import InputError
 
 
 def input_error(error: ValidationError, where: str, root: type[BaseModel]) -> InputError:
-    """What to tell of all that is wrong with a document of the model `root`, which stands in the file `where`."""
-    first, others = _plainest(error)
-    names = _written(first)
+    """The clearest error of a document that is no `root`, as one line; `where` names its file."""
+    first, others = _clearest(error)
+    names = _path_of(first)
     more = f" (and {others} more)" if others else ""
-    place = f"{where}: {'.'.join(names)}" if any(names) else where
+    location = f"{where}: {'.'.join(names)}" if any(names) else where
     if first["type"] == "extra_forbidden":
         known = _keys(root, first["loc"][:-1])
         near = difflib.get_close_matches(names[-1], known, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(known)}"
-        return InputError(f"unknown key{more}", place, hint)
+        return InputError(f"unknown key{more}", location, hint)
     if first["type"] == "missing":
-        return InputError(f"is missing{more}", place, "add it; `orchestrator schema` describes it")
+        return InputError(f"is missing{more}", location, "add it; `orchestrator schema` describes it")
     value = first.get("input")
     got = f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""
     if first["type"] == "model_type":
         hint = f"its keys: {', '.join(_keys(root, first['loc']))}"
-        return InputError(f"must be a mapping of keys to values{got}{more}", place, hint)
+        return InputError(f"must be a mapping of keys to values{got}{more}", location, hint)
     message = str(first["msg"]).removeprefix("Value error, ")
-    return InputError(message[:1].lower() + message[1:] + got + more, place)
+    return InputError(message[:1].lower() + message[1:] + got + more, location)
 
 
-def _plainest(error: ValidationError) -> tuple[Any, int]:
-    """The error to tell, and how many others there are. Of the types a value may have, the one it came nearest."""
+def _clearest(error: ValidationError) -> tuple[Any, int]:
+    """The clearest error, and how many others there are. For a union, the error of the member that came nearest."""
     errors: list[dict[str, Any]] = [dict(e) for e in error.errors()]
     deeper = [e for e in errors if not any(_is_branch(e["loc"], o["loc"]) for o in errors if o is not e)]
     deeper.sort(key=lambda e: e["type"] == "missing")
-    return deeper[0], len({_written(e) for e in deeper}) - 1
+    return deeper[0], len({_path_of(e) for e in deeper}) - 1
 
 
-def _written(error: Mapping[str, Any]) -> tuple[str, ...]:
-    """The place of an error as the user wrote it, without the tags of a union's members."""
+def _path_of(error: Mapping[str, Any]) -> tuple[str, ...]:
+    """The key of an error as the user wrote it, without pydantic's tags for members of a union."""
     *path, last = error["loc"] or ("",)
     names = tuple(str(part) for part in path if not _is_tag(part))
     return (*names, str(last)) if error["type"] == "extra_forbidden" or not _is_tag(last) else names
@@ -55,12 +55,12 @@ def _is_tag(part: int | str) -> bool:
 
 
 def _is_branch(loc: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    """Whether `loc` only says that another branch of the union at its place was not taken."""
+    """Whether `loc` only says that one member of a union does not match, where another member came nearer."""
     return _is_tag(loc[-1]) and len(other) > len(loc) and loc[:-1] == other[: len(loc) - 1]
 
 
 def _keys(root: type[BaseModel], location: Iterable[Any]) -> list[str]:
-    """The keys that a document knows at `location`."""
+    """The keys that the model `root` has at `location`."""
     model: type[BaseModel] | None = root
     for part in location:
         if model is not None and part in model.model_fields:

@@ -1,6 +1,6 @@
-"""What an engine does not run under a job, whatever the model: refused in words before anything starts.
+"""What an engine cannot run of a job, whatever the model: refused with a reason before anything starts.
 
-What a layout alone forbids is in `layout`. Torch-free and ray-free.
+Rules about the layout alone are in `layout`. Torch-free and ray-free.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from orchestrator.job.spec import JobSpec, TrainSpec
 from orchestrator.planning.layout import SPLIT, Layout
 
 
-def refused(spec: JobSpec, layout: Layout) -> list[str]:
-    """Every reason why the layout's engine cannot run this job, in words with a hint; empty if it can."""
+def engine_problems(spec: JobSpec, layout: Layout) -> list[str]:
+    """Every reason why the layout's engine cannot run this job, each with a hint; empty if it can."""
     found, train = [], spec.train
     if train.compile and layout.pp > 1 and layout.schedule in SPLIT:
         found.append(
@@ -41,7 +41,7 @@ def refused(spec: JobSpec, layout: Layout) -> list[str]:
 
 
 def _by_deepspeed(train: TrainSpec, layout: Layout) -> list[str]:
-    """What the DeepSpeed engine does not train, or not as the torch engine would."""
+    """What the DeepSpeed engine cannot train, or not with the result of the torch engine."""
     found = []
     if train.optimizer.name != "adamw":
         found.append(
@@ -58,8 +58,8 @@ def _by_deepspeed(train: TrainSpec, layout: Layout) -> list[str]:
             "DeepSpeed's ZeRO 3 frees weights between layers, which compiled blocks keep; set train.compile to false"
         )
     if layout.recompute == "selective":
-        # Seen: ZeRO 3 stops, since it fetches weights anew, and ZeRO 2 trains something slightly different.
+        # Observed: ZeRO 3 fails, since it fetches weights again, and ZeRO 2 gives slightly different gradients.
         found.append(
-            "selective recomputation is wrong beside DeepSpeed's own hooks; set recompute to full or none"
+            "selective recomputation is wrong together with DeepSpeed's hooks; set recompute to full or none"
         )
     return found

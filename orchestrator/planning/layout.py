@@ -1,8 +1,8 @@
-"""How a world of ranks is divided: degrees, the coordinate of every rank, and what is legal.
+"""Layouts: the degrees of parallelism, the coordinate of every rank, and which layouts are legal.
 
-Standard library only, so that the job file, the planner and the controller decide without torch or ray.
-Rank order (slowest to fastest): pp, dp, cp, tp. Ranks of one tensor group are neighbours, so they land on
-one node, where bandwidth is highest (Narayanan et al., 2021, PTD-P, section 3.2).
+Standard library only, so that the job file, the planner and the controller need neither torch nor ray.
+Rank order, slowest to fastest: pp, dp, cp, tp. The ranks of a tensor-parallel group are consecutive, so that they are
+on one node, where bandwidth is highest (Narayanan et al., 2021, PTD-P, section 3.2).
 """
 
 from __future__ import annotations
@@ -24,12 +24,17 @@ SPLIT = ("zero_bubble", "zbv")
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a model that layout and memory depend on, all per model unless said otherwise.
+    """The sizes of a model that layout, memory and time depend on.
 
-    stages: most stages that a pipeline may cut the model into. expert_feedforward: columns of one expert.
-    heads_cut: whether tensor parallelism cuts attention. whole_context and whole_sequence: why a sequence cannot be
-    split over context-parallel or tensor-parallel ranks, empty if it can; no_blocks: why layers cannot be recomputed.
-    uneven_vocabulary: whether the vocabulary may be cut into unequal parts.
+    Attributes:
+        stages: most pipeline stages; 0 is as many as layers.
+        expert_feedforward: columns of one expert.
+        heads_split: whether tensor parallelism splits the attention heads.
+        no_context_split, no_sequence_split: why the sequence cannot be split over context-parallel or tensor-parallel
+            ranks; empty if it can.
+        no_recompute: why layers cannot be recomputed; empty if they can.
+        uneven_vocabulary: whether the vocabulary may be split into unequal parts.
+        expert_share: share of the parameters that belong to experts.
     """
 
     parameters: int
@@ -44,17 +49,18 @@ class ModelShape:
     flops_per_token: float = 0.0
     stages: int = 0
     expert_feedforward: int = 0
-    heads_cut: bool = True
-    whole_context: str = ""
-    whole_sequence: str = ""
-    no_blocks: str = ""
+    heads_split: bool = True
+    no_context_split: str = ""
+    no_sequence_split: str = ""
+    no_recompute: str = ""
     uneven_vocabulary: bool = True
     expert_share: float = 0.0
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Degrees of parallelism. `ep` borrows data ranks; `dp` is every data-parallel rank, sharded or not."""
+    """Degrees of parallelism, and how the engine runs. Expert-parallel groups consist of data-parallel ranks; `dp`
+    counts all data-parallel ranks, whatever ZeRO stage."""
 
     pp: int = 1
     dp: int = 1
@@ -76,51 +82,52 @@ class Layout:
 
     @property
     def stages(self) -> int:
-        """Number of pipeline stages: two a rank under schedules that interleave them."""
+        """Number of pipeline stages: two per rank under schedules that interleave them."""
         return self.pp * (2 if self.pp > 1 and self.schedule in TWO_STAGES else 1)
 
-    def stages_of(self, place: int) -> list[int]:
-        """The stages that a rank at that place on the pipeline axis runs, in order.
+    def stages_of(self, pipeline_rank: int) -> list[int]:
+        """The stages that the rank of that index on the pipeline axis runs, in order.
 
         ZB-V runs the second half of the stages back to the first rank (Qi et al., 2024, section 6).
         """
         if self.stages == self.pp:
-            return [place]
-        return [place, self.stages - 1 - place if self.schedule == "zbv" else self.pp + place]
+            return [pipeline_rank]
+        second = self.stages - 1 - pipeline_rank if self.schedule == "zbv" else self.pp + pipeline_rank
+        return [pipeline_rank, second]
 
-    def place_of(self, stage: int) -> int:
-        """The place on the pipeline axis that runs a stage."""
-        return next(place for place in range(self.pp) if stage in self.stages_of(place))
+    def pipeline_rank_of(self, stage: int) -> int:
+        """The index on the pipeline axis of the rank that runs a stage."""
+        return next(index for index in range(self.pp) if stage in self.stages_of(index))
 
     def coordinate(self, rank: int) -> dict[str, int]:
-        """The place of `rank` on every axis."""
-        place = {}
+        """The index of `rank` on every axis."""
+        found = {}
         for axis in reversed(AXES):
-            rank, place[axis] = divmod(rank, getattr(self, axis))
-        return {axis: place[axis] for axis in AXES}
+            rank, found[axis] = divmod(rank, getattr(self, axis))
+        return {axis: found[axis] for axis in AXES}
 
-    def rank(self, **place: int) -> int:
-        """The rank at a coordinate; axes not given are 0."""
+    def rank(self, **coordinate: int) -> int:
+        """The rank at a coordinate; axes that are not given are 0."""
         number = 0
         for axis in AXES:
-            number = number * getattr(self, axis) + place.get(axis, 0)
+            number = number * getattr(self, axis) + coordinate.get(axis, 0)
         return number
 
     def groups(self, axis: str) -> Iterator[list[int]]:
-        """The groups of ranks that differ only in their place on `axis`."""
+        """The groups of ranks that differ only in their index on `axis`."""
         for rank in range(self.world):
-            place = self.coordinate(rank)
-            if place[axis] == 0:
-                yield [self.rank(**{**place, axis: i}) for i in range(getattr(self, axis))]
+            coordinate = self.coordinate(rank)
+            if coordinate[axis] == 0:
+                yield [self.rank(**{**coordinate, axis: i}) for i in range(getattr(self, axis))]
 
     def accumulation(self, global_batch: int) -> int:
         """Micro-batches that each data-parallel rank computes in a step."""
         return global_batch // (self.dp * self.micro_batch)
 
     def problems(self, shape: ModelShape, global_batch: int) -> list[str]:
-        """Every rule that this layout breaks for that model, in words with a hint; empty if it is legal."""
+        """A line with a hint for every rule that this layout breaks for that model; empty if it is legal."""
         return [
-            *_cuts(self, shape),
+            *_splits(self, shape),
             *_combinations(self, shape),
             *_engine(self),
             *_batches(self, global_batch),
@@ -153,10 +160,10 @@ def _indivisible(degree: int, size: int, axis: str, what: str) -> list[str]:
     return [f"{axis} {degree} does not divide the model's {size} {what}; choose {axis} from {fits}"]
 
 
-def _cuts(layout: Layout, shape: ModelShape) -> list[str]:
-    """Whether each degree cuts the model into whole parts."""
+def _splits(layout: Layout, shape: ModelShape) -> list[str]:
+    """Whether each degree divides what it splits of the model."""
     found = []
-    if shape.heads_cut:
+    if shape.heads_split:
         found += _indivisible(layout.tp, shape.heads, "tp", "attention heads")
         found += _indivisible(layout.tp, shape.kv_heads, "tp", "key-value heads")
     found += _indivisible(layout.tp, shape.feedforward, "tp", "feed-forward columns")
@@ -174,8 +181,8 @@ def _cuts(layout: Layout, shape: ModelShape) -> list[str]:
             f"pp {layout.pp} makes {layout.stages} stages{each}, and the model can be cut into {stages}; "
             f"choose pp up to {most}"
         )
-    if layout.cp > 1 and shape.whole_context:
-        found.append(f"cp {layout.cp} splits the sequence, and {shape.whole_context}; set cp to 1")
+    if layout.cp > 1 and shape.no_context_split:
+        found.append(f"cp {layout.cp} splits the sequence, and {shape.no_context_split}; set cp to 1")
     elif layout.cp > 1:
         found += _indivisible(2 * layout.cp, shape.sequence_length, "2 x cp", "positions in a sequence")
     if layout.ep > 1 and not shape.experts:
@@ -190,20 +197,18 @@ def _cuts(layout: Layout, shape: ModelShape) -> list[str]:
 
 
 def _combinations(layout: Layout, shape: ModelShape) -> list[str]:
-    """What must not stand together. Torch would run some of these and be wrong without a word."""
+    """Options that exclude each other. Torch would run some of these with wrong results and no error."""
     found = []
     if layout.sequence and layout.tp == 1:
-        found.append(
-            "sequence shares work out among tensor-parallel ranks, and tp is 1; set sequence to false"
-        )
-    elif layout.sequence and shape.whole_sequence:
-        found.append(f"sequence slices the residuals, and {shape.whole_sequence}; set sequence to false")
+        found.append("sequence splits work over tensor-parallel ranks, and tp is 1; set sequence to false")
+    elif layout.sequence and shape.no_sequence_split:
+        found.append(f"sequence slices the residuals, and {shape.no_sequence_split}; set sequence to false")
     elif layout.sequence:
         found += _indivisible(
             layout.tp * layout.cp, shape.sequence_length, "tp x cp", "positions in a sequence"
         )
-    if layout.recompute != "none" and shape.no_blocks:
-        found.append(f"recompute does a layer again, and {shape.no_blocks}; set recompute to none")
+    if layout.recompute != "none" and shape.no_recompute:
+        found.append(f"recompute runs layers a second time, and {shape.no_recompute}; set recompute to none")
     return found
 
 
@@ -225,7 +230,7 @@ def _engine(layout: Layout) -> list[str]:
         )
     if layout.offload == "parameters" and layout.zero != 3:
         found.append(
-            "offload parameters needs weights cut over ranks; set zero to 3, or offload to optimizer"
+            "offload parameters needs weights that are sharded over ranks; set zero to 3, or offload to optimizer"
         )
     return found
 
@@ -273,8 +278,8 @@ def legal(
 
 
 def nearest(layout: Layout, shape: ModelShape, global_batch: int, count: int = 3) -> list[Layout]:
-    """The legal layouts on as many ranks that differ least from an illegal one: in steps of two in the degrees,
-    then in everything else."""
+    """The `count` legal layouts on the same number of ranks that are nearest to an illegal one: by factors of two in
+    the degrees, then by the other options that differ."""
 
     def distance(other: Layout) -> tuple[float, int, str]:
         degrees = ("pp", "dp", "cp", "tp", "ep", "micro_batch")
@@ -291,9 +296,8 @@ def nearest(layout: Layout, shape: ModelShape, global_batch: int, count: int = 3
 def fit(degrees: Layout, workers: int, global_batch: int, virtual_shards: int = 0) -> Layout | None:
     """The widest data-parallel layout with these pp, cp, tp and ep degrees on at most `workers` ranks.
 
-    The width is the largest that divides the global batch, so the batch never changes; a micro-batch that
-    the narrower share of a rank no longer holds is cut to the largest that divides it. With virtual shards, the
-    width divides their number too. None if not one replica fits.
+    The width divides the global batch, which never changes, and the number of virtual shards if there are any. A
+    micro-batch that does not divide a rank's share is lowered to the largest that does. None if no width fits.
     """
     replica = degrees.pp * degrees.cp * degrees.tp
     for width in range(workers // replica, 0, -1):

@@ -1,4 +1,4 @@
-"""What one worker offers to a plan: looked up for a GPU, measured here for processors. Torch-free and ray-free."""
+"""The memory and speed of one worker: from a table for a GPU, measured here for a CPU. Torch-free and ray-free."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ GPUS = {
 }
 """Bytes of memory and dense bf16 (T4: fp16) FLOP/s by Ray's accelerator name, from the vendor's data sheets."""
 GPU_BANDWIDTH = 1e11
-"""Bytes a second between GPUs: a guess between NVLink and a network card, good for ordering layouts."""
+"""Bytes per second between GPUs: a guess between NVLink and a network card, good enough to rank layouts."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What one worker offers: bytes of memory for the model, matrix multiplication in FLOP/s, bytes/s to others."""
+    """One worker: memory for the model in bytes, matrix multiplication in FLOP/s, bandwidth to others in bytes/s."""
 
     memory: float
     flops: float
@@ -31,10 +31,10 @@ class Machine:
 
 
 def machine_for(offer: Offer | None, bundle: Bundle) -> Machine:
-    """What a worker of that size offers: a GPU by its name, processors by a short measurement here.
+    """The machine of a worker that needs `bundle`: a GPU by the name in `offer`, a CPU by a short measurement here.
 
-    An unknown GPU is taken for the smallest one known. With no offer at all, no worker fits the cluster yet, and
-    this machine stands for those to come.
+    An unknown GPU counts as the smallest known one. Without an offer no such worker fits the cluster yet, and this
+    machine is measured instead.
     """
     if bundle.gpu:
         memory, flops = GPUS.get(offer.accelerator if offer else "", min(GPUS.values()))
@@ -44,8 +44,8 @@ def machine_for(offer: Offer | None, bundle: Bundle) -> Machine:
 
 
 def probe(cpu: float, seconds: float = 0.2) -> float:
-    """Matrix multiplication by `cpu` of this machine's cores in FLOP/s, fp32: one core's best of as many as fit in
-    `seconds`, times `cpu`, since others may be at work here just now."""
+    """fp32 matrix multiplication by `cpu` cores of this machine, in FLOP/s: one core's best time within `seconds`,
+    times `cpu`, since other processes may be busy here."""
     import numpy as np
     from threadpoolctl import threadpool_limits
 

@@ -1,9 +1,9 @@
-"""Which layout to use: enumerate, reject with a reason, predict memory and time, choose.
+"""The plan: enumerate layouts, reject the illegal ones with a reason, predict memory and time, choose the best.
 
-A first, honest version. It counts model states after ZeRO (Rajbhandari et al., 2020, section 3), activations
-after Korthikanti et al., 2022 (equation 2, in bytes of the compute type), and the step's floating-point
-operations over a rate; so its times are good for ordering layouts, and the report shows them beside the
-measured ones. Torch-free and ray-free.
+The model is simple: weights, gradients and optimiser state as in ZeRO (Rajbhandari et al., 2020, section 3),
+activations as in Korthikanti et al., 2022 (equation 2, in bytes of the compute dtype), and floating-point operations
+over a rate. Its times are good for ranking layouts; the report shows them beside the measured ones. Torch-free and
+ray-free.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, ParallelSpec
-from orchestrator.planning.engine_rules import refused
+from orchestrator.planning.engine_rules import engine_problems
 from orchestrator.planning.layout import Layout, ModelShape, divisors, fit, nearest
 from orchestrator.planning.machines import Machine
 from workloads.describe import flops, parameters
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 MEMORY_SHARE = 0.8
-"""Share of a worker's memory that a plan may fill: allocators and libraries need the rest."""
+"""Share of a worker's memory that a plan may use: allocators and libraries need the rest."""
 EFFICIENCY = 0.4
-"""Share of the matrix-multiplication rate that a whole training step reaches."""
+"""Share of the matrix-multiplication rate that a training step reaches."""
 
 DEEPSPEED = {1: 1.10, 2: 1.06, 3: 1.12}
-"""A step of the DeepSpeed engine over one of the torch engine, by ZeRO stage, in processor seconds as
-`tests/bench/bench_deepspeed.py` measured them."""
+"""CPU time of a DeepSpeed step relative to a step of the torch engine, by ZeRO stage, as measured by
+`tests/bench/bench_deepspeed.py`."""
 HOST_LINK, HOST_MEMORY = 2e10, 5e10
-"""Bytes a second between a GPU and its host (PCIe 4.0, 16 lanes), and of the host's memory: cautious guesses."""
+"""Bytes per second between a GPU and its host (PCIe 4.0, 16 lanes), and of the host's memory: cautious guesses."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A legal layout with what is predicted of it: bytes a rank, seconds a step."""
+    """A layout with its prediction: memory in bytes per rank, seconds per step."""
 
     layout: Layout
     memory: float
@@ -57,7 +57,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Plan:
-    """The chosen layout, the others that were legal, and those that were not, each with the reason."""
+    """The chosen layout, all legal ones (best first), the rejected ones with a reason, and tokens per step."""
 
     chosen: Candidate
     candidates: tuple[Candidate, ...]
@@ -66,7 +66,7 @@ class Plan:
     tokens: int
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as it stands in plan.json."""
+        """The content of plan.json."""
         seconds = self.chosen.seconds
         return {
             "chosen": self.chosen.layout.to_json() | {"text": str(self.chosen.layout)},
@@ -97,80 +97,82 @@ def model_shape(config: TransformerConfig | HuggingFaceModel, sequence_length: i
         sequence_length=sequence_length,
         flops_per_token=flops(config, sequence_length),
         stages=1,
-        whole_context="this model is run as it is",
-        whole_sequence="this model is run as it is",
-        no_blocks=""
+        no_context_split="this model's Hugging Face class is run as it is",
+        no_sequence_split="this model's Hugging Face class is run as it is",
+        no_recompute=""
         if isinstance(config, TransformerConfig) or config.has_blocks
-        else "its class has no layers of a kind",
+        else "its class has no repeated layer",
     )
-    return _cuts(config, whole) if isinstance(config, TransformerConfig) else whole
+    return _splits(config, shape) if isinstance(config, TransformerConfig) else shape
 
 
-def _cuts(config: TransformerConfig, whole: ModelShape) -> ModelShape:
-    """The shape with what may be cut in a model of ours."""
+def _splits(config: TransformerConfig, shape: ModelShape) -> ModelShape:
+    """The shape with what can be split in a model of this project."""
     moe, stacks = config.moe, (config.layers, config.decoder_layers)
     experts = 0
     if moe:
-        places = sum(moe.at(i) for count in stacks for i in range(count))
-        experts = places * moe.experts * (3 if config.gated else 2) * config.hidden * moe.intermediate
+        layers = sum(moe.at(i) for count in stacks for i in range(count))
+        experts = layers * moe.experts * (3 if config.gated else 2) * config.hidden * moe.intermediate
     return dataclasses.replace(
-        whole,
+        shape,
         experts=moe.experts if moe else 0,
-        stages=1 if config.generator or config.shared_layers else whole.layers,
+        stages=1 if config.generator or config.shared_layers else shape.layers,
         expert_feedforward=moe.intermediate if moe else 0,
-        heads_cut=config.latent is None,
-        whole_context=_whole_context(config),
-        whole_sequence=_whole_sequence(config),
+        heads_split=config.latent is None,
+        no_context_split=_no_context_split(config),
+        no_sequence_split=_no_sequence_split(config),
         uneven_vocabulary=not config.generator,
-        expert_share=experts / whole.parameters,
+        expert_share=experts / shape.parameters,
     )
 
 
-def _whole_context(config: TransformerConfig) -> str:
-    """Why context parallelism cannot split a model's sequence; empty if it can."""
+def _no_context_split(config: TransformerConfig) -> str:
+    """Why context parallelism cannot split the model's sequence; empty if it can."""
     if config.decoder_layers:
-        return "an encoder-decoder reads its memory whole"
+        return "the decoder attends to the full encoder output"
     if config.positions == "relative":
         return "relative positions need every distance on every rank"
     if config.sentence_head or config.head == "sequence":
-        return "a sentence head reads one token of the whole"
-    return "the discriminator's loss is a mean over the whole" if config.head == "discriminator" else ""
+        return "a sentence head reads one token of the full sequence"
+    return (
+        "the discriminator's loss is a mean over the full sequence" if config.head == "discriminator" else ""
+    )
 
 
-def _whole_sequence(config: TransformerConfig) -> str:
-    """Why tensor-parallel ranks cannot share the residuals out; empty if they can."""
+def _no_sequence_split(config: TransformerConfig) -> str:
+    """Why sequence parallelism cannot split the residuals over tensor-parallel ranks; empty if it can."""
     if config.decoder_layers:
-        return "an encoder-decoder reads its memory whole"
+        return "the decoder attends to the full encoder output"
     if config.generator:
         return "a generator and its discriminator work on single positions"
-    return "layers that are shared have no last one" if config.shared_layers else ""
+    return "layers that share weights have no last one" if config.shared_layers else ""
 
 
 def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine) -> Plan:
     """The best legal layout on at most `workers` ranks.
 
-    Raises InputError if a layout written by hand is illegal, or if none fits, with the reasons.
+    Raises InputError if a layout given by hand is illegal, or if none is legal and fits, with the reason.
     """
     legal, rejected = [], []
     for layout in dict.fromkeys(_candidates(spec, shape, workers, machine)):
-        problems = [*layout.problems(shape, spec.train.global_batch), *refused(spec, layout)]
+        problems = [*layout.problems(shape, spec.train.global_batch), *engine_problems(spec, layout)]
         if layout.world > workers:
             problems.append(
                 f"{layout} needs {layout.world} workers of {workers}; lower a degree or add workers"
             )
         candidate = predict(spec, shape, layout, machine)
         if not problems and candidate.memory > machine.memory * MEMORY_SHARE:
-            room = machine.memory * MEMORY_SHARE
+            offered = machine.memory * MEMORY_SHARE
             problems = [
-                f"needs {candidate.memory / 2**30:.2f} GiB a rank and a worker offers {room / 2**30:.2f} GiB"
+                f"needs {candidate.memory / 2**30:.2f} GiB a rank and a worker offers {offered / 2**30:.2f} GiB"
             ]
         if problems:
             rejected.append((layout, problems[0]))
         else:
             legal.append(candidate)
     if not legal:
-        raise _none_fits(spec, shape, workers, rejected)
-    # Of layouts that are as fast, the one that does least to the model.
+        raise _no_layout(spec, shape, workers, rejected)
+    # of equally fast layouts, the one with the least sharding
     legal.sort(key=lambda c: (round(c.seconds, 6), c.layout.zero, c.memory))
     return Plan(
         legal[0], tuple(legal), tuple(rejected), machine, spec.train.global_batch * shape.sequence_length
@@ -179,7 +181,7 @@ def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine) -> Pl
 
 @dataclass(frozen=True)
 class Planner:
-    """Planning as the controller asks for it again and again: each number of workers is planned for once."""
+    """Plans for one job, which the controller asks for repeatedly: each number of workers is planned once."""
 
     spec: JobSpec
     shape: ModelShape
@@ -191,7 +193,7 @@ class Planner:
         return plan(self.spec, self.shape, workers, self.machine)
 
     def choose(self, workers: int) -> Layout | None:
-        """The best layout for that many workers, or None."""
+        """The best layout for that number of workers; None if there is no legal one."""
         if workers not in self._known:
             try:
                 self._known[workers] = self.plan(workers).chosen.layout if workers else None
@@ -200,13 +202,13 @@ class Planner:
         return self._known[workers]
 
     def seconds(self, layout: Layout) -> float:
-        """What a step takes, as predicted."""
+        """Predicted seconds per step."""
         return predict(self.spec, self.shape, layout, self.machine).seconds
 
 
 def predict(spec: JobSpec, shape: ModelShape, layout: Layout, machine: Machine) -> Candidate:
-    """Bytes a rank and seconds a step under `layout`."""
-    held = (
+    """The predicted bytes per rank and seconds per step under `layout`."""
+    parameters = (
         shape.parameters * (1 - shape.expert_share + shape.expert_share / layout.ep) / (layout.tp * layout.pp)
     )
     width = 4 if spec.train.precision == "fp32" else 2
@@ -215,57 +217,64 @@ def predict(spec: JobSpec, shape: ModelShape, layout: Layout, machine: Machine) 
     kept = {"none": 17.0 + attention, "selective": 12.0, "full": 2.0}[layout.recompute]
     per_layer = tokens * shape.hidden * width * kept
     logits = 3.0 * tokens * shape.vocabulary * 4
-    parts = max(layout.accumulation(spec.train.global_batch), 1)
-    # A pipeline keeps the activations of the micro-batches in flight, at most one for each stage ahead.
-    flight = min(layout.pp, parts) if layout.schedule != "gpipe" else parts
+    accumulation = max(layout.accumulation(spec.train.global_batch), 1)
+    # a pipeline keeps the activations of the micro-batches in flight: at most one per stage
+    flight = min(layout.pp, accumulation) if layout.schedule != "gpipe" else accumulation
     activations = flight * shape.layers / layout.pp * per_layer / layout.tp + logits / layout.tp
     work = shape.flops_per_token * spec.train.global_batch * shape.sequence_length / layout.world
-    again = {"none": 1.0, "selective": 1.05, "full": 4 / 3}[layout.recompute]
+    recomputed = {"none": 1.0, "selective": 1.05, "full": 4 / 3}[layout.recompute]
     bubble = (
         {"interleaved": 0.5, "zero_bubble": 1 / 6, "zbv": 1 / 6}.get(layout.schedule, 1.0)
         * (layout.pp - 1)
-        / parts
+        / accumulation
     )
-    seconds = work * again * (1 + bubble) / (machine.flops * EFFICIENCY)
-    # Small micro-batches leave the arithmetic units idle: the fixed cost of launching a layer's operations.
-    launches = parts * shape.layers / layout.pp * 4e-4
-    traffic = _traffic(shape, layout, parts, 4.0 * held, tokens * shape.hidden * width) / machine.bandwidth
+    seconds = work * recomputed * (1 + bubble) / (machine.flops * EFFICIENCY)
+    # the fixed cost of launching a layer's operations, which small micro-batches do not hide
+    launches = accumulation * shape.layers / layout.pp * 4e-4
+    traffic = (
+        _traffic(shape, layout, accumulation, 4.0 * parameters, tokens * shape.hidden * width)
+        / machine.bandwidth
+    )
     price = DEEPSPEED.get(layout.zero, 1.0) if layout.engine == "deepspeed" else 1.0
     seconds = price * (seconds + launches + traffic)
     return Candidate(
-        layout, _states(layout, held) + activations, seconds + _host_seconds(layout, held, parts)
+        layout,
+        _states(layout, parameters) + activations,
+        seconds + _host_seconds(layout, parameters, accumulation),
     )
 
 
-def _states(layout: Layout, held: float) -> float:
-    """Bytes of weights, gradients and optimiser state that a rank keeps on its device, of `held` parameters.
+def _states(layout: Layout, parameters: float) -> float:
+    """Bytes of weights, gradients and optimiser state on a rank's device, for `parameters` parameters per model
+    replica.
 
-    What is offloaded goes to the host, whose memory is not counted. DeepSpeed keeps a second fp32 copy of the
-    weights that a rank updates, and sends gradients to the host as they are summed (Ren et al., 2021, section 4.1).
+    Offloaded state is in host memory, which is not counted. DeepSpeed keeps a second fp32 copy of the weights that a
+    rank updates, and sends gradients to the host as they are summed (Ren et al., 2021, section 4.1).
     """
     replicas = layout.dp * layout.cp
-    theirs = layout.engine == "deepspeed"
-    optimizer = (12.0 if theirs else 8.0) * held / (replicas if layout.zero >= 1 else 1)
-    gradients = 4.0 * held / (replicas if layout.zero >= 2 else 1)
-    weights = 4.0 * held / (replicas if layout.zero >= 3 else 1)
+    deepspeed = layout.engine == "deepspeed"
+    optimizer = (12.0 if deepspeed else 8.0) * parameters / (replicas if layout.zero >= 1 else 1)
+    gradients = 4.0 * parameters / (replicas if layout.zero >= 2 else 1)
+    weights = 4.0 * parameters / (replicas if layout.zero >= 3 else 1)
     if layout.offload == "none":
         return weights + gradients + optimizer
-    gradients *= 0.0 if theirs and layout.zero >= 2 else 1.0
+    gradients *= 0.0 if deepspeed and layout.zero >= 2 else 1.0
     return gradients + (weights if layout.offload == "optimizer" else 0.0)
 
 
-def _host_seconds(layout: Layout, held: float, parts: int) -> float:
-    """What offload adds to a step of `parts` micro-batches: gradients to the host, Adam there (reads four numbers of
-    a parameter and writes three), weights back; offloaded weights come for every forward and backward pass."""
+def _host_seconds(layout: Layout, parameters: float, accumulation: int) -> float:
+    """What offload adds to a step of `accumulation` micro-batches: gradients to the host, Adam there (reads four
+    numbers of a parameter and writes three), weights back; offloaded weights come for every forward and backward
+    pass."""
     if layout.offload == "none":
         return 0.0
-    part = 4.0 * held / (layout.dp * layout.cp if layout.zero >= 1 else 1)
-    again = 2 * parts if layout.offload == "parameters" else 0
-    return (2 + again) * part / HOST_LINK + 7 * part / HOST_MEMORY
+    part = 4.0 * parameters / (layout.dp * layout.cp if layout.zero >= 1 else 1)
+    recomputed = 2 * accumulation if layout.offload == "parameters" else 0
+    return (2 + recomputed) * part / HOST_LINK + 7 * part / HOST_MEMORY
 
 
-def _traffic(shape: ModelShape, layout: Layout, parts: int, weights: float, hidden: float) -> float:
-    """Bytes that a rank sends in a step, for `parts` micro-batches of `hidden` bytes of hidden states.
+def _traffic(shape: ModelShape, layout: Layout, accumulation: int, weights: float, hidden: float) -> float:
+    """Bytes that a rank sends in a step, for `accumulation` micro-batches of `hidden` bytes of hidden states.
 
     Rings move (n - 1) / n of a tensor in each half of an all-reduce. Gradients are summed once under ZeRO 0 and 1
     (half of it hidden behind the backward pass), and gathered and scattered for every micro-batch under 2 and 3.
@@ -274,18 +283,18 @@ def _traffic(shape: ModelShape, layout: Layout, parts: int, weights: float, hidd
     def ring(ways: int) -> float:
         return (ways - 1) / ways
 
-    layers = parts * shape.layers / layout.pp
-    halves = {0: 1.0, 1: 1.0, 2: 2.0 * parts, 3: 3.0 * parts}[layout.zero]
+    layers = accumulation * shape.layers / layout.pp
+    halves = {0: 1.0, 1: 1.0, 2: 2.0 * accumulation, 3: 3.0 * accumulation}[layout.zero]
     data = halves * ring(layout.dp * layout.cp) * weights
     tensor = layers * 8.0 * ring(layout.tp) * hidden
     context = layers * 4.0 * (layout.cp - 1) * hidden * shape.kv_heads / shape.heads
     experts = layers * 4.0 * ring(layout.ep) * hidden if shape.experts else 0.0
-    stages = 2.0 * parts * hidden * (layout.stages // layout.pp) if layout.pp > 1 else 0.0
+    stages = 2.0 * accumulation * hidden * (layout.stages // layout.pp) if layout.pp > 1 else 0.0
     return data + tensor + context + experts + stages
 
 
 def _candidates(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine) -> Iterator[Layout]:
-    """Every layout to consider: the hand-written one, or all degrees that the workers allow."""
+    """Every layout to consider: the one given by hand, or all degrees that the workers allow."""
     batch = spec.train.global_batch
     virtual = spec.train.virtual_shards if spec.train.determinism == "bitwise" else 0
     micros = [batch // virtual] if virtual else [m for m in MICRO_BATCHES if m <= batch]
@@ -294,7 +303,7 @@ def _candidates(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine
         fields = asked.model_dump(exclude={"micro_batch"})
         for micro in [asked.micro_batch] if asked.micro_batch else micros:
             wide = Layout(**fields, micro_batch=micro)
-            # A layout that does not fit is still yielded, so that its reason is told.
+            # a layout that does not fit is yielded too, so that the error names the reason
             width = max(workers // (asked.pp * asked.cp * asked.tp), 1)
             yield fit(wide, workers, batch, virtual) or dataclasses.replace(wide, dp=width)
         return
@@ -319,22 +328,22 @@ def _candidates(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine
             layout = fit(degrees, workers, batch, virtual)
             if layout:
                 yield layout
-                yield from _otherwise(spec, shape, layout, machine)
+                yield from _variants(spec, shape, layout, machine)
 
 
-def _otherwise(spec: JobSpec, shape: ModelShape, layout: Layout, machine: Machine) -> Iterator[Layout]:
-    """The same degrees on DeepSpeed, and, where a GPU does not hold them, with state offloaded: what is legal of it."""
+def _variants(spec: JobSpec, shape: ModelShape, layout: Layout, machine: Machine) -> Iterator[Layout]:
+    """The legal variants of a layout: on DeepSpeed, and with state offloaded if a GPU's memory does not suffice."""
     gpu = spec.resources.per_worker.gpu and spec.train.determinism != "bitwise"
     tight = gpu and predict(spec, shape, layout, machine).memory > machine.memory * MEMORY_SHARE
     offloads = ("none", "optimizer", "parameters") if tight else ("none",)
     for engine, offload in itertools.product(("torch", "deepspeed"), offloads):
         other = dataclasses.replace(layout, engine=engine, offload=offload)
-        problems = [*other.problems(shape, spec.train.global_batch), *refused(spec, other)]
+        problems = [*other.problems(shape, spec.train.global_batch), *engine_problems(spec, other)]
         if other != layout and not problems:
             yield other
 
 
-def _none_fits(
+def _no_layout(
     spec: JobSpec, shape: ModelShape, workers: int, rejected: list[tuple[Layout, str]]
 ) -> InputError:
     reasons = list(dict.fromkeys(reason for _, reason in rejected))
@@ -342,7 +351,7 @@ def _none_fits(
         near = nearest(rejected[0][0], shape, spec.train.global_batch)
         hint = f"the nearest legal layouts are {'; '.join(str(layout) for layout in near)}" if near else ""
         return InputError(reasons[0], "parallel", hint)
-    needs = [reason for reason in reasons if reason.startswith("needs ")]  # of memory: all else was legal
+    needs = [reason for reason in reasons if reason.startswith("needs ")]  # memory was the only problem
     why = f": {(needs or reasons)[-1]}" if reasons else ""
     return InputError(
         f"no legal layout for {workers} workers{why}", "parallel", "change resources or train.global_batch"

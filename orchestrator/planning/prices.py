@@ -20,7 +20,7 @@ from orchestrator.storage.input_files import open_input
 
 COLUMNS = ["machine", "market", "zone", "usd_per_hour"]
 WARN_AT = 0.8
-"""Share of a ceiling at which the events say that it comes near."""
+"""Share of a limit at which an event warns that it comes near."""
 
 Prices = Mapping[tuple[str, str, str], float]
 

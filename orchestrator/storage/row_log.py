@@ -192,7 +192,7 @@ def gaps(extents: Sequence[Extent], first: int, last: int) -> list[tuple[int, in
     return missing
 
 
-def describe_steps(missing: Sequence[Any]) -> str:
+def steps_text(missing: Sequence[Any]) -> str:
     """Missing steps as text: the first five gaps, and how many more there are."""
     shown = [f"{a}" if a == b else f"{a} to {b}" for a, b in missing[:5]]
     return ", ".join(shown) + (f" and {len(missing) - 5} more places" if len(missing) > 5 else "")

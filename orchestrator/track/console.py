@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import IO, Any
 
-from orchestrator.storage.row_log import describe_steps
+from orchestrator.storage.row_log import steps_text
 
 LINE_SECONDS = 10.0
 
@@ -126,7 +126,7 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     if summary.get("missing_rows"):
         rows.append(
-            ("lost rows", f"of step {describe_steps(summary['missing_rows'])}: they are in no figure here")
+            ("lost rows", f"of step {steps_text(summary['missing_rows'])}: they are in no figure here")
         )
     if summary.get("reason"):
         rows.insert(0, ("reason", str(summary["reason"])))

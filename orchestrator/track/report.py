@@ -14,7 +14,7 @@ from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import ENDED
 from orchestrator.storage.row_line import EVENTS
-from orchestrator.storage.row_log import describe_steps
+from orchestrator.storage.row_log import steps_text
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.track import charts
 from orchestrator.track.console import count, duration
@@ -72,7 +72,7 @@ def _content(run_dir: RunDir, rows: RunTotals | None) -> dict[str, Any]:
     phases = timeline(events, rows)
     return {
         "spec": spec,
-        "missing": describe_steps(found["missing_rows"]),
+        "missing": steps_text(found["missing_rows"]),
         "run": redact(run_dir.uri),
         "job": redact(job),
         "summary": redact(found),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.job.errors import InputError
-from orchestrator.job.overrides import put
+from orchestrator.job.overrides import set_key
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.job.tune import Dimension, TuneSpec
 
@@ -81,9 +81,9 @@ def job_of(spec: JobSpec, config: Mapping[str, Any], **more: Any) -> JobSpec:
     """
     document = spec.model_dump(mode="json") | {"tune": None}
     for key, value in config.items():
-        put(document, key, value, f"tune.space.{key}")
+        set_key(document, key, value, f"tune.space.{key}")
     for key, value in more.items():
-        put(document, key.replace("__", "."), value, key)
+        set_key(document, key.replace("__", "."), value, key)
     return parse(document, "trial")
 
 

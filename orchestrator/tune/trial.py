@@ -22,7 +22,7 @@ from orchestrator.checkpoint.identity import read_job
 from orchestrator.checkpoint.store import Store
 from orchestrator.control.controller import Controller
 from orchestrator.job.errors import InputError
-from orchestrator.job.overrides import put
+from orchestrator.job.overrides import set_key
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.job.tune import POPULATION
 from orchestrator.resolve.prepared_data import data_cache
@@ -119,7 +119,7 @@ class Trial(ray_tune.Trainable):
         for promotion in self._tune.promote:
             if promotion.at <= self._at:
                 for key, value in promotion.set.items():
-                    put(document, key, value, "tune.promote")
+                    set_key(document, key, value, "tune.promote")
         if (deadline := self._assignment["deadline"]) is not None:
             left = max(deadline - time.time(), 1.0) / 3600
             document["limits"]["hours"] = min(self._hours(spec, run) + left, spec.limits.hours or math.inf)

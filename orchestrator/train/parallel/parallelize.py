@@ -70,7 +70,9 @@ def parallelize(
         held += held_by(stage, cuts, {name for name, numbers in at.items() if numbers[0] < number})
     # In the order of the names, since groups are made by all ranks together.
     places = {
-        name: frozenset(layout.place_of(n) for n in at[name]) for name in sorted(at) if len(at[name]) > 1
+        name: frozenset(layout.pipeline_rank_of(n) for n in at[name])
+        for name in sorted(at)
+        if len(at[name]) > 1
     }
     shared = TiedGradients(held, mesh, {name: mesh.of_stages(ranks) for name, ranks in places.items()})
     overlap = layout.pp == 1 and not shared.any

@@ -88,7 +88,7 @@ class Pipeline:
         self._batches = []
 
     def _receive(self, number: int, batch: Batch, kept: list[Any]) -> tuple[Tensor, ...]:
-        source = self._mesh.pp.ranks[self._layout.place_of(number - 1)]
+        source = self._mesh.pp.ranks[self._layout.pipeline_rank_of(number - 1)]
         if source == self._mesh.rank:
             return kept.pop(0)
         received = tuple(
@@ -100,7 +100,7 @@ class Pipeline:
 
     def _send(self, number: int, output: tuple[Tensor, ...], kept: list[Any]) -> list[dist.Work]:
         """To the stage `number`; what stays on this rank goes to the end of `kept`."""
-        target = self._mesh.pp.ranks[self._layout.place_of(number)]
+        target = self._mesh.pp.ranks[self._layout.pipeline_rank_of(number)]
         if target == self._mesh.rank:
             kept.append(output)
             return []

@@ -149,7 +149,7 @@ def test_a_run_that_is_not_there(command: Any, folder: Path, words: list[str], p
         (["cluster", "show", "--name", ".."], ["'..' is no name"]),
         (
             ["run", "job.yaml", "--run-dir", "."],
-            [": holds something that is of no run (", "one that is new or empty"],
+            [": is not a run directory: it holds ", "one that is new or empty"],
         ),
         (["data", "prepare", "nowhere.yaml"], ["there is no such job file"]),
     ],

@@ -77,7 +77,7 @@ def test_a_class_run_as_it_is_is_tried_and_what_it_loses_is_told(tmp_path: Path)
     theirs = transformers.GPTNeoXConfig(**SIZES, intermediate_size=64, hidden_dropout=0.1)
     workload = foreign(tmp_path, theirs, documents="isolate")
     check_workload(resolve(spec(workload=workload)))
-    assert resolve(spec(workload=workload)).shape.no_blocks == ""
+    assert resolve(spec(workload=workload)).shape.no_recompute == ""
     (note,) = resolve(spec(workload=workload)).notes
     assert "is trained without classifier_dropout, hidden_dropout: what a class draws" in note
     assert resolve(spec()).notes == []

@@ -33,7 +33,7 @@ def test_every_stage_is_run_by_one_place(schedule: str) -> None:
     layout = Layout(pp=4, schedule=schedule)
     numbers = [n for place in range(4) for n in layout.stages_of(place)]
     assert sorted(numbers) == list(range(layout.stages))
-    assert all(number in layout.stages_of(layout.place_of(number)) for number in numbers)
+    assert all(number in layout.stages_of(layout.pipeline_rank_of(number)) for number in numbers)
 
 
 def test_zbv_comes_back_to_the_first_rank() -> None:
@@ -51,14 +51,14 @@ def test_zbv_comes_back_to_the_first_rank() -> None:
         (Layout(pp=8, schedule="zbv"), DENSE, "makes 16 stages, two a rank under zbv"),
         (Layout(pp=2), dataclasses.replace(DENSE, stages=1), "choose pp up to 1"),
         (Layout(cp=3), DENSE, "2 x cp 6 does not divide the model's 32 positions"),
-        (Layout(cp=2), dataclasses.replace(DENSE, whole_context="it reads all"), "it reads all; set cp to 1"),
+        (Layout(cp=2), dataclasses.replace(DENSE, no_context_split="it reads all"), "it reads all; set cp to 1"),
         (Layout(dp=2, ep=2), DENSE, "needs experts, and this model is dense"),
         (Layout(dp=4, ep=4), EXPERTS, "ep 4 does not divide the model's 6 experts"),
         (Layout(dp=4, ep=3), EXPERTS, "ep 3 does not divide the 4 data-parallel ranks it borrows"),
         (Layout(sequence=True), DENSE, "tp is 1; set sequence to false"),
         (
             Layout(tp=2, sequence=True),
-            dataclasses.replace(DENSE, whole_sequence="it reads all"),
+            dataclasses.replace(DENSE, no_sequence_split="it reads all"),
             "it reads all; set sequence",
         ),
         (Layout(dp=3), DENSE, "global_batch 16 is not a multiple of 3 data-parallel ranks"),

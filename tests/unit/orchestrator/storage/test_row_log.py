@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from orchestrator.storage import row_files, row_log
 from orchestrator.storage.row_line import METRICS, Row, encode
-from orchestrator.storage.row_log import RowLog, describe_steps, gaps
+from orchestrator.storage.row_log import RowLog, gaps, steps_text
 from orchestrator.storage.run_directory import RunDir
 
 NAMES = itertools.count()
@@ -117,12 +117,12 @@ def test_rows_that_were_found_again_come_into_their_places(log: RowLog) -> None:
     extents = log.extents()
     missing = gaps(extents, 1, 105)
     assert missing == [(11, 20), (31, 40), (51, 60), (71, 89), (100, 105)]
-    assert describe_steps(missing) == "11 to 20, 31 to 40, 51 to 60, 71 to 89, 100 to 105"
+    assert steps_text(missing) == "11 to 20, 31 to 40, 51 to 60, 71 to 89, 100 to 105"
     log.insert(extents, [row(n) for a, b in missing for n in range(a, b + 1) if n != 80])
     assert steps(log.rows()) == [n for n in range(1, 106) if n != 80]
     log.append([row(106)])
     assert gaps(log.extents(), 1, 106) == [(80, 80)]
-    assert describe_steps([(n, n) for n in range(7)]) == "0, 1, 2, 3, 4 and 2 more places"
+    assert steps_text([(n, n) for n in range(7)]) == "0, 1, 2, 3, 4 and 2 more places"
 
 
 def test_all_may_be_lost_and_found_again(log: RowLog) -> None:

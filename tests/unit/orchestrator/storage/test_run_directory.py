@@ -197,7 +197,7 @@ def test_a_crash_anywhere_loses_only_the_row_it_tore(data: st.DataObject, tmp_pa
 @pytest.mark.parametrize("name", ["job.yaml", "notes.txt", "plan.json", "metrics.jsonl"])
 def test_a_directory_that_holds_something_else_is_refused(run: RunDir, name: str) -> None:
     run.write_text(name, "mine")
-    with pytest.raises(InputError, match=rf"holds something that is of no run \({name}\)"):
+    with pytest.raises(InputError, match=rf"is not a run directory: it holds {name}"):
         run.create()
     assert run.read_text(name) == "mine"
 

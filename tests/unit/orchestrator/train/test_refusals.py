@@ -89,9 +89,9 @@ def test_virtual_shards_are_a_power_of_two_within_the_batch(shards: int) -> None
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ("t5-tiny", "an encoder-decoder reads its memory whole"),
-        ("bert-tiny", "a sentence head reads one token of the whole"),
-        ("electra-tiny", "the discriminator's loss is a mean over the whole"),
+        ("t5-tiny", "the decoder attends to the full encoder output"),
+        ("bert-tiny", "a sentence head reads one token of the full sequence"),
+        ("electra-tiny", "the discriminator's loss is a mean over the full sequence"),
     ],
 )
 def test_models_whose_sequence_cannot_be_split_say_why(model: str, words: str) -> None:
