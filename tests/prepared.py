@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from orchestrator.data import manifest, shards, sources, tokenizer
-from orchestrator.data.files import Folder
+from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.prepare import _fingerprint
 from orchestrator.job.spec import JobSpec, TrainBpe
 from workloads.objectives import special_tokens
@@ -25,8 +25,8 @@ def prepare_here(spec: JobSpec, cache: str) -> str:
     else:
         chosen = tokenizer.load(spec.data.tokenizer, extra)
     name = _fingerprint(files, chosen, part_bytes)
-    folder = Folder(f"{cache}/{name}")
-    if shards.is_whole(folder):
+    folder = DataFolder(f"{cache}/{name}")
+    if shards.is_complete(folder):
         return folder.uri
     if isinstance(spec.data.tokenizer, TrainBpe):
         entries = spec.data.tokenizer.train_bpe

@@ -1,4 +1,4 @@
-"""Batches by index arithmetic: any rank computes its micro-batches of any step from one integer."""
+"""Batches by index arithmetic: any rank computes its micro-batches of any step from the step's global position."""
 
 from __future__ import annotations
 
@@ -21,10 +21,16 @@ T = TypeVar("T")
 
 
 def batches_of(tokens: Tokens, objective: Objective, seed: int, weights: Sequence[float]) -> Batches:
-    """The batches of prepared data in their order; one weight a source.
+    """The batches of prepared data for an objective.
 
-    Raises InputError if a source gives no sample to an epoch, or the text has too few documents. Data of format 1 gives
-    what it has, as it did when its runs began.
+    Args:
+        tokens: the prepared data.
+        objective: what reads the samples.
+        seed: determines the order.
+        weights: passes over each source in one epoch.
+
+    Raises InputError if a source has no sample for an epoch, or the text too few documents. For data of format 1 an
+    empty source is allowed, as it was in the version that made it.
     """
     reading = objective.reading
     windows = [windows_of(tokens, source, reading) for source in range(tokens.sources)]
@@ -51,9 +57,9 @@ def batches_of(tokens: Tokens, objective: Objective, seed: int, weights: Sequenc
 def slices(
     position: int, global_batch: int, dp_rank: int, dp_size: int, micro_batch: int
 ) -> list[tuple[int, int]]:
-    """(first position, count) of the micro-batches that a rank computes in the step at `position`.
+    """(first position, count) of the micro-batches of a data-parallel rank in the step that starts at `position`.
 
-    Rank r takes the r-th of dp_size contiguous blocks. Raises ValueError if the batch does not divide.
+    Rank r takes the r-th of `dp_size` contiguous blocks. Raises ValueError if the batch is not divisible.
     """
     share, rest = divmod(global_batch, dp_size)
     if rest or share % micro_batch:
@@ -65,9 +71,9 @@ def slices(
 
 
 class Batches:
-    """Micro-batches of an objective over prepared data in a fixed order.
+    """Micro-batches of an objective over prepared data, in a fixed order.
 
-    A sample id counts the samples of all sources in their order.
+    Sample ids number the samples of all sources, one source after the other.
     """
 
     def __init__(
@@ -83,7 +89,7 @@ class Batches:
         return int(self._ends[-1])
 
     def read(self, sample_id: int) -> np.ndarray:
-        """The raw window of a sample, int64 [window]. Ids beyond the last begin again at the first."""
+        """The tokens of a sample, int64 [window]. Ids beyond the last wrap around."""
         source, index = self._place(sample_id)
         start, length = self._windows[source].at(index)
         return self.tokens.window(source, start, length)
@@ -95,9 +101,9 @@ class Batches:
         return range(found.start + first, found.stop + first)
 
     def batch(self, position: int, count: int) -> tuple[Batch, int]:
-        """The samples at positions [position, position + count), collated, and the sum of their digests.
+        """The samples at positions [position, position + count), collated, and the sum of their receipt digests.
 
-        Samples of different turns are collated apart, and stand in their order again.
+        Samples of different turns (see `Order`) are collated separately and put back in order.
         """
         positions = np.arange(position, position + count)
         turns, ids = self.order.at(positions)
@@ -110,14 +116,14 @@ class Batches:
         return batch, receipt.add(digests)
 
     def _place(self, sample_id: int) -> tuple[int, int]:
-        """The source of a sample, and its number there."""
+        """The source of a sample, and its index there."""
         sample_id %= len(self)
         source = int(np.searchsorted(self._ends, sample_id, side="right"))
         return source, sample_id - int(self._ends[source]) + self.order.samples[source]
 
 
 class _Cached:
-    """The samples of a corpus, those of one batch read once."""
+    """The samples of all sources; those of one batch are read once."""
 
     def __init__(self, batches: Batches, held: dict[int, np.ndarray]) -> None:
         self._batches, self._held = batches, held
@@ -134,7 +140,7 @@ class _Cached:
 
 
 class Prefetch(Generic[T]):
-    """Makes item n + 1 in a thread while item n is used: `make(first)`, `make(first + 1)`, ... in turn.
+    """Computes `make(first)`, `make(first + 1)`, ... in a thread, `depth` items ahead of their use.
 
     An exception of `make` is raised by the `next` that would have returned its item.
     """
@@ -153,7 +159,7 @@ class Prefetch(Generic[T]):
         return self._ahead.popleft().result()
 
     def close(self) -> None:
-        """Stop the thread, after the item it is making."""
+        """Stop the thread after the item that it is making."""
         self._pool.shutdown(cancel_futures=True)
 
     def __enter__(self) -> Prefetch[T]:

@@ -1,8 +1,7 @@
-"""A corpus that is on every machine after the install: the documentation of the installed packages.
+"""A corpus that every installation has: the docstrings of the installed packages.
 
-Documentation strings are read by parsing the sources, so that no package is imported. Equal versions of the
-packages and of Python give equal bytes. One .txt file a package; a line that holds only `<|endoftext|>`
-separates documents.
+They are read by parsing the sources, so that no package is imported. Equal versions of the packages and of Python give
+equal bytes. There is one .txt file per package; a line with only `<|endoftext|>` separates documents.
 """
 
 from __future__ import annotations
@@ -46,19 +45,19 @@ PACKAGES = (
 """Dependencies of this project, direct or not, whose documentation strings are rich in prose."""
 
 PACKAGE_BYTES = 2**20
-"""At most this much of each package, so that no one of them sets the tone."""
+"""Most bytes of each package, so that none of them dominates."""
 
 SHORTEST = 200
-"""Characters below which a documentation string is a label rather than text."""
+"""Characters below which a docstring is a label rather than prose."""
 
 _NOT_PROSE = frozenset({"tests", "test", "testing", "_vendor", "vendor", "third_party", "thirdparty_files"})
 
 
 def collect(folder: str, limit_mib: float | None = None) -> dict[str, Any]:
-    """Write the corpus to the local `folder`, at most `limit_mib` in all, unless it is there already.
+    """Write the corpus to the local `folder`, at most `limit_mib` MiB in all, unless it is there already.
 
-    Returns what corpus.json beside the texts says: the versions and, for each file, bytes, documents and
-    checksum. Raises InputError if the folder holds something else, or cannot be written.
+    Returns the content of corpus.json beside the texts: the versions and, for each file, bytes, documents and checksum.
+    Raises InputError if the folder holds something else or cannot be written.
     """
     target = Path(folder)
     versions = _versions()
@@ -96,7 +95,7 @@ def _versions() -> dict[str, str]:
 
 
 def _there(target: Path) -> dict[str, Any] | None:
-    """The summary of the corpus in a folder, None if there is none or it is not whole."""
+    """The content of corpus.json in a folder; None if there is no corpus or it is incomplete."""
     if not target.exists():
         return None
     try:
@@ -105,7 +104,7 @@ def _there(target: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         if target.is_dir() and not any(target.iterdir()):
             return None
-        raise InputError("holds something else than a corpus", str(target), "name another folder") from None
+        raise InputError("holds something other than a corpus", str(target), "name another folder") from None
     whole = all((target / n).is_file() and (target / n).stat().st_size == size for n, size in sizes.items())
     return summary if whole else None
 
@@ -159,6 +158,6 @@ def _docstrings(package: str) -> Iterator[str]:
 
 
 def _is_prose(text: str) -> bool:
-    """Long enough, nearly all ASCII, and no separator within."""
+    """Whether a text is long enough, nearly all ASCII, and contains no separator."""
     ascii_ = sum(map(str.isascii, text))
     return len(text) >= SHORTEST and ascii_ >= 0.98 * len(text) and SEPARATOR.decode() not in text

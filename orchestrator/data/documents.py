@@ -1,10 +1,10 @@
-"""The text of a span, document by document.
+"""Reading the text of a span, document by document.
 
-A .txt file is one document unless lines that hold only `<|endoftext|>` separate several; a line of .jsonl and
-a row of .parquet is one. A .txt document may reach over the cut between two spans, so it comes in pieces: the
-spans' pieces, one span after the other, are the pieces of the whole file.
+A .txt file is one document, or several separated by lines with only `<|endoftext|>`; a line of .jsonl and a row of
+.parquet is one document. A .txt document may continue in the next span, so documents come in pieces: the pieces of all
+spans in order are the pieces of the file.
 
-Text of `rule` 1 was made by the version before: there a piece was as long as its longest line.
+In `data_format` 1, that of an earlier version, lines are never cut, however long.
 """
 
 from __future__ import annotations
@@ -19,24 +19,22 @@ import pyarrow.parquet as pq
 
 from orchestrator.data.lines import Line, line_at, line_break, line_number, lines
 from orchestrator.data.manifest import FORMAT
-from orchestrator.data.source_files import open_source, still
+from orchestrator.data.source_files import check_unchanged, open_source
 from orchestrator.data.sources import Span
 from orchestrator.job.errors import InputError
 
 SEPARATOR = b"<|endoftext|>"
 PIECE_BYTES = 2**18
-"""A long document is handed on in pieces of about this size, cut after a line or between two words, to bound memory."""
+"""Size at which a long document is cut into pieces, after a line or between two words, to bound memory."""
 LINE_BYTES = 2**26
-"""A longer line of .jsonl is refused: it must be in memory whole."""
+"""A longer line of .jsonl is refused, since all of it must be in memory."""
 BOM = b"\xef\xbb\xbf"
 BATCH_ROWS = 256
 
 
 class TextPiece(NamedTuple):
-    """Text of a document; `ends` where the document does, `halves` where the first of a pair does.
-
-    `bytes` is its length in UTF-8.
-    """
+    """A piece of a document's text, of `bytes` bytes in UTF-8. The last piece of a document `ends` it; the last piece
+    of the first text of a pair `halves` it."""
 
     text: str
     ends: bool
@@ -44,27 +42,29 @@ class TextPiece(NamedTuple):
     halves: bool = False
 
 
-def pieces(span: Span, rule: int = FORMAT) -> Iterator[TextPiece]:
-    """The span's text.
+def pieces(span: Span, data_format: int = FORMAT) -> Iterator[TextPiece]:
+    """The span's text, in pieces.
 
-    Raises InputError for text that is not UTF-8, for rows without the field, and for a file that has changed since it
-    was identified.
+    Raises InputError for text that is not UTF-8, for rows without the field, and for a file that has changed since its
+    content was identified.
     """
     file, read = span.file, {".parquet": _rows, ".jsonl": _json, ".txt": _text}[span.file.kind]
     sums, first = (span.sums, span.first) if span.sums else (file.sums, 0)
     with open_source(file.uri, file.size, file.content, sums, first) as opened:
-        yield from read(span, opened, rule)
-    still(file.uri, file.size, file.content, sums)
+        yield from read(span, opened, data_format)
+    check_unchanged(file.uri, file.size, file.content, sums)
 
 
-def _text(span: Span, file: BinaryIO, rule: int) -> Iterator[TextPiece]:
-    longest = None if rule == 1 else PIECE_BYTES
+def _text(span: Span, file: BinaryIO, data_format: int) -> Iterator[TextPiece]:
+    longest = None if data_format == 1 else PIECE_BYTES
     size = span.file.size
     start, stop = (line_break(file, at, size, longest) for at in (span.start, span.stop))
     last = Line(stop, line_at(file, stop), True) if stop < size else None
     held: list[bytes] = []
     began = held_bytes = 0
-    for line, following in pairwise(chain(_without_mark(lines(file, start, stop, longest), rule), [last])):
+    for line, following in pairwise(
+        chain(_without_mark(lines(file, start, stop, longest), data_format), [last])
+    ):
         if line is None or _separates(line):
             continue
         ends, data = following is None or _separates(following), line.data
@@ -80,10 +80,10 @@ def _text(span: Span, file: BinaryIO, rule: int) -> Iterator[TextPiece]:
         yield _decode(held, False, span, began, file)
 
 
-def _without_mark(found: Iterator[Line], rule: int) -> Iterator[Line]:
-    """The lines without the mark that some editors begin a UTF-8 file with."""
+def _without_mark(found: Iterator[Line], data_format: int) -> Iterator[Line]:
+    """The lines, without the byte order mark that some editors put at the start of a UTF-8 file."""
     for line in found:
-        marked = rule > 1 and line.at == 0 and line.data.startswith(BOM)
+        marked = data_format > 1 and line.at == 0 and line.data.startswith(BOM)
         yield Line(len(BOM), line.data.removeprefix(BOM), line.whole) if marked else line
 
 
@@ -100,8 +100,8 @@ def _decode(parts: list[bytes], ends: bool, span: Span, at: int, file: BinaryIO)
         raise InputError(f"{what} ({error.reason})", span.file.uri, "convert it to UTF-8") from None
 
 
-def _json(span: Span, file: BinaryIO, rule: int) -> Iterator[TextPiece]:
-    longest = None if rule == 1 else LINE_BYTES
+def _json(span: Span, file: BinaryIO, data_format: int) -> Iterator[TextPiece]:
+    longest = None if data_format == 1 else LINE_BYTES
     size = span.file.size
     at = line_break(file, span.start, size, None)
     file.seek(at)
@@ -109,12 +109,12 @@ def _json(span: Span, file: BinaryIO, rule: int) -> Iterator[TextPiece]:
         if longest is not None and len(line) > longest:
             raise _bad(span, file, at, f"is longer than {longest >> 20} MiB", "split the document")
         if line.strip():
-            yield from _document(_fields(line, span, file, at), rule)
+            yield from _document(_fields(line, span, file, at), data_format)
         at += len(line)
 
 
 def _fields(line: bytes, span: Span, file: BinaryIO, at: int) -> list[str]:
-    """The texts of a line of JSON."""
+    """The texts of a line of .jsonl."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -139,11 +139,11 @@ def _is_unicode(text: str) -> bool:
 
 
 def _bad(span: Span, file: BinaryIO, at: int, what: str, hint: str) -> InputError:
-    """The error of the line that begins at byte `at`."""
+    """The error for the line that starts at byte `at`."""
     return InputError(f"line {line_number(file, at)}, at byte {at}, {what}", span.file.uri, hint)
 
 
-def _rows(span: Span, file: BinaryIO, rule: int) -> Iterator[TextPiece]:
+def _rows(span: Span, file: BinaryIO, data_format: int) -> Iterator[TextPiece]:
     groups = range(span.start, span.stop)
     try:
         table = pq.ParquetFile(file)
@@ -151,7 +151,7 @@ def _rows(span: Span, file: BinaryIO, rule: int) -> Iterator[TextPiece]:
         for batch in table.iter_batches(BATCH_ROWS, row_groups=list(groups), columns=list(span.file.fields)):
             for texts in zip(*(_column(span, batch, key) for key in span.file.fields), strict=True):
                 if None not in texts:
-                    yield from _document(texts, rule)
+                    yield from _document(texts, data_format)
             row += batch.num_rows
     except (OSError, ValueError) as error:  # pyarrow's errors are of these kinds
         if isinstance(error, FileNotFoundError | PermissionError):
@@ -168,20 +168,20 @@ def _column(span: Span, batch: pa.RecordBatch, key: str) -> list[str | None]:
     return texts
 
 
-def _document(texts: Sequence[str], rule: int) -> Iterator[TextPiece]:
+def _document(texts: Sequence[str], data_format: int) -> Iterator[TextPiece]:
     """The pieces of a row's text, or of the two texts of a pair."""
     *first, last = texts
     for text in first:
-        yield from (piece._replace(ends=False, halves=piece.ends) for piece in _cut(text, rule))
-    yield from _cut(last, rule)
+        yield from (piece._replace(ends=False, halves=piece.ends) for piece in _cut(text, data_format))
+    yield from _cut(last, data_format)
 
 
-def _cut(text: str, rule: int) -> Iterator[TextPiece]:
-    """A whole document in pieces of at most PIECE_BYTES characters, cut after a line or else between two words."""
+def _cut(text: str, data_format: int) -> Iterator[TextPiece]:
+    """A document in pieces of at most PIECE_BYTES characters, cut after a line or else between two words."""
     start = 0
     while len(text) - start > PIECE_BYTES:
         stop = text.rfind("\n", start, start + PIECE_BYTES) + 1 or start + PIECE_BYTES
-        if rule > 1 and not text.endswith("\n", start, stop):
+        if data_format > 1 and not text.endswith("\n", start, stop):
             stop = _between_words(text, start, stop)
         yield TextPiece(text[start:stop], False, len(text[start:stop].encode()))
         start = stop
@@ -189,7 +189,7 @@ def _cut(text: str, rule: int) -> Iterator[TextPiece]:
 
 
 def _between_words(text: str, start: int, stop: int) -> int:
-    """The last space in text[start:stop] that stands alone; stop if there is none. See `orchestrator.data.lines`."""
+    """The last single space in text[start:stop]; `stop` if there is none. See `orchestrator.data.lines`."""
     at = stop
     while (at := text.rfind(" ", start + 1, at)) > 0:
         if not text[at - 1].isspace() and not text[at + 1].isspace():

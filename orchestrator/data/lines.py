@@ -1,9 +1,9 @@
-"""The lines of a stretch of a file, none of which takes more memory than a bound.
+"""The lines of a range of bytes of a file, with bounded memory.
 
-A file is cut at bytes; the text of a stretch begins and ends at the breaks that follow these bytes. A break is the end
-of a line. Where none comes within the bound it is in front of a space that stands alone between two words, the last one
-within the bound, since there nearly all tokenizers begin another token anyway: the tokens are then those of the uncut
-line. Where there is no such space either, the cut is between two characters.
+A file is divided at arbitrary bytes; the text of a range starts and ends at the first break after these bytes. A break
+is the end of a line. If no line ends within the bound, the break is before the last single space between two words
+within the bound: nearly all tokenizers start a new token there, so that the tokens are those of the uncut line. If
+there is no such space either, the break is between two characters.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ BLOCK = 2**20
 
 
 class Line(NamedTuple):
-    """A line with its end, or a part of one that is longer than the bound. `at` is its first byte's place in the file;
-    `whole` tells which it is."""
+    """A line with its line end, or a part of one that is longer than the bound. `at` is the offset of its first byte;
+    `whole` is whether it is a full line."""
 
     at: int
     data: bytes
@@ -26,9 +26,9 @@ class Line(NamedTuple):
 
 
 def line_break(file: BinaryIO, at: int, size: int, longest: int | None) -> int:
-    """Where the text begins of a stretch that is cut at byte `at` of a file of `size` bytes.
+    """The offset of the first break at or after byte `at` of a file of `size` bytes.
 
-    With `longest` None only the end of a line is a break.
+    A line of more than `longest` bytes also breaks between words; with None only at its end.
     """
     if at <= 0 or at >= size:
         return max(0, min(at, size))
@@ -44,7 +44,7 @@ def line_break(file: BinaryIO, at: int, size: int, longest: int | None) -> int:
 
 
 def lines(file: BinaryIO, start: int, stop: int, longest: int | None) -> Iterator[Line]:
-    """The lines of bytes [start, stop) of a file, both breaks; those longer than `longest` bytes in parts."""
+    """The lines of bytes [start, stop) of a file, where both are breaks; lines longer than `longest` bytes in parts."""
     if start >= stop:
         return
     file.seek(max(start - 1, 0))
@@ -66,7 +66,8 @@ def lines(file: BinaryIO, start: int, stop: int, longest: int | None) -> Iterato
 
 
 def line_at(file: BinaryIO, at: int) -> bytes:
-    """The beginning of the line that begins at byte `at`, long enough to tell a separator; empty in a line's middle."""
+    """The start of the line that begins at byte `at`, long enough to recognise a separator; empty if none begins
+    there."""
     if at:
         file.seek(at - 1)
         if file.read(1) != b"\n":
@@ -76,7 +77,7 @@ def line_at(file: BinaryIO, at: int) -> bytes:
 
 
 def line_number(file: BinaryIO, at: int) -> int:
-    """The number, from 1, of the line that byte `at` is in."""
+    """The number, from 1, of the line with byte `at`."""
     file.seek(0)
     count, left = 1, at
     while left > 0 and (block := file.read(min(left, BLOCK))):
@@ -86,7 +87,7 @@ def line_number(file: BinaryIO, at: int) -> int:
 
 
 def word_break(data: bytes) -> int:
-    """Where to cut a line that goes on after `data`: before the last space that stands alone, else a character."""
+    """Where to cut a line that continues after `data`: before the last single space, else before the last character."""
     at = len(data) - 1
     while (at := data.rfind(b" ", 1, at)) > 0:
         if data[at - 1] not in WHITE and data[at + 1] not in WHITE:
@@ -98,6 +99,6 @@ def word_break(data: bytes) -> int:
 
 
 def _line_ends(file: BinaryIO, stop: int) -> bool:
-    """Whether nothing comes after byte `stop`: a file's last line needs no line end."""
+    """Whether the file ends at byte `stop`: its last line needs no line end."""
     file.seek(stop)
     return not file.read(1)

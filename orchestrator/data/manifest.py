@@ -1,4 +1,4 @@
-"""What prepared data consists of: a JSON document, written last, so that the data exists when it does."""
+"""The manifest of prepared data: a JSON document that is written last. The data exists when its manifest does."""
 
 from __future__ import annotations
 
@@ -8,27 +8,33 @@ from typing import Any
 
 import xxhash
 
-from orchestrator.data.files import Folder
+from orchestrator.data.data_folder import DataFolder
 from orchestrator.job.errors import InputError
 
 FORMAT = 2
-"""Of data that is prepared now. The number also says how its samples are cut and drawn, since a run keeps its data."""
+"""The format of data that is prepared now. It also determines how samples are cut and drawn, since a run keeps its
+data."""
 FORMATS = (1, 2)
-"""Those that can be read, and made again for the runs that began with them.
+"""Formats that can be read, and prepared again for runs that began with them.
 
-1: a sample starts every sequence_length tokens, whatever it reads; its random numbers are those of the epoch.
-2: samples tile the text; a sample's random numbers are those of its source's pass. Blocks have checksums, and the ends
-of documents are on record.
+1: a sample starts every sequence_length tokens, whatever the objective reads; its randomness depends on the epoch.
+2: samples tile the text; a sample's randomness depends on the pass over its source. Blocks have checksums, and the ends
+of documents are recorded.
 """
 NAME = "manifest.json"
 
 
 @dataclass(frozen=True)
 class TokenShard:
-    """Token ids of one part of a source, little-endian, without header. `bytes` is their text's, in UTF-8.
+    """A file of token ids of one part of a source, little-endian, without header.
 
-    From format 2 on: `blocks` are the checksums (xxh3_64, 16 hexadecimal digits each) of every `tokens.BLOCK_BYTES` of
-    the file, and `ends` that of the file beside it which holds where its documents end.
+    Attributes:
+        file: its path in the folder of prepared data.
+        tokens, documents: how many it holds.
+        bytes: length of their text in UTF-8.
+        xxh3: xxh3_128 of the file.
+        blocks: from format 2 on, the xxh3_64 (16 hexadecimal digits) of every `shards.BLOCK_BYTES`, concatenated.
+        ends: from format 2 on, the xxh3_64 of the index of document ends, see `shards.ends_name`.
     """
 
     file: str
@@ -42,7 +48,7 @@ class TokenShard:
 
 @dataclass(frozen=True)
 class PreparedSource:
-    """The shards of one source in the order of its text. `uri` tells where it once came from."""
+    """The shards of one source in the order of its text. `uri` is where the text was when it was prepared."""
 
     uri: str
     shards: tuple[TokenShard, ...]
@@ -55,11 +61,15 @@ class PreparedSource:
 
 @dataclass(frozen=True)
 class DataManifest:
-    """Prepared data. `roles` maps eos, pad, bos, cls, sep, mask, unk to ids, those the tokenizer has.
+    """Prepared data.
 
-    `entropy` is that of the tokens' unigram distribution in nats: the loss of a model that knows only how
-    often each token occurs. `bytes_per_token` turns a loss in nats a token into bits a byte:
-    loss / ln 2 / bytes_per_token. `vocabulary` may exceed the tokenizer's entries; the rest goes unused.
+    Attributes:
+        fingerprint: hash of the text, the tokenizer and the format.
+        vocabulary: ids, at least as many as the tokenizer has entries; the others are unused.
+        roles: the ids of eos, pad, bos, cls, sep, mask and unk, as far as the tokenizer has them.
+        sentinels: the ids of `<extra_id_0>`, `<extra_id_1>`, ...
+        entropy: of the unigram distribution of tokens, in nats: the loss of a model that knows only token frequencies.
+        bytes_per_token: turns a loss in nats per token into bits per byte: loss / ln 2 / bytes_per_token.
     """
 
     fingerprint: str
@@ -89,20 +99,20 @@ class DataManifest:
         return xxhash.xxh3_128_hexdigest(json.dumps([self.dtype, content]).encode())
 
     def to_json(self) -> dict[str, Any]:
-        """The manifest as plain data."""
+        """The manifest as JSON."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> DataManifest:
-        """The manifest that `to_json` wrote. Raises KeyError or TypeError if it is another document."""
+        """The inverse of `to_json`. Raises KeyError or TypeError for another document."""
         sources = tuple(
             PreparedSource(s["uri"], tuple(TokenShard(**shard) for shard in s["shards"]))
             for s in data["sources"]
         )
         return cls(**{**data, "sources": sources, "sentinels": tuple(data["sentinels"])})
 
-    def same(self, other: DataManifest) -> bool:
-        """Whether both are of the same tokens from the same text."""
+    def same_tokens(self, other: DataManifest) -> bool:
+        """Whether both have the same tokens from the same tokenizer."""
         tokenizers = {self.tokenizer_xxh3, other.tokenizer_xxh3} - {""}
         return [s.xxh3 for s in self.shards] == [s.xxh3 for s in other.shards] and len(tokenizers) < 2
 
@@ -112,13 +122,13 @@ class DataManifest:
 
 
 class DamagedManifest(InputError):
-    """There is a manifest, and it is not what was written."""
+    """The manifest is not what was written."""
 
 
-def read(folder: Folder) -> DataManifest | None:
+def read(folder: DataFolder) -> DataManifest | None:
     """The manifest in `folder`, or None if there is none.
 
-    Raises InputError if it is of another format, DamagedManifest if it is none at all.
+    Raises InputError if its format is unknown, DamagedManifest if it is damaged.
     """
     try:
         data = folder.read_json(NAME)
@@ -137,6 +147,6 @@ def read(folder: Folder) -> DataManifest | None:
         raise DamagedManifest(what, folder.uri, "run or prepare the job again, which makes it anew") from None
 
 
-def write(folder: Folder, manifest: DataManifest) -> None:
-    """Write the manifest. From then on the prepared data exists."""
+def write(folder: DataFolder, manifest: DataManifest) -> None:
+    """Write the manifest, with which the prepared data exists."""
     folder.write_json(NAME, {**manifest.to_json(), "checksum": manifest.checksum()})

@@ -1,7 +1,7 @@
 """The order of samples: a pure function of (seed, epoch, position), in constant memory.
 
-A keyed permutation stands for a shuffled list: position p of an epoch is sample permute(p), so any rank finds
-any sample of any step with a few multiplications and nothing is stored or replayed on resume.
+A keyed permutation replaces a shuffled list: position p of an epoch is sample permute(p). Any rank finds any sample of
+any step with a few multiplications, and nothing is stored or replayed on resume.
 """
 
 from __future__ import annotations
@@ -16,23 +16,29 @@ from numpy.typing import ArrayLike
 from orchestrator.job.errors import InputError
 
 ROUNDS = 6
-"""Pairs of Feistel rounds. Three pass for random; the rest costs microseconds."""
+"""Pairs of Feistel rounds. Three suffice to look random; the others cost microseconds."""
 
 
 class Order:
-    """The endless sequence of samples over weighted sources.
+    """The infinite sequence of samples over weighted sources.
 
-    `samples[s]` is how many samples source s has and `weights[s]` how many times an epoch passes over it: an epoch
-    takes floor(weight x samples) of each source, all shuffled together. A fractional weight takes another part of the
-    source every epoch, in turn. A sample's turn, which its random numbers depend on, is the number of the pass over
-    its source, so that no two passes are alike; with `by_pass` False it is the number of the epoch, and a source may
-    be left out, as in the version before. Raises InputError if a source or an epoch would be empty.
+    An epoch takes floor(weight x samples) of each source, all shuffled together. With a fractional weight each epoch
+    takes the next part of the source. A sample's randomness depends on its turn, which is the number of the pass over
+    its source, so that no two passes are alike.
+
+    Args:
+        seed: determines the order.
+        samples: number of samples of each source.
+        weights: passes over each source in one epoch.
+        by_pass: False for data of format 1: the turn is the number of the epoch, and a source may be empty.
+
+    Raises InputError if a source or an epoch would be empty.
     """
 
     def __init__(
         self, seed: int, samples: Sequence[int], weights: Sequence[float], by_pass: bool = True
     ) -> None:
-        # The decimal the user wrote, not its binary neighbour: 0.29 of 100 samples is 29.
+        # the decimal that the user wrote, not the nearest binary fraction: 0.29 of 100 samples is 29
         self.taken = [math.floor(Fraction(str(w)) * n) for w, n in zip(weights, samples, strict=True)]
         self.epoch_size = sum(self.taken)
         if self.epoch_size == 0:
@@ -59,7 +65,7 @@ class Order:
     def at(self, position: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """(turn, sample id) at each global `position`, both int64 of its shape.
 
-        A sample id counts the samples of all sources in their order.
+        Sample ids number the samples of all sources, one source after the other.
         """
         position = np.asarray(position, dtype=np.int64)
         epoch, index = np.divmod(position, self.epoch_size)
@@ -67,7 +73,7 @@ class Order:
         source = np.searchsorted(self._ends, drawn, side="right")
         taken, samples = self._taken[source], self._samples[source]
         within = drawn - (self._ends[source] - taken)
-        # In Python's integers, since the product may pass 2^63 after many epochs of a large source.
+        # with Python's integers, since the product may exceed 2^63 after many epochs of a large source
         passes, start = (epoch.astype(object) * taken) // samples, (epoch.astype(object) * taken) % samples
         index = within + start.astype(np.int64)
         turn = passes.astype(np.int64) + index // samples if self._by_pass else epoch
@@ -75,10 +81,10 @@ class Order:
 
 
 def permute(index: ArrayLike, epoch: ArrayLike, size: int, seed: int) -> np.ndarray:
-    """Where each `index` of [0, size) goes under the permutation keyed by (seed, epoch); int64.
+    """The image of each `index` of [0, size) under the permutation keyed by (seed, epoch); int64.
 
-    A generalised Feistel network over [0, a) x [0, b) with a x b just above `size`, walked until it is back
-    within (Black and Rogaway, 2002, "Ciphers with arbitrary finite domains", methods 2 and 3).
+    A generalised Feistel network over [0, a) x [0, b) with a x b just above `size`, repeated until the result is below
+    `size` (Black and Rogaway, 2002, "Ciphers with arbitrary finite domains", methods 2 and 3).
     """
     index, epoch = np.broadcast_arrays(np.asarray(index, dtype=np.int64), np.asarray(epoch, dtype=np.int64))
     width = math.isqrt(size - 1) + 1

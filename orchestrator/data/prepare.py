@@ -1,15 +1,15 @@
-"""Raw sources to token shards, with Ray Data.
+"""Preparing data: raw sources to token shards, with Ray Data.
 
     <cache>/<fingerprint>/
       tokenizer.json
       shards/000000.bin      token ids of one part, little-endian; each document ends with eos
-      shards/000000.ends     where its documents end
-      records/000000.json    what the shard holds and its checksum, written after it
+      shards/000000.ends     the ends of its documents
+      records/000000.json    the shard's counts and checksums, written after it
       manifest.json          written last
 
-The fingerprint covers the content of the sources, the tokenizer and the format, so the same text is the same
-data wherever it lies. A killed preparation goes on where it was: a part that has a record is not done again. What is
-missing of finished data, or was put aside because it is damaged, is made again and must come out the same.
+The fingerprint covers the content of the sources, the tokenizer and the format, not where the files are. A killed
+preparation continues where it was: a part that has a record is not done again. Files of finished data that are missing,
+or were quarantined because they are damaged, are made again and must come out the same.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ import ray.data
 import xxhash
 
 from orchestrator.data import manifest, shards, sources, tokenizer
+from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.documents import LINE_BYTES
-from orchestrator.data.files import Folder
-from orchestrator.data.quiet_logging import hushed
+from orchestrator.data.quiet_logging import quiet
 from orchestrator.data.sources import Part, SourceFile
 from orchestrator.job.errors import InputError, Unreachable
 from orchestrator.job.spec import DataSpec, TrainBpe
@@ -40,7 +40,7 @@ Progress = Callable[[str, int, int], None]
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 SAMPLE_BYTES = 64 * 2**20
-"""Text that a tokenizer is trained on at most, spread evenly over all parts."""
+"""Most bytes of text that a tokenizer is trained on, taken evenly from all parts."""
 
 
 def prepare(
@@ -52,13 +52,21 @@ def prepare(
     part_bytes: int | None = None,
     before: str = "",
 ) -> str:
-    """Make the token shards of `data` in `cache` unless they are there; the URI of the prepared data.
+    """Prepare the token shards of `data` in `cache` unless they are there; returns the URI of the prepared data.
 
-    Ray must be initialised, and its nodes must see the sources and the cache. Needs one free CPU, takes
-    no more than are free, one a task, and holds none afterwards. `progress(phase, done, total)` counts
-    parts in the phases "tokenizer" and "tokens". With `before`, the fingerprint of data that a run began with, it is
-    that data, in the format that it had. Raises InputError for sources or a tokenizer that cannot be used, for a cache
-    that cannot be written, and if nothing that `data` names has the fingerprint `before`.
+    Ray must be initialised, and its nodes must see the sources and the cache. One CPU must be free; each task takes
+    one, no more than are free are used, and none is held afterwards.
+
+    Args:
+        data: what to prepare.
+        objective_special_tokens: special tokens that the objective needs in the tokenizer.
+        cache: folder or URI of all prepared data.
+        progress: called as progress(phase, done, total) with parts, in the phases "tokenizer" and "tokens".
+        part_bytes: size of a part; chosen by the amount of text if None.
+        before: fingerprint of the data that a run began with: prepare exactly that, in its format.
+
+    Raises InputError for sources or a tokenizer that cannot be used, for a cache that cannot be written, and if `data`
+    does not have the fingerprint `before` any more.
     """
     files = sources.resolve(data.sources)
     if not any(file.size for file in files):
@@ -69,13 +77,19 @@ def prepare(
     else:
         chosen = tokenizer.load(data.tokenizer, objective_special_tokens)
     part_bytes = part_bytes or sources.part_size(files)
-    rule, name = _named(files, chosen, part_bytes, before)
-    folder = Folder(f"{Folder(cache).uri}/{name}")
+    data_format, name = _format_and_fingerprint(files, chosen, part_bytes, before)
+    folder = DataFolder(f"{DataFolder(cache).uri}/{name}")
     try:
         folder.remove_old_drafts()
-        if not shards.is_whole(folder):
+        if not shards.is_complete(folder):
             _make(
-                folder, data, files, chosen, part_bytes, rule, progress or (lambda phase, done, total: None)
+                folder,
+                data,
+                files,
+                chosen,
+                part_bytes,
+                data_format,
+                progress or (lambda phase, done, total: None),
             )
     except Exception as error:
         if isinstance(error, InputError) or not storage_failed(error):
@@ -93,14 +107,19 @@ def prepare(
     return folder.uri
 
 
-def _named(files: Sequence[SourceFile], chosen: Any, part_bytes: int, before: str) -> tuple[int, str]:
-    """Format and fingerprint of the data: of now, or that of `before`. Raises InputError if there is none."""
-    names = {rule: _fingerprint(files, chosen, part_bytes, rule) for rule in manifest.FORMATS}
+def _format_and_fingerprint(
+    files: Sequence[SourceFile], chosen: Any, part_bytes: int, before: str
+) -> tuple[int, str]:
+    """The current format and the fingerprint of the data in it; or the format in which it has the fingerprint `before`.
+    Raises InputError if there is none."""
+    names = {
+        data_format: _fingerprint(files, chosen, part_bytes, data_format) for data_format in manifest.FORMATS
+    }
     if not before:
         return manifest.FORMAT, names[manifest.FORMAT]
-    for rule, name in names.items():
+    for data_format, name in names.items():
         if name == before:
-            return rule, name
+            return data_format, name
     hint = "put the files back as they were, or start another run"
     raise InputError(
         "the text has changed since the run began, and its token shards are gone", "data.sources", hint
@@ -108,30 +127,30 @@ def _named(files: Sequence[SourceFile], chosen: Any, part_bytes: int, before: st
 
 
 def _make(
-    folder: Folder,
+    folder: DataFolder,
     data: DataSpec,
     files: Sequence[SourceFile],
     chosen: Any,
     part_bytes: int,
-    rule: int,
-    tell: Progress,
+    data_format: int,
+    progress: Progress,
 ) -> None:
-    """Make what is missing of the data in `folder`, and its manifest last."""
+    """Make the files that are missing in `folder`, the manifest last."""
     try:
         finished = manifest.read(folder)
     except manifest.DamagedManifest:
         finished = None
     parts = sources.cut(files, part_bytes)
-    tell("tokenizer", 0, 1)
-    vocabulary, roles = _tokenizer(folder, data, chosen, parts, rule)
-    tell("tokenizer", 1, 1)
+    progress("tokenizer", 0, 1)
+    vocabulary, roles = _tokenizer(folder, data, chosen, parts, data_format)
+    progress("tokenizer", 1, 1)
     _refuse_pairs_without_separator(files, roles)
-    _tokenise(folder, parts, vocabulary, roles, rule, tell)
+    _tokenise(folder, parts, vocabulary, roles, data_format, progress)
     name = folder.uri.rsplit("/", 1)[-1]
-    found = shards.gather(folder, name, [s.uri for s in data.sources], parts, vocabulary, roles, rule)
+    found = shards.gather(folder, name, [s.uri for s in data.sources], parts, vocabulary, roles, data_format)
     if finished is None:
         manifest.write(folder, found)
-    elif not finished.same(found):
+    elif not finished.same_tokens(found):
         what = "what was missing cannot be made again as it was: the tokenizer's library is another"
         raise InputError(what, folder.uri, "install the version that it was made with, or start another run")
 
@@ -144,65 +163,70 @@ def _refuse_pairs_without_separator(files: Sequence[SourceFile], roles: dict[str
 
 
 def _fingerprint(
-    files: Sequence[SourceFile], tokenizer_: Any, part_bytes: int, rule: int = manifest.FORMAT
+    files: Sequence[SourceFile], tokenizer_: Any, part_bytes: int, data_format: int = manifest.FORMAT
 ) -> str:
-    """xxh3_128 of all that decides the shards' bytes; where the files lie does not."""
+    """xxh3_128 of everything that determines the shards' bytes; where the files are does not."""
     content = [{k: v for k, v in asdict(file).items() if k not in ("uri", "sums")} for file in files]
-    whole = json.dumps([rule, part_bytes, tokenizer_, content], sort_keys=True)
+    whole = json.dumps([data_format, part_bytes, tokenizer_, content], sort_keys=True)
     return xxhash.xxh3_128_hexdigest(whole.encode())
 
 
 def _tokenizer(
-    folder: Folder, data: DataSpec, chosen: Any, parts: list[Part], rule: int
+    folder: DataFolder, data: DataSpec, chosen: Any, parts: list[Part], data_format: int
 ) -> tuple[int, dict[str, int]]:
-    """Put the tokenizer in its place, trained first if it is to be; the vocabulary's size and the roles."""
+    """Train the tokenizer if that is asked for, and write it; returns the size of the vocabulary and the roles."""
     if not isinstance(data.tokenizer, TrainBpe):
         text, roles = chosen
         if folder.read("tokenizer.json") != text.encode():
             folder.write("tokenizer.json", text.encode())
         return tokenizer.size_of(tokenizer.encoder(text)), roles
     if folder.read("tokenizer.json") is None:
-        rows = [sources.to_json(part, _reach(rule)) for part in parts]
-        _raise(ray.get(_train.remote(folder.uri, rows, chosen[0], chosen[1], rule)))
+        rows = [sources.to_json(part, _reach(data_format)) for part in parts]
+        _raise_error(ray.get(_train.remote(folder.uri, rows, chosen[0], chosen[1], data_format)))
     text = (folder.read("tokenizer.json") or b"").decode()
-    # The size that was asked for, also where the text gave fewer entries: it is the model's, known before.
+    # the requested size, even if the text gave fewer entries: the model's size depends on it before data is prepared
     return data.tokenizer.train_bpe, tokenizer.roles_of(tokenizer.encoder(text), {})
 
 
-def _reach(rule: int) -> int | None:
-    """Bytes beyond its spans that a task may read."""
-    return None if rule == 1 else LINE_BYTES
+def _reach(data_format: int) -> int | None:
+    """Bytes after its spans that a task may read; None for no bound."""
+    return None if data_format == 1 else LINE_BYTES
 
 
 @ray.remote(num_cpus=1)
-def _train(uri: str, parts: list[str], entries: int, special_tokens: list[str], rule: int) -> str:
-    texts = shards.sample([sources.from_json(part) for part in parts], SAMPLE_BYTES, rule)
+def _train(uri: str, parts: list[str], entries: int, special_tokens: list[str], data_format: int) -> str:
+    texts = shards.sample([sources.from_json(part) for part in parts], SAMPLE_BYTES, data_format)
     try:
-        Folder(uri).write("tokenizer.json", tokenizer.train(texts, entries, special_tokens).encode())
+        DataFolder(uri).write("tokenizer.json", tokenizer.train(texts, entries, special_tokens).encode())
     except Exception as error:
-        return _told(error, uri)
+        return _encode_error(error, uri)
     return ""
 
 
 def _tokenise(
-    folder: Folder, parts: list[Part], vocabulary: int, roles: dict[str, int], rule: int, tell: Progress
+    folder: DataFolder,
+    parts: list[Part],
+    vocabulary: int,
+    roles: dict[str, int],
+    data_format: int,
+    progress: Progress,
 ) -> None:
-    """Write the shards that have no record yet, or of which something is missing."""
-    todo = shards.unfinished(folder, len(parts), vocabulary, rule)
-    tell("tokens", len(parts) - len(todo), len(parts))
+    """Write the shards that have no record or of which a file is missing."""
+    todo = shards.unfinished(folder, len(parts), vocabulary, data_format)
+    progress("tokens", len(parts) - len(todo), len(parts))
     if not todo:
         return
 
     def task(row: dict[str, Any]) -> dict[str, Any]:
         try:
             part = sources.from_json(row["part"])
-            shards.write_shard(folder_uri, row["number"], part, vocabulary, roles, rule)
+            shards.write_shard(folder_uri, row["number"], part, vocabulary, roles, data_format)
         except Exception as error:
-            return {"error": _told(error, folder_uri)}
+            return {"error": _encode_error(error, folder_uri)}
         return {"error": ""}
 
     folder_uri = folder.uri
-    rows = [{"number": n, "part": sources.to_json(parts[n], _reach(rule))} for n in todo]
+    rows = [{"number": n, "part": sources.to_json(parts[n], _reach(data_format))} for n in todo]
     free = int(ray.available_resources().get("CPU", 1))
     tasks = ray.data.TaskPoolStrategy(size=max(1, min(free, len(todo))))
     dataset = ray.data.from_items(rows, override_num_blocks=len(rows)).map(task, compute=tasks, num_cpus=1)
@@ -211,13 +235,13 @@ def _tokenise(
     dataset.context.execution_options.preserve_order = True
     with _quiet():
         for done, row in enumerate(dataset.iter_rows(), len(parts) - len(todo) + 1):
-            _raise(row["error"])
-            tell("tokens", done, len(parts))
+            _raise_error(row["error"])
+            progress("tokens", done, len(parts))
 
 
-def _told(error: Exception, cache: str) -> str:
-    """The error as JSON: an exception that crosses from a task would bring Ray's whole trace with it. One that is
-    neither of the input nor of storage is raised."""
+def _encode_error(error: Exception, cache: str) -> str:
+    """An error of a task as JSON, since an exception would carry Ray's full stack trace. Errors other than of input or
+    storage are raised."""
     if not (isinstance(error, InputError) or storage_failed(error)):
         raise error
     passing = transient(error)
@@ -230,14 +254,14 @@ def _told(error: Exception, cache: str) -> str:
     return json.dumps([passing, f"cannot be used on a worker's node ({reason})", str(place), hint])
 
 
-def _raise(told: str) -> None:
-    """Raise the error that `_told` wrote, if it wrote one: InputError, or Unreachable if it may pass."""
-    if told:
-        passing, *words = json.loads(told)
-        raise (Unreachable if passing else InputError)(*words)
+def _raise_error(text: str) -> None:
+    """Raise the error that `_encode_error` encoded: InputError, or Unreachable if it is transient. Nothing for ""."""
+    if text:
+        passing, *arguments = json.loads(text)
+        raise (Unreachable if passing else InputError)(*arguments)
 
 
 def _quiet() -> AbstractContextManager[None]:
-    """Keep Ray Data's account of its own progress out of the terminal; it stays in Ray's log files."""
+    """Keep Ray Data's progress messages out of the terminal; they stay in Ray's log files."""
     handlers = [h for h in logging.getLogger("ray.data").handlers if isinstance(h, logging.StreamHandler)]
-    return hushed(handlers, logging.ERROR)
+    return quiet(handlers, logging.ERROR)

@@ -1,4 +1,4 @@
-"""Libraries that tell in the terminal what is told better elsewhere."""
+"""Silencing the log messages of libraries for a while."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def hushed(tellers: Sequence[logging.Logger | logging.Handler], level: int) -> Iterator[None]:
-    """Keep what is below `level` from these loggers or handlers to themselves for a while."""
-    before = [teller.level for teller in tellers]
-    for teller in tellers:
-        teller.setLevel(level)
+def quiet(loggers: Sequence[logging.Logger | logging.Handler], level: int) -> Iterator[None]:
+    """Suppress messages below `level` of these loggers or handlers within the context."""
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(level)
     try:
         yield
     finally:
-        for teller, old in zip(tellers, before, strict=True):
-            teller.setLevel(old)
+        for logger, old in zip(loggers, before, strict=True):
+            logger.setLevel(old)

@@ -1,8 +1,8 @@
-"""The receipt: a rolling hash that two runs share exactly when they used the same samples in the same order.
+"""The receipt: a rolling hash that is equal for two runs exactly when they used the same samples in the same order.
 
-It is free of the layout. A step's hash is the sum modulo 2^64 of one digest per sample, and each digest binds
-the global position, the sample id and the tokens that were read; so ranks add theirs in any order and
-grouping (micro-batches, data-parallel width) and find the same sum. The roll then fixes the order of steps.
+It does not depend on the layout. A step's hash is the sum modulo 2^64 of one digest per sample, and a digest covers the
+global position, the sample id and the tokens; ranks may add theirs in any order and grouping. Rolling the sums into one
+hash then fixes the order of steps.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 
 START = "0" * 32
-"""The receipt of a run that has made no step."""
+"""The receipt of a run before its first step."""
 
 
 def digest(position: int, sample_id: int, window_tokens: np.ndarray) -> int:
@@ -30,10 +30,8 @@ def add(digests: Iterable[int]) -> int:
 
 
 def roll(previous: str, step_sum: int) -> str:
-    """The receipt after a step whose digests, over all ranks, add up to `step_sum`: 32 hexadecimal digits.
-
-    Signed and unsigned sums that are equal modulo 2^64 give the same receipt.
-    """
+    """The receipt after a step whose digests over all ranks add up to `step_sum` (modulo 2^64): 32 hexadecimal
+    digits."""
     return xxhash.xxh3_128_hexdigest(bytes.fromhex(previous) + (step_sum % 2**64).to_bytes(8, "little"))
 
 

@@ -1,4 +1,4 @@
-"""One part of the text to one token shard with its record; all records to the manifest."""
+"""Writing one part of the text as one token shard with a record, and collecting all records into the manifest."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 import xxhash
 
 from orchestrator.data import tokenizer as tokenizers
+from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.documents import TextPiece, pieces
-from orchestrator.data.files import Folder
 from orchestrator.data.manifest import FORMAT, DamagedManifest, DataManifest, PreparedSource, TokenShard, read
 from orchestrator.data.sources import Part
 from orchestrator.job.errors import InputError
 
 BATCH_BYTES = 2**20
-"""Text that is encoded at once; its encoding takes some fifty times the memory."""
+"""Bytes of text that are tokenised at once; that takes about fifty times the memory."""
 BLOCK_BYTES = 2**20
-"""What one checksum of a shard covers."""
+"""Bytes of a shard that one checksum covers."""
 
 
 def shard_name(number: int) -> str:
@@ -29,7 +29,7 @@ def shard_name(number: int) -> str:
 
 
 def record_name(number: int) -> str:
-    """The file of its record."""
+    """The file of the record of shard `number`."""
     return f"records/{number:06d}.json"
 
 
@@ -39,25 +39,25 @@ def dtype(vocabulary: int) -> str:
 
 
 def ends_name(shard: str) -> str:
-    """The file beside a shard with the place after each document's end, little-endian 32-bit, without header."""
+    """The file beside a shard with the index after the last token of each document, little-endian 32-bit, no header."""
     return shard.removesuffix(".bin") + ".ends"
 
 
 def write_shard(
-    uri: str, number: int, part: Part, vocabulary: int, roles: Mapping[str, int], rule: int = FORMAT
+    uri: str, number: int, part: Part, vocabulary: int, roles: Mapping[str, int], data_format: int = FORMAT
 ) -> None:
-    """Write shard `number` of the prepared data at `uri`, of format `rule`, and then its record.
+    """Write shard `number` of the prepared data at `uri`, of format `data_format`, and then its record.
 
-    The record holds tokens, documents, bytes of text, checksums and how often each id occurs.
-    Raises InputError for text that cannot be read as such.
+    The record holds the numbers of tokens, documents and bytes of text, checksums, and the count of each id.
+    Raises InputError for text that cannot be read.
     """
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a task has one CPU, and others run beside it
-    folder = Folder(uri)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a task has one CPU
+    folder = DataFolder(uri)
     encoder = tokenizers.encoder((folder.read("tokenizer.json") or b"").decode())
     found: list[np.ndarray] = []
     ends: list[int] = []
     text_bytes = length = 0
-    for batch in _batches(piece for span in part for piece in pieces(span, rule)):
+    for batch in _batches(piece for span in part for piece in pieces(span, data_format)):
         text_bytes += sum(piece.bytes for piece in batch)
         encoded = encoder.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
         for piece, encoding in zip(batch, encoded, strict=True):
@@ -75,33 +75,33 @@ def write_shard(
         "xxh3": xxhash.xxh3_128_hexdigest(data),
         "counts": np.bincount(tokens, minlength=vocabulary).tolist(),
     }
-    if rule > 1:
+    if data_format > 1:
         folder.write(ends_name(shard_name(number)), index)
         record |= {"blocks": block_sums(data), "ends": xxhash.xxh3_64_hexdigest(index)}
     folder.write_json(record_name(number), record)
 
 
 def block_sums(data: bytes) -> str:
-    """The checksums of a shard's blocks, one after the other."""
+    """The checksums of a shard's blocks, concatenated."""
     return "".join(
         xxhash.xxh3_64_hexdigest(data[at : at + BLOCK_BYTES]) for at in range(0, len(data), BLOCK_BYTES)
     )
 
 
-def read_record(folder: Folder, number: int, rule: int) -> dict[str, Any] | None:
-    """The record of a shard, None if there is none or it is damaged."""
+def read_record(folder: DataFolder, number: int, data_format: int) -> dict[str, Any] | None:
+    """The record of shard `number`; None if it is missing or damaged."""
     try:
         record = folder.read_json(record_name(number))
         counts = np.array(record.pop("counts"), dtype=np.int64)
         TokenShard(file="", **record)
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
-    whole = counts.sum() == record["tokens"] and (rule == 1 or "ends" in record)
+    whole = counts.sum() == record["tokens"] and (data_format == 1 or "ends" in record)
     return {**record, "counts": counts} if whole else None
 
 
-def is_whole(folder: Folder) -> bool:
-    """Whether there is prepared data in `folder` and all its files are there, in their sizes."""
+def is_complete(folder: DataFolder) -> bool:
+    """Whether `folder` holds prepared data with all its files in their sizes."""
     try:
         found = read(folder)
     except DamagedManifest:
@@ -116,8 +116,8 @@ def is_whole(folder: Folder) -> bool:
     return whole and sizes.get(found.tokenizer, 0) > 0
 
 
-def unfinished(folder: Folder, parts: int, vocabulary: int, rule: int) -> list[int]:
-    """The numbers of the shards of which something is missing."""
+def unfinished(folder: DataFolder, parts: int, vocabulary: int, data_format: int) -> list[int]:
+    """The numbers of the shards of which a file is missing or of the wrong size."""
     width, sizes, records = (
         np.dtype(dtype(vocabulary)).itemsize,
         folder.sizes("shards"),
@@ -127,32 +127,32 @@ def unfinished(folder: Folder, parts: int, vocabulary: int, rule: int) -> list[i
     def lacks(number: int) -> bool:
         if os.path.basename(record_name(number)) not in records:
             return True
-        record, shard = read_record(folder, number, rule), os.path.basename(shard_name(number))
+        record, shard = read_record(folder, number, data_format), os.path.basename(shard_name(number))
         if record is None or sizes.get(shard) != record["tokens"] * width:
             return True
-        return rule > 1 and sizes.get(ends_name(shard)) != 4 * record["documents"]
+        return data_format > 1 and sizes.get(ends_name(shard)) != 4 * record["documents"]
 
     with ThreadPoolExecutor(16) as pool:  # a store answers a read in tens of milliseconds
         return [number for number, yes in enumerate(pool.map(lacks, range(parts))) if yes]
 
 
 def gather(
-    folder: Folder,
+    folder: DataFolder,
     fingerprint: str,
     uris: Sequence[str],
     parts: Sequence[Part],
     vocabulary: int,
     roles: dict[str, int],
-    rule: int = FORMAT,
+    data_format: int = FORMAT,
 ) -> DataManifest:
-    """The manifest of all shards in `folder`, from their records. `uris` are the sources' addresses.
+    """The manifest of all shards in `folder`, from their records. `uris` are those of the sources.
 
-    Raises InputError if there is no text in the sources.
+    Raises InputError if a record is damaged or the sources have no text.
     """
     prepared: list[list[TokenShard]] = [[] for _ in uris]
     counts = np.zeros(vocabulary, dtype=np.int64)
     with ThreadPoolExecutor(16) as pool:  # a store answers a read in tens of milliseconds
-        records = pool.map(lambda number: read_record(folder, number, rule), range(len(parts)))
+        records = pool.map(lambda number: read_record(folder, number, data_format), range(len(parts)))
     for number, (part, record) in enumerate(zip(parts, records, strict=True)):
         if record is None:
             raise InputError(f"{record_name(number)} is damaged", folder.uri, "run the same command again")
@@ -179,17 +179,17 @@ def gather(
         bytes=text,
         entropy=float(-(share * np.log(share)).sum()),
         bytes_per_token=text / tokens,
-        format=rule,
+        format=data_format,
         tokenizer_xxh3=xxhash.xxh3_128_hexdigest(tokenizer),
     )
 
 
-def sample(parts: Sequence[Part], limit: int, rule: int = FORMAT) -> Iterator[str]:
-    """About `limit` bytes of text: the beginning of each part, as much as is its due."""
+def sample(parts: Sequence[Part], limit: int, data_format: int = FORMAT) -> Iterator[str]:
+    """About `limit` bytes of text: the beginning of each part, in proportion to its size."""
     share = limit / max(1, sum(span.bytes for part in parts for span in part))
     for part in parts:
         held, due = 0, share * sum(span.bytes for span in part)
-        for piece in (piece for span in part for piece in pieces(span, rule)):
+        for piece in (piece for span in part for piece in pieces(span, data_format)):
             yield piece.text
             held += piece.bytes
             if held >= due:

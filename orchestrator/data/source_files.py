@@ -1,8 +1,8 @@
-"""Source files, opened so that what is read is what was identified.
+"""Source files, read so that a change since their content was identified is noticed.
 
-A file's content is part of the prepared data's name. It is read again minutes later, to be tokenised, and may have
-changed meanwhile: a local file is therefore read in blocks, each compared with the checksum that was taken when the
-file was identified, and an object must still carry the tag that it had.
+The hash of a file's content is part of the fingerprint of prepared data. The file is read again later, for tokenising,
+and may have changed: a local file is therefore read in blocks, each compared with the checksum taken first, and a
+remote object must still have the same ETag.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from orchestrator.storage.input_files import TIMEOUT, open_input
 from orchestrator.storage.retry import Retry
 
 BLOCK_BYTES = 2**20
-"""What one checksum covers."""
+"""Bytes that one checksum covers."""
 SUM_DIGITS = 16
 """Hexadecimal digits of one checksum, xxh3_64."""
 READ_BYTES = 2**20
 
 
 def identify(path: str) -> tuple[int, str, str]:
-    """Size, checksum of the whole, and the checksums of all blocks, one after the other, of a local file."""
+    """Size of a local file in bytes, its checksum, and the concatenated checksums of its blocks."""
     whole, size, sums = xxhash.xxh3_128(), 0, []
     with open(path, "rb", buffering=0) as file:
         while block := _full(file, BLOCK_BYTES):
@@ -36,26 +36,26 @@ def identify(path: str) -> tuple[int, str, str]:
 
 
 def tag(fs: RemoteFileSystem, path: str, info: dict[str, Any]) -> str:
-    """What tells an object's content from another one's: its ETag, or what its file system has in place of one."""
+    """What identifies the content of a remote object: its ETag, or what its file system has instead."""
     return str(info.get("ETag") or Retry()(fs.ukey, path))
 
 
 def open_source(uri: str, size: int, content: str, sums: str, first: int = 0) -> BinaryIO:
-    """The first `size` bytes of a source file; `sums` are those of its blocks from block `first` on.
+    """Open the first `size` bytes of a source file; `sums` are the checksums of its blocks from block `first` on.
 
-    Reading raises InputError where the bytes are no longer those that were identified. What has been added at the end
-    since then is not seen.
+    Reading raises InputError where the content has changed since it was identified. Bytes that were appended since then
+    are not read.
     """
     if not size:
         return io.BytesIO()
     if sums:
-        return io.BufferedReader(Unchanged(uri, size, sums, first), READ_BYTES)
-    still(uri, size, content, sums)
+        return io.BufferedReader(VerifiedFile(uri, size, sums, first), READ_BYTES)
+    check_unchanged(uri, size, content, sums)
     return open_input(uri)
 
 
-def still(uri: str, size: int, content: str, sums: str) -> None:
-    """Raise InputError if an object is no longer the one that was identified; blocks of local files tell themselves."""
+def check_unchanged(uri: str, size: int, content: str, sums: str) -> None:
+    """Raise InputError if a remote object has changed since it was identified; local files are checked by block."""
     if sums or not size:
         return
     fs = RemoteFileSystem(uri, TIMEOUT)
@@ -64,16 +64,16 @@ def still(uri: str, size: int, content: str, sums: str) -> None:
 
 
 def changed(uri: str) -> InputError:
-    """The error for a file that is not what it was."""
+    """The error for a file that has changed."""
     return InputError(
         "has changed since this command began to read it",
         uri,
-        "let it be while it is read; the same command goes on",
+        "do not change it while it is read; run the same command again",
     )
 
 
-class Unchanged(io.RawIOBase):
-    """A local file of `size` bytes, whose blocks from `first` on have the checksums `sums`; no others can be read."""
+class VerifiedFile(io.RawIOBase):
+    """A local file of `size` bytes whose blocks from `first` on are verified by `sums`; no other blocks can be read."""
 
     def __init__(self, path: str, size: int, sums: str, first: int) -> None:
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115
@@ -99,7 +99,7 @@ class Unchanged(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """See `io.RawIOBase`. Raises InputError if a block is not what it was."""
+        """See `io.RawIOBase`. Raises InputError if a block has changed."""
         if self._at >= self._size:
             return 0
         number, within = divmod(self._at, BLOCK_BYTES)
@@ -129,7 +129,7 @@ class Unchanged(io.RawIOBase):
 
 
 def _full(file: io.FileIO, size: int) -> bytes:
-    """As many of `size` bytes as there are."""
+    """Read `size` bytes, fewer at the end of the file."""
     parts = []
     while size > 0 and (part := file.read(size)):
         parts.append(part)

@@ -1,4 +1,4 @@
-"""Which files the sources name, what identifies their content, and how they are cut into parts."""
+"""The files that the sources name, what identifies their content, and their division into parts."""
 
 from __future__ import annotations
 
@@ -24,14 +24,17 @@ from orchestrator.storage.uri import is_local
 KINDS = (".txt", ".jsonl", ".parquet")
 PARTS = 64
 PART_BYTES = (2**20, 2**25)
-"""Least and most bytes of a part: a task's start does not matter, and its tokens fit one core's memory."""
+"""Least and most bytes of a part: enough that starting a task is cheap, and little enough for one core's memory."""
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of a source. `content` identifies its bytes: a hash of them, or an object store's own tag.
+    """One file of source number `source`.
 
-    `sums` are the checksums of its blocks, for a local file; see `orchestrator.data.source_files`.
+    Attributes:
+        content: identifies its bytes: their hash, or the ETag of a remote object.
+        field: key or column of the text, or of the two texts of a pair; empty for .txt.
+        sums: for a local file the checksums of its blocks, see `orchestrator.data.source_files`.
     """
 
     source: int
@@ -44,15 +47,15 @@ class SourceFile:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The keys of a row's texts: one, or those of a pair."""
+        """The keys of a row's text or pair of texts."""
         return (self.field,) if isinstance(self.field, str) else tuple(self.field)
 
 
 @dataclass(frozen=True)
 class Span:
-    """Lines of a file that begin within bytes [start, stop), or row groups [start, stop) of a .parquet.
+    """The lines of a file that begin within bytes [start, stop), or row groups [start, stop) of a .parquet file.
 
-    `sums`, where there are any, stand for those of the file from block `first` on: as many as the span may need.
+    `sums`, if not empty, are the checksums of the file from block `first` on, as many as the span may need.
     """
 
     file: SourceFile
@@ -64,16 +67,16 @@ class Span:
 
 
 Part = tuple[Span, ...]
-"""Consecutive spans of one source that one task turns into one shard."""
+"""Consecutive spans of one source; one task makes one shard of it."""
 
 
 def to_json(part: Part, reach: int | None = None) -> str:
-    """The part as text, for a task that may run on any node and reads `reach` bytes beyond its spans at most."""
+    """The part as JSON, for a task on any node that reads at most `reach` bytes after its spans."""
     return json.dumps([asdict(_with_sums(span, reach)) for span in part])
 
 
 def _with_sums(span: Span, reach: int | None) -> Span:
-    """The span with those of its file's checksums that it needs, in place of all of them."""
+    """The span with only those of its file's checksums that it needs."""
     file, first, last = span.file, 0, None
     if file.kind != ".parquet" and reach is not None:
         first = max(span.start - 1, 0) // BLOCK_BYTES
@@ -83,15 +86,15 @@ def _with_sums(span: Span, reach: int | None) -> Span:
 
 
 def from_json(text: str) -> Part:
-    """The part that `to_json` wrote."""
+    """The inverse of `to_json`."""
     return tuple(Span(**{**span, "file": SourceFile(**span["file"])}) for span in json.loads(text))
 
 
 def resolve(sources: Sequence[Source]) -> list[SourceFile]:
-    """All files of all sources, in the order of the sources and by name within one.
+    """All files of all sources: in the order of the sources, and by name within a source.
 
-    Raises InputError for a source that matches nothing, cannot be listed, or is of another type than
-    .txt, .jsonl and .parquet.
+    Raises InputError for a source that matches nothing, cannot be listed, or has files that are not .txt, .jsonl or
+    .parquet.
     """
     found = [_match(number, source) for number, source in enumerate(sources)]
     with ThreadPoolExecutor(8) as pool:
@@ -105,7 +108,7 @@ def part_size(files: Sequence[SourceFile]) -> int:
 
 
 def cut(files: Sequence[SourceFile], part_bytes: int) -> list[Part]:
-    """All files in parts of about `part_bytes`: large files cut, small ones of one source put together.
+    """Divide all files into parts of about `part_bytes`: large files are cut, small ones of a source combined.
 
     Raises InputError for a .parquet file that is damaged or lacks the field.
     """
@@ -130,7 +133,7 @@ def _spans(file: SourceFile, part_bytes: int) -> list[Span]:
 
 
 def _match(number: int, source: Source) -> list[tuple[int, Source, Any, dict[str, Any]]]:
-    """The files of one source, as their file system lists them."""
+    """The files of one source, as listed by their file system."""
     where = f"data.sources.{number}.uri {source.uri}"
     try:
         fs, path = open_file_system(source.uri, TIMEOUT)
@@ -142,7 +145,7 @@ def _match(number: int, source: Source) -> list[tuple[int, Source, Any, dict[str
         else:
             found = retry(fs.glob, path, detail=True)
             infos = [found[name] for name in sorted(found) if found[name]["type"] != "directory"]
-    except Exception as error:  # every fsspec backend raises its own kind
+    except Exception as error:  # every fsspec backend raises errors of its own
         kind = Unreachable if transient(error) else InputError
         raise kind(f"cannot be listed ({error})", where, "check the address and credentials") from None
     if infos is None:
@@ -151,7 +154,7 @@ def _match(number: int, source: Source) -> list[tuple[int, Source, Any, dict[str
         raise InputError("there is no such file", where, "check the path")
     for info in infos:
         if info["type"] != "file":
-            raise InputError(f"{info['name']} leads to no file", where, "remove it or narrow the glob")
+            raise InputError(f"{info['name']} is not a file", where, "remove it or narrow the glob")
         if PurePosixPath(info["name"]).suffix not in KINDS:
             what = f"{info['name']} is not a {', '.join(KINDS)} file"
             raise InputError(what, where, "convert it or narrow the glob")
@@ -161,12 +164,12 @@ def _match(number: int, source: Source) -> list[tuple[int, Source, Any, dict[str
 def _identify(number: int, source: Source, fs: Any, info: dict[str, Any]) -> SourceFile:
     path, local = info["name"], is_local(source.uri)
     try:
-        # Not the time of change where it can be helped: the same text collected again is the same data.
+        # the content and not the modification time: the same text downloaded again is the same data
         size, content, sums = identify(path) if local else (int(info["size"]), tag(fs, path, info), "")
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", path, "check its permissions") from None
     if path.endswith(".txt") and not isinstance(source.field, str):
-        raise InputError("a .txt file holds no pairs", path, "give them as .jsonl or .parquet")
+        raise InputError("a .txt file cannot hold pairs", path, "give them as .jsonl or .parquet")
     uri = path if local else fs.unstrip_protocol(path)
     kind = PurePosixPath(path).suffix
     return SourceFile(number, uri, kind, size, content, source.field if kind != ".txt" else "", sums)

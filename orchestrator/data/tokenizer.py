@@ -1,4 +1,4 @@
-"""The tokenizer: trained here or loaded, and which role its special tokens play."""
+"""The tokenizer: training or loading one, and the roles of its special tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from orchestrator.data.files import Folder
+from orchestrator.data.data_folder import DataFolder
 from orchestrator.job.errors import InputError
 
 STANDARD = ("<|endoftext|>", "<pad>", "<bos>", "<cls>", "<sep>", "<mask>", "<unk>")
@@ -22,11 +22,11 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "mask": ("<mask>", "[MASK]"),
     "unk": ("<unk>", "[UNK]"),
 }
-"""Usual names of each role, the likeliest first."""
+"""Usual tokens of each role, the most common first."""
 
 
 def train(texts: Iterable[str], entries: int, special_tokens: Sequence[str]) -> str:
-    """Train a byte-level BPE tokenizer (Radford et al., 2019, section 2.2) of `entries`; its JSON.
+    """Train a byte-level BPE tokenizer (Radford et al., 2019, section 2.2) with `entries` entries; returns its JSON.
 
     A small text may yield fewer entries than asked for.
     """
@@ -49,7 +49,7 @@ def all_special(objective: Sequence[str]) -> list[str]:
 
 
 def check_size(entries: int, special_tokens: Sequence[str]) -> None:
-    """Raises InputError if `entries` have no room for all bytes and special tokens."""
+    """Raise InputError if a vocabulary of `entries` is too small for all bytes and special tokens."""
     least = 256 + len(all_special(special_tokens))
     if entries < least:
         raise InputError(
@@ -60,15 +60,15 @@ def check_size(entries: int, special_tokens: Sequence[str]) -> None:
 
 
 def load(uri: str, special_tokens: Sequence[str]) -> tuple[str, dict[str, int]]:
-    """The JSON of the tokenizer at `uri`, a tokenizer.json or its folder, and the roles of its tokens.
+    """The JSON of the tokenizer at `uri` (a tokenizer.json or its folder), and the ids of its tokens by role.
 
-    Special tokens that the objective asks for and the tokenizer has under no usual name are added to it.
-    Raises InputError if there is no tokenizer or none of its tokens ends a document.
+    Special tokens that the objective needs are added, unless the tokenizer has a usual token of that role.
+    Raises InputError if there is no tokenizer, or none of its tokens can end a document.
     """
     where = f"data.tokenizer {uri}"
     head, _, tail = uri.rpartition("/")
     head = head or ("/" if uri.startswith("/") else ".")
-    folder, name = (Folder(head), tail) if tail.endswith(".json") else (Folder(uri), "tokenizer.json")
+    folder, name = (DataFolder(head), tail) if tail.endswith(".json") else (DataFolder(uri), "tokenizer.json")
     try:
         text = folder.read(name)
         config = folder.read_json("tokenizer_config.json") or {}
@@ -93,9 +93,9 @@ def load(uri: str, special_tokens: Sequence[str]) -> tuple[str, dict[str, int]]:
 
 
 def roles_of(tokenizer: Tokenizer, named: Mapping[str, str]) -> dict[str, int]:
-    """The ids of the tokens that play eos, pad, bos, cls, sep, mask and unk, those the tokenizer has.
+    """The ids of the tokens for eos, pad, bos, cls, sep, mask and unk, as far as the tokenizer has them.
 
-    `named` gives the token of a role; for the others the usual names are tried.
+    `named` gives the token of a role; for other roles the usual tokens are tried.
     """
     found = {}
     for role, usual in _NAMES.items():
@@ -106,7 +106,7 @@ def roles_of(tokenizer: Tokenizer, named: Mapping[str, str]) -> dict[str, int]:
 
 
 def _named(config: Mapping[str, Any]) -> dict[str, str]:
-    """The token of each role that a tokenizer_config.json names."""
+    """The tokens of roles that a tokenizer_config.json names."""
     named = {}
     for role in _NAMES:
         token = config.get(f"{role}_token")
@@ -117,19 +117,19 @@ def _named(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def size_of(tokenizer: Tokenizer) -> int:
-    """One above the largest id."""
+    """The largest id plus one."""
     return int(max(tokenizer.get_vocab(with_added_tokens=True).values())) + 1
 
 
 def encoder(text: str) -> Tokenizer:
-    """The tokenizer ready for raw text: special tokens that stand in the text are text."""
+    """The tokenizer for raw text, in which special tokens are treated as ordinary text."""
     tokenizer = Tokenizer.from_str(text)
     tokenizer.encode_special_tokens = True
     return tokenizer
 
 
 def sentinels(tokenizer: Tokenizer) -> list[int]:
-    """Ids of `<extra_id_0>`, `<extra_id_1>`, ... as far as they go."""
+    """The ids of `<extra_id_0>`, `<extra_id_1>`, ..., as many as there are."""
     ids: list[int] = []
     while (token := tokenizer.token_to_id(f"<extra_id_{len(ids)}>")) is not None:
         ids.append(token)

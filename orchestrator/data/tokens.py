@@ -1,4 +1,4 @@
-"""Prepared data as one token stream per source, memory-mapped."""
+"""Reading prepared data: one memory-mapped stream of tokens per source."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import xxhash
 from tokenizers import Tokenizer
 
 from orchestrator.data import manifest
-from orchestrator.data.files import Folder
+from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.manifest import DataManifest, TokenShard
 from orchestrator.data.shards import ends_name
-from orchestrator.data.verified_shard import CheckedShard, DamagedShard, put_aside
+from orchestrator.data.verified_shard import DamagedShard, VerifiedShard, quarantine
 from orchestrator.job.errors import InputError
 from orchestrator.storage.atomic import replace_file
 from orchestrator.storage.retry import Retry
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from workloads.workload import Vocabulary
 
 AGAIN = "run or prepare the job again, which makes what is missing"
-"""What repairs prepared data."""
+"""Hint for prepared data that is missing or damaged."""
 
 
 class Tokens:
-    """Read access to prepared data. Open it with `Tokens.open`. What is read has been checked, see `CheckedShard`."""
+    """Read access to prepared data; made by `Tokens.open`. All tokens are verified, see `VerifiedShard`."""
 
-    def __init__(self, folder: Folder, manifest: DataManifest, shards: list[list[CheckedShard]]) -> None:
+    def __init__(self, folder: DataFolder, manifest: DataManifest, shards: list[list[VerifiedShard]]) -> None:
         self.folder = folder
         self.manifest = manifest
         self._shards = shards
@@ -41,12 +41,12 @@ class Tokens:
 
     @classmethod
     def open(cls, uri: str, retry: Retry | None = None) -> Tokens:
-        """The prepared data at `uri`.
+        """Open the prepared data at `uri`.
 
-        Local shards are mapped where they lie. Others are downloaded once a node, checked, and kept under the
-        system's folder for temporary files. Raises InputError if the data is missing or damaged.
+        Local shards are mapped in place. Remote ones are downloaded once per node, verified, and kept in the system's
+        temporary folder. Raises InputError if the data is missing or damaged.
         """
-        folder = Folder(uri, retry)
+        folder = DataFolder(uri, retry)
         found = manifest.read(folder)
         if found is None:
             raise InputError(
@@ -55,7 +55,7 @@ class Tokens:
         locate = _local if folder.local else _downloaded
         try:
             shards = [
-                [CheckedShard(locate(folder, found, shard), found.dtype, shard) for shard in source.shards]
+                [VerifiedShard(locate(folder, found, shard), found.dtype, shard) for shard in source.shards]
                 for source in found.sources
             ]
         except ValueError as error:
@@ -68,11 +68,11 @@ class Tokens:
         return len(self._shards)
 
     def length(self, source: int) -> int:
-        """Tokens of a source."""
+        """Number of tokens of a source."""
         return int(self._ends[source][-1]) if len(self._ends[source]) else 0
 
     def window(self, source: int, start: int, length: int) -> np.ndarray:
-        """Tokens [start, start + length) of a source, int64; they may come from several shards."""
+        """Tokens [start, start + length) of a source, int64; they may span several shards."""
         ends = self._ends[source]
         if start < 0 or length < 0 or start + length > self.length(source):
             raise IndexError(
@@ -90,9 +90,9 @@ class Tokens:
         return found
 
     def document_ends(self, source: int) -> np.ndarray:
-        """Where the documents of a source end, each after its closing token, int64 [documents], ascending.
+        """The index after the closing token of each document of a source, int64 [documents], ascending.
 
-        Raises DamagedShard if the file that says so is missing or damaged.
+        Raises DamagedShard if the index file is missing or damaged.
         """
         found, begin = [], 0
         for shard in self.manifest.sources[source].shards:
@@ -102,7 +102,7 @@ class Tokens:
         return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
 
     def check(self) -> None:
-        """Read everything there is. Raises DamagedShard."""
+        """Read and verify everything. Raises DamagedShard."""
         for number, source in enumerate(self._shards):
             for shard in source:
                 shard.check()
@@ -111,38 +111,40 @@ class Tokens:
         self.tokenizer()
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that made the data."""
+        """The tokenizer of the data. Raises DamagedShard if it is missing or damaged."""
         found = self.manifest
         text = self._beside(found.tokenizer, xxhash.xxh3_128_hexdigest, found.tokenizer_xxh3)
         return Tokenizer.from_str(text.decode())
 
     def vocabulary(self) -> Vocabulary:
-        """What an objective must know of the tokenizer."""
-        from orchestrator.data.vocabulary import vocabulary_of  # it brings torch, which reading does not need
+        """What an objective needs to know of the tokenizer."""
+        from orchestrator.data.vocabulary import (
+            vocabulary_of,  # imports torch, which reading tokens does not need
+        )
 
         return vocabulary_of(self.tokenizer(), self.manifest)
 
     def _beside(self, name: str, checksum: Callable[[bytes], str], expected: str) -> bytes:
-        """A small file of the prepared data; put aside if its checksum, where one is on record, is another.
+        """A small file of the prepared data; it is quarantined if its recorded checksum does not match.
 
         Raises DamagedShard.
         """
         data = self.folder.read(name)
         if data is None or expected not in ("", checksum(data)):
             if self.folder.local:
-                put_aside(Path(self.folder.at(name)))
+                quarantine(Path(self.folder.at(name)))
             state = "is missing" if data is None else "is not what was written"
             raise DamagedShard(f"{self.folder.at(name)} {state}; it is made again from the text")
         return data
 
 
 def problems(uri: str) -> list[str]:
-    """What is wrong with prepared data on this machine's disks, every byte of it read; a line each.
+    """A line for each problem of prepared data on this machine's disks, after reading every byte.
 
-    Data that is gone, or on a store, is no problem: it is made again, or checked when it is copied.
+    Missing data, and data on a remote store, is no problem: it is made again, or verified when it is downloaded.
     """
     try:
-        folder = Folder(uri)
+        folder = DataFolder(uri)
         if folder.local and folder.read(manifest.NAME) is not None:
             Tokens.open(uri).check()
     except (DamagedShard, InputError) as error:
@@ -150,12 +152,13 @@ def problems(uri: str) -> list[str]:
     return []
 
 
-def _local(folder: Folder, found: DataManifest, shard: TokenShard) -> Path:
+def _local(folder: DataFolder, found: DataManifest, shard: TokenShard) -> Path:
     return Path(folder.at(shard.file))
 
 
-def _downloaded(folder: Folder, found: DataManifest, shard: TokenShard) -> Path:
-    """A copy of a remote shard on this node. Its name holds its checksum, so it is never stale."""
+def _downloaded(folder: DataFolder, found: DataManifest, shard: TokenShard) -> Path:
+    """The path of a local copy of a remote shard, downloaded if needed. Its name contains its checksum, so it is never
+    stale."""
     kept = Path(tempfile.gettempdir()) / f"orchestrator-tokens-{os.getuid()}" / found.fingerprint
     kept.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = kept / f"{Path(shard.file).stem}-{shard.xxh3}.bin"
@@ -166,7 +169,7 @@ def _downloaded(folder: Folder, found: DataManifest, shard: TokenShard) -> Path:
     return path
 
 
-def _download(folder: Folder, shard: TokenShard, path: Path) -> None:
+def _download(folder: DataFolder, shard: TokenShard, path: Path) -> None:
     """Download a shard to `path`, whose lock is held. Raises InputError if it is missing or damaged."""
     for left in path.parent.glob(f"{path.name}.*.tmp"):  # by a download that was killed
         left.unlink()
@@ -189,7 +192,7 @@ def _download(folder: Folder, shard: TokenShard, path: Path) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock that ends with the process, so that one rank of a node downloads while the others wait."""
+    """Hold a file lock, which ends with the process: one rank of a node downloads while the others wait."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

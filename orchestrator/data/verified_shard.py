@@ -1,4 +1,4 @@
-"""A token shard on a local disk, memory-mapped, whose blocks are compared with their checksums before they are used."""
+"""A memory-mapped token shard on a local disk, whose blocks are verified by their checksums before they are used."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SUM_DIGITS = 16
 
 
 class DamagedShard(Exception):
-    """Bytes of a shard are not those that were written. The file has been put aside, so that it is made again."""
+    """The bytes of a file are not those that were written. It has been quarantined, so that it is made again."""
 
 
-class CheckedShard:
-    """Tokens of a shard. A block is checked when it is first read; a shard of format 1 is one block.
+class VerifiedShard:
+    """The tokens of a shard. A block is verified when it is first read; a shard of format 1 is one block.
 
-    Raises ValueError if the file is not there in its size, and from `read` `DamagedShard`.
+    Raises ValueError if the file is missing or of the wrong size.
     """
 
     def __init__(self, path: Path, dtype: str, shard: TokenShard) -> None:
@@ -41,7 +41,7 @@ class CheckedShard:
         return len(self._tokens)
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Tokens [start, stop), as far as there are. Raises DamagedShard."""
+        """Tokens [start, stop), fewer at the shard's end. Raises DamagedShard."""
         size = self._tokens.itemsize
         for number in range(start * size // self._block, -(-min(stop, len(self)) * size // self._block)):
             if not self._sound[number]:
@@ -49,7 +49,7 @@ class CheckedShard:
         return self._tokens[start:stop]
 
     def check(self) -> None:
-        """Read everything. Raises DamagedShard."""
+        """Verify all blocks. Raises DamagedShard."""
         self.read(0, len(self))
 
     def _check(self, number: int) -> None:
@@ -60,7 +60,7 @@ class CheckedShard:
         else:
             sound = xxhash.xxh3_128_hexdigest(block) == self._shard.xxh3
         if not sound:
-            put_aside(self._path)
+            quarantine(self._path)
             raise DamagedShard(
                 f"{self._path}: block {number} of {len(self._sound)} is not what was written; the file is put aside "
                 "and made again from the text"
@@ -68,7 +68,7 @@ class CheckedShard:
         self._sound[number] = True
 
 
-def put_aside(path: Path) -> None:
-    """Take a damaged file out of use; ranks that have it open keep it."""
+def quarantine(path: Path) -> None:
+    """Rename a damaged file so that it is made again; ranks that have it open keep it."""
     with contextlib.suppress(OSError):
         os.replace(path, f"{path}.damaged")

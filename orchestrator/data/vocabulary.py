@@ -1,4 +1,4 @@
-"""What an objective must know of a tokenizer, found from how it spells its entries."""
+"""What an objective needs to know of a tokenizer, derived from the spelling of its entries."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from orchestrator.data.manifest import DataManifest
 from workloads.workload import Vocabulary
 
 _CLOSING = "\"')]}ĠĊč "
-"""What may follow a full stop in an entry: quotes, brackets, white space as byte-level BPE spells it."""
+"""What may follow a full stop within an entry: quotes, brackets, white space as spelled by byte-level BPE."""
 
 
 def vocabulary_of(tokenizer: Tokenizer, found: DataManifest) -> Vocabulary:
     """The vocabulary of prepared data.
 
-    A token starts a word if white space stands before it, by byte-level BPE ('Ġ', 'Ċ', ...) or SentencePiece
-    ('▁'), or if it is not marked as a continuation ('##', WordPiece). The table is None for a tokenizer that
-    marks neither. A token ends a sentence if its text ends with . ! or ?, closing quotes and brackets aside. Data of
-    format 1 reserves no ids, as it did when its runs began.
+    A token starts a word if it begins with white space, as spelled by byte-level BPE ('Ġ', 'Ċ', ...) or SentencePiece
+    ('▁'), or if it is not marked as a continuation ('##', WordPiece); the table is None for a tokenizer that marks
+    neither. A token ends a sentence if its text ends with . ! or ?, ignoring closing quotes and brackets. Data of
+    format 1 reserves no ids, as in the version that made it.
     """
     entries = [tokenizer.id_to_token(number) or "" for number in range(found.vocabulary)]
     special = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}

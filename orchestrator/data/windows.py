@@ -1,4 +1,4 @@
-"""Where the samples of a source lie in its stream of tokens, as an objective wants to read it."""
+"""The positions of samples in a source's stream of tokens, as an objective reads it."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from workloads.workload import Reading
 
 
 class Windows(Protocol):
-    """The samples 0, 1, ... of one source."""
+    """Where the samples 0, 1, ... of one source are."""
 
     @property
     def documents(self) -> int | None:
-        """How many documents there are, None where nobody counted."""
+        """Number of documents; None if it is unknown."""
 
     def __len__(self) -> int:
-        """How many samples there are."""
+        """Number of samples."""
 
     def at(self, sample: int) -> tuple[int, int]:
-        """The first token of a sample, and how many it has."""
+        """The index of a sample's first token, and its number of tokens."""
 
     def siblings(self, sample: int) -> range:
         """The samples of the same document."""
 
 
 @dataclass(frozen=True)
-class Tiled:
-    """A window every `stride` tokens of a stream of `length`, whatever documents it meets."""
+class TiledWindows:
+    """A window every `stride` tokens of a stream of `length` tokens, regardless of documents."""
 
     length: int
     reading: Reading
@@ -44,13 +44,13 @@ class Tiled:
         return sample * self.reading.stride, self.reading.window
 
     def siblings(self, sample: int) -> range:
-        """See `Windows`. Unknown: documents are not looked at."""
+        """See `Windows`. Not available: documents are not considered."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Listed:
-    """Samples from `starts` to `stops`, int64 [samples], ascending; documents end at `ends`, int64 [documents]."""
+class ListedWindows:
+    """Samples [starts[i], stops[i]), int64 [samples], ascending; documents end at `ends`, int64 [documents]."""
 
     starts: np.ndarray
     stops: np.ndarray
@@ -58,7 +58,7 @@ class Listed:
 
     @property
     def documents(self) -> int | None:
-        """Documents that have a sample."""
+        """Number of documents that have a sample."""
         return len(np.unique(np.searchsorted(self.ends, self.starts, side="right")))
 
     def __len__(self) -> int:
@@ -79,24 +79,29 @@ class Listed:
 def windows_of(tokens: Tokens, source: int, reading: Reading) -> Windows:
     """The samples of a source. Raises DamagedShard if the index of its documents is damaged."""
     if reading.unit == "stream":
-        return Tiled(tokens.length(source), reading)
+        return TiledWindows(tokens.length(source), reading)
     ends = tokens.document_ends(source)
-    return _stretches(ends, reading.window) if reading.unit == "document" else _whole(ends, reading.window)
+    return (
+        _document_parts(ends, reading.window)
+        if reading.unit == "document"
+        else _full_documents(ends, reading.window)
+    )
 
 
-def _stretches(ends: np.ndarray, window: int) -> Listed:
-    """Each document without its closing token, in as few parts of like size as have `window` tokens at most."""
+def _document_parts(ends: np.ndarray, window: int) -> ListedWindows:
+    """Each document without its closing token, in the fewest parts of about equal size that have at most `window`
+    tokens."""
     begins = np.concatenate(([0], ends[:-1]))
     sizes = ends - 1 - begins
     parts = -(-sizes // window)
     first = np.repeat(np.cumsum(parts) - parts, parts)
     number = np.arange(len(first)) - first
     begins, sizes, parts = (np.repeat(value, parts) for value in (begins, sizes, parts))
-    return Listed(begins + number * sizes // parts, begins + (number + 1) * sizes // parts, ends)
+    return ListedWindows(begins + number * sizes // parts, begins + (number + 1) * sizes // parts, ends)
 
 
-def _whole(ends: np.ndarray, window: int) -> Listed:
-    """As many whole documents, one after the other, as `window` tokens hold; of one that is longer, the beginning."""
+def _full_documents(ends: np.ndarray, window: int) -> ListedWindows:
+    """Windows of as many full documents, in order, as fit `window` tokens; of a longer document, its beginning."""
     starts, stops, begin = [], [], 0
     while begin < (int(ends[-1]) if len(ends) else 0):
         document, after = np.searchsorted(ends, (begin, begin + window), side="right")
@@ -104,4 +109,4 @@ def _whole(ends: np.ndarray, window: int) -> Listed:
         starts.append(begin)
         stops.append(stop)
         begin = stop if after > document else int(ends[document])
-    return Listed(np.array(starts, dtype=np.int64), np.array(stops, dtype=np.int64), ends)
+    return ListedWindows(np.array(starts, dtype=np.int64), np.array(stops, dtype=np.int64), ends)

@@ -50,9 +50,10 @@ def probe(cpu: float, seconds: float = 0.2) -> float:
     from threadpoolctl import threadpool_limits
 
     a = np.ones((256, 256), np.float32)
-    fastest, end = float("inf"), time.perf_counter() + seconds
     with threadpool_limits(1):
-        while (start := time.perf_counter()) < end:
+        fastest, end = float("inf"), time.perf_counter() + seconds
+        while fastest == float("inf") or time.perf_counter() < end:  # once at least, however busy the machine
+            start = time.perf_counter()
             a @ a
             fastest = min(fastest, time.perf_counter() - start)
     return 2.0 * 256**3 / fastest * cpu

@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, ParallelSpec

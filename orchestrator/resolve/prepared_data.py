@@ -35,10 +35,10 @@ def prepared(spec: JobSpec, run: RunDir, before: str, tell: Callable[[str, int, 
 
     Raises InputError if it is gone and the text is no longer the same: the run would not be the same run.
     """
-    from orchestrator.data.files import Folder
-    from orchestrator.data.shards import is_whole
+    from orchestrator.data.data_folder import DataFolder
+    from orchestrator.data.shards import is_complete
 
-    if before and is_whole(Folder(before)):
+    if before and is_complete(DataFolder(before)):
         return before
     from orchestrator.data.prepare import prepare as prepare_data
 
@@ -48,19 +48,19 @@ def prepared(spec: JobSpec, run: RunDir, before: str, tell: Callable[[str, int, 
 
 def is_whole(data: str) -> bool:
     """Whether the files of prepared data are all there; of data on a store, which ranks copy, it is not asked."""
-    from orchestrator.data.files import Folder
-    from orchestrator.data.shards import is_whole as whole
+    from orchestrator.data.data_folder import DataFolder
+    from orchestrator.data.shards import is_complete
 
-    folder = Folder(data)
-    return not folder.local or whole(folder)
+    folder = DataFolder(data)
+    return not folder.local or is_complete(folder)
 
 
 def keep_excerpt(run: RunDir, data: str) -> None:
     """Put a little of the data into the run directory, for what comes when the data may be gone; none if that fails."""
-    from orchestrator.data.excerpt import keep
+    from orchestrator.data.excerpt import write_excerpt
 
     try:
-        keep(data, run.at(EXCERPT))
+        write_excerpt(data, run.at(EXCERPT))
     except Exception as error:
         if not storage_failed(error):
             raise
@@ -68,12 +68,12 @@ def keep_excerpt(run: RunDir, data: str) -> None:
 
 def data_of(run: RunDir, data: str, retry: Retry | None = None) -> Tokens:
     """Prepared data at `data`, or the run's excerpt of it where that is gone. Raises InputError."""
-    from orchestrator.data.files import Folder
-    from orchestrator.data.shards import is_whole as whole
+    from orchestrator.data.data_folder import DataFolder
+    from orchestrator.data.shards import is_complete
     from orchestrator.data.tokens import Tokens
 
     kept = run.at(EXCERPT)
-    gone = not whole(Folder(data, retry)) and whole(Folder(kept, retry))
+    gone = not is_complete(DataFolder(data, retry)) and is_complete(DataFolder(kept, retry))
     return Tokens.open(kept if gone else data, retry)
 
 
@@ -84,11 +84,11 @@ def tokens_of(spec: JobSpec, run: RunDir, data: str, retry: Retry | None = None)
     Raises InputError if it is in neither.
     """
     from orchestrator.data import manifest
-    from orchestrator.data.files import Folder
+    from orchestrator.data.data_folder import DataFolder
     from orchestrator.data.tokens import Tokens
 
     for place in (data, f"{data_cache(spec, run)}/{data.rsplit('/', 1)[-1]}"):
-        if manifest.read(Folder(place, retry)):
+        if manifest.read(DataFolder(place, retry)):
             return Tokens.open(place, retry)
     hint = f"make it again with `orchestrator data prepare {run.at('job.yaml')} --run-dir {run.uri}`"
     raise InputError("the prepared data of this run is gone", data, hint)

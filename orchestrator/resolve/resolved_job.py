@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, TrainBpe
 from orchestrator.planning.layout import ModelShape
-from orchestrator.planning.plan import model_shape
+from orchestrator.planning.model_shape import model_shape
 from workloads.errors import WorkloadError
 
 if TYPE_CHECKING:

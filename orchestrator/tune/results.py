@@ -6,7 +6,7 @@ import shutil
 from typing import Any
 
 from orchestrator.control.finish import draw
-from orchestrator.data.files import Folder
+from orchestrator.data.data_folder import DataFolder
 from orchestrator.job.spec import JobSpec, dump
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune import lineage
@@ -81,6 +81,6 @@ def remove_folder(sweep: RunDir, name: str) -> None:
     if sweep.local:
         shutil.rmtree(sweep.at(name), ignore_errors=True)
         return
-    folder = Folder(sweep.at(name))
+    folder = DataFolder(sweep.at(name))
     for path in folder.sizes(""):
         folder.remove(path)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.checkpoint.identity import read_job
-from orchestrator.data.quiet_logging import hushed
+from orchestrator.data.quiet_logging import quiet
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec, dump
@@ -181,7 +181,7 @@ def _fit(
         ),
     )
     # Tune logs what `show` displays already.
-    with hushed([logging.getLogger(name) for name in ("ray.tune", "ray.air", "ray.train")], logging.CRITICAL):
+    with quiet([logging.getLogger(name) for name in ("ray.tune", "ray.air", "ray.train")], logging.CRITICAL):
         tuner.fit()
     remove_folder(sweep, TUNE_FOLDER)
 

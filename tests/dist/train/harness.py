@@ -15,7 +15,7 @@ from rank_cases import LENGTH, job, workload_of
 from cluster.workers.gang import FINISHED, Bundle, RankStatus
 from cluster.workers.process_gang import ProcessGang
 from orchestrator.planning.layout import Layout, ModelShape, legal
-from orchestrator.planning.plan import model_shape
+from orchestrator.planning.model_shape import model_shape
 
 TOLERANCE = 1e-5
 """fp32, relative. Sums in another order differ by a few units of 6e-8; ten steps of Adam with eps 1e-4 carry them

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from orchestrator.data import manifest, shards, sources, tokenizer
-from orchestrator.data.files import Folder
+from orchestrator.data.data_folder import DataFolder
 from orchestrator.job.spec import Source
 
 ENTRIES = 320
@@ -30,7 +30,7 @@ def prepare_here(tmp_path: Path) -> Callable[..., str]:
                 path.write_text(text, newline="")
             named.append(Source(uri=str(tmp_path / f"source-{number}" / "*.txt")))
         parts = sources.cut(sources.resolve(named), part_bytes)
-        folder = Folder(uri or str(tmp_path / "prepared"))
+        folder = DataFolder(uri or str(tmp_path / "prepared"))
         text = tokenizer.train(shards.sample(parts, 2**20), ENTRIES, special)
         roles = tokenizer.roles_of(Tokenizer.from_str(text), {})
         folder.write("tokenizer.json", text.encode())

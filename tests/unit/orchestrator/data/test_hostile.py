@@ -21,14 +21,14 @@ from orchestrator.job.spec import Source
 
 
 def texts(
-    *paths: Path, field: str | tuple[str, str] = "text", part_bytes: int = 10**9, rule: int = 2
+    *paths: Path, field: str | tuple[str, str] = "text", part_bytes: int = 10**9, data_format: int = 2
 ) -> list[str]:
     """The documents of files, as a task reads them."""
     found, held = [], ""
     files = sources.resolve([Source(uri=str(path), field=field) for path in paths])
     for part in sources.cut(files, part_bytes):
         travelled = sources.from_json(sources.to_json(part, documents.LINE_BYTES))
-        for piece in (piece for span in travelled for piece in pieces(span, rule)):
+        for piece in (piece for span in travelled for piece in pieces(span, data_format)):
             held += piece.text
             if piece.ends:
                 found.append(held)

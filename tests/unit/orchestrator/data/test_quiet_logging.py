@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from orchestrator.data.quiet_logging import hushed
+from orchestrator.data.quiet_logging import quiet
 
 
 def test_levels_come_back_even_after_an_error() -> None:
@@ -15,7 +15,7 @@ def test_levels_come_back_even_after_an_error() -> None:
     levels: list[int] = []
 
     def fail() -> None:
-        with hushed([logger, handler], logging.CRITICAL):
+        with quiet([logger, handler], logging.CRITICAL):
             levels.extend((logger.level, handler.level))
             raise KeyError
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from orchestrator.data import manifest, shards, sources, tokenizer
 from orchestrator.data.batches import batches_of
-from orchestrator.data.files import Folder
+from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.tokens import Tokens
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import Source
@@ -36,7 +36,7 @@ def prepared(folder: Path, objective: str) -> Tokens:
 def written(folder: Path, source: Source, text: str, roles: dict[str, int]) -> Tokens:
     """A source as prepared data."""
     parts = sources.cut(sources.resolve([source]), 20_000)
-    size, made = tokenizer.size_of(tokenizer.encoder(text)), Folder(str(folder / "prepared"))
+    size, made = tokenizer.size_of(tokenizer.encoder(text)), DataFolder(str(folder / "prepared"))
     made.write("tokenizer.json", text.encode())
     for number, part in enumerate(parts):
         shards.write_shard(made.uri, number, part, size, roles)

@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator.data import excerpt, shards
 from orchestrator.data import verified_shard as checked
-from orchestrator.data.shards import is_whole
+from orchestrator.data.shards import is_complete
 from orchestrator.data.tokens import Tokens, problems
 from orchestrator.data.verified_shard import DamagedShard
 from orchestrator.job.errors import InputError
@@ -64,9 +64,9 @@ def test_flipped_bits_are_seen_before_they_are_used(prepare_here: Prepare) -> No
         with pytest.raises(DamagedShard, match=f"{shard.name}.* not what was written"):
             tokens.check()
         assert not shard.exists()
-        assert not is_whole(tokens.folder)
+        assert not is_complete(tokens.folder)
         shard.write_bytes(sound)
-        assert is_whole(tokens.folder)
+        assert is_complete(tokens.folder)
     Tokens.open(str(folder)).check()
 
 
@@ -200,7 +200,7 @@ def test_data_that_is_damaged_has_problems_and_data_that_is_gone_has_none(prepar
 def test_an_excerpt_stands_for_data_that_is_gone(prepare_here: Prepare, tmp_path: Path) -> None:
     folder, kept = prepare_here([TEXT], ["other " * 9]), str(tmp_path / "excerpt")
     whole = Tokens.open(folder)
-    excerpt.keep(folder, kept)
+    excerpt.write_excerpt(folder, kept)
     found = Tokens.open(kept)
     found.check()
     assert found.tokenizer().to_str() == whole.tokenizer().to_str()
@@ -209,7 +209,7 @@ def test_an_excerpt_stands_for_data_that_is_gone(prepare_here: Prepare, tmp_path
     assert np.array_equal(found.window(0, 0, found.length(0)), whole.window(0, 0, whole.length(0)))
     assert np.array_equal(found.document_ends(0), whole.document_ends(0))
     run = RunDir(str(tmp_path / "run"))
-    excerpt.keep(folder, run.at(EXCERPT))
+    excerpt.write_excerpt(folder, run.at(EXCERPT))
     assert data_of(run, folder).folder.uri == folder
     shutil.rmtree(folder)
     assert data_of(run, folder).folder.uri == run.at(EXCERPT)

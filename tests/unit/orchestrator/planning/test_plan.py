@@ -14,7 +14,8 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.planning.layout import Layout, ModelShape
 from orchestrator.planning.machines import Machine
-from orchestrator.planning.plan import DEEPSPEED, MEMORY_SHARE, Planner, model_shape, plan, predict
+from orchestrator.planning.model_shape import model_shape
+from orchestrator.planning.plan import DEEPSPEED, MEMORY_SHARE, Planner, plan, predict
 from workloads.describe import describe
 
 TINY = ModelShape(

@@ -7,7 +7,8 @@ import pytest
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import parse
 from orchestrator.planning.layout import Layout, ModelShape
-from orchestrator.planning.plan import Machine, model_shape, plan
+from orchestrator.planning.model_shape import model_shape
+from orchestrator.planning.plan import Machine, plan
 from workloads.describe import describe
 
 MACHINE = Machine(16e9, 1e11)

@@ -14,7 +14,8 @@ import pytest
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.planning.layout import Layout, ModelShape
-from orchestrator.planning.plan import Machine, model_shape, plan
+from orchestrator.planning.model_shape import model_shape
+from orchestrator.planning.plan import Machine, plan
 from orchestrator.train.engines.deepspeed_setup import BUCKET, compile_once, settings
 from workloads.describe import describe
 
