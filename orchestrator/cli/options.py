@@ -69,7 +69,7 @@ def run_of(spec: JobSpec, run_dir: str | None) -> RunDir:
 
 def existing_run(run_dir: str) -> tuple[RunDir, JobSpec]:
     """An existing run directory and its job. Raises InputError if there is no run."""
-    from orchestrator.checkpoint.identity import job_in
+    from orchestrator.checkpoint.identity import read_job
     from orchestrator.job.paths import absolute
     from orchestrator.storage.run_directory import RunDir
     from orchestrator.storage.uri import check_uri
@@ -84,7 +84,7 @@ def existing_run(run_dir: str) -> tuple[RunDir, JobSpec]:
 
 def on_this_machine(given: str | Path) -> Path:
     """The value of an option as a local path. Raises InputError for a URI."""
-    from orchestrator.storage.places import check_place, is_path
+    from orchestrator.storage.uri import check_uri, is_path
 
     text = str(given)  # a default is a path already
     check_uri(text)

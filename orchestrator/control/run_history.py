@@ -24,9 +24,9 @@ from orchestrator.planning import prices
 from orchestrator.storage.background_writer import BackgroundWriter
 from orchestrator.storage.retry import storage_failed
 from orchestrator.storage.row_line import EVENTS, METRICS
-from orchestrator.storage.row_log import told
+from orchestrator.storage.row_log import steps_text
 from orchestrator.storage.row_types import EventFields
-from orchestrator.storage.row_writer import HOLD, Rows
+from orchestrator.storage.row_writer import HOLD, RowWriter
 from orchestrator.storage.run_directory import ORIGIN, Row, RunDir
 from orchestrator.track.totals import RunTotals, is_number, totals_of
 from orchestrator.track.tracker import Tracker

@@ -29,7 +29,7 @@ NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, e
 
 def check_target(target: str) -> None:
     """Raise InputError if the target holds something that is no export and would be overwritten."""
-    check_place(target)
+    check_uri(target)
     path = local_path(target)
     if not is_local(target) or not os.path.lexists(path):
         return

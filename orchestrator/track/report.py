@@ -60,13 +60,13 @@ def report(run_dir: RunDir, rows: RunTotals | None = None) -> str:
 
 def _content(run_dir: RunDir, rows: RunTotals | None) -> dict[str, Any]:
     """The values of all names in the template."""
-    job, spec = run_dir.read_text("job.yaml") or "", job_in(run_dir)
+    job, spec = run_dir.read_text("job.yaml") or "", read_job(run_dir)
     if spec is None:
         raise InputError("there is no run here", run_dir.uri, "give a run directory, such as runs/<name>")
     plan = run_dir.read_json_or_empty("plan.json")
     events = redact(run_dir.rows(EVENTS))
     rows = rows or totals_of(run_dir)
-    saved = run_dir.told("summary.json")
+    saved = run_dir.read_json_or_empty("summary.json")
     known = {"unigram_entropy": saved.get("unigram_entropy"), "sample": saved.get("sample")}
     found = {**saved, **summary(spec, plan, events, rows, **known)}
     phases = timeline(events, rows)

@@ -1,4 +1,4 @@
-"""What is hushed speaks again afterwards."""
+"""Loggers that were silenced log again afterwards."""
 
 from __future__ import annotations
 
