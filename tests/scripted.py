@@ -114,8 +114,8 @@ class Training:
 
 def peers(task: Task) -> list[Store]:
     """The memory of the task's holders, if it has any."""
-    addresses = [holder["address"] for holder in task.holders]
-    return [peer_store(task.holder_token, addresses, addresses[:1])] if addresses else []
+    addresses = [holder["address"] for holder in task.snapshot_servers]
+    return [peer_store(task.snapshot_token, addresses, addresses[:1])] if addresses else []
 
 
 def is_due(store: Store, task: Task, step: int, final: bool) -> bool:

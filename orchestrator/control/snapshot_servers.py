@@ -9,7 +9,7 @@ from cluster.workers.cluster import Cluster
 from orchestrator.checkpoint.snapshot_server import LIMIT
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import ModelShape
-from orchestrator.train.task import HOLDER
+from orchestrator.train.task import SNAPSHOT_SERVER
 
 HELD = 2 + 1
 """Snapshots that are held at a time: two generations, and the one that arrives."""
@@ -23,7 +23,7 @@ class SnapshotServers:
     def __init__(self, spec: JobSpec, cluster: Cluster) -> None:
         self._every = spec.checkpoint.snapshot_every
         self.token = secrets.token_hex(16)
-        self._services = cluster.services(HOLDER, self.token) if self._every else None
+        self._services = cluster.services(SNAPSHOT_SERVER, self.token) if self._every else None
 
     def places(self, shape: ModelShape, lost: Set[str] = frozenset()) -> list[dict[str, str]]:
         """{"node", "address"} of each. Where the job leaves it open, none on a single node, whose loss takes all

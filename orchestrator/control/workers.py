@@ -14,7 +14,7 @@ from orchestrator.control.state import Phase
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout, ModelShape
 from orchestrator.storage.run_directory import Row
-from orchestrator.train.task import ENTRY_OF, NOTICES, Task
+from orchestrator.train.task import ENTRY_OF, PREEMPTION_NOTICES, Task
 
 POLL = 0.1
 """Seconds between looks at a gang that has no news."""
@@ -31,7 +31,7 @@ class Workers:
         self.bundle = spec.resources.per_worker.bundle
         self._snapshots = SnapshotServers(spec, cluster)
         source = spec.resources.notices
-        self._notices = cluster.services(NOTICES, source) if source else None
+        self._notices = cluster.services(PREEMPTION_NOTICES, source) if source else None
         self.running, self.status = False, GangStatus()
         self._open()
 

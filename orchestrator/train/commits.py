@@ -28,13 +28,13 @@ from orchestrator.train.engines.engine import Engine
 from orchestrator.train.rank_messages import Agreed, agree
 from orchestrator.train.task import Task
 
-SETTLE_TIMEOUT = 300.0
+FINISH_TIMEOUT = 300.0
 """Seconds that the end of a task waits for its last commit to be written."""
-SHARE = 0.01
+SNAPSHOT_SHARE = 0.01
 """Of a rank's time, what snapshots may take where the job leaves their number open."""
 RETRY_EVERY = 2.0
 """Seconds between tries of the last commit."""
-LONGEST_PAUSE = 8
+MAX_SKIPPED = 8
 """Commits that are left out at most after a failed one, before storage is tried again."""
 
 
@@ -42,16 +42,22 @@ class Commits:
     """Saves the engine's state after steps. Used as a context, it leaves no process behind."""
 
     def __init__(
-        self, task: Task, spec: JobSpec, layout: Layout, link: WorkerContext, engine: Engine
+        self, task: Task, spec: JobSpec, layout: Layout, context: WorkerContext, engine: Engine
     ) -> None:
-        self._task, self._spec, self._layout, self._link, self._engine = task, spec, layout, link, engine
+        self._task, self._spec, self._layout, self._context, self._engine = (
+            task,
+            spec,
+            layout,
+            context,
+            engine,
+        )
         self._store = Store(f"{task.run}/checkpoints", attempt=task.token)
-        self._peers = _peers(task, link) if task.holders else None
+        self._peers = _peers(task, context) if task.snapshot_servers else None
         self._saver: Saver | None = None
         self._saved = task.restore or 0
         self._skip = 0
         self._outcomes: list[CommitOutcome] = []
-        self._snapped, self._cost = 0.0, 0.0  # when the last snapshot was taken, and what it took
+        self._snapshot_taken, self._cost = 0.0, 0.0  # when the last snapshot was taken, and what it took
         self._losses: list[float] = []  # of the steps since the last save to the store
         self._latest = (-1, "")  # step of the last save that ended, and why it failed
         self.failures = 0
@@ -60,10 +66,10 @@ class Commits:
         """The commit of that step and its tensors: from the memory of peers if they have it whole, else the store."""
         if self._peers is not None:
             with contextlib.suppress(OSError):  # nodes that are gone: the store has it
-                held = self._peers.latest(step, deep=False)
-                if held is not None and held.step == step:
-                    return held, self._peers.reader(held)
-        patience = patient(self._spec.limits.unsaved, self._link.stop_requested)
+                snapshot = self._peers.latest(step, deep=False)
+                if snapshot is not None and snapshot.step == step:
+                    return snapshot, self._peers.reader(snapshot)
+        patience = patient(self._spec.limits.unsaved, self._context.stop_requested)
         store = Store(self._store.uri, retry=patience)
         manifest = store.manifest(step)
         return manifest, store.reader(manifest)
@@ -75,35 +81,35 @@ class Commits:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._saver is not None:
-            self._saver.close(SETTLE_TIMEOUT if kind is None else 0.0)
+            self._saver.close(FINISH_TIMEOUT if kind is None else 0.0)
             self._saver = None
 
     @property
     def ready(self) -> bool:
         """Whether the next snapshot would keep within SHARE of this rank's time."""
-        return time.monotonic() - self._snapped >= self._cost / SHARE
+        return time.monotonic() - self._snapshot_taken >= self._cost / SNAPSHOT_SHARE
 
     def after_step(self, progress: dict[str, Any], row: Row | None, agreed: Agreed, final: bool) -> float:
         """Save if it is due. Returns the seconds that the step was held up."""
         checkpoint, step = self._spec.checkpoint, progress["step"]
         self._losses += [row["loss"]] if row else []
-        durable = final or (step % checkpoint.every == 0 and not self._pausing(agreed.failures))
+        durable = final or (step % checkpoint.every == 0 and not self._backs_off(agreed.failures))
         every = checkpoint.snapshot_every
         snapshot = self._peers is not None and (
             agreed.ready if every == "auto" else every is not None and step % every == 0
         )
         if self._saver is None or not (durable or snapshot):
             return 0.0
-        return self._save(progress, row, durable, held=snapshot or every != "auto")
+        return self._save(progress, row, durable, snapshot=snapshot or every != "auto")
 
     def outcomes(self) -> list[dict[str, Any]]:
         """What became of the saves to the store that ended since the last call."""
         if self._saver is not None:
-            self._note(self._saver.poll())
+            self._record_outcomes(self._saver.poll())
         ended, self._outcomes = self._outcomes, []
         return [asdict(outcome) for outcome in ended]
 
-    def settle(self, progress: dict[str, Any]) -> None:
+    def finish(self, progress: dict[str, Any]) -> None:
         """Make sure of a commit of this state, tried until there is one or storage has failed for too long.
 
         Raises OSError, in words, if there is none.
@@ -111,17 +117,17 @@ class Commits:
         if self._saver is None:
             return
         step, restored = progress["step"], self._task.restore
-        patience = min(SETTLE_TIMEOUT, self._spec.limits.unsaved)
+        patience = min(FINISH_TIMEOUT, self._spec.limits.unsaved)
         end, late, failures, tries = time.monotonic() + patience, False, 1, 0
         while failures and not late:
             if self._saved != step:
                 self._save(progress, None, durable=True)
-            self._link.set_waiting(True)
+            self._context.set_waiting(True)
             assert self._saver is not None
-            self._note(self._saver.close(SETTLE_TIMEOUT))
+            self._record_outcomes(self._saver.close(FINISH_TIMEOUT))
             self._saver = None
             # Rank 0 publishes, so its word is the commit's; a writer whose note it withdrew may fail in its wake.
-            failed = self._link.rank_info.rank == 0 and step != restored and self._latest != (step, "")
+            failed = self._context.rank_info.rank == 0 and step != restored and self._latest != (step, "")
             agreed = agree(0, time.monotonic() > end, int(failed))
             late, failures = agreed.stop, agreed.failures
             if failures and not late:
@@ -130,18 +136,18 @@ class Commits:
                 # Another name for each try: what a writer notes late is of none but its own.
                 self._store = Store(self._store.uri, attempt=f"{tries}{self._task.token}")
                 self._saved, self._saver = -1, self._open_saver()
-        self._link.set_waiting(False)
+        self._context.set_waiting(False)
         if failed:
-            reason = self._latest[1] or f"it was not written within {SETTLE_TIMEOUT:.0f} s"
+            reason = self._latest[1] or f"it was not written within {FINISH_TIMEOUT:.0f} s"
             raise OSError(f"the commit at step {step} failed: {reason}")
 
     def _open_saver(self) -> Saver:
-        rank_info, retention = self._link.rank_info, retention_of(self._spec.checkpoint)
+        rank_info, retention = self._context.rank_info, retention_of(self._spec.checkpoint)
         return Saver(
             self._store, rank_info.rank, rank_info.world_size, peers=self._peers, retention=retention
         )
 
-    def _save(self, progress: dict[str, Any], row: Row | None, durable: bool, held: bool = True) -> float:
+    def _save(self, progress: dict[str, Any], row: Row | None, durable: bool, snapshot: bool = True) -> float:
         assert self._saver is not None
         meta = {
             "position": progress["position"],
@@ -158,30 +164,30 @@ class Commits:
             SHARDS: self._task.shards,
             "loss": sum(self._losses) / len(self._losses) if self._losses else None,
             # Rows that nobody has stored yet: a run that is killed right after this commit misses none of them.
-            "rows": [*self._link.unsaved_rows(), *([row] if row else [])]
-            if self._link.rank_info.rank == 0
+            "rows": [*self._context.unsaved_rows(), *([row] if row else [])]
+            if self._context.rank_info.rank == 0
             else [],
         }
         began = time.perf_counter()
-        self._link.set_waiting(True)
-        self._saver.save(progress["step"], self._engine.state(), meta, durable, held)
-        self._link.set_waiting(False)
+        self._context.set_waiting(True)
+        self._saver.save(progress["step"], self._engine.state(), meta, durable, snapshot)
+        self._context.set_waiting(False)
         if durable:
             self._saved, self._losses = progress["step"], []
         took = time.perf_counter() - began
-        if held:
-            self._snapped, self._cost = time.monotonic(), took
+        if snapshot:
+            self._snapshot_taken, self._cost = time.monotonic(), took
         return took
 
-    def _pausing(self, failures: int) -> bool:
+    def _backs_off(self, failures: int) -> bool:
         """After a failed save the next ones are left out, more of them each time it fails again."""
         if not failures:
             self._skip = 0
             return False
         self._skip += 1
-        return self._skip % min(2**failures, LONGEST_PAUSE) != 0
+        return self._skip % min(2**failures, MAX_SKIPPED) != 0
 
-    def _note(self, outcomes: list[CommitOutcome]) -> None:
+    def _record_outcomes(self, outcomes: list[CommitOutcome]) -> None:
         for outcome in outcomes:
             if outcome.place != self._store.location and not self._spec.resources.per_worker.gpu:
                 self._cost += outcome.seconds  # the writer takes its time from the processors that train
@@ -197,11 +203,11 @@ def retention_of(checkpoint: CheckpointSpec) -> Retention:
     return Retention(checkpoint.keep, checkpoint.keep_every, BEST if checkpoint.keep_best else None)
 
 
-def _peers(task: Task, link: WorkerContext) -> Store:
+def _peers(task: Task, context: WorkerContext) -> Store:
     """The memory of the other nodes' holders; of this node's own if there is no other."""
-    addresses = [holder["address"] for holder in task.holders]
+    addresses = [server["address"] for server in task.snapshot_servers]
     others = [
-        holder["address"] for holder in task.holders if holder["node"] != link.rank_info.node
+        server["address"] for server in task.snapshot_servers if server["node"] != context.rank_info.node
     ] or addresses
-    chosen = others[link.rank_info.rank % len(others)]
-    return peer_store(task.holder_token, addresses, [chosen], task.token)
+    chosen = others[context.rank_info.rank % len(others)]
+    return peer_store(task.snapshot_token, addresses, [chosen], task.token)

@@ -38,12 +38,12 @@ class Device:
         return torch.autocast(self.device.type, dtype=self.compute)
 
 
-def open_device(spec: JobSpec, link: WorkerContext) -> Device:
+def open_device(spec: JobSpec, context: WorkerContext) -> Device:
     """Take this rank's device and join the process group of all ranks: NCCL on CUDA, gloo beside it and on CPU.
 
     Raises RuntimeError if the job asks for a GPU and there is none.
     """
-    rank_info, worker = link.rank_info, spec.resources.per_worker
+    rank_info, worker = context.rank_info, spec.resources.per_worker
     torch.set_num_threads(max(int(worker.cpu), 1))
     compute = COMPUTE[spec.train.precision]
     if worker.gpu:
@@ -56,8 +56,8 @@ def open_device(spec: JobSpec, link: WorkerContext) -> Device:
         device, backend = torch.device("cpu"), "gloo"
     if rank_info.host.startswith("127."):
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # gloo would resolve the host name, which may lead elsewhere
-    store = link.store or dist.TCPStore(
-        rank_info.host, link.store_port(), is_master=False, timeout=COLLECTIVE_TIMEOUT
+    store = context.store or dist.TCPStore(
+        rank_info.host, context.store_port(), is_master=False, timeout=COLLECTIVE_TIMEOUT
     )
     dist.init_process_group(
         backend, store=store, rank=rank_info.rank, world_size=rank_info.world_size, timeout=COLLECTIVE_TIMEOUT

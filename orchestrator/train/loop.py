@@ -51,21 +51,21 @@ class TrainingProgress:
     skips: tuple[Skip, ...] = ()
 
 
-def main(config: dict[str, Any], link: WorkerContext) -> dict[str, Any]:
+def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     """Train as one rank. Returns {"step", "ended"}, where ended is steps, until or stop; a commit is in place."""
     task = Task(**config)
     spec, layout = parse(task.job), Layout.from_json(task.layout)
-    libraries = peak_memory()
-    device = open_device(spec, link)
+    baseline_memory = peak_memory()
+    device = open_device(spec, context)
     try:
-        tokens = Tokens.open(task.data, patient(spec.limits.unsaved, link.stop_requested))
+        tokens = Tokens.open(task.data, patient(spec.limits.unsaved, context.stop_requested))
         if task.shards not in ("", tokens.manifest.digest):
             raise InputError(
                 "these token shards are not the run's", task.data, "let all nodes see one folder"
             )
         inputs = training_inputs(spec, tokens)
         engine = make_engine(spec, inputs.workload, layout, device)
-        rank = Rank(task, spec, layout, link, engine, inputs.batches, libraries)
+        rank = Rank(task, spec, layout, context, engine, inputs.batches, baseline_memory)
         try:
             return rank.train()
         finally:
@@ -82,17 +82,17 @@ class Rank:
         task: Task,
         spec: JobSpec,
         layout: Layout,
-        link: WorkerContext,
+        context: WorkerContext,
         engine: Engine,
         batches: Batches,
-        libraries: int = 0,
+        baseline_memory: int = 0,
     ) -> None:
-        self._task, self._spec, self._layout, self._link = task, spec, layout, link
+        self._task, self._spec, self._layout, self._context = task, spec, layout, context
         self._engine, self._batches = engine, batches
         self._last = min(task.until, spec.train.steps)
         self._faults = [FaultSpec.parse(text) for text in task.faults]
-        self._libraries = libraries  # bytes that the process held before it held any of the model
-        self._commits = Commits(task, spec, layout, link, engine)
+        self._baseline_memory = baseline_memory  # bytes that the process held before it held any of the model
+        self._commits = Commits(task, spec, layout, context, engine)
         self._progress = self._origin = self._restore()
 
     def train(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class Rank:
         with self._commits, Prefetch(self._samples, self._progress.step) as prefetched:
             while self._progress.step < self._last and not stop:
                 stop = self._step(prefetched)
-            self._commits.settle(dataclasses.asdict(self._progress))
+            self._commits.finish(dataclasses.asdict(self._progress))
         done = self._progress.step >= self._spec.train.steps
         return {"step": self._progress.step, "ended": "steps" if done else "stop" if stop else "until"}
 
@@ -131,19 +131,19 @@ class Rank:
         began, at = time.perf_counter(), self._progress.step
         for fault in self._faults:
             if fault.apply(
-                self._link.rank_info.rank, self._link.rank_info.world_size, at + 1, self._task.attempt
+                self._context.rank_info.rank, self._context.rank_info.world_size, at + 1, self._task.attempt
             ):
                 self._engine.poison()
-        self._link.set_waiting(True)
+        self._context.set_waiting(True)
         micro_batches, digest = prefetched.next()
-        self._link.set_waiting(False)
+        self._context.set_waiting(False)
         waited = time.perf_counter() - began
         lr = learning_rate(self._spec.train.optimizer, at, self._spec.train.steps)
         lr *= lr_factor(at + 1, self._progress.skips)
-        _seed_step(self._spec.seed, at, self._link.rank_info.rank)
+        _seed_step(self._spec.seed, at, self._context.rank_info.rank)
         metrics = self._compute(micro_batches, lr)
         busy = waited + metrics.busy_seconds if metrics.busy_seconds else 0.0
-        commits, stopping = self._commits, self._link.stop_requested()
+        commits, stopping = self._commits, self._context.stop_requested()
         agreed = agree(digest, stopping, commits.failures, commits.ready, busy)
         self._refuse_unstable(metrics)
         self._advance(agreed.digest, metrics.loss)
@@ -153,7 +153,7 @@ class Rank:
         progress = dataclasses.asdict(self._progress)
         row["commit_seconds"] = self._commits.after_step(progress, row, agreed, final)
         row["saves"] = self._commits.outcomes()
-        self._link.report(self._progress.step, row if self._link.rank_info.rank == 0 else None)
+        self._context.report(self._progress.step, row if self._context.rank_info.rank == 0 else None)
         return agreed.stop
 
     def _compute(self, micro_batches: list[Batch], lr: float) -> Metrics:
@@ -161,7 +161,7 @@ class Rank:
         try:
             return self._engine.train_step(micro_batches, lr)
         except Exception as error:
-            stage = self._layout.coordinate(self._link.rank_info.rank)["pp"]
+            stage = self._layout.coordinate(self._context.rank_info.rank)["pp"]
             error.add_note(f"at step {self._progress.step + 1}, pipeline stage {stage}")
             raise
 
@@ -170,15 +170,18 @@ class Rank:
 
         Ranks of one tensor, context or pipeline group read the same samples; the first of them counts them.
         """
-        size, place = self._spec.train.global_batch, self._layout.coordinate(self._link.rank_info.rank)
+        size, coordinate = (
+            self._spec.train.global_batch,
+            self._layout.coordinate(self._context.rank_info.rank),
+        )
         origin = self._origin
         start = start_of(origin.position, step - origin.step, size, origin.skips)
-        mine = slices(start, size, place["dp"], self._layout.dp, self._layout.micro_batch)
+        mine = slices(start, size, coordinate["dp"], self._layout.dp, self._layout.micro_batch)
         parts = [self._batches.batch(position, count) for position, count in mine]
         if self._spec.workload.dropout:
             for (position, count), (batch, _) in zip(mine, parts, strict=True):
                 batch[KEYS] = row_keys(self._spec.seed, position, count)
-        counts = place["pp"] == place["cp"] == place["tp"] == 0
+        counts = coordinate["pp"] == coordinate["cp"] == coordinate["tp"] == 0
         return [batch for batch, _ in parts], add(digest for _, digest in parts) if counts else 0
 
     def _advance(self, digest: int, loss: float) -> None:
@@ -214,7 +217,7 @@ class Rank:
             "samples": self._progress.receipt,
             "layout": str(self._layout),
             "attempt": self._task.attempt,
-            "memory_bytes": peak_memory() - self._libraries,
+            "memory_bytes": peak_memory() - self._baseline_memory,
             "time": wall(),
         }
         return {**row, **metrics.extra}

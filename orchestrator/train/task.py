@@ -9,9 +9,9 @@ ENTRY = "orchestrator.train.loop:main"
 """The rank program, as a gang names it."""
 ENTRY_OF = {"torch": ENTRY, "deepspeed": "orchestrator.train.engines.deepspeed_rank:main"}
 """The same by engine: what it imports first differs."""
-NOTICES = "cluster.workers.preemption:PreemptionNotices"
+PREEMPTION_NOTICES = "cluster.workers.preemption:PreemptionNotices"
 """What asks, on a node, whether it will be taken away."""
-HOLDER = "orchestrator.checkpoint.snapshot_server:SnapshotServer"
+SNAPSHOT_SERVER = "orchestrator.checkpoint.snapshot_server:SnapshotServer"
 """What keeps snapshots in the memory of a node."""
 
 
@@ -23,7 +23,7 @@ class Task:
     start from, None for a fresh start; the gang ends with a commit at step `until`, at the latest when all steps are
     done. `commit` is False in a replay, which writes nothing. `token` is new for every gang, so that the files of a
     dead one are told apart.
-    `holders` keep snapshots in memory, each {"node", "address"}, and know `holder_token`. `faults` are injected,
+    `snapshot_servers` keep snapshots in memory, each {"node", "address"}, and know `snapshot_token`. `faults` are injected,
     for tests; see `cluster.workers.injected_faults`. `skips` are windows of samples that are left out, beside those
     that the commit names, each as `orchestrator.job.stability.Skip` writes it.
     """
@@ -37,8 +37,8 @@ class Task:
     until: int
     commit: bool = True
     token: str = ""
-    holders: tuple[dict[str, str], ...] = ()
-    holder_token: str = ""
+    snapshot_servers: tuple[dict[str, str], ...] = ()
+    snapshot_token: str = ""
     faults: tuple[str, ...] = ()
     skips: tuple[dict[str, Any], ...] = ()
     shards: str = ""

@@ -115,13 +115,13 @@ def measured(options: argparse.Namespace, name: str, layers: int) -> dict[str, f
     return {key: max(row[key] for row in rows) for key in rows[0]}
 
 
-def measure(config: dict[str, Any], link: WorkerContext) -> dict[str, float]:
+def measure(config: dict[str, Any], context: WorkerContext) -> dict[str, float]:
     """As one rank: median seconds of a step, of the clock and of the processor, peak bytes, parameters."""
     document = job(config).model_dump(mode="json")
     document["train"]["precision"] = config["precision"]
     document["resources"]["per_worker"]["gpu"] = config["gpu"]
     spec = parse(document)
-    workload, device = workload_of(spec, config["vocabulary"]), open_device(spec, link)
+    workload, device = workload_of(spec, config["vocabulary"]), open_device(spec, context)
     layout = Layout(**config["layout"])
     if layout.engine == "deepspeed":
         from orchestrator.train.engines.deepspeed_setup import open_deepspeed

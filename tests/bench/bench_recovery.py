@@ -156,16 +156,16 @@ class Case:
 
     def ranks(self) -> list[psutil.Process]:
         """The processes that train."""
-        if self.place is None:
+        if self.coordinate is None:
             found = _children(self.process.pid)
             return [p for p in found if any(word.endswith("recovery_rank.py") for word in _words(p)[:3])]
         if told := status(self.run).get("ranks"):
             return [psutil.Process(rank["pid"]) for rank in told if psutil.pid_exists(rank["pid"])]
-        family = [p for node in self.place.nodes for p in _children(node.raylet)]
+        family = [p for node in self.coordinate.nodes for p in _children(node.raylet)]
         return [p for p in family if RANK.match(" ".join(_words(p)))]
 
 
-class Place:
+class Coordinate:
     """A cluster of its own; nothing of it is left afterwards, not even what SIGSTOP froze."""
 
     def __init__(self, health_ms: int) -> None:
@@ -229,7 +229,7 @@ def started(bench: Bench, peer: str, steps: int, faults: tuple[str, ...] = ()) -
     bench.number += 1
     run = bench.folder / f"run-{bench.number}"
     path = bench.write_job(steps, peer == "ours")
-    place = None if peer == "torchrun" else Place(bench.options.health_ms)
+    place = None if peer == "torchrun" else Coordinate(bench.options.health_ms)
     env = os.environ | (TUNED if peer == "tuned" else {})
     here = Path(__file__).parent
     if peer == "ours":
@@ -312,16 +312,16 @@ def _struck(case: Case) -> float:
 def _kill_a_node(case: Case) -> float:
     """SIGKILL the raylet of a node that has a rank, and neither the head nor the controller, if there is one."""
     with_rank = {above.pid for rank in case.ranks() for above in rank.parents()}
-    spared = {case.place.head.raylet}
+    spared = {case.coordinate.head.raylet}
     with contextlib.suppress(psutil.NoSuchProcess, KeyError):
         spared |= {above.pid for above in psutil.Process(status(case.run)["pid"]).parents()}
-    victims = [node for node in case.place.nodes if node.raylet in with_rank - spared]
+    victims = [node for node in case.coordinate.nodes if node.raylet in with_rank - spared]
     family = _children(victims[0].raylet)
     at = time.time()
     for process in family:  # a lost machine takes its processes along at once
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    case.place.cluster.remove_node(victims[0].node, allow_graceful=False)
+    case.coordinate.cluster.remove_node(victims[0].node, allow_graceful=False)
     return at
 
 

@@ -55,18 +55,18 @@ def batches(spec: JobSpec, layout: Layout, vocabulary: int) -> list[Batch]:
     return [{"tokens": one, "labels": one} for one in ids]
 
 
-def started(config: dict[str, Any], link: WorkerContext) -> tuple[JobSpec, Workload, Device]:
+def started(config: dict[str, Any], context: WorkerContext) -> tuple[JobSpec, Workload, Device]:
     """What every measurement begins with."""
     spec = job(config)
-    return spec, workload_of(spec, config["vocabulary"]), open_device(spec, link)
+    return spec, workload_of(spec, config["vocabulary"]), open_device(spec, context)
 
 
-def pipeline(config: dict[str, Any], link: WorkerContext) -> dict[str, Any]:
+def pipeline(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     """Processor seconds of each stage's forward, backward, and halves of the backward pass, and the schedule.
 
     Processor time of the thread, not wall time: ranks share cores here, and a stage that waits is not busy.
     """
-    spec, workload, device = started(config, link)
+    spec, workload, device = started(config, context)
     found: dict[str, Any] = {}
     for name, fields in config["layouts"].items():
         layout = Layout(**fields)
@@ -118,9 +118,9 @@ class _Stopwatch:
         return run
 
 
-def states(config: dict[str, Any], link: WorkerContext) -> dict[str, float]:
+def states(config: dict[str, Any], context: WorkerContext) -> dict[str, float]:
     """Bytes of all tensors that live between steps (weights, gradients, optimiser states), and at a step's peak."""
-    spec, workload, device = started(config, link)
+    spec, workload, device = started(config, context)
     layout = Layout(**config["layout"])
     engine = TorchEngine(spec, workload, layout, device)
     engine.initialise(0)
@@ -197,9 +197,9 @@ class Traffic(TorchDispatchMode):
         return float(largest) if name == "send" else 0.0
 
 
-def traffic(config: dict[str, Any], link: WorkerContext) -> dict[str, float]:
+def traffic(config: dict[str, Any], context: WorkerContext) -> dict[str, float]:
     """Bytes that this rank sends in one step, for each layout."""
-    spec, workload, device = started(config, link)
+    spec, workload, device = started(config, context)
     found = {}
     for name, fields in config["layouts"].items():
         layout = Layout(**fields)
@@ -215,10 +215,12 @@ def traffic(config: dict[str, Any], link: WorkerContext) -> dict[str, float]:
     return {**found, "parameters": sum(s.numel() for s in workload.shapes.values())}
 
 
-def peers(config: dict[str, Any], link: WorkerContext) -> dict[str, list[float]]:
+def peers(config: dict[str, Any], context: WorkerContext) -> dict[str, list[float]]:
     """Seconds of steps of our engine and of plain loops with DDP and FSDP2, in turns."""
-    spec, workload, device = started(config, link)
-    layout = Layout(dp=link.rank_info.world_size, micro_batch=config["batch"] // link.rank_info.world_size)
+    spec, workload, device = started(config, context)
+    layout = Layout(
+        dp=context.rank_info.world_size, micro_batch=config["batch"] // context.rank_info.world_size
+    )
     data = batches(spec, layout, config["vocabulary"])
     runs = {
         "ours, zero 0": _ours(spec, workload, layout, device, data),

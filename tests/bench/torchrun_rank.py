@@ -20,10 +20,10 @@ def run(task: Path, rows: Path) -> None:
         host=os.environ["MASTER_ADDR"],
         port=int(os.environ["MASTER_PORT"]),
     )
-    link = WorkerContext(rank_info)
-    main(json.loads(task.read_text()), link)
+    context = WorkerContext(rank_info)
+    main(json.loads(task.read_text()), context)
     if rank_info.rank == 0:
-        rows.write_text("".join(json.dumps(row) + "\n" for row in link.unsaved_rows()))
+        rows.write_text("".join(json.dumps(row) + "\n" for row in context.unsaved_rows()))
 
 
 if __name__ == "__main__":

@@ -14,13 +14,13 @@ from ray.cluster_utils import Cluster
 
 from cluster.workers.node_services import RayNodeServices
 
-HOLDER = "orchestrator.checkpoint.snapshot_server:SnapshotServer"
+SNAPSHOT_SERVER = "orchestrator.checkpoint.snapshot_server:SnapshotServer"
 
 
 @pytest.fixture
 def services(shared_cluster: Cluster) -> Iterator[RayNodeServices]:
     ray.init(address=shared_cluster.address, logging_level="warning")
-    found = RayNodeServices(HOLDER, "secret")
+    found = RayNodeServices(SNAPSHOT_SERVER, "secret")
     yield found
     found.stop()
     ray.shutdown()

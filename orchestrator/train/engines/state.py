@@ -16,7 +16,7 @@ def pieces(
     shards: Iterable[ParameterShard], optimizer: torch.optim.Optimizer, slots: Sequence[str]
 ) -> Iterator[TensorPiece]:
     """The weights and optimiser states that this rank must save; over all ranks they tile every tensor once."""
-    for shard in share(shards):
+    for shard in shards_to_save(shards):
         tensors: dict[str, Tensor] = {f"model.{shard.name}": shard.parameter.detach()}
         state = optimizer.state.get(shard.parameter, {})
         for slot in slots:
@@ -28,7 +28,7 @@ def pieces(
                 yield TensorPiece(name, shard.cut.shape, box.start, view)
 
 
-def share(shards: Iterable[ParameterShard]) -> list[ParameterShard]:
+def shards_to_save(shards: Iterable[ParameterShard]) -> list[ParameterShard]:
     """The shards that this rank saves: holders of the same shards divide them, so that all write about as much.
 
     Largest first to whom has least; every holder comes to the same result.
@@ -38,10 +38,10 @@ def share(shards: Iterable[ParameterShard]) -> list[ParameterShard]:
     for shard in sorted(shards, key=lambda s: (-s.parameter.numel(), s.name)):
         if not shard.saved:
             continue
-        written = load.setdefault(shard.holders.ranks, [0] * shard.holders.size)
+        written = load.setdefault(shard.replica_group.ranks, [0] * shard.replica_group.size)
         writer = written.index(min(written))
         written[writer] += shard.parameter.numel()
-        if writer == shard.holders.index:
+        if writer == shard.replica_group.index:
             mine.append(shard)
     return mine
 

@@ -54,7 +54,7 @@ class StepLosses:
     def _count(self, micro_batches: Sequence[Batch]) -> int:
         """Labels in the global batch: with them known, a mean beside the sum (of a router, of a sentence head) keeps
         its weight whatever share of the tokens is predicted."""
-        place = self._mesh.place
+        place = self._mesh.coordinate
         mine = place["pp"] == place["cp"] == place["tp"] == 0
         labels = sum(int((batch["labels"] != IGNORED).sum()) for batch in micro_batches if "labels" in batch)
         total = torch.tensor([labels if mine else 0])

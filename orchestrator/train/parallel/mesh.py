@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from orchestrator.planning.layout import Layout
 
-Place = dict[str, int]
+Coordinate = dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Mesh:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.rank = dist.get_rank()
-        self.place: Place = layout.coordinate(self.rank)
+        self.coordinate: Coordinate = layout.coordinate(self.rank)
         self._made: dict[tuple[int, ...], dist.ProcessGroup | None] = {
             tuple(range(layout.world)): dist.group.WORLD
         }
@@ -50,11 +50,13 @@ class Mesh:
         self.expert = self._groups(lambda p: (p["pp"], p["dp"] // ep, p["cp"], p["tp"]))
         self.expert_data = self._groups(lambda p: (p["pp"], p["dp"] % ep, p["tp"]))
 
-    def of_stages(self, places: frozenset[int]) -> ProcessGroup:
+    def of_stages(self, pipeline_ranks: frozenset[int]) -> ProcessGroup:
         """The ranks at these places of this rank's pipeline; this rank alone if it is at none of them."""
-        return self._groups(lambda p: (p["dp"], p["cp"], p["tp"], 0 if p["pp"] in places else 1 + p["pp"]))
+        return self._groups(
+            lambda p: (p["dp"], p["cp"], p["tp"], 0 if p["pp"] in pipeline_ranks else 1 + p["pp"])
+        )
 
-    def _groups(self, key: Callable[[Place], tuple[int, ...]]) -> ProcessGroup:
+    def _groups(self, key: Callable[[Coordinate], tuple[int, ...]]) -> ProcessGroup:
         """Make the groups of ranks with equal keys, and return this rank's."""
         members: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.layout.world):

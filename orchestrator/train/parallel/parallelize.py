@@ -64,7 +64,7 @@ def parallelize(
     at = _stages_with(workload, layout)
     stages: list[nn.Module] = []
     held: list[Held] = []
-    for number in layout.stages_of(mesh.place["pp"]):
+    for number in layout.stages_of(mesh.coordinate["pp"]):
         stage, cuts = _stage(workload, layout, mesh, device, train.compile, number)
         stages.append(stage)
         held += held_by(stage, cuts, {name for name, numbers in at.items() if numbers[0] < number})

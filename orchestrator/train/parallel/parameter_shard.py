@@ -38,14 +38,14 @@ class ParameterShard:
     boxes: where the shard's elements lie in the global tensor. holders: ranks that hold the very same shard
     because their data-parallel copies are not sharded. matrix: whether the global tensor has two dimensions or
     more. counted: whether this rank stands for the shard where each element counts once. saved: whether one of
-    `holders` is to save it.
+    `replica_group` is to save it.
     """
 
     name: str
     cut: Cut
     parameter: nn.Parameter
     boxes: tuple[Box, ...]
-    holders: ProcessGroup
+    replica_group: ProcessGroup
     counted: bool
     saved: bool
 

@@ -53,7 +53,7 @@ class Pipeline:
     ) -> None:
         self._stages, self._workload, self._layout, self._mesh = stages, workload, layout, mesh
         self._losses, self._device = losses, device
-        self._numbers = layout.stages_of(mesh.place["pp"])
+        self._numbers = layout.stages_of(mesh.coordinate["pp"])
         self._batches: list[Batch] = []
         self._schedules: dict[tuple[Any, ...], Any] = {}
         splits = layout.schedule in SPLIT

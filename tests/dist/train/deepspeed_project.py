@@ -27,7 +27,7 @@ class Net(nn.Module):
         return self.down(self.norm(self.up(x))) * self.scale
 
 
-def main(config: dict[str, Any], link: WorkerContext) -> None:
+def main(config: dict[str, Any], context: WorkerContext) -> None:
     """Train with every stage, save, and leave the fp32 weights as DeepSpeed gives them for comparison."""
     rank_info = link.rank_info
     os.environ |= {"RANK": str(rank_info.rank), "WORLD_SIZE": str(rank_info.world_size), "LOCAL_RANK": "0",

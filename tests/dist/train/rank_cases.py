@@ -164,9 +164,9 @@ def run_case(case: dict[str, Any], folder: Path, device: Device) -> None:
         torch.save({**found, "first": first, "state": state}, folder / f"{case['id']}.pt")
 
 
-def main(config: dict[str, Any], link: WorkerContext) -> dict[str, str]:
+def main(config: dict[str, Any], context: WorkerContext) -> dict[str, str]:
     """Run the cases in turn. Returns the error of each case that failed on this rank."""
-    device = open_device(job(config["cases"][0]), link)
+    device = open_device(job(config["cases"][0]), context)
     for case in config["cases"]:
         try:
             run_case(case, Path(config["folder"]), device)

@@ -14,21 +14,21 @@ from orchestrator.train.device import Device, close_device, open_device
 from orchestrator.train.engines.torch_engine import TorchEngine
 
 
-def poisoned(config: dict[str, Any], link: WorkerContext) -> list[list[int]]:
+def poisoned(config: dict[str, Any], context: WorkerContext) -> list[list[int]]:
     """The last rank's weights turn to NaN before step 2. Returns, for each case, the steps that were no number."""
-    device = open_device(job(config["cases"][0]), link)
-    found = [_steps_that_were_nan(case, device, link) for case in config["cases"]]
+    device = open_device(job(config["cases"][0]), context)
+    found = [_steps_that_were_nan(case, device, context) for case in config["cases"]]
     close_device()
     return found
 
 
-def _steps_that_were_nan(case: dict[str, Any], device: Device, link: WorkerContext) -> list[int]:
+def _steps_that_were_nan(case: dict[str, Any], device: Device, context: WorkerContext) -> list[int]:
     spec = job(case)
     workload, layout = workload_of(spec), Layout(**case["layout"])
     engine = TorchEngine(spec, workload, layout, device)
     engine.initialise(spec.seed)
     for step in range(4):
-        if step == 2 and link.rank_info.rank == link.rank_info.world_size - 1:
+        if step == 2 and context.rank_info.rank == context.rank_info.world_size - 1:
             with torch.no_grad():
                 for parameter in engine.parallel.stages[-1].parameters():
                     parameter.copy_(torch.full_like(parameter, math.nan))
@@ -38,15 +38,15 @@ def _steps_that_were_nan(case: dict[str, Any], device: Device, link: WorkerConte
     return []
 
 
-def raising(config: dict[str, Any], link: WorkerContext) -> dict[str, Any]:
+def raising(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     """One rank raises in its forward pass; the others are left in a collective."""
     (case,) = config["cases"]
     spec = job(case)
-    device = open_device(spec, link)
+    device = open_device(spec, context)
     workload, layout = workload_of(spec), Layout(**case["layout"])
     engine = TorchEngine(spec, workload, layout, device)
     engine.initialise(spec.seed)
-    if link.rank_info.rank == 1:
+    if context.rank_info.rank == 1:
         engine.parallel.stages[0].register_forward_hook(_fail)
     engine.train_step(micro_batches(workload, spec, layout, 0), 1e-3)
     return {}

@@ -10,25 +10,25 @@ from orchestrator.train.instability import LossSpike, NonFinite
 from orchestrator.train.loop import main
 
 
-def alone(config: dict[str, Any], link: WorkerContext) -> dict[str, Any]:
+def alone(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     """Each task alone in the world; name -> rows, or the error."""
     found: dict[str, Any] = {}
     for name, task in config.items():
         store = serve_store("127.0.0.1")
         found[name] = _rows_of(task, WorkerContext(RankInfo(0, 1, 0, "127.0.0.1", store.port), store))
-        link.report(len(found))
+        context.report(len(found))
     return found
 
 
-def together(config: dict[str, Any], link: WorkerContext) -> Any:
+def together(config: dict[str, Any], context: WorkerContext) -> Any:
     """One task over the gang; rank 0's rows, then the error."""
-    return _rows_of(config, link)
+    return _rows_of(config, context)
 
 
 def _rows_of(task: dict[str, Any], link: WorkerContext) -> Any:
     error, at = "", None
     try:
-        main(task, link)
+        main(task, context)
     except Exception as found:
         error = describe(found)
         at = (found.step, found.position) if isinstance(found, (NonFinite, LossSpike)) else None

@@ -491,13 +491,13 @@ def snapshots(runs: Runs) -> JobSpec:
 def test_a_run_without_snapshots_has_no_holders(runs: Runs) -> None:
     runs.controller().drive()
     assert [holders.running for holders in runs.services] == [[]]
-    assert runs.training.gangs[0].config["holders"] == ()
+    assert runs.training.gangs[0].config["snapshot_servers"] == ()
 
 
 def test_a_death_costs_nothing_that_was_held_in_memory(runs: Runs, quiet_curve: list[Any]) -> None:
     summary = runs.controller(snapshots(runs), faults=("kill@1:7",)).drive()
     first, second = runs.training.gangs
-    assert first.config["holders"][0]["node"] == "node-0"
+    assert first.config["snapshot_servers"][0]["node"] == "node-0"
     assert first.config["token"] != second.config["token"]
     assert second.config["restore"] == 6
     assert runs.events("stop")[0]["lost_steps"] == 0

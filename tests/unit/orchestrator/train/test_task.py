@@ -6,10 +6,10 @@ import importlib
 
 import pytest
 
-from orchestrator.train.task import ENTRY_OF, HOLDER, NOTICES
+from orchestrator.train.task import ENTRY_OF, PREEMPTION_NOTICES, SNAPSHOT_SERVER
 
 
-@pytest.mark.parametrize("name", [ENTRY_OF["torch"], HOLDER, NOTICES])
+@pytest.mark.parametrize("name", [ENTRY_OF["torch"], SNAPSHOT_SERVER, PREEMPTION_NOTICES])
 def test_what_is_named_is_there(name: str) -> None:
     module, _, attribute = name.partition(":")
     assert callable(getattr(importlib.import_module(module), attribute))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from orchestrator.train.engines.state import share
+from orchestrator.train.engines.state import shards_to_save
 from orchestrator.train.parallel.mesh import ProcessGroup
 from orchestrator.train.parallel.parameter_shard import ParameterShard, boxes_of
 from orchestrator.train.parallel.partition import Cut, span
@@ -42,7 +42,7 @@ def test_spans_tile_the_whole(size: int, ways: int) -> None:
     assert max(n for _, n in spans) - min(n for _, n in spans) <= 1
 
 
-def test_holders_share_out_the_writing() -> None:
+def test_replicas_divide_the_writing() -> None:
     ranks = (0, 2, 4)
     sizes = [64, 32, 32, 16, 8, 8]
     by_rank = []
@@ -52,6 +52,6 @@ def test_holders_share_out_the_writing() -> None:
                   ProcessGroup(ranks, index, None), True, i != 5)
             for i, n in enumerate(sizes)
         ]  # fmt: skip
-        by_rank.append([s.name for s in share(shards)])
+        by_rank.append([s.name for s in shards_to_save(shards)])
     assert sorted(name for names in by_rank for name in names) == ["p0", "p1", "p2", "p3", "p4"]
     assert by_rank[0] == ["p0"]

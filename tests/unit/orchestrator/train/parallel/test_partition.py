@@ -16,7 +16,7 @@ from workloads.workload import Vocabulary, Workload
 VOCABULARY = Vocabulary(101, eos=2, pad=1, bos=0, cls=3, sep=4, mask=5)
 
 
-class Place:
+class Coordinate:
     """What cutting asks of a mesh, for one rank, without process groups."""
 
     def __init__(self, layout: Layout, tp: int, ep: int) -> None:
@@ -35,7 +35,7 @@ def parts(shapes: Any, styles: Any, layout: Layout, name: str) -> list[tuple[Any
     """Each rank's cut of a tensor, and whether the rank holds what no other does."""
     found = []
     for tp, ep in itertools.product(range(layout.tp), range(layout.ep)):
-        cut = cut_of(name, shapes[name], styles, cast(Mesh, Place(layout, tp, ep)))
+        cut = cut_of(name, shapes[name], styles, cast(Mesh, Coordinate(layout, tp, ep)))
         mine = (cut.over_tp or tp == 0) and (cut.expert or ep == 0)
         found.append((cut, mine))
     return found
