@@ -1,4 +1,4 @@
-"""What a gang is told to do, as plain data; torch-free, since the controller writes it."""
+"""The task of a gang, as plain data. Torch-free, since the controller makes it."""
 
 from __future__ import annotations
 
@@ -6,26 +6,32 @@ import dataclasses
 from typing import Any
 
 ENTRY = "orchestrator.train.loop:main"
-"""The rank program, as a gang names it."""
+"""The entry point of the rank program."""
 ENTRY_OF = {"torch": ENTRY, "deepspeed": "orchestrator.train.engines.deepspeed_rank:main"}
-"""The same by engine: what it imports first differs."""
+"""The entry point by engine; they differ in what is imported first."""
 PREEMPTION_NOTICES = "cluster.workers.preemption:PreemptionNotices"
-"""What asks, on a node, whether it will be taken away."""
+"""The node service that watches for preemption notices."""
 SNAPSHOT_SERVER = "orchestrator.checkpoint.snapshot_server:SnapshotServer"
-"""What keeps snapshots in the memory of a node."""
+"""The node service that keeps snapshots in memory."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """One attempt.
+    """The configuration of all ranks of one gang.
 
-    `run` and `data` are URIs, `shards` is the digest of the data, if known; `restore` is the step of the commit to
-    start from, None for a fresh start; the gang ends with a commit at step `until`, at the latest when all steps are
-    done. `commit` is False in a replay, which writes nothing. `token` is new for every gang, so that the files of a
-    dead one are told apart.
-    `snapshot_servers` keep snapshots in memory, each {"node", "address"}, and know `snapshot_token`. `faults` are injected,
-    for tests; see `cluster.workers.injected_faults`. `skips` are windows of samples that are left out, beside those
-    that the commit names, each as `orchestrator.job.stability.Skip` writes it.
+    Attributes:
+        job, layout: as JSON.
+        run, data: URIs of the run directory and of the prepared data.
+        attempt: number of the attempt, from 1.
+        restore: step of the commit to start from; None for a fresh start.
+        until: the gang ends with a commit at this step, or when all steps are done.
+        commit: False in a replay, which writes nothing.
+        token: new for every gang, so that the files of an earlier one are told apart.
+        snapshot_servers: {"node", "address"} of each server that keeps snapshots in memory.
+        snapshot_token: the token of these servers.
+        faults: faults to inject, for tests; see `cluster.workers.injected_faults`.
+        skips: windows of samples to leave out besides those in the commit; see `orchestrator.data.skips.Skip`.
+        shards: digest of the prepared data; empty if unknown.
     """
 
     job: dict[str, Any]

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.retention import Retention, prune
-from orchestrator.storage import file_system
-from orchestrator.checkpoint.pieces import TensorPiece, whole
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
+from orchestrator.storage import file_system
 from orchestrator.storage.retry import Retry
 
 META = {"position": 1, "receipt": "r"}

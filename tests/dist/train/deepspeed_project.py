@@ -29,10 +29,10 @@ class Net(nn.Module):
 
 def main(config: dict[str, Any], context: WorkerContext) -> None:
     """Train with every stage, save, and leave the fp32 weights as DeepSpeed gives them for comparison."""
-    rank_info = link.rank_info
+    rank_info = context.rank_info
     os.environ |= {"RANK": str(rank_info.rank), "WORLD_SIZE": str(rank_info.world_size), "LOCAL_RANK": "0",
                    "DS_ACCELERATOR": "cpu", "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
-    store = link.store or torch.distributed.TCPStore(rank_info.host, link.store_port(), is_master=False)
+    store = context.store or torch.distributed.TCPStore(rank_info.host, context.store_port(), is_master=False)
     torch.distributed.init_process_group(
         "gloo", store=store, rank=rank_info.rank, world_size=rank_info.world_size
     )

@@ -25,14 +25,14 @@ def together(config: dict[str, Any], context: WorkerContext) -> Any:
     return _rows_of(config, context)
 
 
-def _rows_of(task: dict[str, Any], link: WorkerContext) -> Any:
+def _rows_of(task: dict[str, Any], context: WorkerContext) -> Any:
     error, at = "", None
     try:
         main(task, context)
     except Exception as found:
         error = describe(found)
         at = (found.step, found.position) if isinstance(found, (NonFinite, LossSpike)) else None
-    return {"rows": [_kept(row) for row in link.unsaved_rows()], "error": error, "at": at}
+    return {"rows": [_kept(row) for row in context.unsaved_rows()], "error": error, "at": at}
 
 
 def _kept(row: dict[str, Any]) -> dict[str, Any]:
