@@ -1,4 +1,4 @@
-"""A rank's commits: when they are due, what goes into them, and what became of them.
+"""A rank's commits: when they are due, what goes into them, and their outcomes.
 
 The step pays for a copy to host memory; a process beside the rank writes. Where the task names holders, snapshots go
 into the memory of other nodes too, as often as the job asks.
@@ -29,43 +29,39 @@ from orchestrator.train.rank_messages import Agreed, agree
 from orchestrator.train.task import Task
 
 FINISH_TIMEOUT = 300.0
-"""Seconds that the end of a task waits for its last commit to be written."""
+"""Seconds to wait for the last commit of a task."""
 SNAPSHOT_SHARE = 0.01
-"""Of a rank's time, what snapshots may take where the job leaves their number open."""
+"""Share of a rank's time that snapshots may cost with `snapshot_every: auto`."""
 RETRY_EVERY = 2.0
 """Seconds between tries of the last commit."""
 MAX_SKIPPED = 8
-"""Commits that are left out at most after a failed one, before storage is tried again."""
+"""Most commits that are skipped after failed ones, before storage is tried again."""
 
 
 class Commits:
-    """Saves the engine's state after steps. Used as a context, it leaves no process behind."""
+    """Saves the engine's state after steps; a context manager that leaves no process behind."""
 
     def __init__(
         self, task: Task, spec: JobSpec, layout: Layout, context: WorkerContext, engine: Engine
     ) -> None:
-        self._task, self._spec, self._layout, self._context, self._engine = (
-            task,
-            spec,
-            layout,
-            context,
-            engine,
-        )
+        self._task, self._spec, self._layout = task, spec, layout
+        self._context, self._engine = context, engine
         self._store = Store(f"{task.run}/checkpoints", attempt=task.token)
         self._peers = _peers(task, context) if task.snapshot_servers else None
         self._saver: Saver | None = None
         self._saved = task.restore or 0
         self._skip = 0
         self._outcomes: list[CommitOutcome] = []
-        self._snapshot_taken, self._cost = 0.0, 0.0  # when the last snapshot was taken, and what it took
+        self._snapshot_taken = 0.0  # monotonic seconds
+        self._cost = 0.0  # seconds of the last snapshot
         self._losses: list[float] = []  # of the steps since the last save to the store
         self._latest = (-1, "")  # step of the last save that ended, and why it failed
         self.failures = 0
 
     def open(self, step: int) -> tuple[CommitManifest, Reader]:
-        """The commit of that step and its tensors: from the memory of peers if they have it whole, else the store."""
+        """The commit of that step and its reader: from the memory of peers if it is complete there, else the store."""
         if self._peers is not None:
-            with contextlib.suppress(OSError):  # nodes that are gone: the store has it
+            with contextlib.suppress(OSError):  # lost nodes: the store has the commit too
                 snapshot = self._peers.latest(step, deep=False)
                 if snapshot is not None and snapshot.step == step:
                     return snapshot, self._peers.reader(snapshot)
@@ -86,11 +82,11 @@ class Commits:
 
     @property
     def ready(self) -> bool:
-        """Whether the next snapshot would keep within SHARE of this rank's time."""
+        """Whether another snapshot now would keep within SNAPSHOT_SHARE of this rank's time."""
         return time.monotonic() - self._snapshot_taken >= self._cost / SNAPSHOT_SHARE
 
     def after_step(self, progress: dict[str, Any], row: Row | None, agreed: Agreed, final: bool) -> float:
-        """Save if it is due. Returns the seconds that the step was held up."""
+        """Save if it is due. Returns the seconds for which the step was blocked."""
         checkpoint, step = self._spec.checkpoint, progress["step"]
         self._losses += [row["loss"]] if row else []
         durable = final or (step % checkpoint.every == 0 and not self._backs_off(agreed.failures))
@@ -103,16 +99,16 @@ class Commits:
         return self._save(progress, row, durable, snapshot=snapshot or every != "auto")
 
     def outcomes(self) -> list[dict[str, Any]]:
-        """What became of the saves to the store that ended since the last call."""
+        """The outcomes of the saves to the store that ended since the last call, as JSON."""
         if self._saver is not None:
             self._record_outcomes(self._saver.poll())
         ended, self._outcomes = self._outcomes, []
         return [asdict(outcome) for outcome in ended]
 
     def finish(self, progress: dict[str, Any]) -> None:
-        """Make sure of a commit of this state, tried until there is one or storage has failed for too long.
+        """Commit this state, and retry until that has succeeded or storage has failed for too long.
 
-        Raises OSError, in words, if there is none.
+        Raises OSError with the reason if there is no such commit then.
         """
         if self._saver is None:
             return
@@ -126,14 +122,14 @@ class Commits:
             assert self._saver is not None
             self._record_outcomes(self._saver.close(FINISH_TIMEOUT))
             self._saver = None
-            # Rank 0 publishes, so its word is the commit's; a writer whose note it withdrew may fail in its wake.
+            # Rank 0 publishes, so its outcome is that of the commit; other writers may fail as a consequence.
             failed = self._context.rank_info.rank == 0 and step != restored and self._latest != (step, "")
             agreed = agree(0, time.monotonic() > end, int(failed))
             late, failures = agreed.stop, agreed.failures
             if failures and not late:
                 time.sleep(RETRY_EVERY)
                 tries += 1
-                # Another name for each try: what a writer notes late is of none but its own.
+                # every try has an attempt name of its own, so that a late note of an earlier one is not mistaken for it
                 self._store = Store(self._store.uri, attempt=f"{tries}{self._task.token}")
                 self._saved, self._saver = -1, self._open_saver()
         self._context.set_waiting(False)
@@ -163,7 +159,7 @@ class Commits:
             "data": self._task.data,
             SHARDS: self._task.shards,
             "loss": sum(self._losses) / len(self._losses) if self._losses else None,
-            # Rows that nobody has stored yet: a run that is killed right after this commit misses none of them.
+            # rows that are not stored yet, so that none is lost if the run is killed right after this commit
             "rows": [*self._context.unsaved_rows(), *([row] if row else [])]
             if self._context.rank_info.rank == 0
             else [],
@@ -180,7 +176,7 @@ class Commits:
         return took
 
     def _backs_off(self, failures: int) -> bool:
-        """After a failed save the next ones are left out, more of them each time it fails again."""
+        """Whether to skip a commit: after each further failure in a row, more of them are skipped."""
         if not failures:
             self._skip = 0
             return False
@@ -190,7 +186,7 @@ class Commits:
     def _record_outcomes(self, outcomes: list[CommitOutcome]) -> None:
         for outcome in outcomes:
             if outcome.place != self._store.location and not self._spec.resources.per_worker.gpu:
-                self._cost += outcome.seconds  # the writer takes its time from the processors that train
+                self._cost += outcome.seconds  # on CPUs the writing process competes with training
             if outcome.place == self._store.location:
                 failed = outcome.state == "failed"
                 self.failures = self.failures + 1 if failed else 0
@@ -199,12 +195,12 @@ class Commits:
 
 
 def retention_of(checkpoint: CheckpointSpec) -> Retention:
-    """What the job wants kept."""
+    """The retention that the job asks for."""
     return Retention(checkpoint.keep, checkpoint.keep_every, BEST if checkpoint.keep_best else None)
 
 
 def _peers(task: Task, context: WorkerContext) -> Store:
-    """The memory of the other nodes' holders; of this node's own if there is no other."""
+    """The store in the memory of other nodes' snapshot servers; of this node's own if there is no other."""
     addresses = [server["address"] for server in task.snapshot_servers]
     others = [
         server["address"] for server in task.snapshot_servers if server["node"] != context.rank_info.node

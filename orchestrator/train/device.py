@@ -1,4 +1,4 @@
-"""Device, process-group backend and compute type, chosen here and nowhere else."""
+"""The choice of device, process-group backend and compute dtype."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from cluster.workers.worker_context import WorkerContext
 from orchestrator.job.spec import JobSpec
 
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
-"""Bound on one collective. A dead peer is seen from outside, and the process replaced, long before."""
+"""Timeout of a collective. A dead peer is detected from outside, and this process replaced, long before."""
 
 COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""Type of matrix products by the job's precision."""
+"""Dtype of matrix products by the job's precision."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """Where a rank computes, in which type, and the group of all ranks."""
+    """A rank's device, its compute dtype, and the process group of all ranks."""
 
     device: torch.device
     compute: torch.dtype
     group: dist.ProcessGroup
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Context of the forward pass: weights stay fp32, matrices are multiplied in the compute type."""
+        """Context manager for the forward pass: weights stay fp32, matrices are multiplied in the compute dtype."""
         if self.compute is torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.compute)
@@ -55,7 +55,8 @@ def open_device(spec: JobSpec, context: WorkerContext) -> Device:
     else:
         device, backend = torch.device("cpu"), "gloo"
     if rank_info.host.startswith("127."):
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # gloo would resolve the host name, which may lead elsewhere
+        # otherwise gloo resolves the host name, which may give another interface
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = context.store or dist.TCPStore(
         rank_info.host, context.store_port(), is_master=False, timeout=COLLECTIVE_TIMEOUT
     )
@@ -68,7 +69,7 @@ def open_device(spec: JobSpec, context: WorkerContext) -> Device:
 
 
 def peak_memory() -> int:
-    """Most bytes that this rank has held: allocated on its GPU, or resident in its process, libraries included."""
+    """Peak memory of this rank in bytes: allocated on its GPU, or else resident in its process, libraries included."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return int(torch.cuda.max_memory_allocated())
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

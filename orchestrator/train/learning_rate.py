@@ -1,4 +1,4 @@
-"""The learning rate of a step."""
+"""The learning rate schedule."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from orchestrator.job.spec import OptimizerSpec
 
 
 def learning_rate(spec: OptimizerSpec, step: int, steps: int) -> float:
-    """The rate for the `step`-th update, counted from 0, of `steps`: linear warm-up, then the schedule."""
+    """The learning rate of update `step` (from 0) of `steps`: linear warm-up, then the schedule of the job."""
     if step < spec.warmup:
         return spec.lr * (step + 1) / spec.warmup
     done = (step - spec.warmup) / max(steps - spec.warmup, 1)

@@ -1,6 +1,6 @@
-"""One rank's life: take a device, build, restore, train step by step, commit, end.
+"""The rank program: take a device, build the model, restore a commit, train step by step, commit, end.
 
-`main` is the entry point that every gang runs, on Ray actors, on local processes and under torchrun alike.
+`main` is the entry point of every gang: Ray actors, local processes and torchrun.
 """
 
 from __future__ import annotations
@@ -40,8 +40,16 @@ from workloads.workload import Batch
 
 @dataclasses.dataclass(frozen=True)
 class TrainingProgress:
-    """Where a run stands between two steps: optimiser steps, samples consumed or left out, tokens consumed, the
-    receipt, the last losses where spikes are looked for, and the windows of samples that are left out."""
+    """The progress of a run between two steps.
+
+    Attributes:
+        step: optimiser steps done.
+        position: samples consumed or skipped.
+        tokens: tokens consumed.
+        receipt: see `orchestrator.data.receipt`.
+        losses: the last losses, if the job asks for loss spikes to be detected.
+        skips: the windows of samples that are skipped.
+    """
 
     step: int = 0
     position: int = 0
@@ -52,7 +60,7 @@ class TrainingProgress:
 
 
 def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
-    """Train as one rank. Returns {"step", "ended"}, where ended is steps, until or stop; a commit is in place."""
+    """Train as one rank, up to a commit. Returns {"step", "ended"}; ended is "steps", "until" or "stop"."""
     task = Task(**config)
     spec, layout = parse(task.job), Layout.from_json(task.layout)
     baseline_memory = peak_memory()
@@ -75,7 +83,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
 
 
 class Rank:
-    """Trains from one commit to the end of its task."""
+    """One rank of a gang, from the restored commit to the end of its task."""
 
     def __init__(
         self,
@@ -91,12 +99,12 @@ class Rank:
         self._engine, self._batches = engine, batches
         self._last = min(task.until, spec.train.steps)
         self._faults = [FaultSpec.parse(text) for text in task.faults]
-        self._baseline_memory = baseline_memory  # bytes that the process held before it held any of the model
+        self._baseline_memory = baseline_memory  # bytes of the process before the model was built
         self._commits = Commits(task, spec, layout, context, engine)
         self._progress = self._origin = self._restore()
 
     def train(self) -> dict[str, Any]:
-        """Step by step to the end. All commits are settled when this returns."""
+        """Train to the end of the task. The last commit is published when this returns."""
         stop = False
         with self._commits, Prefetch(self._samples, self._progress.step) as prefetched:
             while self._progress.step < self._last and not stop:
@@ -106,7 +114,7 @@ class Rank:
         return {"step": self._progress.step, "ended": "steps" if done else "stop" if stop else "until"}
 
     def _restore(self) -> TrainingProgress:
-        """Take over the commit that the controller named, or begin."""
+        """Load the commit that the task names, or initialise the weights."""
         if self._task.restore is None:
             self._engine.initialise(self._spec.seed)
             return TrainingProgress(skips=merged(self._task.skips))
@@ -127,7 +135,7 @@ class Rank:
         )
 
     def _step(self, prefetched: Prefetch[tuple[list[Batch], int]]) -> bool:
-        """One optimiser step, its row and, where it is due, its commit. Returns whether to stop here."""
+        """One optimiser step, its row of metrics and, if due, its commit. Returns whether to stop now."""
         began, at = time.perf_counter(), self._progress.step
         for fault in self._faults:
             if fault.apply(
@@ -157,7 +165,7 @@ class Rank:
         return agreed.stop
 
     def _compute(self, micro_batches: list[Batch], lr: float) -> Metrics:
-        """The engine's step; whatever it raises says where."""
+        """The engine's step; errors get a note with the step and pipeline stage."""
         try:
             return self._engine.train_step(micro_batches, lr)
         except Exception as error:
@@ -166,9 +174,9 @@ class Rank:
             raise
 
     def _samples(self, step: int) -> tuple[list[Batch], int]:
-        """This rank's micro-batches of a step, with the digest of the samples in them.
+        """This rank's micro-batches of a step, and the sum of its samples' receipt digests.
 
-        Ranks of one tensor, context or pipeline group read the same samples; the first of them counts them.
+        The ranks of a tensor, context or pipeline group read the same samples; only the first of them has a digest.
         """
         size, coordinate = (
             self._spec.train.global_batch,
@@ -224,5 +232,5 @@ class Rank:
 
 
 def _seed_step(seed: int, step: int, rank: int) -> None:
-    """Any randomness in a step is a function of (seed, step, rank), so there is no random state to save."""
+    """Seed torch for a step: randomness is a function of (seed, step, rank), so that no random state must be saved."""
     torch.manual_seed(((seed * 1_000_003 + step) * 65_537 + rank) % 2**63)

@@ -1,4 +1,4 @@
-"""What ranks tell each other between steps, on the CPU group so that no GPU is waited for."""
+"""Messages between ranks after every step, on the CPU process group so that no GPU is synchronised."""
 
 from __future__ import annotations
 
@@ -14,9 +14,15 @@ from orchestrator.data.receipt import add
 
 @dataclass(frozen=True)
 class Agreed:
-    """What holds for all ranks alike: the sum of their digests, as `receipt.add` makes it, whether any was asked to
-    stop, the most saves in a row that failed on any, whether all are ready for a snapshot, and the seconds that each
-    worked by itself."""
+    """The same on all ranks after a step.
+
+    Attributes:
+        digest: the sum of the ranks' receipt digests, as `receipt.add`.
+        stop: whether any rank was asked to stop.
+        failures: the most failed saves in a row on any rank.
+        ready: whether all ranks are ready for a snapshot.
+        busy: seconds that each rank computed without waiting for others.
+    """
 
     digest: int
     stop: bool
@@ -26,7 +32,7 @@ class Agreed:
 
 
 def agree(digest: int, stop: bool, failures: int = 0, ready: bool = True, busy: float = 0.0) -> Agreed:
-    """Every rank says the same of itself, and hears what holds for all."""
+    """Combine every rank's values; all ranks call it together."""
     mine = torch.tensor([digest, int(stop), failures, int(ready), int(busy * 1e6)], dtype=torch.int64)
     everyone = torch.empty(dist.get_world_size() * len(mine), dtype=torch.int64)
     dist.all_gather_single(everyone, mine)
@@ -41,7 +47,7 @@ def agree(digest: int, stop: bool, failures: int = 0, ready: bool = True, busy: 
 
 
 def gather_json(value: Any) -> list[Any]:
-    """Every rank's value, in rank order. JSON, where `all_gather_object` would pickle."""
+    """Every rank's value, in rank order. Sent as JSON, since `all_gather_object` pickles."""
     world, data = dist.get_world_size(), json.dumps(value).encode()
     sizes = torch.empty(world, dtype=torch.int64)
     dist.all_gather_single(sizes, torch.tensor([len(data)], dtype=torch.int64))

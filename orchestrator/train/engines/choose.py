@@ -1,4 +1,4 @@
-"""The one place that picks the engine."""
+"""The choice of the engine."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from workloads.workload import Workload
 
 
 def make_engine(spec: JobSpec, workload: Workload, layout: Layout, device: Device) -> Engine:
-    """The engine that the layout names. Raises InputError if what it needs is not on this machine."""
-    if layout.engine == "deepspeed":  # imported only here: it takes seconds
+    """The engine that the layout names. Raises InputError if what it needs is not installed."""
+    if layout.engine == "deepspeed":  # imported here because it takes seconds
         from orchestrator.train.engines.deepspeed_engine import DeepSpeedEngine
 
         return DeepSpeedEngine(spec, workload, layout, device)

@@ -27,10 +27,11 @@ from workloads.workload import Batch, Workload
 
 
 class DeepSpeedEngine:
-    """Weights, gradients and optimiser state are DeepSpeed's; losses, counts and commits are ours. See `Engine`.
+    """See `Engine`. DeepSpeed keeps weights, gradients and optimiser state; losses, counts and commits are this
+    project's.
 
-    Gradients are sums over tokens until the step, where the number of predicted tokens, known only then, is
-    DeepSpeed's loss scale: it divides by it before it clips.
+    Gradients are sums over tokens. The number of predicted tokens is known only at the step; it is then given to
+    DeepSpeed as its loss scale, by which it divides before it clips.
     """
 
     def __init__(self, spec: JobSpec, workload: Workload, layout: Layout, device: Device) -> None:
@@ -71,13 +72,13 @@ class DeepSpeedEngine:
         extra = {**extra, **ratios(routed)}
         if self._scale.enabled:
             extra = {**extra, "loss_scale": self._scale.value, "skipped": 0.0}
-        # Sums, divided by DeepSpeed by the number of ranks.
+        # DeepSpeed has divided the sums by the number of ranks
         self._zero.loss_scale = self._scale.value * count / (self._losses.expected * self._layout.dp)
         set_lr(self._zero.param_groups, lr)
         self._engine.step()
         norm = float(self._engine.get_global_grad_norm())
         if self._zero.overflow or not math.isfinite(norm):
-            # Every rank sees the same norm, so all skip the step or all end here.
+            # every rank has the same norm, so that all skip the step or all fail
             if self._scale.overflow():
                 return Metrics(loss, 0.0, {**extra, "skipped": 1.0})
             return Metrics(loss, math.nan, extra)
@@ -87,7 +88,7 @@ class DeepSpeedEngine:
 
     @torch.no_grad()
     def poison(self) -> None:
-        """See `Engine.poison`. Under stage 3 a rank holds its partition of a parameter apart from it."""
+        """See `Engine.poison`. Under ZeRO 3 a rank's partition of a parameter is in `ds_tensor`."""
         for parameter in self.model.parameters():
             getattr(parameter, "ds_tensor", parameter).data.fill_(math.nan)
 
@@ -137,7 +138,7 @@ class DeepSpeedEngine:
 
 
 class _WithLoss(nn.Module):
-    """A micro-batch to its loss as the backward pass wants it: DeepSpeed wraps the module whose output is that."""
+    """The model with its loss: DeepSpeed wraps a module whose output is the loss of a micro-batch."""
 
     def __init__(self, model: nn.Module, losses: StepLosses, device: Device) -> None:
         super().__init__()
@@ -152,10 +153,10 @@ class _WithLoss(nn.Module):
 def _build(
     deepspeed: Any, workload: Workload, layout: Layout, device: torch.device, config: dict[str, Any]
 ) -> nn.Module:
-    """The model with memory not initialised; under ZeRO 3 each rank holds its part only.
+    """The model with uninitialised memory; under ZeRO 3 each rank holds its part only.
 
-    There the whole model stands in host memory that nobody has touched, which costs nothing, and goes through the
-    device a parameter at a time.
+    There the full model is first allocated in untouched host memory, which costs nothing, and passes through the device
+    one parameter at a time.
     """
     with torch.device("meta"):
         model = workload.build()

@@ -1,6 +1,7 @@
-"""The rank program where the engine is DeepSpeed, whose import takes longer than the start of everything else.
+"""The entry point of the rank program with the DeepSpeed engine.
 
-A gang names this module for its processes to have that behind them before they are needed.
+Importing DeepSpeed takes longer than everything else at the start. A gang names this module so that prewarmed processes
+have imported it already.
 """
 
 import orchestrator.train.engines.deepspeed_engine  # noqa: F401

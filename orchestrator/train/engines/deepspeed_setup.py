@@ -1,4 +1,4 @@
-"""DeepSpeed as a library: imported for our device, inside our process group, with settings equal to our engine's."""
+"""DeepSpeed as a library: importing it for a device and an existing process group, and its configuration."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from orchestrator.train.engines.optimizers import groups_of
 log = logging.getLogger(__name__)
 
 BUCKET = 50_000_000
-"""Elements whose gradients are reduced at once."""
+"""Most elements whose gradients are reduced at once."""
 
 
 def open_deepspeed(device: torch.device) -> ModuleType:
-    """The library, set to that device and to the process group that is there already.
+    """The library, set up for that device and for the existing process group.
 
     Raises InputError if it is not installed.
     """
-    # DeepSpeed reads both on import and on initialisation, and would otherwise look for a launcher or for MPI.
+    # DeepSpeed reads both on import and on initialisation; without them it looks for a launcher or MPI
     os.environ["DS_ACCELERATOR"] = device.type
     os.environ["LOCAL_RANK"] = str(device.index or 0)
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
@@ -46,25 +46,25 @@ def open_deepspeed(device: torch.device) -> ModuleType:
             "install deepspeed, or set engine to torch",
         ) from None
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    # Of the collectives it calls, which are torch's older ones: a line of every rank, again and again.
+    # it calls deprecated collectives of torch, which would print a warning on every rank
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
-    # Its all-reduce through shared memory serves inference alone, and would take minutes to compile.
+    # its shared-memory all-reduce is for inference only, and takes minutes to compile
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
     return deepspeed
 
 
 def settings(spec: JobSpec, layout: Layout, elements: int, hidden: int) -> dict[str, Any]:
-    """DeepSpeed's configuration for a model of so many parameters and that width: all that has a default which
-    differs from ours is said."""
+    """DeepSpeed's configuration for a model of `elements` parameters and width `hidden`; all settings whose defaults
+    differ from the torch engine are given."""
     train = spec.train
     zero: dict[str, Any] = {
         "stage": layout.zero,
         "overlap_comm": False,
         "contiguous_gradients": True,
-        # It is allocated whole, and by default is 2 GB for the smallest model.
+        # the bucket is allocated in full; the default takes 2 GB even for the smallest model
         "reduce_bucket_size": min(elements, BUCKET),
-        # Under ZeRO 3 vectors stay whole on every rank, and matrices are fetched when they are used.
+        # under ZeRO 3 vectors are kept on every rank, and matrices are gathered when they are used
         "stage3_param_persistence_threshold": 10 * hidden,
     }
     host = {"device": "cpu", "pin_memory": bool(spec.resources.per_worker.gpu)}
@@ -86,11 +86,11 @@ def settings(spec: JobSpec, layout: Layout, elements: int, hidden: int) -> dict[
 def optimizer_of(
     spec: OptimizerSpec, parameters: Iterable[tuple[nn.Parameter, float]], offload: bool
 ) -> torch.optim.Optimizer:
-    """AdamW over whole parameters, each with its `lr_scale`, which DeepSpeed replaces by its partitions.
+    """AdamW over the full parameters, each with its `lr_scale`; DeepSpeed replaces them by its partitions.
 
-    Where the state is in host memory it is DeepSpeed's own for processors (Ren et al., 2021, section 5).
+    With offload it is DeepSpeed's AdamW for CPUs (Ren et al., 2021, section 5).
     """
-    # Partitioned parameters are empty, and say their shape otherwise.
+    # partitioned parameters are empty; their shape is in ds_shape
     groups = groups_of(
         spec, ((p, len(getattr(p, "ds_shape", p.shape)) > 1, scale) for p, scale in parameters)
     )
@@ -104,13 +104,13 @@ def optimizer_of(
 
 
 def compile_once(operator: str, load: Callable[[], object]) -> None:
-    """Load an operator of DeepSpeed, which compiles it where nobody has; one process of a machine for all.
+    """Load an operator of DeepSpeed, which compiles it on first use; one process per machine compiles, the others wait.
 
-    A compilation that was killed holds nobody up: the kernel lets go of its lock.
-    Raises InputError if there is no compiler, or if it fails.
+    A killed compilation blocks nobody, since the kernel releases its lock.
+    Raises InputError if there is no compiler, or if compiling fails.
     """
     where, hint = "parallel.offload", "or set offload to none"
-    if shutil.which("ninja") is None:  # it came with DeepSpeed, beside a Python that nobody activated
+    if shutil.which("ninja") is None:  # installed with DeepSpeed, beside a Python that is not on PATH
         os.environ["PATH"] = os.pathsep.join(
             [os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)]
         )
@@ -125,7 +125,7 @@ def compile_once(operator: str, load: Callable[[], object]) -> None:
     folder = Path(_get_build_directory(operator, verbose=False))
     with open(folder / "in-use", "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        # PyTorch's own lock is a file, which stays behind a killed process and would be waited for without end.
+        # PyTorch's own lock is a file that stays when its process is killed, and would be waited for without end
         (folder / "lock").unlink(missing_ok=True)
         if not (folder / f"{operator}.so").exists():
             log.warning("compiling DeepSpeed's %s in %s: about two minutes, once a machine", operator, folder)

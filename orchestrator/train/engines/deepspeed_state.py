@@ -1,7 +1,7 @@
 """DeepSpeed's partitions by canonical name and global offset.
 
-DeepSpeed keeps fp32 weights and optimiser state in flat partitions. Every rank saves its own and reads its own: no
-tensor is ever gathered, and nothing of DeepSpeed's own checkpoint format is used.
+DeepSpeed keeps fp32 weights and optimiser state in flat partitions. Every rank saves and loads its own: no tensor is
+gathered, and DeepSpeed's checkpoint format is not used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ SLOTS = ("exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True)
 class Fragment:
-    """The part of a parameter in a flat partition of this rank: `size` elements from `start`, which are `boxes`."""
+    """The part of a parameter in a flat partition of this rank: `size` elements from `start`; they are the `boxes` of
+    the parameter."""
 
     name: str
     shape: tuple[int, ...]
@@ -35,24 +36,24 @@ class Fragment:
     size: int
 
     def views(self, flat: Tensor) -> Iterator[tuple[Box, Tensor]]:
-        """`flat`, which is the partition or a state of its size, by box."""
+        """The boxes with their views of `flat`, which is the partition or a state of its size."""
         for box in self.boxes:
             yield box, flat.narrow(0, self.start + box.offset, box.size).view(box.extent)
 
 
 class Partitions:
-    """State of a ZeRO optimiser: `zero` is DeepSpeed's, around the optimiser that works on its partitions."""
+    """The state of DeepSpeed's ZeRO optimiser `zero`, which wraps the optimiser of its partitions."""
 
     def __init__(self, zero: Any, stage: int, named: Mapping[str, nn.Parameter]) -> None:
         self._zero, self._stage = zero, stage
         self.optimizer: torch.optim.Optimizer = zero.optimizer
         self.fragments = list(_fully_sharded(zero, named) if stage == 3 else _flat(zero, named))
-        # Of every partition, those that hold padding only included: a step is an update of them all.
+        # all partitions, including those with padding only: a step updates all of them
         self._all = zero.fp32_partitioned_groups_flat if stage == 3 else zero.single_partition_of_fp32_groups
 
     @torch.no_grad()
     def begin(self, steps: int) -> None:
-        """Optimiser state of zeros after that many steps, which DeepSpeed would make only in its first step."""
+        """Create the optimiser state, zero, after that many steps; DeepSpeed itself creates it in its first step."""
         for partition in self._all:
             state = self.optimizer.state[partition]
             for slot in SLOTS:
@@ -77,7 +78,7 @@ class Partitions:
 
     @torch.no_grad()
     def restore(self, reader: Reader) -> None:
-        """Read this rank's part of weights and optimiser state, one box of one tensor at a time."""
+        """Load this rank's part of weights and optimiser state, one box of one tensor at a time."""
         self.begin(int(reader.read("optim.step")))
         for fragment in self.fragments:
             state = self.optimizer.state[fragment.partition]
@@ -90,7 +91,7 @@ class Partitions:
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Bring the fp32 partitions to the weights that the forward pass reads, as DeepSpeed does after a step."""
+        """Copy the fp32 partitions to the weights that the forward pass reads, as DeepSpeed does after a step."""
         if self._stage < 3:
             self._zero.update_lp_params()
             return
@@ -103,7 +104,7 @@ class Partitions:
 
 
 def _flat(zero: Any, named: Mapping[str, nn.Parameter]) -> Iterator[Fragment]:
-    """ZeRO 1 and 2: all parameters of a group lie one after the other, and each rank has a stretch of that."""
+    """ZeRO 1 and 2: the parameters of a group are concatenated, and each rank has a range of that."""
     names = {id(parameter): name for name, parameter in named.items()}
     for partition, group in zip(zero.single_partition_of_fp32_groups, zero.bit16_groups, strict=True):
         for parameter in group:
@@ -116,7 +117,7 @@ def _flat(zero: Any, named: Mapping[str, nn.Parameter]) -> Iterator[Fragment]:
 
 
 def _fully_sharded(zero: Any, named: Mapping[str, Any]) -> Iterator[Fragment]:
-    """ZeRO 3: each rank has a stretch of every parameter; the last ones are shorter than their place."""
+    """ZeRO 3: each rank has a range of every parameter; the last ranks' ranges are shorter and padded."""
     for name, parameter in named.items():
         group, start, place = zero.grad_position[zero.get_param_id(parameter)]
         begin = zero._get_param_partition_rank(parameter) * place

@@ -1,4 +1,4 @@
-"""The seam between the loop and what computes: the training step, and the state by tensor name."""
+"""The contract between the training loop and an engine: the training step, and the state by tensor name."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from workloads.workload import Batch
 
 @dataclass(frozen=True)
 class Metrics:
-    """Of one step over the whole global batch, the same on every rank.
+    """Metrics of one step over the global batch, the same on every rank except `busy_seconds`.
 
-    `loss` is the mean over predicted tokens in nats, `grad_norm` the global norm before clipping, `extra`
-    whatever else the workload measured, each a mean over the global batch. `busy_seconds` alone is this rank's: how
-    long it worked until it waited for the gradients of others, 0 where the layout has them wait for each other before.
+    Attributes:
+        loss: mean over predicted tokens, in nats.
+        grad_norm: global norm of the gradients before clipping.
+        extra: other metrics of the workload, each a mean over the global batch.
+        busy_seconds: time this rank computed before it waited for the gradients of others; 0 if its layout makes ranks
+            wait for each other earlier.
     """
 
     loss: float
@@ -27,29 +30,31 @@ class Metrics:
 
 
 class Engine(Protocol):
-    """Computes steps under one layout. Schedules and DeepSpeed own the backward pass, so the step is the seam.
+    """Computes steps under one layout. The contract is a full step, because pipeline schedules and DeepSpeed run the
+    backward pass themselves.
 
-    State is one flat namespace in fp32, whatever the layout: `model.<name>`, `optim.<name>.<slot>` and the
-    scalar `optim.step`, with the layers' original numbers.
+    The state is one flat namespace in fp32 under any layout: `model.<name>`, `optim.<name>.<slot>` and the scalar
+    `optim.step`, with the layers' original numbers.
     """
 
     def train_step(self, micro_batches: Sequence[Batch], lr: float) -> Metrics:
-        """One optimiser step over this rank's micro-batches, as one member of the gang."""
+        """One optimiser step over this rank's micro-batches; all ranks call it together."""
 
     def eval_step(self, micro_batches: Sequence[Batch]) -> Metrics:
-        """Loss only, nothing changes."""
+        """The metrics of a forward pass; no state changes."""
 
     def initialise(self, seed: int) -> None:
-        """Weights as published, from (seed, name) alone; optimiser state zero."""
+        """Initialise the weights from (seed, parameter name) as the model's paper says, and the optimiser state to
+        zero."""
 
     def state(self) -> Iterable[TensorPiece]:
-        """The pieces that this rank must save: over all ranks they tile every tensor once."""
+        """The pieces that this rank saves; over all ranks they tile every tensor once."""
 
     def load(self, reader: Reader) -> None:
-        """Take over a commit. Raises InputError if it is of another model."""
+        """Load a commit. Raises InputError if it is of another model."""
 
     def poison(self) -> None:
-        """Make the numbers of the next step of all ranks NaN, by this rank's weights; for tests of what follows."""
+        """Set this rank's weights to NaN, so that the next step's numbers are NaN on all ranks. An injected fault."""
 
     def close(self) -> None:
-        """Release what the engine holds."""
+        """Free the engine's memory."""

@@ -13,7 +13,7 @@ FIRST, LEAST, GROW_AFTER = 2.0**16, 1.0, 2000
 
 
 class LossScale:
-    """Halves after an overflow, doubles after 2000 steps without one. It is state: a restart goes on with it."""
+    """The loss scale: halved after an overflow, doubled after 2000 steps without one. It is part of the saved state."""
 
     def __init__(self, enabled: bool) -> None:
         self.enabled = enabled
@@ -21,26 +21,27 @@ class LossScale:
         self._good = 0
 
     def overflow(self) -> bool:
-        """Lower the scale; whether the step may be skipped, which it may not once the scale is at its least."""
+        """Lower the scale after an overflow. Returns whether the step may be skipped: not once the scale is at its
+        minimum."""
         if not self.enabled or self.value <= LEAST:
             return False
         self.value, self._good = self.value / 2, 0
         return True
 
     def succeed(self) -> None:
-        """A step without overflow."""
+        """Count a step without overflow."""
         self._good += self.enabled
         if self._good == GROW_AFTER:
             self.value, self._good = self.value * 2, 0
 
     def pieces(self) -> Iterator[TensorPiece]:
-        """What a commit holds of it."""
+        """The pieces for a commit."""
         if self.enabled:
             yield full_piece("optim.loss_scale", torch.tensor(self.value))
             yield full_piece("optim.good_steps", torch.tensor(self._good, dtype=torch.int64))
 
     def load(self, reader: Reader) -> None:
-        """Go on from a commit; one that was made in another precision has none."""
+        """Load from a commit; one that was made in another precision has no loss scale."""
         if self.enabled and "optim.loss_scale" in reader.manifest.tensors:
             self.value = float(reader.read("optim.loss_scale"))
             self._good = int(reader.read("optim.good_steps"))

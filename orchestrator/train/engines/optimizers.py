@@ -1,7 +1,7 @@
-"""Optimisers over shards: the same update whatever part of a parameter a rank holds.
+"""Optimisers over shards: the update is the same whatever part of a parameter a rank holds.
 
-AdamW is torch's fused kernel. LAMB and LARS scale the update of a matrix by the norms of the whole matrix, which
-`norms` gives from the parts.
+AdamW is torch's fused kernel. LAMB and LARS scale the update of a matrix by norms of the full matrix, which `norms`
+computes from its parts.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ SLOTS = {
 """Optimiser state of one parameter, by the optimiser's name."""
 
 Norms = Callable[[Sequence[Tensor]], list[Tensor]]
-"""A tensor for each shard, in the order of the shards, to the norm of the whole tensor it is part of."""
+"""Maps one tensor per shard, in the order of the shards, to the norms of the full tensors they are parts of."""
 
 
 def plain(name: str) -> float:
-    """The learning rate as it is, for every parameter."""
+    """`lr_scale` 1 for every parameter."""
     return 1.0
 
 
 def groups_of(
     spec: OptimizerSpec, parameters: Iterable[tuple[nn.Parameter, bool, float]]
 ) -> list[dict[str, Any]]:
-    """Parameter groups of (parameter, whether it is a matrix, its `lr_scale`).
+    """Parameter groups for tuples (parameter, whether it is a matrix, its `lr_scale`).
 
-    Weight decay is of matrices alone. It is divided by the scale, so that what a step takes away, learning rate times
-    decay, does not depend on the width (Wang and Aitchison, 2024; the mup package does the same).
+    Weight decay applies to matrices only. It is divided by the scale, so that learning rate times decay does not depend
+    on the width (Wang and Aitchison, 2024; the mup package does the same).
     """
     found: dict[tuple[bool, float], list[nn.Parameter]] = {}
     for parameter, matrix, scale in parameters:
@@ -55,7 +55,7 @@ def groups_of(
 
 
 def set_lr(groups: Iterable[dict[str, Any]], lr: float) -> None:
-    """The learning rate of the next step."""
+    """Set the learning rate of the next step."""
     for group in groups:
         group["lr"] = lr * group["lr_scale"]
 
@@ -66,7 +66,7 @@ def make_optimizer(
     norms: Norms,
     lr_scale: Callable[[str], float] = plain,
 ) -> torch.optim.Optimizer:
-    """The optimiser that the job names; `lr_scale` says by a parameter's name what its learning rate is times."""
+    """The optimiser that the job names; `lr_scale` gives the factor of the learning rate by parameter name."""
     shards = list(shards)
     scaled = [(s.parameter, s.matrix, lr_scale(s.name)) for s in shards]
     groups = groups_of(spec, scaled)

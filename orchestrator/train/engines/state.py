@@ -1,4 +1,4 @@
-"""State by canonical name and global offset: what a rank saves, and how it takes over a commit."""
+"""State by canonical name and global offset: what a rank saves, and how it loads a commit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orchestrator.train.parallel.parameter_shard import ParameterShard
 def pieces(
     shards: Iterable[ParameterShard], optimizer: torch.optim.Optimizer, slots: Sequence[str]
 ) -> Iterator[TensorPiece]:
-    """The weights and optimiser states that this rank must save; over all ranks they tile every tensor once."""
+    """The weights and optimiser states that this rank saves; over all ranks they tile every tensor once."""
     for shard in shards_to_save(shards):
         tensors: dict[str, Tensor] = {f"model.{shard.name}": shard.parameter.detach()}
         state = optimizer.state.get(shard.parameter, {})
@@ -29,9 +29,10 @@ def pieces(
 
 
 def shards_to_save(shards: Iterable[ParameterShard]) -> list[ParameterShard]:
-    """The shards that this rank saves: holders of the same shards divide them, so that all write about as much.
+    """The shards that this rank saves: the ranks of a replica group divide their shards, so that all write about as
+    much.
 
-    Largest first to whom has least; every holder comes to the same result.
+    Greedy: the largest shard goes to the rank with the least to write. Every rank computes the same assignment.
     """
     load: dict[tuple[int, ...], list[int]] = {}
     mine = []
@@ -50,7 +51,7 @@ def shards_to_save(shards: Iterable[ParameterShard]) -> list[ParameterShard]:
 def restore(
     shards: Iterable[ParameterShard], optimizer: torch.optim.Optimizer, slots: Sequence[str], reader: Reader
 ) -> None:
-    """Read this rank's part of weights and optimiser states."""
+    """Load this rank's part of weights and optimiser states."""
     steps = float(reader.read("optim.step"))
     for shard in shards:
         for box, view in shard.views(shard.parameter):
@@ -60,6 +61,6 @@ def restore(
             state[slot] = torch.zeros_like(shard.parameter)
             for box, view in shard.views(state[slot]):
                 view.copy_(reader.read(f"optim.{shard.name}.{slot}", box.start, box.extent))
-        # The fused kernel keeps its step count on the device.
+        # the fused kernel expects its step count on the device
         state["step"] = torch.tensor(steps, device=shard.parameter.device)
         optimizer.state[shard.parameter] = state

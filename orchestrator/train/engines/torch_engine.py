@@ -29,7 +29,7 @@ from workloads.workload import Batch, Workload
 
 
 class TorchEngine:
-    """Runs the micro-batches, sums gradients, clips, updates. See `Engine`."""
+    """See `Engine`. Runs the micro-batches, sums gradients, clips them and updates the weights."""
 
     def __init__(self, spec: JobSpec, workload: Workload, layout: Layout, device: Device) -> None:
         self._spec, self._workload, self._layout, self._device = spec.train, workload, layout, device
@@ -71,7 +71,7 @@ class TorchEngine:
         if self._scale.enabled:
             extra = {**extra, "loss_scale": self._scale.value, "skipped": 0.0}
         if not math.isfinite(square):
-            # Every rank sees the same sum, so all skip the step or all end here.
+            # every rank has the same sum, so that all skip the step or all fail
             return (
                 Metrics(loss, 0.0, {**extra, "skipped": 1.0})
                 if self._scale.overflow()

@@ -1,4 +1,4 @@
-"""The kinds of parallelism and how they are combined: data, ZeRO, tensor, pipeline, expert and context.
+"""The kinds of parallelism: data, ZeRO, tensor, pipeline, expert and context; `parallelize` applies them in order.
 
-`parallelize` applies them in one order. Plain local tensors; the maps to canonical names are in `parameter_shard`.
+Parameters are plain local tensors; `parameter_shard` maps them to canonical names and global offsets.
 """

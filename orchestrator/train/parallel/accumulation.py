@@ -1,4 +1,4 @@
-"""Micro-batches one after the other, on ranks that hold the whole depth of the model."""
+"""Gradient accumulation over micro-batches, without a pipeline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Accumulation:
         self._model, self._data, self._losses, self._device = model, data, losses, device
 
     def train(self, micro_batches: Sequence[Batch]) -> None:
-        """Leave this rank's gradients of the step."""
+        """Compute this rank's gradients of the step."""
         for number, batch in enumerate(micro_batches, start=1):
             self._data.micro_batch(number == len(micro_batches))
             batch = self._losses.prepare(batch)
@@ -28,7 +28,7 @@ class Accumulation:
             loss.backward()
 
     def evaluate(self, micro_batches: Sequence[Batch]) -> None:
-        """Losses only."""
+        """Compute the losses only."""
         for batch in micro_batches:
             batch = self._losses.prepare(batch)
             with self._device.autocast():

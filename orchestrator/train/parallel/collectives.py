@@ -17,32 +17,33 @@ from orchestrator.train.parallel.mesh import ProcessGroup
 
 
 def copy(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Forward nothing, backward the sum over the group: what enters layers that are cut by column."""
+    """Forward: identity; backward: sum over the group. For the input of column-parallel layers."""
     return x if group.size == 1 else _Copy.apply(x, group)
 
 
 def reduce(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Forward the sum over the group, backward nothing: what leaves layers that are cut by row."""
+    """Forward: sum over the group; backward: identity. For the output of row-parallel layers."""
     return x if group.size == 1 else _Reduce.apply(x, group)
 
 
 def gather(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
-    """Forward all parts along `dim`, backward the sum of the parts' gradients, each to its rank."""
+    """Forward: all-gather along `dim`; backward: reduce-scatter."""
     return x if group.size == 1 else _Gather.apply(x, dim, group)
 
 
 def scatter(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
-    """Forward this rank's part of the sum over the group, backward all parts: the inverse of `gather`."""
+    """Forward: reduce-scatter along `dim`; backward: all-gather. The inverse of `gather`."""
     return x if group.size == 1 else _Scatter.apply(x, dim, group)
 
 
 def split(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
-    """Forward this rank's part of what all ranks hold alike, backward all parts."""
+    """Forward: this rank's part of a tensor that is the same on all ranks; backward: all-gather."""
     return x if group.size == 1 else _Split.apply(x, dim, group)
 
 
 def join(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
-    """Forward all parts, for what all ranks compute alike; backward this rank's part: the inverse of `split`."""
+    """Forward: all-gather; backward: this rank's part. For what all ranks then compute alike; the inverse of
+    `split`."""
     return x if group.size == 1 else _Join.apply(x, dim, group)
 
 

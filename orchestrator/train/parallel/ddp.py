@@ -1,4 +1,4 @@
-"""Every rank holds and updates the whole of its parameters (ZeRO 0)."""
+"""Data parallelism without sharding (ZeRO 0): every replica holds and updates all its parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orchestrator.train.parallel.parameters import Held
 
 
 class Ddp:
-    """Gradients are summed over the replicas; see `DataParallel`."""
+    """See `DataParallel`. Gradients are all-reduced over the replicas."""
 
     def __init__(self, held: list[Held], mesh: Mesh, overlap: bool) -> None:
         self._overlap = overlap
@@ -50,7 +50,7 @@ class Ddp:
             buckets.wait()
 
     def publish(self) -> None:
-        """Nothing: every replica made the same update."""
+        """Nothing to do: every replica has made the same update."""
 
 
 def _sum_over(group: ProcessGroup) -> Start:

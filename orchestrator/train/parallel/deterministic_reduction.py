@@ -18,7 +18,7 @@ from orchestrator.train.parallel.parameters import Held
 
 
 class DeterministicReduction:
-    """Every rank holds all parameters; see `DataParallel`."""
+    """See `DataParallel`. Every rank holds all parameters."""
 
     def __init__(self, held: list[Held], mesh: Mesh) -> None:
         self._group = mesh.data
@@ -62,7 +62,7 @@ class DeterministicReduction:
         dist.all_gather_single(self._flat, mine, group=self._group.handle)
 
     def publish(self) -> None:
-        """Nothing: every rank made the same update."""
+        """Nothing to do: every rank has made the same update."""
 
     def _bank(self) -> None:
         """Put the last shard's gradients into the tree; like a binary counter, it holds one sum for each level."""

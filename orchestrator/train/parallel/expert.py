@@ -16,14 +16,14 @@ from workloads.model.moe import Experts
 
 
 def apply_expert(model: nn.Module, group: ProcessGroup) -> None:
-    """Put the exchange around every stack of experts, whose parameters are already cut."""
+    """Wrap the experts of every layer, whose parameters are sharded already, in the exchange of tokens."""
     for module in model.modules():
         if isinstance(module, Experts):
             module.forward = Exchange(module, group).forward  # type: ignore[method-assign]
 
 
 class Exchange:
-    """Rows to the ranks of their experts and back."""
+    """All-to-all of rows to the ranks of their experts and back."""
 
     def __init__(self, experts: Experts, group: ProcessGroup) -> None:
         self._local, self._group = experts.forward, group

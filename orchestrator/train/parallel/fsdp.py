@@ -53,7 +53,7 @@ def _device_mesh(group: ProcessGroup, device: str) -> DeviceMesh:
 
 
 class Fsdp:
-    """Gradients arrive reduce-scattered; see `DataParallel`."""
+    """See `DataParallel`. FSDP2 reduce-scatters the gradients."""
 
     def __init__(self, models: Iterable[nn.Module], held: list[Held], mesh: Mesh) -> None:
         self._models = list(models)
@@ -77,7 +77,7 @@ class Fsdp:
             shard.parameter.grad = None
 
     def micro_batch(self, last: bool) -> None:
-        """Nothing: every micro-batch's gradients are reduce-scattered and added to the shard's."""
+        """Nothing to do: every micro-batch's gradients are reduce-scattered and added to the shard's."""
 
     def finish(self) -> None:
         """See `DataParallel.finish`."""
@@ -88,7 +88,7 @@ class Fsdp:
             )
 
     def publish(self) -> None:
-        """Nothing: weights are gathered when they are needed."""
+        """Nothing to do: weights are gathered when they are needed."""
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The process groups of a layout: who shares what with whom."""
+"""The process groups of a layout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Coordinate = dict[str, int]
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """Ranks that talk to each other, in order, and this rank's index among them."""
+    """The ranks of a group in order, and this rank's index among them."""
 
     ranks: tuple[int, ...]
     index: int
@@ -27,11 +27,13 @@ class ProcessGroup:
 
 
 class Mesh:
-    """Every group that this rank is in. All ranks build it together.
+    """All process groups that this rank is in. All ranks construct it together.
 
-    data: ranks that hold the same dense parameters and see other tokens (dp and cp together). expert: ranks
-    that share out the experts, neighbours on the data axis (Rajbhandari et al., 2022, DeepSpeed-MoE, section
-    5.2). expert_data: ranks that hold the same experts.
+    Attributes:
+        data: ranks with the same dense parameters and different tokens: dp and cp together.
+        expert: ranks over which the experts are divided, consecutive on the data axis (Rajbhandari et al., 2022,
+            DeepSpeed-MoE, section 5.2).
+        expert_data: ranks with the same experts.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -51,13 +53,13 @@ class Mesh:
         self.expert_data = self._groups(lambda p: (p["pp"], p["dp"] % ep, p["tp"]))
 
     def of_stages(self, pipeline_ranks: frozenset[int]) -> ProcessGroup:
-        """The ranks at these places of this rank's pipeline; this rank alone if it is at none of them."""
+        """The ranks of this rank's pipeline with these indices; this rank alone if its index is none of them."""
         return self._groups(
             lambda p: (p["dp"], p["cp"], p["tp"], 0 if p["pp"] in pipeline_ranks else 1 + p["pp"])
         )
 
     def _groups(self, key: Callable[[Coordinate], tuple[int, ...]]) -> ProcessGroup:
-        """Make the groups of ranks with equal keys, and return this rank's."""
+        """Create the groups of ranks with equal keys; returns this rank's."""
         members: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.layout.world):
             members.setdefault(key(self.layout.coordinate(rank)), []).append(rank)

@@ -1,4 +1,4 @@
-"""Norms of whole tensors from the parts that ranks hold, each element counted once."""
+"""Norms of full tensors from the parts that ranks hold, each element counted once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orchestrator.train.parallel.parameter_shard import ParameterShard
 
 
 def squared_norm(shards: Iterable[ParameterShard]) -> Tensor:
-    """This rank's share of the squared global norm of the gradients, fp64 scalar; the sum over all ranks is it."""
+    """This rank's summand of the squared global norm of the gradients, fp64 scalar."""
     counted = [s.parameter.grad for s in shards if s.counted and s.parameter.grad is not None]
     if not counted:
         return torch.zeros((), dtype=torch.float64)
@@ -20,7 +20,7 @@ def squared_norm(shards: Iterable[ParameterShard]) -> Tensor:
 
 
 class GlobalNorms:
-    """The norm of each whole parameter under any layout: one small sum over all ranks.
+    """The norm of each full parameter under any layout, by one small all-reduce over all ranks.
 
     `names` are the canonical names of all parameters, those of other pipeline stages too, so that every rank
     brings a vector of the same length.

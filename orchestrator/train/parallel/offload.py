@@ -1,4 +1,4 @@
-"""Optimiser state and its weights in host memory (Ren et al., 2021, ZeRO-Offload)."""
+"""Optimiser state and the weights that it updates in host memory (Ren et al., 2021, ZeRO-Offload)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orchestrator.train.parallel.parameter_shard import DataParallel, ParameterS
 
 
 class Offload:
-    """Updates copies of the shards on the CPU; gradients come down, weights go up. See `DataParallel`."""
+    """See `DataParallel`. Copies of the shards are updated on the CPU; gradients are copied there, weights back."""
 
     def __init__(self, inner: DataParallel) -> None:
         self._inner = inner

@@ -1,4 +1,4 @@
-"""Every kind of parallelism applied to the plain model, in one order.
+"""Applying every kind of parallelism to the plain model, in one order.
 
 Cut the pipeline, cut tensors and experts, spread the context, recompute, compile, shard over the replicas. Each
 step is a function of the module that the ones before it left.
@@ -50,7 +50,7 @@ SAVED = (
 
 @dataclass(frozen=True)
 class Parallel:
-    """The stages of the model that this rank runs, in order, and how their gradients become updates."""
+    """The pipeline stages that this rank runs, in order, and how their gradients are reduced."""
 
     stages: list[nn.Module]
     shared: TiedGradients
@@ -60,7 +60,7 @@ class Parallel:
 def parallelize(
     workload: Workload, layout: Layout, mesh: Mesh, device: torch.device, train: TrainSpec
 ) -> Parallel:
-    """This rank's part of the workload's model, its memory not initialised."""
+    """This rank's part of the workload's model, with uninitialised memory."""
     at = _stages_with(workload, layout)
     stages: list[nn.Module] = []
     held: list[Held] = []

@@ -1,4 +1,4 @@
-"""The part of a parameter that this rank updates, and the contract of what makes gradients of it."""
+"""The part of a parameter that this rank updates, and the contract of data parallelism."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orchestrator.train.parallel.partition import Cut
 
 @dataclass(frozen=True)
 class Box:
-    """A box of the global tensor: `extent` at `start`; its elements stand at `offset` of the shard, in order."""
+    """A box of the global tensor: `extent` at `start`. Its elements are at `offset` of the shard, in order."""
 
     start: tuple[int, ...]
     extent: tuple[int, ...]
@@ -27,18 +27,19 @@ class Box:
         return math.prod(self.extent)
 
     def of(self, tensor: Tensor) -> Tensor:
-        """The box of the whole global tensor."""
+        """The view of this box in the full tensor."""
         return tensor[tuple(slice(a, a + n) for a, n in zip(self.start, self.extent, strict=True))]
 
 
 @dataclass(frozen=True)
 class ParameterShard:
-    """Plain memory that the optimiser works on; `parameter.grad` is set when the step's gradients are there.
+    """What the optimiser updates: a plain tensor, whose `grad` is set once the step's gradients are reduced.
 
-    boxes: where the shard's elements lie in the global tensor. holders: ranks that hold the very same shard
-    because their data-parallel copies are not sharded. matrix: whether the global tensor has two dimensions or
-    more. counted: whether this rank stands for the shard where each element counts once. saved: whether one of
-    `replica_group` is to save it.
+    Attributes:
+        boxes: where the shard's elements are in the global tensor.
+        replica_group: the ranks with the same shard, because data parallelism does not shard it.
+        counted: whether this rank counts the shard in norms, where each element counts once.
+        saved: whether a rank of `replica_group` saves it.
     """
 
     name: str
@@ -51,32 +52,32 @@ class ParameterShard:
 
     @property
     def matrix(self) -> bool:
-        """Whether weight decay and trust ratios apply: vectors (norms, biases) are left alone."""
+        """Whether weight decay and trust ratios apply: not to vectors such as norms and biases."""
         return len(self.cut.shape) > 1
 
     def views(self, tensor: Tensor) -> Iterator[tuple[Box, Tensor]]:
-        """`tensor` of the shard's size (weights or optimiser state) by box."""
+        """The boxes with their views of `tensor`, which has the shard's size (weights or optimiser state)."""
         flat = tensor.reshape(-1)
         for box in self.boxes:
             yield box, flat[box.offset : box.offset + box.size].view(box.extent)
 
 
 class DataParallel(Protocol):
-    """How the replicas of a model share work: what each rank updates, and how gradients get there."""
+    """How the replicas of a model divide the update: what each rank updates, and how gradients are reduced."""
 
     shards: list[ParameterShard]
 
     def begin(self) -> None:
-        """Forget the gradients of the last step."""
+        """Zero the gradients before a step."""
 
     def micro_batch(self, last: bool) -> None:
-        """A micro-batch's forward and backward pass come next, the last ones of the step or not."""
+        """Called before a micro-batch's forward and backward pass; `last` is the last one of the step."""
 
     def finish(self) -> None:
-        """Leave in every shard's `grad` the sum over the ranks that saw other tokens."""
+        """Leave in every shard's `grad` the sum over all ranks with different tokens."""
 
     def publish(self) -> None:
-        """Bring updated shards back to all ranks that compute with them."""
+        """Send updated shards to all ranks that compute with them."""
 
 
 def boxes_of(cut: Cut, begin: int, end: int) -> tuple[Box, ...]:

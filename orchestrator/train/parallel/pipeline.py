@@ -40,7 +40,7 @@ SCHEDULES: dict[str, Any] = {
 
 
 class Pipeline:
-    """Runs this rank's stages of all micro-batches."""
+    """Runs this rank's stages for all micro-batches."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Pipeline:
             stage.forward = self._forward_of(stage.forward, number)
 
     def train(self, micro_batches: Sequence[Batch]) -> None:
-        """Leave this rank's gradients of the step."""
+        """Compute this rank's gradients of the step."""
         self._batches = [self._losses.prepare(batch) for batch in micro_batches]
         numbers = torch.arange(len(self._batches))
         # Positional inputs enter the first stage alone; the number of the micro-batch goes to every stage.

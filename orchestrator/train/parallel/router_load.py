@@ -13,7 +13,7 @@ from workloads.workload import Workload
 
 
 class RouterLoad:
-    """Sums what the routers of this rank's stages saw over all ranks."""
+    """Sums the routing statistics of this rank's stages over all ranks."""
 
     def __init__(self, workload: Workload, mesh: Mesh, device: torch.device) -> None:
         self._workload, self._mesh, self._device = workload, mesh, device

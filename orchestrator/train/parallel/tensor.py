@@ -27,7 +27,7 @@ LENGTH = 1
 
 
 def apply_tensor(model: nn.Module, styles: Mapping[str, str], tp: ProcessGroup, sequence: bool) -> None:
-    """Put the collectives into a model whose parameters are already cut."""
+    """Insert the collectives into a model whose parameters are sharded already."""
     entered: set[str] = set()
     for name, module in list(model.named_modules()):
         parent, _, leaf = name.rpartition(".")
@@ -50,7 +50,7 @@ def apply_tensor(model: nn.Module, styles: Mapping[str, str], tp: ProcessGroup, 
 
 
 class RowLinear(nn.Module):
-    """A linear map cut over its inputs: partial products are summed over the group, then the bias added."""
+    """A row-parallel linear layer: partial products are summed over the group, then the bias is added."""
 
     def __init__(self, whole: nn.Linear, group: ProcessGroup, sequence: bool) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class RowLinear(nn.Module):
 
 
 class VocabularyEmbedding(nn.Module):
-    """An embedding cut over the vocabulary: each rank looks up its rows, the sum over the group is whole."""
+    """A vocabulary-parallel embedding: each rank looks up its own rows, and the results are summed over the group."""
 
     def __init__(self, whole: nn.Embedding, group: ProcessGroup) -> None:
         super().__init__()
