@@ -70,7 +70,7 @@ def test_a_frozen_holder_is_overtaken_after_its_silence_and_writes_nothing_when_
         "import sys, time\n"
         "from orchestrator.storage import lease\n"
         "from orchestrator.storage.run_directory import RunDir\n"
-        "lease._link = lambda path: 'another machine'\n"
+        "lease._symlink_target = lambda path: 'another machine'\n"
         "run = RunDir(sys.argv[1])\n"
         "with run.lock():\n"
         "    row = {'time': time.time(), 'attempt': 1, 'phase': 'train'}\n"
