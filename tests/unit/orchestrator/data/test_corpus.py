@@ -75,7 +75,7 @@ def test_it_is_the_same_again_where_it_is_not_whole(collected: tuple[Path, dict[
 
 def test_what_is_no_corpus_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
-    with pytest.raises(InputError, match="holds something else than a corpus"):
+    with pytest.raises(InputError, match="holds something other than a corpus"):
         collect(str(tmp_path), limit_mib=0.01)
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
 
