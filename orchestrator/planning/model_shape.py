@@ -6,16 +6,17 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from orchestrator.planning.layout import ModelShape
+from workloads.describe import flops, parameters
 from workloads.model.config import TransformerConfig
 
 if TYPE_CHECKING:
-    from workloads.hf.folder import HuggingFaceModel
+    from workloads.hf.hf_class import HuggingFaceModel
 
 
 def model_shape(config: TransformerConfig | HuggingFaceModel, sequence_length: int) -> ModelShape:
     """The sizes that planning needs. A Hugging Face class that is run as it is cannot be split."""
     shape = ModelShape(
-        parameters=config.parameters(),
+        parameters=parameters(config),
         layers=config.layers + config.decoder_layers,
         hidden=config.hidden,
         heads=config.heads,
@@ -23,7 +24,7 @@ def model_shape(config: TransformerConfig | HuggingFaceModel, sequence_length: i
         feedforward=config.intermediate,
         vocabulary=config.vocab_size,
         sequence_length=sequence_length,
-        flops_per_token=config.flops(sequence_length),
+        flops_per_token=flops(config, sequence_length),
         stages=1,
         no_context_split="this model's Hugging Face class is run as it is",
         no_sequence_split="this model's Hugging Face class is run as it is",

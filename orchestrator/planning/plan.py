@@ -19,11 +19,6 @@ from orchestrator.job.spec import JobSpec, ParallelSpec
 from orchestrator.planning.engine_rules import engine_problems
 from orchestrator.planning.layout import Layout, ModelShape, divisors, fit, nearest
 from orchestrator.planning.machines import Machine
-from workloads.describe import flops, parameters
-from workloads.model.config import TransformerConfig
-
-if TYPE_CHECKING:
-    from workloads.hf.hf_class import HuggingFaceModel
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 MEMORY_SHARE = 0.8
@@ -82,70 +77,6 @@ class Plan:
             "candidates": [c.to_json() for c in self.candidates],
             "rejected": [{"layout": str(layout), "reason": reason} for layout, reason in self.rejected],
         }
-
-
-def model_shape(config: TransformerConfig | HuggingFaceModel, sequence_length: int) -> ModelShape:
-    """The sizes that planning needs. A model of transformers run as it is cannot be cut."""
-    whole = ModelShape(
-        parameters=parameters(config),
-        layers=config.layers + config.decoder_layers,
-        hidden=config.hidden,
-        heads=config.heads,
-        kv_heads=config.kv_heads or config.heads,
-        feedforward=config.intermediate,
-        vocabulary=config.vocab_size,
-        sequence_length=sequence_length,
-        flops_per_token=flops(config, sequence_length),
-        stages=1,
-        no_context_split="this model's Hugging Face class is run as it is",
-        no_sequence_split="this model's Hugging Face class is run as it is",
-        no_recompute=""
-        if isinstance(config, TransformerConfig) or config.has_blocks
-        else "its class has no repeated layer",
-    )
-    return _splits(config, shape) if isinstance(config, TransformerConfig) else shape
-
-
-def _splits(config: TransformerConfig, shape: ModelShape) -> ModelShape:
-    """The shape with what can be split in a model of this project."""
-    moe, stacks = config.moe, (config.layers, config.decoder_layers)
-    experts = 0
-    if moe:
-        layers = sum(moe.at(i) for count in stacks for i in range(count))
-        experts = layers * moe.experts * (3 if config.gated else 2) * config.hidden * moe.intermediate
-    return dataclasses.replace(
-        shape,
-        experts=moe.experts if moe else 0,
-        stages=1 if config.generator or config.shared_layers else shape.layers,
-        expert_feedforward=moe.intermediate if moe else 0,
-        heads_split=config.latent is None,
-        no_context_split=_no_context_split(config),
-        no_sequence_split=_no_sequence_split(config),
-        uneven_vocabulary=not config.generator,
-        expert_share=experts / shape.parameters,
-    )
-
-
-def _no_context_split(config: TransformerConfig) -> str:
-    """Why context parallelism cannot split the model's sequence; empty if it can."""
-    if config.decoder_layers:
-        return "the decoder attends to the full encoder output"
-    if config.positions == "relative":
-        return "relative positions need every distance on every rank"
-    if config.sentence_head or config.head == "sequence":
-        return "a sentence head reads one token of the full sequence"
-    return (
-        "the discriminator's loss is a mean over the full sequence" if config.head == "discriminator" else ""
-    )
-
-
-def _no_sequence_split(config: TransformerConfig) -> str:
-    """Why sequence parallelism cannot split the residuals over tensor-parallel ranks; empty if it can."""
-    if config.decoder_layers:
-        return "the decoder attends to the full encoder output"
-    if config.generator:
-        return "a generator and its discriminator work on single positions"
-    return "layers that share weights have no last one" if config.shared_layers else ""
 
 
 def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine) -> Plan:
