@@ -21,6 +21,15 @@ FORBIDDEN = {
     "orchestrator": {"tests"},
 }
 """What each package may not import, at the top of a module or within a function."""
+ROOMS = {
+    "orchestrator": [
+        *("job", "storage", "planning", "checkpoint", "data", "resolve", "train", "track", "export"),
+        *("control", "launch", "tune", "verify", "cli"),
+    ],
+    "cluster": ["workers", "local", "jobs", "render"],
+    "workloads": ["model", "objectives", "hf"],
+}
+"""The packages within each, from the bottom up: a package imports only those below it."""
 LONGEST = 350
 LIGHT = {
     "orchestrator.job.spec": ("torch", "ray", "transformers", "mlflow", "numpy"),
@@ -99,6 +108,58 @@ def test_imports_run_one_way(package: str) -> None:
         if module.split(".")[0] in FORBIDDEN[package]
     ]
     assert wrong == []
+
+
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in SOURCES
+}
+
+
+@functools.cache
+def imports_of(module: str) -> frozenset[str]:
+    """The modules of this project that a module imports, at its top or within a function."""
+    found = set()
+    for node in ast.walk(parsed(MODULES[module])):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            below = {f"{node.module}.{name.name}" for name in node.names}
+            # `from package import module` needs the module, `from module import name` the module itself.
+            found |= below & MODULES.keys() or {node.module or ""}
+    return frozenset((found & MODULES.keys()) - {module})
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_every_module_is_in_a_package_that_is_known(package: str) -> None:
+    folders = {path.name for path in (ROOT / package).iterdir() if (path / "__init__.py").exists()}
+    assert folders == set(ROOMS[package])
+    beside = {path.stem for path in (ROOT / package).glob("*.py")} - {"__init__", "__main__"}
+    assert beside <= {"workload", "errors", "describe", "load", "transformer_workload"}
+    assert package == "workloads" or not beside
+
+
+@pytest.mark.parametrize("package", ["orchestrator", "cluster"])
+def test_a_package_imports_only_those_below_it(package: str) -> None:
+    height = {f"{package}.{room}": number for number, room in enumerate(ROOMS[package])}
+    rooms = {
+        module: ".".join(module.split(".")[:2]) for module in MODULES if module.startswith(f"{package}.")
+    }
+    upward = [
+        f"{module} imports {other}"
+        for module, room in rooms.items()
+        for other in imports_of(module)
+        if other in rooms and room in height and height.get(rooms[other], -1) > height[room]
+    ]
+    assert upward == []
+
+
+def test_no_imports_run_in_a_circle() -> None:
+    """Leaf after leaf is taken away; what is left is a circle."""
+    left = {module: imports_of(module) for module in MODULES}
+    while leaves := [module for module, others in left.items() if not others & left.keys()]:
+        for module in leaves:
+            del left[module]
+    assert sorted(left) == []
 
 
 @pytest.mark.parametrize("module", LIGHT)
