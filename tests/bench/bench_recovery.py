@@ -57,7 +57,7 @@ NAMES = {
 }
 FAULT_STEP, WARM_UP = 26, 10
 CASE_TIMEOUT = 150.0
-RANK = re.compile(r"ray::(\w*RankHost|\w*RayTrainWorker)")
+RANK = re.compile(r"ray::(\w*WorkerHost|\w*RayTrainWorker)")
 REPORT_EVERY = 50
 
 

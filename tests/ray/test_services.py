@@ -43,7 +43,7 @@ def test_every_node_with_processors_has_one_until_they_are_stopped(services: Ray
 def test_a_service_leaves_the_processors_to_the_ranks(services: RayNodeServices) -> None:
     services.ensure_running()
     actors = [
-        p for p in psutil.process_iter(["cmdline"]) if "ray::Service" in " ".join(p.info["cmdline"] or [])
+        p for p in psutil.process_iter(["cmdline"]) if "ray::NodeService" in " ".join(p.info["cmdline"] or [])
     ]
     assert len(actors) == 2
     time.sleep(0.5)  # it is told to rest after it has said where it is
