@@ -137,7 +137,7 @@ def test_a_mask_of_booleans_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
     workload = loaded(tmp_path, theirs, "permuted_lm")
     check_behaviour(workload)
-    monkeypatch.setattr(hf_network, "_added", a_mask_of_booleans)
+    monkeypatch.setattr(hf_network, "_additive", a_mask_of_booleans)
     with pytest.raises(WorkloadError, match="must not see"):
         check_behaviour(workload)
 
