@@ -57,6 +57,7 @@ def test_the_next_attempt_makes_it_again_and_is_the_same_run(
         "train",
         "stop",
         "wait",
+        "prepare",
         "wait",
         "start",
         "train",
