@@ -1,13 +1,15 @@
 """Ends what an embedded Ray leaves when its driver dies: `python -I -S reaper.py MARK`, with a pipe as standard input.
 
 The kernel ends Ray's main processes with the driver, but not the processes that those have started: Ray's agents live
-on for minutes. All of them were started with MARK in their environment. The pipe breaks when the driver dies; a driver
-that ends in order writes a byte first. Only the standard library is imported.
+on for minutes. All of them were started with MARK in their environment. Some give themselves a title, which writes over it,
+so the descendants of the driver are remembered while it lives. The pipe breaks when the
+driver dies; a driver that ends in order writes a byte first. Only the standard library is imported.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import time
@@ -16,16 +18,21 @@ VARIABLE = "ORCHESTRATOR_EMBEDDED_RAY"
 """Environment variable of all processes of an embedded Ray; its value is the marker."""
 START_TIMEOUT = 10.0
 """Seconds during which processes that were being started may still appear."""
+SCAN_EVERY = 1.0
+"""Seconds between looks at the driver's descendants."""
 
 
 def main() -> None:
     """Wait for the end of the driver, and kill what it left."""
-    marker = f"{VARIABLE}={sys.argv[1]}".encode()
+    marker, driver = f"{VARIABLE}={sys.argv[1]}".encode(), os.getppid()
+    known: dict[int, str] = {}
+    while not select.select([sys.stdin], [], [], SCAN_EVERY)[0]:
+        known = descendants(driver) | {pid: start for pid, start in known.items() if _start_of(pid) == start}
     if sys.stdin.buffer.read(1):
         return
     deadline, empty_scans = time.monotonic() + START_TIMEOUT, 0
     while empty_scans < 3 and time.monotonic() < deadline:
-        remaining = marked_processes(marker)
+        remaining = {*marked_processes(marker), *(pid for pid in known if _start_of(pid) == known[pid])}
         for pid in remaining:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -33,6 +40,36 @@ def main() -> None:
                 continue
         empty_scans = 0 if remaining else empty_scans + 1
         time.sleep(0.2)
+
+
+def descendants(ancestor: int) -> dict[int, str]:
+    """The processes below that one, with when each was started, this one excepted."""
+    children: dict[int, list[int]] = {}
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        if (fields := _stat(pid)) and pid != os.getpid():
+            children.setdefault(int(fields[1]), []).append(pid)
+    found, left = dict[int, str](), [ancestor]
+    while left:
+        for pid in children.get(left.pop(), ()):
+            left.append(pid)
+            if start := _start_of(pid):
+                found[pid] = start
+    return found
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on; empty if the process is gone or a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return []
+    return [] if fields[0] == "Z" else fields
+
+
+def _start_of(pid: int) -> str:
+    """When a process was started, in clock ticks since boot: a number that is used again has another."""
+    return fields[19] if (fields := _stat(pid)) else ""
 
 
 def marked_processes(marker: bytes) -> list[int]:
