@@ -1,9 +1,9 @@
 """Ends what an embedded Ray leaves when its driver dies: `python -I -S reaper.py MARK`, with a pipe as standard input.
 
 The kernel ends Ray's main processes with the driver, but not the processes that those have started: Ray's agents live
-on for minutes. All of them were started with MARK in their environment. Some give themselves a title, which writes over it,
-so the descendants of the driver are remembered while it lives. The pipe breaks when the
-driver dies; a driver that ends in order writes a byte first. Only the standard library is imported.
+on for minutes. All of them were started with MARK in their environment. Some give themselves a title, which writes
+over it, so the descendants of the driver are remembered while it lives. The pipe breaks when the driver dies; a driver
+that ends in order writes a byte first. Only the standard library is imported.
 """
 
 from __future__ import annotations
