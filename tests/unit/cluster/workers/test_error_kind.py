@@ -40,6 +40,12 @@ def test_a_library_s_error_is_known_by_its_text(error: Exception, kind: str) -> 
     assert cause_of(error) == Cause("raised", name=type(error).__name__, kind=kind)  # type: ignore[arg-type]
 
 
+def test_attributes_of_a_library_s_error_are_not_taken_for_ours() -> None:
+    error = KeyError("x")
+    error.kind, error.step, error.position = object(), object(), "somewhere"  # type: ignore[attr-defined]
+    assert cause_of(error) == Cause("raised", name="KeyError")
+
+
 def test_an_error_of_ours_says_itself_what_it_is() -> None:
     """Whatever its text, which may quote another's."""
     assert cause_of(OwnError("NCCL")) == Cause(
