@@ -148,9 +148,11 @@ class Controller:
         self._record(history, workers.poll(history.saved))
         if self._queue is not None:
             self._queue.report_nodes([rank.node for rank in workers.ranks])
-        if self._state.phase == "wait" and not is_whole(self._data):
-            self._data = ""
         now = workers.status.at if workers.running else time.monotonic()
+        capacity = workers.capacity(self._state.phase, self._state.failures, now)
+        may_start = self._state.phase == "wait" and capacity >= self._spec.resources.workers.min
+        if may_start and not is_whole(self._data):  # a wait may be long, its files many
+            self._data = ""
         hours, usd = history.spending.count(history.recent, wall())
         for ceiling in history.spending.near():
             self._event(self._state.phase, str(ceiling), ceiling=dataclasses.asdict(ceiling))
@@ -162,7 +164,7 @@ class Controller:
             prepared=bool(self._data),
             exported=self._exports.has(self._state.step),
             export_failed=self._exports.failed(self._state.step) if self._state.phase == "export" else "",
-            capacity=workers.capacity(self._state.phase, self._state.failures, now),
+            capacity=capacity,
             ready=workers.ready(),
             ranks=workers.ranks,
             gap=workers.status.gap,
@@ -303,8 +305,7 @@ class Controller:
 
     def _note_first_step(self, history: RunHistory) -> None:
         self._note, attempt = "", self._state.attempt
-        fields = history.market(self._workers.machines())
-        fields["time"] = history.training_began(attempt)
+        fields = history.market(self._workers.machines()) | {"time": history.training_began(attempt)}
         self._event("train", f"the first step of attempt {attempt} is done", **fields)
 
     def _halt(self, history: RunHistory, action: Action, before: State) -> None:
