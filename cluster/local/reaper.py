@@ -44,16 +44,15 @@ def main() -> None:
 
 def descendants(ancestor: int) -> dict[int, str]:
     """The processes below that one, with when each was started, this one excepted."""
-    children: dict[int, list[int]] = {}
+    children: dict[int, dict[int, str]] = {}
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         if (fields := _stat(pid)) and pid != os.getpid():
-            children.setdefault(int(fields[1]), []).append(pid)
+            children.setdefault(int(fields[1]), {})[pid] = fields[19]
     found, left = dict[int, str](), [ancestor]
     while left:
-        for pid in children.get(left.pop(), ()):
-            left.append(pid)
-            if start := _start_of(pid):
-                found[pid] = start
+        below = children.get(left.pop(), {})
+        found |= below
+        left += below
     return found
 
 
