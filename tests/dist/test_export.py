@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from jobs import job, write_text
 from prepared import prepare_here
+from tmpfs import mounted
 from transformers import AutoConfig, Gemma3TextConfig
 
 from cluster.workers.gang import Bundle
@@ -108,14 +109,7 @@ def test_a_folder_that_is_no_export_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_under_an_export_is_one_line_and_leaves_nothing(run: Path, tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True, text=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"needs leave to mount a tmpfs: {mounted.stderr.strip()}")
-    try:
+    with mounted(tmp_path / "disk", "64k") as disk:
         with pytest.raises(
             InputError, match=r"disk/model: cannot be written \(No space left on device.*\); make room"
         ):
@@ -124,8 +118,6 @@ def test_a_full_disk_under_an_export_is_one_line_and_leaves_nothing(run: Path, t
         subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
         with pytest.raises(InputError, match=r"disk/model: cannot be written \(Read-only file system\)"):
             export(str(run), 2, str(disk / "model"))
-    finally:
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 def test_an_export_that_is_cancelled_leaves_nothing(

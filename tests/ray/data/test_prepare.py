@@ -18,6 +18,7 @@ import pytest
 import ray
 import ray.data
 from before import unpack
+from tmpfs import mounted
 
 from orchestrator.data import tokenizer
 from orchestrator.data.prepare import prepare
@@ -168,12 +169,7 @@ def test_wrong_text_is_told_plainly_and_leaves_nothing_running(tmp_path: Path) -
 
 
 def test_a_full_disk_is_one_line_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
-    if (done := subprocess.run(mount, capture_output=True, text=True)).returncode:
-        pytest.skip(f"needs leave to mount a tmpfs: {done.stderr.strip()}")
-    try:
+    with mounted(tmp_path / "disk", "64k") as disk:
         data = spec(*write_texts(tmp_path / "texts"))
         (disk / "filler").write_bytes(bytes(30_000))
         with pytest.raises(InputError, match=r"No space left on device.*the same command goes on") as caught:
@@ -190,8 +186,6 @@ def test_a_full_disk_is_one_line_and_the_same_command_goes_on(tmp_path: Path) ->
         assert {n: c for n, (c, _) in snapshot(Path(uri)).items()} == {
             n: c for n, (c, _) in snapshot(Path(other)).items()
         }
-    finally:
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 def test_text_that_changes_while_it_is_prepared_is_refused_and_leaves_no_wrong_data(tmp_path: Path) -> None:
