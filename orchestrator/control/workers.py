@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from cluster.workers.cluster import Cluster
 from cluster.workers.gang import GangStatus, RankStatus
+from cluster.workers.machine import Offer
 from orchestrator.control.capacity import Capacity
 from orchestrator.control.health import Failure
 from orchestrator.control.snapshot_servers import SnapshotServers
@@ -102,7 +102,7 @@ class Workers:
         """The machines that the ranks are on."""
         return self._cluster.machines(sorted({rank.node for rank in self.ranks}))
 
-    def offer(self) -> Any:
+    def offer(self) -> Offer | None:
         """What the least of the workers has."""
         return self._cluster.offer(self.bundle)
 

@@ -18,7 +18,7 @@ class BackgroundWriter:
         self._calls: list[Future[None]] = []  # the running one, and at most one that is queued
 
     def request(self) -> None:
-        """Have the function called after now, and wait WAIT_AFTER_REQUEST for it. Raises what a finished call
+        """Have the function called after now, and wait MOMENT for it. Raises what a finished call
         raised."""
         if not self._calls or self._calls[-1].running() or self._calls[-1].done():
             self._calls.append(self._pool.submit(self._write))
