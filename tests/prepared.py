@@ -9,7 +9,8 @@ from tokenizers import Tokenizer
 from orchestrator.data import manifest, shards, sources, tokenizer
 from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.prepare import _fingerprint
-from orchestrator.job.spec import JobSpec, TrainBpe
+from orchestrator.job.data import TrainBpe
+from orchestrator.job.spec import JobSpec
 from workloads.objectives import special_tokens
 
 

@@ -31,8 +31,8 @@ from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.documents import LINE_BYTES
 from orchestrator.data.quiet_logging import quiet
 from orchestrator.data.sources import Part, SourceFile
+from orchestrator.job.data import DataSpec, TrainBpe
 from orchestrator.job.errors import InputError, Unreachable
-from orchestrator.job.spec import DataSpec, TrainBpe
 from orchestrator.storage.retry import storage_failed, transient
 
 Progress = Callable[[str, int, int], None]

@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from orchestrator.data.source_files import BLOCK_BYTES, SUM_DIGITS, identify, open_source, tag
+from orchestrator.job.data import Source
 from orchestrator.job.errors import InputError, Unreachable
-from orchestrator.job.spec import Source
 from orchestrator.storage.file_system import open_file_system
 from orchestrator.storage.input_files import TIMEOUT
 from orchestrator.storage.retry import Retry, transient

@@ -14,7 +14,9 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from orchestrator.job.data import DataSpec
 from orchestrator.job.errors import InputError
+from orchestrator.job.evaluate import VALIDATION, EvaluateSpec, StopWhen, metric_problem
 from orchestrator.job.overrides import override
 from orchestrator.job.resources import ResourceSpec
 from orchestrator.job.stability import StabilitySpec
@@ -41,34 +43,6 @@ class WorkloadSpec(StrictModel):
         lt=1.0,
         description="probability with which features of embeddings and of every sub-layer's output are zeroed in "
         "training; replaces the dropout of a configuration in hf:<folder>",
-    )
-
-
-class Source(StrictModel):
-    """Text files, and how many passes over them one epoch makes."""
-
-    uri: str = Field(description="a path, glob or fsspec URI of .txt, .jsonl or .parquet files")
-    weight: float = Field(default=1.0, gt=0.0, description="passes over this source in one epoch")
-    field: str | tuple[str, str] = Field(
-        default="text",
-        description="the key or column of the text in .jsonl and .parquet; two keys for pairs of source and target",
-    )
-
-
-class TrainBpe(StrictModel):
-    """Train a byte-level BPE tokenizer on the sources."""
-
-    train_bpe: int = Field(ge=300, le=1_000_000, description="entries in the vocabulary")
-
-
-class DataSpec(StrictModel):
-    """The text, and how it becomes token sequences."""
-
-    sources: list[Source] = Field(min_length=1)
-    tokenizer: TrainBpe | str = Field(description="train_bpe: N, or a tokenizer.json, or its folder")
-    sequence_length: int = Field(ge=8, description="tokens in one sequence")
-    cache: str | None = Field(
-        default=None, description="folder of the token shards; beside the run directory if unset"
     )
 
 
@@ -163,9 +137,10 @@ class CheckpointSpec(StrictModel):
     keep_every: Positive | None = Field(
         default=None, description="commits whose step is a multiple of this are kept too"
     )
-    keep_best: bool = Field(
+    keep_best: bool | str = Field(
         default=False,
-        description="keep also the commit with the least training loss, a mean over the steps since the commit before",
+        description="keep also the commit with the least training loss, a mean over the steps since the commit before; "
+        "or that with the best value of an evaluation's metric, as in validation.loss, which is then exported too",
     )
     snapshot_every: Positive | Literal["auto"] | None = Field(
         default="auto",
@@ -229,6 +204,8 @@ class JobSpec(StrictModel):
     train: TrainSpec
     parallel: Literal["auto"] | ParallelSpec = "auto"
     resources: ResourceSpec = Field(default_factory=ResourceSpec)
+    evaluate: EvaluateSpec | None = Field(default=None, description="how good the model is on held-out text")
+    stop_when: StopWhen | None = Field(default=None, description="end the run early, as done")
     checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
     tracking: TrackingSpec | None = None
     limits: LimitSpec = Field(default_factory=LimitSpec)
@@ -246,17 +223,54 @@ class JobSpec(StrictModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def what_is_evaluated_is_held_out(self) -> JobSpec:
+        if self.evaluate is not None and not self.set_names:
+            raise ValueError(
+                "evaluate has no text; hold some out by data.validation.share, or name sets in evaluate.sets"
+            )
+        if self.evaluate is not None and self.data.validation and VALIDATION in self.evaluate.sets:
+            raise ValueError(
+                "the set validation is that of data.validation; give the one in evaluate.sets another name"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def what_is_chosen_by_is_measured(self) -> JobSpec:
+        best = self.checkpoint.keep_best
+        for key, metric in (
+            ("checkpoint.keep_best", best if isinstance(best, str) else None),
+            ("stop_when.metric", self.stop_when.metric if self.stop_when else None),
+        ):
+            if metric is None:
+                continue
+            if self.evaluate is None:
+                raise ValueError(f"{key} {metric} is not measured; add evaluate, and data.validation")
+            if problem := metric_problem(metric, self.set_names, self.evaluate):
+                raise ValueError(f"{key} {metric} {problem}")
+        return self
+
+    @property
+    def set_names(self) -> list[str]:
+        """The names of the sets of held-out text that the job evaluates."""
+        if self.evaluate is None:
+            return []
+        return [*([VALIDATION] if self.data.validation else []), *self.evaluate.sets]
+
     def identity(self) -> dict[str, Any]:
         """What makes two runs the same run: all keys that determine the samples and the weights, and no others.
 
         `train.stability` is left out: what was done about an instability is recorded, and the rules may change for the
-        next one.
+        next one. Of `data.validation` only the share counts, since its documents are missing from training.
         """
-        return self.model_dump(
+        found = self.model_dump(
             mode="json",
             include={"seed", "workload", "data", "train"},
             exclude={"data": {"cache"}, "train": {"stability"}},
         )
+        held_out = self.data.validation and self.data.validation.share
+        found["data"]["validation"] = {"share": held_out} if held_out else None
+        return found
 
 
 def load(path: str | Path, overrides: Iterable[str] = ()) -> JobSpec:

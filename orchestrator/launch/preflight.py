@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint.identity import check_same_run
 from orchestrator.export.target import check_target
+from orchestrator.job.data import TrainBpe
 from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec, TrainBpe
+from orchestrator.job.spec import JobSpec
 from orchestrator.planning import prices
 from orchestrator.planning.machines import Machine
 from orchestrator.planning.plan import plan

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from orchestrator.job.data import TrainBpe
 from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec, TrainBpe
+from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import ModelShape
 from orchestrator.planning.model_shape import model_shape
 from workloads.errors import WorkloadError

@@ -23,8 +23,8 @@ from tmpfs import mounted
 from orchestrator.data import tokenizer
 from orchestrator.data.prepare import prepare
 from orchestrator.data.tokens import Tokens
+from orchestrator.job.data import DataSpec
 from orchestrator.job.errors import InputError
-from orchestrator.job.spec import DataSpec
 
 pytestmark = pytest.mark.usefixtures("two_cpus")
 SENTENCES = [f"Sentence number {i} of {i * i} tells little more than {i % 7}.\n" for i in range(400)]
@@ -257,7 +257,7 @@ def test_an_actor_may_prepare(tmp_path: Path) -> None:
 PREPARE = """
 import sys, ray
 from orchestrator.data.prepare import prepare
-from orchestrator.job.spec import DataSpec
+from orchestrator.job.data import DataSpec
 ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=10**8, _node_ip_address="127.0.0.1")
 print(prepare(DataSpec.model_validate_json(sys.argv[1]), (), sys.argv[2], part_bytes=20_000))
 """

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from orchestrator.data import manifest, shards, sources, tokenizer
 from orchestrator.data.data_folder import DataFolder
-from orchestrator.job.spec import Source
+from orchestrator.job.data import Source
 
 ENTRIES = 320
 

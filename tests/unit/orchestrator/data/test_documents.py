@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from orchestrator.data import documents
 from orchestrator.data.documents import pieces
 from orchestrator.data.sources import Span, cut, resolve
+from orchestrator.job.data import Source
 from orchestrator.job.errors import InputError
-from orchestrator.job.spec import Source
 
 SEPARATOR = "<|endoftext|>"
 LINES = st.lists(

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from orchestrator.data import documents, sources, tokenizer
 from orchestrator.data.documents import pieces
+from orchestrator.job.data import Source
 from orchestrator.job.errors import InputError
-from orchestrator.job.spec import Source
 
 
 def texts(

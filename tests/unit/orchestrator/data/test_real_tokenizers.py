@@ -16,8 +16,8 @@ from orchestrator.data import manifest, shards, sources, tokenizer
 from orchestrator.data.batches import batches_of
 from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.tokens import Tokens
+from orchestrator.job.data import Source
 from orchestrator.job.errors import InputError
-from orchestrator.job.spec import Source
 from workloads.load import load
 from workloads.objectives import build, special_tokens
 

@@ -12,8 +12,8 @@ import xxhash
 from orchestrator.data import shards
 from orchestrator.data.sources import cut, resolve
 from orchestrator.data.tokens import Tokens
+from orchestrator.job.data import Source
 from orchestrator.job.errors import InputError
-from orchestrator.job.spec import Source
 
 Prepare = Callable[..., str]
 

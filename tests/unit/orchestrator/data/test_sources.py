@@ -12,8 +12,8 @@ import pytest
 
 from orchestrator.data import sources
 from orchestrator.data.sources import SourceFile, cut, resolve
+from orchestrator.job.data import Source
 from orchestrator.job.errors import InputError
-from orchestrator.job.spec import Source
 
 
 def files(folder: Path, **texts: str) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from orchestrator.job import spec
+from orchestrator.job.data import TrainBpe
 from orchestrator.job.paths import resolve_paths
-from orchestrator.job.spec import TrainBpe
 
 SMALLEST: dict[str, Any] = {
     "name": "small",

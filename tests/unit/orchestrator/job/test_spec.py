@@ -14,9 +14,10 @@ from pydantic import ValidationError
 
 from orchestrator.cli.job import TEMPLATE
 from orchestrator.job import spec
+from orchestrator.job.data import TrainBpe
 from orchestrator.job.errors import InputError
 from orchestrator.job.resources import Workers
-from orchestrator.job.spec import JobSpec, ParallelSpec, TrainBpe
+from orchestrator.job.spec import JobSpec, ParallelSpec
 
 ROOT = Path(__file__).parents[4]
 SMALLEST: dict[str, Any] = {

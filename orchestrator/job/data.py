@@ -1,0 +1,55 @@
+"""The text of a job: sources, tokenizer, and what of it is held out from training."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from orchestrator.job.strict import StrictModel
+
+
+class Source(StrictModel):
+    """Text files, and how many passes over them one epoch makes."""
+
+    uri: str = Field(description="a path, glob or fsspec URI of .txt, .jsonl or .parquet files")
+    weight: float = Field(default=1.0, gt=0.0, description="passes over this source in one epoch")
+    field: str | tuple[str, str] = Field(
+        default="text",
+        description="the key or column of the text in .jsonl and .parquet; two keys for pairs of source and target",
+    )
+
+
+class TrainBpe(StrictModel):
+    """Train a byte-level BPE tokenizer on the sources."""
+
+    train_bpe: int = Field(ge=300, le=1_000_000, description="entries in the vocabulary")
+
+
+class ValidationSpec(StrictModel):
+    """The held-out text of the set `validation`: a share of the sources' documents, or text of its own."""
+
+    share: float | None = Field(
+        default=None,
+        gt=0.0,
+        lt=1.0,
+        description="share of the documents that training never sees; their text alone says which, so that "
+        "equal documents stay together, and more files move none across",
+    )
+    sources: list[Source] = Field(default_factory=list, description="text that is not among data.sources")
+
+    @model_validator(mode="after")
+    def is_either_a_share_or_sources(self) -> ValidationSpec:
+        if (self.share is None) == (not self.sources):
+            raise ValueError("give either share, as in 0.01, or sources of its own")
+        return self
+
+
+class DataSpec(StrictModel):
+    """The text, and how it becomes token sequences."""
+
+    sources: list[Source] = Field(min_length=1)
+    tokenizer: TrainBpe | str = Field(description="train_bpe: N, or a tokenizer.json, or its folder")
+    sequence_length: int = Field(ge=8, description="tokens in one sequence")
+    validation: ValidationSpec | None = Field(default=None, description="text that is held out from training")
+    cache: str | None = Field(
+        default=None, description="folder of the token shards; beside the run directory if unset"
+    )

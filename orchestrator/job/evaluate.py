@@ -1,0 +1,70 @@
+"""Evaluation on held-out text: when, on which sets, by which metrics; and the end of a run that no longer gains."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field
+
+from orchestrator.job.data import Source
+from orchestrator.job.strict import Positive, StrictModel
+
+VALIDATION = "validation"
+"""The name of the set that `data.validation` gives."""
+Metric = Literal["loss", "perplexity", "bits_per_byte", "accuracy"]
+LARGER_IS_BETTER: frozenset[str] = frozenset({"accuracy"})
+"""Metrics of which the largest value is the best; of the others it is the least."""
+SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,30}$")]
+
+
+class EvaluationSet(StrictModel):
+    """A named set of text, which no source of training holds."""
+
+    sources: list[Source] = Field(min_length=1)
+
+
+class EvaluateSpec(StrictModel):
+    """Evaluations during training. Each is over all tokens of a set, and has the same result under any layout."""
+
+    every: Positive = Field(default=200, description="steps between evaluations")
+    at_start: bool = Field(default=False, description="evaluate before the first step too")
+    at_end: bool = Field(default=True, description="evaluate after the last step too")
+    sets: dict[SetName, EvaluationSet] = Field(
+        default_factory=dict, description="sets by name, besides that of data.validation"
+    )
+    batches: Positive | None = Field(
+        default=None, description="most global batches of a set that are evaluated; the whole set if unset"
+    )
+    metrics: list[Metric] | None = Field(
+        default=None,
+        description="loss (nats a token), perplexity, bits_per_byte (comparable across tokenizers), accuracy (share of "
+        "the tokens that are predicted right); those that the objective gives if unset",
+    )
+
+    def is_due(self, step: int, last: int) -> bool:
+        """Whether to evaluate after `step` of a run of `last` steps."""
+        if step in (0, last):
+            return self.at_start if step == 0 else self.at_end
+        return step % self.every == 0
+
+
+class StopWhen(StrictModel):
+    """Early stopping: the run ends as done when a metric has not become better for some evaluations."""
+
+    metric: str = Field(default="validation.loss", description="the set's name, a dot and the metric")
+    patience: Positive = Field(default=3, description="evaluations in a row without a better value")
+    min_delta: float = Field(default=0.0, ge=0.0, description="the least change that counts as better")
+
+
+def metric_problem(metric: str, names: list[str], evaluate: EvaluateSpec) -> str:
+    """Why a job with sets of these names does not measure `metric`, as in validation.loss; empty if it does."""
+    name, _, kind = metric.partition(".")
+    given = evaluate.metrics or list(get_args(Metric))
+    if name in names and kind in given:
+        return ""
+    possible = ", ".join(f"{name}.{kind}" for name in names for kind in given)
+    return (
+        f"is not measured; name one of {possible}"
+        if possible
+        else "is not measured: there is no held-out text"
+    )
