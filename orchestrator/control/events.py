@@ -14,6 +14,7 @@ from orchestrator.job.outcome import ENDED
 from orchestrator.job.spec import LimitSpec
 from orchestrator.planning import prices
 from orchestrator.storage.row_line import Row
+from orchestrator.storage.row_log import missing_numbers
 from orchestrator.storage.row_types import EventFields
 from orchestrator.track.goodput import timeline
 from orchestrator.track.summary import cost
@@ -38,6 +39,10 @@ class EventHistory:
         """Samples that are left out."""
         self.missing: list[list[int]] = []
         """Steps whose rows are lost: the first and the last of each gap."""
+        self.number = 0
+        """The number of the newest event, counted from 1."""
+        self.missing_told: list[list[int]] = []
+        """Numbers of lost events that another event tells of: the first and the last of each gap."""
         self.ceilings: set[tuple[str, float]] = set()
         """Ceilings, by key and limit, that are recorded to be near."""
         self.begun = 0
@@ -55,6 +60,8 @@ class EventHistory:
             self.skips = merged(self.skips, on_record([event]))
         if event.get("missing_rows") is not None:
             self.missing = event["missing_rows"]
+        self.number = max(self.number, event.get("number") or self.number + 1)
+        self.missing_told = event.get("missing_events") or self.missing_told
         if ceiling := event.get("ceiling"):
             self.ceilings.add((ceiling["key"], ceiling["limit"]))
         if event["phase"] == "start":
@@ -63,6 +70,19 @@ class EventHistory:
             self._stopped = event["time"]
         elif event["phase"] == "train" and self._stopped is not None:  # later ones tell of saves
             self.restart_seconds, self._stopped = max(event["time"] - self._stopped, 0.0), None
+
+    def record(self, attempt: int, step: int, phase: str, reason: str, more: EventFields) -> Row:
+        """Add what happens now; returns its row."""
+        row: Row = {"time": wall(), "attempt": attempt, "phase": phase, "reason": reason, "step": step}
+        row |= {"number": self.number + 1, "seconds_lost": None, "layout_before": None, "layout_after": None}
+        row |= {"first_fault": None, **more}
+        self.add(row)
+        return row
+
+    def untold(self) -> list[list[int]]:
+        """Numbers of lost events, the first and the last of each gap; empty if another event tells of them."""
+        lost = missing_numbers(self.events)
+        return lost if lost != self.missing_told else []
 
     def failures(self, window: float, date: float, now: float, commit: int = 0) -> tuple[Failure, ...]:
         """The faults of the last `window` seconds, at the unix time `date` and the monotonic time `now`. What an

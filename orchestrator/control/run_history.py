@@ -59,7 +59,7 @@ class RunHistory:
         self._peers: Store | None = None
         self._holders: tuple[str, tuple[Mapping[str, str], ...]] = ("", ())
         self._metrics = RowWriter(run, METRICS, 0.0 if run.local else HOLD, self._stored)
-        self._events, self._documents = RowWriter(run, EVENTS), dict[str, Any]()
+        self._events, self._documents = RowWriter(run, EVENTS, stored=self._told), dict[str, Any]()
         self._writer = BackgroundWriter(self._write)
         self._refused = -PAUSE  # when a document was not taken, monotonic seconds
         # Since when saves fail, and why the last one did.
@@ -76,6 +76,9 @@ class RunHistory:
         self._fenced, self._shards = self.store.fenced(), ""
         self._new = not (self.events or self.recent or commit or run.exists("job.yaml"))
         status = run.read_json_or_empty("status.json")
+        stored = status.get("events")  # the number of the newest event, which may be lost
+        number = max(self.event_history.number, stored if isinstance(stored, int) else 0)
+        self.events_stored = self.event_history.number = number
         self._metrics.mark, self._checked = status.get("rows"), False
         last_seen = status.get("time") if is_number(status.get("time")) else None
         begun = "resumed" if self.events or self.recent else "begun"
@@ -137,18 +140,9 @@ class RunHistory:
 
     def event(self, attempt: int, step: int, phase: str, reason: str, **more: Unpack[EventFields]) -> None:
         """Add a row to events.jsonl."""
-        row: Row = {"time": wall(), "attempt": attempt, "phase": phase, "reason": reason, "step": step}
-        row |= {
-            "seconds_lost": None,
-            "layout_before": None,
-            "layout_after": None,
-            "first_fault": None,
-            **more,
-        }
         self._metrics.hurry()
-        self._events.add([row])
+        self._events.add([self.event_history.record(attempt, step, phase, reason, more)])
         self._events.hurry()
-        self.event_history.add(row)
         self._writer.request()
 
     def document(self, name: str, value: Any) -> None:
@@ -174,6 +168,9 @@ class RunHistory:
     def _stored(self, rows: Sequence[Row]) -> None:
         self.saved += len(rows)
         self.tracker.rows(rows)
+
+    def _told(self, events: Sequence[Row]) -> None:
+        self.events_stored = events[-1]["number"]
 
     def withdraw(self) -> bool:
         """Remove what this has written of a run that never began, for the job was wrong; whether it has been so.
@@ -291,6 +288,9 @@ class RunHistory:
         if not self._metrics.problem:
             self._checked = True
             self.restore(self._metrics.missing(None, self._first, step) if missing else (), attempt, step)
+            if lost := self.event_history.untold():
+                reason = f"events {steps_text(lost)} were lost from {EVENTS}: what they told is in no figure"
+                self.event(attempt, step, "wait", reason, missing_events=lost)
         self.recent = tuple(self._metrics.latest(RECENT))
         self.saved = 0
         self.tracker.rows(carried)

@@ -39,6 +39,7 @@ def status_of(
         "note": note,
         "missing_rows": history.event_history.missing if history else [],
         "rows": history.mark if history else None,
+        "events": history.events_stored if history else 0,
         "time": time.time(),
         "pid": os.getpid(),
         "memory_percent": psutil.virtual_memory().percent,

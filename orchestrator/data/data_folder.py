@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import re
-import time
 from typing import Any
 
 from orchestrator.job.errors import InputError
+from orchestrator.storage.atomic import remove_drafts
 from orchestrator.storage.open_backend import open_backend
 from orchestrator.storage.posix_backend import PosixBackend
 from orchestrator.storage.retry import Retry
 from orchestrator.storage.uri import check_uri
 
-DRAFT = re.compile(r".+\.[0-9a-f]{32}\.tmp")
-"""Names of drafts, see `orchestrator.storage.atomic`."""
-STALE = 600.0
-"""Seconds since its last change after which a draft is of a process that was killed."""
 TIMEOUT = 30.0
 """Seconds for a small call to a remote store."""
 
@@ -63,13 +56,9 @@ class DataFolder:
         return {path[skip:]: size for path, size in self.retry(self.backend.list, folder).items()}
 
     def remove_old_drafts(self) -> None:
-        """Remove the drafts of writers that were killed: those that have not changed for STALE seconds."""
-        if not self.local or not os.path.isdir(self.uri):
-            return
-        for entry in os.scandir(self.uri):
-            with contextlib.suppress(OSError):  # another process has removed it
-                if DRAFT.fullmatch(entry.name) and time.time() - entry.stat().st_mtime > STALE:
-                    os.unlink(entry.path)
+        """Remove the drafts of writers that were killed, see `remove_drafts`."""
+        if self.local:
+            remove_drafts(self.uri)
 
     def remove(self, name: str) -> None:
         """Remove a file; a missing one is no error."""

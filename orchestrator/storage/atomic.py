@@ -5,9 +5,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Iterable
+
+DRAFT = re.compile(r"(.+)\.[0-9a-f]{32}\.tmp")
+"""The name of a draft, with that of its file."""
+STALE = 600.0
+"""Seconds since its last change after which a draft is of a process that was killed, whoever that was."""
 
 
 def write_file(path: str, buffers: Iterable[bytes | memoryview]) -> None:
@@ -50,6 +57,18 @@ def replace_file(path: str, buffers: Iterable[bytes | memoryview]) -> None:
 def draft_of(path: str) -> str:
     """A new name beside `path` to write its content under."""
     return f"{path}.{uuid.uuid4().hex}.tmp"
+
+
+def remove_drafts(folder: str, younger: Callable[[str], bool] = lambda name: False) -> None:
+    """Remove the drafts in a folder that killed processes have left: those that have not changed for STALE seconds,
+    and younger ones if `younger` says of the name of their file that nobody can be writing it."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):  # another process has removed it
+                if (found := DRAFT.fullmatch(entry.name)) and entry.is_file(follow_symlinks=False):
+                    old = time.time() - entry.stat().st_mtime > STALE
+                    if old or younger(found[1]):
+                        os.unlink(entry.path)
 
 
 def remove_file(path: str) -> bool:

@@ -192,6 +192,21 @@ def gaps(extents: Sequence[Extent], first: int, last: int) -> list[tuple[int, in
     return missing
 
 
+def missing_numbers(rows: Iterable[Row]) -> list[list[int]]:
+    """Numbers of rows that are not there, from 1 on, as the first and the last of each gap.
+
+    A row says its number under `number`; that of a row which does not, as in files of earlier versions, follows the
+    one before.
+    """
+    missing, last = [], 0
+    for row in rows:
+        number = row.get("number") or last + 1
+        if number > last + 1:
+            missing.append([last + 1, number - 1])
+        last = max(last, number)
+    return missing
+
+
 def steps_text(missing: Sequence[Any]) -> str:
     """Missing steps as text: the first five gaps, and how many more there are."""
     shown = [f"{a}" if a == b else f"{a} to {b}" for a, b in missing[:5]]

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 from orchestrator.job.errors import InputError, Unreachable
-from orchestrator.storage.atomic import replace_file
+from orchestrator.storage.atomic import remove_drafts, replace_file
 from orchestrator.storage.file_names import COMMITS, FENCE, MANIFEST
 from orchestrator.storage.file_system import open_file_system
 from orchestrator.storage.lease import LOCK, Lease, lock_file
@@ -38,6 +38,8 @@ RETRY = Retry(attempts=5, first=0.1, cap=3.0, deadline=30.0)
 """Retries of every call to a remote store; rows that could not be written by then are written later."""
 
 
+REPORT = "report.html"
+"""The one document that others than the controller write too, with `orchestrator report`."""
 FILES = (
     "job.yaml",
     "plan.json",
@@ -45,7 +47,7 @@ FILES = (
     "events.jsonl",
     "status.json",
     "summary.json",
-    "report.html",
+    REPORT,
 )
 OURS = frozenset({LOCK, COMMITS, "events.jsonl", TRIALS, "origin.json", "failed.json"})
 """Names that show that a directory belongs to a run or a search. A job.yaml alone may be the user's own."""
@@ -204,13 +206,15 @@ class RunDir:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the only controller of this run; see `lock_file` and `Lease`.
+        """Be the only controller of this run; see `lock_file` and `Lease`. What a killed one was writing is removed.
 
         Raises InputError if another controller holds the run. On an object store every write raises LeaseLost once
         another has taken over.
         """
         if self.local:
             with lock_file(self.path):
+                remove_drafts(self.path, lambda name: name != REPORT)
+                remove_drafts(posixpath.join(self.path, COMMITS), lambda name: name == FENCE)
                 yield
             return
         with Lease(self.fs, self.path, self.uri, self._call) as self._lease:

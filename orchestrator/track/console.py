@@ -128,6 +128,10 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(
             ("lost rows", f"of step {steps_text(summary['missing_rows'])}: they are in no figure here")
         )
+    if summary.get("missing_events"):
+        rows.append(
+            ("lost events", f"{steps_text(summary['missing_events'])}: what they told is in no figure here")
+        )
     if summary.get("reason"):
         rows.insert(0, ("reason", str(summary["reason"])))
     return rows

@@ -73,6 +73,7 @@ def _content(run_dir: RunDir, rows: RunTotals | None) -> dict[str, Any]:
     return {
         "spec": spec,
         "missing": steps_text(found["missing_rows"]),
+        "missing_events": steps_text(found["missing_events"]),
         "run": redact(run_dir.uri),
         "job": redact(job),
         "summary": redact(found),

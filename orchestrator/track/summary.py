@@ -9,6 +9,7 @@ from typing import Any
 
 from orchestrator.job.outcome import ENDED
 from orchestrator.job.spec import JobSpec
+from orchestrator.storage.row_log import missing_numbers
 from orchestrator.track.goodput import Phase, ledger, timeline
 from orchestrator.track.totals import MEASURED, Row, RunTotals
 
@@ -65,6 +66,7 @@ def summary(
         ],
         "layouts": rows.layouts,
         "missing_rows": [list(gap) for gap in rows.missing],
+        "missing_events": missing_numbers(events),
         "ledger": ledger(events, rows, now),
         "predicted": _predicted(plan),
         "measured": measured(rows),

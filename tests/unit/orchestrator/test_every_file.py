@@ -27,6 +27,7 @@ from orchestrator.job.spec import JobSpec, parse
 from orchestrator.launch.run import done_already
 from orchestrator.planning import machines
 from orchestrator.storage.row_line import EVENTS, METRICS
+from orchestrator.storage.row_log import missing_numbers
 from orchestrator.storage.run_directory import RunDir
 
 STEPS, STOP = 12, 7
@@ -140,6 +141,10 @@ def differs(quiet: Path, folder: Path) -> str:
         return "another run"
     if unsaid := wanted.keys() - rows.keys() - lost:
         return f"the rows of {sorted(unsaid)} are lost without a word"
+    events = RunDir(str(folder)).rows(EVENTS)
+    said = [event["missing_events"] for event in events if event.get("missing_events")]
+    if said[-1:] != ([gaps] if (gaps := missing_numbers(events)) else []):
+        return f"the events {gaps} are lost without a word"
     drafts = [path.name for path in folder.rglob("*.tmp")]
     return f"{drafts} are left" if drafts else ""
 

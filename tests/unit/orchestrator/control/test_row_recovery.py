@@ -12,7 +12,7 @@ from orchestrator.checkpoint.shard import RawPiece
 from orchestrator.control.row_recovery import without
 from orchestrator.control.run_history import RunHistory
 from orchestrator.job.spec import JobSpec, parse
-from orchestrator.storage.row_line import METRICS
+from orchestrator.storage.row_line import EVENTS, METRICS
 from orchestrator.storage.run_directory import RunDir
 
 CARRIED = range(17, 21)
@@ -50,7 +50,7 @@ def begun(run: RunDir, spec: JobSpec) -> RunDir:
     record.store.publish(20, record.store.write_raw(20, 0, [piece]), meta)
     record.event(1, 24, "stop", "a fault ended the attempt", first_fault="died")
     record.tracker.close(60)
-    run.write_json("status.json", {"time": 1e9, "rows": record.mark})
+    run.write_json("status.json", {"time": 1e9, "rows": record.mark, "events": record.events_stored})
     return run
 
 
@@ -132,6 +132,41 @@ def test_a_run_that_a_search_began_with_a_commit_misses_nothing_before_it(run: R
     lose(run, set(range(1, 9)))
     run.write_json("origin.json", {"donor": "0001", "step": 8})
     assert told(resumed(run)) == []
+
+
+def lost_events(record: RunHistory) -> list[Any]:
+    return [event["missing_events"] for event in record.events if event.get("missing_events")]
+
+
+@pytest.mark.parametrize(
+    ("lost", "gaps"), [({1}, [[1, 1]]), ({2}, [[2, 2]]), ({3}, [[3, 3]]), ({1, 2, 3}, [[1, 3]])]
+)
+def test_a_lost_event_is_told_once(run: RunDir, lost: set[int], gaps: list[list[int]]) -> None:
+    """The first, one in the middle, the last and all: with the last, `status.json` says how many there were."""
+    known = run.rows(EVENTS)
+    assert [event["number"] for event in known] == [1, 2, 3]
+    run.log(EVENTS).remove()
+    run.append(EVENTS, [event for event in known if event["number"] not in lost])
+    for _ in range(2):
+        record = resumed(run)
+        assert lost_events(record) == [gaps]
+        assert record.events_stored == record.event_history.number
+    steps = f"{gaps[0][0]} to {gaps[0][1]}" if len(lost) > 1 else str(gaps[0][0])
+    reason = f"events {steps} were lost from events.jsonl: what they told is in no figure"
+    assert reason in [event["reason"] for event in run.rows(EVENTS)]
+
+
+def test_events_of_the_version_before_have_no_numbers_and_nothing_is_told_of_them(run: RunDir) -> None:
+    old = [{key: event[key] for key in event if key != "number"} for event in run.rows(EVENTS)]
+    run.log(EVENTS).remove()
+    run.append(EVENTS, old)
+    run.remove("status.json")
+    record = resumed(run)
+    assert (lost_events(record), record.events[-1]["number"]) == ([], 4)
+    run.log(EVENTS).remove()
+    run.append(EVENTS, old[1:])
+    run.append(EVENTS, record.events[3:])
+    assert lost_events(resumed(run)) == [[[3, 3]]]
 
 
 def test_events_may_be_lost_too(tmp_path: Path) -> None:

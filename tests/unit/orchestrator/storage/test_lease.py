@@ -66,6 +66,24 @@ def test_the_lock_ends_with_its_block_and_leaves_no_file_where_nothing_began(tmp
     assert sorted(os.listdir(tmp_path)) == [".lock", "events.jsonl"]
 
 
+def test_what_a_killed_controller_was_writing_goes_with_the_next_and_nothing_else(tmp_path: Path) -> None:
+    """A young draft of the report may be of `orchestrator report`, which needs no lock; a folder is no draft."""
+    young, old = f"{'a' * 32}.tmp", f"{'b' * 32}.tmp"
+    commits = tmp_path / "checkpoints"
+    (commits / f"ATTEMPT.{old}").mkdir(parents=True)
+    torn = [tmp_path / f"{name}.{young}" for name in ("status.json", "metrics.jsonl", "job.yaml")]
+    torn += [commits / f"ATTEMPT.{young}", tmp_path / f"report.html.{old}"]
+    others = [tmp_path / f"report.html.{young}", commits / f"LATEST.{young}", tmp_path / "mine.tmp"]
+    others += [tmp_path / "status.json", tmp_path / f"status.json.{'x' * 32}.tmp"]
+    for path in (*torn, *others):
+        path.write_text("torn")
+    os.utime(tmp_path / f"report.html.{old}", (1.0, 1.0))
+    with RunDir(str(tmp_path)).lock():
+        assert [path for path in torn if path.exists()] == []
+        assert [path for path in others if not path.exists()] == []
+        assert (commits / f"ATTEMPT.{old}").is_dir()
+
+
 def test_a_lock_whose_file_was_removed_meanwhile_is_taken_anew(tmp_path: Path) -> None:
     """Many take turns in a folder that each leaves empty: never two at once."""
     inside, most = [0], [0]
