@@ -1,9 +1,10 @@
-"""A peer that accepts connections and says nothing, as one whose network is cut."""
+"""Peers that accept connections and say nothing, as one whose network is cut, or hardly anything."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 from collections.abc import Callable, Iterator
 
 
@@ -25,3 +26,31 @@ def silent() -> Iterator[tuple[str, Callable[[], int]]]:
         finally:
             for connection in held:
                 connection.close()
+
+
+@contextlib.contextmanager
+def trickling() -> Iterator[str]:
+    """The address of an HTTP server that begins an answer at once and sends a byte of it a second."""
+    answer = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n\r\n"
+    over = threading.Event()
+
+    def talk(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            connection.recv(1 << 16)
+            connection.sendall(answer)
+            while not over.wait(1.0):
+                connection.sendall(b" ")
+
+    def serve() -> None:
+        while not over.is_set():
+            with contextlib.suppress(OSError):
+                connection, _ = server.accept()
+                threading.Thread(target=talk, args=(connection,), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.2)
+        threading.Thread(target=serve, daemon=True).start()
+        try:
+            yield "{}:{}".format(*server.getsockname())
+        finally:
+            over.set()

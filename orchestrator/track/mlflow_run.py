@@ -10,13 +10,15 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from orchestrator.track.redact import redact
 
 Row = dict[str, Any]
+T = TypeVar("T")
 
 METRICS_A_BATCH = 1000
 PARAMS_A_BATCH = 100
@@ -118,6 +120,21 @@ class MlflowRun:
         new = [Param(key, value) for key, value in flat.items() if key not in known]
         for start in range(0, len(new), PARAMS_A_BATCH):
             self._client.log_batch(self.run_id, params=new[start : start + PARAMS_A_BATCH])
+
+
+def within(timeout: float, call: Callable[[], T]) -> T:
+    """The result of a call to a server. Raises what it raises, and TimeoutError after `timeout` seconds; then it is
+    left alone in its thread: MLflow's own timeout ends no answer that comes a byte at a time."""
+    answer: Future[T] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, name="mlflow-call", daemon=True).start()
+    return answer.result(timeout)
 
 
 def flatten(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

@@ -13,13 +13,12 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from queue import Empty, Queue
 
 from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.row_line import EVENTS, METRICS, Row
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.track.mlflow_run import MlflowRun
+from orchestrator.track.mlflow_run import MlflowRun, within
 from orchestrator.track.redact import redact
 
 DOCUMENTS = ("job.yaml", "plan.json", "summary.json", "report.html")
@@ -180,19 +179,10 @@ def rows_on_server(
 
     Never raises; empty if the server does not answer within `timeout` seconds.
     """
-    answer: Queue[list[Row]] = Queue()
     closing = threading.Event()
-
-    def ask() -> None:
-        try:
-            answer.put(_connect(spec, run_dir, make=False).rows(missing, closing))
-        except Exception:  # telemetry, whatever MLflow raises
-            answer.put([])
-
-    threading.Thread(target=ask, name="mlflow-rows", daemon=True).start()
     try:
-        return answer.get(timeout=timeout)
-    except Empty:
+        return within(timeout, lambda: _connect(spec, run_dir, make=False).rows(missing, closing))
+    except Exception:  # telemetry, whatever MLflow raises
         return []
     finally:
         closing.set()

@@ -7,22 +7,29 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from orchestrator.control.background_export import LONGEST
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.track.mlflow_run import URI_TAG, MlflowRun, quotable
+from orchestrator.track.mlflow_run import URI_TAG, MlflowRun, quotable, within
 from orchestrator.track.redact import redact
 
 ALIAS = "best"
 PARENT_TAG = "mlflow.parentRunId"
 DOCUMENTS = ("job.yaml", "sweep.json", "report.html", "best.yaml")
+PATIENCE = 300.0
+"""Seconds that the end of a search waits for a server; what it missed is sent by the same command."""
 
 
 def publish(spec: JobSpec, sweep: RunDir, found: dict[str, Any]) -> str | None:
     """Bring the MLflow server up to date with sweep.json. Never raises: returns what went wrong in a line, or None."""
     if spec.tracking is None:
         return None
+    registers = spec.tune is not None and spec.tune.register_as
+    timeout = PATIENCE + (LONGEST if registers else 0.0)
     try:
-        _publish(spec, sweep, found)
+        within(timeout, lambda: _publish(spec, sweep, found))
+    except TimeoutError:
+        return f"no answer within {timeout:g} s"
     except Exception as error:  # whatever MLflow and its transport raise
         return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     return None

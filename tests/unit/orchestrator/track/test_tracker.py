@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sockets import silent, trickling
 
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.storage.run_directory import RunDir
@@ -32,11 +32,12 @@ def client(store: str) -> Any:
     return MlflowClient(tracking_uri=store)
 
 
-@pytest.fixture
-def silent() -> Iterator[str]:
-    """A server that takes connections and never answers."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield f"http://ann:hunter2@127.0.0.1:{listener.getsockname()[1]}"
+@pytest.fixture(params=["silent", "trickling"])
+def mute(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A server that takes connections and never answers, or begins an answer that never ends."""
+    with silent() if request.param == "silent" else trickling() as found:
+        address = found if isinstance(found, str) else found[0]
+        yield f"http://ann:hunter2@{address}"
 
 
 def job(uri: str, experiment: str, **more: Any) -> JobSpec:
@@ -168,10 +169,10 @@ def test_more_rows_than_memory_holds_come_from_the_run_directory(
     assert [s for s, _ in history(client, run)] == list(range(1, 101))
 
 
-def test_a_dead_server_neither_blocks_nor_raises(tmp_path: Path, silent: str) -> None:
+def test_a_dead_server_neither_blocks_nor_raises(tmp_path: Path, mute: str) -> None:
     run_dir = new_run(tmp_path / "run")
     began = time.monotonic()
-    followed = Tracker(job(silent, "dead"), run_dir)
+    followed = Tracker(job(mute, "dead"), run_dir)
     for step in range(1, 51):
         write(run_dir, followed, [row(step)])
     followed.document("plan.json")
@@ -182,6 +183,8 @@ def test_a_dead_server_neither_blocks_nor_raises(tmp_path: Path, silent: str) ->
     assert found.missing == 50
     assert found.problem
     assert "hunter2" not in found.problem
+    assert tracker.rows_on_server(job(mute, "dead"), run_dir, [(1, 50)], 1.0) == []
+    assert time.monotonic() - began < 8
 
 
 def test_a_refused_connection_is_told(tmp_path: Path, client: Any) -> None:
