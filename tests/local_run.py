@@ -7,24 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lasting_gang import lasting_gang
 from prepared import prepare_here
 from scripted import SnapshotServers
 
 from cluster.workers.cluster import Cluster
-from cluster.workers.gang import Bundle, Gang
+from cluster.workers.gang import Bundle, Gang, GangStatus
 from cluster.workers.machine import Offer
-from cluster.workers.process_gang import ProcessGang
 from orchestrator.control.controller import Controller
 from orchestrator.job.spec import parse
 from orchestrator.storage.run_directory import RunDir
 
 
-class LocalGang(ProcessGang):
+class LocalGang:
     """A gang of local processes that has room for so many workers in each attempt; the last number stays."""
 
     def __init__(self, rooms: list[int]) -> None:
-        super().__init__()
-        self._rooms, self._running = rooms, False
+        self._rooms, self._running, self._ranks = rooms, False, lasting_gang()
 
     def capacity(self, bundle: Bundle, avoid: Set[str] = frozenset()) -> int:
         """See `Gang.capacity`."""
@@ -32,15 +31,38 @@ class LocalGang(ProcessGang):
 
     def start(self, *arguments: Any, **more: Any) -> None:
         """See `Gang.start`."""
-        super().start(*arguments, **more)
+        self._ranks.start(*arguments, **more)
         self._running = True
+
+    def prewarm(self, count: int) -> None:
+        """See `Gang.prewarm`."""
+
+    def ready(self) -> int:
+        """See `Gang.ready`."""
+        return self._ranks.ready()
+
+    def lost_nodes(self) -> Set[str]:
+        """See `Gang.lost_nodes`."""
+        return self._ranks.lost_nodes()
+
+    def poll(self, saved: int, wait: float = 0.0) -> GangStatus:
+        """See `Gang.poll`."""
+        return self._ranks.poll(saved, wait)
+
+    def request_stop(self) -> None:
+        """See `Gang.request_stop`."""
+        self._ranks.request_stop()
 
     def stop(self) -> None:
         """See `Gang.stop`."""
-        super().stop()
+        self._ranks.stop()
         if self._running and len(self._rooms) > 1:
             del self._rooms[0]
         self._running = False
+
+    def close(self) -> None:
+        """See `Gang.close`."""
+        self._ranks.close()
 
 
 def drive_here(

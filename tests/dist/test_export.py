@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from jobs import job, write_text
+from lasting_gang import lasting_gang
 from prepared import prepare_here
 from tmpfs import mounted
 from transformers import AutoConfig, Gemma3TextConfig
 
 from cluster.workers.gang import Bundle
-from cluster.workers.process_gang import ProcessGang
 from orchestrator.export import hugging_face as exports
 from orchestrator.export.hugging_face import export
 from orchestrator.export.target import check_target
@@ -66,7 +66,7 @@ def trained(folder: Path, **workload: Any) -> Path:
 
 
 def _train(task: dict[str, Any]) -> None:
-    gang = ProcessGang()
+    gang = lasting_gang()
     deadline = time.monotonic() + 120
     try:
         gang.start(1, Bundle(), ENTRY, task)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from jobs import job
+from lasting_gang import lasting_gang
 from prepared import prepare_here
 
 from cluster.workers.gang import FINISHED, Bundle
-from cluster.workers.process_gang import ProcessGang
 from orchestrator.job.spec import parse
 from orchestrator.planning.layout import Layout
 from orchestrator.train.task import Task
@@ -77,17 +77,14 @@ def task(folder: Path, model: str, objective: str) -> dict[str, Any]:
 
 def train(tasks: dict[str, Any]) -> dict[str, Any]:
     """The losses of every task, from one process."""
-    gang = ProcessGang()
-    try:
-        gang.start(1, Bundle(), "training_targets:train_each", tasks)
-        while True:
-            (rank,) = gang.poll(0).ranks
-            if rank.state in FINISHED:
-                assert rank.state == "done", rank.error
-                return rank.result
-            time.sleep(0.2)
-    finally:
-        gang.close()
+    gang = lasting_gang()
+    gang.start(1, Bundle(), "training_targets:train_each", tasks)
+    while True:
+        (rank,) = gang.poll(0).ranks
+        if rank.state in FINISHED:
+            assert rank.state == "done", rank.error
+            return rank.result
+        time.sleep(0.2)
 
 
 def check(tmp_path: Path, pairs: list[tuple[str, str]]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
 from collections.abc import Callable, Sequence
@@ -94,23 +93,20 @@ def run(
     world: int,
     cases: list[dict[str, Any]],
     folder: Path,
+    gang: ProcessGang,
     target: str = "rank_cases:main",
     timeout: float = 280,
-    gang: ProcessGang | None = None,
 ) -> list[str]:
-    """Run the cases on `world` ranks, of a gang of their own or of that one, which has imported all that they need.
-    Returns the errors of ranks that failed, none if all is done."""
-    with contextlib.closing(ProcessGang()) if gang is None else contextlib.nullcontext(gang) as found:
-        ranks = _ended(found, world, {"cases": cases, "folder": str(folder)}, target, timeout)
+    """Run the cases on `world` ranks. Returns the errors of ranks that failed, none if all is done."""
+    ranks = _ended(gang, world, {"cases": cases, "folder": str(folder)}, target, timeout)
     if not ranks:
         return [f"not done after {timeout} s"]
     return [f"rank {r.rank}: {r.error}" for r in ranks if r.state in ("failed", "dead")]
 
 
-def finished(world: int, config: dict[str, Any], target: str) -> list[Any]:
+def finished(world: int, config: dict[str, Any], target: str, gang: ProcessGang) -> list[Any]:
     """What the target returned on each rank. Raises AssertionError unless all ended well."""
-    with contextlib.closing(ProcessGang()) as gang:
-        ranks = _ended(gang, world, config, target, 280)
+    ranks = _ended(gang, world, config, target, 280)
     assert ranks
     assert all(r.state == "done" for r in ranks), [r.error for r in ranks]
     return [r.result for r in ranks]
@@ -157,7 +153,7 @@ class Results:
         """One start for all cases that were not run yet."""
         new = [case for case in cases if case["id"] not in self._errors]
         if new:
-            errors = run(world, new, self._folder, timeout=timeout, gang=self._gang)
+            errors = run(world, new, self._folder, self._gang, timeout=timeout)
             self._errors |= {case["id"]: errors for case in new}
 
     def of(self, case: dict[str, Any]) -> dict[str, Any]:

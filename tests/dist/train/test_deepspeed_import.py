@@ -12,13 +12,14 @@ from harness import finished
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from cluster.workers.process_gang import ProcessGang
 from orchestrator.cli.app import app
 
 
 @pytest.fixture(scope="module")
-def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def theirs(tmp_path_factory: pytest.TempPathFactory, gang: ProcessGang) -> Path:
     folder = tmp_path_factory.mktemp("theirs")
-    finished(2, {"folder": str(folder)}, "deepspeed_project:main")
+    finished(2, {"folder": str(folder)}, "deepspeed_project:main", gang)
     return folder
 
 

@@ -33,7 +33,9 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[JobSpec, str]:
     return spec, prepare_here(spec, str(folder / "cache"))
 
 
-def walk(prepared: tuple[JobSpec, str], run: Path, layouts: list[Layout]) -> dict[int, Row]:
+def walk(
+    prepared: tuple[JobSpec, str], run: Path, layouts: list[Layout], gang: ProcessGang
+) -> dict[int, Row]:
     """Every layout but the last is killed in the second step after its first commit. Returns the last row of each
     step."""
     rows: dict[int, Row] = {}
@@ -42,7 +44,7 @@ def walk(prepared: tuple[JobSpec, str], run: Path, layouts: list[Layout]) -> dic
         last = number == len(layouts)
         step = STEPS if last else 4 * number
         fault = () if last else (f"stop@{layout.world - 1}:{step + 2}/{number}",)
-        for row in attempt(prepared, run, layout, number, restore, step, fault):
+        for row in attempt(prepared, run, layout, number, restore, step, fault, gang):
             rows[row["step"]] = row
         restore = max(Store(f"{run}/checkpoints").steps())
         assert restore == step
@@ -57,6 +59,7 @@ def attempt(
     restore: int | None,
     step: int,
     faults: tuple[str, ...],
+    gang: ProcessGang,
 ) -> list[Row]:
     """One gang, killed once its commit of `step` is there; with a fault, some rank stands still later on by then.
 
@@ -65,7 +68,7 @@ def attempt(
     spec, data = prepared
     task = Task(spec.model_dump(mode="json"), layout.to_json(), str(run), data, number, restore, STEPS,
                 token=f"attempt{number}", faults=faults)  # fmt: skip
-    gang, rows = ProcessGang(), list[Row]()
+    rows: list[Row] = []
     store = Store(f"{run}/checkpoints")
     try:
         gang.start(layout.world, Bundle(), ENTRY, task.to_json())
@@ -83,10 +86,10 @@ def attempt(
 
 @pytest.fixture(scope="module")
 def undisturbed(
-    prepared: tuple[JobSpec, str], tmp_path_factory: pytest.TempPathFactory
+    prepared: tuple[JobSpec, str], tmp_path_factory: pytest.TempPathFactory, gang: ProcessGang
 ) -> tuple[Path, dict[int, Row]]:
     run = tmp_path_factory.mktemp("undisturbed")
-    return run, walk(prepared, run, [Layout(micro_batch=2)])
+    return run, walk(prepared, run, [Layout(micro_batch=2)], gang)
 
 
 def check(run: Path, rows: dict[int, Row], undisturbed: tuple[Path, dict[int, Row]]) -> None:
@@ -113,14 +116,18 @@ def check(run: Path, rows: dict[int, Row], undisturbed: tuple[Path, dict[int, Ro
 
 @pytest.mark.parametrize("width", [1, pytest.param(4, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
 def test_a_run_that_changes_engines_and_widths_is_the_same_run(
-    prepared: tuple[JobSpec, str], undisturbed: tuple[Path, dict[int, Row]], width: int, tmp_path: Path
+    prepared: tuple[JobSpec, str],
+    undisturbed: tuple[Path, dict[int, Row]],
+    width: int,
+    tmp_path: Path,
+    gang: ProcessGang,
 ) -> None:
     layouts = [
         Layout(dp=2, zero=2, micro_batch=2),
         Layout(dp=width, zero=3, micro_batch=2, engine="deepspeed"),
         Layout(dp=2, zero=1, micro_batch=4),
     ]
-    rows = walk(prepared, tmp_path, layouts)
+    rows = walk(prepared, tmp_path, layouts, gang)
     used = {row["attempt"]: row["layout"] for row in rows.values()}
     assert used == {number: str(layout) for number, layout in enumerate(layouts, start=1)}
     check(tmp_path, rows, undisturbed)

@@ -11,6 +11,7 @@ from harness import finished
 from jobs import job, write_text
 from prepared import prepare_here
 
+from cluster.workers.process_gang import ProcessGang
 from orchestrator.checkpoint.store import Store
 from orchestrator.data.skips import Skip, next_skip
 from orchestrator.job.spec import parse
@@ -48,7 +49,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Tasks:
 
 
 @pytest.fixture(scope="module")
-def found(tasks: Tasks) -> dict[str, Any]:
+def found(tasks: Tasks, gang: ProcessGang) -> dict[str, Any]:
     """Rows and error of each task, from one process; runs `one` and `left out` have their commits on disk."""
     window = (Skip(7, 6 * BATCH, BATCH, 0.5).to_json(),)
     calm = {"optimizer": {"lr": 1e-9, "schedule": "constant"}, "steps": 60}
@@ -66,6 +67,7 @@ def found(tasks: Tasks) -> dict[str, Any]:
             "spike again": tasks.task("calm again", 9, until=60, commit=False, **spiky),
         },
         "rank_tasks:alone",
+        gang,
     )
     return result
 
@@ -110,11 +112,11 @@ def test_a_spike_is_seen_alike_after_a_restart(found: dict[str, Any]) -> None:
 
 
 def test_all_ranks_raise_at_one_step_and_other_layouts_leave_out_the_same(
-    tasks: Tasks, found: dict[str, Any]
+    tasks: Tasks, found: dict[str, Any], gang: ProcessGang
 ) -> None:
     """Two ranks go on from the commit of one, which names the window, until one of them is poisoned."""
     task = tasks.task("one", 8, dp=2, faults=("nan@1:11",), commit=False)
-    ranks = finished(2, task, "rank_tasks:together")
+    ranks = finished(2, task, "rank_tasks:together", gang)
     rows, wanted = ranks[0]["rows"], found["left out"]["rows"][8:10]
     assert [(row["step"], row["samples"]) for row in rows] == [(r["step"], r["samples"]) for r in wanted]
     assert [row["loss"] for row in rows] == pytest.approx([row["loss"] for row in wanted], rel=1e-5)

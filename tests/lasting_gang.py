@@ -1,0 +1,50 @@
+"""A gang of local processes that lasts from test to test: importing what ranks need takes longer than most tests."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+from collections.abc import Set
+from typing import Any
+
+from cluster.workers.gang import Bundle
+from cluster.workers.process_gang import ProcessGang
+
+
+class LastingGang(ProcessGang):
+    """Forks the ranks of every target from one process, which has imported what `entry` does, in the environment that
+    is there when they start. `close` ends the ranks only."""
+
+    def __init__(self, entry: str = "any_rank:main") -> None:
+        super().__init__()
+        self._entry = entry
+
+    def start(
+        self,
+        world_size: int,
+        bundle: Bundle,
+        target: str,
+        config: dict[str, Any],
+        ranks_per_group: int = 1,
+        avoid: Set[str] = frozenset(),
+    ) -> None:
+        """See `Gang.start`."""
+        given = {"target": target, "config": config, "environment": dict(os.environ)}
+        super().start(world_size, bundle, self._entry, given, ranks_per_group, avoid)
+
+    def close(self) -> None:
+        """See `Gang.close`; the next start is as quick as this gang's last."""
+        self.stop()
+
+    def end(self) -> None:
+        """Close it for good."""
+        super().close()
+
+
+@functools.cache
+def lasting_gang() -> LastingGang:
+    """The one of this test process."""
+    found = LastingGang()
+    atexit.register(found.end)
+    return found
