@@ -6,5 +6,6 @@ from any_rank import main
 
 os.environ["DS_ACCELERATOR"] = "cpu"
 import deepspeed
+import deepspeed.runtime.zero.muon.muon_optimizer
 
 __all__ = ["deepspeed", "main"]

@@ -27,16 +27,32 @@ def cases_of(model: str, world: int, size: int) -> list[dict[str, Any]]:
 
 CASES = {
     2: [
-        *cases_of("decoder", 2, 1),
-        *(found for model in ("moe", "encoder", "pair") for found in cases_of(model, 2, 1)[::3]),
-        case("decoder", Layout(tp=2, sequence=True, recompute="full", micro_batch=2)),
-        case("decoder", Layout(pp=2, schedule="zbv", recompute="full", micro_batch=2)),
-        case("decoder", Layout(dp=2, zero=3, recompute="selective", micro_batch=2)),
-        case("decoder", Layout(dp=2, zero=1, engine="deepspeed", micro_batch=2)),
+        *(
+            case("decoder", Layout(**way, micro_batch=2))
+            for way in (
+                {"cp": 2, "zero": 1}, {"tp": 2}, {"pp": 2}, {"pp": 2, "schedule": "interleaved"},
+                {"tp": 2, "sequence": True, "recompute": "full"},
+                {"pp": 2, "schedule": "zbv", "recompute": "full"},
+                {"dp": 2, "zero": 3, "recompute": "selective"},
+                {"dp": 2, "zero": 1, "engine": "deepspeed"},
+            )
+        ),
         case("decoder", Layout(dp=2, zero=3, engine="deepspeed", recompute="full", micro_batch=1)),
+        case("moe", Layout(dp=2, ep=2, micro_batch=2)),
+        case("encoder", Layout(dp=2, zero=3, micro_batch=2)),
+        case("pair", Layout(dp=2, zero=2, micro_batch=2)),
+        case("pair", Layout(pp=2, schedule="zbv", micro_batch=2)),
     ],
-    4: [*cases_of("decoder", 4, 1)[::2], case("latent", Layout(dp=2, cp=2, micro_batch=2))],
+    4: [
+        case("decoder", Layout(pp=2, dp=2, schedule="interleaved", micro_batch=2)),
+        case("latent", Layout(dp=2, cp=2, micro_batch=2)),
+    ],
+}  # fmt: skip
+REST = {
+    2: [found for model in ("decoder", "moe", "encoder", "pair") for found in cases_of(model, 2, 1)],
+    4: cases_of("decoder", 4, 1),
 }
+"""Every feature of a layout."""
 ALONE = {found["id"]: found for world in CASES for found in map(reference_of, CASES[world])}
 LEG = case("decoder", FIRST, commit=True)
 ON = [case("decoder", layout, restore=LEG["id"]) for layout in THEN]
@@ -72,6 +88,16 @@ def results(tmp_path_factory: pytest.TempPathFactory, gang: ProcessGang) -> Resu
 @pytest.mark.parametrize("found", [*CASES[2], *CASES[4]], ids=lambda found: found["id"])
 def test_every_layout_trains_what_one_process_trains(results: Results, found: dict[str, Any]) -> None:
     check_equal(results.of(found), results.of(reference_of(found)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("world", REST)
+def test_every_feature_of_a_layout_trains_what_one_process_trains(results: Results, world: int) -> None:
+    results.run(1, list({found["id"]: found for found in map(reference_of, REST[world])}.values()))
+    results.run(world, REST[world], 800)
+    for found in REST[world]:
+        check_equal(results.of(found), results.of(reference_of(found)))
 
 
 @pytest.mark.parametrize("second", ON, ids=lambda found: found["id"])

@@ -42,15 +42,33 @@ def wide(**layout: Any) -> dict[str, Any]:
     return {**WIDE, "name": "wide", "steps": SHORT, "layout": found.to_json(), "id": f"wide {found} {SHORT}"}
 
 
+def some(model: str, *layouts: Layout) -> list[dict[str, Any]]:
+    """Cases of the default suite: `FULL` has all layouts, and other modules train the rest of them for a few steps."""
+    fields = {"name": model, **MODELS[model], "steps": SHORT}
+    return [{**fields, "layout": found.to_json(), "id": f"{model} {found} {SHORT}"} for found in layouts]
+
+
+EXPERT, PIPED = {"dp": 2, "ep": 2, "micro_batch": 2}, {"pp": 2, "micro_batch": 2}
 QUICK = {
     2: [
         *(wide(**way) for way in ({"tp": 2}, {"pp": 2}, {"dp": 2, "ep": 2})),
         *(wide(dp=2, zero=zero) for zero in (1, 3)),
-        *(case for model in ("decoder", "moe") for case in cases_of(model, 2, SHORT)),
-        *(case for model in ("encoder", "pair") for case in cases_of(model, 2, SHORT, size=1)),
+        *cases_of("decoder", 2, SHORT),
+        *some("moe", *(Layout(**EXPERT, zero=zero) for zero in (1, 2, 3))),
+        *some("moe", Layout(cp=2, zero=3, micro_batch=2), Layout(**PIPED, schedule="zbv")),
+        *some("encoder", Layout(dp=2, zero=3, micro_batch=2), Layout(cp=2, zero=1, micro_batch=2)),
+        *some("encoder", Layout(tp=2, sequence=True, micro_batch=2), Layout(**PIPED, schedule="zbv")),
+        *some("pair", Layout(dp=2, zero=2, micro_batch=2), Layout(tp=2, micro_batch=2)),
+        *some("pair", Layout(**PIPED, schedule="gpipe"), Layout(**PIPED, schedule="zbv")),
     ],
-    4: [case for model in ("decoder", "moe") for case in cases_of(model, 4, SHORT)[::9]],
+    4: [
+        *some("decoder", Layout(**PIPED, dp=2, zero=3, schedule="zero_bubble")),
+        *some("decoder", Layout(**PIPED, tp=2, sequence=True, schedule="zero_bubble")),
+        *some("moe", Layout(**EXPERT, tp=2), Layout(dp=2, tp=2, zero=3, sequence=True, micro_batch=2)),
+    ],
 }
+"""At four ranks what no other module has: `test_resharding` walks through a dozen layouts of four, each compared with
+one process; `test_routing` has routers under every axis, and `test_dropout` recomputation."""
 FULL = {
     2: [case for model in MODELS for case in cases_of(model, 2, LONG)],
     4: [case for model in MODELS for case in cases_of(model, 4, LONG)],
