@@ -17,10 +17,11 @@ from pydantic import Field, ValidationError, model_validator
 from orchestrator.job.data import DataSpec
 from orchestrator.job.errors import InputError
 from orchestrator.job.evaluate import VALIDATION, EvaluateSpec, StopWhen, metric_problem
+from orchestrator.job.optimizer import OptimizerSpec
 from orchestrator.job.overrides import override
 from orchestrator.job.resources import ResourceSpec
 from orchestrator.job.stability import StabilitySpec
-from orchestrator.job.strict import Count, Fraction, Positive, StrictModel
+from orchestrator.job.strict import Count, Positive, StrictModel
 from orchestrator.job.tune import TuneSpec
 from orchestrator.job.validation_messages import input_error
 
@@ -44,23 +45,6 @@ class WorkloadSpec(StrictModel):
         description="probability with which features of embeddings and of every sub-layer's output are zeroed in "
         "training; replaces the dropout of a configuration in hf:<folder>",
     )
-
-
-class OptimizerSpec(StrictModel):
-    """AdamW (Loshchilov and Hutter, 2019), LAMB (You et al., 2020), LARS (You et al., 2017), Lion (Chen et al., 2023).
-
-    LARS uses the first of betas as its momentum.
-    """
-
-    name: Literal["adamw", "lamb", "lars", "lion"] = "adamw"
-    lr: float = Field(default=3e-4, gt=0.0)
-    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
-    eps: float = Field(default=1e-8, gt=0.0)
-    weight_decay: float = Field(default=0.1, ge=0.0, description="applied to matrices, not to vectors")
-    clip: float | None = Field(default=1.0, gt=0.0, description="largest global gradient norm")
-    warmup: Count = Field(default=0, description="steps of linear warm-up")
-    schedule: Literal["constant", "linear", "cosine"] = "cosine"
-    final_lr: float = Field(default=0.1, ge=0.0, le=1.0, description="last learning rate as a share of lr")
 
 
 class TrainSpec(StrictModel):
@@ -103,6 +87,21 @@ class TrainSpec(StrictModel):
                 "shorten the warm-up or train longer"
             )
         return self
+
+    @model_validator(mode="after")
+    def decay_fits_after_the_warmup(self) -> TrainSpec:
+        optimizer, left = self.optimizer, self.steps - self.optimizer.warmup
+        if optimizer.decay > left:
+            raise ValueError(
+                f"optimizer.decay {optimizer.decay} is longer than the {left} steps after the warm-up; "
+                "shorten the decay or train longer"
+            )
+        return self
+
+    @property
+    def decay_from(self) -> int | None:
+        """The step with which a decay of the learning rate begins, None without one."""
+        return self.steps - self.optimizer.decay if self.optimizer.decay else None
 
 
 class ParallelSpec(StrictModel):

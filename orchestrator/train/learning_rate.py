@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import math
 
-from orchestrator.job.spec import OptimizerSpec
+from orchestrator.job.optimizer import OptimizerSpec
 
 
 def learning_rate(spec: OptimizerSpec, step: int, steps: int) -> float:
-    """The learning rate of update `step` (from 0) of `steps`: linear warm-up, then the schedule of the job."""
+    """The learning rate of update `step` (from 0) of `steps`: linear warm-up, then the schedule of the job.
+
+    wsd: warm-up, stable, decay (Hu et al. 2024, section 4), its decay 1 - sqrt (Hägele et al. 2024, section 3).
+    inverse_sqrt: lr * sqrt(warmup / update), as in Vaswani et al. 2017, eq. 3, scaled so that the warm-up ends at lr.
+    """
     if step < spec.warmup:
         return spec.lr * (step + 1) / spec.warmup
+    decay_from = steps - spec.decay
     done = (step - spec.warmup) / max(steps - spec.warmup, 1)
-    if spec.schedule == "constant":
-        return spec.lr
-    shape = 0.5 * (1 + math.cos(math.pi * done)) if spec.schedule == "cosine" else 1.0 - done
+    match spec.schedule:
+        case "constant":
+            return spec.lr
+        case "inverse_sqrt":
+            return spec.lr * math.sqrt(max(spec.warmup, 1) / (step + 1))
+        case "wsd" if step < decay_from:
+            return spec.lr
+        case "wsd":
+            shape = 1.0 - math.sqrt((step - decay_from) / spec.decay)
+        case "cosine":
+            shape = 0.5 * (1 + math.cos(math.pi * done))
+        case "linear":
+            shape = 1.0 - done
     return spec.lr * (spec.final_lr + (1 - spec.final_lr) * shape)

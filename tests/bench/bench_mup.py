@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from orchestrator.data import tokenizer
-from orchestrator.job.spec import OptimizerSpec
+from orchestrator.job.optimizer import OptimizerSpec
 from orchestrator.train.engines.optimizers import groups_of, set_lr
 from workloads.load import load
 from workloads.workload import Vocabulary, Workload

@@ -18,7 +18,8 @@ from torch import nn
 from torch.utils.cpp_extension import _get_build_directory
 
 from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec, OptimizerSpec
+from orchestrator.job.optimizer import OptimizerSpec
+from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
 from orchestrator.train.engines.optimizers import groups_of
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from orchestrator.job.spec import OptimizerSpec
+from orchestrator.job.optimizer import OptimizerSpec
 from orchestrator.train.parallel.parameter_shard import ParameterShard
 
 SLOTS = {

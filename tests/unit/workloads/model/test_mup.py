@@ -12,7 +12,7 @@ import pytest
 import torch
 from texts import Corpus
 
-from orchestrator.job.spec import OptimizerSpec
+from orchestrator.job.optimizer import OptimizerSpec
 from orchestrator.train.engines.optimizers import groups_of
 from workloads.errors import WorkloadError
 from workloads.hf.parity import SWITCH, TOLERANCE, Case, compare

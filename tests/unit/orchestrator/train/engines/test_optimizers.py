@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestrator.job.spec import OptimizerSpec
+from orchestrator.job.optimizer import OptimizerSpec
 from orchestrator.train.engines.optimizers import SLOTS, groups_of, make_optimizer, set_lr
 from orchestrator.train.parallel.mesh import ProcessGroup
 from orchestrator.train.parallel.parameter_shard import ParameterShard, boxes_of

@@ -1,0 +1,50 @@
+"""The optimiser of a job and its learning-rate schedule."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from orchestrator.job.strict import Count, Fraction, StrictModel
+
+
+class OptimizerSpec(StrictModel):
+    """AdamW (Loshchilov and Hutter, 2019), LAMB (You et al., 2020), LARS (You et al., 2017), Lion (Chen et al., 2023).
+
+    LARS uses the first of betas as its momentum.
+    """
+
+    name: Literal["adamw", "lamb", "lars", "lion"] = "adamw"
+    lr: float = Field(default=3e-4, gt=0.0)
+    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    eps: float = Field(default=1e-8, gt=0.0)
+    weight_decay: float = Field(default=0.1, ge=0.0, description="applied to matrices, not to vectors")
+    clip: float | None = Field(default=1.0, gt=0.0, description="largest global gradient norm")
+    warmup: Count = Field(default=0, description="steps of linear warm-up")
+    schedule: Literal["constant", "linear", "cosine", "wsd", "inverse_sqrt"] = Field(
+        default="cosine",
+        description="learning rate after the warm-up; wsd is constant up to the decay; a run under constant, wsd or "
+        "inverse_sqrt can be extended by raising train.steps",
+    )
+    decay: Count = Field(default=0, description="wsd: the last steps, in which the learning rate falls")
+    final_lr: float = Field(
+        default=0.1, ge=0.0, le=1.0, description="linear, cosine, wsd: last learning rate as a share of lr"
+    )
+
+    @model_validator(mode="after")
+    def only_wsd_has_a_decay(self) -> OptimizerSpec:
+        if self.schedule == "wsd" and not self.decay:
+            raise ValueError("schedule wsd has no decay; set decay to its steps, or schedule to constant")
+        if self.schedule != "wsd" and self.decay:
+            raise ValueError(
+                f"decay {self.decay} is for schedule wsd, and this is {self.schedule}; remove it or set wsd"
+            )
+        return self
+
+    def settled(self, steps: int) -> int | None:
+        """How many updates of a run of `steps` steps are the first ones of every longer run too.
+
+        None under a schedule that is stretched over the whole run.
+        """
+        return None if self.schedule in ("linear", "cosine") else steps - self.decay
