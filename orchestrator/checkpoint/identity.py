@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.checkpoint.manifest import CommitManifest
@@ -14,6 +15,8 @@ IDENTITY, SHARDS = "identity", "shards"
 """Keys of a commit's meta: the parts of the job that make the run the same run, and the digest of its token shards.
 Commits of earlier versions lack them and are not compared."""
 JOB = "job.yaml"
+LENGTH = "train.steps"
+"""The one key of the identity that may change, see `extension_of`."""
 DAMAGED = "put it back; or remove it and run the job again, whose commits know which run it is"
 
 
@@ -29,23 +32,76 @@ def read_job(run: RunDir) -> JobSpec | None:
         raise InputError(error.what, error.where, error.hint or DAMAGED) from None
 
 
+@dataclass(frozen=True)
+class Extension:
+    """A run whose train.steps are raised from `before` to `after`; it goes on from the commit at `step`."""
+
+    before: int
+    after: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"extended from {self.before} to {self.after} steps, from step {self.step} on"
+
+
 def check_same_run(spec: JobSpec, run: RunDir) -> CommitManifest | None:
     """Refuse to continue in another run's directory, by its newest sound commit or else its job.yaml.
 
     Returns that commit, if there is one. Raises InputError that names the first key that differs.
     """
     commit = Store(run.at("checkpoints")).latest(deep=False)
-    if commit is not None and IDENTITY in commit.meta:
-        _compare(spec.identity(), _identity_of(commit), run.uri)
-    elif (before := read_job(run)) is not None:
-        _compare(spec.identity(), before.identity(), run.uri)
+    extension_of(spec, run, commit)
     return commit
+
+
+def extension_of(spec: JobSpec, run: RunDir, commit: CommitManifest | None) -> Extension | None:
+    """By how much the job extends the run whose newest sound commit is `commit`; None if it does not.
+
+    What is extended is the same run as one that was that long from the start: it goes on from the newest commit that
+    the longer run has too. Raises InputError if this is another run, or cannot be extended.
+    """
+    told = commit is not None and IDENTITY in commit.meta
+    before = _job_of(commit) if told and commit is not None else read_job(run)
+    if before is None:
+        return None
+    _compare(spec, before, run.uri)
+    was, wanted = before.train.steps, spec.train.steps
+    if was == wanted:
+        return None
+    what = f"train.steps is {was} in this run and {wanted} in the job file"
+    if wanted < was:
+        raise InputError(f"{what}: it cannot be lowered", run.uri, "set it back; --until ends a run earlier")
+    settled = before.train.optimizer.settled(was)
+    if settled is None:
+        raise InputError(
+            f"{what}: every learning rate of schedule {before.train.optimizer.schedule} depends on it",
+            run.uri,
+            "set it back; a run under schedule wsd can be extended",
+        )
+    if commit is not None and commit.step > settled:
+        commit = Store(run.at("checkpoints")).latest(settled, deep=False)
+    if commit is None:
+        hint = "put it back; or set train.steps back, or begin a run of that length under another name"
+        raise InputError(f"{what}: no commit up to step {settled} is left to go on from", run.uri, hint)
+    return Extension(was, wanted, commit.step)
+
+
+def is_shared(commit: CommitManifest, spec: JobSpec) -> bool:
+    """Whether a commit of this run is one of a run of the job's length too. Those of earlier versions do not tell."""
+    if IDENTITY not in commit.meta:
+        return True
+    train = _job_of(commit).train
+    settled = train.optimizer.settled(train.steps)
+    return train.steps == spec.train.steps or (settled is not None and commit.step <= settled)
 
 
 def check_commit(commit: CommitManifest, spec: JobSpec, where: str) -> None:
     """Raise InputError if a commit is not of a run of this job."""
     if IDENTITY in commit.meta:
-        _compare(spec.identity(), _identity_of(commit), where)
+        before = _job_of(commit)
+        _compare(spec, before, where)
+        if not is_shared(commit, spec):
+            raise _differs(LENGTH, before.train.steps, spec.train.steps, where)
 
 
 def check_shards(commit: CommitManifest | None, digest: str, data: str) -> None:
@@ -60,20 +116,23 @@ def wrong_shards(data: str) -> InputError:
     return InputError("these token shards are not those that the run began with", data, hint)
 
 
-def _identity_of(commit: CommitManifest) -> dict[str, Any]:
-    """The identity in a commit; keys that are newer than the commit have their defaults."""
-    return parse({"name": "commit", **commit.meta[IDENTITY]}, f"the commit at step {commit.step}").identity()
+def _job_of(commit: CommitManifest) -> JobSpec:
+    """A job with the identity in a commit; keys that are newer than the commit have their defaults."""
+    return parse({"name": "commit", **commit.meta[IDENTITY]}, f"the commit at step {commit.step}")
 
 
-def _compare(ours: dict[str, Any], theirs: dict[str, Any], where: str) -> None:
-    ours, theirs = _flat(_without_locations(ours)), _flat(_without_locations(theirs))
-    for key in sorted(ours.keys() | theirs.keys()):
+def _compare(spec: JobSpec, before: JobSpec, where: str) -> None:
+    """Raise InputError if two jobs are not the same but for their length."""
+    ours, theirs = (_flat(_without_locations(job.identity())) for job in (spec, before))
+    for key in sorted((ours.keys() | theirs.keys()) - {LENGTH}):
         if ours.get(key) != theirs.get(key):
-            raise InputError(
-                f"{key} is {theirs.get(key)!r} in this run and {ours.get(key)!r} in the job file",
-                where,
-                "a run stays the same run: set it back, or give another name or --run-dir",
-            )
+            raise _differs(key, theirs.get(key), ours.get(key), where)
+
+
+def _differs(key: str, theirs: Any, ours: Any, where: str) -> InputError:
+    what = f"{key} is {theirs!r} in this run and {ours!r} in the job file"
+    hint = "a run stays the same run: set it back, or give another name or --run-dir"
+    return InputError(what, where, hint)
 
 
 def _without_locations(identity: dict[str, Any]) -> dict[str, Any]:

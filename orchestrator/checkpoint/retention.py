@@ -15,6 +15,7 @@ from orchestrator.checkpoint.manifest import (
     published_steps,
 )
 from orchestrator.checkpoint.store import Store
+from orchestrator.job.spec import JobSpec
 from orchestrator.storage.file_names import MANIFEST
 
 BEST = ("loss", "min")
@@ -32,11 +33,19 @@ class Retention:
         keep: the newest so many sound commits, at least one; None keeps all commits.
         every: and those whose step is a multiple of this.
         best: and the sound one with the best value in its meta: (key, "min" or "max").
+        before: and the newest sound one that is not after this step.
     """
 
     keep: int | None = None
     every: int | None = None
     best: tuple[str, str] | None = None
+    before: int | None = None
+
+
+def retention_of(spec: JobSpec) -> Retention:
+    """The retention that the job asks for, and the commit before a decay, from which the run can be extended."""
+    checkpoint, best = spec.checkpoint, BEST if spec.checkpoint.keep_best else None
+    return Retention(checkpoint.keep, checkpoint.keep_every, best, spec.train.decay_from)
 
 
 def prune(store: Store, retention: Retention) -> list[int]:
@@ -64,6 +73,9 @@ def prune(store: Store, retention: Retention) -> list[int]:
             if commit.meta.get(key) is not None
         ]
         kept |= {min(rated)[1]} if rated else set()
+    if retention.before is not None and newest > retention.before:
+        last = store.latest(retention.before, deep=False)
+        kept |= {last.step} if last else set()
     gone = [step for step in _present(sizes) if step < newest and step not in kept]
     for step in gone:
         remove(store, step, sizes)

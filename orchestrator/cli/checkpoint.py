@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -87,13 +88,13 @@ def export(
 
 def prune(run_dir: Run, keep: Annotated[int, typer.Option(min=1, help="commits that stay")] = 1) -> None:
     """Remove all but the newest commits."""
-    from orchestrator.checkpoint.retention import BEST, Retention
     from orchestrator.checkpoint.retention import prune as prune_commits
+    from orchestrator.checkpoint.retention import retention_of
     from orchestrator.checkpoint.store import Store
 
     run, spec = existing_run(run_dir)
-    best = BEST if spec.checkpoint.keep_best else None
-    removed = prune_commits(Store(run.at("checkpoints")), Retention(keep, spec.checkpoint.keep_every, best))
+    retention = dataclasses.replace(retention_of(spec), keep=keep)
+    removed = prune_commits(Store(run.at("checkpoints")), retention)
     print(f"removed steps {', '.join(map(str, removed)) or 'none'}")
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from cluster.workers.clock import wall
 from orchestrator.control.health import Failure
@@ -18,7 +19,7 @@ from orchestrator.storage.row_log import missing_numbers
 from orchestrator.storage.row_types import EventFields
 from orchestrator.track.goodput import timeline
 from orchestrator.track.summary import cost
-from orchestrator.track.totals import micros, tally
+from orchestrator.track.totals import is_number, micros, tally
 
 COUNT_EVERY = 10.0
 """Seconds between countings of what the job has spent."""
@@ -45,6 +46,8 @@ class EventHistory:
         """Numbers of lost events that another event tells of: the first and the last of each gap."""
         self.ceilings: set[tuple[str, float]] = set()
         """Ceilings, by key and limit, that are recorded to be near."""
+        self.length: int | None = None
+        """Steps of the run since it was last extended, None before."""
         self.begun = 0
         """The number of the event with which the last attempt began."""
         self._stopped: float | None = None
@@ -62,6 +65,8 @@ class EventHistory:
             self.missing = event["missing_rows"]
         self.number = max(self.number, event.get("number") or self.number + 1)
         self.missing_told = event.get("missing_events") or self.missing_told
+        if extended := event.get("extended"):
+            self.length = extended[1]
         if ceiling := event.get("ceiling"):
             self.ceilings.add((ceiling["key"], ceiling["limit"]))
         if event["phase"] == "start":
@@ -125,6 +130,12 @@ def fault_event(before: State, after: State, fault: Failure, lost: Sequence[Row]
         reason += f"; {skip.count} samples from position {skip.start} are left out"
         fields["skipped"] = skip.to_json()
     return reason, fields
+
+
+def memory_seen(status: Mapping[str, Any]) -> str:
+    """How full its node was, as the controller said last: Ray's monitor may end it in the place of a rank."""
+    percent = status.get("memory_percent")
+    return f"with {percent:.0f} % of its node's memory in use" if is_number(percent) else "and nobody saw how"
 
 
 class Spending:

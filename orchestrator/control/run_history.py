@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any, Unpack
 
 from cluster.workers.clock import wall
-from orchestrator.checkpoint.identity import check_same_run, check_shards, wrong_shards
+from orchestrator.checkpoint import identity
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.retention import rewind
 from orchestrator.checkpoint.snapshots import newest_commit, peer_store
 from orchestrator.checkpoint.store import Store
-from orchestrator.control.events import EventHistory, Spending
+from orchestrator.control.events import EventHistory, Spending, memory_seen
 from orchestrator.control.row_recovery import find, without
 from orchestrator.control.state import Phase, State, Stop
-from orchestrator.data.skips import Skip, is_before, merged
+from orchestrator.data.skips import is_before, merged
 from orchestrator.job.spec import JobSpec, dump
 from orchestrator.planning import prices
 from orchestrator.storage.background_writer import BackgroundWriter
@@ -54,7 +54,8 @@ class RunHistory:
         """`died` says that the controller before has, and that nobody has asked for this one. Raises InputError, before
         anything is written, if the directory is of another run."""
         self._spec, self._run = spec, run
-        self.newest = commit = check_same_run(spec, run)  # the commit that there was
+        self.newest = commit = identity.check_same_run(spec, run)  # the commit that there was
+        extension = identity.extension_of(spec, run, commit)
         self.store = Store(run.at("checkpoints"))
         self._peers: Store | None = None
         self._holders: tuple[str, tuple[Mapping[str, str], ...]] = ("", ())
@@ -86,9 +87,13 @@ class RunHistory:
         self.tracker = Tracker(spec.model_copy(update={"tracking": None}), run)
         told: EventFields = {"last_seen": last_seen}
         if died:
-            begun = f"resumed: the controller's process has ended, {_memory(status)}"
+            begun = f"resumed: the controller's process has ended, {memory_seen(status)}"
             told["controller_died"] = commit.step if commit else 0
+        if extension is not None and self.event_history.length != extension.after:
+            begun, told["extended"] = f"{begun}: {extension}", [extension.before, extension.after]
+            told["lost_steps"] = max(self.step - extension.step, 0)
         self.event(self.attempts, self.step, "prepare", begun, **told)
+        self._events.flush(now=True)  # MLflow is asked for the run that began, or was extended, with an event
 
     @property
     def events(self) -> list[Row]:
@@ -187,9 +192,9 @@ class RunHistory:
 
     def same_shards(self, digest: str, data: str) -> str:
         """The digest itself. Raises InputError if the run reads other token shards."""
-        check_shards(self.newest, digest, data)
+        identity.check_shards(self.newest, digest, data)
         if self._shards not in ("", digest):
-            raise wrong_shards(data)
+            raise identity.wrong_shards(data)
         self._shards = digest
         return digest
 
@@ -254,16 +259,15 @@ class RunHistory:
         self._peers = peer_store(token, held, held[:1]) if held else None
 
     def last_commit(self, bad: frozenset[int] = frozenset()) -> tuple[CommitManifest | None, list[str]]:
-        """The newest commit but those in `bad` and those that have used samples which are to be left out, and a line
-        for each bad one."""
+        """The newest commit but those in `bad`, those that have used samples which are to be left out and those of a
+        decay before the run was extended, and a line for each bad one."""
         notes = [f"step {step}: a rank found its bytes damaged" for step in sorted(bad)]
         at_most: int | None = None
-        skips = self.event_history.skips
         while True:
             found = newest_commit(self._stores, at_most, deep=False)
             skipped = found[2] if found else [f"step {step}: {why}" for step, why in self.store.skipped]
             notes += [note for note in skipped if note not in notes]
-            if found is None or (found[1].step not in bad and _is_before(found[1], skips)):
+            if found is None or (found[1].step not in bad and self._is_usable(found[1])):
                 return (found[1] if found else None), notes
             at_most = found[1].step - 1
 
@@ -334,16 +338,10 @@ class RunHistory:
         zones = prices.by_zone(machines, table)
         return {"machines": list(machines), "zones": zones, "usd_per_hour": prices.rate(machines, table)}
 
+    def _is_usable(self, commit: CommitManifest) -> bool:
+        skips, ours = merged(commit.meta.get("skips", ())), self.event_history.skips
+        return identity.is_shared(commit, self._spec) and is_before(commit.position, skips, ours)
+
     @property
     def _stores(self) -> list[Store]:
         return [self._peers, self.store] if self._peers else [self.store]
-
-
-def _memory(status: Mapping[str, Any]) -> str:
-    """How full its node was, as the controller said last: Ray's monitor may end it in the place of a rank."""
-    percent = status.get("memory_percent")
-    return f"with {percent:.0f} % of its node's memory in use" if is_number(percent) else "and nobody saw how"
-
-
-def _is_before(commit: CommitManifest, skips: Sequence[Skip]) -> bool:
-    return is_before(commit.position, merged(commit.meta.get("skips", ())), skips)

@@ -79,12 +79,14 @@ def done_already(spec: JobSpec, run_dir: RunDir) -> dict[str, Any] | None:
     """The summary of a run that is done and has its last commit, None if there is something to do.
 
     One whose last commit is damaged or gone goes on from the one before; where none is left, as where they were removed
-    to save space, it stays done. Raises InputError if the run is another one.
+    to save space, it stays done. One that the job extends is not done. Raises InputError if the run is another one.
     """
     found = finished_summary(run_dir)
     if not found or found.get("state") != "done":
         return None
-    commit, last = check_same_run(spec, run_dir), found.get("commit")
+    commit, last, steps = check_same_run(spec, run_dir), found.get("commit"), found.get("steps")
+    if isinstance(steps, int) and steps < spec.train.steps:
+        return None
     return None if commit is not None and isinstance(last, int) and commit.step < last else found
 
 
@@ -140,10 +142,11 @@ def _attach(
     controller = controller_of(run_dir)
     if controller is not None:
         status = ray.get(controller.status.remote(), timeout=SILENCE)
-        if status["summary"] and status["summary"]["state"] == "done":
+        same = json.loads(json.dumps(ray.get(controller.job.remote(), timeout=SILENCE))) == [job, until]
+        if same and status["summary"] and status["summary"]["state"] == "done":
             return controller  # it ended a moment ago, and can tell
         if not (status["summary"] or status["error"]):
-            if json.loads(json.dumps(ray.get(controller.job.remote(), timeout=SILENCE))) != [job, until]:
+            if not same:
                 hint = "stop it first, or attach with the same job and --until"
                 raise InputError("this run is at work with another job file", run_dir.uri, hint)
             return controller

@@ -46,7 +46,8 @@ class EventFields(TypedDict, total=False):
     price. `data` is the prepared data that the run began with, `missing_rows` the gaps in metrics.jsonl,
     `missing_events` those in events.jsonl, by the numbers of events,
     `last_seen` the last sign of life of the controller before, `controller_died` the step of the newest commit
-    when Ray started the controller again, `ceiling` a limit that is near.
+    when Ray started the controller again, `ceiling` a limit that is near, `extended` how many steps the run had
+    and has from here on.
     """
 
     time: float
@@ -72,3 +73,4 @@ class EventFields(TypedDict, total=False):
     last_seen: float | None
     controller_died: int
     ceiling: dict[str, Any]
+    extended: list[int]

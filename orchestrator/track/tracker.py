@@ -189,10 +189,14 @@ def rows_on_server(
 
 
 def _connect(spec: JobSpec, run_dir: RunDir, make: bool = True) -> MlflowRun:
-    first = next(run_dir.log(EVENTS).rows(), None)
-    if first is None:
+    """The MLflow run. An extended run is another one there, since the server replaces neither parameters nor rows."""
+    born = None
+    for event in run_dir.log(EVENTS).rows():
+        if born is None or event.get("extended"):
+            born = event["time"]
+    if born is None:
         raise LookupError("the run has no event yet")
     tracking = spec.tracking
     assert tracking
     params = spec.model_dump(mode="json") if make else None
-    return MlflowRun(tracking.uri, tracking.experiment, spec.name, run_dir.uri, first["time"], params)
+    return MlflowRun(tracking.uri, tracking.experiment, spec.name, run_dir.uri, born, params)

@@ -16,11 +16,11 @@ from orchestrator.checkpoint.committer import CommitOutcome
 from orchestrator.checkpoint.identity import IDENTITY, SHARDS
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.reader import Reader
-from orchestrator.checkpoint.retention import BEST, Retention
+from orchestrator.checkpoint.retention import retention_of
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.snapshots import peer_store
 from orchestrator.checkpoint.store import Store
-from orchestrator.job.spec import CheckpointSpec, JobSpec
+from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
 from orchestrator.storage.retry import patient
 from orchestrator.storage.run_directory import Row
@@ -89,7 +89,11 @@ class Commits:
         """Save if it is due. Returns the seconds for which the step was blocked."""
         checkpoint, step = self._spec.checkpoint, progress["step"]
         self._losses += [row["loss"]] if row else []
-        durable = final or (step % checkpoint.every == 0 and not self._backs_off(agreed.failures))
+        durable = (
+            final
+            or step == self._spec.train.decay_from
+            or (step % checkpoint.every == 0 and not self._backs_off(agreed.failures))
+        )
         every = checkpoint.snapshot_every
         snapshot = self._peers is not None and (
             agreed.ready if every == "auto" else every is not None and step % every == 0
@@ -138,7 +142,7 @@ class Commits:
             raise OSError(f"the commit at step {step} failed: {reason}")
 
     def _open_saver(self) -> Saver:
-        rank_info, retention = self._context.rank_info, retention_of(self._spec.checkpoint)
+        rank_info, retention = self._context.rank_info, retention_of(self._spec)
         return Saver(
             self._store, rank_info.rank, rank_info.world_size, peers=self._peers, retention=retention
         )
@@ -192,11 +196,6 @@ class Commits:
                 self.failures = self.failures + 1 if failed else 0
                 self._latest = (outcome.step, outcome.reason or "no reason given" if failed else "")
                 self._outcomes.append(outcome)
-
-
-def retention_of(checkpoint: CheckpointSpec) -> Retention:
-    """The retention that the job asks for."""
-    return Retention(checkpoint.keep, checkpoint.keep_every, BEST if checkpoint.keep_best else None)
 
 
 def _peers(task: Task, context: WorkerContext) -> Store:

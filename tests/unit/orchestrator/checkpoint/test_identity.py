@@ -13,9 +13,20 @@ from jobs import job, write_text
 from prepared import prepare_here
 from scripted import drive
 
-from orchestrator.checkpoint.identity import IDENTITY, SHARDS, check_same_run, check_shards, read_job
+from orchestrator.checkpoint.identity import (
+    IDENTITY,
+    SHARDS,
+    Extension,
+    check_commit,
+    check_same_run,
+    check_shards,
+    extension_of,
+    read_job,
+)
 from orchestrator.checkpoint.manifest import commit_folder
+from orchestrator.checkpoint.retention import rewind
 from orchestrator.checkpoint.store import Store
+from orchestrator.control.run_history import RunHistory
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, dump, parse
 from orchestrator.storage.run_directory import RunDir
@@ -153,3 +164,102 @@ def test_a_job_before_any_run_is_none(tmp_path: Path) -> None:
     assert read_job(RunDir(str(tmp_path))) is None
     (tmp_path / "job.yaml").write_text(dump(parse(job("a.txt"))))
     assert read_job(RunDir(str(tmp_path))) == parse(job("a.txt"))
+
+
+# -- length
+
+
+def under(spec: JobSpec, schedule: str, steps: int) -> JobSpec:
+    """The job with that schedule and length."""
+    optimizer = spec.train.optimizer.model_copy(
+        update={"schedule": schedule, "decay": 5 if schedule == "wsd" else 0}
+    )
+    train = spec.train.model_copy(update={"steps": steps, "optimizer": optimizer})
+    return parse(spec.model_copy(update={"train": train}).model_dump(mode="json"))
+
+
+def finished(spec: JobSpec, run: RunDir, schedule: str) -> JobSpec:
+    """A run of 12 steps in the place of the half, with commits at 4, 8 and 12."""
+    shutil.rmtree(run.path)
+    short = under(spec, schedule, 12)
+    drive(short, run.uri)
+    assert Store(run.at("checkpoints")).steps() == [4, 8, 12]
+    return short
+
+
+def files(run: RunDir) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in Path(run.path).rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(("schedule", "step"), [("constant", 12), ("inverse_sqrt", 12), ("wsd", 4)])
+def test_a_run_is_extended_from_the_last_commit_that_a_longer_one_has_too(
+    copy: tuple[JobSpec, RunDir], schedule: str, step: int
+) -> None:
+    spec, run = copy
+    short, longer = finished(spec, run, schedule), under(spec, schedule, 20)
+    store = Store(run.at("checkpoints"))
+    assert extension_of(short, run, store.latest()) is None
+    assert extension_of(longer, run, store.latest()) == Extension(12, 20, step)
+    for commit in map(store.manifest, store.steps()):
+        if commit.step <= step:
+            check_commit(commit, longer, run.uri)
+        else:
+            with pytest.raises(InputError, match=r"train\.steps is 12 in this run and 20 in the job file"):
+                check_commit(commit, longer, run.uri)
+    summary = drive(longer, run.uri)
+    assert (summary["state"], summary["step"], summary["missing_rows"]) == ("done", 20, [])
+    events = run.rows("events.jsonl")
+    assert [event["extended"] for event in events if event.get("extended")] == [[12, 20]]
+    assert [event["step"] for event in events if event["phase"] == "start"] == [0, step]
+    # Extended once more, and once only told although a controller comes twice.
+    drive(under(spec, schedule, 30), run.uri, until=22)
+    drive(under(spec, schedule, 30), run.uri)
+    told = [event["extended"] for event in run.rows("events.jsonl") if event.get("extended")]
+    assert told == [[12, 20], [20, 30]]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "steps", "wanted"),
+    [
+        ("linear", 20, "20 in the job file: every learning rate of schedule linear depends on it; .*wsd"),
+        ("cosine", 20, "20 in the job file: every learning rate of schedule cosine depends on it; .*wsd"),
+        ("constant", 8, "8 in the job file: it cannot be lowered; .*--until"),
+        ("wsd", 11, "11 in the job file: it cannot be lowered; .*--until"),
+    ],
+)
+def test_a_length_that_would_make_another_run_is_refused(
+    copy: tuple[JobSpec, RunDir], schedule: str, steps: int, wanted: str
+) -> None:
+    spec, run = copy
+    finished(spec, run, schedule)
+    before = files(run)
+    with pytest.raises(InputError, match=f"train.steps is 12 in this run and {wanted}"):
+        drive(under(spec, schedule, steps), run.uri)
+    assert files(run) == before
+
+
+def test_without_a_commit_before_the_decay_a_run_is_not_extended(copy: tuple[JobSpec, RunDir]) -> None:
+    spec, run = copy
+    finished(spec, run, "wsd")
+    shutil.rmtree(f"{run.path}/checkpoints/{commit_folder(4)}")
+    before = files(run)
+    with pytest.raises(InputError, match="no commit up to step 7 is left to go on from; put it back"):
+        drive(under(spec, "wsd", 20), run.uri)
+    assert files(run) == before
+    rewind(Store(run.at("checkpoints")), -1)
+    with pytest.raises(InputError, match="no commit up to step 7 is left"):
+        check_same_run(under(spec, "wsd", 20), run)
+
+
+def test_a_command_that_dies_while_it_extends_is_given_again(copy: tuple[JobSpec, RunDir]) -> None:
+    """The job is written and the event is told, and nothing more: the same command goes on, the shorter one too."""
+    spec, run = copy
+    short, longer = finished(spec, run, "wsd"), under(spec, "wsd", 20)
+    history = RunHistory(longer, run)
+    history.close()
+    assert read_job(run) == longer
+    check_same_run(short, run)
+    assert drive(longer, run.uri)["step"] == 20
+    assert len([event for event in run.rows("events.jsonl") if event.get("extended")]) == 1
+    with pytest.raises(InputError, match="it cannot be lowered"):
+        check_same_run(short, run)

@@ -287,6 +287,18 @@ def test_commits_that_were_not_rated_are_not_the_best(uri: str) -> None:
     assert prune(store, Retention(keep=1)) == [3]
 
 
+def test_the_newest_sound_commit_before_a_step_stays(uri: str) -> None:
+    store = Store(uri)
+    for step in (10, 20, 30):
+        commit(store, step)
+    # Nothing is after that step yet: what is newest is what it is about.
+    assert prune(store, Retention(keep=1, before=30)) == [10, 20]
+    for step in (35, 40, 50):
+        commit(store, step)
+    assert prune(store, Retention(keep=1, before=35)) == [30, 40]
+    assert prune(store, Retention(keep=1, before=34)) == [35]
+
+
 def test_prune_does_not_count_damaged_commits(in_memory: Path) -> None:
     store = Store(str(in_memory))
     held = commit(store, 10)

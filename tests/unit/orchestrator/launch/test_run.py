@@ -186,6 +186,19 @@ def test_a_run_that_was_done_goes_on_where_its_last_commit_is_gone(
     assert (done_already(parse(document), run_dir) is not None) is done
 
 
+def test_a_run_that_was_done_is_extended(document: dict[str, Any], run_dir: RunDir) -> None:
+    document["train"]["optimizer"] = {"schedule": "constant"}
+    store = Store(run_dir.at("checkpoints"))
+    piece = RawPiece("model.w", "F32", (1,), (0,), (1,), memoryview(bytes(4)))
+    meta = {"position": 96, "receipt": "", IDENTITY: parse(document).identity()}
+    store.publish(12, store.write_raw(12, 0, [piece]), meta)
+    run_dir.write_json("summary.json", {"state": "done", "commit": 12, "steps": 12})
+    assert done_already(parse(document), run_dir) is not None
+    assert done_already(changed(document, train={"steps": 13}), run_dir) is None
+    with pytest.raises(InputError, match="it cannot be lowered"):
+        done_already(changed(document, train={"steps": 11}), run_dir)
+
+
 @pytest.mark.parametrize("found", [{"commit": 8}, {"state": "stopped", "commit": 8}, {"state": ["done"]}])
 def test_a_summary_that_does_not_say_done_ends_nothing(
     document: dict[str, Any], run_dir: RunDir, found: dict[str, Any]

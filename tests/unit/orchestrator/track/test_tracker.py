@@ -142,6 +142,24 @@ def test_a_directory_used_anew_is_another_run(tmp_path: Path, store: str, client
     assert [len(history(client, run)) for run in runs(client, "anew")] == [1, 1]
 
 
+def test_an_extended_run_is_another_one_with_all_its_rows(tmp_path: Path, store: str, client: Any) -> None:
+    """What was logged of steps that are computed again, and of parameters, cannot be replaced."""
+    run_dir = new_run(tmp_path / "run")
+    run_dir.append("metrics.jsonl", [row(1), row(2), row(3)])
+    assert deliver(job(store, "extended"), run_dir).missing == 0
+    extended = {"time": BORN + 99, "phase": "prepare", "attempt": 1, "extended": [5, 9]}
+    run_dir.append("events.jsonl", [extended])
+    run_dir.log("metrics.jsonl").cut(1)
+    run_dir.append("metrics.jsonl", [row(2, attempt=2, loss=7.0)])
+    longer = job(store, "extended", train={"steps": 9, "global_batch": 4})
+    for _ in range(2):
+        assert deliver(longer, run_dir).missing == 0
+    after, before = runs(client, "extended")
+    assert [run.data.params["train.steps"] for run in (before, after)] == ["5", "9"]
+    assert history(client, before) == [(1, 10.0), (2, 5.0), (3, 10 / 3)]
+    assert history(client, after) == [(1, 10.0), (2, 7.0)]
+
+
 def test_deliver_brings_what_is_missing_and_nothing_twice(tmp_path: Path, store: str, client: Any) -> None:
     run_dir = new_run(tmp_path / "run")
     run_dir.append("metrics.jsonl", [row(s, **{f"m{i}": float(i) for i in range(400)}) for s in range(1, 8)])

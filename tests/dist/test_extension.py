@@ -1,0 +1,89 @@
+"""A finished run that is extended is, bit for bit, the run that was that long from the start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import curve, job, rows, weights, write_text
+from local_run import LocalGang, drive_here
+
+from orchestrator.checkpoint.store import Store
+from orchestrator.control import decide
+from orchestrator.job.spec import load
+from orchestrator.launch.run import done_already
+from orchestrator.storage.run_directory import RunDir
+
+SHORT, LONG, DECAY = 12, 20, 4
+SCHEDULES = {"constant": {"schedule": "constant"}, "wsd": {"schedule": "wsd", "decay": DECAY}}
+
+
+def document(text: str, schedule: str, steps: int) -> dict[str, Any]:
+    """A job whose periodic commits are not where the decay begins."""
+    optimizer = {"lr": 3e-3, "warmup": 2, **SCHEDULES[schedule]}
+    found = job(text, steps=steps, optimizer=optimizer)
+    found["checkpoint"] = {"every": 5, "keep": 1, "export": None}
+    found["parallel"] = {"micro_batch": 2}
+    return found
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_text(tmp_path_factory.mktemp("text"), 20_000)
+
+
+@pytest.fixture(scope="module")
+def quiet(text: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """For each schedule a run that was long from the start."""
+    runs = tmp_path_factory.mktemp("quiet")
+    for schedule in SCHEDULES:
+        drive_here(document(text, schedule, LONG), str(runs / schedule), Path(text).parent / "cache")
+    return {schedule: runs / schedule for schedule in SCHEDULES}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "faults"),
+    [("constant", ("kill@1:15/2",)), ("wsd", ("kill@0:10/2", "kill@1:18/3"))],
+)
+def test_an_extended_run_has_the_bits_of_a_long_one(
+    text: str,
+    quiet: dict[str, Path],
+    schedule: str,
+    faults: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(decide, "SETTLE", 0.0)
+    run, cache = tmp_path / "run", Path(text).parent / "cache"
+    drive_here(document(text, schedule, SHORT), str(run), cache)
+    begun = SHORT - DECAY if schedule == "wsd" else SHORT
+    assert Store(str(run / "checkpoints")).steps() == sorted({begun, SHORT})
+    assert (curve(run) == curve(quiet[schedule])[:SHORT]) == (schedule == "constant")
+    finished = load(run / "job.yaml")
+    assert done_already(finished, RunDir(str(run)))
+
+    summary = drive_here(
+        document(text, schedule, LONG), str(run), cache, gang=lambda: LocalGang([2]), faults=faults
+    )
+    assert (summary["state"], summary["step"], summary["steps"], summary["commit"]) == (
+        "done",
+        LONG,
+        LONG,
+        LONG,
+    )
+    assert summary["receipt"] == rows(quiet[schedule])[-1]["samples"]
+    assert curve(run) == curve(quiet[schedule])
+    assert [row["lr"] for row in rows(run)] == [row["lr"] for row in rows(quiet[schedule])]
+    assert weights(run, LONG) == weights(quiet[schedule], LONG)
+
+    events = rows(run, "events.jsonl")
+    (extended,) = [event for event in events if event.get("extended")]
+    assert extended["reason"] == f"resumed: extended from {SHORT} to {LONG} steps, from step {begun} on"
+    assert (extended["extended"], extended["lost_steps"]) == ([SHORT, LONG], SHORT - begun)
+    starts = [event["step"] for event in events if event["phase"] == "start"]
+    assert starts[:2] == [0, begun]
+    assert len(starts) == 2 + len(faults)
+    longer = load(run / "job.yaml")
+    assert longer.train.steps == LONG
+    assert done_already(longer, RunDir(str(run)))
