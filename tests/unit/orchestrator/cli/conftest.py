@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from jobs import job, write_job, write_text
 from prepared import prepare_here
 from scripted import drive
+from typer.main import get_command
 
 from orchestrator.cli.app import call
 from orchestrator.job.spec import load
@@ -27,6 +29,14 @@ class Said:
 
 
 Command = Callable[..., Said]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _built_once() -> Iterator[None]:
+    """Typer builds all commands anew at every call, which takes longer than most of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("typer.main.get_command", functools.cache(get_command))
+        yield
 
 
 @pytest.fixture(autouse=True)

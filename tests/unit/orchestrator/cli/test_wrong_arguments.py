@@ -116,7 +116,7 @@ def zoo(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(data, folder / "data")
     for name in ("noise", "noise.yaml"):
         (folder / name).write_bytes(NOISE)
-    (folder / "deep.yaml").write_text("[" * 5000)
+    (folder / "deep.yaml").write_text("- " * 1000)
     for name in ("empty", "export", "project", "search/0000"):
         (folder / name).mkdir(parents=True)
     shutil.copy(write_text(folder / "other"), folder / "text.txt")
