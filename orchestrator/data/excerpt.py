@@ -42,4 +42,6 @@ def write_excerpt(uri: str, target: str) -> None:
     folder.write("tokenizer.json", tokens.tokenizer().to_str().encode())
     text = folder.read("tokenizer.json") or b""
     sources = (PreparedSource(full.sources[source].uri, (shard,)),)
-    manifest.write(folder, replace(full, sources=sources, tokenizer_xxh3=xxhash.xxh3_128_hexdigest(text)))
+    # what tells documents apart is not kept: nothing is held out from an excerpt
+    kept = replace(full, sources=sources, format=min(full.format, 2))
+    manifest.write(folder, replace(kept, tokenizer_xxh3=xxhash.xxh3_128_hexdigest(text)))

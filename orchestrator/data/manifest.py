@@ -11,15 +11,16 @@ import xxhash
 from orchestrator.data.data_folder import DataFolder
 from orchestrator.job.errors import InputError
 
-FORMAT = 2
+FORMAT = 3
 """The format of data that is prepared now. It also determines how samples are cut and drawn, since a run keeps its
 data."""
-FORMATS = (1, 2)
+FORMATS = (1, 2, 3)
 """Formats that can be read, and prepared again for runs that began with them.
 
 1: a sample starts every sequence_length tokens, whatever the objective reads; its randomness depends on the epoch.
 2: samples tile the text; a sample's randomness depends on the pass over its source. Blocks have checksums, and the ends
 of documents are recorded.
+3: as 2; the length and a hash of each document's text are recorded too, so that documents can be held out by content.
 """
 NAME = "manifest.json"
 
@@ -35,6 +36,7 @@ class TokenShard:
         xxh3: xxh3_128 of the file.
         blocks: from format 2 on, the xxh3_64 (16 hexadecimal digits) of every `shards.BLOCK_BYTES`, concatenated.
         ends: from format 2 on, the xxh3_64 of the index of document ends, see `shards.ends_name`.
+        contents: from format 3 on, the xxh3_64 of the index of documents' contents, see `shards.contents_name`.
     """
 
     file: str
@@ -44,6 +46,7 @@ class TokenShard:
     xxh3: str
     blocks: str = ""
     ends: str = ""
+    contents: str = ""
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,11 @@ class DataManifest:
 
     def to_json(self) -> dict[str, Any]:
         """The manifest as JSON."""
-        return asdict(self)
+        found = asdict(self)
+        if self.format < 3:  # whose checksum is over what there was
+            for shard in (shard for source in found["sources"] for shard in source["shards"]):
+                del shard["contents"]
+        return found
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> DataManifest:
@@ -135,7 +142,8 @@ def read(folder: DataFolder) -> DataManifest | None:
         if data is None:
             return None
         if data["format"] not in FORMATS:
-            what = f"is of format {data['format']}, not {' or '.join(map(str, FORMATS))}"
+            known = f"{', '.join(map(str, FORMATS[:-1]))} or {FORMATS[-1]}"
+            what = f"is of format {data['format']}, not {known}"
             raise InputError(what, folder.uri, "prepare the data again")
         checksum = data.pop("checksum", None)
         found = DataManifest.from_json(data)

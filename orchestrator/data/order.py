@@ -90,7 +90,7 @@ def permute(index: ArrayLike, epoch: ArrayLike, size: int, seed: int) -> np.ndar
     width = math.isqrt(size - 1) + 1
     height = -(-size // width)
     place = index.astype(np.uint64).ravel()
-    key = _mix(_mix(np.array(seed % 2**64, dtype=np.uint64)) ^ epoch.astype(np.uint64).ravel())
+    key = mix(mix(np.array(seed % 2**64, dtype=np.uint64)) ^ epoch.astype(np.uint64).ravel())
     outside = np.arange(place.size)
     while outside.size:
         place[outside] = _feistel(place[outside], key[outside], width, height)
@@ -103,13 +103,13 @@ def _feistel(place: np.ndarray, key: np.ndarray, width: int, height: int) -> np.
     a, b = np.uint64(width), np.uint64(height)
     high, low = np.divmod(place, a)
     for number in range(ROUNDS):
-        key = _mix(key + np.uint64(number))
-        low = (low + _mix(key ^ high) % a) % a
-        high = (high + _mix(key + low) % b) % b
+        key = mix(key + np.uint64(number))
+        low = (low + mix(key ^ high) % a) % a
+        high = (high + mix(key + low) % b) % b
     return high * a + low
 
 
-def _mix(value: np.ndarray) -> np.ndarray:
+def mix(value: np.ndarray) -> np.ndarray:
     """The splitmix64 step, a bijection of 64-bit words (Steele, Lea and Flood, 2014; Stafford's mix 13)."""
     with np.errstate(over="ignore"):
         value = value + np.uint64(0x9E3779B97F4A7C15)

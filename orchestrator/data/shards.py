@@ -11,6 +11,7 @@ import numpy as np
 import xxhash
 
 from orchestrator.data import tokenizer as tokenizers
+from orchestrator.data.contents import ENTRY, ContentIndex
 from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.documents import TextPiece, pieces
 from orchestrator.data.manifest import FORMAT, DamagedManifest, DataManifest, PreparedSource, TokenShard, read
@@ -43,6 +44,18 @@ def ends_name(shard: str) -> str:
     return shard.removesuffix(".bin") + ".ends"
 
 
+def contents_name(shard: str) -> str:
+    """The file beside a shard with the length and the hash of each document's text, see `contents.ContentIndex`."""
+    return shard.removesuffix(".bin") + ".contents"
+
+
+def sizes_beside(shard: str, documents: int, data_format: int) -> dict[str, int]:
+    """The files beside a shard of so many documents, and their sizes in bytes."""
+    ends, contents = 4 * documents, ENTRY.itemsize * (documents + 1)
+    beside = {ends_name(shard): (2, ends), contents_name(shard): (3, contents)}
+    return {name: size for name, (since, size) in beside.items() if data_format >= since}
+
+
 def write_shard(
     uri: str, number: int, part: Part, vocabulary: int, roles: Mapping[str, int], data_format: int = FORMAT
 ) -> None:
@@ -56,6 +69,7 @@ def write_shard(
     encoder = tokenizers.encoder((folder.read("tokenizer.json") or b"").decode())
     found: list[np.ndarray] = []
     ends: list[int] = []
+    contents = ContentIndex()
     text_bytes = length = 0
     for batch in _batches(piece for span in part for piece in pieces(span, data_format)):
         text_bytes += sum(piece.bytes for piece in batch)
@@ -65,6 +79,7 @@ def write_shard(
             found.append(np.array(encoding.ids + closing, dtype=dtype(vocabulary)))
             length += len(found[-1])
             ends += [length] if piece.ends else []
+            contents.add(piece)
     tokens = np.concatenate(found) if found else np.zeros(0, dtype(vocabulary))
     data, index = tokens.tobytes(), np.array(ends, "<u4").tobytes()
     folder.write(shard_name(number), data)
@@ -78,6 +93,10 @@ def write_shard(
     if data_format > 1:
         folder.write(ends_name(shard_name(number)), index)
         record |= {"blocks": block_sums(data), "ends": xxhash.xxh3_64_hexdigest(index)}
+    if data_format > 2:
+        listed = contents.to_bytes()
+        folder.write(contents_name(shard_name(number)), listed)
+        record["contents"] = xxhash.xxh3_64_hexdigest(listed)
     folder.write_json(record_name(number), record)
 
 
@@ -96,7 +115,8 @@ def read_record(folder: DataFolder, number: int, data_format: int) -> dict[str, 
         TokenShard(file="", **record)
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
-    whole = counts.sum() == record["tokens"] and (data_format == 1 or "ends" in record)
+    needed = {key for key, since in (("ends", 2), ("contents", 3)) if data_format >= since}
+    whole = counts.sum() == record["tokens"] and needed <= record.keys()
     return {**record, "counts": counts} if whole else None
 
 
@@ -110,8 +130,8 @@ def is_complete(folder: DataFolder) -> bool:
         return False
     sizes, width = folder.sizes(""), np.dtype(found.dtype).itemsize
     wanted = {shard.file: shard.tokens * width for shard in found.shards}
-    if found.format > 1:
-        wanted |= {ends_name(shard.file): 4 * shard.documents for shard in found.shards}
+    for shard in found.shards:
+        wanted |= sizes_beside(shard.file, shard.documents, found.format)
     whole = all(sizes.get(name) == size for name, size in wanted.items())
     return whole and sizes.get(found.tokenizer, 0) > 0
 
@@ -130,7 +150,8 @@ def unfinished(folder: DataFolder, parts: int, vocabulary: int, data_format: int
         record, shard = read_record(folder, number, data_format), os.path.basename(shard_name(number))
         if record is None or sizes.get(shard) != record["tokens"] * width:
             return True
-        return data_format > 1 and sizes.get(ends_name(shard)) != 4 * record["documents"]
+        beside = sizes_beside(shard, record["documents"], data_format)
+        return any(sizes.get(name) != size for name, size in beside.items())
 
     with ThreadPoolExecutor(16) as pool:  # a store answers a read in tens of milliseconds
         return [number for number, yes in enumerate(pool.map(lacks, range(parts))) if yes]
@@ -144,8 +165,10 @@ def gather(
     vocabulary: int,
     roles: dict[str, int],
     data_format: int = FORMAT,
+    where: str = "data.sources",
 ) -> DataManifest:
-    """The manifest of all shards in `folder`, from their records. `uris` are those of the sources.
+    """The manifest of all shards in `folder`, from their records. `uris` are those of the sources, `where` their key in
+    the job file.
 
     Raises InputError if a record is damaged or the sources have no text.
     """
@@ -157,12 +180,12 @@ def gather(
         if record is None:
             raise InputError(f"{record_name(number)} is damaged", folder.uri, "run the same command again")
         counts += record.pop("counts")
-        if record["tokens"]:
+        if record["tokens"] or (data_format > 2 and record["bytes"]):  # text of which no token is made
             prepared[part[0].file.source].append(TokenShard(file=shard_name(number), **record))
     every = [shard for source in prepared for shard in source]
     tokens, text = sum(s.tokens for s in every), sum(s.bytes for s in every)
     if not text:
-        raise InputError("there is no text in the files", "data.sources", "give files with text")
+        raise InputError("there is no text in the files", where, "give files with text")
     share = counts[counts > 0] / tokens
     tokenizer = folder.read("tokenizer.json") or b""
     encoder = tokenizers.encoder(tokenizer.decode())

@@ -15,9 +15,10 @@ import xxhash
 from tokenizers import Tokenizer
 
 from orchestrator.data import manifest
+from orchestrator.data.contents import documents_of
 from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.manifest import DataManifest, TokenShard
-from orchestrator.data.shards import ends_name
+from orchestrator.data.shards import contents_name, ends_name
 from orchestrator.data.verified_shard import DamagedShard, VerifiedShard, quarantine
 from orchestrator.job.errors import InputError
 from orchestrator.storage.atomic import replace_file
@@ -96,10 +97,24 @@ class Tokens:
         """
         found, begin = [], 0
         for shard in self.manifest.sources[source].shards:
-            data = self._beside(ends_name(shard.file), xxhash.xxh3_64_hexdigest, shard.ends)
+            data = _beside(self.folder, ends_name(shard.file), xxhash.xxh3_64_hexdigest, shard.ends)
             found.append(np.frombuffer(data, "<u4").astype(np.int64) + begin)
             begin += shard.tokens
         return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+
+    def contents(self, source: int) -> np.ndarray:
+        """Bytes and hash of the text of each document of a source, `contents.ENTRY` [documents].
+
+        Raises InputError for data before format 3, which has none, and DamagedShard if an index is missing or damaged.
+        """
+        if self.manifest.format < 3:
+            what = f"is of format {self.manifest.format}, which does not tell documents apart by their text"
+            raise InputError(what, self.folder.uri, "start another run, for which it is prepared anew")
+        shards = self.manifest.sources[source].shards
+        return documents_of(
+            _beside(self.folder, contents_name(shard.file), xxhash.xxh3_64_hexdigest, shard.contents)
+            for shard in shards
+        )
 
     def check(self) -> None:
         """Read and verify everything. Raises DamagedShard."""
@@ -108,13 +123,13 @@ class Tokens:
                 shard.check()
             if self.manifest.format > 1:
                 self.document_ends(number)
+            if self.manifest.format > 2:
+                self.contents(number)
         self.tokenizer()
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the data. Raises DamagedShard if it is missing or damaged."""
-        found = self.manifest
-        text = self._beside(found.tokenizer, xxhash.xxh3_128_hexdigest, found.tokenizer_xxh3)
-        return Tokenizer.from_str(text.decode())
+        return Tokenizer.from_str(read_tokenizer(self.folder, self.manifest))
 
     def vocabulary(self) -> Vocabulary:
         """What an objective needs to know of the tokenizer."""
@@ -124,18 +139,24 @@ class Tokens:
 
         return vocabulary_of(self.tokenizer(), self.manifest)
 
-    def _beside(self, name: str, checksum: Callable[[bytes], str], expected: str) -> bytes:
-        """A small file of the prepared data; it is quarantined if its recorded checksum does not match.
 
-        Raises DamagedShard.
-        """
-        data = self.folder.read(name)
-        if data is None or expected not in ("", checksum(data)):
-            if self.folder.local:
-                quarantine(Path(self.folder.at(name)))
-            state = "is missing" if data is None else "is not what was written"
-            raise DamagedShard(f"{self.folder.at(name)} {state}; it is made again from the text")
-        return data
+def read_tokenizer(folder: DataFolder, found: DataManifest) -> str:
+    """The tokenizer of prepared data, as JSON. Raises DamagedShard if it is missing or damaged."""
+    return _beside(folder, found.tokenizer, xxhash.xxh3_128_hexdigest, found.tokenizer_xxh3).decode()
+
+
+def _beside(folder: DataFolder, name: str, checksum: Callable[[bytes], str], expected: str) -> bytes:
+    """A small file of the prepared data; it is quarantined if its recorded checksum does not match.
+
+    Raises DamagedShard.
+    """
+    data = folder.read(name)
+    if data is None or expected not in ("", checksum(data)):
+        if folder.local:
+            quarantine(Path(folder.at(name)))
+        state = "is missing" if data is None else "is not what was written"
+        raise DamagedShard(f"{folder.at(name)} {state}; it is made again from the text")
+    return data
 
 
 def problems(uri: str) -> list[str]:

@@ -32,9 +32,10 @@ class VerifiedShard:
             state = "is missing" if size is None else f"has {size} bytes instead of {expected}"
             raise ValueError(f"shard {shard.file} {state}")
         self._path, self._shard = path, shard
-        self._tokens = np.memmap(path, dtype=dtype, mode="r")
+        # an empty file cannot be mapped
+        self._tokens = np.memmap(path, dtype=dtype, mode="r") if expected else np.zeros(0, dtype)
         self._bytes = self._tokens.view(np.uint8)
-        self._block = BLOCK_BYTES if shard.blocks else expected
+        self._block = BLOCK_BYTES if shard.blocks else max(expected, 1)
         self._sound = np.zeros(-(-expected // self._block), dtype=bool)
 
     def __len__(self) -> int:
