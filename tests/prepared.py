@@ -14,6 +14,16 @@ from orchestrator.job.spec import JobSpec
 from workloads.objectives import special_tokens
 
 
+def prepare_sets_here(spec: JobSpec, cache: str, data: str) -> dict[str, str]:
+    """The URIs of the token shards of the job's sets of their own text, by the tokenizer of `data`."""
+    own = spec.data.model_copy(update={"tokenizer": f"{data}/tokenizer.json", "validation": None})
+    found = {}
+    for name, (_, named) in spec.set_sources.items():
+        text = spec.model_copy(update={"data": own.model_copy(update={"sources": named})})
+        found[name] = prepare_here(text, cache)
+    return found
+
+
 def prepare_here(spec: JobSpec, cache: str) -> str:
     """The URI of the job's token shards, made unless they are there."""
     extra = special_tokens(spec.workload.objective)

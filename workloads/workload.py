@@ -70,13 +70,15 @@ class Reading:
     unit: "stream", `window` tokens every `stride`, in which documents end with `vocabulary.eos`; "document", a
     stretch of one document, at most `window` tokens, without its closing token; "documents", as many whole documents
     as `window` tokens hold, and of one that is longer the beginning. documents: how many the text must have at least,
-    where they are counted.
+    where they are counted. partial: whether the objective also takes a shorter window, of two tokens at least: an
+    evaluation then reads a stream to its last token.
     """
 
     unit: Literal["stream", "document", "documents"]
     window: int
     stride: int
     documents: int = 1
+    partial: bool = False
 
 
 class Text(Protocol):

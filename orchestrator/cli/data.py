@@ -71,7 +71,7 @@ def prepare(
             def report(what: str, done: int, total: int) -> None:
                 progress.update({"phase": "prepare", "note": f"{what}: {done} of {total} parts"})
 
-            uri = prepare_data(spec, run, report)
+            uri = prepare_data(spec, run, report).uri
     except NoCluster as error:
         raise no_cluster(error, address) from None
     if as_json:

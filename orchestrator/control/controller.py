@@ -32,7 +32,7 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
 from orchestrator.planning.machines import machine_for
 from orchestrator.planning.plan import Planner
-from orchestrator.resolve.prepared_data import is_whole, keep_excerpt
+from orchestrator.resolve.prepared_data import PreparedData, is_whole, keep_excerpt
 from orchestrator.resolve.training_inputs import resolve_over
 from orchestrator.storage.row_types import EventFields
 from orchestrator.storage.run_directory import Row, RunDir
@@ -75,7 +75,7 @@ class Controller:
         self._state = State(phase="queue" if queue else "prepare")
         self._policy = Policy(spec, lambda workers: None)
         self._planner: Planner | None = None
-        self._data = self._shards = ""
+        self._data, self._shards = PreparedData(), ""
         self._stored = StorageWait(spec, lambda: self._stop is not None, self._tell)
         self._preparing = DataPreparation(spec, run, self._stored, self._tell)
         self._exports = BackgroundExport(cluster, spec, run, self._tell_export)
@@ -129,7 +129,7 @@ class Controller:
         history.settle()
         commit = history.store.latest(deep=False)  # not of the memory of nodes, which ends with the run
         summary = finish.finish(
-            self._spec, self._run, commit, self._data, self._exports.done, rows, history.tracker
+            self._spec, self._run, commit, self._data.uri, self._exports.done, rows, history.tracker
         )
         self._write_status(force=True)
         return summary
@@ -152,7 +152,7 @@ class Controller:
         capacity = workers.capacity(self._state.phase, self._state.failures, now)
         may_start = self._state.phase == "wait" and capacity >= self._spec.resources.workers.min
         if may_start and not is_whole(self._data):  # a wait may be long, its files many
-            self._data = ""
+            self._data = PreparedData()
         hours, usd = history.spending.count(history.recent, wall())
         for ceiling in history.spending.near():
             self._event(self._state.phase, str(ceiling), ceiling=dataclasses.asdict(ceiling))
@@ -161,7 +161,7 @@ class Controller:
             admission=self._queue.admission if self._queue else None,
             restored=self._restored,
             recorded=history.step,
-            prepared=bool(self._data),
+            prepared=bool(self._data.uri),
             exported=self._exports.has(self._state.step),
             export_failed=self._exports.failed(self._state.step) if self._state.phase == "export" else "",
             capacity=capacity,
@@ -199,7 +199,7 @@ class Controller:
             case "prepare":
                 self._prepare(history, action.reason)
             case "wait":
-                self._pause(history, "wait", action.reason, data=self._data)
+                self._pause(history, "wait", action.reason, data=self._data.uri, sets=self._data.sets)
             case "start":
                 assert action.layout is not None
                 self._start(history, action.layout, before.layout)
@@ -239,22 +239,22 @@ class Controller:
         """Data first, in a thread, so that a stop is heard; then what can be planned only over its vocabulary."""
         if history.events[-1]["phase"] != "prepare":
             self._event("prepare", reason)
-        self._data = self._preparing.look(history.data, POLL)
-        if not self._data:
+        self._data = self._preparing.look(history, POLL)
+        if not self._data.uri:
             return
-        job, shards = self._stored(lambda: resolve_over(self._spec, self._data))
-        self._shards = history.same_shards(shards, self._data)
-        for line in job.notes:
+        job, shards, notes = self._stored(lambda: resolve_over(self._spec, self._data))
+        self._shards = history.same_shards(shards, self._data.uri)
+        for line in notes:
             self._event(self._state.phase, line)
-        machine = machine_for(self._workers.offer(), self._workers.bundle)
-        first, self._planner = self._planner is None, (planner := Planner(self._spec, job.shape, machine))
+        first, machine = self._planner is None, machine_for(self._workers.offer(), self._workers.bundle)
+        planner = self._planner = Planner(self._spec, job.shape, machine)
         planner.plan(self._spec.resources.workers.max)  # what is illegal is told before anything starts
         self._policy = Policy(self._spec, planner.choose, planner.seconds)
-        widest = self._policy.choose(self._useful)
-        self._useful = widest.world if widest else self._useful
+        if widest := self._policy.choose(self._useful):
+            self._useful = widest.world
         if first:
             history.track()
-            keep_excerpt(self._run, self._data)
+            keep_excerpt(self._run, self._data.uri)
 
     def _start(self, history: RunHistory, layout: Layout, layout_before: Layout | None) -> None:
         """Roll back to the last sound commit, write the plan, start a gang from there."""
@@ -268,11 +268,8 @@ class Controller:
         history.document("plan.json", {"attempt": attempt, **plan.to_json()})
         history.tracker.document("plan.json")
         source = f"from the commit at step {commit.step}" if commit else "from the beginning"
-        fields: EventFields = {
-            "layout": layout.to_json(),
-            "layout_before": str(layout_before) if layout_before else None,
-            "layout_after": str(layout),
-        }
+        fields: EventFields = {"layout": layout.to_json(), "layout_after": str(layout)}
+        fields["layout_before"] = str(layout_before) if layout_before else None
         reason = f"{layout.world} workers {source}"
         self._note = f"starting {reason}"
         self._event("start", reason, step=self._restored, **fields)
@@ -291,7 +288,7 @@ class Controller:
             job=self._spec.model_dump(mode="json"),
             layout=layout.to_json(),
             run=self._run.uri,
-            data=self._data,
+            data=self._data.uri,
             attempt=self._state.attempt,
             restore=commit.step if commit else None,
             until=self._until,
@@ -301,6 +298,7 @@ class Controller:
             faults=self._faults,
             skips=tuple(skip.to_json() for skip in self._state.skips),
             shards=self._shards,
+            sets=self._data.sets,
         )
 
     def _note_first_step(self, history: RunHistory) -> None:

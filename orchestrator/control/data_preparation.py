@@ -7,9 +7,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
+from orchestrator.control.run_history import RunHistory
 from orchestrator.job.errors import one_line
 from orchestrator.job.spec import JobSpec
-from orchestrator.resolve.prepared_data import prepared
+from orchestrator.resolve.prepared_data import PreparedData, prepared
 from orchestrator.storage.retry import may_come_back, patient
 from orchestrator.storage.run_directory import RunDir
 
@@ -39,18 +40,20 @@ class StorageWait:
 
 
 class DataPreparation:
-    """The job's data, prepared in a thread, so that a stop is heard meanwhile."""
+    """The job's data, held-out sets included, prepared in a thread, so that a stop is heard meanwhile."""
 
     def __init__(self, spec: JobSpec, run: RunDir, stored: StorageWait, tell: Callable[[str], None]) -> None:
         self._spec, self._run, self._stored, self._tell = spec, run, stored, tell
-        self._work: Future[str] | None = None
+        self._work: Future[PreparedData] | None = None
 
-    def look(self, before: str, seconds: float) -> str:
-        """Where the data is, empty if it is not there within so many seconds; `before` is where the run began with it.
+    def look(self, history: RunHistory, seconds: float) -> PreparedData:
+        """Where the data is that the run began with, nowhere if it is not there within so many seconds.
 
         Raises InputError.
         """
         if self._work is None:
+            commit = history.newest.meta.get("sets", {}) if history.newest else {}
+            before = PreparedData(history.data, commit | history.event_history.sets)
             pool = ThreadPoolExecutor(1, thread_name_prefix="prepare")
             self._work = pool.submit(
                 self._stored, lambda: prepared(self._spec, self._run, before, self._parts)
@@ -58,7 +61,7 @@ class DataPreparation:
             pool.shutdown(wait=False)
         wait([self._work], timeout=seconds)
         if not self._work.done():
-            return ""
+            return PreparedData()
         work, self._work = self._work, None
         return work.result()
 

@@ -34,6 +34,8 @@ class EventHistory:
         """Attempts that there have been."""
         self.data = ""
         """The prepared data that the run began with, empty before it has any."""
+        self.sets: dict[str, str] = {}
+        """The prepared data of each set of held-out text of its own, as first read."""
         self.restart_seconds = 0.0
         """From the end of an attempt to the first step of the next, as last measured; 0 if there was none."""
         self.skips: tuple[Skip, ...] = ()
@@ -59,6 +61,7 @@ class EventHistory:
         self.events.append(event)
         self.attempts = max(self.attempts, event["attempt"])
         self.data = self.data or event.get("data") or ""
+        self.sets = {**(event.get("sets") or {}), **self.sets}
         if event.get("skipped"):
             self.skips = merged(self.skips, on_record([event]))
         if event.get("missing_rows") is not None:

@@ -12,19 +12,19 @@ import torch
 
 from orchestrator.data import receipt
 from orchestrator.data.order import Order
-from orchestrator.data.tokens import Tokens
-from orchestrator.data.windows import Windows, windows_of
+from orchestrator.data.sample_reader import SampleReader
+from orchestrator.data.windows import Streams, windows_of
 from orchestrator.job.errors import InputError
 from workloads.workload import Batch, Objective
 
 T = TypeVar("T")
 
 
-def batches_of(tokens: Tokens, objective: Objective, seed: int, weights: Sequence[float]) -> Batches:
+def batches_of(tokens: Streams, objective: Objective, seed: int, weights: Sequence[float]) -> Batches:
     """The batches of prepared data for an objective.
 
     Args:
-        tokens: the prepared data.
+        tokens: the prepared data, or what of it is trained on.
         objective: what reads the samples.
         seed: determines the order.
         weights: passes over each source in one epoch.
@@ -51,7 +51,8 @@ def batches_of(tokens: Tokens, objective: Objective, seed: int, weights: Sequenc
             "data.sources",
             "separate documents by lines of <|endoftext|>, or give one a line in .jsonl",
         )
-    return Batches(tokens, Order(seed, samples, weights, by_pass=strict), objective, windows)
+    order = Order(seed, samples, weights, by_pass=strict)
+    return Batches(SampleReader(tokens, windows, objective), order)
 
 
 def slices(
@@ -71,34 +72,11 @@ def slices(
 
 
 class Batches:
-    """Micro-batches of an objective over prepared data, in a fixed order.
+    """Micro-batches over prepared data, in a fixed order; `read` reads one sample."""
 
-    Sample ids number the samples of all sources, one source after the other.
-    """
-
-    def __init__(
-        self, tokens: Tokens, order: Order, objective: Objective, windows: Sequence[Windows]
-    ) -> None:
-        self.tokens = tokens
+    def __init__(self, read: SampleReader, order: Order) -> None:
+        self.read = read
         self.order = order
-        self.objective = objective
-        self._windows = windows
-        self._ends = np.cumsum(order.samples)
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    def read(self, sample_id: int) -> np.ndarray:
-        """The tokens of a sample, int64 [window]. Ids beyond the last wrap around."""
-        source, index = self._place(sample_id)
-        start, length = self._windows[source].at(index)
-        return self.tokens.window(source, start, length)
-
-    def siblings(self, sample_id: int) -> range:
-        """The ids of the samples of the same document."""
-        source, index = self._place(sample_id)
-        found, first = self._windows[source].siblings(index), sample_id % len(self) - index
-        return range(found.start + first, found.stop + first)
 
     def batch(self, position: int, count: int) -> tuple[Batch, int]:
         """The samples at positions [position, position + count), collated, and the sum of their receipt digests.
@@ -107,36 +85,13 @@ class Batches:
         """
         positions = np.arange(position, position + count)
         turns, ids = self.order.at(positions)
-        text = _Cached(self, {int(i): self.read(int(i)) for i in ids})
+        text = self.read.holding(ids)
         digests = [receipt.digest(int(p), int(i), text(int(i))) for p, i in zip(positions, ids, strict=True)]
         alike = [np.flatnonzero(turns == turn) for turn in np.unique(turns)]
-        collated = [self.objective.collate(text, ids[of].tolist(), int(turns[of[0]])) for of in alike]
+        collated = [text.collate(ids[of], int(turns[of[0]])) for of in alike]
         back = torch.from_numpy(np.argsort(np.concatenate(alike)))
         batch = {name: torch.cat([part[name] for part in collated])[back] for name in collated[0]}
         return batch, receipt.add(digests)
-
-    def _place(self, sample_id: int) -> tuple[int, int]:
-        """The source of a sample, and its index there."""
-        sample_id %= len(self)
-        source = int(np.searchsorted(self._ends, sample_id, side="right"))
-        return source, sample_id - int(self._ends[source]) + self.order.samples[source]
-
-
-class _Cached:
-    """The samples of all sources; those of one batch are read once."""
-
-    def __init__(self, batches: Batches, held: dict[int, np.ndarray]) -> None:
-        self._batches, self._held = batches, held
-
-    def __call__(self, sample: int) -> np.ndarray:
-        return self._held[sample] if sample in self._held else self._batches.read(sample)
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def siblings(self, sample: int) -> range:
-        """See `workloads.workload.Text`."""
-        return self._batches.siblings(sample)
 
 
 class Prefetch(Generic[T]):

@@ -31,16 +31,23 @@ from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.documents import LINE_BYTES
 from orchestrator.data.quiet_logging import quiet
 from orchestrator.data.sources import Part, SourceFile
-from orchestrator.job.data import DataSpec, TrainBpe
+from orchestrator.data.tokens import AGAIN, read_tokenizer
+from orchestrator.job.data import DataSpec, Source, TrainBpe
 from orchestrator.job.errors import InputError, Unreachable
 from orchestrator.storage.retry import storage_failed, transient
 
 Progress = Callable[[str, int, int], None]
 
+SOURCES = "data.sources"
+
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 SAMPLE_BYTES = 64 * 2**20
 """Most bytes of text that a tokenizer is trained on, taken evenly from all parts."""
+
+
+class TextChanged(InputError):
+    """The text is not that which a run began with."""
 
 
 def prepare(
@@ -51,6 +58,8 @@ def prepare(
     *,
     part_bytes: int | None = None,
     before: str = "",
+    tokenizer_of: str = "",
+    where: str = SOURCES,
 ) -> str:
     """Prepare the token shards of `data` in `cache` unless they are there; returns the URI of the prepared data.
 
@@ -64,16 +73,20 @@ def prepare(
         progress: called as progress(phase, done, total) with parts, in the phases "tokenizer" and "tokens".
         part_bytes: size of a part; chosen by the amount of text if None.
         before: fingerprint of the data that a run began with: prepare exactly that, in its format.
+        tokenizer_of: URI of prepared data whose tokenizer is taken instead of the one that `data` names.
+        where: the key of the sources in the job file.
 
-    Raises InputError for sources or a tokenizer that cannot be used, for a cache that cannot be written, and if `data`
-    does not have the fingerprint `before` any more.
+    Raises InputError for sources or a tokenizer that cannot be used and for a cache that cannot be written, TextChanged
+    if `data` does not have the fingerprint `before` any more.
     """
-    files = sources.resolve(data.sources)
+    files = sources.resolve(data.sources, where)
     if not any(file.size for file in files):
-        raise InputError("all files are empty", "data.sources", "give files with text")
-    if isinstance(data.tokenizer, TrainBpe):
+        raise InputError("all files are empty", where, "give files with text")
+    if tokenizer_of:
+        chosen: Any = _tokenizer_of(tokenizer_of)
+    elif isinstance(data.tokenizer, TrainBpe):
         tokenizer.check_size(data.tokenizer.train_bpe, objective_special_tokens)
-        chosen: Any = [data.tokenizer.train_bpe, tokenizer.all_special(objective_special_tokens)]
+        chosen = [data.tokenizer.train_bpe, tokenizer.all_special(objective_special_tokens)]
     else:
         chosen = tokenizer.load(data.tokenizer, objective_special_tokens)
     part_bytes = part_bytes or sources.part_size(files)
@@ -84,12 +97,13 @@ def prepare(
         if not shards.is_complete(folder):
             _make(
                 folder,
-                data,
+                data.sources,
                 files,
                 chosen,
                 part_bytes,
                 data_format,
                 progress or (lambda phase, done, total: None),
+                where,
             )
     except Exception as error:
         if isinstance(error, InputError) or not storage_failed(error):
@@ -121,19 +135,29 @@ def _format_and_fingerprint(
         if name == before:
             return data_format, name
     hint = "put the files back as they were, or start another run"
-    raise InputError(
-        "the text has changed since the run began, and its token shards are gone", "data.sources", hint
+    raise TextChanged(
+        "the text has changed since the run began, and its token shards are gone", SOURCES, hint
     )
+
+
+def _tokenizer_of(uri: str) -> tuple[str, dict[str, int]]:
+    """The tokenizer of the prepared data at `uri` as JSON, and the ids of its tokens by role. Raises InputError and
+    DamagedShard."""
+    folder = DataFolder(uri)
+    if (found := manifest.read(folder)) is None:
+        raise InputError("there is no prepared data", uri, AGAIN)
+    return read_tokenizer(folder, found), found.roles
 
 
 def _make(
     folder: DataFolder,
-    data: DataSpec,
+    named: Sequence[Source],
     files: Sequence[SourceFile],
     chosen: Any,
     part_bytes: int,
     data_format: int,
     progress: Progress,
+    where: str,
 ) -> None:
     """Make the files that are missing in `folder`, the manifest last."""
     try:
@@ -142,12 +166,12 @@ def _make(
         finished = None
     parts = sources.cut(files, part_bytes)
     progress("tokenizer", 0, 1)
-    vocabulary, roles = _tokenizer(folder, data, chosen, parts, data_format)
+    vocabulary, roles = _tokenizer(folder, chosen, parts, data_format)
     progress("tokenizer", 1, 1)
     _refuse_pairs_without_separator(files, roles)
     _tokenise(folder, parts, vocabulary, roles, data_format, progress)
-    name = folder.uri.rsplit("/", 1)[-1]
-    found = shards.gather(folder, name, [s.uri for s in data.sources], parts, vocabulary, roles, data_format)
+    name, uris = folder.uri.rsplit("/", 1)[-1], [source.uri for source in named]
+    found = shards.gather(folder, name, uris, parts, vocabulary, roles, data_format, where)
     if finished is None:
         manifest.write(folder, found)
     elif not finished.same_tokens(found):
@@ -172,10 +196,13 @@ def _fingerprint(
 
 
 def _tokenizer(
-    folder: DataFolder, data: DataSpec, chosen: Any, parts: list[Part], data_format: int
+    folder: DataFolder, chosen: Any, parts: list[Part], data_format: int
 ) -> tuple[int, dict[str, int]]:
-    """Train the tokenizer if that is asked for, and write it; returns the size of the vocabulary and the roles."""
-    if not isinstance(data.tokenizer, TrainBpe):
+    """Train the tokenizer if that is asked for, and write it; returns the size of the vocabulary and the roles.
+
+    `chosen` is the tokenizer as JSON with its roles, or the number of entries of one to train with its special tokens.
+    """
+    if isinstance(chosen[0], str):
         text, roles = chosen
         if folder.read("tokenizer.json") != text.encode():
             folder.write("tokenizer.json", text.encode())
@@ -185,7 +212,7 @@ def _tokenizer(
         _raise_error(ray.get(_train.remote(folder.uri, rows, chosen[0], chosen[1], data_format)))
     text = (folder.read("tokenizer.json") or b"").decode()
     # the requested size, even if the text gave fewer entries: the model's size depends on it before data is prepared
-    return data.tokenizer.train_bpe, tokenizer.roles_of(tokenizer.encoder(text), {})
+    return chosen[0], tokenizer.roles_of(tokenizer.encoder(text), {})
 
 
 def _reach(data_format: int) -> int | None:

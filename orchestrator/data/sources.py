@@ -90,13 +90,14 @@ def from_json(text: str) -> Part:
     return tuple(Span(**{**span, "file": SourceFile(**span["file"])}) for span in json.loads(text))
 
 
-def resolve(sources: Sequence[Source]) -> list[SourceFile]:
-    """All files of all sources: in the order of the sources, and by name within a source.
+def resolve(sources: Sequence[Source], where: str = "data.sources") -> list[SourceFile]:
+    """All files of all sources, whose key in the job file is `where`: in the order of the sources, and by name within a
+    source.
 
     Raises InputError for a source that matches nothing, cannot be listed, or has files that are not .txt, .jsonl or
     .parquet.
     """
-    found = [_match(number, source) for number, source in enumerate(sources)]
+    found = [_match(number, source, where) for number, source in enumerate(sources)]
     with ThreadPoolExecutor(8) as pool:
         return list(pool.map(lambda item: _identify(*item), [item for files in found for item in files]))
 
@@ -132,9 +133,9 @@ def _spans(file: SourceFile, part_bytes: int) -> list[Span]:
     return [Span(file, start, stop, stop - start) for start, stop in pairwise(cuts)]
 
 
-def _match(number: int, source: Source) -> list[tuple[int, Source, Any, dict[str, Any]]]:
+def _match(number: int, source: Source, where: str) -> list[tuple[int, Source, Any, dict[str, Any]]]:
     """The files of one source, as listed by their file system."""
-    where = f"data.sources.{number}.uri {source.uri}"
+    where = f"{where}.{number}.uri {source.uri}"
     try:
         fs, path = open_file_system(source.uri, TIMEOUT)
         retry = Retry()

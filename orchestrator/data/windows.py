@@ -7,8 +7,29 @@ from typing import Protocol
 
 import numpy as np
 
-from orchestrator.data.tokens import Tokens
+from orchestrator.data.manifest import DataManifest
 from workloads.workload import Reading
+
+
+class Streams(Protocol):
+    """What is read of prepared data: a stream of tokens of each source, as in `orchestrator.data.tokens.Tokens`."""
+
+    @property
+    def manifest(self) -> DataManifest:
+        """That of the prepared data."""
+
+    @property
+    def sources(self) -> int:
+        """Number of sources."""
+
+    def length(self, source: int) -> int:
+        """Number of tokens of a source."""
+
+    def window(self, source: int, start: int, length: int) -> np.ndarray:
+        """Tokens [start, start + length) of a source, int64."""
+
+    def document_ends(self, source: int) -> np.ndarray:
+        """The index after the closing token of each document of a source, int64 [documents], ascending."""
 
 
 class Windows(Protocol):
@@ -30,18 +51,24 @@ class Windows(Protocol):
 
 @dataclass(frozen=True)
 class TiledWindows:
-    """A window every `stride` tokens of a stream of `length` tokens, regardless of documents."""
+    """A window every `stride` tokens of a stream of `length` tokens, regardless of documents. With `whole` a last one
+    is shorter where full windows leave tokens over; it has two tokens at least."""
 
     length: int
     reading: Reading
+    whole: bool = False
     documents: int | None = None
 
     def __len__(self) -> int:
-        return max(0, (self.length - self.reading.window) // self.reading.stride + 1)
+        window, stride = self.reading.window, self.reading.stride
+        full = max(0, (self.length - window) // stride + 1)
+        covered = (full - 1) * stride + window if full else 0
+        return full + (self.whole and self.length > covered and self.length - full * stride > 1)
 
     def at(self, sample: int) -> tuple[int, int]:
         """See `Windows`."""
-        return sample * self.reading.stride, self.reading.window
+        start = sample * self.reading.stride
+        return start, min(self.reading.window, self.length - start)
 
     def siblings(self, sample: int) -> range:
         """See `Windows`. Not available: documents are not considered."""
@@ -76,10 +103,13 @@ class ListedWindows:
         return range(int(first), int(last))
 
 
-def windows_of(tokens: Tokens, source: int, reading: Reading) -> Windows:
-    """The samples of a source. Raises DamagedShard if the index of its documents is damaged."""
+def windows_of(tokens: Streams, source: int, reading: Reading, whole: bool = False) -> Windows:
+    """The samples of a source; with `whole`, to its last token where the objective takes a shorter window.
+
+    Raises DamagedShard if the index of its documents is damaged.
+    """
     if reading.unit == "stream":
-        return TiledWindows(tokens.length(source), reading)
+        return TiledWindows(tokens.length(source), reading, whole and reading.partial)
     ends = tokens.document_ends(source)
     return (
         _document_parts(ends, reading.window)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pydantic import Field, model_validator
 
 from orchestrator.job.strict import StrictModel
@@ -16,6 +18,15 @@ class Source(StrictModel):
         default="text",
         description="the key or column of the text in .jsonl and .parquet; two keys for pairs of source and target",
     )
+
+
+def refuse_weights(sources: Sequence[Source]) -> None:
+    """Raise ValueError if held-out text has weights: all of it is evaluated, once."""
+    for number, source in enumerate(sources):
+        if source.weight != 1.0:
+            raise ValueError(
+                f"sources.{number}.weight is {source.weight:g}, and held-out text is read once; leave it out"
+            )
 
 
 class TrainBpe(StrictModel):
@@ -40,6 +51,7 @@ class ValidationSpec(StrictModel):
     def is_either_a_share_or_sources(self) -> ValidationSpec:
         if (self.share is None) == (not self.sources):
             raise ValueError("give either share, as in 0.01, or sources of its own")
+        refuse_weights(self.sources)
         return self
 
 

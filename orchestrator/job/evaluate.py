@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from orchestrator.job.data import Source
+from orchestrator.job.data import Source, refuse_weights
 from orchestrator.job.strict import Positive, StrictModel
 
 VALIDATION = "validation"
@@ -21,6 +21,11 @@ class EvaluationSet(StrictModel):
     """A named set of text, which no source of training holds."""
 
     sources: list[Source] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def has_no_weights(self) -> EvaluationSet:
+        refuse_weights(self.sources)
+        return self
 
 
 class EvaluateSpec(StrictModel):

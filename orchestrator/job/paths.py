@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
+from orchestrator.job.data import Source
 from orchestrator.job.spec import JobSpec
 
 
 def resolve_paths(spec: JobSpec, base: Path) -> JobSpec:
     """The job with relative local paths made absolute against `base`, so that they mean the same on every node."""
-    sources = [s.model_copy(update={"uri": absolute(s.uri, base)}) for s in spec.data.sources]
+    validation, evaluate = spec.data.validation, spec.evaluate
+    if validation:
+        validation = validation.model_copy(update={"sources": _absolute(validation.sources, base)})
+    if evaluate:
+        sets = {
+            name: each.model_copy(update={"sources": _absolute(each.sources, base)})
+            for name, each in evaluate.sets.items()
+        }
+        evaluate = evaluate.model_copy(update={"sets": sets})
     tokenizer = spec.data.tokenizer
     if isinstance(tokenizer, str):
         tokenizer = absolute(tokenizer, base)
@@ -26,13 +36,25 @@ def resolve_paths(spec: JobSpec, base: Path) -> JobSpec:
         tracking = tracking.model_copy(update={"uri": f"sqlite:///{base / match[1]}"})
     return spec.model_copy(
         update={
-            "data": spec.data.model_copy(update={"sources": sources, "tokenizer": tokenizer, "cache": cache}),
+            "data": spec.data.model_copy(
+                update={
+                    "sources": _absolute(spec.data.sources, base),
+                    "validation": validation,
+                    "tokenizer": tokenizer,
+                    "cache": cache,
+                }
+            ),
+            "evaluate": evaluate,
             "workload": spec.workload.model_copy(update={"model": model}),
             "tracking": tracking,
             "checkpoint": spec.checkpoint.model_copy(update={"export_to": target}),
             "limits": spec.limits.model_copy(update={"prices": prices}),
         }
     )
+
+
+def _absolute(sources: Sequence[Source], base: Path) -> list[Source]:
+    return [source.model_copy(update={"uri": absolute(source.uri, base)}) for source in sources]
 
 
 def absolute(uri: str, base: Path) -> str:

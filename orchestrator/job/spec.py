@@ -14,7 +14,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from orchestrator.job.data import DataSpec
+from orchestrator.job.data import DataSpec, Source
 from orchestrator.job.errors import InputError
 from orchestrator.job.evaluate import VALIDATION, EvaluateSpec, StopWhen, metric_problem
 from orchestrator.job.optimizer import OptimizerSpec
@@ -255,6 +255,17 @@ class JobSpec(StrictModel):
         if self.evaluate is None:
             return []
         return [*([VALIDATION] if self.data.validation else []), *self.evaluate.sets]
+
+    @property
+    def set_sources(self) -> dict[str, tuple[str, list[Source]]]:
+        """The sets that have text of their own: by name, the key of the job file that says so, and the sources."""
+        if self.evaluate is None:
+            return {}
+        validation = self.data.validation.sources if self.data.validation else []
+        found = {VALIDATION: ("data.validation.sources", validation)} if validation else {}
+        return found | {
+            name: (f"evaluate.sets.{name}.sources", each.sources) for name, each in self.evaluate.sets.items()
+        }
 
     def identity(self) -> dict[str, Any]:
         """What makes two runs the same run: all keys that determine the samples and the weights, and no others.

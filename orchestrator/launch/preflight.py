@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint.identity import check_same_run
 from orchestrator.export.target import check_target
-from orchestrator.job.data import TrainBpe
+from orchestrator.job.data import Source, TrainBpe
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning import prices
@@ -57,7 +57,7 @@ def check_job(spec: JobSpec) -> ResolvedJob:
 
 
 def check_text(spec: JobSpec) -> None:
-    """The sources are there, and hold at least one sequence."""
+    """The sources are there, and those of training hold at least one sequence."""
     from orchestrator.data import sources
 
     size = sum(file.size for file in sources.resolve(spec.data.sources))
@@ -67,6 +67,9 @@ def check_text(spec: JobSpec) -> None:
             "data.sources",
             "give more text or lower data.sequence_length",
         )
+    for where, held_out in spec.set_sources.values():
+        if not any(file.size for file in sources.resolve(held_out, where)):
+            raise InputError("all files are empty", where, "give files with text")
 
 
 def check_objective(job: ResolvedJob) -> None:
@@ -79,10 +82,16 @@ def check_objective(job: ResolvedJob) -> None:
         known = [n for n in objectives.NAMES if architecture in objectives.architectures(n)]
         what = f"{name} does not train {spec.workload.model}, which is a {architecture}"
         raise InputError(what, "workload.objective", f"choose from {', '.join(known)}")
-    for number, source in enumerate(spec.data.sources):
+    for where, source in _sources(spec):
         if objectives.reads_pairs(name) and isinstance(source.field, str):
             hint = "give two keys, those of the text and of its translation"
-            raise InputError(f"{name} reads pairs", f"data.sources.{number}.field", hint)
+            raise InputError(f"{name} reads pairs", f"{where}.field", hint)
+
+
+def _sources(spec: JobSpec) -> list[tuple[str, Source]]:
+    """All sources, those of held-out text too, each with its key in the job file."""
+    groups = [("data.sources", spec.data.sources), *spec.set_sources.values()]
+    return [(f"{where}.{number}", source) for where, group in groups for number, source in enumerate(group)]
 
 
 def check_workload(job: ResolvedJob) -> None:
@@ -170,13 +179,14 @@ def check_places(spec: JobSpec, run_dir: RunDir) -> None:
     """Refuse places that only one process would see. Raises InputError."""
     places = {
         "--run-dir": run_dir.uri,
-        **{f"data.sources.{n}.uri": source.uri for n, source in enumerate(spec.data.sources)},
         "data.cache": spec.data.cache,
         "checkpoint.export_to": spec.checkpoint.export_to,
     }
     for where, uri in places.items():
-        if uri is not None and not where.startswith("data.sources"):  # those are patterns, and must be there
+        if uri is not None:
             check_uri(uri, where)
+    patterns = {f"{where}.uri": source.uri for where, source in _sources(spec)}  # which must be there
+    for where, uri in {**places, **patterns}.items():
         if (uri or "").startswith("memory://"):
             what = f"{uri} is the memory of one process, and a run has several"
             raise InputError(what, where, "give a folder that all nodes see, or a store such as s3://")

@@ -33,7 +33,7 @@ from cluster.workers.worker_context import RankInfo, WorkerContext
 from orchestrator.checkpoint.identity import check_same_run, check_shards
 from orchestrator.checkpoint.manifest import commit_folder
 from orchestrator.control.decide import decide
-from orchestrator.control.events import fault_event
+from orchestrator.control.events import EventHistory, fault_event
 from orchestrator.control.health import GRACE
 from orchestrator.control.run_history import RunHistory
 from orchestrator.control.state import Observation, Policy, State
@@ -44,7 +44,7 @@ from orchestrator.job.spec import JobSpec, parse
 from orchestrator.launch.preflight import check_job
 from orchestrator.planning.machines import machine_for
 from orchestrator.planning.plan import Planner
-from orchestrator.resolve.prepared_data import prepared
+from orchestrator.resolve.prepared_data import PreparedData, prepared
 from orchestrator.resolve.training_inputs import resolve_over
 from orchestrator.storage.row_types import EventFields
 from orchestrator.storage.run_directory import Row, RunDir
@@ -68,12 +68,13 @@ def loop_config(
     check_job(spec)
     check_same_run(spec, run)
     run.create()
-    before = next((event["data"] for event in run.rows("events.jsonl") if event.get("data")), "")
-    data = prepared(spec, run, before, lambda what, done, total: None)
+    past = EventHistory(run.rows("events.jsonl"))
+    data = prepared(spec, run, PreparedData(past.data, past.sets), lambda what, done, total: None)
     return {
         "job": spec.model_dump(mode="json"),
         "run": run.uri,
-        "data": data,
+        "data": data.uri,
+        "sets": data.sets,
         "report_every": report_every or spec.checkpoint.every,
         "faults": list(faults),
     }
@@ -95,6 +96,7 @@ def train_func(config: dict[str, Any]) -> None:
             job=config["job"],
             run=run.uri,
             data=config["data"],
+            sets=config["sets"],
             until=config["job"]["train"]["steps"],
             faults=tuple(config["faults"]),
             skips=tuple(skip.to_json() for skip in on_record(run.rows("events.jsonl"))),
@@ -134,7 +136,7 @@ class RankZeroHistory:
     """What rank 0 writes down, as the controller of `orchestrator run` would."""
 
     def __init__(self, config: dict[str, Any], run: RunDir) -> None:
-        self._spec, self._data = parse(config["job"]), config["data"]
+        self._spec, self._data = parse(config["job"]), PreparedData(config["data"], config.get("sets", {}))
         self._history = RunHistory(self._spec, run)
         self._attempt = 0
 
@@ -146,8 +148,8 @@ class RankZeroHistory:
     def begin(self, world: int) -> dict[str, Any]:
         """Roll back to the last sound commit and choose a layout; what a task says of that."""
         bundle = self._spec.resources.per_worker.bundle
-        job, shards = resolve_over(self._spec, self._data)
-        check_shards(self._history.newest, shards, self._data)
+        job, shards, _ = resolve_over(self._spec, self._data)
+        check_shards(self._history.newest, shards, self._data.uri)
         layout = Planner(self._spec, job.shape, machine_for(smallest_offer(bundle), bundle)).choose(world)
         if layout is None or layout.world != world:
             hint = "change num_workers of ScalingConfig, or train.global_batch"
@@ -155,7 +157,8 @@ class RankZeroHistory:
         self._attempt = self._history.attempts + 1
         commit, _ = self._history.roll_back(frozenset(), self._attempt)
         source = f"from the commit at step {commit.step}" if commit else "from the beginning"
-        told = {"layout": layout.to_json(), "layout_after": str(layout), "data": self._data}
+        told: EventFields = {"data": self._data.uri, "sets": self._data.sets}
+        told |= {"layout": layout.to_json(), "layout_after": str(layout)}
         self._tell("start", f"{world} workers {source}", **told)
         return {
             "layout": layout.to_json(),

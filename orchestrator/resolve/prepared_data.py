@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestrator.job.errors import InputError
@@ -23,14 +24,23 @@ def data_cache(spec: JobSpec, run: RunDir) -> str:
     return spec.data.cache or f"{run.uri.rsplit('/', 1)[0]}/_data"
 
 
-def prepare(spec: JobSpec, run: RunDir, tell: Callable[[str, int, int], None]) -> str:
-    """The URI of the job's token shards, made now unless they are there. Raises InputError."""
-    from orchestrator.data.prepare import prepare as prepare_data
+@dataclass(frozen=True)
+class PreparedData:
+    """Where a job's prepared data is: that of `data.sources`, empty if there is none yet, and by name that of the sets
+    that have text of their own."""
 
-    return prepare_data(spec.data, special_tokens_of(spec), data_cache(spec, run), tell)
+    uri: str = ""
+    sets: dict[str, str] = field(default_factory=dict)
 
 
-def prepared(spec: JobSpec, run: RunDir, before: str, tell: Callable[[str, int, int], None]) -> str:
+def prepare(spec: JobSpec, run: RunDir, tell: Callable[[str, int, int], None]) -> PreparedData:
+    """The job's token shards, made now unless they are there. Raises InputError."""
+    return prepared(spec, run, PreparedData(), tell)
+
+
+def prepared(
+    spec: JobSpec, run: RunDir, before: PreparedData, tell: Callable[[str, int, int], None]
+) -> PreparedData:
     """The data that the run began with at `before`, made again as far as it is gone; the job's, for a run that begins.
 
     Raises InputError if it is gone and the text is no longer the same: the run would not be the same run.
@@ -38,21 +48,58 @@ def prepared(spec: JobSpec, run: RunDir, before: str, tell: Callable[[str, int, 
     from orchestrator.data.data_folder import DataFolder
     from orchestrator.data.shards import is_complete
 
-    if before and is_complete(DataFolder(before)):
-        return before
+    data = before.uri
+    if not data or not is_complete(DataFolder(data)):
+        from orchestrator.data.prepare import prepare as prepare_data
+
+        special, cache = special_tokens_of(spec), data_cache(spec, run)
+        data = prepare_data(spec.data, special, cache, tell, before=_name(data))
+    sets = {
+        name: _prepared_set(spec, run, name, data, before.sets.get(name, ""), tell)
+        for name in spec.set_sources
+    }
+    return PreparedData(data, sets)
+
+
+def _prepared_set(
+    spec: JobSpec, run: RunDir, name: str, data: str, before: str, tell: Callable[[str, int, int], None]
+) -> str:
+    """The token shards of the set `name`, by the tokenizer of `data`; made unless they are there. The text of a set
+    that the run had `before` may not change, since its values are compared.
+
+    Raises InputError.
+    """
+    from orchestrator.data import manifest
+    from orchestrator.data.data_folder import DataFolder
+    from orchestrator.data.prepare import TextChanged
     from orchestrator.data.prepare import prepare as prepare_data
+    from orchestrator.data.shards import is_complete
 
-    name = before.rstrip("/").rsplit("/", 1)[-1]
-    return prepare_data(spec.data, special_tokens_of(spec), data_cache(spec, run), tell, before=name)
+    where, sources = spec.set_sources[name]
+    there = manifest.read(DataFolder(before)) if before and is_complete(DataFolder(before)) else None
+    if there and [source.uri for source in there.sources] == [source.uri for source in sources]:
+        return before
+    text = spec.data.model_copy(update={"sources": sources})
+    try:
+        return prepare_data(
+            text, (), data_cache(spec, run), tell, before=_name(before), tokenizer_of=data, where=where
+        )
+    except TextChanged:
+        hint = "put it back as it was, or add this one as a set of another name"
+        raise InputError("is not the text that the run has evaluated so far", where, hint) from None
 
 
-def is_whole(data: str) -> bool:
+def _name(uri: str) -> str:
+    return uri.rstrip("/").rsplit("/", 1)[-1]
+
+
+def is_whole(data: PreparedData) -> bool:
     """Whether the files of prepared data are all there; of data on a store, which ranks copy, it is not asked."""
     from orchestrator.data.data_folder import DataFolder
     from orchestrator.data.shards import is_complete
 
-    folder = DataFolder(data)
-    return not folder.local or is_complete(folder)
+    folders = map(DataFolder, (data.uri, *data.sets.values()))
+    return all(not folder.local or is_complete(folder) for folder in folders)
 
 
 def keep_excerpt(run: RunDir, data: str) -> None:

@@ -1,48 +1,100 @@
-"""What a run computes with: the workload over the vocabulary of prepared data, and its batches."""
+"""What a run computes with: the workload over the vocabulary of prepared data, its batches, and its held-out sets."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from orchestrator.job.evaluate import VALIDATION
 from orchestrator.job.spec import JobSpec
+from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.resolve.resolved_job import ResolvedJob, resolve, wrong_input
 
 if TYPE_CHECKING:
     from orchestrator.data.batches import Batches
+    from orchestrator.data.held_out import HeldOut
     from orchestrator.data.tokens import Tokens
     from workloads.describe import Description
-    from workloads.workload import Vocabulary, Workload
+    from workloads.workload import Objective, Vocabulary, Workload
 
 
 @dataclass(frozen=True)
 class TrainingInputs:
-    """`job` resolved over the data, the workload, and the batches of any step. Every rank makes the same."""
+    """`job` resolved over the data, the workload, the batches of any step, and the held-out text by the names of its
+    sets. Every rank makes the same."""
 
     job: ResolvedJob
     workload: Workload
     batches: Batches
+    sets: Mapping[str, HeldOut]
 
 
-def training_inputs(spec: JobSpec, tokens: Tokens) -> TrainingInputs:
-    """What the job trains on those prepared data. Raises InputError if they hold not one sample, or do not fit."""
+def training_inputs(spec: JobSpec, tokens: Tokens, sets: Mapping[str, str] | None = None) -> TrainingInputs:
+    """What the job trains on, and what it evaluates.
+
+    Args:
+        spec: the job.
+        tokens: the prepared data of its sources, held-out documents included.
+        sets: URIs of the prepared data of sets that have text of their own; those that are not named are left out.
+
+    Raises InputError if training or a set has not one sample, or they do not fit.
+    """
     from orchestrator.data import batches
+    from orchestrator.data.held_out import split
 
     job = resolve(spec, tokens.manifest.vocabulary)
     workload = workload_of(spec, tokens, job.model)
     weights = [source.weight for source in spec.data.sources]
-    return TrainingInputs(job, workload, batches.batches_of(tokens, workload.objective, spec.seed, weights))
+    share = spec.data.validation and spec.data.validation.share
+    parts = split(tokens, share) if share else None
+    trained = parts.training if parts else tokens
+    made = batches.batches_of(trained, workload.objective, spec.seed, weights)
+    held_out = _own_sets(spec, tokens, workload.objective, sets or {})
+    if parts and spec.evaluate:
+        held_out = {VALIDATION: parts.set_of(workload.objective), **held_out}
+    return TrainingInputs(job, workload, made, held_out)
 
 
-def resolve_over(spec: JobSpec, data: str) -> tuple[ResolvedJob, str]:
-    """The job resolved over the prepared data at `data`, with the digest of its token shards.
+def _own_sets(
+    spec: JobSpec, tokens: Tokens, objective: Objective, sets: Mapping[str, str]
+) -> dict[str, HeldOut]:
+    """The sets that have text of their own, of those at `sets`."""
+    from orchestrator.data.held_out import set_of
+    from orchestrator.data.tokens import Tokens as Prepared
 
-    Raises InputError if the data hold not one sample, or do not fit.
+    return {
+        name: set_of(Prepared.open(sets[name], tokens.folder.retry), objective, where)
+        for name, (where, _) in spec.set_sources.items()
+        if name in sets
+    }
+
+
+def resolve_over(spec: JobSpec, data: PreparedData) -> tuple[ResolvedJob, str, list[str]]:
+    """The job resolved over its prepared data, the digest of the token shards of training, and what a user should know,
+    one line each.
+
+    Raises InputError if training or a set has not one sample, or they do not fit.
     """
     from orchestrator.data.tokens import Tokens
 
-    tokens = Tokens.open(data)
-    return training_inputs(spec, tokens).job, tokens.manifest.digest
+    tokens = Tokens.open(data.uri)
+    inputs = training_inputs(spec, tokens, data.sets)
+    return inputs.job, tokens.manifest.digest, [*inputs.job.notes, *_set_notes(spec, tokens, data.sets)]
+
+
+def _set_notes(spec: JobSpec, tokens: Tokens, sets: Mapping[str, str]) -> list[str]:
+    """A line for each set of which documents are trained on too; data before format 3 do not tell."""
+    from orchestrator.data.held_out import trained_documents
+    from orchestrator.data.tokens import Tokens as Prepared
+
+    notes, share = [], spec.data.validation and spec.data.validation.share
+    for name, uri in sets.items() if tokens.manifest.format > 2 else ():
+        held_out = Prepared.open(uri)
+        count, there = trained_documents(tokens, held_out, share or 0.0), held_out.manifest.documents
+        if count:
+            notes.append(f"{count} of the {there} documents of the set {name} are in the training text too")
+    return notes
 
 
 def workload_of(spec: JobSpec, tokens: Tokens, model: Description | None = None) -> Workload:

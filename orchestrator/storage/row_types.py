@@ -43,8 +43,8 @@ class EventFields(TypedDict, total=False):
     `cause`, `node` and `rank` are what is decided by, `seen` is when it was noticed, `still_seconds` how long
     there had been no step, `lost_steps` and `seconds_lost` what must be done again, `skipped` the window of
     samples that is left out. Of a start: the layouts. Of a train phase: the machines, their zones and their
-    price. `data` is the prepared data that the run began with, `missing_rows` the gaps in metrics.jsonl,
-    `missing_events` those in events.jsonl, by the numbers of events,
+    price. `data` is the prepared data that the run began with, `sets` that of each set of held-out text of its
+    own, `missing_rows` the gaps in metrics.jsonl, `missing_events` those in events.jsonl, by the numbers of events,
     `last_seen` the last sign of life of the controller before, `controller_died` the step of the newest commit
     when Ray started the controller again, `ceiling` a limit that is near, `extended` how many steps the run had
     and has from here on.
@@ -68,6 +68,7 @@ class EventFields(TypedDict, total=False):
     zones: list[Any]
     usd_per_hour: float | None
     data: str
+    sets: dict[str, str]
     missing_rows: list[list[int]]
     missing_events: list[list[int]]
     last_seen: float | None

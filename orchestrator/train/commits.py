@@ -161,6 +161,7 @@ class Commits:
             "seed": self._spec.seed,
             IDENTITY: self._spec.identity(),
             "data": self._task.data,
+            "sets": self._task.sets,
             SHARDS: self._task.shards,
             "loss": sum(self._losses) / len(self._losses) if self._losses else None,
             # rows that are not stored yet, so that none is lost if the run is killed right after this commit

@@ -32,6 +32,7 @@ class Task:
         faults: faults to inject, for tests; see `cluster.workers.injected_faults`.
         skips: windows of samples to leave out besides those in the commit; see `orchestrator.data.skips.Skip`.
         shards: digest of the prepared data; empty if unknown.
+        sets: URIs of the prepared data of sets of held-out text of their own, by name.
     """
 
     job: dict[str, Any]
@@ -48,6 +49,7 @@ class Task:
     faults: tuple[str, ...] = ()
     skips: tuple[dict[str, Any], ...] = ()
     shards: str = ""
+    sets: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The task as plain data."""

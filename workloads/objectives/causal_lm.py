@@ -31,11 +31,14 @@ class CausalLM(SampledObjective):
     documents="pack": text is one stream, tokens attend across document ends (GPT-2).
     documents="isolate": adds attention, bool [length, length], and positions, int64 [length]: a document sees
     itself alone, and what follows a document's end is not predicted from it.
+
+    A shorter window is filled up with eos, from which nothing is predicted.
     """
 
     name = "causal_lm"
     architectures = frozenset({"decoder"})
     overlap: ClassVar[int] = 1
+    partial: ClassVar[bool] = True
     documents: str = choice("pack", "isolate")
 
     def window(self, sequence_length: int) -> int:
@@ -43,14 +46,17 @@ class CausalLM(SampledObjective):
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         window = self.read_window(read, sample)
-        tokens, labels = window[:-1], window[1:]
+        tokens, labels, eos = window[:-1], window[1:], self.vocabulary.eos
+        if missing := self.sequence_length - len(tokens):
+            tokens = np.pad(tokens, (0, missing), constant_values=eos)
+            labels = np.pad(labels, (0, missing), constant_values=IGNORE)
         if self.documents == "pack":
             return {"tokens": tokens, "labels": labels}
-        document = document_of(tokens, self.vocabulary.eos)
+        document = document_of(tokens, eos)
         same = document[:, None] == document[None, :]
         return {
             "tokens": tokens,
-            "labels": np.where(tokens == self.vocabulary.eos, IGNORE, labels),
+            "labels": np.where(tokens == eos, IGNORE, labels),
             "attention": np.tril(same),
             "positions": positions_in(document),
         }

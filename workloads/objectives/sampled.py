@@ -65,6 +65,8 @@ class SampledObjective(ABC):
     """Tokens at the end of a window of a stream that the next one begins with."""
     least_documents: ClassVar[int] = 1
     """How many documents the text must have at least."""
+    partial: ClassVar[bool] = False
+    """Whether a window of a stream may be shorter, see `Reading`."""
 
     vocabulary: Vocabulary
     sequence_length: int
@@ -93,8 +95,8 @@ class SampledObjective(ABC):
         """How it divides the text into samples: without gaps, except under rule 1."""
         window = self.window(self.sequence_length)
         if self.rule == 1:
-            return Reading("stream", window, self.sequence_length)
-        return Reading(self.unit, window, window - self.overlap, self.least_documents)
+            return Reading("stream", window, self.sequence_length, partial=self.partial)
+        return Reading(self.unit, window, window - self.overlap, self.least_documents, self.partial)
 
     def collate(self, read: Read, ids: Sequence[int], turn: int) -> Batch:
         """A batch of the samples `ids`: the samples stacked, each independent of the others."""
@@ -107,7 +109,8 @@ class SampledObjective(ABC):
         tokens = np.asarray(read(sample), dtype=np.int64)
         reading = self.reading
         expected = reading.window
-        fits = 0 < len(tokens) <= expected if reading.unit != "stream" else len(tokens) == expected
+        least = expected if reading.unit == "stream" and not reading.partial else 1
+        fits = least <= len(tokens) <= expected
         if tokens.ndim != 1 or not fits:
             raise WorkloadError(
                 f"{self.name} reads windows of {expected} tokens but sample {sample} has shape "

@@ -45,10 +45,12 @@ def batches(prepare_here: Prepare) -> Batches:
 
 def test_a_window_starts_at_its_number_of_sequences(batches: Batches) -> None:
     first = batches.order.samples[0]
-    assert batches.order.samples == [(batches.tokens.length(s) - 1) // LENGTH for s in (0, 1)]
-    assert np.array_equal(batches.read(3), batches.tokens.window(0, 3 * LENGTH, LENGTH + 1))
-    assert np.array_equal(batches.read(first - 1), batches.tokens.window(0, (first - 1) * LENGTH, LENGTH + 1))
-    assert np.array_equal(batches.read(first), batches.tokens.window(1, 0, LENGTH + 1))
+    assert batches.order.samples == [(batches.read.streams.length(s) - 1) // LENGTH for s in (0, 1)]
+    assert np.array_equal(batches.read(3), batches.read.streams.window(0, 3 * LENGTH, LENGTH + 1))
+    assert np.array_equal(
+        batches.read(first - 1), batches.read.streams.window(0, (first - 1) * LENGTH, LENGTH + 1)
+    )
+    assert np.array_equal(batches.read(first), batches.read.streams.window(1, 0, LENGTH + 1))
     assert np.array_equal(batches.read(sum(batches.order.samples)), batches.read(0))
 
 

@@ -111,7 +111,7 @@ def test_pairs_are_told_apart_by_a_tokenizer_that_ends_both_sides_with_one_token
     assert tokens.manifest.documents == len(pairs)
     objective = build("translation_lm", vocabulary=tokens.vocabulary(), sequence_length=128, seed=1, rate=0.5)
     batches, seen = batches_of(tokens, objective, 1, [1.0]), 0
-    for sample in range(len(batches)):
+    for sample in range(len(batches.read)):
         window = batches.read(sample)
         made = objective.collate(batches.read, [sample], 0)
         hidden, types, real = (

@@ -94,8 +94,9 @@ def test_the_generator_depends_on_each_of_its_keys():
 
 
 def test_a_window_of_another_length_is_refused(make):
-    with pytest.raises(WorkloadError, match="windows of 65 tokens but sample 4 has shape"):
-        make("causal_lm").collate(lambda i: np.zeros(64, dtype=np.int64), [4], 0)
+    for name, length in (("masked_lm", 63), ("causal_lm", 66)):
+        with pytest.raises(WorkloadError, match=r"windows of \d+ tokens but sample 4 has shape"):
+            make(name).collate(lambda i, length=length: np.zeros(length, dtype=np.int64), [4], 0)
 
 
 def test_a_token_beyond_the_vocabulary_is_refused(make):

@@ -1,0 +1,58 @@
+"""The samples of prepared data by number, as an objective reads them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import numpy as np
+
+from orchestrator.data.windows import Streams, Windows
+from workloads.workload import Batch, Objective
+
+
+class SampleReader:
+    """The samples of all sources; implements `workloads.workload.Text`.
+
+    Ids number the samples of all sources, one source after the other. Ids beyond the last wrap around.
+    """
+
+    def __init__(self, streams: Streams, windows: Sequence[Windows], objective: Objective) -> None:
+        """`windows` are the samples of each source of `streams`."""
+        self.streams, self.objective = streams, objective
+        self._windows = windows
+        self._ends = np.cumsum([len(found) for found in windows])
+        self._held: dict[int, np.ndarray] = {}
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __call__(self, sample: int) -> np.ndarray:
+        """The tokens of a sample, int64 [window or fewer]."""
+        if sample in self._held:
+            return self._held[sample]
+        source, index = self._place(sample)
+        start, length = self._windows[source].at(index)
+        return self.streams.window(source, start, length)
+
+    def siblings(self, sample: int) -> range:
+        """The ids of the samples of the same document."""
+        source, index = self._place(sample)
+        found, first = self._windows[source].siblings(index), sample % len(self) - index
+        return range(found.start + first, found.stop + first)
+
+    def holding(self, ids: Sequence[int] | np.ndarray) -> SampleReader:
+        """This reader with the samples `ids` in memory, each of which is then read once."""
+        held = copy.copy(self)
+        held._held = {int(number): self(int(number)) for number in ids}
+        return held
+
+    def collate(self, ids: Sequence[int] | np.ndarray, turn: int) -> Batch:
+        """The samples `ids` as the objective puts them into a batch; `turn` is as in `Objective.collate`."""
+        return self.objective.collate(self, [int(number) for number in ids], turn)
+
+    def _place(self, sample: int) -> tuple[int, int]:
+        """The source of a sample, and its index there."""
+        sample %= len(self)
+        source = int(np.searchsorted(self._ends, sample, side="right"))
+        return source, sample - int(self._ends[source]) + len(self._windows[source])
