@@ -46,7 +46,7 @@ FIRST_RESTART = 10.0
 """Seconds that a change of the gang is taken to cost before one has been measured."""
 STATUS_EVERY = 1.0
 """Seconds between writings of status.json."""
-NO_WORKERS = ENDED | {"queue", "export"}
+NO_WORKERS = ENDED | {"export"}
 """Phases in which a run has no use for workers."""
 
 

@@ -18,6 +18,7 @@ from jobs import curve, job, rows, wait_for, write_text
 from prepared import prepare_here
 from scripted import ControllerKilled, RemoteTask, SnapshotServers, Training, fake_cluster
 
+from cluster.jobs.admission import Admission
 from cluster.workers.gang import GangStatus
 from orchestrator.checkpoint.store import Store
 from orchestrator.control import background_export as exports
@@ -70,7 +71,11 @@ class Runs:
         return parse(document | changes)
 
     def controller(
-        self, spec: JobSpec | None = None, until: int | None = None, faults: tuple[str, ...] = ()
+        self,
+        spec: JobSpec | None = None,
+        until: int | None = None,
+        faults: tuple[str, ...] = (),
+        queue: Any = None,
     ) -> Controller:
         def gang() -> FakeGang:
             return FakeGang(lambda attempt: self.training(attempt), self.refusals, lambda: self.capacity())
@@ -92,7 +97,7 @@ class Runs:
             request_workers=lambda bundle, workers: self.wants.append(workers),
             machines=machines,
         )
-        return Controller(spec or self.job(), self.run, until, cluster, faults)
+        return Controller(spec or self.job(), self.run, until, cluster, faults, queue)
 
     @property
     def path(self) -> Path:
@@ -732,6 +737,36 @@ def test_the_cluster_is_told_what_the_planner_can_use_until_the_run_lands(runs: 
     )
     runs.controller(spec).drive()
     assert [workers for workers, _ in itertools.groupby(runs.wants)] == [3, 2, 0]
+
+
+def test_a_run_that_waits_for_its_turn_asks_for_workers_too(runs: Runs) -> None:
+    """Where nodes come only for who asks for them, its turn comes no other way."""
+    queue = GrowingQueue(runs.wants)
+    assert runs.controller(queue=queue).drive()["state"] == "done"
+    assert [workers for workers, _ in itertools.groupby(runs.wants)] == [2, 0]
+    assert queue.left
+
+
+@dataclass
+class GrowingQueue:
+    """The queue of a cluster that has as many nodes as it was asked for last."""
+
+    wants: list[int]
+    looks: int = 0
+    left: bool = False
+
+    @property
+    def admission(self) -> Admission:
+        self.looks += 1
+        assert self.looks < 1000, "nobody asks for nodes"
+        room = self.wants[-1] if self.wants else 0
+        return Admission(room > 0, room, waits_for="2 workers", possible=room > 0)
+
+    def report_nodes(self, places: Sequence[str]) -> None:
+        pass
+
+    def leave(self) -> None:
+        self.left = True
 
 
 def test_a_ceiling_on_hours_counts_all_attempts(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
