@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.track.console import count, duration
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 
 def render(template: Path, content: Mapping[str, Any]) -> str:
@@ -15,10 +19,16 @@ def render(template: Path, content: Mapping[str, Any]) -> str:
 
     Values are escaped. Raises jinja2.UndefinedError for a name that `content` lacks.
     """
+    return _environment(template.parent).get_template(template.name).render(content)
+
+
+@cache
+def _environment(folder: Path) -> Environment:
+    """The environment of a folder's templates: kept, for compiling them takes longer than rendering."""
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([template.parent, Path(__file__).parent]),
+        loader=jinja2.FileSystemLoader([folder, Path(__file__).parent]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -31,7 +41,7 @@ def render(template: Path, content: Mapping[str, Any]) -> str:
         "moment": moment,
         "short": short,
     }
-    return environment.get_template(template.name).render(content)
+    return environment
 
 
 def size(value: float | None) -> str:
