@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,10 +14,15 @@ from orchestrator.cli.options import (
     RunDirectory,
     Set,
     emit,
+    finite,
     job_of,
     on_this_machine,
     run_of,
 )
+
+if TYPE_CHECKING:
+    from orchestrator.job.spec import JobSpec
+    from orchestrator.resolve.prepared_data import PreparedData
 
 
 def register(app: typer.Typer) -> None:
@@ -71,23 +76,50 @@ def prepare(
             def report(what: str, done: int, total: int) -> None:
                 progress.update({"phase": "prepare", "note": f"{what}: {done} of {total} parts"})
 
-            uri = prepare_data(spec, run, report).uri
+            data = prepare_data(spec, run, report)
     except NoCluster as error:
         raise no_cluster(error, address) from None
+    sets, notes = _held_out(spec, data)
     if as_json:
-        emit({"data": uri})
-    else:
-        print(uri)
+        emit({"data": data.uri, "held_out": sets, "notes": notes})
+        return
+    print(data.uri)
+    for name, found in sets.items():
+        print(
+            f"held out as {name}: "
+            + ", ".join(f"{found[key]} {key}" for key in ("documents", "tokens", "bytes"))
+        )
+    for line in notes:
+        print(line)
+
+
+def _held_out(spec: JobSpec, data: PreparedData) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """What is held out by the name of its set, and what a user should know of it, one line each."""
+    from orchestrator.data.summary import sizes
+    from orchestrator.job.evaluate import VALIDATION
+    from orchestrator.resolve.training_inputs import resolve_over
+
+    share = spec.data.validation and spec.data.validation.share
+    found: dict[str, dict[str, Any]] = {VALIDATION: {**sizes(data.uri, share)}} if share else {}
+    sets = {**found, **{name: {"uri": uri, **sizes(uri)} for name, uri in data.sets.items()}}
+    return sets, resolve_over(spec, data)[2] if sets else []
 
 
 def inspect(
-    data: Annotated[str, typer.Argument(help="a folder of prepared data")], as_json: Json = False
+    data: Annotated[str, typer.Argument(help="a folder of prepared data")],
+    share: Annotated[
+        float | None,
+        typer.Option(
+            help="show what this data.validation.share would hold out", min=0.0, max=1.0, callback=finite
+        ),
+    ] = None,
+    as_json: Json = False,
 ) -> None:
     """Show what a folder of prepared data contains."""
     from orchestrator.data.summary import inspect as look
     from orchestrator.job.paths import absolute
 
-    found = look(absolute(data, Path.cwd()))
+    found = look(absolute(data, Path.cwd()), share)
     if as_json:
         emit(found)
         return

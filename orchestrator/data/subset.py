@@ -22,6 +22,7 @@ class Subset:
         self.documents = sum(int(mask.sum()) for mask in chosen)
         self._runs = [_runs(streams.document_ends(number), mask) for number, mask in enumerate(chosen)]
         self._ends = [np.cumsum(stops - starts) for starts, stops in self._runs]
+        self.tokens = sum(map(self.length, range(self.sources)))
 
     @property
     def manifest(self) -> DataManifest:

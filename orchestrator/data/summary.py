@@ -5,13 +5,30 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from orchestrator.data.split import split
 from orchestrator.data.tokens import Tokens
 
 EXCERPT_TOKENS = 64
 
 
-def inspect(uri: str) -> dict[str, Any]:
-    """Totals, sources, entropy and an excerpt of each source's text. Raises InputError as `Tokens.open`.
+def sizes(uri: str, share: float | None = None) -> dict[str, int]:
+    """Documents, tokens and bytes of text of prepared data, or of the `share` of it that is held out.
+
+    Raises InputError as `Tokens.open` and `split`.
+    """
+    tokens = Tokens.open(uri)
+    if share is None:
+        found = tokens.manifest
+        return {"documents": found.documents, "tokens": found.tokens, "bytes": found.bytes}
+    parts = split(tokens, share)
+    held_out = parts.held_out
+    return {"documents": held_out.documents, "tokens": held_out.tokens, "bytes": parts.bytes}
+
+
+def inspect(uri: str, share: float | None = None) -> dict[str, Any]:
+    """Totals, sources, entropy and an excerpt of each source's text, and with a `share` what it would hold out.
+
+    Raises InputError as `sizes` does.
 
     `entropy_nats` and `bits_per_byte` are the loss of a model that knows only how often each token occurs.
     """
@@ -42,5 +59,6 @@ def inspect(uri: str) -> dict[str, Any]:
         "bytes_per_token": found.bytes_per_token,
         "entropy_nats": found.entropy,
         "bits_per_byte": found.entropy / math.log(2) / found.bytes_per_token,
+        **({} if share is None else {"held_out": sizes(uri, share)}),
         "sources": sources,
     }

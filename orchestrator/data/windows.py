@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from orchestrator.data.manifest import DataManifest
-from workloads.workload import Reading
+
+if TYPE_CHECKING:
+    from workloads.workload import Reading
 
 
 class Streams(Protocol):

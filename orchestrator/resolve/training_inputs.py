@@ -41,7 +41,8 @@ def training_inputs(spec: JobSpec, tokens: Tokens, sets: Mapping[str, str] | Non
     Raises InputError if training or a set has not one sample, or they do not fit.
     """
     from orchestrator.data import batches
-    from orchestrator.data.held_out import split
+    from orchestrator.data.held_out import split_set
+    from orchestrator.data.split import split
 
     job = resolve(spec, tokens.manifest.vocabulary)
     workload = workload_of(spec, tokens, job.model)
@@ -52,7 +53,7 @@ def training_inputs(spec: JobSpec, tokens: Tokens, sets: Mapping[str, str] | Non
     made = batches.batches_of(trained, workload.objective, spec.seed, weights)
     held_out = _own_sets(spec, tokens, workload.objective, sets or {})
     if parts and spec.evaluate:
-        held_out = {VALIDATION: parts.set_of(workload.objective), **held_out}
+        held_out = {VALIDATION: split_set(parts, workload.objective), **held_out}
     return TrainingInputs(job, workload, made, held_out)
 
 
@@ -85,7 +86,7 @@ def resolve_over(spec: JobSpec, data: PreparedData) -> tuple[ResolvedJob, str, l
 
 def _set_notes(spec: JobSpec, tokens: Tokens, sets: Mapping[str, str]) -> list[str]:
     """A line for each set of which documents are trained on too; data before format 3 do not tell."""
-    from orchestrator.data.held_out import trained_documents
+    from orchestrator.data.split import trained_documents
     from orchestrator.data.tokens import Tokens as Prepared
 
     notes, share = [], spec.data.validation and spec.data.validation.share

@@ -1,87 +1,99 @@
-"""Held-out documents: which they are depends on their text alone, and nothing is lost or read twice."""
+"""Sets of held-out text: every token counts, and a set that cannot be read is told."""
 
 from __future__ import annotations
 
-import itertools
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tokenizers import Tokenizer
+import numpy as np
+import pytest
+import torch
 
-from orchestrator.data import manifest, shards, sources, tokenizer
-from orchestrator.data.data_folder import DataFolder
-from orchestrator.data.held_out import split
-from orchestrator.data.subset import Subset
+from orchestrator.data.batches import batches_of
+from orchestrator.data.held_out import set_of, split_set
+from orchestrator.data.split import split
 from orchestrator.data.tokens import Tokens
-from orchestrator.job.data import Source
 from orchestrator.job.errors import InputError
+from workloads.objectives import build
 
 Prepare = Callable[..., str]
-ENTRIES = 320
-TOKENIZER = tokenizer.train(["a few words of text, and more of them.\n"], ENTRIES, ())
+TEXT = "A few words of text, number {}. And some more of them."
 BREAK = "\n<|endoftext|>\n"
-LINES = st.text(st.sampled_from("ab \né☃"), min_size=1, max_size=40).map(lambda text: text.strip("\n") or "a")
-DOCUMENTS = st.lists(LINES, min_size=2, max_size=12)
 
 
-def written(folder: Path, files: list[str], part_bytes: int) -> Tokens:
-    """The files as one source, prepared in parts of so many bytes."""
-    for number, text in enumerate(files):
-        (folder / f"{number:03d}.txt").write_text(text, newline="")
-    named = [Source(uri=str(folder / "*.txt"))]
-    parts = sources.cut(sources.resolve(named), part_bytes)
-    made = DataFolder(str(folder / "prepared"))
-    made.write("tokenizer.json", TOKENIZER.encode())
-    roles = tokenizer.roles_of(Tokenizer.from_str(TOKENIZER), {})
-    for number, part in enumerate(parts):
-        shards.write_shard(made.uri, number, part, ENTRIES, roles)
-    manifest.write(made, shards.gather(made, "f" * 32, [named[0].uri], parts, ENTRIES, roles))
-    return Tokens.open(made.uri)
+def some(count: int) -> str:
+    return BREAK.join(TEXT.format(number) for number in range(count))
 
 
-def texts(streams: Tokens | Subset) -> list[str]:
-    """The documents of the first source, as text."""
-    found = streams.window(0, 0, streams.length(0))
-    bounds = [0, *streams.document_ends(0).tolist()]
-    decoder = Tokenizer.from_str(TOKENIZER)
-    return [decoder.decode(found[a : b - 1].tolist()) for a, b in itertools.pairwise(bounds)]
+def objective_of(tokens: Tokens, name: str = "causal_lm", length: int = 64, **options: Any) -> Any:
+    return build(name, vocabulary=tokens.vocabulary(), sequence_length=length, seed=3, **options)
 
 
-def held_out_texts(files: list[str], part_bytes: int, share: float) -> tuple[list[str], list[str]]:
-    """The documents that are trained on and those that are held out; either may be none."""
-    with tempfile.TemporaryDirectory() as folder:
-        tokens = written(Path(folder), files, part_bytes)
-        try:
-            parts = split(tokens, share)
-        except InputError as error:
-            return (texts(tokens), []) if "holds out none" in str(error) else ([], texts(tokens))
-        assert parts.bytes == sum(len(text.encode()) for text in texts(parts.held_out))
-        return texts(parts.training), texts(parts.held_out)
+@pytest.mark.parametrize("length", [8, 61, 64, 5000])
+def test_every_token_of_a_set_is_predicted_once(prepare_here: Prepare, length: int) -> None:
+    tokens = Tokens.open(prepare_here([some(30)], [some(3)]))
+    found = set_of(tokens, objective_of(tokens, length=length), "evaluate.sets.wiki.sources")
+    assert (found.tokens, found.documents, found.bytes) == (
+        tokens.manifest.tokens,
+        tokens.manifest.documents,
+        tokens.manifest.bytes,
+    )
+    batch = found.batch(range(found.samples))
+    labels = batch["labels"][batch["labels"] != -100]
+    streams = [tokens.window(source, 0, tokens.length(source)) for source in (0, 1)]
+    # the first token of a stream follows nothing
+    assert np.array_equal(labels.numpy(), np.concatenate([stream[1:] for stream in streams]))
+    assert batch["tokens"].shape == (found.samples, length)
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    documents=DOCUMENTS,
-    more=DOCUMENTS,
-    order=st.randoms(use_true_random=False),
-    sizes=st.tuples(st.integers(1, 60), st.integers(1, 60)),
-    share=st.sampled_from([0.1, 0.5, 0.8]),
+def test_samples_are_in_the_order_asked_for(prepare_here: Prepare) -> None:
+    tokens = Tokens.open(prepare_here([some(30)]))
+    found = set_of(tokens, objective_of(tokens), "")
+    whole = found.batch(range(found.samples))
+    some_of_them = found.batch([2, 0, found.samples - 1])
+    assert all(torch.equal(some_of_them[key], whole[key][[2, 0, -1]]) for key in whole)
+
+
+def test_documents_that_are_isolated_stay_so_in_the_last_window(prepare_here: Prepare) -> None:
+    tokens = Tokens.open(prepare_here([some(3)]))
+    found = set_of(tokens, objective_of(tokens, length=500, documents="isolate"), "")
+    assert found.samples == 1
+    batch = found.batch([0])
+    assert bool(batch["attention"].any(dim=-1).all())  # else a softmax over nothing
+    ends = tokens.document_ends(0)
+    assert int((batch["labels"] != -100).sum()) == tokens.length(0) - len(ends)
+    assert int(batch["positions"].max()) < int(np.diff(ends, prepend=0).max())
+
+
+def test_masks_of_a_set_do_not_change(prepare_here: Prepare) -> None:
+    tokens = Tokens.open(prepare_here([some(30)]))
+    found = set_of(tokens, objective_of(tokens, "masked_lm"), "")
+    once, again = (found.batch(range(found.samples)) for _ in range(2))
+    assert all(torch.equal(once[key], again[key]) for key in once)
+
+
+def test_training_and_the_set_share_no_window(prepare_here: Prepare) -> None:
+    texts = [" ".join(str(number * number + i) for i in range(40)) for number in range(60)]
+    tokens = Tokens.open(prepare_here([BREAK.join(texts)], [BREAK.join(texts[:20])]))
+    objective, parts = objective_of(tokens, "masked_lm", length=16), split(tokens, 0.2)
+    # the second source has documents of the first, and they are on the same side
+    assert parts.training.document_ends(1).size + parts.held_out.document_ends(1).size == 20
+    found, batches = split_set(parts, objective), batches_of(parts.training, objective, 3, [1.0, 1.0])
+    held_out = {tuple(found.read(number).tolist()) for number in range(found.samples)}
+    trained = {tuple(batches.read(number).tolist()) for number in range(len(batches.read))}
+    assert not held_out & trained
+    assert (found.documents, found.tokens) == (parts.held_out.documents, parts.held_out.tokens)
+    assert found.bytes == parts.bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("masked_lm", "short", r"wiki: \d+ tokens are fewer than one sample of masked_lm, which reads 62"),
+        ("next_sentence", "one " * 90, "wiki: the set is 1 document, and next_sentence needs 2 at least"),
+    ],
 )
-def test_which_documents_are_held_out_depends_on_their_text_alone(
-    documents: list[str], more: list[str], order: object, sizes: tuple[int, int], share: float
-) -> None:
-    whole = held_out_texts([BREAK.join(documents)], sizes[0], share)
-    assert sorted(whole[0] + whole[1]) == sorted(documents)
-    assert not set(whole[0]) & set(whole[1])
-
-    shuffled = documents + more
-    order.shuffle(shuffled)  # type: ignore[attr-defined]
-    cut = order.randrange(len(shuffled))  # type: ignore[attr-defined]
-    files = [BREAK.join(part) for part in (shuffled[:cut], shuffled[cut:]) if part]
-    training, held_out = held_out_texts(files, sizes[1], share)
-    assert sorted(training + held_out) == sorted(shuffled)
-    assert set(held_out) & set(documents) == set(whole[1])
-    assert not set(training) & set(held_out)
+def test_a_set_without_a_sample_is_told(prepare_here: Prepare, name: str, text: str, told: str) -> None:
+    tokens = Tokens.open(prepare_here([text]))
+    with pytest.raises(InputError, match=told):
+        set_of(tokens, objective_of(tokens, name), "wiki")

@@ -8,8 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
+from tokenizers import Tokenizer, models, pre_tokenizers
 
-from orchestrator.data import shards
+from orchestrator.data import manifest, shards
+from orchestrator.data.contents import digests
+from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.sources import cut, resolve
 from orchestrator.data.tokens import Tokens
 from orchestrator.job.data import Source
@@ -50,6 +53,33 @@ def test_parts_without_text_make_no_shard(prepare_here: Prepare) -> None:
 def test_no_text_at_all_is_told(prepare_here: Prepare) -> None:
     with pytest.raises(InputError, match="there is no text in the files"):
         prepare_here(["<|endoftext|>\n<|endoftext|>\n"])
+
+
+def test_text_of_which_no_token_is_made_counts(tmp_path: Path) -> None:
+    """A tokenizer that leaves out white space: a part of a document then has text and no token."""
+    white = "\n".join([" " * 60] * 40)
+    texts = [f"some words {white} more words", f"some words {white}  more words"]
+    tokenizer = Tokenizer(
+        models.WordLevel({"<|endoftext|>": 0, "some": 1, "words": 2, "more": 3}, unk_token="more")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    (tmp_path / "a.txt").write_text("\n<|endoftext|>\n".join([*texts, texts[0]]))
+    folder, roles = DataFolder(str(tmp_path / "prepared")), {"eos": 0}
+    folder.write("tokenizer.json", tokenizer.to_str().encode())
+    parts = cut(resolve([Source(uri=str(tmp_path / "a.txt"))]), 300)
+    for number, part in enumerate(parts):
+        shards.write_shard(folder.uri, number, part, 4, roles)
+    made = shards.gather(folder, "f" * 32, ["a.txt"], parts, 4, roles)
+    manifest.write(folder, made)
+    assert any(not shard.tokens for shard in made.shards)
+    assert shards.is_complete(folder)
+    tokens = Tokens.open(folder.uri)
+    tokens.check()
+    assert tokens.window(0, 0, tokens.length(0)).tolist() == [1, 2, 3, 2, 0] * 3
+    contents = tokens.contents(0)
+    assert contents["bytes"].tolist() == [len(text) for text in (*texts, texts[0])]
+    one, other, again = digests(contents).tolist()
+    assert one == again != other
 
 
 @pytest.mark.parametrize("limit", [10**6, 700])

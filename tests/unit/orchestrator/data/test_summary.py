@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from orchestrator.data.summary import inspect
+from orchestrator.data.split import split
+from orchestrator.data.summary import inspect, sizes
 from orchestrator.data.tokens import Tokens
 
 
@@ -24,3 +25,17 @@ def test_a_summary_adds_up_and_shows_the_text(prepare_here: Callable[..., str]) 
     assert found["sources"][1]["excerpt"] == "The end.<|endoftext|>Really.<|endoftext|>"
     nats_per_byte = found["entropy_nats"] * found["tokens"] / found["bytes"]
     assert found["bits_per_byte"] == pytest.approx(nats_per_byte / math.log(2))
+
+
+def test_a_summary_tells_what_a_share_would_hold_out(prepare_here: Callable[..., str]) -> None:
+    uri = prepare_here(["\n<|endoftext|>\n".join(f"document {number}" for number in range(100))])
+    found = inspect(uri, 0.3)["held_out"]
+    parts = split(Tokens.open(uri), 0.3)
+    assert found == {
+        "documents": parts.held_out.documents,
+        "tokens": parts.held_out.length(0),
+        "bytes": parts.bytes,
+    }
+    assert 10 < found["documents"] < 50
+    assert "held_out" not in inspect(uri)
+    assert sizes(uri) == {key: inspect(uri)[key] for key in ("documents", "tokens", "bytes")}

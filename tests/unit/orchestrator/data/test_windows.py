@@ -59,6 +59,21 @@ def test_windows_tile_a_stream(sizes: list[int], window: int, overlap: int) -> N
 
 
 @settings(max_examples=200, deadline=None)
+@given(sizes=DOCUMENTS, window=st.integers(2, 50), overlap=st.integers(0, 1))
+def test_an_evaluation_reads_a_stream_to_its_last_token(sizes: list[int], window: int, overlap: int) -> None:
+    text, stride = Stream(sizes), max(1, window - overlap)
+    reading = Reading("stream", window, stride, partial=True)
+    windows = windows_of(text, 0, reading, whole=True)  # type: ignore[arg-type]
+    counts = covered(windows, text.length(0))
+    lone = text.length(0) % stride == 1 if window == stride > 1 else text.length(0) == 1
+    assert (counts == 0).sum() == lone  # one token alone is no window: nothing is predicted from it
+    assert all(windows.at(number)[1] == window for number in range(len(windows) - 1))
+    assert not len(windows) or windows.at(len(windows) - 1)[1] >= 2
+    full = windows_of(text, 0, reading)  # type: ignore[arg-type]
+    assert len(full) <= len(windows) <= len(full) + 1
+
+
+@settings(max_examples=200, deadline=None)
 @given(sizes=DOCUMENTS, window=st.integers(1, 50))
 def test_stretches_read_every_document_once_but_its_closing_token(sizes: list[int], window: int) -> None:
     text = Stream(sizes)

@@ -70,3 +70,16 @@ def test_resolving_twice_changes_nothing() -> None:
     assert resolve_paths(once, Path("/elsewhere")) == once
     assert once.data.tokenizer == TrainBpe(train_bpe=512)
     assert once.workload.model == "gpt-tiny"
+
+
+def test_paths_of_held_out_text_become_absolute() -> None:
+    document = changed("data.validation.sources", [{"uri": "held.txt"}])
+    document["evaluate"] = {"sets": {"wiki": {"sources": [{"uri": "wiki/*.jsonl"}, {"uri": "s3://b/c.txt"}]}}}
+    job = resolve_paths(spec.parse(document), Path("/here"))
+    assert {
+        name: (where, [s.uri for s in sources]) for name, (where, sources) in job.set_sources.items()
+    } == {
+        "validation": ("data.validation.sources", ["/here/held.txt"]),
+        "wiki": ("evaluate.sets.wiki.sources", ["/here/wiki/*.jsonl", "s3://b/c.txt"]),
+    }
+    assert list(job.set_sources) == job.set_names

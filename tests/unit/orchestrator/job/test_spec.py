@@ -365,3 +365,11 @@ def test_the_schema_refuses_what_the_program_refuses(
 
 def test_every_key_of_the_top_is_in_the_schema() -> None:
     assert set(json.loads(spec.schema())["properties"]) == set(JobSpec.model_fields)
+
+
+@pytest.mark.parametrize("key", ["data.validation", "evaluate.sets.wiki"])
+def test_held_out_text_has_no_weight(key: str) -> None:
+    with pytest.raises(
+        InputError, match=r"sources.1.weight is 2, and held-out text is read once; leave it out"
+    ):
+        spec.parse(changed(f"{key}.sources", [{"uri": "a.txt"}, {"uri": "b.txt", "weight": 2}]))

@@ -19,3 +19,17 @@ def test_isolated_documents_see_and_predict_themselves_alone(make):
     document = [0, 0, 0, 1, 1, 1, 2, 3]
     expected = [[document[i] == document[j] and j <= i for j in range(8)] for i in range(8)]
     assert batch["attention"][0].tolist() == expected
+
+
+def test_a_shorter_window_is_filled_up(make):
+    for documents in ("pack", "isolate"):
+        objective = make("causal_lm", 12, documents=documents)
+        whole = make("causal_lm", 8, documents=documents).collate(lambda i: WINDOW, [0], 0)
+        batch = objective.collate(lambda i: WINDOW, [0], 0)
+        assert batch["tokens"][0, 8:].tolist() == [0] * 4
+        assert batch["labels"][0, 8:].tolist() == [-100] * 4
+        assert all(batch[key][0, :8].tolist() == whole[key][0].tolist() for key in ("tokens", "labels"))
+    assert batch["positions"][0, :8].tolist() == whole["positions"][0].tolist()
+    assert batch["attention"][0, :8, :8].tolist() == whole["attention"][0].tolist()
+    assert not batch["attention"][0, :8, 8:].any()
+    assert batch["attention"][0, range(12), range(12)].all()
