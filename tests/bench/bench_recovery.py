@@ -43,6 +43,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import psutil
 from jobs import command, job, kill_tree, status, write_job, write_text
 
+from orchestrator.storage.row_line import decode
+
 TUNED = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
     "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "5",
@@ -119,7 +121,7 @@ class Case:
 
     run: Path
     process: subprocess.Popen[str]
-    place: Any = None
+    cluster: OwnCluster | None = None
     seen: dict[tuple[int, int], float] = field(default_factory=dict)
     running: bool = True
 
@@ -129,12 +131,13 @@ class Case:
         while self.running:
             with contextlib.suppress(FileNotFoundError):
                 with open(self.run / "metrics.jsonl", "rb") as file:
-                    if os.fstat(file.fileno()).st_ino != inode:  # replaced by a roll-back
-                        inode, offset = os.fstat(file.fileno()).st_ino, 0
+                    found = os.fstat(file.fileno())
+                    if found.st_ino != inode or found.st_size < offset:  # replaced or cut by a roll-back
+                        inode, offset = found.st_ino, 0
                     file.seek(offset)
                     text, end, _ = file.read().rpartition(b"\n")
                 offset += len(text + end)
-                for row in map(json.loads, filter(None, text.splitlines())):
+                for row in filter(None, map(decode, filter(None, text.splitlines()))):
                     self.seen.setdefault((row["attempt"], row["step"]), row["time"])
             time.sleep(0.05)
 
@@ -156,16 +159,16 @@ class Case:
 
     def ranks(self) -> list[psutil.Process]:
         """The processes that train."""
-        if self.coordinate is None:
+        if self.cluster is None:
             found = _children(self.process.pid)
             return [p for p in found if any(word.endswith("recovery_rank.py") for word in _words(p)[:3])]
         if told := status(self.run).get("ranks"):
             return [psutil.Process(rank["pid"]) for rank in told if psutil.pid_exists(rank["pid"])]
-        family = [p for node in self.coordinate.nodes for p in _children(node.raylet)]
+        family = [p for node in self.cluster.nodes for p in _children(node.raylet)]
         return [p for p in family if RANK.match(" ".join(_words(p)))]
 
 
-class Coordinate:
+class OwnCluster:
     """A cluster of its own; nothing of it is left afterwards, not even what SIGSTOP froze."""
 
     def __init__(self, health_ms: int) -> None:
@@ -229,11 +232,11 @@ def started(bench: Bench, peer: str, steps: int, faults: tuple[str, ...] = ()) -
     bench.number += 1
     run = bench.folder / f"run-{bench.number}"
     path = bench.write_job(steps, peer == "ours")
-    place = None if peer == "torchrun" else Coordinate(bench.options.health_ms)
+    own = None if peer == "torchrun" else OwnCluster(bench.options.health_ms)
     env = os.environ | (TUNED if peer == "tuned" else {})
     here = Path(__file__).parent
     if peer == "ours":
-        words = [*command("run", path, "--run-dir", run, "--address", place.cluster.address)]
+        words = [*command("run", path, "--run-dir", run, "--address", own.cluster.address)]
         words += [word for fault in faults for word in ("--fault", fault)]
     elif peer in ("torchrun", "beside"):
         words = [sys.executable, "-m", "torch.distributed.run"]
@@ -246,11 +249,11 @@ def started(bench: Bench, peer: str, steps: int, faults: tuple[str, ...] = ()) -
             str(bench.task(path, run, faults)),
         ]
     else:
-        words = [sys.executable, str(here / "recovery_train.py"), place.cluster.address, str(path), str(run)]
+        words = [sys.executable, str(here / "recovery_train.py"), own.cluster.address, str(path), str(run)]
         words += [str(REPORT_EVERY), *faults]
     log = open(bench.folder / f"log-{bench.number}.txt", "w")  # noqa: SIM115
     process = subprocess.Popen(words, cwd=bench.folder, env=env, stdout=log, stderr=log, text=True)
-    case = Case(run, process, place)
+    case = Case(run, process, own)
     thread = threading.Thread(target=case.follow, daemon=True)
     thread.start()
     try:
@@ -264,8 +267,8 @@ def started(bench: Bench, peer: str, steps: int, faults: tuple[str, ...] = ()) -
         kill_tree(process.pid)
         process.wait()
         log.close()
-        if place is not None:
-            place.close()
+        if own is not None:
+            own.close()
         shutil.rmtree(run, ignore_errors=True)
 
 
@@ -312,16 +315,16 @@ def _struck(case: Case) -> float:
 def _kill_a_node(case: Case) -> float:
     """SIGKILL the raylet of a node that has a rank, and neither the head nor the controller, if there is one."""
     with_rank = {above.pid for rank in case.ranks() for above in rank.parents()}
-    spared = {case.coordinate.head.raylet}
+    spared = {case.cluster.head.raylet}
     with contextlib.suppress(psutil.NoSuchProcess, KeyError):
         spared |= {above.pid for above in psutil.Process(status(case.run)["pid"]).parents()}
-    victims = [node for node in case.coordinate.nodes if node.raylet in with_rank - spared]
+    victims = [node for node in case.cluster.nodes if node.raylet in with_rank - spared]
     family = _children(victims[0].raylet)
     at = time.time()
     for process in family:  # a lost machine takes its processes along at once
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    case.coordinate.cluster.remove_node(victims[0].node, allow_graceful=False)
+    case.cluster.cluster.remove_node(victims[0].node, allow_graceful=False)
     return at
 
 
