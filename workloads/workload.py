@@ -54,13 +54,15 @@ class Loss:
 
     Sums add over micro-batches and ranks, so the mean over the global batch is the same number in every
     layout. `extra` is a further loss (auxiliary router losses, z-loss), already weighted and in units of the mean loss.
-    `metrics` are detached scalars to log, each a mean over the micro-batch.
+    `metrics` are detached scalars to log, each a mean over the micro-batch. `correct` is how many of the predicted
+    tokens are the most likely ones, where that was asked for.
     """
 
     total: Tensor
     count: Tensor
     extra: Tensor | None = None
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
+    correct: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,7 @@ class Workload(Protocol):
         ranks."""
 
     def routing(self, model: nn.Module) -> Mapping[str, Tensor]:
-        """Statistics of the routers in training since the last call, by the name of each router's weight.
+        """Statistics of the routers since the last call, by the name of each router's weight.
 
         float64 [experts + 3]: choices dropped, choices of each expert, sum of the entropies of the tokens' scores in
         nats, number of tokens. They are summed over ranks; only their ratios are meaningful.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -62,7 +63,7 @@ def loss(
         metrics["sentence_loss"] = sentence.detach()
         metrics["sentence_accuracy"] = _accuracy(output.sentence, batch["sequence_labels"])
         extra = sentence if extra is None else extra + sentence
-    return Loss(result.total, result.count, extra, metrics)
+    return replace(result, extra=extra, metrics=metrics)
 
 
 def _sequence(logits: Tensor, labels: Tensor) -> Loss:
@@ -81,7 +82,7 @@ def _electra(output: ElectraOutput, batch: Batch, of_tokens: TokenLoss) -> Loss:
         "discriminator_accuracy": ((logits > 0) == replaced).float().mean(),
         "replaced": replaced.float().mean(),
     }
-    return Loss(generator.total, generator.count, DISCRIMINATOR_WEIGHT * found, metrics)
+    return replace(generator, extra=DISCRIMINATOR_WEIGHT * found, metrics=metrics)
 
 
 def _accuracy(logits: Tensor, labels: Tensor) -> Tensor:

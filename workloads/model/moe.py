@@ -155,7 +155,7 @@ class Experts(nn.Module):
 class MixtureOfExperts(nn.Module):
     """Routed experts and optional shared ones, which padding passes too.
 
-    `seen` sums in training, since someone took it, what routing is judged and balanced by, float64 [experts + 3]:
+    `seen` sums, since someone took it, what routing is judged and balanced by, float64 [experts + 3]:
     choices dropped, choices of each expert, entropy, tokens. It may count a token twice (recomputation does), so
     only ratios of it say something.
     """
@@ -179,9 +179,8 @@ class MixtureOfExperts(nn.Module):
         if self.moe.at_length(hidden.shape[1]) is not None or real is not None:
             # Padding and what is dropped sort first. Where there is neither this wait for their count is saved.
             order = order[counts[0] + counts[1] :]
-        if self.training:
-            seen = torch.cat((counts[1:].double(), routes.entropy.double()))
-            self.seen = seen if self.seen is None else self.seen + seen
+        seen = torch.cat((counts[1:].double(), routes.entropy.double())).detach()
+        self.seen = seen if self.seen is None else self.seen + seen
         counts = counts[2:]
         rows = self.experts(flat[order // self.moe.top_k], counts)
         # Every row has its own place, so that the sum over a token's experts is in a fixed order on any device.

@@ -16,7 +16,7 @@ from orchestrator.planning.layout import Layout
 from orchestrator.train.device import Device
 from orchestrator.train.engines.deepspeed_setup import open_deepspeed, optimizer_of, settings
 from orchestrator.train.engines.deepspeed_state import Partitions
-from orchestrator.train.engines.engine import Metrics
+from orchestrator.train.engines.engine import EvaluationSums, Metrics
 from orchestrator.train.engines.loss_scale import LossScale
 from orchestrator.train.engines.optimizers import set_lr
 from orchestrator.train.parallel.losses import StepLosses
@@ -93,15 +93,15 @@ class DeepSpeedEngine:
             getattr(parameter, "ds_tensor", parameter).data.fill_(math.nan)
 
     @torch.no_grad()
-    def eval_step(self, micro_batches: Sequence[Batch]) -> Metrics:
+    def eval_step(self, micro_batches: Sequence[Batch]) -> EvaluationSums:
         """See `Engine.eval_step`."""
         self._engine.eval()
-        self._losses.begin(micro_batches)
+        self._losses.begin_evaluation()
         for batch in micro_batches:
             self._engine(self._losses.prepare(batch), len(micro_batches))
         self._engine.train()
-        loss, extra, _, _ = self._losses.over_ranks(torch.zeros(()))
-        return Metrics(loss, 0.0, extra)
+        sums = self._losses.evaluated()
+        return EvaluationSums(sums["loss"], sums["count"], sums["correct"], self._routing.take([self.model]))
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
+
+from torch import Tensor
 
 from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.reader import Reader
@@ -29,6 +31,29 @@ class Metrics:
     busy_seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class EvaluationSums:
+    """Sums over the tokens that were predicted, the same bits on every rank, under any layout.
+
+    Attributes:
+        loss: of the cross-entropy, in nats.
+        tokens: how many were predicted.
+        correct: how many of them were predicted right.
+        routed: what each router did, as `Workload.routing` counts it.
+    """
+
+    loss: float = 0.0
+    tokens: float = 0.0
+    correct: float = 0.0
+    routed: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __add__(self, other: EvaluationSums) -> EvaluationSums:
+        routed = {name: seen + self.routed.get(name, 0.0) for name, seen in other.routed.items()}
+        return EvaluationSums(
+            self.loss + other.loss, self.tokens + other.tokens, self.correct + other.correct, routed
+        )
+
+
 class Engine(Protocol):
     """Computes steps under one layout. The contract is a full step, because pipeline schedules and DeepSpeed run the
     backward pass themselves.
@@ -40,8 +65,8 @@ class Engine(Protocol):
     def train_step(self, micro_batches: Sequence[Batch], lr: float) -> Metrics:
         """One optimiser step over this rank's micro-batches; all ranks call it together."""
 
-    def eval_step(self, micro_batches: Sequence[Batch]) -> Metrics:
-        """The metrics of a forward pass; no state changes."""
+    def eval_step(self, micro_batches: Sequence[Batch]) -> EvaluationSums:
+        """The sums of a forward pass over the micro-batches of all ranks, at least one each; no state changes."""
 
     def initialise(self, seed: int) -> None:
         """Initialise the weights from (seed, parameter name) as the model's paper says, and the optimiser state to

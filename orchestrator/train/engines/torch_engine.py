@@ -14,7 +14,7 @@ from orchestrator.checkpoint.reader import Reader
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
 from orchestrator.train.device import Device
-from orchestrator.train.engines.engine import Metrics
+from orchestrator.train.engines.engine import EvaluationSums, Metrics
 from orchestrator.train.engines.loss_scale import LossScale
 from orchestrator.train.engines.optimizers import SLOTS, make_optimizer, set_lr
 from orchestrator.train.engines.state import pieces, restore
@@ -83,16 +83,16 @@ class TorchEngine:
         return Metrics(loss, norm, extra, busy)
 
     @torch.no_grad()
-    def eval_step(self, micro_batches: Sequence[Batch]) -> Metrics:
+    def eval_step(self, micro_batches: Sequence[Batch]) -> EvaluationSums:
         """See `Engine.eval_step`."""
         for stage in self._stages:
             stage.eval()
-        self._losses.begin(micro_batches)
+        self._losses.begin_evaluation()
         self._runner.evaluate(micro_batches)
         for stage in self._stages:
             stage.train()
-        loss, extra, _, _ = self._losses.over_ranks(torch.zeros(()))
-        return Metrics(loss, 0.0, extra)
+        sums = self._losses.evaluated()
+        return EvaluationSums(sums["loss"], sums["count"], sums["correct"], self._routing.take(self._stages))
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:

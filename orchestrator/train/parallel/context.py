@@ -48,7 +48,7 @@ def slice_batch(batch: Batch, config: TransformerConfig, cp: ProcessGroup) -> Ba
     sliced[PLACES] = mine.expand(len(batch["tokens"]), -1)
     sliced.pop("attention", None)
     if "padding" in batch:
-        sliced[REAL] = batch["padding"]
+        sliced.setdefault(REAL, batch["padding"])
     mask = self_mask(config, batch, length)
     if mask.allowed is not None:
         allowed = mask.allowed.expand(len(batch["tokens"]), 1, length, length)

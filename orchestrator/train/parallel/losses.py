@@ -20,6 +20,9 @@ from orchestrator.train.rank_messages import gather_json
 from workloads.model.transformer import IGNORED
 from workloads.workload import Batch, Loss, Workload
 
+EXACT = 2.0**-20
+"""To a multiple of this many nats the loss of a micro-batch is rounded in an evaluation."""
+
 
 class StepLosses:
     """Prepares micro-batches, takes their losses, and sums over micro-batches and ranks.
@@ -43,13 +46,20 @@ class StepLosses:
         self._token_loss = VocabularyLoss(vocabulary, mesh.tp, spec.train.z_loss)
         self.scale = 1.0
         self._parts: dict[str, list[Tensor]] = {}
-        self._names: list[str] | None = None
+        self._names: dict[bool, list[str]] = {}
+        self._evaluating = False
 
     def begin(self, micro_batches: Sequence[Batch]) -> None:
         """Forget the last step, and count what the next one predicts where the loss is more than a sum over tokens."""
         self._parts = {}
+        self._evaluating = self._token_loss.counts_correct = False
         if self._has_means:
             self.expected = max(float(self._count(micro_batches)), 1.0)
+
+    def begin_evaluation(self) -> None:
+        """Forget the last step; what follows is not differentiated, and right predictions are counted."""
+        self._parts = {}
+        self._evaluating = self._token_loss.counts_correct = True
 
     def _count(self, micro_batches: Sequence[Batch]) -> int:
         """Labels in the global batch: with them known, a mean beside the sum (of a router, of a sentence head) keeps
@@ -69,12 +79,21 @@ class StepLosses:
     def of(self, output: Any, batch: Batch, parts: int) -> Tensor:
         """The loss of a forward pass as the backward pass wants it, of one of `parts` micro-batches."""
         loss: Loss = self._workload.criterion(output, batch, self._token_loss)
+        if self._evaluating:
+            return self._add_exactly(loss)
         share = 1.0 / (parts * self._layout.dp * self._layout.cp)
         self._add({"loss": loss.total.detach(), "count": loss.count}, 1.0)
         self._add(loss.metrics, share)
         total = loss.total / self.expected
         total = total if loss.extra is None else total + loss.extra * share
         return total * self.scale if self.scale != 1.0 else total
+
+    def _add_exactly(self, loss: Loss) -> Tensor:
+        """Sums of multiples of one small number have no rounding: how batches are cut and added changes no bit."""
+        correct = torch.zeros_like(loss.count) if loss.correct is None else loss.correct
+        exact = (loss.total.double() / EXACT).round() * EXACT
+        self._add({"loss": exact, "count": loss.count, "correct": correct}, 1.0)
+        return loss.total
 
     def _add(self, values: Mapping[str, Tensor], share: float) -> None:
         for name, value in values.items():
@@ -84,6 +103,16 @@ class StepLosses:
 
     def over_ranks(self, square: Tensor) -> tuple[float, dict[str, float], float, float]:
         """(mean loss, means of other metrics, tokens predicted, sum of `square`), the same bits on every rank."""
+        total, named = self._sums(square)
+        count = max(named.pop("count"), 1.0)
+        return named.pop("loss") / count, named, count, total
+
+    def evaluated(self) -> dict[str, float]:
+        """The sums over all ranks of an evaluation: of the "loss" in nats, the "count" of predicted tokens and how many
+        of them are "correct". The same bits on every rank."""
+        return self._sums(torch.zeros(()))[1]
+
+    def _sums(self, square: Tensor) -> tuple[float, dict[str, float]]:
         names = self._agreed_names()
         zero = torch.zeros((), dtype=torch.float64, device=self._device.device)
         sums = {name: tree_sum(torch.stack(parts)) for name, parts in self._parts.items()}
@@ -92,14 +121,12 @@ class StepLosses:
         dist.all_gather_single(everyone, mine)
         # Added here in rank order, and in a tree: every rank and every data-parallel width has the same bits.
         total, *values = tree_sum(everyone.view(-1, len(mine))).tolist()
-        named = dict(zip(names, values, strict=True))
-        count = max(named.pop("count"), 1.0)
-        return named.pop("loss") / count, named, count, total
+        return total, dict(zip(names, values, strict=True))
 
     def _agreed_names(self) -> list[str]:
         """What is measured; only the last stage of a pipeline sees it, and tells the others once."""
-        if self._names is None:
+        if self._evaluating not in self._names:
             mine = list(self._parts)
             everyone = gather_json(mine) if self._layout.pp > 1 else [mine]
-            self._names = list(dict.fromkeys(name for names in everyone for name in names))
-        return self._names
+            self._names[self._evaluating] = list(dict.fromkeys(name for names in everyone for name in names))
+        return self._names[self._evaluating]

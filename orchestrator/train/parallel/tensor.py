@@ -85,12 +85,14 @@ class VocabularyLoss:
     """Cross-entropy of logits that are cut over the vocabulary, with PaLM's z-loss as an option.
 
     z times the square of log Z pulls the softmax's normaliser towards one (Chowdhery et al., 2022, section 5);
-    it is differentiated but not reported in `total`, which stays the cross-entropy.
+    it is differentiated but not reported in `total`, which stays the cross-entropy. With `counts_correct` it also
+    says how many tokens are predicted right; of equally likely ones the first counts.
     """
 
     def __init__(self, vocabulary: int, tp: ProcessGroup, z: float) -> None:
         self._vocabulary, self._tp, self._z = vocabulary, tp, z
         self._start, _ = span(vocabulary, tp.index, tp.size)
+        self.counts_correct = False
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Loss:
         """As `losses.token_loss`: logits [B, L, V] or [predicted, V] and labels int64 [B, L]."""
@@ -107,7 +109,21 @@ class VocabularyLoss:
         if self._z:
             pull = self._z * (log_z.square() * predicted).sum()
             total = total + (pull - pull.detach())
-        return Loss(total, predicted.sum().float())
+        correct = None
+        if self.counts_correct:
+            likeliest = self._likeliest_over_ranks(logits) if cut else logits.argmax(-1)
+            correct = ((likeliest == labels) & predicted).sum().float()
+        return Loss(total, predicted.sum().float(), correct=correct)
+
+    def _likeliest_over_ranks(self, logits: Tensor) -> Tensor:
+        highest, local = logits.max(-1)
+        everywhere = highest.clone()
+        if self._tp.handle is not None:
+            torch.distributed.all_reduce(everywhere, torch.distributed.ReduceOp.MAX, group=self._tp.handle)
+        found = torch.where(highest == everywhere, local + self._start, self._vocabulary)
+        if self._tp.handle is not None:
+            torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MIN, group=self._tp.handle)
+        return found
 
     def _over_ranks(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         highest = logits.detach().amax(-1)

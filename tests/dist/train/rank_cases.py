@@ -157,7 +157,8 @@ def run_case(case: dict[str, Any], folder: Path, device: Device) -> None:
     state = assemble(engine)
     if case.get("commit"):
         commit(engine, str(folder / case["id"]), start + steps)
-    evaluated = engine.eval_step(micro_batches(workload, spec, layout, 99)).loss
+    sums = engine.eval_step(micro_batches(workload, spec, layout, 99))
+    evaluated = {"loss": sums.loss / sums.tokens, "tokens": sums.tokens, "correct": sums.correct}
     engine.close()
     if dist.get_rank() == 0:
         found = {"losses": losses, "norms": norms, "extras": extras, "eval": evaluated}
