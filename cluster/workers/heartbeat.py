@@ -27,7 +27,7 @@ SELECT_TIMEOUT = 0.2
 """Most seconds between two reads of the connections."""
 PING_INTERVAL = 1.0
 """Seconds between messages to the ranks, which end themselves when they get none for `rank_process.FENCE`."""
-FIELDS = ("state", "error", "result", "step", "waiting", "leaving")
+FIELDS = ("state", "error", "result", "step", "evaluated", "waiting", "leaving")
 """Fields of a message that are copied to the `RankStatus`."""
 
 

@@ -19,7 +19,8 @@ class InjectedFault(RuntimeError):
 
 @dataclass(frozen=True)
 class FaultSpec:
-    """A fault of `kind` on `rank` (or the last rank, if there are fewer) as it begins `step`, counted from 1.
+    """A fault of `kind` on `rank` (or the last rank, if there are fewer) as it begins `step`, counted from 1; or
+    `in_evaluation`, in the middle of the one after that step.
 
     It happens in that attempt only; with None, in whichever attempt begins the step first (see `remaining_faults`).
     kill ends the process by SIGKILL, stop freezes it by SIGSTOP, raise raises InjectedFault, nan makes the step's
@@ -31,22 +32,25 @@ class FaultSpec:
     step: int
     attempt: int | None = 1
     seconds: float = SLOW
+    in_evaluation: bool = False
 
     @classmethod
     def parse(cls, text: str) -> FaultSpec:
-        """The fault written as KIND@RANK:STEP[/ATTEMPT], and =SECONDS for slow. Raises ValueError with a hint."""
-        found = re.fullmatch(rf"({'|'.join(KINDS)})@(\d+):(\d+)(?:/(\d+|\*))?(?:=(\d+(?:\.\d+)?))?", text)
-        if not found or (found[5] and found[1] != "slow"):
+        """The fault written as KIND@RANK:STEP[e][/ATTEMPT], and =SECONDS for slow. Raises ValueError with a hint."""
+        found = re.fullmatch(rf"({'|'.join(KINDS)})@(\d+):(\d+)(e)?(?:/(\d+|\*))?(?:=(\d+(?:\.\d+)?))?", text)
+        if not found or (found[6] and found[1] != "slow"):
             kinds = ", ".join(KINDS)
             raise ValueError(
                 f"write KIND@RANK:STEP or KIND@RANK:STEP/ATTEMPT with KIND one of {kinds}, and ATTEMPT a number or * "
-                "for any; slow may end in =SECONDS"
+                "for any; an e after STEP is for the evaluation after it; slow may end in =SECONDS"
             )
-        attempt = None if found[4] == "*" else int(found[4] or 1)
-        return cls(found[1], int(found[2]), int(found[3]), attempt, float(found[5] or SLOW))
+        attempt = None if found[5] == "*" else int(found[5] or 1)
+        return cls(found[1], int(found[2]), int(found[3]), attempt, float(found[6] or SLOW), bool(found[4]))
 
-    def apply(self, rank: int, world: int, step: int, attempt: int) -> bool:
+    def apply(self, rank: int, world: int, step: int, attempt: int, in_evaluation: bool = False) -> bool:
         """Inject the fault if it is due here. Returns whether the rank must make its own numbers NaN."""
+        if self.in_evaluation != in_evaluation:
+            return False
         if rank != min(self.rank, world - 1) or self.attempt not in (None, attempt):
             return False
         if self.kind == "slow" and step >= self.step:

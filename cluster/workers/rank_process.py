@@ -97,7 +97,12 @@ class HeartbeatSender:
                 fields = self._fields  # before the rows: when the state is done, all rows are there
                 rows = context.take_rows(self._sent, 0)
                 self._sent += len(rows)
-                state = {"step": context.step, "waiting": context.is_waiting, "leaving": context.is_leaving}
+                state = {
+                    "step": context.step,
+                    "evaluated": context.evaluated,
+                    "waiting": context.is_waiting,
+                    "leaving": context.is_leaving,
+                }
                 # The clocks of two hosts cannot be compared, but how long ago something happened can be sent.
                 times = {"now": wall()}
                 if "failed_at" in fields:

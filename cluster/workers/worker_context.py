@@ -38,7 +38,7 @@ class WorkerContext:
         self._lock = threading.Lock()
         self._port, self._port_known = rank_info.port, threading.Event()
         self.changed = threading.Event()
-        self._step, self._stop = -1, False
+        self._step, self._evaluated, self._stop = -1, 0, False
         self._waiting = self._preempted = False
         self._rows: list[dict[str, Any]] = []
         self._dropped = 0
@@ -49,6 +49,11 @@ class WorkerContext:
             self._step = step
             if row is not None:
                 self._rows.append(row)
+        self.changed.set()
+
+    def progressed(self) -> None:
+        """Report that one more batch is evaluated, which takes no step."""
+        self._evaluated += 1
         self.changed.set()
 
     def set_store_port(self, port: int) -> None:
@@ -94,6 +99,11 @@ class WorkerContext:
     def step(self) -> int:
         """The last step reported, -1 before the first."""
         return self._step
+
+    @property
+    def evaluated(self) -> int:
+        """Batches that this process has evaluated."""
+        return self._evaluated
 
     def unsaved_rows(self) -> list[dict[str, Any]]:
         """Rows that nobody has confirmed to be stored; a commit carries them, so that none is ever lost."""

@@ -142,12 +142,15 @@ def _train(policy: Policy, state: State, seen: Observation) -> tuple[State, Acti
         return _enter(state, "train", seen, step=step, moved=heard), Action("watch")
     if step > state.step:
         state = dataclasses.replace(state, step=step, moved=heard)
+    evaluated = max((r.evaluated for r in seen.ranks), default=0)
+    if evaluated != state.evaluated:
+        state = dataclasses.replace(state, evaluated=evaluated, moved=heard)
     if any(r.state == "failed" for r in seen.ranks) and not state.suspected:
         state = dataclasses.replace(state, suspected=seen.now)
     if fault := _fault(state, seen):
         return _failed(policy, state, seen, fault)
     if seen.ranks and all(r.state == "done" for r in seen.ranks):
-        return _ended(state, seen)
+        return _ended(policy, state, seen)
     stop = seen.stop or _limit(policy, seen)
     if stop and not state.stopping:
         return dataclasses.replace(state, stopping=stop), Action("ask_stop", stop.text)
@@ -187,11 +190,14 @@ def _resize(policy: Policy, state: State, seen: Observation) -> tuple[State, Act
     return dataclasses.replace(state, resizing=reason), Action("ask_stop", reason)
 
 
-def _ended(state: State, seen: Observation) -> tuple[State, Action]:
+def _ended(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
     """All ranks are done, with a commit in place."""
     result = seen.ranks[0].result
     if result["ended"] == "steps":
         return _enter(state, "export", seen, step=result["step"]), Action("halt", "all steps are done")
+    if result["ended"] == "plateau" and policy.spec.stop_when:
+        text = str(policy.spec.stop_when)
+        return _enter(state, "export", seen, step=result["step"], reason=text), Action("halt", text)
     # The gang hears a stop at once, and may have ended before it is seen here.
     stopping = state.stopping or seen.stop
     if state.resizing and not stopping and result["ended"] == "stop":
@@ -265,7 +271,7 @@ def _export(policy: Policy, state: State, seen: Observation) -> tuple[State, Act
         return _finish(state, seen, Outcome.STOPPED, text)
     if state.outcome == Outcome.STOPPED:
         return _finish(state, seen, Outcome.STOPPED, state.reason)
-    return _finish(state, seen, Outcome.DONE, f"{state.step} steps are done")
+    return _finish(state, seen, Outcome.DONE, state.reason or f"{state.step} steps are done")
 
 
 def _finish(state: State, seen: Observation, outcome: Outcome, text: str) -> tuple[State, Action]:

@@ -60,11 +60,19 @@ class StopWhen(StrictModel):
     patience: Positive = Field(default=3, description="evaluations in a row without a better value")
     min_delta: float = Field(default=0.0, ge=0.0, description="the least change that counts as better")
 
+    def __str__(self) -> str:
+        return f"{self.metric} has not become better in {self.patience} evaluations"
 
-def metric_problem(metric: str, names: list[str], evaluate: EvaluateSpec) -> str:
+
+def metrics_of(objective: str) -> tuple[str, ...]:
+    """The metrics that an objective gives. A loss by byte of text needs that every token is predicted, and once."""
+    return tuple(m for m in get_args(Metric) if m != "bits_per_byte" or objective == "causal_lm")
+
+
+def metric_problem(metric: str, names: list[str], evaluate: EvaluateSpec, objective: str) -> str:
     """Why a job with sets of these names does not measure `metric`, as in validation.loss; empty if it does."""
     name, _, kind = metric.partition(".")
-    given = evaluate.metrics or list(get_args(Metric))
+    given = evaluate.metrics or metrics_of(objective)
     if name in names and kind in given:
         return ""
     possible = ", ".join(f"{name}.{kind}" for name in names for kind in given)

@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from orchestrator.job.data import DataSpec, Source
 from orchestrator.job.errors import InputError
-from orchestrator.job.evaluate import VALIDATION, EvaluateSpec, StopWhen, metric_problem
+from orchestrator.job.evaluate import VALIDATION, EvaluateSpec, StopWhen, metric_problem, metrics_of
 from orchestrator.job.optimizer import OptimizerSpec
 from orchestrator.job.overrides import override
 from orchestrator.job.resources import ResourceSpec
@@ -228,6 +228,14 @@ class JobSpec(StrictModel):
             raise ValueError(
                 "evaluate has no text; hold some out by data.validation.share, or name sets in evaluate.sets"
             )
+        lacking = set((self.evaluate and self.evaluate.metrics) or ()) - set(
+            metrics_of(self.workload.objective)
+        )
+        if lacking:
+            raise ValueError(
+                f"{', '.join(lacking)} needs an objective that predicts every token once, and "
+                f"{self.workload.objective} does not; leave it out of evaluate.metrics"
+            )
         if self.evaluate is not None and self.data.validation and VALIDATION in self.evaluate.sets:
             raise ValueError(
                 "the set validation is that of data.validation; give the one in evaluate.sets another name"
@@ -245,7 +253,7 @@ class JobSpec(StrictModel):
                 continue
             if self.evaluate is None:
                 raise ValueError(f"{key} {metric} is not measured; add evaluate, and data.validation")
-            if problem := metric_problem(metric, self.set_names, self.evaluate):
+            if problem := metric_problem(metric, self.set_names, self.evaluate, self.workload.objective):
                 raise ValueError(f"{key} {metric} {problem}")
         return self
 

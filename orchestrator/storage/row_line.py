@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 Row = dict[str, Any]
 
-METRICS, EVENTS, TRIALS = "metrics.jsonl", "events.jsonl", "trials.jsonl"
+METRICS, EVENTS, TRIALS, EVALS = "metrics.jsonl", "events.jsonl", "trials.jsonl", "evals.jsonl"
 SUM = b'"crc32": "'
 TAIL = len(SUM) + 10
 """Bytes from the checksum's key to the end of the line."""
@@ -25,10 +25,11 @@ NEEDED: Mapping[str, Mapping[str, type]] = {
     METRICS: {"step": int, "attempt": int, "time": float, "step_seconds": float},
     EVENTS: {"time": float, "attempt": int, "phase": str},
     TRIALS: {"trial": str, "event": str, "time": float},
+    EVALS: {"step": int, "attempt": int, "time": float, "sets": dict},
 }
 """Keys that a row of each file must have, with their types; an int is accepted as a float."""
 TYPES: Mapping[str, Mapping[str, type]] = {
-    METRICS: {"samples": str, "layout": str, "tokens": int},
+    METRICS: {"samples": str, "layout": str, "tokens": int, "evaluations": list},
     EVENTS: {
         "step": int, "reason": str, "first_fault": str, "node": str, "data": str, "lost_steps": int,
         "skipped": dict, "layout": dict, "usd_per_hour": float, "last_seen": float, "missing_rows": list,
@@ -37,6 +38,11 @@ TYPES: Mapping[str, Mapping[str, type]] = {
     TRIALS: {"config": dict, "state": str, "run": str, "step": int, "steps": int, "cost_usd": float},
 }  # fmt: skip
 """Other keys that the program reads, with the types they must have if they are present and not null."""
+
+
+def evaluations_in(rows: Iterable[Row]) -> list[Row]:
+    """The rows of evals.jsonl that rows of metrics.jsonl carry."""
+    return [evaluation for row in rows for evaluation in row.get("evaluations") or ()]
 
 
 def encode(row: Row) -> bytes:

@@ -14,7 +14,8 @@ class StepRow(TypedDict, total=False):
     """A row of metrics.jsonl: one optimiser step of one attempt.
 
     Times are unix seconds, durations seconds. `samples` is the receipt after the step, `saves` the outcome of
-    each commit that ended since the row before, `busy_seconds` the time that each rank computed by itself. An
+    each commit that ended since the row before, `busy_seconds` the time that each rank computed by itself,
+    `evaluations` those of held-out text since the row before. An
     objective or a router adds metrics of its own, which the type cannot name.
     """
 
@@ -34,6 +35,18 @@ class StepRow(TypedDict, total=False):
     memory_bytes: int
     saves: list[dict[str, Any]]
     busy_seconds: Sequence[float]
+    evaluations: list[EvaluationRow]
+    evaluation_seconds: float
+
+
+class EvaluationRow(TypedDict):
+    """A row of evals.jsonl: one evaluation after `step`, which took `seconds`. `sets` has the metrics of each set."""
+
+    step: int
+    attempt: int
+    time: float
+    seconds: float
+    sets: dict[str, dict[str, float]]
 
 
 class EventFields(TypedDict, total=False):

@@ -15,48 +15,29 @@ from cluster.workers.clock import wall
 from cluster.workers.injected_faults import FaultSpec
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.checkpoint.manifest import CorruptCommit
-from orchestrator.data.batches import Batches, Prefetch, slices
-from orchestrator.data.receipt import START, add, roll
-from orchestrator.data.skips import Skip, lr_factor, merged, start_of
+from orchestrator.data.batches import Prefetch, slices
+from orchestrator.data.receipt import add, roll
+from orchestrator.data.skips import lr_factor, merged, start_of
 from orchestrator.data.tokens import Tokens
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.planning.layout import Layout
-from orchestrator.resolve.training_inputs import training_inputs
+from orchestrator.resolve.training_inputs import TrainingInputs, training_inputs
 from orchestrator.storage.retry import patient
 from orchestrator.storage.row_line import Row
-from orchestrator.storage.row_types import StepRow
+from orchestrator.storage.row_types import EvaluationRow, StepRow
 from orchestrator.train.commits import Commits
 from orchestrator.train.device import close_device, open_device, peak_memory
 from orchestrator.train.engines.choose import make_engine
 from orchestrator.train.engines.engine import Engine, Metrics
+from orchestrator.train.evaluation import Evaluator
 from orchestrator.train.instability import check_stable
 from orchestrator.train.learning_rate import learning_rate
+from orchestrator.train.progress import TrainingProgress
 from orchestrator.train.rank_messages import agree
 from orchestrator.train.task import Task
 from workloads.model.dropout import KEYS, row_keys
 from workloads.workload import Batch
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainingProgress:
-    """The progress of a run between two steps.
-
-    Attributes:
-        step: optimiser steps done.
-        position: samples consumed or skipped.
-        tokens: tokens consumed.
-        receipt: see `orchestrator.data.receipt`.
-        losses: the last losses, if the job asks for loss spikes to be detected.
-        skips: the windows of samples that are skipped.
-    """
-
-    step: int = 0
-    position: int = 0
-    tokens: int = 0
-    receipt: str = START
-    losses: tuple[float, ...] = ()
-    skips: tuple[Skip, ...] = ()
 
 
 def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
@@ -71,9 +52,9 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
             raise InputError(
                 "these token shards are not the run's", task.data, "let all nodes see one folder"
             )
-        inputs = training_inputs(spec, tokens)
+        inputs = training_inputs(spec, tokens, task.sets)
         engine = make_engine(spec, inputs.workload, layout, device)
-        rank = Rank(task, spec, layout, context, engine, inputs.batches, baseline_memory)
+        rank = Rank(task, spec, layout, context, engine, inputs, baseline_memory)
         try:
             return rank.train()
         finally:
@@ -92,26 +73,39 @@ class Rank:
         layout: Layout,
         context: WorkerContext,
         engine: Engine,
-        batches: Batches,
+        inputs: TrainingInputs,
         baseline_memory: int = 0,
     ) -> None:
         self._task, self._spec, self._layout, self._context = task, spec, layout, context
-        self._engine, self._batches = engine, batches
+        self._engine, self._batches = engine, inputs.batches
+        self._evaluator = Evaluator(
+            spec, layout, context, engine, inputs.sets, inputs.workload, lambda step: self._inject(step, True)
+        )
         self._last = min(task.until, spec.train.steps)
         self._faults = [FaultSpec.parse(text) for text in task.faults]
         self._baseline_memory = baseline_memory  # bytes of the process before the model was built
         self._commits = Commits(task, spec, layout, context, engine)
         self._progress = self._origin = self._restore()
+        self._evaluations: list[EvaluationRow] = []  # since the last step's row
 
     def train(self) -> dict[str, Any]:
         """Train to the end of the task. The last commit is published when this returns."""
         stop = False
         with self._commits, Prefetch(self._samples, self._progress.step) as prefetched:
-            while self._progress.step < self._last and not stop:
+            if not self._is_over:
+                self._evaluate()  # before the first step, or when a stop came before it
+            while not self._is_over and not stop:
                 stop = self._step(prefetched)
             self._commits.finish(dataclasses.asdict(self._progress))
-        done = self._progress.step >= self._spec.train.steps
-        return {"step": self._progress.step, "ended": "steps" if done else "stop" if stop else "until"}
+        step = self._progress.step
+        plateau = "plateau" if self._progress.is_on_plateau(self._spec.stop_when) else "until"
+        ended = "steps" if step >= self._spec.train.steps else "stop" if stop else plateau
+        return {"step": step, "ended": ended}
+
+    @property
+    def _is_over(self) -> bool:
+        progress = self._progress
+        return progress.step >= self._last or progress.is_on_plateau(self._spec.stop_when)
 
     def _restore(self) -> TrainingProgress:
         """Load the commit that the task names, or initialise the weights."""
@@ -124,24 +118,14 @@ class Rank:
         except CorruptCommit as error:
             # The controller learns the step from the exception, and takes the commit before.
             raise CorruptCommit(f"step {self._task.restore}: {error}", self._task.restore) from None
-        meta = manifest.meta
-        return TrainingProgress(
-            manifest.step,
-            manifest.position,
-            meta["tokens"],
-            manifest.receipt,
-            tuple(meta.get("losses", ())),
-            merged(self._task.skips, meta.get("skips", ())),
+        return TrainingProgress.of_commit(
+            manifest.step, manifest.position, manifest.receipt, manifest.meta, self._task.skips
         )
 
     def _step(self, prefetched: Prefetch[tuple[list[Batch], int]]) -> bool:
         """One optimiser step, its row of metrics and, if due, its commit. Returns whether to stop now."""
         began, at = time.perf_counter(), self._progress.step
-        for fault in self._faults:
-            if fault.apply(
-                self._context.rank_info.rank, self._context.rank_info.world_size, at + 1, self._task.attempt
-            ):
-                self._engine.poison()
+        self._inject(at + 1)
         self._context.set_waiting(True)
         micro_batches, digest = prefetched.next()
         self._context.set_waiting(False)
@@ -157,12 +141,34 @@ class Rank:
         self._advance(agreed.digest, metrics.loss)
         row = self._row(metrics, lr, time.perf_counter() - began, waited)
         row["busy_seconds"] = agreed.busy if busy else ()
-        final = agreed.stop or self._progress.step == self._last
+        if not agreed.stop or self._progress.step == self._last:
+            row["evaluation_seconds"] = self._evaluate()
+        if self._evaluations:
+            row["evaluations"], self._evaluations = self._evaluations, []
+        final = agreed.stop or self._is_over
         progress = dataclasses.asdict(self._progress)
         row["commit_seconds"] = self._commits.after_step(progress, row, agreed, final)
         row["saves"] = self._commits.outcomes()
         self._context.report(self._progress.step, row if self._context.rank_info.rank == 0 else None)
         return agreed.stop
+
+    def _evaluate(self) -> float:
+        """Evaluate if it is due after this step, and has not been done. Returns the seconds that it took."""
+        step, began = self._progress.step, time.perf_counter()
+        if not self._evaluator.is_due(step) or self._progress.evaluated == step:
+            return 0.0
+        # That of the last step has no other chance.
+        row = self._evaluator.evaluate(step, self._task.attempt, heeds_stop=step < self._last)
+        if row is not None:
+            self._evaluations.append(row)
+            self._progress = self._progress.with_evaluation(row["sets"], self._spec.stop_when)
+        return time.perf_counter() - began
+
+    def _inject(self, step: int, in_evaluation: bool = False) -> None:
+        rank, world = self._context.rank_info.rank, self._context.rank_info.world_size
+        for fault in self._faults:
+            if fault.apply(rank, world, step, self._task.attempt, in_evaluation):
+                self._engine.poison()
 
     def _compute(self, micro_batches: list[Batch], lr: float) -> Metrics:
         """The engine's step; errors get a note with the step and pipeline stage."""
@@ -194,13 +200,13 @@ class Rank:
 
     def _advance(self, digest: int, loss: float) -> None:
         size, before, stability = self._spec.train.global_batch, self._progress, self._spec.train.stability
-        self._progress = TrainingProgress(
+        self._progress = dataclasses.replace(
+            before,
             step=before.step + 1,
             position=start_of(before.position, 0, size, before.skips) + size,
             tokens=before.tokens + size * self._spec.data.sequence_length,
             receipt=roll(before.receipt, digest),
             losses=() if stability.spike is None else (*before.losses, loss)[-stability.window :],
-            skips=before.skips,
         )
 
     def _refuse_unstable(self, metrics: Metrics) -> None:

@@ -1,0 +1,146 @@
+"""Evaluation between two steps of training: sums over all tokens of each held-out set, the same under any layout.
+
+A set is cut into micro-batches of the layout's size. A rank that has none left computes one of which nothing is
+predicted, since its peers need it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from cluster.workers.clock import wall
+from cluster.workers.worker_context import WorkerContext
+from orchestrator.data.batches import Prefetch
+from orchestrator.data.held_out import HeldOut
+from orchestrator.job.evaluate import EvaluateSpec, metrics_of
+from orchestrator.job.spec import JobSpec
+from orchestrator.planning.layout import Layout
+from orchestrator.storage.row_types import EvaluationRow
+from orchestrator.train.engines.engine import Engine, EvaluationSums
+from orchestrator.train.parallel.router_load import ratios
+from orchestrator.train.rank_messages import agree
+from workloads.model.masks import REAL
+from workloads.model.transformer import IGNORED
+from workloads.workload import Batch, Workload
+
+LABELS = ("labels", "sequence_labels")
+"""What a batch has of what is to be predicted."""
+
+
+class Evaluator:
+    """Evaluates an engine's model on all sets; every rank makes one and calls it at the same steps."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        layout: Layout,
+        context: WorkerContext,
+        engine: Engine,
+        sets: Mapping[str, HeldOut],
+        workload: Workload,
+        between: Callable[[int], object] = lambda step: None,
+    ) -> None:
+        """`between` is called with the step after each pass over a global batch; faults are injected there."""
+        self._spec, self._layout, self._context, self._engine = spec.evaluate, layout, context, engine
+        self._batch_size, self._steps, self._sets = spec.train.global_batch, spec.train.steps, sets
+        self._between = between
+        self._has_routers = bool(workload.config.moe)
+        asked = spec.evaluate.metrics if spec.evaluate else None
+        self._metrics = frozenset(asked or metrics_of(workload.objective.name))
+
+    def is_due(self, step: int) -> bool:
+        """Whether the job asks for an evaluation after that step."""
+        return bool(self._sets) and self._spec is not None and self._spec.is_due(step, self._steps)
+
+    def evaluate(self, step: int, attempt: int, heeds_stop: bool = True) -> EvaluationRow | None:
+        """The row of an evaluation after that step; None if it `heeds_stop`, and the gang was asked to stop."""
+        began, found = time.perf_counter(), dict[str, dict[str, float]]()
+        self._context.set_waiting(True)  # the first forward pass may compile
+        for name, held_out in self._sets.items():
+            sums = self._sums(held_out, step, heeds_stop)
+            if sums is None:
+                return None
+            found[name] = measures(sums, held_out.tokens / max(held_out.bytes, 1), self._metrics)
+        seconds = time.perf_counter() - began
+        return {"step": step, "attempt": attempt, "time": wall(), "seconds": seconds, "sets": found}
+
+    def _sums(self, held_out: HeldOut, step: int, heeds_stop: bool) -> EvaluationSums | None:
+        samples, sums = _samples(held_out, self._spec, self._batch_size), EvaluationSums()
+        rank = self._layout.coordinate(self._context.rank_info.rank)["dp"]
+        passes = shares(samples, self._layout.micro_batch, self._batch_size, self._layout.dp, rank)
+
+        def make(number: int) -> list[Batch]:
+            parts = passes[number] if number < len(passes) else []
+            return [self._micro_batch(held_out, part, samples) for part in parts]
+
+        with Prefetch(make, 0) as prefetched:
+            for _ in passes:
+                batches = prefetched.next()
+                if agree(0, heeds_stop and self._context.stop_requested()).stop:
+                    return None
+                sums += self._engine.eval_step(batches)
+                self._context.set_waiting(False)
+                self._context.progressed()
+                self._between(step)
+        return sums
+
+    def _micro_batch(self, held_out: HeldOut, part: int, samples: int) -> Batch:
+        """Micro-batch number `part`; of what is beyond the last sample nothing is predicted."""
+        size = self._layout.micro_batch
+        numbers = torch.arange(part * size, (part + 1) * size)
+        there = numbers < samples
+        batch = held_out.batch(numbers.where(there, 0).tolist())
+        if bool(there.all()):
+            return batch
+        for name in LABELS:
+            if name in batch:
+                batch[name] = batch[name].masked_fill(_wide(~there, batch[name]), IGNORED)
+        if self._has_routers:  # nor is it routed, which would count
+            real = batch.get(REAL, batch.get("padding", torch.ones_like(batch["tokens"], dtype=torch.bool)))
+            batch[REAL] = real & _wide(there, real)
+        return batch
+
+
+def shares(samples: int, micro_batch: int, global_batch: int, ranks: int, rank: int) -> list[range]:
+    """The numbers of the micro-batches that one of `ranks` computes in each pass over at most a global batch.
+
+    All ranks have equally many in a pass; numbers from samples / micro_batch on are beyond the last sample.
+    """
+    parts, most = -(-samples // micro_batch), global_batch // (micro_batch * ranks)
+    found = []
+    for first in range(0, parts, most * ranks):
+        count = min(most, -(-(parts - first) // ranks))
+        found.append(range(first + rank * count, first + (rank + 1) * count))
+    return found
+
+
+def measures(sums: EvaluationSums, tokens_per_byte: float, metrics: Iterable[str]) -> dict[str, float]:
+    """The metrics that these sums give, with the number of predicted tokens.
+
+    bits_per_byte: the loss of a token, in bits, times the tokens that a byte of text takes (The Pile, Gao et al., 2020,
+    section 3.1). Routers add how evenly they spread the tokens.
+    """
+    loss = sums.loss / max(sums.tokens, 1.0)
+    values = {
+        "loss": loss,
+        "perplexity": math.exp(loss) if loss < 700 else math.inf,
+        "bits_per_byte": loss / math.log(2) * tokens_per_byte,
+        "accuracy": sums.correct / max(sums.tokens, 1.0),
+    }
+    wanted = {name: value for name, value in values.items() if name in metrics}
+    return {**wanted, **ratios(sums.routed), "tokens": sums.tokens}
+
+
+def _samples(held_out: HeldOut, spec: EvaluateSpec | None, batch_size: int) -> int:
+    most = spec.batches if spec else None
+    return held_out.samples if most is None else min(held_out.samples, most * batch_size)
+
+
+def _wide(rows: Tensor, like: Tensor) -> Tensor:
+    """bool [B] as [B, 1, ..], to be broadcast over `like`."""
+    return rows.view(-1, *[1] * (like.dim() - 1))

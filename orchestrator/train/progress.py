@@ -1,0 +1,77 @@
+"""The progress of a run between two steps: all that goes on from a commit besides weights and optimiser state."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from orchestrator.data.receipt import START
+from orchestrator.data.skips import Skip, merged
+from orchestrator.job.evaluate import LARGER_IS_BETTER, StopWhen
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingProgress:
+    """Where a run is, the same on every rank.
+
+    Attributes:
+        step: optimiser steps done.
+        position: samples consumed or skipped.
+        tokens: tokens consumed.
+        receipt: see `orchestrator.data.receipt`.
+        losses: the last losses, if the job asks for loss spikes to be detected.
+        skips: the windows of samples that are skipped.
+        evaluated: the step after which the last evaluation was, -1 before the first.
+        evaluation: its metrics by name, as in validation.loss.
+        best: the best value so far of the metric of `stop_when`, None before the first evaluation.
+        stale: evaluations since then.
+    """
+
+    step: int = 0
+    position: int = 0
+    tokens: int = 0
+    receipt: str = START
+    losses: tuple[float, ...] = ()
+    skips: tuple[Skip, ...] = ()
+    evaluated: int = -1
+    evaluation: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    best: float | None = None
+    stale: int = 0
+
+    @classmethod
+    def of_commit(
+        cls, step: int, position: int, receipt: str, meta: Mapping[str, Any], skips: Sequence[Any]
+    ) -> TrainingProgress:
+        """What a commit says, which leaves out `skips` too. Commits of earlier versions have no evaluation."""
+        return cls(
+            step=step,
+            position=position,
+            tokens=meta["tokens"],
+            receipt=receipt,
+            losses=tuple(meta.get("losses", ())),
+            skips=merged(skips, meta.get("skips", ())),
+            evaluated=meta.get("evaluated", -1),
+            evaluation=meta.get("evaluation", {}),
+            best=meta.get("best"),
+            stale=meta.get("stale", 0),
+        )
+
+    def with_evaluation(
+        self, sets: Mapping[str, Mapping[str, float]], stop_when: StopWhen | None
+    ) -> TrainingProgress:
+        """After an evaluation whose metrics are these, by set."""
+        values = {f"{name}.{metric}": v for name, found in sets.items() for metric, v in found.items()}
+        best, stale = self.best, self.stale
+        if stop_when is not None:
+            value = values[stop_when.metric]
+            sign = -1.0 if stop_when.metric.rpartition(".")[2] in LARGER_IS_BETTER else 1.0
+            gains = best is None or sign * (best - value) > stop_when.min_delta
+            better = gains and not math.isnan(value)
+            best, stale = (value, 0) if better else (best, stale + 1)
+        return dataclasses.replace(self, evaluated=self.step, evaluation=values, best=best, stale=stale)
+
+    def is_on_plateau(self, stop_when: StopWhen | None) -> bool:
+        """Whether the run has gained nothing for as long as `stop_when` allows."""
+        return stop_when is not None and self.stale >= stop_when.patience

@@ -1,0 +1,54 @@
+"""Which rank evaluates what, and what sums mean; that layouts give the same numbers is tested with real ranks."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.train.engines.engine import EvaluationSums
+from orchestrator.train.evaluation import measures, shares
+
+
+@given(st.integers(1, 200), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
+def test_every_micro_batch_is_one_rank_s_once(samples: int, size: int, ranks: int, most: int) -> None:
+    """Whatever is left over: all ranks compute equally many in a pass, as collectives need it."""
+    batch = size * ranks * most
+    found = [shares(samples, size, batch, ranks, rank) for rank in range(ranks)]
+    assert len({len(passes) for passes in found}) == 1
+    for parts in zip(*found, strict=True):
+        assert len({len(part) for part in parts}) == 1
+        assert 0 < len(parts[0]) <= most
+    numbers = sorted(n for passes in found for part in passes for n in part)
+    there = -(-samples // size)
+    assert numbers[:there] == list(range(there))
+    assert len(numbers) == len(set(numbers)) < there + ranks
+
+
+def test_sums_give_the_metrics_that_were_asked_for() -> None:
+    sums = EvaluationSums(loss=200.0, tokens=100.0, correct=25.0)
+    found = measures(sums, 0.25, ("loss", "perplexity", "bits_per_byte", "accuracy"))
+    assert found == {
+        "loss": 2.0,
+        "perplexity": pytest.approx(math.exp(2.0)),
+        "bits_per_byte": pytest.approx(2.0 / math.log(2) / 4),
+        "accuracy": 0.25,
+        "tokens": 100.0,
+    }
+    assert measures(sums, 0.25, ("accuracy",)) == {"accuracy": 0.25, "tokens": 100.0}
+    assert measures(EvaluationSums(loss=1e6, tokens=1.0), 1.0, ("perplexity",))["perplexity"] == math.inf
+
+
+def test_sums_add_what_routers_did() -> None:
+    one = EvaluationSums(1.0, 2.0, 1.0, {"router": torch.tensor([0.0, 3.0, 1.0, 4.0, 4.0])})
+    both = EvaluationSums() + one + one
+    assert (both.loss, both.tokens, both.correct) == (2.0, 4.0, 2.0)
+    assert measures(both, 1.0, ()) == {
+        "router_load": 1.5,
+        "router_dropped": 0.0,
+        "router_entropy": 1.0,
+        "tokens": 4.0,
+    }

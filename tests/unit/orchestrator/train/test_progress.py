@@ -1,0 +1,54 @@
+"""What a run carries from step to step, and when it has gained nothing for long."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.job.evaluate import StopWhen
+from orchestrator.train.progress import TrainingProgress
+
+
+def after(values: list[float], stop_when: StopWhen) -> list[bool]:
+    """Whether a run is on a plateau after each of these evaluations."""
+    found, progress = [], TrainingProgress()
+    name, _, metric = stop_when.metric.partition(".")
+    for value in values:
+        progress = progress.with_evaluation({name: {metric: value}}, stop_when)
+        found.append(progress.is_on_plateau(stop_when))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "ended"),
+    [
+        ("validation.loss", [3.0, 2.0, 2.5, 1.9, 2.0, 2.0], [False] * 5 + [True]),
+        ("wiki.accuracy", [0.1, 0.3, 0.2, 0.2], [False, False, False, True]),
+        ("validation.loss", [2.0, 2.0, 2.0], [False, False, True]),
+        ("validation.loss", [float("nan"), 2.0, float("nan"), float("nan")], [False] * 3 + [True]),
+    ],
+)
+def test_a_plateau_is_so_many_evaluations_without_gain(
+    metric: str, values: list[float], ended: list[bool]
+) -> None:
+    assert after(values, StopWhen(metric=metric, patience=2)) == ended
+
+
+def test_a_gain_of_less_than_asked_is_none() -> None:
+    """But gains add up: they are compared with the best value, not with the one before."""
+    values = [2.0, 1.96, 1.92, 1.88, 1.87]
+    assert after(values, StopWhen(patience=3, min_delta=0.1)) == [False] * 5
+    assert after(values[:3], StopWhen(patience=2, min_delta=0.1)) == [False, False, True]
+
+
+def test_a_commit_of_an_earlier_version_was_never_evaluated() -> None:
+    progress = TrainingProgress.of_commit(7, 56, "abc", {"tokens": 99}, [])
+    assert (progress.step, progress.position, progress.evaluated, progress.best) == (7, 56, -1, None)
+
+
+def test_what_a_commit_says_goes_on() -> None:
+    stop = StopWhen(patience=2)
+    told = TrainingProgress(step=4).with_evaluation({"validation": {"loss": 2.0}}, stop)
+    told = told.with_evaluation({"validation": {"loss": 3.0}}, stop)
+    meta = {"tokens": 1, **{k: getattr(told, k) for k in ("evaluated", "evaluation", "best", "stale")}}
+    again = TrainingProgress.of_commit(4, 0, "", meta, [])
+    assert again.with_evaluation({"validation": {"loss": 2.5}}, stop).is_on_plateau(stop)
