@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from orchestrator.checkpoint.manifest import (
@@ -15,11 +15,10 @@ from orchestrator.checkpoint.manifest import (
     published_steps,
 )
 from orchestrator.checkpoint.store import Store
+from orchestrator.job.evaluate import LARGER_IS_BETTER
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.file_names import MANIFEST
 
-BEST = ("loss", "min")
-"""What `checkpoint.keep_best` means: the commit whose manifest has the least value under this key."""
 DOCUMENT = re.compile(r"(manifest|records-[0-9]{5,}-[0-9a-z]+)\.json(\.[0-9a-f]{32}\.tmp)?")
 """The manifest and the writers' records, and the drafts of these that a crash leaves."""
 LATEST_DRAFT = re.compile(r"LATEST\.[0-9a-f]{32}\.tmp")
@@ -32,20 +31,44 @@ class Retention:
     Attributes:
         keep: the newest so many sound commits, at least one; None keeps all commits.
         every: and those whose step is a multiple of this.
-        best: and the sound one with the best value in its meta: (key, "min" or "max").
+        best: and the best sound one by this metric, see `rate`.
         before: and the newest sound one that is not after this step.
     """
 
     keep: int | None = None
     every: int | None = None
-    best: tuple[str, str] | None = None
+    best: str | None = None
     before: int | None = None
+
+
+def rate(commit: CommitManifest, metric: str) -> float | None:
+    """A number that is least for the best commit, None for one without that metric.
+
+    `metric` is of an evaluation after the commit's step, as in validation.loss; empty for the loss of training.
+    """
+    if not metric:
+        return commit.meta.get("loss")
+    meta = commit.meta
+    value = meta.get("evaluation", {}).get(metric) if meta.get("evaluated") == commit.step else None
+    larger = metric.rpartition(".")[2] in LARGER_IS_BETTER
+    return -value if larger and value is not None else value
 
 
 def retention_of(spec: JobSpec) -> Retention:
     """The retention that the job asks for, and the commit before a decay, from which the run can be extended."""
-    checkpoint, best = spec.checkpoint, BEST if spec.checkpoint.keep_best else None
-    return Retention(checkpoint.keep, checkpoint.keep_every, best, spec.train.decay_from)
+    checkpoint, best = spec.checkpoint, spec.checkpoint.keep_best
+    metric = best if isinstance(best, str) else "" if best else None
+    return Retention(checkpoint.keep, checkpoint.keep_every, metric, spec.train.decay_from)
+
+
+def best_commit(store: Store, metric: str) -> int | None:
+    """The step of the best sound commit by a metric, the earliest of equals; None if none has it."""
+    return _best(_sound(store, store.retry(store.backend.list), limit=None), metric)
+
+
+def _best(sound: Mapping[int, CommitManifest], metric: str) -> int | None:
+    rated = [(value, step) for step, commit in sound.items() if (value := rate(commit, metric)) is not None]
+    return min(rated)[1] if rated else None
 
 
 def prune(store: Store, retention: Retention) -> list[int]:
@@ -65,14 +88,8 @@ def prune(store: Store, retention: Retention) -> list[int]:
     kept = set(sorted(sound)[-keep:]) | {
         step for step in published_steps(sizes) if every and step % every == 0
     }
-    if best is not None:
-        key, sign = best[0], {"min": 1, "max": -1}[best[1]]
-        rated = [
-            (sign * commit.meta[key], step)
-            for step, commit in sound.items()
-            if commit.meta.get(key) is not None
-        ]
-        kept |= {min(rated)[1]} if rated else set()
+    if best is not None and (chosen := _best(sound, best)) is not None:
+        kept.add(chosen)
     if retention.before is not None and newest > retention.before:
         last = store.latest(retention.before, deep=False)
         kept |= {last.step} if last else set()

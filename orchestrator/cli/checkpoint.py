@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -37,7 +37,10 @@ def list_(run_dir: Run, as_json: Json = False) -> None:
         emit(found)
         return
     columns = ["step", "position", "receipt", "layout", "MiB", "created", "state"]
-    table("Commits", columns, [[str(row[column]) for column in columns] for row in found])
+    metrics = [row["evaluation"] for row in found]
+    columns += dict.fromkeys(name for one in metrics for name in one)
+    rows = [[_text((row | one).get(c)) for c in columns] for row, one in zip(found, metrics, strict=True)]
+    table("Commits", columns, rows)
 
 
 def verify(run_dir: Run, step: Step = None, as_json: Json = False) -> None:
@@ -149,14 +152,14 @@ def _chosen(store: Store, step: int | None) -> CommitManifest:
     return newest
 
 
-def _describe(store: Store, step: int) -> dict[str, object]:
+def _describe(store: Store, step: int) -> dict[str, Any]:
     from orchestrator.checkpoint.manifest import CorruptCommit
 
     try:
         found = store.manifest(step)
     except CorruptCommit as error:
         columns = dict.fromkeys(("position", "receipt", "layout", "MiB", "created"), "")
-        return {"step": step, **columns, "state": f"damaged: {error}"}
+        return {"step": step, **columns, "state": f"damaged: {error}", "evaluation": {}}
     layout = found.meta.get("layout", {})
     shown = " ".join(f"{k}{v}" for k, v in layout.items() if k in ("pp", "dp", "cp", "tp") and v > 1) or "dp1"
     return {
@@ -167,4 +170,9 @@ def _describe(store: Store, step: int) -> dict[str, object]:
         "MiB": round(found.total_bytes / 2**20, 1),
         "created": found.created,
         "state": "committed",
+        "evaluation": found.meta.get("evaluation", {}) if found.meta.get("evaluated") == step else {},
     }
+
+
+def _text(value: object) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

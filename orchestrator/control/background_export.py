@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from cluster.workers.cluster import Cluster, RemoteTask
@@ -15,29 +16,45 @@ LONGEST = 7200.0
 """Seconds that an export may take: a hundred billion parameters are read and written within, at 200 MB a second."""
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be exported: the commit at `step`, or the `best` of those that were evaluated up to there."""
+
+    step: int
+    best: bool = False
+
+
 class BackgroundExport:
     """Writes commits of a run where its job says. `tell` hears, in a line, of an export that failed."""
 
     def __init__(self, cluster: Cluster, spec: JobSpec, run: RunDir, tell: Callable[[str], None]) -> None:
         self._cluster, self._checkpoint, self._run, self._tell = cluster, spec.checkpoint, run, tell
         self._target = spec.checkpoint.export_to or run.at("export")
-        self._under_way: tuple[int, RemoteTask] | None = None
+        self._under_way: tuple[Wanted, RemoteTask] | None = None
         self._began = 0.0
-        self._failures: dict[int, str] = {}
+        self._failures: dict[Wanted, str] = {}
+        self._exported: Wanted | None = None
         self.done: dict[str, Any] = {}
 
-    def has(self, step: int) -> bool:
-        """Whether the commit of that step is what was exported last."""
-        return self.done.get("step") == step
+    def has_last(self, step: int) -> bool:
+        """Whether what was exported last is the model of a run that ends at that step."""
+        return self._exported == self._last(step)
 
     def failed(self, step: int) -> str:
-        """Why the last export of that step failed, empty if it did not."""
-        return self._failures.get(step, "")
+        """Why the export of a run that ends at that step failed, empty if it did not."""
+        return self._failures.get(self._last(step), "")
 
     def published(self, step: int) -> None:
         """Hear of a commit; it is exported if the job wants each of them."""
         if self._checkpoint.export and self._checkpoint.export_at == "commit":
-            self.advance(step)
+            self._advance(Wanted(step))
+
+    def advance(self, step: int) -> None:
+        """Go on with the export of a run that ends at that step: its last commit, or the best by an evaluation."""
+        self._advance(self._last(step))
+
+    def _last(self, step: int) -> Wanted:
+        return Wanted(step, best=isinstance(self._checkpoint.keep_best, str))
 
     def try_again(self) -> None:
         """Forget the failures so far."""
@@ -49,8 +66,8 @@ class BackgroundExport:
             self._under_way[1].cancel()
             self._under_way = None
 
-    def advance(self, step: int) -> None:
-        """Take the result of an export that has ended, and start that of `step` unless one is under way."""
+    def _advance(self, wanted: Wanted) -> None:
+        """Take the result of an export that has ended, and start what is wanted unless one is under way."""
         if self._under_way is not None:
             exported, run_task = self._under_way
             late = time.monotonic() - self._began > LONGEST
@@ -60,16 +77,17 @@ class BackgroundExport:
                 if late:
                     self.stop()
                     raise TimeoutError(f"it was not done after {LONGEST:.0f} s")
-                self.done = run_task.result()
+                self.done, self._exported = run_task.result(), exported
                 self._failures.pop(exported, None)
             except Exception as error:  # whatever it is, training goes on
                 why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
                 self._failures[exported] = why
-                self._tell(f"the export of step {exported} failed: {why}")
-                if exported == step:
+                self._tell(f"the export of step {exported.step} failed: {why}")
+                if exported == wanted:
                     return
             finally:
                 self._under_way = None
-        if not self.has(step):
+        if self._exported != wanted:
             self._began = time.monotonic()
-            self._under_way = (step, self._cluster.run_task(export.export, self._run.uri, step, self._target))
+            arguments = self._run.uri, wanted.step, self._target, wanted.best
+            self._under_way = (wanted, self._cluster.run_task(export.export, *arguments))

@@ -30,13 +30,16 @@ COMPARED, SHORT = 64, 7
 SAMPLE_TOKENS = 120
 
 
-def export(run_uri: str, step: int, target: str) -> dict[str, Any]:
+def export(run_uri: str, step: int, target: str, best: bool = False) -> dict[str, Any]:
     """Export the commit at `step` of a run to the folder `target`: complete and checked, or not at all.
+
+    With `best` that commit is exported, if there is one, which is best by the metric of checkpoint.keep_best.
 
     Returns {"uri", "step", "logits_difference", "sample"}; `sample` is generated text, None if the model
     generates none. Raises InputError if there is no such commit, and RuntimeError if transformers disagrees.
     """
     from orchestrator.checkpoint.identity import check_commit, read_job
+    from orchestrator.checkpoint.retention import best_commit
     from orchestrator.checkpoint.store import Store
     from orchestrator.resolve.prepared_data import data_of
     from orchestrator.resolve.training_inputs import workload_of
@@ -48,6 +51,9 @@ def export(run_uri: str, step: int, target: str) -> dict[str, Any]:
         raise InputError("there is no run here", run.uri, "give a run directory")
     retry = patient(spec.limits.unsaved)
     store = Store(run.at("checkpoints"), retry=retry)
+    metric = spec.checkpoint.keep_best
+    if best and isinstance(metric, str) and (found := best_commit(store, metric)) is not None:
+        step = found
     manifest = store.manifest(step)
     check_commit(manifest, spec, run.at("job.yaml"))
     tokens = data_of(run, manifest.meta["data"], retry)

@@ -272,7 +272,7 @@ def test_prune_keeps_last_every_best_and_removes_half_commits(uri: str) -> None:
         commit(store, step, loss=loss)
     store.write_shard(35, 0, [full_piece("model.w", torch.zeros(2))])
     store.write_shard(75, 0, [full_piece("model.w", torch.zeros(2))])
-    assert prune(store, Retention(keep=2, every=30, best=("loss", "min"))) == [10, 40, 50]
+    assert prune(store, Retention(keep=2, every=30, best="")) == [10, 40, 50]
     assert store.steps() == [20, 30, 60, 70]
     left = store.backend.list()
     assert not any("step-00000035" in path for path in left)
@@ -283,7 +283,7 @@ def test_commits_that_were_not_rated_are_not_the_best(uri: str) -> None:
     store = Store(uri)
     for step, loss in [(1, None), (2, 3.0), (3, 2.0), (4, 2.5), (5, None)]:
         commit(store, step, loss=loss)
-    assert prune(store, Retention(keep=1, best=("loss", "min"))) == [1, 2, 4]
+    assert prune(store, Retention(keep=1, best="")) == [1, 2, 4]
     assert prune(store, Retention(keep=1)) == [3]
 
 
