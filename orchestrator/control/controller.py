@@ -162,14 +162,14 @@ class Controller:
             restored=self._restored,
             recorded=history.step,
             prepared=bool(self._data.uri),
-            exported=self._exports.has(self._state.step),
+            exported=self._exports.has_last(self._state.step),
             export_failed=self._exports.failed(self._state.step) if self._state.phase == "export" else "",
             capacity=capacity,
             ready=workers.ready(),
             ranks=workers.ranks,
             gap=workers.status.gap,
             placement_failed=self._placement_failed,
-            stop=self._stop or history.unsaved(),
+            stop=self._stop or history.saves.stop(),
             step_seconds=history.step_seconds,
             longest_step=history.longest_step,
             restart_seconds=history.event_history.restart_seconds or FIRST_RESTART,
@@ -184,7 +184,7 @@ class Controller:
             where = f"rank {slow[0]} on {self._workers.ranks[slow[0]].node}"
             self._event("train", f"{where} is slow: {slow[1]:.1f} times the median of the ranks")
         for save in (save for row in rows for save in row.get("saves", ())):
-            if line := history.note_save(save):
+            if line := history.saves.note(save):
                 self._note = f"saving pauses: {save['reason']}" if save["state"] == "failed" else ""
                 self._event("train", line)
             if save["state"] == "published":

@@ -17,13 +17,14 @@ from orchestrator.checkpoint.snapshots import newest_commit, peer_store
 from orchestrator.checkpoint.store import Store
 from orchestrator.control.events import EventHistory, Spending, memory_seen
 from orchestrator.control.row_recovery import find, without
-from orchestrator.control.state import Phase, State, Stop
+from orchestrator.control.save_failures import SaveFailures
+from orchestrator.control.state import Phase, State
 from orchestrator.data.skips import is_before, merged
 from orchestrator.job.spec import JobSpec, dump
 from orchestrator.planning import prices
 from orchestrator.storage.background_writer import BackgroundWriter
 from orchestrator.storage.retry import storage_failed
-from orchestrator.storage.row_line import EVENTS, METRICS
+from orchestrator.storage.row_line import EVALS, EVENTS, METRICS, evaluations_in
 from orchestrator.storage.row_log import steps_text
 from orchestrator.storage.row_types import EventFields
 from orchestrator.storage.row_writer import HOLD, RowWriter
@@ -60,11 +61,11 @@ class RunHistory:
         self._peers: Store | None = None
         self._holders: tuple[str, tuple[Mapping[str, str], ...]] = ("", ())
         self._metrics = RowWriter(run, METRICS, 0.0 if run.local else HOLD, self._stored)
+        self._evaluations = RowWriter(run, EVALS)
         self._events, self._documents = RowWriter(run, EVENTS, stored=self._told), dict[str, Any]()
         self._writer = BackgroundWriter(self._write)
         self._refused = -PAUSE  # when a document was not taken, monotonic seconds
-        # Since when saves fail, and why the last one did.
-        self._failing: tuple[float, str] | None = None
+        self.saves = SaveFailures(spec.limits.unsaved)
         self.event_history = EventHistory(run.rows(EVENTS))
         # Never changed in place: what asks for the status reads it from another thread.
         self.recent: tuple[Row, ...] = tuple(self._metrics.latest(RECENT))
@@ -159,6 +160,7 @@ class RunHistory:
     def _write(self) -> None:
         """Write what is due: rows before the events that speak of them, and the latest of each document."""
         self._metrics.flush()
+        self._evaluations.flush()
         self._events.flush()
         while self._documents and time.monotonic() - self._refused >= PAUSE:
             name, value = self._documents.popitem()
@@ -172,6 +174,7 @@ class RunHistory:
 
     def _stored(self, rows: Sequence[Row]) -> None:
         self.saved += len(rows)
+        self._evaluations.add(evaluations_in(rows))
         self.tracker.rows(rows)
 
     def _told(self, events: Sequence[Row]) -> None:
@@ -214,7 +217,7 @@ class RunHistory:
         self._metrics.add(rows)
         if rows:
             self.recent = (*self.recent, *rows)[-RECENT:]
-        if self._metrics.due or self._events.due:
+        if self._metrics.due or self._evaluations.due or self._events.due:
             self._writer.request()
 
     def close(self) -> None:
@@ -225,27 +228,8 @@ class RunHistory:
         """Have everything stored. Raises OSError, in words, if storage refuses it."""
         self._writer.wait(LONGEST_WRITE)
         self._metrics.drain(PATIENCE)
+        self._evaluations.drain(PATIENCE)
         self._events.drain(PATIENCE)
-
-    def note_save(self, outcome: dict[str, Any]) -> str:
-        """What is to be told of a save that has ended; empty for one that went well, as the ones before."""
-        if outcome["state"] == "failed":
-            self._failing = (self._failing[0] if self._failing else time.monotonic(), outcome["reason"])
-            return f"the save at step {outcome['step']} failed: {outcome['reason']}"
-        message = f"saving resumes with the commit at step {outcome['step']}" if self._failing else ""
-        self._failing = None
-        return message
-
-    def unsaved(self) -> Stop | None:
-        """The stop of a run whose saves have failed for as long as the job allows; None before."""
-        now = time.monotonic()
-        since, why = self._failing or (now, "")
-        if now - since < self._spec.limits.unsaved:
-            return None
-        text = (
-            f"limits.unsaved is reached: every save has failed for {now - since:.0f} s, the last one: {why}"
-        )
-        return Stop("limit", text)
 
     def use_holders(self, token: str, holders: Sequence[Mapping[str, str]]) -> None:
         """Look for commits in the memory of these holders first, {"node", "address"} each."""
@@ -296,6 +280,9 @@ class RunHistory:
                 reason = f"events {steps_text(lost)} were lost from {EVENTS}: what they told is in no figure"
                 self.event(attempt, step, "wait", reason, missing_events=lost)
         self.recent = tuple(self._metrics.latest(RECENT))
+        # An evaluation that the commit does not know of is made again.
+        known = step if commit and commit.meta.get("evaluated") == step else step - 1
+        self._evaluations.cut(known, evaluations_in(self.recent))
         self.saved = 0
         self.tracker.rows(carried)
         return commit, notes

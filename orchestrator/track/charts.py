@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 Point = tuple[float, float]
 Tick = tuple[float, str]
@@ -56,7 +57,8 @@ class Axes:
 
 @dataclass(frozen=True)
 class Plot:
-    """A line over steps with labelled marks, shaded bands and a level, in SVG units."""
+    """A line over steps with labelled marks, shaded bands, a level and other lines, each with its name and last
+    point; in SVG units."""
 
     axes: Axes
     path: str
@@ -64,6 +66,7 @@ class Plot:
     marks: list[Tick]
     bands: list[Point]
     level: float | None
+    others: list[tuple[str, str, Point]]
 
 
 def axes(
@@ -97,14 +100,16 @@ def line_plot(
     bands: Sequence[Point] = (),
     level: float | None = None,
     from_zero: bool = False,
+    others: Mapping[str, Sequence[Point]] = MappingProxyType({}),
 ) -> Plot | None:
-    """A line with labelled marks and shaded bands on the x axis and a level on the y axis.
+    """A line with labelled marks and shaded bands on the x axis, a level on the y axis, and other lines by name.
 
     Points that are not finite break the line. None if there is nothing to draw.
     """
     given = list(points)
-    found = axes(given, width, height, level=level, from_zero=from_zero)
-    if found is None:
+    every = [*given, *(point for line in others.values() for point in line)]
+    found = axes(every, width, height, level=level, from_zero=from_zero)
+    if found is None or not any(math.isfinite(value) for _, value in given):
         return None
     x, y = found.x, found.y
     last = [point for point in given if math.isfinite(point[1])][-1]
@@ -115,6 +120,11 @@ def line_plot(
         [(x(v), label) for v, label in marks if x.low <= v <= x.high],
         [(x(max(a, x.low)), x(min(b, x.high))) for a, b in bands if a < x.high and b > x.low],
         None if level is None else y(level),
+        [
+            (name, path(thin(line), x, y), (x(line[-1][0]), y(line[-1][1])))
+            for name, line in others.items()
+            if line and math.isfinite(line[-1][1])
+        ],
     )
 
 

@@ -109,6 +109,7 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             ("unknown" if loss is None else f"{loss:.4f} nats a token")
             + (f" (unigram entropy {entropy:.4f})" if entropy is not None else ""),
         ),
+        *[(f"loss of {name}", _held_out(metrics)) for name, metrics in _sets(summary).items()],
         ("speed", f"{count(measured.get('tokens_per_second'))} tokens/s"),
         (
             "a step",
@@ -135,6 +136,17 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if summary.get("reason"):
         rows.insert(0, ("reason", str(summary["reason"])))
     return rows
+
+
+def _sets(summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """The metrics of the last evaluation, by set."""
+    return dict((summary.get("evaluation") or {}).get("sets") or {})
+
+
+def _held_out(metrics: Mapping[str, float]) -> str:
+    """Loss, bits per byte and accuracy, as far as they were measured."""
+    shown = {"loss": "{:.4f} nats a token", "bits_per_byte": "{:.4f} bits a byte", "accuracy": "{:.1%} right"}
+    return ", ".join(text.format(metrics[key]) for key, text in shown.items() if key in metrics)
 
 
 def _details(status: Mapping[str, Any]) -> list[str]:

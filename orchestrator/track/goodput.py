@@ -21,6 +21,7 @@ BUCKETS = (
     "step",  # optimiser steps that count
     "data_stall",  # a step waited for its samples
     "checkpoint_stall",  # a step waited for its commit
+    "evaluate",  # held-out text was evaluated between two steps
     "lost_work",  # steps that were rolled back, at their first execution
     "detection",  # from the last step to the moment the fault was seen
     "re_plan",  # stopping the gang and choosing the next layout
@@ -186,6 +187,7 @@ def _accounted(length: int, rows: PhaseTime) -> Iterator[tuple[str, int]]:
     for bucket, spent in (
         ("data_stall", rows.data),
         ("checkpoint_stall", rows.commit),
+        ("evaluate", rows.evaluation),
         ("step", rows.step),
     ):
         amount = min(length, spent)

@@ -15,9 +15,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
+from orchestrator.storage.row_line import Row, evaluations_in
 from orchestrator.track.redact import redact
 
-Row = dict[str, Any]
 T = TypeVar("T")
 
 METRICS_A_BATCH = 1000
@@ -94,7 +94,7 @@ class MlflowRun:
             if closing.is_set():
                 return []
             for metric in self._client.get_metric_history(self.run_id, key):
-                if any(first <= metric.step <= last for first, last in steps):
+                if "." not in key and any(first <= metric.step <= last for first, last in steps):
                     row = found.setdefault(metric.step, {"time": metric.timestamp / 1000})
                     row[key] = int(metric.value) if key in INTEGERS else metric.value
         return [
@@ -178,7 +178,7 @@ def _batches(rows: Iterable[Row], last: int) -> Iterator[list[Row]]:
         if not isinstance(row.get("step"), int) or row["step"] <= last:
             continue
         last = row["step"]
-        count = len(_metric_keys(row))
+        count = len(_metric_keys(row)) + len(_evaluation_metrics(row))
         if batch and size + count > METRICS_A_BATCH:
             yield batch
             batch, size = [], 0
@@ -201,7 +201,18 @@ def _metrics(row: Row) -> list[Any]:
 
     # With the row's own time, a row that is logged twice stays one row on the server.
     at = int(float(row.get("time") or 0) * 1000)
-    return [Metric(_key(key), float(row[key]), at, row["step"]) for key in _metric_keys(row)]
+    own = [Metric(_key(key), float(row[key]), at, row["step"]) for key in _metric_keys(row)]
+    return own + [Metric(_key(key), value, at, step) for key, value, step in _evaluation_metrics(row)]
+
+
+def _evaluation_metrics(row: Row) -> list[tuple[str, float, int]]:
+    """Name, as in validation.loss, value and step of what was evaluated since the row before."""
+    return [
+        (f"{name}.{key}", float(value), evaluation["step"])
+        for evaluation in evaluations_in([row])
+        for name, metrics in evaluation["sets"].items()
+        for key, value in metrics.items()
+    ]
 
 
 def _tags(tags: Mapping[str, Any]) -> list[Any]:

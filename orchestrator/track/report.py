@@ -30,6 +30,7 @@ EVENTS_SHOWN, MARKS_SHOWN = (
     500,
     100,
 )  # events in the table, and attempts and faults in the charts: the latest ones
+EVALUATIONS_SHOWN = 50  # in the table: the latest ones
 LAYOUTS_SHOWN = 12  # layouts in a table; the rest is only counted
 
 BUCKET_NAMES = {
@@ -38,6 +39,7 @@ BUCKET_NAMES = {
     "step": "steps that count",
     "data_stall": "waiting for samples",
     "checkpoint_stall": "waiting for commits",
+    "evaluate": "evaluating",
     "lost_work": "work that was lost",
     "detection": "noticing faults",
     "re_plan": "stopping and planning again",
@@ -82,6 +84,7 @@ def _content(run_dir: RunDir, rows: RunTotals | None) -> dict[str, Any]:
         "timeline": _timeline(phases),
         "plan": _plan(plan),
         "compared": _compared(found),
+        "evaluations": _evaluations(rows),
         "commits": _commits(run_dir),
         "events": _events(events),
         "earlier": max(0, len(events) - EVENTS_SHOWN),
@@ -117,10 +120,30 @@ def _plots(rows: RunTotals, events: Sequence[Row], found: dict[str, Any]) -> lis
             bands=bands if loss else [],
             level=entropy if loss else None,
             from_zero=not loss,
+            others=_held_out_losses(rows) if loss else {},
         )
         if plot:
             drawn.append({"key": key, "title": title, "unit": unit, "plot": plot, "final": points[-1][1]})
     return drawn
+
+
+def _held_out_losses(rows: RunTotals) -> dict[str, list[charts.Point]]:
+    """The loss of each held-out set by step, oldest first."""
+    lines: dict[str, list[charts.Point]] = {}
+    for evaluation in reversed(rows.evaluations):
+        for name, metrics in evaluation["sets"].items():
+            if "loss" in metrics:
+                lines.setdefault(name, []).append((float(evaluation["step"]), metrics["loss"]))
+    return lines
+
+
+def _evaluations(rows: RunTotals) -> list[dict[str, Any]]:
+    """A row for each set of the latest evaluations, newest first, with all metrics by name."""
+    return [
+        {"step": evaluation["step"], "set": name, "metrics": metrics}
+        for evaluation in rows.evaluations[:EVALUATIONS_SHOWN]
+        for name, metrics in evaluation["sets"].items()
+    ]
 
 
 def _timeline(phases: Sequence[Phase]) -> dict[str, Any] | None:

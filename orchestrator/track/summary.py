@@ -55,6 +55,7 @@ def summary(
         "steps": spec.train.steps,
         "tokens": last.get("tokens", 0),
         "final_loss": loss,
+        "evaluation": rows.evaluations[0] if rows.evaluations else None,
         "unigram_entropy": unigram_entropy,
         "below_unigram": None if unigram_entropy is None or loss is None else bool(loss < unigram_entropy),
         "receipt": (manifest_meta or {}).get("samples") or last.get("samples"),

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.storage.row_line import EVENTS, LARGEST, METRICS, Row
+from orchestrator.storage.row_line import EVENTS, LARGEST, METRICS, Row, evaluations_in
 from orchestrator.storage.run_directory import ORIGIN, RunDir
 from orchestrator.track.charts import Thinned
 
@@ -30,6 +30,7 @@ class PhaseTime:
 
     data: int = 0
     commit: int = 0
+    evaluation: int = 0
     step: int = 0
     last: int = 0
 
@@ -37,6 +38,7 @@ class PhaseTime:
         """One more row."""
         self.data += micros(row.get("data_seconds"))
         self.commit += micros(row.get("commit_seconds"))
+        self.evaluation += micros(row.get("evaluation_seconds"))
         self.step += micros(row.get("step_seconds"))
         self.last = max(self.last, time)
 
@@ -63,6 +65,8 @@ class RunTotals:
         self.first_step: dict[int, int] = {}
         """The first step of an attempt that counts, by attempt."""
         self.memory_bytes: float | None = None
+        self.evaluations: list[Row] = []
+        """The evaluations that count, newest first."""
         self.points = {key: Thinned() for key in CHARTED}
         self.latest = 0
         """The time of the last row, in microseconds since the epoch."""
@@ -128,6 +132,7 @@ class RunTotals:
         self._first_rows[attempt] = row
         if is_number(row.get("memory_bytes")):
             self.memory_bytes = max(self.memory_bytes or 0, row["memory_bytes"])
+        self.evaluations += reversed(evaluations_in([row]))
         for key, points in self.points.items():
             if isinstance(row.get(key), int | float):
                 points.add(float(step), float(row[key]))

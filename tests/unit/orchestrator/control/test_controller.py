@@ -180,7 +180,7 @@ def test_an_export_is_made_in_another_process(runs: Runs) -> None:
     document = runs.job().model_dump(mode="json")
     document["checkpoint"]["export"] = "hf"
     summary = runs.controller(parse(document)).drive()
-    assert runs.calls == [(export.export, runs.run.uri, 12, runs.run.at("export"))]
+    assert runs.calls == [(export.export, runs.run.uri, 12, runs.run.at("export"), False)]
     assert runs.phases() == [*QUIET[:-1], "export", "done"]
     assert summary["sample"] == "once upon"
     assert summary["export"]["step"] == 12

@@ -1,0 +1,178 @@
+"""Runs that evaluate held-out text: the same numbers under any layout and through faults, and training unchanged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import curve, job, rows, weights, write_text
+from local_run import LocalGang, controller_here, drive_here
+
+from orchestrator.checkpoint.store import Store
+from orchestrator.control import decide
+from orchestrator.job.outcome import Outcome
+
+TOLERANCE = 1e-6
+
+
+def evaluated(text: str, **evaluate: Any) -> dict[str, Any]:
+    """A job that holds out a third of its documents, some of 7 global batches, which no width divides."""
+    document = job(text)
+    document["data"]["validation"] = {"share": 0.34}
+    document["evaluate"] = {"every": 5, "at_start": True, **evaluate}
+    return document
+
+
+def of_sets(run: Path) -> list[dict[str, Any]]:
+    """Step and metrics of each evaluation in evals.jsonl."""
+    return [{"step": row["step"], **row["sets"]} for row in rows(run, "evals.jsonl")]
+
+
+def close(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> None:
+    assert [row["step"] for row in found] == [row["step"] for row in wanted]
+    for ours, theirs in zip(found, wanted, strict=True):
+        for name, metrics in theirs.items():
+            assert ours[name] == pytest.approx(metrics, rel=TOLERANCE), (ours["step"], name)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_text(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def quiet(text: str, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """On one worker, undisturbed."""
+    run = tmp_path_factory.mktemp("runs") / "quiet"
+    drive_here(evaluated(text), str(run), cache, gang=lambda: LocalGang([1]))
+    return run
+
+
+def test_evaluations_are_rows_of_their_own(quiet: Path, text: str, cache: Path, tmp_path: Path) -> None:
+    """At the start, every five steps and at the end; over all held-out tokens, and the training is as without."""
+    found = of_sets(quiet)
+    assert [row["step"] for row in found] == [0, 5, 10, 12]
+    assert all(row.keys() == {"step", "validation"} for row in found)
+    first, last = found[0]["validation"], found[-1]["validation"]
+    assert first.keys() == {"loss", "perplexity", "bits_per_byte", "accuracy", "tokens"}
+    assert first["tokens"] == last["tokens"] > 5 * 8 * 32
+    assert last["loss"] < first["loss"] - 0.3
+    assert 0 < first["accuracy"] < last["accuracy"] < 1
+    document = evaluated(text)
+    del document["evaluate"]
+    drive_here(document, str(tmp_path / "without"), cache, gang=lambda: LocalGang([1]))
+    assert curve(quiet) == curve(tmp_path / "without")
+    assert weights(quiet, 12) == weights(tmp_path / "without", 12)
+
+
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        {"micro_batch": 3},
+        {"micro_batch": 2, "zero": 3},
+        {"tp": 2},
+        {"pp": 2, "schedule": "zbv"},
+        {"cp": 2},
+        pytest.param({"engine": "deepspeed", "zero": 2, "micro_batch": 2}, marks=pytest.mark.slow),
+        pytest.param({"pp": 2, "schedule": "1f1b", "micro_batch": 4}, marks=pytest.mark.slow),
+        pytest.param({"pp": 2, "schedule": "interleaved"}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_every_layout_gives_the_same_numbers(
+    parallel: dict[str, Any], quiet: Path, text: str, cache: Path, tmp_path: Path
+) -> None:
+    document = evaluated(text)
+    document["parallel"] = parallel
+    if parallel == {"micro_batch": 3}:
+        document["train"]["global_batch"] = 6  # other training: only the start is comparable
+    elif "schedule" in parallel:
+        document["workload"]["changes"]["layers"] = 4
+    alone = dict(document, parallel={"micro_batch": 1})
+    run, reference = tmp_path / "run", quiet
+    if document != evaluated(text) | {"parallel": parallel}:
+        reference = tmp_path / "reference"
+        drive_here(alone, str(reference), cache, gang=lambda: LocalGang([1]))
+    drive_here(
+        document, str(run), cache, gang=lambda: LocalGang([1 if parallel == {"micro_batch": 3} else 2])
+    )
+    close(of_sets(run), of_sets(reference))
+
+
+def test_faults_in_an_evaluation_and_widths_change_no_bit(
+    text: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bitwise mode: killed within the second evaluation, then one worker, then killed after a commit, then two."""
+    monkeypatch.setattr(decide, "SETTLE", 0.0)
+
+    def bitwise() -> dict[str, Any]:
+        document = evaluated(text)
+        document["train"] |= {"determinism": "bitwise", "virtual_shards": 4}
+        document["parallel"] = {"micro_batch": 2}
+        document["checkpoint"]["every"] = 2
+        return document
+
+    alone, killed = tmp_path / "alone", tmp_path / "killed"
+    drive_here(bitwise(), str(alone), cache, gang=lambda: LocalGang([1]))
+    faults = ("kill@1:5e", "kill@0:11/2")
+    drive_here(bitwise(), str(killed), cache, gang=lambda: LocalGang([2, 1, 2]), faults=faults)
+    assert [row["attempt"] for row in rows(killed, "evals.jsonl")][:2] == [1, 2]
+    assert of_sets(killed) == of_sets(alone)
+    assert curve(killed) == curve(alone)
+    assert weights(killed, 12) == weights(alone, 12)
+
+
+def test_a_run_that_gains_nothing_ends_early_with_its_best_commit(tmp_path: Path, cache: Path) -> None:
+    """Little text, often read: the loss on what is held out rises while that of training falls."""
+    text = write_text(tmp_path, 30_000)
+
+    def overfitted() -> dict[str, Any]:
+        document = evaluated(text, every=4, at_start=False)
+        document["train"] |= {"steps": 400, "optimizer": {"lr": 3e-2, "schedule": "constant"}}
+        document["stop_when"] = {"metric": "validation.loss", "patience": 3}
+        document["checkpoint"] |= {"keep": 1, "keep_best": "validation.loss"}
+        return document
+
+    run, killed = tmp_path / "run", tmp_path / "killed"
+    summary = drive_here(overfitted(), str(run), cache)
+    assert summary["state"] == Outcome.DONE.value
+    assert summary["reason"] == "validation.loss has not become better in 3 evaluations"
+    losses = {row["step"]: row["validation"]["loss"] for row in of_sets(run)}
+    best = min(losses, key=losses.__getitem__)
+    assert max(losses) == best + 12 < 400
+    assert Store(str(run / "checkpoints")).steps() == [best, best + 12]
+    assert rows(run)[-1]["loss"] < rows(run)[best - 1]["loss"]
+    # The same command again has nothing to do; a fault on the way changes nothing.
+    again = drive_here(overfitted(), str(run), cache)
+    assert (again["state"], again["step"]) == (Outcome.DONE.value, best + 12)
+    drive_here(overfitted(), str(killed), cache, faults=(f"kill@1:{best + 8}e",))
+    assert of_sets(killed) == of_sets(run)
+
+
+def test_a_stop_does_not_wait_for_an_evaluation_which_is_made_up_for(
+    text: str, cache: Path, tmp_path: Path, quiet: Path
+) -> None:
+    run = tmp_path / "stopped"
+    controller = controller_here(
+        evaluated(text), str(run), cache, gang=lambda: LocalGang([1]), faults=("slow@0:5e=3",)
+    )
+
+    def stop_in_evaluation() -> None:
+        while controller.status()["step"] < 4:
+            pass
+        controller.request_stop("enough")
+
+    import threading
+
+    threading.Thread(target=stop_in_evaluation, daemon=True).start()
+    summary = controller.drive()
+    assert summary["state"] == Outcome.STOPPED.value
+    drive_here(evaluated(text), str(run), cache, gang=lambda: LocalGang([1]))
+    assert of_sets(run) == of_sets(quiet)
+    assert curve(run) == curve(quiet)
