@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -10,7 +11,7 @@ from orchestrator.data import manifest, shards, sources, tokenizer
 from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.prepare import _fingerprint
 from orchestrator.job.data import TrainBpe
-from orchestrator.job.spec import JobSpec
+from orchestrator.job.spec import JobSpec, parse
 from workloads.objectives import special_tokens
 
 
@@ -22,6 +23,13 @@ def prepare_sets_here(spec: JobSpec, cache: str, data: str) -> dict[str, str]:
         text = spec.model_copy(update={"data": own.model_copy(update={"sources": named})})
         found[name] = prepare_here(text, cache)
     return found
+
+
+def with_data(document: dict[str, Any], cache: Path) -> dict[str, Any]:
+    """The job, with its data prepared in `cache`."""
+    document["data"]["cache"] = str(cache)
+    prepare_here(parse(document), str(cache))
+    return document
 
 
 def prepare_here(spec: JobSpec, cache: str) -> str:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import curve, job, rows, weights, write_text
+from jobs import curve, job, rows, slow_job, weights, write_text
 from local_run import LocalGang, drive_here
 from prepared import prepare_here
 
 from cluster.workers.gang import GangStatus
 from orchestrator.data import prepare
+from orchestrator.export.hugging_face import export
 from orchestrator.job.spec import parse
 
 
@@ -66,3 +68,22 @@ def test_the_next_attempt_makes_it_again_and_is_the_same_run(
     ]
     assert curve(lost) == curve(quiet)
     assert weights(lost, 12) == weights(quiet, 12)
+    (stop,) = [event for event in rows(lost, "events.jsonl") if event["first_fault"]]
+    assert stop["first_fault"].startswith("rank 1 on local died")
+    # Rank 1 dies as it begins step 7, when rank 0 may not have told of step 6 yet; and the commit at step 4,
+    # milliseconds before, may still have been on its way when its writer was killed.
+    assert stop["step"] in (5, 6)
+    assert stop["lost_steps"] in (stop["step"] - 4, stop["step"])
+    assert summary["attempts"] == 2
+    assert summary["ledger"]["seconds"]["lost_work"] > 0
+
+
+def test_a_training_whose_data_is_removed_meanwhile_ends_well(tmp_path: Path) -> None:
+    """The text is gone too, and an export takes nothing but what the run directory has."""
+    cache, run = tmp_path / "cache", tmp_path / "run"
+    document = slow_job(write_text(cache / "corpus", 40_000), steps=8)
+    summary = drive_here(document, str(run), cache, gang=lambda: Losing(cache))
+    assert (summary["state"], summary["attempts"], cache.exists()) == ("done", 1, False)
+    assert [row["step"] for row in rows(run)] == list(range(1, 9))
+    export(str(run), 8, str(tmp_path / "export"))
+    assert json.loads((tmp_path / "export/export.json").read_text())["step"] == 8

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import yaml
 from jobs import job, orchestrator, write_text
+from prepared import with_data
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """A job of 60 steps with a commit at every fifth."""
-    document = job(write_text(tmp_path, 20_000), steps=60)
+    document = with_data(job(write_text(tmp_path, 20_000), steps=60), tmp_path / "data")
     document["checkpoint"] = {"every": 5, "keep": 3, "export": None}
     document["tracking"] = None
     path = tmp_path / "job.yaml"
@@ -28,8 +29,9 @@ def chaos(path: Path, *words: object, timeout: float) -> tuple[int, list[dict[st
 
 
 def test_the_lost_node_of_rank_0_changes_nothing(path: Path) -> None:
-    code, (lost,), told = chaos(path, "--fault", "node@0:30", timeout=280)
-    assert code == 0, told
+    code, verdicts, told = chaos(path, "--fault", "node@0:30", timeout=280)
+    assert code == 0, (verdicts, told)
+    (lost,) = verdicts
     assert (lost["fault"], lost["ended"], lost["receipt"], lost["held"]) == (
         "node@0:30",
         "done",

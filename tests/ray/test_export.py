@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from jobs import job, orchestrator, rows, write_job, write_text
+from prepared import with_data
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_pair_of_stacks_leaves(tmp_path: Path) -> None:
@@ -19,7 +23,8 @@ def test_a_pair_of_stacks_leaves(tmp_path: Path) -> None:
 
 
 def test_a_place_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
-    document = job(write_text(tmp_path / "corpus"), steps=4)
+    document = with_data(job(write_text(tmp_path / "corpus"), steps=4), tmp_path / "data")
+    document["resources"]["workers"] = 1
     (tmp_path / "file").write_text("in the way")
     place = tmp_path / "file" / "export"
     document["checkpoint"] |= {"export": "hf", "export_to": str(place)}

@@ -15,6 +15,7 @@ from jobs import (
     curve,
     is_frozen,
     job,
+    kill_tree,
     orchestrator,
     rank_pid,
     rows,
@@ -23,21 +24,18 @@ from jobs import (
     wait_for,
     weights,
     write_job,
-    write_text,
 )
 from ray.cluster_utils import Cluster
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_train.py"
 
 
-@pytest.fixture(scope="module")
-def quiet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def quiet(quiet: tuple[Path, Path, subprocess.CompletedProcess[str]]) -> Path:
     """The run directory of a run that nothing disturbs."""
-    folder = tmp_path_factory.mktemp("quiet")
-    document = job(write_text(folder / "corpus"))
-    done = orchestrator("run", write_job(folder, document), cwd=folder)
+    _, run, done = quiet
     assert done.returncode == 0, done.stderr
-    return folder / "runs" / "small"
+    return run
 
 
 def same_job(quiet: Path, tmp_path: Path, **changes: Any) -> tuple[Path, Path]:
@@ -53,6 +51,7 @@ def faults(run: Path) -> list[str]:
     return [event["first_fault"] for event in rows(run, "events.jsonl") if event["first_fault"]]
 
 
+@pytest.mark.slow
 def test_a_killed_worker_costs_the_steps_since_the_commit_and_no_bit(quiet: Path, tmp_path: Path) -> None:
     path, run = same_job(quiet, tmp_path)
     done = orchestrator("run", path, "--fault", "kill@1:7", cwd=tmp_path)
@@ -130,13 +129,16 @@ def test_a_corrupted_commit_is_passed_over(quiet: Path, tmp_path: Path) -> None:
 
 
 def test_snapshots_in_the_memory_of_other_nodes_lose_no_step(
-    cluster: Cluster, quiet: Path, tmp_path: Path
+    shared_cluster: Cluster, quiet: Path, tmp_path: Path
 ) -> None:
     """No commit to the store is due before the fault; what the holders keep is used, and is whole."""
     checkpoint = {"every": 100, "keep": 3, "snapshot_every": 1, "export": None}
     path, run = same_job(quiet, tmp_path, checkpoint=checkpoint)
-    done = orchestrator("run", path, "--address", cluster.address, "--fault", "kill@1:7", cwd=tmp_path)
+    words = ["run", path, "--address", shared_cluster.address]
+    done = orchestrator(*words, "--fault", "kill@1:7", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    (fault,) = faults(run)
+    assert fault.startswith("rank 1 on 127.0.0.12 died")
     starts = [event["reason"] for event in rows(run, "events.jsonl") if event["phase"] == "start"]
     restored = int(starts[1].rsplit(" ", 1)[1])
     assert restored >= 4  # two generations may still have been on their way, at milliseconds a step
@@ -162,29 +164,25 @@ def test_a_lost_node_makes_the_gang_smaller(cluster: Cluster, quiet: Path, tmp_p
     assert [row[1] for row in curve(run)] == pytest.approx([row[1] for row in curve(quiet)], rel=1e-5)
 
 
-def test_the_driver_may_die_and_another_attaches(cluster: Cluster, quiet: Path, tmp_path: Path) -> None:
+def test_the_driver_may_die_and_another_attaches_and_then_the_controller_may_die(
+    shared_cluster: Cluster, quiet: Path, tmp_path: Path
+) -> None:
     path, run = same_job(quiet, tmp_path)
-    words = ["run", path, "--address", cluster.address]
-    with started(*words, "--fault", "stop@0:6", cwd=tmp_path) as driver:
-        pid = wait_for(lambda: is_frozen(rank_pid(run, 0)) and rank_pid(run, 0), "rank 0 to freeze at step 6")
+    words = ["run", path, "--address", shared_cluster.address]
+    with started(*words, "--fault", "stop@0:6", "--fault", "stop@1:11/2", cwd=tmp_path) as driver:
+        wait_for(lambda: is_frozen(rank_pid(run, 0)), "rank 0 to freeze at step 6")
+        controller, frozen = status(run)["pid"], rank_pid(run, 0)
         driver.kill()
         driver.wait(timeout=30)
         attached = subprocess.Popen(command(*words), cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-        wait_for(lambda: status(run)["ranks"], "the controller to go on alone")
-        psutil.Process(pid).kill()
+        kill_tree(frozen)
+        wait_for(lambda: is_frozen(rank_pid(run, 1)), "rank 1 to freeze at step 11")
+        assert status(run)["pid"] == controller
+        assert not any(event["reason"].startswith("resumed") for event in rows(run, "events.jsonl"))
+        frozen = rank_pid(run, 1)
+        psutil.Process(controller).kill()
         _, told = attached.communicate(timeout=240)
     assert attached.returncode == 0, told
-    assert not any(event["reason"].startswith("resumed") for event in rows(run, "events.jsonl"))
-    assert curve(run) == curve(quiet)
-
-
-def test_the_controller_may_die(cluster: Cluster, quiet: Path, tmp_path: Path) -> None:
-    path, run = same_job(quiet, tmp_path)
-    with started("run", path, "--address", cluster.address, "--fault", "stop@0:6", cwd=tmp_path) as driver:
-        wait_for(lambda: is_frozen(rank_pid(run, 0)), "rank 0 to freeze at step 6")
-        frozen = rank_pid(run, 0)
-        psutil.Process(status(run)["pid"]).kill()
-        assert driver.wait(timeout=240) == 0
     assert curve(run) == curve(quiet)
     assert weights(run, 12) == weights(quiet, 12)
     assert any(event["reason"].startswith("resumed") for event in rows(run, "events.jsonl"))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 from jobs import slow_job, started, status, wait_for, write_job, write_text
+from prepared import with_data
 
 
 def family(pid: int) -> list[psutil.Process]:
@@ -32,7 +33,9 @@ def test_a_signal_before_ray_is_up_is_told_and_leaves_nothing(tmp_path: Path) ->
 
 
 def test_nothing_outlives_a_driver_that_is_killed(tmp_path: Path) -> None:
-    path = write_job(tmp_path, slow_job(write_text(tmp_path / "corpus", 40_000), steps=500))
+    document = with_data(slow_job(write_text(tmp_path / "corpus", 40_000), steps=500), tmp_path / "data")
+    document["resources"]["workers"] = 1
+    path = write_job(tmp_path, document)
     with started("run", path, cwd=tmp_path) as process:
         wait_for(lambda: status(tmp_path / "runs/small").get("step", 0) >= 2, "a step")
         members = family(process.pid)

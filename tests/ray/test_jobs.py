@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from jobs import command, job, orchestrator, rows, status, wait_for, write_job, write_text
+from prepared import with_data
 
 from cluster.local import local_cluster as loopback
 from cluster.local.node import NodeSpec
@@ -42,7 +43,7 @@ def local() -> Iterator[loopback.LocalCluster]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working tree with a job, and something in it that should not travel."""
     found = tmp_path_factory.mktemp("tree")
-    write_job(found, job(write_text(found / "corpus")))
+    write_job(found, with_data(job(write_text(found / "corpus")), tmp_path_factory.mktemp("data")))
     (found / "huge.bin").write_bytes(os.urandom(2**20))
     (found / "secret.txt").write_text("stays here")
     (found / ".gitignore").write_text("secret.txt\n")

@@ -120,9 +120,8 @@ def test_a_lost_node_is_seen_and_avoided_and_what_is_left_is_used(
     assert until(gang, running).ranks[0].node == beat.ranks[0].node
 
 
-def test_a_place_that_answers_again_is_used_again(breakable: RayGang) -> None:
+def test_a_place_that_answers_again_is_used_again(gang: RayGang) -> None:
     """As after a network was cut and mended; what runs there waits, since nobody could tell it to end."""
-    gang = breakable
     gang.start(2, ONE, WAIT, {})
     fork_server = psutil.Process(until(gang, running).ranks[1].pid).parent()
     assert fork_server is not None
@@ -178,7 +177,7 @@ def test_nodes_can_be_avoided(gang: RayGang) -> None:
     assert until(gang, running).ranks[0].node != before
 
 
-def test_a_drained_node_gives_notice_and_takes_nothing_new(breakable: RayGang) -> None:
+def test_a_drained_node_gives_notice_and_takes_nothing_new(breakable: RayGang, cluster: Cluster) -> None:
     gang = breakable
     gang.start(2, ONE, WAIT, {})
     beat = until(gang, running)
@@ -190,6 +189,7 @@ def test_a_drained_node_gives_notice_and_takes_nothing_new(breakable: RayGang) -
     gang.stop()
     gang.start(1, ONE, WAIT, {})
     assert until(gang, running).ranks[0].node == beat.ranks[0].node
+    cluster.remove_node(next(n for n in cluster.worker_nodes if n.node_ip_address == beat.ranks[1].node))
 
 
 def test_what_cannot_be_placed_is_told_in_time(gang: RayGang, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,11 +40,13 @@ def test_every_node_with_processors_has_one_until_they_are_stopped(services: Ray
         time.sleep(0.1)
 
 
-def test_a_service_leaves_the_processors_to_the_ranks(services: RayNodeServices) -> None:
+def test_a_service_leaves_the_processors_to_the_ranks(
+    services: RayNodeServices, shared_cluster: Cluster
+) -> None:
     services.ensure_running()
-    actors = [
-        p for p in psutil.process_iter(["cmdline"]) if "ray::NodeService" in " ".join(p.info["cmdline"] or [])
-    ]
+    raylets = [node.all_processes["raylet"][0].process.pid for node in shared_cluster.worker_nodes]
+    workers = [child for pid in raylets for child in psutil.Process(pid).children()]
+    actors = [worker for worker in workers if "ray::NodeService" in " ".join(worker.cmdline())]
     assert len(actors) == 2
     time.sleep(0.5)  # it is told to rest after it has said where it is
     before = [_wakes(actor.pid) for actor in actors]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from jobs import curve, job, kill_tree, orchestrator, rows, started, wait_for, weights, write_job, write_text
+from prepared import with_data
 
 from cluster.local import local_cluster as loopback
 from cluster.local import node_processes
@@ -43,6 +44,7 @@ def test_a_failing_trial_is_explained_and_the_search_goes_on(tmp_path: Path) -> 
     )
     hidden = "workload.changes.hidden"
     document["tune"]["space"] = {hidden: {"grid": [32, 34]}, LR: {"grid": [3e-3, 1e-2]}}
+    document = with_data(document, tmp_path / "runs" / "_data")
     done = orchestrator("tune", write_job(tmp_path, document), "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     sweep, printed = tmp_path / "runs" / "sweep", json.loads(done.stdout)

@@ -264,7 +264,7 @@ print(prepare(DataSpec.model_validate_json(sys.argv[1]), (), sys.argv[2], part_b
 
 
 def test_a_killed_preparation_goes_on_where_it_was(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("".join(f"Line {i} of {i % 1000} says {i * i}.\n" for i in range(30_000)))
+    (tmp_path / "a.txt").write_text("".join(f"Line {i} of {i % 1000} says {i * i}.\n" for i in range(15_000)))
     data = spec(str(tmp_path / "a.txt"))
     cache = tmp_path / "cache"
     process = subprocess.Popen(

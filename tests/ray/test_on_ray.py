@@ -1,0 +1,34 @@
+"""Functions that run in processes of their own on a real cluster."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from cluster.workers.on_ray import RayTask
+from orchestrator.export.target import check_target
+from orchestrator.job.errors import InputError
+
+
+@pytest.fixture(autouse=True)
+def _connected(shared_cluster: Cluster) -> Iterator[None]:
+    ray.init(address=shared_cluster.address, logging_level="warning")
+    yield
+    ray.shutdown()
+
+
+def test_what_a_task_raises_is_what_its_result_raises(tmp_path: Path) -> None:
+    """Not Ray's text, which is a trace of the worker."""
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(InputError) as wrong:
+        RayTask(check_target, str(tmp_path)).result()
+    with pytest.raises(InputError) as wanted:
+        check_target(str(tmp_path))
+    assert str(wrong.value) == str(wanted.value)
+    with pytest.raises(FileExistsError, match=r"^\[Errno 17\] File exists: '.*thesis\.tex'$"):
+        RayTask(os.makedirs, str(tmp_path / "thesis.tex")).result()
