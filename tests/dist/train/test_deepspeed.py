@@ -94,7 +94,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory, gang: ProcessGang) -> Result
     folder = str(tmp_path_factory.mktemp("neox"))
     write_hf_class(folder)
     results.run(1, [*references(EVERY), hf_class(0, folder), *QUICK[1]])
-    twins = [twin_of(one) for one in (*QUICK[2], *OVERFLOWS)]
+    twins = [twin_of(one) for one in OVERFLOWS]
     parts = [part for one in RESUMED for part in parts_of(one)]
     models = [hf_class(zero, folder) for zero in STAGES]
     results.run(2, [*twins, *QUICK[2], *OVERFLOWS, *parts, *models])
@@ -116,8 +116,11 @@ def test_it_trains_what_one_process_trains(quick: Results, one: Case) -> None:
     check_equal(quick.of(one), quick.of(reference_of(one)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("one", QUICK[2], ids=lambda one: one["id"])
 def test_it_trains_what_the_torch_engine_trains_at_the_same_stage(quick: Results, one: Case) -> None:
+    """As both train what one process trains."""
+    quick.run(2, [twin_of(one) for one in QUICK[2]])
     check_equal(quick.of(one), quick.of(twin_of(one)))
 
 

@@ -28,7 +28,7 @@ EXACT: dict[str, dict[str, Any]] = {
         *[("z-loss", layout, {"train": {"z_loss": 1e-2}}) for layout in (TP, PP)],
     ]
 }
-BITWISE = {"steps": 24, "train": {"determinism": "bitwise", "virtual_shards": 4}}
+BITWISE = {"steps": 16, "train": {"determinism": "bitwise", "virtual_shards": 4}}
 
 
 def case_of(name: str, fields: dict[str, Any]) -> dict[str, Any]:
@@ -61,10 +61,10 @@ def results(tmp_path_factory: pytest.TempPathFactory, gang: ProcessGang) -> Resu
     precise = [precision_case("bf16", {}), precision_case("fp16", {})]
     found.run(1, [*references.values(), *precise, bitwise(1), hf_class(-1, folder)])
     halves = [precision_case(p, layout) for p in ("bf16", "fp16") for layout in (TP, FULL, SPLIT)]
-    tree = [bitwise(2), bitwise(2, steps=12, commit=True)]
+    tree = [bitwise(2), bitwise(2, steps=8, commit=True)]
     found.run(2, [case_of(n, f) for n, f in EXACT.items()] + halves + tree)
     found.run(2, [hf_class(zero, folder) for zero in range(4)])
-    found.run(4, [bitwise(4), bitwise(4, steps=12, restore=tree[1]["id"])])
+    found.run(4, [bitwise(4), bitwise(4, steps=8, restore=tree[1]["id"])])
     return found
 
 
@@ -107,8 +107,8 @@ def test_bitwise_has_the_same_bits_at_every_width(results: Results, width: int) 
 
 
 def test_bitwise_has_the_same_bits_across_a_change_of_width(results: Results) -> None:
-    first = results.of(bitwise(2, steps=12, commit=True))
-    second = results.of(bitwise(4, steps=12, restore="x"))
+    first = results.of(bitwise(2, steps=8, commit=True))
+    second = results.of(bitwise(4, steps=8, restore="x"))
     joined = {
         **second,
         "losses": first["losses"] + second["losses"],
