@@ -20,8 +20,8 @@ def prepare_sets_here(spec: JobSpec, cache: str, data: str) -> dict[str, str]:
     own = spec.data.model_copy(update={"tokenizer": f"{data}/tokenizer.json", "validation": None})
     found = {}
     for name, (_, named) in spec.set_sources.items():
-        text = spec.model_copy(update={"data": own.model_copy(update={"sources": named})})
-        found[name] = prepare_here(text, cache)
+        changes = {"data": own.model_copy(update={"sources": named}), "evaluate": None}
+        found[name] = _prepare(spec.model_copy(update=changes), cache)
     return found
 
 
@@ -33,7 +33,13 @@ def with_data(document: dict[str, Any], cache: Path) -> dict[str, Any]:
 
 
 def prepare_here(spec: JobSpec, cache: str) -> str:
-    """The URI of the job's token shards, made unless they are there."""
+    """The URI of the job's token shards, made unless they are there, and with them those of its sets."""
+    uri = _prepare(spec, cache)
+    prepare_sets_here(spec, cache, uri)
+    return uri
+
+
+def _prepare(spec: JobSpec, cache: str) -> str:
     extra = special_tokens(spec.workload.objective)
     files = sources.resolve(spec.data.sources)
     part_bytes = sources.part_size(files)

@@ -148,6 +148,7 @@ def commit(store: Store, task: Task, step: int, receipt: str, rows: list[dict[st
         "seed": task.job["seed"],
         IDENTITY: parse(task.job).identity(),
         "data": task.data,
+        "sets": task.sets,
         SHARDS: task.shards,
         "rows": rows,
         "skips": list(task.skips),

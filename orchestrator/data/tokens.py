@@ -6,6 +6,7 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -95,9 +96,10 @@ class Tokens:
 
         Raises DamagedShard if the index file is missing or damaged.
         """
+        shards = self.manifest.sources[source].shards
         found, begin = [], 0
-        for shard in self.manifest.sources[source].shards:
-            data = _beside(self.folder, ends_name(shard.file), xxhash.xxh3_64_hexdigest, shard.ends)
+        indices = self._indices({ends_name(shard.file): shard.ends for shard in shards})
+        for shard, data in zip(shards, indices, strict=True):
             found.append(np.frombuffer(data, "<u4").astype(np.int64) + begin)
             begin += shard.tokens
         return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
@@ -111,10 +113,16 @@ class Tokens:
             what = f"is of format {self.manifest.format}, which does not tell documents apart by their text"
             raise InputError(what, self.folder.uri, "start another run, for which it is prepared anew")
         shards = self.manifest.sources[source].shards
-        return documents_of(
-            _beside(self.folder, contents_name(shard.file), xxhash.xxh3_64_hexdigest, shard.contents)
-            for shard in shards
-        )
+        return documents_of(self._indices({contents_name(shard.file): shard.contents for shard in shards}))
+
+    def _indices(self, sums: dict[str, str]) -> Iterator[bytes]:
+        """The files of these names and checksums, in order. Raises DamagedShard."""
+
+        def read(name: str) -> bytes:
+            return _beside(self.folder, name, xxhash.xxh3_64_hexdigest, sums[name])
+
+        with ThreadPoolExecutor(16) as pool:  # a store answers a read in tens of milliseconds
+            yield from pool.map(read, sums)
 
     def check(self) -> None:
         """Read and verify everything. Raises DamagedShard."""

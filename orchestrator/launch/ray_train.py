@@ -136,7 +136,7 @@ class RankZeroHistory:
     """What rank 0 writes down, as the controller of `orchestrator run` would."""
 
     def __init__(self, config: dict[str, Any], run: RunDir) -> None:
-        self._spec, self._data = parse(config["job"]), PreparedData(config["data"], config.get("sets", {}))
+        self._spec, self._data = parse(config["job"]), PreparedData(config["data"], config["sets"])
         self._history = RunHistory(self._spec, run)
         self._attempt = 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -167,6 +168,42 @@ def test_a_gang_is_told_all_that_it_needs(runs: Runs) -> None:
     assert gang.config["faults"] == ("kill@1:99",)
     assert gang.config["commit"] is True
     assert Path(gang.config["data"]).parent == Path(runs.cache)
+
+
+def test_sets_of_held_out_text_are_handed_to_every_gang(runs: Runs) -> None:
+    """By the events, by the newest commit where events are lost, and from the cache where it is now."""
+    (runs.path / "wiki.txt").write_text("Some words.\n<|endoftext|>\n" * 40)
+    spec = runs.job(evaluate={"sets": {"wiki": {"sources": [{"uri": str(runs.path / "wiki.txt")}]}}})
+    prepare_here(spec, runs.cache)
+    runs.controller(spec, until=4, faults=("kill@1:3",)).drive()
+    (runs.path / "wiki.txt").unlink()  # what is prepared is enough
+    runs.controller(spec, until=8).drive()
+    (waited, *_) = runs.events("wait")
+    assert list(waited["sets"]) == ["wiki"]
+    assert Path(waited["sets"]["wiki"]).parent == Path(runs.cache)
+    assert [gang.config["sets"] for gang in runs.training.gangs] == [waited["sets"]] * 3
+    (runs.path / "events.jsonl").unlink()
+    store = Store(runs.run.at("checkpoints"))
+    assert store.manifest(8).meta["sets"] == waited["sets"]
+    runs.controller(spec).drive()
+    assert runs.training.gangs[-1].config["sets"] == waited["sets"]
+
+
+def test_text_that_is_both_trained_on_and_held_out_is_told(runs: Runs) -> None:
+    spec = runs.job(evaluate={"sets": {"same": {"sources": [{"uri": runs.text}]}}})
+    prepare_here(spec, runs.cache)
+    runs.controller(spec).drive()
+    told = [event["reason"] for event in runs.events("prepare")]
+    assert re.fullmatch(r"(\d+) of the \1 documents of the set same are in the training text too", told[-1])
+
+
+def test_a_share_that_holds_out_nothing_starts_no_gang(runs: Runs) -> None:
+    spec = runs.job()
+    data = {**spec.data.model_dump(mode="json"), "validation": {"share": 1e-9}}
+    with pytest.raises(InputError, match=r"data\.validation\.share: 1e-09 holds out none of \d+ document"):
+        runs.controller(runs.job(data=data)).drive()
+    assert runs.training.gangs == []
+    assert not (runs.path / "events.jsonl").exists()
 
 
 def test_the_plan_stands_in_the_run_directory(runs: Runs) -> None:

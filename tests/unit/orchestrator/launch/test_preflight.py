@@ -11,7 +11,7 @@ from jobs import job
 
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
-from orchestrator.launch.preflight import check_objective, check_workload
+from orchestrator.launch.preflight import check_objective, check_places, check_text, check_workload
 from orchestrator.planning.layout import Layout
 from orchestrator.resolve.prepared_data import data_cache
 from orchestrator.resolve.resolved_job import resolve
@@ -62,6 +62,33 @@ def test_a_source_without_pairs_is_refused_where_pairs_are_read() -> None:
             InputError, match=r"data\.sources\.1\.field: translation_lm reads pairs; give two keys"
         ):
             check_objective(resolve(spec(workload=workload, data={"sources": [pairs, single]})))
+
+
+def held_out(folder: Path, sources: list[dict[str, Any]], **changes: Any) -> JobSpec:
+    """A job with a set of its own text."""
+    (folder / "a.txt").write_text("some words " * 90)
+    document = spec(**changes).model_dump(mode="json")
+    document["data"]["sources"][0]["uri"] = str(folder / "a.txt")
+    return parse(document | {"evaluate": {"sets": {"wiki": {"sources": sources}}}})
+
+
+def test_text_of_a_set_is_checked_as_that_of_training_is(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").touch()
+    key = r"evaluate\.sets\.wiki\.sources"
+    check_text(held_out(tmp_path, [{"uri": str(tmp_path / "a.txt")}]))
+    for name, told in (
+        ("nowhere.txt", rf"{key}\.0\.uri \S+: there is no such file"),
+        ("empty.txt", f"{key}: all files"),
+    ):
+        with pytest.raises(InputError, match=told):
+            check_text(held_out(tmp_path, [{"uri": str(tmp_path / name)}]))
+    with pytest.raises(InputError, match=rf"{key}\.0\.uri: memory://a\.txt is the memory of one process"):
+        check_places(held_out(tmp_path, [{"uri": "memory://a.txt"}]), RunDir(str(tmp_path)))
+    pairs = [{"uri": "a.jsonl", "field": ["en", "de"]}]
+    workload = {"model": "bert-tiny", "objective": "translation_lm"}
+    wanting = held_out(tmp_path, [*pairs, {"uri": "b.jsonl"}], workload=workload, data={"sources": pairs})
+    with pytest.raises(InputError, match=rf"{key}\.1\.field: translation_lm reads pairs; give two keys"):
+        check_objective(resolve(wanting))
 
 
 SIZES = {"vocab_size": 600, "num_hidden_layers": 1, "num_attention_heads": 4, "hidden_size": 32}

@@ -30,6 +30,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "job": spec.model_dump(mode="json"),
         "run": run.uri,
         "data": prepare_here(spec, str(tmp_path / "data")),
+        "sets": {},
     }
 
 

@@ -12,6 +12,7 @@ from orchestrator.launch.rendering_paths import reads, writes
 
 DEFAULT_REGIONS = {
     "data.sources": "[{uri: corpus/*.txt}]",
+    "evaluate.sets.wiki.sources": "[{uri: wiki.txt}]",
     "data.tokenizer": "tokenizer.json",
     "data.cache": "cache",
     "workload.model": "hf:models/mine",
@@ -22,6 +23,7 @@ DEFAULT_REGIONS = {
 }
 SHARED = {
     "data.sources": "[{uri: 's3://b/*.txt'}]",
+    "evaluate.sets.wiki.sources": "[{uri: 's3://b/wiki.txt'}]",
     "data.tokenizer": "gs://b/tokenizer.json",
     "data.cache": "s3://b/cache",
     "workload.model": "gpt-tiny",

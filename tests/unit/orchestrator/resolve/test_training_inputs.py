@@ -1,0 +1,109 @@
+"""What a run trains on and evaluates, over data that is prepared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from jobs import job
+from prepared import prepare_here, prepare_sets_here
+
+from orchestrator.data.tokens import Tokens
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import JobSpec, parse
+from orchestrator.resolve.prepared_data import PreparedData
+from orchestrator.resolve.training_inputs import resolve_over, training_inputs
+
+TEXTS = [" ".join(f"{number * number + i}" for i in range(40)) for number in range(80)]
+BREAK = "\n<|endoftext|>\n"
+
+
+def spec_of(folder: Path, share: float | None, **evaluate: Any) -> JobSpec:
+    """A job over TEXTS."""
+    (folder / "text.txt").write_text(BREAK.join(TEXTS))
+    document = job(str(folder / "text.txt"))
+    if share:
+        document["data"]["validation"] = {"share": share}
+    if evaluate:
+        document["evaluate"] = evaluate
+    return parse(document)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Tokens:
+    """TEXTS, prepared."""
+    return Tokens.open(prepare_here(spec_of(tmp_path, None), str(tmp_path / "cache")))
+
+
+def test_a_share_prepares_nothing_anew(tmp_path: Path, data: Tokens) -> None:
+    for share in (0.1, 0.4):
+        assert prepare_here(spec_of(tmp_path, share), str(tmp_path / "cache")) == data.folder.uri
+
+
+def test_without_a_share_all_is_trained_on(tmp_path: Path, data: Tokens) -> None:
+    inputs = training_inputs(spec_of(tmp_path, None), data)
+    assert inputs.batches.read.streams is data
+    assert inputs.sets == {}
+
+
+def test_what_is_held_out_is_not_trained_on(tmp_path: Path, data: Tokens) -> None:
+    spec = spec_of(tmp_path, 0.2, every=5)
+    inputs = training_inputs(spec, data)
+    assert list(inputs.sets) == spec.set_names == ["validation"]
+    found = inputs.sets["validation"]
+    read = inputs.batches.read.streams
+    assert read.length(0) + found.tokens == data.length(0)
+    batch = found.batch(range(found.samples))
+    assert int((batch["labels"] != -100).sum()) == found.tokens - 1
+    trained = data.tokenizer().decode(read.window(0, 0, read.length(0)).tolist(), skip_special_tokens=False)
+    held_out = [text for text in TEXTS if text not in trained]
+    assert len(held_out) == found.documents
+    assert sum(map(len, held_out)) == found.bytes
+    # the order of samples is over what is trained on
+    position = inputs.batches.order.epoch_size
+    ids = [inputs.batches.order.at(np.arange(position))[1]]
+    assert sorted(np.concatenate(ids).tolist()) == list(range(len(inputs.batches.read)))
+
+
+def test_a_share_is_held_out_without_an_evaluation_too(tmp_path: Path, data: Tokens) -> None:
+    inputs = training_inputs(spec_of(tmp_path, 0.2), data)
+    assert inputs.sets == {}
+    assert inputs.batches.read.streams.length(0) < data.length(0)
+
+
+def test_sets_of_their_own_text_are_in_the_order_of_the_job(tmp_path: Path, data: Tokens) -> None:
+    for name, texts in (("wiki", TEXTS[:10]), ("code", ["print(1)", "print(2)"])):
+        (tmp_path / f"{name}.txt").write_text(BREAK.join(texts))
+    sets = {name: {"sources": [{"uri": str(tmp_path / f"{name}.txt")}]} for name in ("wiki", "code")}
+    spec = spec_of(tmp_path, 0.2, sets=sets)
+    uris = prepare_sets_here(spec, str(tmp_path / "cache"), data.folder.uri)
+    inputs = training_inputs(spec, data, dict(reversed(uris.items())))
+    assert list(inputs.sets) == spec.set_names == ["validation", "wiki", "code"]
+    assert (inputs.sets["wiki"].documents, inputs.sets["code"].documents) == (10, 2)
+    assert inputs.sets["code"].bytes == len("print(1)print(2)")
+    without = training_inputs(spec, data)
+    assert list(without.sets) == ["validation"]  # as a replay has it, which evaluates nothing
+    assert torch.equal(without.batches.batch(0, 8)[0]["tokens"], inputs.batches.batch(0, 8)[0]["tokens"])
+    found = inputs.sets["validation"].read.streams
+    held_out = data.tokenizer().decode(found.window(0, 0, found.length(0)).tolist())
+    trained = sum(text not in held_out for text in TEXTS[:10])
+    job_, digest, notes = resolve_over(spec, PreparedData(data.folder.uri, uris))
+    assert (job_, digest) == (inputs.job, data.manifest.digest)
+    assert notes == [f"{trained} of the 10 documents of the set wiki are in the training text too"]
+
+
+def test_an_empty_split_is_told(tmp_path: Path, data: Tokens) -> None:
+    with pytest.raises(
+        InputError, match=r"data.validation.share: 1e-06 holds out none of 80 documents; make it at"
+    ):
+        training_inputs(spec_of(tmp_path, 1e-6), data)
+
+
+def test_a_source_that_is_held_out_whole_is_told(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, 0.999, every=5)
+    data = Tokens.open(prepare_here(spec, str(tmp_path / "cache")))
+    with pytest.raises(InputError, match=r"data\.(sources\.0|validation\.share): "):
+        training_inputs(spec, data)
