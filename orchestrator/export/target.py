@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import mmap
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,7 +52,11 @@ def draft(target: str) -> Iterator[str]:
     try:
         if parent:
             os.makedirs(parent, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{name}.", suffix=".tmp", dir=parent) as folder:
+        _remove_drafts(parent or tempfile.gettempdir(), name)
+        with (
+            tempfile.TemporaryDirectory(prefix=f".{name}.", suffix=".tmp", dir=parent) as folder,
+            _locked(folder, wait=True),
+        ):
             try:
                 yield folder
             except SafetensorError:  # it does not pass on the error of the disk
@@ -62,6 +68,31 @@ def draft(target: str) -> Iterator[str]:
         where = target if parent else f"{tempfile.gettempdir()}, on the way to {target}"
         hint = "make room there, or give another folder"
         raise InputError(f"cannot be written ({error.strerror or error})", where, hint) from None
+
+
+def _remove_drafts(parent: str, name: str) -> None:
+    """Remove the drafts of exports that were killed: nobody holds their lock."""
+    pattern = re.compile(rf"\.{re.escape(name)}\.[a-z0-9_]{{8}}\.tmp")
+    for found in filter(pattern.fullmatch, os.listdir(parent)):
+        folder = os.path.join(parent, found)
+        with contextlib.suppress(OSError), _locked(folder) as ours:
+            if ours and os.listdir(folder):  # an empty one has just been made, and is about to be locked
+                shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def _locked(folder: str, wait: bool = False) -> Iterator[bool]:
+    """Hold the lock of a draft, which ends with the process; whether it is held, as it is not where another process
+    holds it or the file system has no locks."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    held = False
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = True
+        yield held
+    finally:
+        os.close(fd)
 
 
 def _probe(folder: str) -> None:

@@ -96,14 +96,18 @@ def _watch(controller: Any, run_dir: RunDir, show: Callable[[dict[str, Any]], No
 
     from cluster.workers.ray_internals import dead_main_process
 
-    began, heard, asked = time.time(), time.monotonic(), False
+    began, heard = time.time(), time.monotonic()
+    stopping = heeded = False  # the user wants a stop; the controller has been asked since it last was silent
     status: dict[str, Any] = {}
     while True:
         if gone := dead_main_process():
             show({**status, "phase": "wait", "note": f"Ray's {gone} has died; Ray is started again"})
             line = f"Ray's {gone} on this machine has died; the same command goes on from the last commit"
-            return RunOutcome(Outcome.FAILED, None, line, fallen=gone)
+            return RunOutcome(Outcome.FAILED, None, line, fallen="" if stopping else gone)
         try:
+            if stopping and not heeded:
+                controller.request_stop.remote("stopped by the user")
+                heeded = True
             status = ray.get(controller.status.remote(), timeout=LOOK)
             heard = time.monotonic()
             show(status)
@@ -111,11 +115,11 @@ def _watch(controller: Any, run_dir: RunDir, show: Callable[[dict[str, Any]], No
                 return _outcome(status)
             time.sleep(REFRESH)
         except KeyboardInterrupt:
-            if asked:
+            if stopping:
                 raise
-            asked = True
-            controller.request_stop.remote("stopped by the user")
+            stopping = True
         except (RayActorError, GetTimeoutError) as error:
+            heeded = False  # Ray starts a dead controller again, and that one knows of no stop
             if (summary := finished_summary(run_dir)) and (summary["ended"] or 0.0) > began:
                 return RunOutcome(Outcome(summary["state"]), summary, summary["reason"] or "")
             if time.monotonic() - heard > SILENCE:

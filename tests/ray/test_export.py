@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import psutil
 import pytest
-from jobs import job, orchestrator, rows, write_job, write_text
+from jobs import job, kill_tree, orchestrator, rows, started, status, wait_for, write_job, write_text
 from prepared import with_data
+
+from orchestrator.export.hugging_face import export
 
 pytestmark = pytest.mark.slow
 
@@ -36,3 +39,35 @@ def test_a_place_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> N
     assert told[-1].startswith("the export of step 4 failed: ")
     assert str(tmp_path / "file") in told[-1]
     assert not any(word in told[-1] for word in ("\n", "ray::", "Traceback"))
+
+
+@pytest.mark.parametrize("victim", ["export", "controller", "all"])
+def test_a_kill_in_the_middle_of_an_export_costs_only_time(tmp_path: Path, victim: str) -> None:
+    """Of the process that exports, of the controller, or of everything, after which the same command is given again."""
+    document = job(write_text(tmp_path / "corpus"), steps=4)
+    document["checkpoint"] |= {"export": "hf"}
+    path, run = write_job(tmp_path, document), tmp_path / "runs" / "small"
+    with started("run", path, cwd=tmp_path) as process:
+        wait_for(lambda: [*run.glob(".export.*.tmp/*")], "the export to be written")
+        if victim == "all":
+            kill_tree(process.pid)
+            assert [*run.glob(".export.*.tmp")], "killed in its middle"
+            assert not (run / "export").exists()
+            assert orchestrator("run", path, cwd=tmp_path).returncode == 0
+        else:
+            pid = status(run)["pid"] if victim == "controller" else exporter(process.pid)
+            psutil.Process(pid).kill()
+            assert process.wait(timeout=240) == 0, (tmp_path / "output.txt").read_text()
+    assert [row["step"] for row in rows(run)] == [1, 2, 3, 4]
+    assert json.loads((run / "summary.json").read_text())["state"] == "done"
+    assert json.loads((run / "export/export.json").read_text())["step"] == 4
+    export(str(run), 4, str(tmp_path / "twin"))
+    for file in sorted((tmp_path / "twin").iterdir()):
+        assert (run / "export" / file.name).read_bytes() == file.read_bytes(), file.name
+    assert [path.name for path in run.rglob("*.tmp")] == []
+
+
+def exporter(driver: int) -> int:
+    """The process of Ray that runs the export."""
+    family = psutil.Process(driver).children(recursive=True)
+    return next(p.pid for p in family if p.cmdline()[:1] == ["ray::export"])

@@ -91,7 +91,7 @@ def test_the_head_may_die_and_come_back(lasting_head: LastingHead, tmp_path: Pat
         driver.wait(timeout=200)
     done = orchestrator(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    begun = [event["reason"] for event in rows(run, "events.jsonl") if event["phase"] == "prepare"]
+    begun = [event["reason"] for event in rows(run, "events.jsonl") if "last_seen" in event]
     assert [reason.partition(":")[0] for reason in begun] == ["begun", "resumed"]
     assert rows(run)[-1]["attempt"] == 2
     quiet = tmp_path / "quiet"

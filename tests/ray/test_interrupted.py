@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 
 import psutil
-from jobs import slow_job, started, status, wait_for, write_job, write_text
+import pytest
+from jobs import (
+    is_frozen,
+    job,
+    kill_tree,
+    orchestrator,
+    rank_pid,
+    rows,
+    slow_job,
+    started,
+    status,
+    wait_for,
+    write_job,
+    write_text,
+)
 from prepared import with_data
 
 
@@ -43,3 +58,34 @@ def test_nothing_outlives_a_driver_that_is_killed(tmp_path: Path) -> None:
         process.kill()
         _, alive = psutil.wait_procs(members, timeout=30)
         assert [(member.pid, member.cmdline()[:4]) for member in alive] == []
+
+
+@pytest.mark.slow
+def test_a_stop_outlives_a_controller_that_is_killed_in_its_middle(tmp_path: Path) -> None:
+    """Ray starts another, which was never asked: the command asks again. Then the same command goes on."""
+    path, run = write_job(tmp_path, job(write_text(tmp_path / "corpus"))), tmp_path / "runs/small"
+    with started("run", path, "--fault", "stop@1:7", cwd=tmp_path) as process:
+        wait_for(lambda: is_frozen(rank_pid(run, 1)), "rank 1 to freeze at step 7")
+        process.send_signal(signal.SIGINT)
+        wait_for(lambda: status(run)["note"].startswith("stopping"), "the stop to be heard")
+        psutil.Process(status(run)["pid"]).kill()
+        assert process.wait(timeout=240) == 3, (tmp_path / "output.txt").read_text()
+    assert rows(run)[-1]["step"] < 12
+    assert json.loads((run / "summary.json").read_text())["commit"] == 4
+    done = orchestrator("run", path, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [row["step"] for row in rows(run)] == list(range(1, 13))
+
+
+@pytest.mark.slow
+def test_a_kill_of_all_in_the_middle_of_a_stop_loses_nothing(tmp_path: Path) -> None:
+    path, run = write_job(tmp_path, job(write_text(tmp_path / "corpus"))), tmp_path / "runs/small"
+    with started("run", path, "--fault", "stop@1:7", cwd=tmp_path) as process:
+        wait_for(lambda: is_frozen(rank_pid(run, 1)), "rank 1 to freeze at step 7")
+        process.send_signal(signal.SIGINT)
+        wait_for(lambda: status(run)["note"].startswith("stopping"), "the stop to be heard")
+        kill_tree(process.pid)
+    done = orchestrator("run", path, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [row["step"] for row in rows(run)] == list(range(1, 13))
+    assert not list(run.rglob("*.tmp"))

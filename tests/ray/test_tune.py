@@ -132,6 +132,7 @@ def test_a_search_on_a_cluster_that_loses_its_head_goes_on_on_the_next(tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("scheduler", ["pbt", "pb2"])
 def test_a_population_hands_the_donor_s_commit_over(tmp_path: Path, scheduler: str) -> None:
     """Bad learning rates take over the weights of good ones, bit by bit, and go on with them."""
@@ -139,7 +140,7 @@ def test_a_population_hands_the_donor_s_commit_over(tmp_path: Path, scheduler: s
     document["tune"]["space"] = {LR: {"loguniform": [1e-6, 3e-2]}}
     document["train"]["optimizer"]["schedule"] = "constant"
     document["checkpoint"]["keep"] = 20
-    done = orchestrator("tune", write_job(tmp_path, document), "--json", cwd=tmp_path)
+    done = orchestrator("tune", write_job(tmp_path, document), "--json", cwd=tmp_path, timeout=500)
     assert done.returncode == 0, done.stderr
     sweep, printed = tmp_path / "runs" / "sweep", json.loads(done.stdout)["sweep"]
     exploits = sorted(path.parent for path in sweep.glob("*/origin.json"))

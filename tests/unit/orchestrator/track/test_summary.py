@@ -5,6 +5,7 @@ import json
 import pytest
 
 from orchestrator.job.spec import JobSpec, parse
+from orchestrator.track.console import facts
 from orchestrator.track.goodput import timeline
 from orchestrator.track.summary import (
     KG_CO2E_PER_KWH,
@@ -88,6 +89,12 @@ def test_nothing_yet_is_a_summary_too() -> None:
     )
     assert found["measured"] == {"step_seconds": None, "tokens_per_second": None, "memory_bytes": None}
     assert found["kwh"] == 0
+
+
+def test_events_that_are_lost_are_told() -> None:
+    numbered = [{**event, "number": n} for n, event in enumerate(EVENTS, 1) if n not in (3, 6, 7)]
+    assert summary(job(), None, numbered, TALLY)["missing_events"] == [[3, 3], [6, 7]]
+    assert dict(facts(summary(job(), None, numbered, TALLY)))["lost events"].startswith("3, 6 to 7: ")
 
 
 def test_medians_leave_out_what_warms_up_and_what_was_lost() -> None:
