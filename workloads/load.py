@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from workloads import objectives
 from workloads.describe import FOLDER, SENTENCES, Description, describe, for_objective
@@ -17,7 +20,7 @@ from workloads.model.config import TransformerConfig
 from workloads.model.mup import beside
 from workloads.objectives.sampled import RULE
 from workloads.transformer_workload import TransformerWorkload
-from workloads.workload import Objective, Vocabulary
+from workloads.workload import Objective, Vocabulary, Workload
 
 NOT_OF_HF_CLASSES = (*SENTENCES, "replaced_token_detection")
 """Objectives that need heads which a Hugging Face class run as it is does not have."""
@@ -136,3 +139,17 @@ def _check(
             f"sequence_length {sequence_length} exceeds the {config.max_positions} positions of {model}; "
             "lower it or raise max_positions"
         )
+
+
+def with_weights(
+    workload: Workload, read: Callable[[str], Tensor], device: torch.device | None = None
+) -> nn.Module:
+    """The workload's model with the weights that `read(name)` returns, in evaluation mode; on the CPU by default."""
+    with torch.device("meta"):
+        model = workload.build()
+    model.to_empty(device=device or torch.device("cpu")).eval()
+    with torch.no_grad():
+        for name, tensor in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
+            if name in workload.shapes:
+                tensor.copy_(read(name))
+    return model

@@ -13,12 +13,13 @@ from workloads.errors import WorkloadError
 from workloads.model import count, losses
 from workloads.model.config import TransformerConfig
 from workloads.model.electra import Electra, ElectraOutput
+from workloads.model.generate import generate
 from workloads.model.initialise import initial
 from workloads.model.moe import MixtureOfExperts
 from workloads.model.mup import lr_scale
 from workloads.model.seq2seq import EncoderDecoder
 from workloads.model.transformer import Output, Transformer
-from workloads.workload import Batch, Loss, Objective, Vocabulary
+from workloads.workload import Batch, Loss, Objective, Sampling, Vocabulary
 
 
 def build_model(config: TransformerConfig) -> nn.Module:
@@ -126,6 +127,13 @@ class TransformerWorkload:
     def flops(self, sequence_length: int) -> float:
         """Model FLOPs per input token of forward and backward (PaLM, appendix B)."""
         return count.flops(self.config, sequence_length, getattr(self.objective, "target_length", None))
+
+    def generate(
+        self, model: nn.Module, prompts: Sequence[Sequence[int]], max_tokens: int, sampling: Sampling
+    ) -> list[list[int]]:
+        """See Workload.generate."""
+        start = self.vocabulary.pad if self._decoder_start is None else self._decoder_start
+        return generate(model, self.config, prompts, max_tokens, self.vocabulary.eos, start, sampling)
 
     def check_hf(self) -> None:
         """Raise WorkloadError if transformers has no class for this model, which `to_hf` would raise too."""

@@ -83,6 +83,19 @@ class Reading:
     partial: bool = False
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen: the most probable one without a temperature, else drawn.
+
+    top_k: only so many of the most probable ones, 0 for all. top_p: only the fewest that have that share together.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+
 class Text(Protocol):
     """The samples of a corpus, by number."""
 
@@ -189,6 +202,12 @@ class Workload(Protocol):
 
     def flops(self, sequence_length: int) -> float:
         """Model FLOPs per token of one forward and backward pass, recomputation not counted (PaLM, app. B)."""
+
+    def generate(
+        self, model: nn.Module, prompts: Sequence[Sequence[int]], max_tokens: int, sampling: Sampling
+    ) -> list[list[int]]:
+        """What a model of this workload says after each prompt of token ids: at most `max_tokens` ids, the vocabulary's
+        eos the last where it comes before. Raises WorkloadError if it cannot; see `workloads.model.generate`."""
 
     def check_hf(self) -> None:
         """Raise WorkloadError if `to_hf` could not write this model, whatever its weights."""

@@ -84,17 +84,10 @@ def _compare(
     spec: JobSpec, tokens: Tokens, workload: Workload, read: Callable[[str], Tensor], folder: str
 ) -> float:
     """The largest difference between the outputs of our model and of the exported one (`workloads.hf.compare`)."""
-    import torch
-
     from workloads.hf.compare import TOLERANCE, difference
+    from workloads.load import with_weights
 
-    with torch.device("meta"):
-        model = workload.build()
-    model.to_empty(device="cpu").eval()
-    with torch.no_grad():
-        for name, tensor in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
-            if name in workload.shapes:
-                tensor.copy_(read(name))
+    model = with_weights(workload, read)
     found = difference(workload.config, model, folder, batches(spec, tokens, workload))
     if not found <= TOLERANCE:
         raise RuntimeError(f"the exported model's outputs differ by {found:.2e}; nothing was published")

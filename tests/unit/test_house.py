@@ -23,7 +23,18 @@ FORBIDDEN = {
 """What each package may not import, at the top of a module or within a function."""
 ROOMS = {
     "orchestrator": [
-        *("job", "storage", "planning", "checkpoint", "data", "resolve", "train", "track", "export"),
+        *(
+            "job",
+            "storage",
+            "planning",
+            "checkpoint",
+            "data",
+            "resolve",
+            "train",
+            "track",
+            "export",
+            "evaluate",
+        ),
         *("control", "launch", "tune", "verify", "cli"),
     ],
     "cluster": ["workers", "local", "jobs", "render"],

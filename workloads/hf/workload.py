@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from workloads.errors import WorkloadError
+from workloads.hf.generate import generate
 from workloads.hf.hf_class import HuggingFaceModel, auto_class, blocks_of, build, training_config
 from workloads.hf.hf_config import read_hf_config, root
 from workloads.hf.network import HuggingFaceNetwork
 from workloads.hf.weights import has_weights
 from workloads.model import losses
 from workloads.model.transformer import Output
-from workloads.workload import Batch, Loss, Objective, Vocabulary
+from workloads.workload import Batch, Loss, Objective, Sampling, Vocabulary
 
 NETWORK = "network."
 
@@ -101,6 +102,15 @@ class HuggingFaceWorkload:
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
         """See Workload.blocks: the layers that the class itself can recompute."""
         return blocks_of(model)
+
+    def generate(
+        self, model: nn.Module, prompts: Sequence[Sequence[int]], max_tokens: int, sampling: Sampling
+    ) -> list[list[int]]:
+        """See Workload.generate."""
+        start = getattr(self.objective, "decoder_start", None)
+        start = self.vocabulary.pad if start is None else start
+        eos = self.vocabulary.eos
+        return generate(model.network, self.config, prompts, max_tokens, eos, start, sampling)
 
     def check_hf(self) -> None:
         """Nothing to check: the class itself writes the export."""

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from workloads.model.cache import Cache, LayerCache
 from workloads.model.config import TransformerConfig
 from workloads.model.layers import norm
 from workloads.model.masks import Mask
@@ -26,7 +27,7 @@ class Context:
     bias: additive scores [1 or B, heads, L, L] that include the mask, used in place of `mask`. memory: encoder output
     [B, M, hidden] for cross-attention under memory_mask. keys: int64 [B, L], the dropout keys, None without dropout.
     real: bool [B, L], False at padding, None without padding; of the full sequence, even if the hidden states are a
-    part of it.
+    part of it. cache and kept: what a generating model has read, and the part of this layer, see `Cache`.
     """
 
     mask: Mask
@@ -36,6 +37,14 @@ class Context:
     memory_mask: Mask = ALL
     keys: Tensor | None = None
     real: Tensor | None = None
+    cache: Cache | None = None
+    kept: LayerCache | None = None
+
+    def with_read(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """These keys and values of the tokens at hand; where there is a cache, of all that were read."""
+        if self.cache is None or self.kept is None:
+            return key, value
+        return self.cache.add(self.kept, key, value)
 
 
 class AttentionCore(nn.Module):
@@ -82,16 +91,29 @@ class Attention(nn.Module):
 
     def forward(self, hidden: Tensor, context: Context) -> Tensor:
         """[B, L, hidden] to the same."""
-        source = context.memory if self.cross and context.memory is not None else hidden
-        query, key, value = self._heads(self.query(hidden)), self.key(source), self.value(source)
-        key, value = self._heads(key), self._heads(value)
+        query = self._heads(self.query(hidden))
+        key, value = self._of_memory(context) if self.cross else self._of(hidden)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         if context.rotary is not None and not self.cross:
             query, key = rotate(query, context.rotary), rotate(key, context.rotary)
+        if not self.cross:
+            key, value = context.with_read(key, value)
         mask, bias = (context.memory_mask, None) if self.cross else (context.mask, context.bias)
         mixed = self.core(query, key, value, mask, bias)
         return self.output(mixed.transpose(1, 2).flatten(2))
+
+    def _of(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        key, value = self.key(source), self.value(source)
+        return self._heads(key), self._heads(value)
+
+    def _of_memory(self, context: Context) -> tuple[Tensor, Tensor]:
+        assert context.memory is not None
+        if context.kept is None:
+            return self._of(context.memory)
+        if context.kept.memory is None:
+            context.kept.memory = self._of(context.memory)
+        return context.kept.memory
 
     def _heads(self, x: Tensor) -> Tensor:
         # The number of heads follows from the shape, since a tensor-parallel rank has only some of them.
@@ -140,7 +162,8 @@ class LatentMultiHeadAttention(nn.Module):
             .split((latent.nope_dim, latent.value_dim), dim=-1)
         )  # fmt: skip
         shared = rotate(shared.unsqueeze(1), context.rotary).expand(-1, self.heads, -1, -1)
-        mixed = self.core(query, torch.cat((key, shared), dim=-1), value, context.mask, context.bias)
+        key, value = context.with_read(torch.cat((key, shared), dim=-1), value)
+        mixed = self.core(query, key, value, context.mask, context.bias)
         return self.output(mixed.transpose(1, 2).flatten(2))
 
     def _heads(self, x: Tensor) -> Tensor:

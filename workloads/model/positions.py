@@ -107,6 +107,11 @@ class RelativeBias(nn.Module):
         steps = torch.arange(length, device=self.weight.device)
         return self.weight[:, self.bucket(steps[None, :] - steps[:, None])].unsqueeze(0)
 
+    def between(self, positions: Tensor, length: int) -> Tensor:
+        """Bias [B, heads, L, length] of queries at `positions` int64 [B, L] and keys at 0, 1, ..."""
+        steps = torch.arange(length, device=self.weight.device)
+        return self.weight[:, self.bucket(steps - positions[:, :, None])].transpose(0, 1)
+
     def bucket(self, distance: Tensor) -> Tensor:
         """Bucket of key position minus query position: exact when near, logarithmic when far."""
         buckets = self.buckets // 2 if self.bidirectional else self.buckets

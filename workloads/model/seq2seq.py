@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from workloads.model.attention import ALL, Context
+from workloads.model.cache import Cache
 from workloads.model.config import TransformerConfig
 from workloads.model.dropout import token_keys
 from workloads.model.embeddings import Embeddings, batch_positions
@@ -13,7 +14,7 @@ from workloads.model.heads import VocabularyProjection
 from workloads.model.layers import embedding, norm
 from workloads.model.masks import Mask, self_mask
 from workloads.model.positions import RelativeBias, rotary
-from workloads.model.transformer import Output, make_layers, masked_bias, run_layers
+from workloads.model.transformer import Output, make_layers, read_mask, relative_scores, run_layers
 from workloads.workload import Batch
 
 
@@ -45,14 +46,15 @@ class Stack(nn.Module):
         real: Tensor | None,
         memory: Tensor | None = None,
         memory_mask: Mask = ALL,
+        cache: Cache | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Hidden states [B, L, hidden] to those after the layers, and the routers' extra loss."""
         length = hidden.shape[1]
         table = rotary(self.config, positions) if self.config.positions == "rotary" else None
         bias = None
         if self.relative_bias is not None:
-            bias = masked_bias(self.relative_bias(length), mask.dense(length, hidden.device))
-        context = Context(mask, table, bias, memory, memory_mask, keys, real)
+            bias = relative_scores(self.relative_bias, mask, length, cache)
+        context = Context(mask, table, bias, memory, memory_mask, keys, real, cache)
         hidden, extra = run_layers(self.layers, hidden, context, extra)
         return (hidden if self.norm is None else self.norm(hidden)), extra
 
@@ -86,12 +88,14 @@ class EncoderDecoder(nn.Module):
         hidden: Tensor | None = None,
         extra: Tensor | None = None,
         memory: Tensor | None = None,
+        cache: Cache | None = None,
     ) -> Output:
         """tokens and padding [B, L] and decoder_tokens [B, M] to logits [B, M, vocabulary].
 
-        A later pipeline stage is given the `hidden`, `extra` and `memory` of the one before.
+        A later pipeline stage is given the `hidden`, `extra` and `memory` of the one before. With a `cache` of what the
+        decoder has read before, the batch has `decoder_positions` [B, M]; the encoder runs where no memory is given.
         """
-        if self.encoder is not None:
+        if self.encoder is not None and memory is None:
             hidden, extra = self._encode(self.encoder, batch, hidden, extra)
         if self.decoder is None:
             assert hidden is not None
@@ -99,14 +103,17 @@ class EncoderDecoder(nn.Module):
         if memory is None:  # the decoder begins here
             memory, hidden = hidden, None
         targets = batch["decoder_tokens"]
-        steps = torch.arange(targets.shape[1], device=targets.device).unsqueeze(0)
+        steps = batch.get("decoder_positions")
+        if steps is None:
+            steps = torch.arange(targets.shape[1], device=targets.device).unsqueeze(0)
+        mask = Mask(causal=True) if cache is None else read_mask(self.config, steps, cache)
         keys = token_keys(self, batch, targets.shape[1], 1)
         if hidden is None:
             assert self.tokens is not None
             hidden = self.decoder.embed(self.tokens(targets), steps, keys)
         reads = Mask(batch["padding"][:, None, None, :]) if "padding" in batch else Mask()
         hidden, extra = self.decoder(
-            hidden, Mask(causal=True), steps, extra, keys, batch.get("decoder_padding"), memory, reads
+            hidden, mask, steps, extra, keys, batch.get("decoder_padding"), memory, reads, cache
         )
         tied = None if self.tokens is None else self.tokens.weight
         logits = None if self.head is None else self.head(hidden, tied)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from workloads.model.attention import Attention, Context, LatentMultiHeadAttention
+from workloads.model.cache import Cache, LayerCache
 from workloads.model.config import TransformerConfig
 from workloads.model.dropout import drop, keyed, token_keys
 from workloads.model.embeddings import Embeddings, batch_positions
@@ -22,7 +23,7 @@ from workloads.model.heads import (
     VocabularyProjection,
 )
 from workloads.model.layers import embedding, norm
-from workloads.model.masks import REAL, self_mask
+from workloads.model.masks import REAL, Mask, self_mask
 from workloads.model.moe import MixtureOfExperts
 from workloads.model.positions import RelativeBias, Rotary, rotary
 from workloads.workload import Batch
@@ -108,7 +109,10 @@ def run_layers(
     for turn in range(repeat):
         for name, layer in layers.items():
             keys = None if context.keys is None else keyed(context.keys, 1 + turn + int(name))
-            hidden, more = layer(hidden, replace(context, keys=keys))
+            kept = (
+                None if context.cache is None else context.cache.layers.setdefault((turn, name), LayerCache())
+            )
+            hidden, more = layer(hidden, replace(context, keys=keys, kept=kept))
             if more is not None:
                 extra = more if extra is None else extra + more
     return hidden, extra
@@ -134,10 +138,20 @@ class Transformer(nn.Module):
         self.head = make_head(config)
         self.sentence_head = SentenceHead(config, 2) if config.sentence_head else None
 
-    def forward(self, batch: Batch, hidden: Tensor | None = None, extra: Tensor | None = None) -> Output:
-        """Output for `batch`; a later pipeline stage is given the `hidden` and `extra` of the one before."""
+    def forward(
+        self,
+        batch: Batch,
+        hidden: Tensor | None = None,
+        extra: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Output:
+        """Output for `batch`; a later pipeline stage is given the `hidden` and `extra` of the one before.
+
+        With a `cache`, what it has kept was read before, at lower positions; the batch has `positions` [B, L], and the
+        output is that of each row's last token.
+        """
         positions = batch_positions(self.config, batch)
-        context = self._context(batch, positions)
+        context = self._context(batch, positions, cache)
         if hidden is None:
             assert self.tokens is not None
             assert self.embeddings is not None
@@ -146,21 +160,27 @@ class Transformer(nn.Module):
             hidden = hidden if self.projection is None else self.projection(hidden)
         repeat = self.config.layers if self.config.shared_layers else 1
         hidden, extra = run_layers(self.layers, hidden, context, extra, repeat)
+        if cache is not None:
+            hidden = _last(hidden, batch.get("padding"))
         hidden = hidden if self.norm is None else self.norm(hidden)
         sentence = None if self.sentence_head is None else self.sentence_head(hidden)
         return self._headed(Output(hidden, extra, sentence=sentence), batch)
 
-    def _context(self, batch: Batch, positions: Tensor) -> Context:
+    def _context(self, batch: Batch, positions: Tensor, cache: Cache | None = None) -> Context:
         length = batch["tokens"].shape[1]
-        mask = self_mask(self.config, batch, length)
+        mask = (
+            self_mask(self.config, batch, length)
+            if cache is None
+            else read_mask(self.config, positions, cache)
+        )
         table: Rotary | None = None
         if self.config.positions == "rotary":
             table = rotary(self.config, positions)
         bias = None
         if self.relative_bias is not None:
-            bias = masked_bias(self.relative_bias(length), mask.dense(length, positions.device))
+            bias = relative_scores(self.relative_bias, mask, length, cache)
         keys, real = token_keys(self, batch, length), batch.get(REAL, batch.get("padding"))
-        return Context(mask, table, bias, keys=keys, real=real)
+        return Context(mask, table, bias, keys=keys, real=real, cache=cache)
 
     def _headed(self, output: Output, batch: Batch) -> Output:
         hidden = output.hidden
@@ -193,6 +213,14 @@ class Transformer(nn.Module):
             self.norm = self.head = self.sentence_head = None
 
 
+def _last(hidden: Tensor, padding: Tensor | None) -> Tensor:
+    """The hidden states [B, 1, hidden] of each row's last real token."""
+    if padding is None:
+        return hidden[:, -1:]
+    rows = torch.arange(len(hidden), device=hidden.device)
+    return hidden[rows, padding.sum(1) - 1].unsqueeze(1)
+
+
 def projection(config: TransformerConfig) -> nn.Linear | None:
     """From a factorised embedding to the hidden size (ALBERT, section 3.1)."""
     if config.embedding_size == config.hidden:
@@ -210,6 +238,17 @@ def make_head(config: TransformerConfig) -> nn.Module | None:
     return made[config.head](config) if config.head in made else None
 
 
-def masked_bias(bias: Tensor, allowed: Tensor | None) -> Tensor:
-    """Additive scores with -inf where attention is not allowed."""
+def read_mask(config: TransformerConfig, positions: Tensor, cache: Cache) -> Mask:
+    """The mask of a forward pass over tokens at `positions` [B, L], of all that the cache has read with them."""
+    cache.advance(positions)
+    return Mask(cache.visible(config))
+
+
+def relative_scores(module: nn.Module, mask: Mask, length: int, cache: Cache | None) -> Tensor:
+    """Additive scores of `length` tokens by their distances, with -inf where attention is not allowed."""
+    assert isinstance(module, RelativeBias)
+    if cache is not None:
+        bias, allowed = module.between(cache.positions, cache.length), mask.allowed
+    else:
+        bias, allowed = module(length), mask.dense(length, module.weight.device)
     return bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)

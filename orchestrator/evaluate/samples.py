@@ -1,0 +1,55 @@
+"""Samples to read: how the model of a commit continues the prompts of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from workloads.workload import Sampling
+
+if TYPE_CHECKING:
+    import torch
+    from tokenizers import Tokenizer
+    from torch import Tensor
+
+    from workloads.workload import Workload
+
+
+def continue_prompts(
+    workload: Workload,
+    read: Callable[[str], Tensor],
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    max_tokens: int,
+    sampling: Sampling | None = None,
+    device: torch.device | None = None,
+) -> list[str]:
+    """What the model says after each prompt: the text of at most `max_tokens` tokens, without the prompt.
+
+    `read(name)` returns a tensor of the model, as a commit's reader or an engine gives it. A decoder continues the
+    prompt; an encoder-decoder reads it, and its decoder speaks. Around the prompt are the tokens that the objective
+    puts around a text; nothing of its own is hidden in it, so that `<extra_id_0>` in a prompt of T5's is filled in.
+    With a temperature in `sampling` the same seed says the same for the same weights. Raises WorkloadError, see
+    `workloads.model.generate`.
+    """
+    from workloads.load import with_weights
+
+    rows = [_framed(workload, tokenizer, prompt) for prompt in prompts]
+    if not rows:
+        return []
+    model = with_weights(workload, read, device)
+    said = workload.generate(model, rows, max_tokens, sampling or Sampling())
+    return [tokenizer.decode(row, skip_special_tokens=True) for row in said]
+
+
+def _framed(workload: Workload, tokenizer: Tokenizer, prompt: str) -> list[int]:
+    """The prompt's tokens as training frames a text, left open for a decoder to continue; a document's end where there
+    are none, after which the next document begins."""
+    vocabulary, objective = workload.vocabulary, workload.objective
+    pair = workload.config.architecture == "encoder-decoder"
+    begin, end = (
+        getattr(vocabulary, role, None) for role in (objective.begins, objective.ends if pair else "")
+    )
+    inside = tokenizer.encode(prompt, add_special_tokens=False).ids
+    framed = [*([] if begin is None else [begin]), *inside, *([] if end is None else [end])]
+    return framed or [vocabulary.eos]

@@ -1,0 +1,72 @@
+"""Generation by a class of transformers that is run as it is, with its own `generate` and our choice of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+
+from workloads.errors import WorkloadError
+from workloads.hf.hf_class import HuggingFaceModel
+from workloads.model.generate import choose, evaluating
+from workloads.workload import Sampling
+
+
+class _Chosen(LogitsProcessor):
+    """Leaves one token: the one that `choose` chooses."""
+
+    def __init__(self, sampling: Sampling, prompt: int) -> None:
+        self._sampling, self._prompt, self._place = sampling, prompt, 0
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        """See transformers. Scores [1, vocabulary]."""
+        token = choose(scores, self._sampling, [self._place], self._prompt)
+        self._place += 1
+        return torch.full_like(scores, -torch.inf).index_fill_(1, token, 0.0)
+
+
+@torch.inference_mode()
+def generate(
+    network: Any,
+    config: HuggingFaceModel,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    eos: int,
+    start: int | None,
+    sampling: Sampling,
+) -> list[list[int]]:
+    """As `workloads.model.generate.generate`. Prompts are read one by one: not every class can read padding."""
+    if not network.can_generate():
+        raise WorkloadError(f"the class of {config.folder} generates no text; use one with a language head")
+    pair = config.architecture == "encoder-decoder"
+    with evaluating(network):
+        said = []
+        for number, prompt in enumerate(prompts):
+            room = min(max_tokens, config.max_positions - (0 if pair else len(prompt)))
+            if not prompt or room < 1:
+                raise WorkloadError(
+                    f"prompt {number} has {len(prompt)} tokens, and the model {config.max_positions} positions; "
+                    "give one token at least, and leave room for one"
+                )
+            said.append(_said(network, prompt, room, eos, start if pair else None, _Chosen(sampling, number)))
+    return said
+
+
+def _said(
+    network: Any, prompt: Sequence[int], room: int, eos: int, start: int | None, chosen: _Chosen
+) -> list[int]:
+    tokens: Tensor = torch.tensor([list(prompt)], device=network.device)
+    settings = GenerationConfig(
+        max_new_tokens=room, do_sample=False, num_beams=1, eos_token_id=eos, pad_token_id=eos, use_cache=True,
+        decoder_start_token_id=start,
+    )  # fmt: skip
+    made = network.generate(
+        tokens,
+        attention_mask=torch.ones_like(tokens),
+        generation_config=settings,
+        logits_processor=LogitsProcessorList([chosen]),
+    )
+    return [int(token) for token in made[0, len(prompt) if start is None else 1 :]]

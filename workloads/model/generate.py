@@ -1,0 +1,183 @@
+"""Generation with a cache of keys and values: prompts of any lengths in one batch, greedy or sampled.
+
+A prompt is read in one forward pass, each further token in one of its own. An expert's capacity is that of the pass:
+tokens of a prompt compete as in training, later ones find room, as in transformers. The cache takes two vectors for
+each token, layer and head of keys; of latent attention too, whose keys and values are kept as they are used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from workloads.errors import WorkloadError
+from workloads.model.cache import Cache
+from workloads.model.config import TransformerConfig
+from workloads.workload import Batch, Sampling
+
+Step = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Tokens, positions and which are real, [B, L] each, to the logits of every row's last token [B, vocabulary]."""
+
+
+@torch.inference_mode()
+def generate(
+    model: nn.Module,
+    config: TransformerConfig,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    eos: int,
+    start: int | None = None,
+    sampling: Sampling | None = None,
+) -> list[list[int]]:
+    """What the model says after each prompt: at most `max_tokens` tokens, `eos` the last where it comes before.
+
+    A decoder continues its prompt. An encoder-decoder reads it with the encoder, and its decoder begins with `start`.
+    Learned positions end a text: prompt and continuation together, or either side of an encoder-decoder, have at most
+    `max_positions` tokens. Other positions have no end. Raises WorkloadError if the model is none that generates, a
+    prompt is empty or leaves no room for a token, or the logits are not finite.
+    """
+    check_generates(config)
+    pair = config.architecture == "encoder-decoder"
+    if pair and start is None:
+        raise WorkloadError("the decoder has no token to begin with; give the vocabulary a pad token")
+    begun = [[start] if pair and start is not None else list(prompt) for prompt in prompts]
+    rooms = _rooms(config, prompts, begun, max_tokens)
+    if not prompts:
+        return []
+    device = next(model.parameters()).device
+    with evaluating(model):
+        cache = Cache(max(map(len, begun)) + max(rooms))
+        step = _pair(model, cache, prompts, device) if pair else _decoder(model, cache)
+        return _continue(step, begun, rooms, eos, sampling or Sampling(), device)
+
+
+def check_generates(config: TransformerConfig) -> None:
+    """Raise WorkloadError if a model generates no text."""
+    if config.architecture not in ("decoder", "encoder-decoder") or config.head != "language":
+        kind = (
+            config.architecture
+            if config.head == "language"
+            else f"{config.architecture} with head {config.head}"
+        )
+        raise WorkloadError(
+            f"a {config.family} model ({kind}) generates no text; use a decoder or an encoder-decoder "
+            "with a language head"
+        )
+
+
+def _rooms(
+    config: TransformerConfig, prompts: Sequence[Sequence[int]], begun: list[list[int]], most: int
+) -> list[int]:
+    """How many tokens each row may still have."""
+    rooms = []
+    for number, (prompt, row) in enumerate(zip(prompts, begun, strict=True)):
+        if not prompt:
+            raise WorkloadError(f"prompt {number} is empty; begin it with a token")
+        limit, room = config.max_positions, most
+        if config.positions == "learned":
+            room = min(most, limit - len(row))
+            if room < 1 or len(prompt) > limit:
+                what = f"prompt {number} has {len(prompt)} tokens, and the model has {limit} positions"
+                raise WorkloadError(f"{what}; shorten the prompt")
+        rooms.append(room)
+    return rooms
+
+
+def _decoder(model: nn.Module, cache: Cache) -> Step:
+    def step(tokens: Tensor, positions: Tensor, real: Tensor) -> Tensor:
+        batch: Batch = {"tokens": tokens, "positions": positions, "padding": real}
+        logits: Tensor = model(batch, cache=cache).logits
+        return logits[:, 0]
+
+    return step
+
+
+def _pair(model: nn.Module, cache: Cache, prompts: Sequence[Sequence[int]], device: torch.device) -> Step:
+    tokens, padding = _padded(prompts, device)
+    source: Batch = {"tokens": tokens, "padding": padding}
+    memory: Tensor | None = None
+
+    def step(tokens: Tensor, positions: Tensor, real: Tensor) -> Tensor:
+        nonlocal memory
+        output = model(
+            {**source, "decoder_tokens": tokens, "decoder_positions": positions}, memory=memory, cache=cache
+        )
+        memory = output.memory
+        logits: Tensor = output.logits
+        return logits[:, -1]
+
+    return step
+
+
+def _continue(
+    step: Step, begun: list[list[int]], rooms: list[int], eos: int, sampling: Sampling, device: torch.device
+) -> list[list[int]]:
+    said: list[list[int]] = [[] for _ in begun]
+    tokens, real = _padded(begun, device)
+    positions = torch.arange(tokens.shape[1], device=device).expand_as(tokens)
+    at, going = real.sum(1, keepdim=True) - 1, [room > 0 for room in rooms]
+    while any(going):
+        chosen = choose(step(tokens, positions, real), sampling, [len(row) for row in said])
+        for row, token, goes in zip(said, chosen.tolist(), going, strict=True):
+            row += [token] if goes else []
+        going = [len(row) < room and row[-1:] != [eos] for row, room in zip(said, rooms, strict=True)]
+        # A row that has ended stays where it is, for it may be at the last position that there is.
+        at = at + torch.tensor(going, device=device).unsqueeze(1)
+        tokens, positions, real = chosen.unsqueeze(1), at, torch.ones_like(at, dtype=torch.bool)
+    return said
+
+
+def choose(logits: Tensor, sampling: Sampling, places: Sequence[int], prompt: int = 0) -> Tensor:
+    """The next token of every row: int64 [B] from logits [B, vocabulary].
+
+    places[row] is the number of tokens that it has generated; `prompt` is the number of the first row's prompt. What is
+    drawn depends on (seed, prompt's number, place) and the row's logits alone: the first token whose cumulative
+    probability, in falling order, exceeds one uniform number. Only the `top_k` most probable tokens count (Fan et al.
+    2018), and of these the fewest whose probabilities sum to at least `top_p` (Holtzman et al. 2020). Raises
+    WorkloadError if logits are not finite.
+    """
+    if not torch.isfinite(logits).all():
+        raise WorkloadError("the model's logits are not finite; it has diverged")
+    if not sampling.temperature:
+        return logits.argmax(-1)
+    scores, order = (logits.double() / sampling.temperature).sort(dim=-1, descending=True, stable=True)
+    if sampling.top_k:
+        scores, order = scores[:, : sampling.top_k], order[:, : sampling.top_k]
+    shares = scores.softmax(-1)
+    before = shares.cumsum(-1) - shares
+    shares = torch.where(before < sampling.top_p, shares, 0.0)
+    total = shares.cumsum(-1)
+    drawn = [_uniform(sampling.seed, number, place) for number, place in enumerate(places, prompt)]
+    height = torch.tensor(drawn, dtype=torch.float64, device=logits.device).unsqueeze(1) * total[:, -1:]
+    found = torch.searchsorted(total, height, right=True).clamp(max=order.shape[1] - 1)
+    return order.gather(1, found).squeeze(1)
+
+
+def _uniform(seed: int, prompt: int, place: int) -> float:
+    """A number in [0, 1), the same on every machine."""
+    digest = hashlib.blake2b(struct.pack("<3q", seed, prompt, place), digest_size=8).digest()
+    return float((int.from_bytes(digest, "little") >> 11) / 2**53)
+
+
+def _padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Rows padded at their ends, int64 [B, L], and where they are real."""
+    longest = max(map(len, rows))
+    tokens = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
+    lengths = torch.tensor([len(row) for row in rows], device=device)
+    return tokens, torch.arange(longest, device=device) < lengths.unsqueeze(1)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode, and then in the mode that it was in."""
+    before = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(before)
