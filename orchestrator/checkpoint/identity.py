@@ -34,10 +34,12 @@ def read_job(run: RunDir) -> JobSpec | None:
 
 @dataclass(frozen=True)
 class Extension:
-    """A run whose train.steps are raised from `before` to `after`; it goes on from the commit at `step`."""
+    """A run whose train.steps are raised from `before` to `after`; it goes on from the commit at `step`, the newest of
+    the first `settled` steps, which are the same in both."""
 
     before: int
     after: int
+    settled: int
     step: int
 
     def __str__(self) -> str:
@@ -83,7 +85,7 @@ def extension_of(spec: JobSpec, run: RunDir, commit: CommitManifest | None) -> E
     if commit is None:
         hint = "put it back; or set train.steps back, or begin a run of that length under another name"
         raise InputError(f"{what}: no commit up to step {settled} is left to go on from", run.uri, hint)
-    return Extension(was, wanted, commit.step)
+    return Extension(was, wanted, settled, commit.step)
 
 
 def is_shared(commit: CommitManifest, spec: JobSpec) -> bool:

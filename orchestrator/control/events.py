@@ -10,7 +10,7 @@ from cluster.workers.clock import wall
 from orchestrator.control.health import Failure
 from orchestrator.control.hints import hint_for
 from orchestrator.control.state import State
-from orchestrator.data.skips import Skip, merged, on_record
+from orchestrator.data.skips import Skip, on_record
 from orchestrator.job.outcome import ENDED
 from orchestrator.job.spec import LimitSpec
 from orchestrator.planning import prices
@@ -62,14 +62,13 @@ class EventHistory:
         self.attempts = max(self.attempts, event["attempt"])
         self.data = self.data or event.get("data") or ""
         self.sets = {**(event.get("sets") or {}), **self.sets}
-        if event.get("skipped"):
-            self.skips = merged(self.skips, on_record([event]))
+        self.skips = on_record([event], self.skips)
         if event.get("missing_rows") is not None:
             self.missing = event["missing_rows"]
         self.number = max(self.number, event.get("number") or self.number + 1)
         self.missing_told = event.get("missing_events") or self.missing_told
         if extended := event.get("extended"):
-            self.length = extended[1]
+            self.length = extended["after"]
         if ceiling := event.get("ceiling"):
             self.ceilings.add((ceiling["key"], ceiling["limit"]))
         if event["phase"] == "start":

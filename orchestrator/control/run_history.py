@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import statistics
 import time
@@ -91,7 +92,7 @@ class RunHistory:
             begun = f"resumed: the controller's process has ended, {memory_seen(status)}"
             told["controller_died"] = commit.step if commit else 0
         if extension is not None and self.event_history.length != extension.after:
-            begun, told["extended"] = f"{begun}: {extension}", [extension.before, extension.after]
+            begun, told["extended"] = f"{begun}: {extension}", dataclasses.asdict(extension)
             told["lost_steps"] = max(self.step - extension.step, 0)
         self.event(self.attempts, self.step, "prepare", begun, **told)
         self._events.flush(now=True)  # MLflow is asked for the run that began, or was extended, with an event

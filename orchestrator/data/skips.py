@@ -35,9 +35,18 @@ def merged(*records: Iterable[dict[str, Any] | Skip]) -> tuple[Skip, ...]:
     return tuple(sorted(found, key=lambda skip: skip.start))
 
 
-def on_record(events: Iterable[dict[str, Any]]) -> tuple[Skip, ...]:
-    """The windows that the events of a run name."""
-    return merged(event["skipped"] for event in events if event.get("skipped"))
+def on_record(events: Iterable[dict[str, Any]], before: tuple[Skip, ...] = ()) -> tuple[Skip, ...]:
+    """The windows that the events of a run name, and those from `before` these events.
+
+    Where a run was extended, windows of a decay that the longer run does not have are forgotten.
+    """
+    found = before
+    for event in events:
+        if event.get("skipped"):
+            found = merged(found, [event["skipped"]])
+        if extended := event.get("extended"):
+            found = tuple(skip for skip in found if skip.step <= extended["settled"])
+    return found
 
 
 def start_of(position: int, batches: int, size: int, skips: Sequence[Skip]) -> int:

@@ -60,7 +60,7 @@ class EventFields(TypedDict, total=False):
     own, `missing_rows` the gaps in metrics.jsonl, `missing_events` those in events.jsonl, by the numbers of events,
     `last_seen` the last sign of life of the controller before, `controller_died` the step of the newest commit
     when Ray started the controller again, `ceiling` a limit that is near, `extended` how many steps the run had
-    and has from here on.
+    and has from here on, how many of them are the same (`settled`), and the commit that it goes on from.
     """
 
     time: float
@@ -87,4 +87,4 @@ class EventFields(TypedDict, total=False):
     last_seen: float | None
     controller_died: int
     ceiling: dict[str, Any]
-    extended: list[int]
+    extended: dict[str, int]

@@ -80,7 +80,8 @@ def test_an_extended_run_has_the_bits_of_a_long_one(
     events = rows(run, "events.jsonl")
     (extended,) = [event for event in events if event.get("extended")]
     assert extended["reason"] == f"resumed: extended from {SHORT} to {LONG} steps, from step {begun} on"
-    assert (extended["extended"], extended["lost_steps"]) == ([SHORT, LONG], SHORT - begun)
+    told = {"before": SHORT, "after": LONG, "settled": begun, "step": begun}
+    assert (extended["extended"], extended["lost_steps"]) == (told, SHORT - begun)
     starts = [event["step"] for event in events if event["phase"] == "start"]
     assert starts[:2] == [0, begun]
     assert len(starts) == 2 + len(faults)

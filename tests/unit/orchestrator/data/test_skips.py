@@ -44,6 +44,15 @@ def test_a_window_is_named_once_however_many_records_name_it() -> None:
     assert on_record(events) == (two,)
 
 
+def test_what_was_left_out_in_a_decay_is_not_in_a_longer_run() -> None:
+    stable, decay, later = Skip(8, 56, 8), Skip(9, 64, 8), Skip(11, 96, 8)
+    extended = {"before": 12, "after": 20, "settled": 8, "step": 5}
+    events = [{"skipped": stable.to_json()}, {"skipped": decay.to_json()}, {"extended": extended}]
+    assert on_record(events) == (stable,)
+    assert on_record([*events, {"skipped": later.to_json()}]) == (stable, later)
+    assert on_record(events[2:], before=(stable, decay)) == (stable,)
+
+
 def test_the_learning_rate_is_lower_from_the_step_on() -> None:
     skips = [Skip(8, 56, 8, 0.5), Skip(12, 96, 8, 0.5)]
     assert [lr_factor(step, skips) for step in (7, 8, 11, 12, 13)] == [1.0, 0.5, 0.5, 0.25, 0.25]

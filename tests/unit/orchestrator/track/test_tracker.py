@@ -147,7 +147,12 @@ def test_an_extended_run_is_another_one_with_all_its_rows(tmp_path: Path, store:
     run_dir = new_run(tmp_path / "run")
     run_dir.append("metrics.jsonl", [row(1), row(2), row(3)])
     assert deliver(job(store, "extended"), run_dir).missing == 0
-    extended = {"time": BORN + 99, "phase": "prepare", "attempt": 1, "extended": [5, 9]}
+    extended = {
+        "time": BORN + 99,
+        "phase": "prepare",
+        "attempt": 1,
+        "extended": {"before": 5, "after": 9, "settled": 1, "step": 1},
+    }
     run_dir.append("events.jsonl", [extended])
     run_dir.log("metrics.jsonl").cut(1)
     run_dir.append("metrics.jsonl", [row(2, attempt=2, loss=7.0)])
