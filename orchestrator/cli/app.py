@@ -26,7 +26,18 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for _module in ("job", "run", "jobs", "report", "checkpoint", "data", "cluster_render", "chaos", "tune"):
+for _module in (
+    "job",
+    "run",
+    "jobs",
+    "report",
+    "checkpoint",
+    "evaluate",
+    "data",
+    "cluster_render",
+    "chaos",
+    "tune",
+):
     import_module(f"orchestrator.cli.{_module}").register(app)
 
 

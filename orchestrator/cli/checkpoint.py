@@ -14,6 +14,7 @@ from orchestrator.job.errors import InputError
 if TYPE_CHECKING:
     from orchestrator.checkpoint.manifest import CommitManifest
     from orchestrator.checkpoint.store import Store
+    from orchestrator.storage.run_directory import RunDir
 
 Step = Annotated[int | None, typer.Option(help="the commit's step [default: the newest sound one]")]
 
@@ -76,7 +77,7 @@ def export(
     from orchestrator.storage.uri import check_uri
 
     run, _ = existing_run(run_dir)
-    manifest = _chosen(_store(run_dir), step)
+    manifest = chosen_commit(run, step)
     if to is not None:
         check_uri(to, "--to")
     target = run.at("export") if to is None else absolute(to, Path.cwd())
@@ -143,8 +144,14 @@ def _store(run_dir: str) -> Store:
     return Store(run.at("checkpoints"))
 
 
-def _chosen(store: Store, step: int | None) -> CommitManifest:
+def chosen_commit(run: RunDir, step: int | None) -> CommitManifest:
+    """The commit of that step, by default the newest sound one. Raises InputError if there is none."""
+    from orchestrator.checkpoint.store import Store
+
+    store = Store(run.at("checkpoints"))
     if step is not None:
+        if step not in store.steps():
+            raise InputError("there is no such commit", f"{store.uri} step {step}", f"steps: {store.steps()}")
         return store.manifest(step)
     newest = store.latest()
     if newest is None:

@@ -1,4 +1,5 @@
-"""How good the model of a commit is: so far, what it says after prompts.
+"""How good the model of a commit is: its metrics on held-out text, and what it says after prompts.
 
-It is given a workload and a `read(name)` that returns a tensor of a commit, and changes nothing of a run.
+It is given a commit, or a `read(name)` that returns a tensor of one, and changes nothing of a run. Imports train and
+what is below.
 """

@@ -56,7 +56,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         engine = make_engine(spec, inputs.workload, layout, device)
         rank = Rank(task, spec, layout, context, engine, inputs, baseline_memory)
         try:
-            return rank.train()
+            return rank.evaluate() if task.evaluate_only else rank.train()
         finally:
             engine.close()
     finally:
@@ -102,6 +102,12 @@ class Rank:
         ended = "steps" if step >= self._spec.train.steps else "stop" if stop else plateau
         return {"step": step, "ended": ended}
 
+    def evaluate(self) -> dict[str, Any]:
+        """Evaluate the commit that was restored, whether or not that is due."""
+        step = self._progress.step
+        row = self._evaluator.evaluate(step, self._task.attempt, heeds_stop=False)
+        return {"step": step, "ended": "evaluated", "evaluation": row}
+
     @property
     def _is_over(self) -> bool:
         progress = self._progress
@@ -142,7 +148,7 @@ class Rank:
         row = self._row(metrics, lr, time.perf_counter() - began, waited)
         row["busy_seconds"] = agreed.busy if busy else ()
         if not agreed.stop or self._progress.step == self._last:
-            row["evaluation_seconds"] = self._evaluate()
+            row["evaluation_seconds"], row["time"] = self._evaluate(), wall()
         if self._evaluations:
             row["evaluations"], self._evaluations = self._evaluations, []
         final = agreed.stop or self._is_over

@@ -26,6 +26,7 @@ class Task:
         restore: step of the commit to start from; None for a fresh start.
         until: the gang ends with a commit at this step, or when all steps are done.
         commit: False in a replay, which writes nothing.
+        evaluate_only: the gang evaluates the commit and ends; its result has the row as "evaluation".
         token: new for every gang, so that the files of an earlier one are told apart.
         snapshot_servers: {"node", "address"} of each server that keeps snapshots in memory.
         snapshot_token: the token of these servers.
@@ -43,6 +44,7 @@ class Task:
     restore: int | None
     until: int
     commit: bool = True
+    evaluate_only: bool = False
     token: str = ""
     snapshot_servers: tuple[dict[str, str], ...] = ()
     snapshot_token: str = ""

@@ -7,18 +7,17 @@ and writes nothing. Receipts must be equal, and losses equal to the last bit.
 from __future__ import annotations
 
 import itertools
-import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cluster.workers.gang import FINISHED, RankStatus
-from cluster.workers.process_gang import ProcessGang
+from cluster.workers.to_the_end import run_to_the_end
 from orchestrator.checkpoint.identity import check_commit, check_shards
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.store import Store
 from orchestrator.data.skips import on_record
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
+from orchestrator.planning.layout import Layout
 from orchestrator.resolve.prepared_data import tokens_of
 from orchestrator.storage.row_line import METRICS
 from orchestrator.storage.run_directory import Row, RunDir
@@ -89,7 +88,11 @@ def replay(spec: JobSpec, run: RunDir, step: int | None, steps: int) -> ReplayRe
         commit=False,
         skips=tuple(skip.to_json() for skip in on_record(run.rows("events.jsonl"))),
     )
-    replayed = _run(spec, task, last)
+    bundle = spec.resources.per_worker.bundle
+    made, _ = run_to_the_end(
+        Layout.from_json(task.layout).world, bundle, ENTRY, task.to_json(), TIMEOUT, "replay"
+    )
+    replayed = {row["step"]: row for row in made}
     return ReplayResult(manifest.step, [_compare(recorded[n], replayed[n]) for n in range(first, last + 1)])
 
 
@@ -109,44 +112,9 @@ def _choose(store: Store, recorded: dict[int, Row], step: int | None) -> CommitM
 
 def _layouts(run: RunDir, manifest: CommitManifest) -> list[dict[str, Any]]:
     """Recorded layouts, each with its text: that of the commit, and those of all starts."""
-    from orchestrator.planning.layout import Layout
-
     known = [manifest.meta["layout"]]
     known += [event["layout"] for event in run.rows("events.jsonl") if event.get("layout")]
     return [{**layout, "text": str(Layout.from_json(layout))} for layout in known]
-
-
-def _run(spec: JobSpec, task: Task, last: int) -> dict[int, Row]:
-    world = _world(task.layout)
-    gang = ProcessGang()
-    rows: list[Row] = []
-    moved = time.monotonic()
-    try:
-        gang.start(world, spec.resources.per_worker.bundle, ENTRY, task.to_json())
-        while True:
-            status = gang.poll(len(rows))
-            rows.extend(status.rows)
-            moved = time.monotonic() if status.rows else moved
-            if all(rank.state == "done" for rank in status.ranks):
-                return {row["step"]: row for row in rows}
-            _refuse(status.ranks, time.monotonic() - moved, last)
-            time.sleep(0.05)
-    finally:
-        gang.close()
-
-
-def _refuse(ranks: tuple[RankStatus, ...], still: float, last: int) -> None:
-    broken = [rank for rank in ranks if rank.state in FINISHED and rank.state != "done"]
-    if broken:
-        raise RuntimeError(f"the replay failed on rank {broken[0].rank}: {broken[0].error}")
-    if still > TIMEOUT:
-        raise RuntimeError(f"the replay made no step for {TIMEOUT:.0f} s on its way to step {last}")
-
-
-def _world(layout: dict[str, Any]) -> int:
-    from orchestrator.planning.layout import Layout
-
-    return Layout.from_json(layout).world
 
 
 def _compare(recorded: Row, replayed: Row) -> Row:

@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 from jobs import curve, job, rows, weights, write_text
 from local_run import LocalGang, controller_here, drive_here
+from prepared import prepare_sets_here
 
 from orchestrator.checkpoint.store import Store
 from orchestrator.control import decide
+from orchestrator.evaluate.of_commit import evaluate_commit
 from orchestrator.job.outcome import Outcome
+from orchestrator.job.spec import parse
+from orchestrator.storage.run_directory import RunDir
 
 TOLERANCE = 1e-6
 
@@ -176,3 +180,18 @@ def test_a_stop_does_not_wait_for_an_evaluation_which_is_made_up_for(
     drive_here(evaluated(text), str(run), cache, gang=lambda: LocalGang([1]))
     assert of_sets(run) == of_sets(quiet)
     assert curve(run) == curve(quiet)
+
+
+def test_a_commit_is_evaluated_afterwards_with_the_same_numbers(
+    quiet: Path, text: str, cache: Path, tmp_path: Path
+) -> None:
+    """In one process, whatever the run's layout was; text of its own is one more set."""
+    own = write_text(tmp_path / "own", 9_000)
+    document = evaluated(text, sets={"own": {"sources": [{"uri": own}]}})
+    document["data"]["cache"] = str(cache)
+    spec, run = parse(document), RunDir(str(quiet))
+    commit = Store(run.at("checkpoints")).manifest(12)
+    sets = prepare_sets_here(spec, str(cache), commit.meta["data"])
+    row = evaluate_commit(spec, run, commit, sets)
+    assert (row["step"], row["sets"]["validation"]) == (12, of_sets(quiet)[-1]["validation"])
+    assert row["sets"]["own"]["tokens"] > 1000

@@ -184,6 +184,30 @@ def test_the_page_tells_the_run(run_dir: RunDir) -> None:
     assert len(page.of("rect", "b-step")) == 3
 
 
+def test_training_and_held_out_text_are_in_one_plot(run_dir: RunDir) -> None:
+    """A line for each set, in the colours of its label, and a table of all metrics."""
+    found = rows(201, 204, 900, 3, Layout(dp=2, micro_batch=16), 0.5)
+    for number, line in enumerate(found):
+        sets = {"validation": {"loss": 3.5 - number / 8, "bits_per_byte": 1.25, "tokens": 12_345.0}}
+        sets |= {"wiki": {"loss": 4.5}} if number else {}
+        line["evaluations"] = [
+            {"step": line["step"], "attempt": 3, "time": START, "seconds": 1.0, "sets": sets}
+        ]
+    run_dir.append("metrics.jsonl", found)
+    page = Page(report(run_dir))
+    assert [tag["class"] for tag in page.of("path")][:3] == [
+        "line held-out h0",
+        "line held-out h1",
+        "line loss",
+    ]
+    assert [tag["class"] for tag in page.of("text", "held-out-label")] == [
+        "held-out-label h0",
+        "held-out-label h1",
+    ]
+    for told in ("Held-out text", "bits per byte", "1.2500", "12,345", "3.1250", "4.5000"):
+        assert told in page.text, told
+
+
 def test_nothing_comes_from_outside_and_nothing_runs(run_dir: RunDir) -> None:
     text = report(run_dir)
     page = Page(text)

@@ -115,6 +115,23 @@ def test_a_run_arrives_whole(tmp_path: Path, store: str, client: Any) -> None:
     assert artefacts["job.yaml"].is_relative_to(Path(store.removeprefix("sqlite:///")).parent)
 
 
+def test_evaluations_arrive_with_their_own_step(tmp_path: Path, store: str, client: Any) -> None:
+    """That before the first step comes with the first row; what is lost locally is found again without them."""
+    run_dir = new_run(tmp_path / "run")
+    followed = Tracker(job(store, "evaluated"), run_dir)
+    sets = {"validation": {"loss": 7.5, "accuracy": 0.25}, "wiki": {"loss": 8.0}}
+    start = {"step": 0, "attempt": 1, "time": BORN, "seconds": 1.0, "sets": sets}
+    later = {**start, "step": 2, "sets": {"validation": {"loss": 6.5}}}
+    write(run_dir, followed, [row(1, evaluations=[start]), row(2, evaluations=[later])])
+    assert followed.close(60) == tracker.Delivery(0)
+    [run] = runs(client, "evaluated")
+    assert history(client, run, "validation.loss") == [(0, 7.5), (2, 6.5)]
+    assert history(client, run, "validation.accuracy") == [(0, 0.25)]
+    assert history(client, run, "wiki.loss") == [(0, 8.0)]
+    lost = tracker.rows_on_server(job(store, "evaluated"), run_dir, [(1, 2)], 60)
+    assert [(r["step"], "validation.loss" in r) for r in lost] == [(1, False), (2, False)]
+
+
 def test_a_controller_killed_goes_on_after_the_last_step(tmp_path: Path, store: str, client: Any) -> None:
     run_dir = new_run(tmp_path / "run")
     first = Tracker(job(store, "killed"), run_dir)

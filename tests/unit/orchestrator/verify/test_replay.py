@@ -14,7 +14,7 @@ from scripted import drive
 
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
-from orchestrator.storage.run_directory import Row, RunDir
+from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.task import Task
 from orchestrator.verify import replay as replays
 from orchestrator.verify.replay import ReplayResult, replay
@@ -46,12 +46,11 @@ def tasks(monkeypatch: pytest.MonkeyPatch, run: RunDir) -> list[Task]:
     tasks: list[Task] = []
     recorded = {row["step"]: row for row in run.rows("metrics.jsonl")}
 
-    def answer(spec: JobSpec, task: Task, last: int) -> dict[int, Row]:
-        tasks.append(task)
-        assert task.until == last
-        return {step: recorded[step] for step in range((task.restore or 0) + 1, last + 1)}
+    def answer(world: int, bundle: object, entry: str, config: dict[str, Any], *more: object) -> Any:
+        tasks.append(task := Task(**config))
+        return [recorded[step] for step in range((task.restore or 0) + 1, task.until + 1)], None
 
-    monkeypatch.setattr(replays, "_run", answer)
+    monkeypatch.setattr(replays, "run_to_the_end", answer)
     return tasks
 
 

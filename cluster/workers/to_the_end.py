@@ -1,0 +1,50 @@
+"""Ranks in processes of this machine, run to their end by a command that has nothing else to do."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from cluster.workers.gang import FINISHED, Bundle, RankStatus
+from cluster.workers.process_gang import ProcessGang
+
+
+def run_to_the_end(
+    world: int, bundle: Bundle, entry: str, config: dict[str, Any], patience: float, what: str
+) -> tuple[list[dict[str, Any]], Any]:
+    """The rows that rank 0 reported, and what its entry point returned.
+
+    Args:
+        world: number of ranks.
+        bundle: what each occupies.
+        entry: "module:function" of the program.
+        config: its configuration.
+        patience: seconds without a row or an evaluated batch after which it is given up.
+        what: name of the work, for messages.
+
+    Raises RuntimeError if a rank fails, or none makes progress for so long. No process is left behind.
+    """
+    gang, rows = ProcessGang(), list[dict[str, Any]]()
+    seen, moved = (0, 0), time.monotonic()
+    try:
+        gang.start(world, bundle, entry, config)
+        while True:
+            status = gang.poll(len(rows))
+            rows.extend(status.rows)
+            progress = len(rows), max((rank.evaluated for rank in status.ranks), default=0)
+            if progress != seen:
+                seen, moved = progress, time.monotonic()
+            if all(rank.state == "done" for rank in status.ranks):
+                return rows, status.ranks[0].result
+            _refuse(status.ranks, time.monotonic() - moved, patience, what)
+            time.sleep(0.05)
+    finally:
+        gang.close()
+
+
+def _refuse(ranks: tuple[RankStatus, ...], still: float, patience: float, what: str) -> None:
+    broken = [rank for rank in ranks if rank.state in FINISHED and rank.state != "done"]
+    if broken:
+        raise RuntimeError(f"the {what} failed on rank {broken[0].rank}: {broken[0].error}")
+    if still > patience:
+        raise RuntimeError(f"the {what} made no progress for {patience:.0f} s")

@@ -1,0 +1,91 @@
+"""The command evaluate: how good the model of a commit is on held-out text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.cli.checkpoint import chosen_commit
+from orchestrator.cli.options import Address, Json, Run, emit, existing_run, table
+from orchestrator.job.errors import InputError
+
+if TYPE_CHECKING:
+    from orchestrator.checkpoint.manifest import CommitManifest
+    from orchestrator.job.spec import JobSpec
+    from orchestrator.storage.run_directory import RunDir
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    app.command()(evaluate)
+
+
+def evaluate(
+    run_dir: Run,
+    step: Annotated[
+        int | None, typer.Option(help="the commit's step [default: the newest sound one]")
+    ] = None,
+    on: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FILES",
+            help="text besides that of the job, as in wiki='wiki/*.txt'; may be repeated",
+        ),
+    ] = None,
+    address: Address = None,
+    as_json: Json = False,
+) -> None:
+    """Evaluate a commit on the held-out text of its job, and on other text. Nothing of the run is changed."""
+    from orchestrator.evaluate.of_commit import evaluate_commit
+
+    run, spec = existing_run(run_dir)
+    commit = chosen_commit(run, step)
+    spec = _with_sets(spec, on or [])
+    row = evaluate_commit(spec, run, commit, _sets(spec, run, commit, address))
+    if as_json:
+        emit(row)
+        return
+    names = list(dict.fromkeys(name for metrics in row["sets"].values() for name in metrics))
+    rows = [[name, *(f"{found[key]:.6g}" for key in names)] for name, found in row["sets"].items()]
+    table(f"Step {row['step']}", ["set", *names], rows)
+
+
+def _with_sets(spec: JobSpec, on: list[str]) -> JobSpec:
+    """The job with further sets. Raises InputError for what is no NAME=FILES, and if there is no set at all."""
+    from orchestrator.job.paths import absolute
+    from orchestrator.job.spec import parse
+
+    document = spec.model_dump(mode="json")
+    document["evaluate"] = document["evaluate"] or {}
+    sets = document["evaluate"].setdefault("sets", {})
+    for text in on:
+        name, equals, uri = text.partition("=")
+        if not (name and equals and uri):
+            raise InputError("is not NAME=FILES", f"--on {text}", "write it as in wiki='wiki/*.txt'")
+        sets[name] = {"sources": [{"uri": absolute(uri, Path.cwd())}]}
+    if not sets and spec.data.validation is None:
+        raise InputError("the run holds no text out", "--on", "name some, as in --on wiki='wiki/*.txt'")
+    return parse(document, "--on")
+
+
+def _sets(spec: JobSpec, run: RunDir, commit: CommitManifest, address: str | None) -> dict[str, str]:
+    """The prepared data of the sets that have text of their own; what is missing is made, with Ray."""
+    from cluster.local.ray_session import NoCluster, connected_ray
+    from orchestrator.launch.submission import no_cluster
+    from orchestrator.resolve.prepared_data import PreparedData, prepared, tokens_of
+    from orchestrator.track.console import ProgressDisplay
+
+    if not spec.set_sources:
+        return {}
+    before = PreparedData(tokens_of(spec, run, commit.meta["data"]).folder.uri, commit.meta.get("sets", {}))
+    try:
+        with ProgressDisplay() as progress, connected_ray(address):
+
+            def report(what: str, done: int, total: int) -> None:
+                progress.update({"phase": "prepare", "note": f"{what}: {done} of {total} parts"})
+
+            return prepared(spec, run, before, report).sets
+    except NoCluster as error:
+        raise no_cluster(error, address) from None
