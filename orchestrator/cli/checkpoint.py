@@ -39,7 +39,7 @@ def list_(run_dir: Run, as_json: Json = False) -> None:
         return
     columns = ["step", "position", "receipt", "layout", "MiB", "created", "state"]
     metrics = [row["evaluation"] for row in found]
-    columns += dict.fromkeys(name for one in metrics for name in one)
+    columns += dict.fromkeys(name for one in metrics for name in one if name.endswith(".loss"))
     rows = [[_text((row | one).get(c)) for c in columns] for row, one in zip(found, metrics, strict=True)]
     table("Commits", columns, rows)
 
