@@ -60,6 +60,7 @@ bench: install ## measurements; their tables are in docs/benchmarks.md
 	$(BIN)/python tests/bench/bench_checkpoint.py
 	$(BIN)/python tests/bench/bench_workloads.py
 	$(BIN)/python tests/bench/bench_parallel.py
+	$(BIN)/python tests/bench/bench_evaluation.py
 	$(BIN)/python tests/bench/bench_deepspeed.py --ranks 2 --rounds 3
 	$(BIN)/python tests/bench/bench_tune.py
 	$(BIN)/python tests/bench/bench_mup.py
