@@ -6,8 +6,12 @@ BIN := $(VENV)/bin
 # uv does not read pip's own setting: wheels that this machine keeps are found all the same.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export UV_LINK_MODE ?= copy
+# Where it is set, every one of the suite's many processes compiles torch anew: half of all its time.
+unexport PYTHONDONTWRITEBYTECODE
 STAMP := $(VENV)/.installed
 QUICK := not slow and not gpu and not bench
+# Each of these starts several processes, which wait for each other much of the time.
+BY_FILE := --numprocesses 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help install quickstart test test-unit test-dist test-ray test-long test-partition soak test-gpu bench docs check format lock clean
@@ -31,16 +35,16 @@ quickstart: install ## corpus, training on embedded Ray, export, report: the mai
 
 test: install ## the default suite: unit, dist and ray
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/unit -m "$(QUICK)" --numprocesses auto
-	$(BIN)/pytest tests/dist tests/ray -m "$(QUICK)"
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/dist tests/ray -m "$(QUICK)" $(BY_FILE)
 
 test-unit: install ## light processes at most
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/unit -m "$(QUICK)" --numprocesses auto
 
 test-dist: install ## processes on gloo, an MLflow server, an S3 server
-	$(BIN)/pytest tests/dist -m "$(QUICK)"
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/dist -m "$(QUICK)" $(BY_FILE)
 
 test-ray: install ## real Ray nodes on this machine
-	$(BIN)/pytest tests/ray -m "$(QUICK)"
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/ray -m "$(QUICK)" $(BY_FILE)
 
 test-long: install ## what takes minutes
 	$(BIN)/pytest -m "slow and not gpu" --timeout 3600

@@ -2,8 +2,10 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 os.environ["RAY_AUTH_MODE"] = "token"
 os.environ.setdefault("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
@@ -14,3 +16,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Where KubeRay's CRD files are; the project does not ship them."""
     beside = Path(__file__).parents[2] / "shared" / "kuberay"
     parser.addoption("--kuberay-crds", type=Path, default=beside, help="folder of ray.io_*.yaml")
+
+
+class ByFile(LoadFileScheduling):
+    """A file is run by one process, and those that bring up clusters by the same one: two that come up at the same
+    moment may choose the same port."""
+
+    CLUSTERS = ("test_chaos.py", "test_jobs.py", "test_local_cluster.py")
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = str(super()._split_scope(nodeid))
+        return "clusters" if file.endswith(self.CLUSTERS) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Which process runs which tests; None for what xdist would do."""
+    return ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
