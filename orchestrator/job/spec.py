@@ -248,6 +248,7 @@ class JobSpec(StrictModel):
         for key, metric in (
             ("checkpoint.keep_best", best if isinstance(best, str) else None),
             ("stop_when.metric", self.stop_when.metric if self.stop_when else None),
+            ("tune.metric", self.tune.metric if self.tune and "." in self.tune.metric else None),
         ):
             if metric is None:
                 continue

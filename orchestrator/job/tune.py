@@ -101,7 +101,11 @@ class TuneSpec(StrictModel):
     """A search: trials of this job that differ in the keys of `space`; each trial is a run."""
 
     space: dict[str, Dimension] = Field(min_length=1, description="dotted keys of the job, and their values")
-    metric: str = Field(default="loss", description="a number of metrics.jsonl, mean over the last steps")
+    metric: str = Field(
+        default="loss",
+        description="a number of metrics.jsonl, mean over the last steps; or one of the last evaluation, as in "
+        "validation.loss",
+    )
     mode: Literal["min", "max"] = "min"
     window: Positive = Field(
         default=10, description="last steps that the metric is the mean of, at most a quarter of those done"

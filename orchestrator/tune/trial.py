@@ -26,6 +26,7 @@ from orchestrator.job.overrides import set_key
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.job.tune import POPULATION
 from orchestrator.resolve.prepared_data import data_cache
+from orchestrator.storage.row_line import evaluations_in
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.track.summary import summary
 from orchestrator.track.totals import totals_of
@@ -140,19 +141,12 @@ class Trial(ray_tune.Trainable):
     def _result(self, spec: JobSpec, run: RunDir, rung: int, reached: int) -> dict[str, Any]:
         """The result that the scheduler decides by, from the metrics rows up to the rung."""
         ended = self._assignment["ended"]
-        # Early on, a mean over many steps would measure how fast the loss fell rather than where it is.
-        window = min(self._tune.window, max(rung // 4, 1))
-        recent = lineage.latest(self._sweep, self._name, rung, window)
-        if not recent or self._tune.metric not in recent[-1]:
-            known = (
-                ", ".join(sorted(k for k, v in recent[-1].items() if isinstance(v, float))) if recent else ""
-            )
-            raise InputError(f"no row has the metric {self._tune.metric!r}", "tune.metric", f"known: {known}")
+        value = self._evaluated(spec, rung) if "." in self._tune.metric else self._trained(rung)
         self._at = rung
         done = rung >= spec.train.steps or reached < rung or (ended is not None and rung >= ended)
         return {
             STEP: min(rung, reached),
-            VALUE: statistics.fmean(float(row[self._tune.metric]) for row in recent),
+            VALUE: value,
             "failed": "",
             "trial": self._trial,
             "run": self._name,
@@ -162,6 +156,28 @@ class Trial(ray_tune.Trainable):
             "finished": rung >= spec.train.steps,  # Tune sets "done" where its scheduler stops a trial
             "done": done,
         }
+
+    def _trained(self, rung: int) -> float:
+        """The mean of a number of metrics.jsonl over the last steps."""
+        # Early on, a mean over many steps would measure how fast the loss fell rather than where it is.
+        window = min(self._tune.window, max(rung // 4, 1))
+        recent = lineage.latest(self._sweep, self._name, rung, window)
+        if not recent or self._tune.metric not in recent[-1]:
+            known = (
+                ", ".join(sorted(k for k, v in recent[-1].items() if isinstance(v, float))) if recent else ""
+            )
+            raise InputError(f"no row has the metric {self._tune.metric!r}", "tune.metric", f"known: {known}")
+        return statistics.fmean(float(row[self._tune.metric]) for row in recent)
+
+    def _evaluated(self, spec: JobSpec, rung: int) -> float:
+        """The metric of the last evaluation."""
+        assert spec.evaluate is not None
+        every, (name, _, metric) = spec.evaluate.every, self._tune.metric.partition(".")
+        found = evaluations_in(lineage.latest(self._sweep, self._name, rung, every + 1))
+        if not found:
+            what = f"nothing is evaluated up to step {rung}, where the search decides first"
+            raise InputError(what, "evaluate.every", f"lower it to {rung}")
+        return float(found[-1]["sets"][name][metric])
 
     def _failed(self, reason: str) -> dict[str, Any]:
         """The result of a failed trial: the worst possible value, and the steps and USD it has spent."""
