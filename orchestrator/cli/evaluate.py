@@ -1,4 +1,4 @@
-"""The command evaluate: how good the model of a commit is on held-out text."""
+"""The commands evaluate and generate: what the model of a commit is worth on held-out text, and what it says."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.checkpoint import chosen_commit
-from orchestrator.cli.options import Address, Json, Run, emit, existing_run, table
+from orchestrator.cli.checkpoint import Step, chosen_commit
+from orchestrator.cli.options import Address, Json, Run, emit, existing_run, finite, table
 from orchestrator.job.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,15 +18,14 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command of this module."""
+    """Add the commands of this module."""
     app.command()(evaluate)
+    app.command()(generate)
 
 
 def evaluate(
     run_dir: Run,
-    step: Annotated[
-        int | None, typer.Option(help="the commit's step [default: the newest sound one]")
-    ] = None,
+    step: Step = None,
     on: Annotated[
         list[str] | None,
         typer.Option(
@@ -50,6 +49,45 @@ def evaluate(
     names = list(dict.fromkeys(name for metrics in row["sets"].values() for name in metrics))
     rows = [[name, *(f"{found[key]:.6g}" for key in names)] for name, found in row["sets"].items()]
     table(f"Step {row['step']}", ["set", *names], rows)
+
+
+def generate(
+    run_dir: Run,
+    prompts: Annotated[list[str], typer.Argument(help="texts that the model continues, or answers")],
+    step: Step = None,
+    tokens: Annotated[int, typer.Option(min=1, help="most tokens of each")] = 64,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, callback=finite, help="0 takes the likeliest token, else they are drawn")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="of what is drawn")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Continue prompts with the model of a commit."""
+    from orchestrator.checkpoint.store import Store
+    from orchestrator.evaluate.samples import continue_prompts
+    from orchestrator.resolve.prepared_data import data_of
+    from orchestrator.resolve.resolved_job import wrong_input
+    from orchestrator.resolve.training_inputs import workload_of
+    from workloads.workload import Sampling
+
+    run, spec = existing_run(run_dir)
+    store, commit = Store(run.at("checkpoints")), chosen_commit(run, step)
+    data = data_of(run, commit.meta["data"])
+    workload, reader = workload_of(spec, data), store.reader(commit)
+    with wrong_input("prompts"):
+        said = continue_prompts(
+            workload,
+            lambda name: reader.read(f"model.{name}"),
+            data.tokenizer(),
+            prompts,
+            tokens,
+            Sampling(temperature=temperature, seed=seed),
+        )
+    if as_json:
+        emit([{"prompt": prompt, "text": text} for prompt, text in zip(prompts, said, strict=True)])
+        return
+    for prompt, text in zip(prompts, said, strict=True):
+        print(f"{prompt}{text}\n")
 
 
 def _with_sets(spec: JobSpec, on: list[str]) -> JobSpec:

@@ -45,13 +45,6 @@ class EvaluateSpec(StrictModel):
         description="loss (nats a token), perplexity, bits_per_byte (comparable across tokenizers), accuracy (share of "
         "the tokens that are predicted right); those that the objective gives if unset",
     )
-    prompts: list[str] = Field(
-        default_factory=list, description="texts that the model continues at every evaluation, to be read"
-    )
-    prompt_tokens: Positive = Field(default=64, description="most tokens of each continuation")
-    temperature: float = Field(
-        default=0.0, ge=0.0, description="of prompts: 0 takes the most probable token, else tokens are drawn"
-    )
 
     def is_due(self, step: int, last: int) -> bool:
         """Whether to evaluate after `step` of a run of `last` steps."""
