@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,13 +19,18 @@ import pytest
 import ray
 import ray.data
 from before import unpack
+from jobs import job
 from tmpfs import mounted
 
 from orchestrator.data import tokenizer
 from orchestrator.data.prepare import prepare
 from orchestrator.data.tokens import Tokens
+from orchestrator.data.verified_shard import DamagedShard
 from orchestrator.job.data import DataSpec
 from orchestrator.job.errors import InputError
+from orchestrator.job.spec import parse
+from orchestrator.resolve.prepared_data import PreparedData, is_whole, prepared
+from orchestrator.storage.run_directory import RunDir
 
 pytestmark = pytest.mark.usefixtures("two_cpus")
 SENTENCES = [f"Sentence number {i} of {i * i} tells little more than {i % 7}.\n" for i in range(400)]
@@ -252,6 +258,41 @@ def test_an_actor_may_prepare(tmp_path: Path) -> None:
     data = spec(*write_texts(tmp_path / "texts"))
     uri = ray.get(Controller.remote().prepare.remote(data, str(tmp_path / "cache")), timeout=60)
     assert Tokens.open(uri).manifest.documents == 240
+
+
+def test_a_set_is_made_again_by_the_tokenizer_of_the_run(tmp_path: Path) -> None:
+    """What is lost of a set comes out as it was, and without touching the data of training."""
+    texts = write_texts(tmp_path / "texts")
+    (tmp_path / "wiki.jsonl").write_text("\n".join(json.dumps({"text": line}) for line in SENTENCES[:50]))
+    document = job(texts[0])
+    document["data"] |= {"cache": str(tmp_path / "cache"), "validation": {"share": 0.2}}
+    document["evaluate"] = {"sets": {"wiki": {"sources": [{"uri": str(tmp_path / "wiki.jsonl")}]}}}
+    job_, run = parse(document), RunDir(str(tmp_path / "run"))
+
+    def nothing(*told: Any) -> None:
+        """Tells nobody."""
+
+    made = prepared(job_, run, PreparedData(), nothing)
+    before = snapshot(tmp_path / "cache")
+    own, training = Tokens.open(made.sets["wiki"]), Tokens.open(made.uri)
+    assert (own.manifest.documents, own.manifest.roles) == (50, training.manifest.roles)
+    assert own.tokenizer().to_str() == training.tokenizer().to_str()
+
+    shutil.rmtree(made.sets["wiki"])
+    assert prepared(job_, run, made, nothing) == made
+    Path(own.folder.at("shards/000000.contents")).write_bytes(b"damaged")
+    with pytest.raises(DamagedShard):
+        Tokens.open(made.sets["wiki"]).check()
+    assert not is_whole(made)
+    assert prepared(job_, run, made, nothing) == made
+    Tokens.open(made.sets["wiki"]).check()
+    after = {
+        name: found for name, found in snapshot(tmp_path / "cache").items() if not name.endswith(".damaged")
+    }
+    assert {name: data for name, (data, _) in after.items()} == {
+        name: data for name, (data, _) in before.items()
+    }
+    assert all(after[name] == found for name, found in before.items() if Path(made.uri).name in name)
 
 
 PREPARE = """
