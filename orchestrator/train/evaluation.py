@@ -24,10 +24,12 @@ from orchestrator.storage.row_types import EvaluationRow
 from orchestrator.train.engines.engine import Engine, EvaluationSums
 from orchestrator.train.parallel.router_load import ratios
 from orchestrator.train.rank_messages import agree
-from workloads.model.masks import REAL
+from workloads.model.masks import DECODER_REAL, REAL
 from workloads.model.transformer import IGNORED
 from workloads.workload import Batch, Workload
 
+ROUTED = ((REAL, "tokens", "padding"), (DECODER_REAL, "decoder_tokens", "decoder_padding"))
+"""A batch's entry with the tokens that are routed, what these are, and the padding among them."""
 LABELS = ("labels", "sequence_labels")
 """What a batch has of what is to be predicted."""
 
@@ -100,9 +102,10 @@ class Evaluator:
         for name in LABELS:
             if name in batch:
                 batch[name] = batch[name].masked_fill(_wide(~there, batch[name]), IGNORED)
-        if self._has_routers:  # nor is it routed, which would count
-            real = batch.get(REAL, batch.get("padding", torch.ones_like(batch["tokens"], dtype=torch.bool)))
-            batch[REAL] = real & _wide(there, real)
+        for name, read, padding in ROUTED if self._has_routers else ():  # nor is it routed, which would count
+            if read in batch:
+                real = batch.get(padding, torch.ones_like(batch[read], dtype=torch.bool))
+                batch[name] = real & _wide(there, real)
         return batch
 
 

@@ -109,6 +109,38 @@ def test_every_layout_gives_the_same_numbers(
     close(of_sets(run), of_sets(reference))
 
 
+@pytest.mark.parametrize(
+    ("model", "objective", "parallel"),
+    [
+        ("mixtral-tiny", "causal_lm", {"ep": 2, "micro_batch": 2}),
+        pytest.param("mixtral-tiny", "causal_lm", {"tp": 2}, marks=pytest.mark.slow),
+        pytest.param("switch-tiny", "span_corruption", {"ep": 2, "micro_batch": 2}, marks=pytest.mark.slow),
+        pytest.param("bert-tiny", "masked_lm", {"tp": 2}, marks=pytest.mark.slow),
+        pytest.param("bert-tiny", "masked_lm", {"zero": 3, "micro_batch": 4}, marks=pytest.mark.slow),
+        pytest.param("t5-tiny", "span_corruption", {"pp": 2}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_every_model_gives_the_same_numbers(
+    model: str, objective: str, parallel: dict[str, Any], text: str, cache: Path, tmp_path: Path
+) -> None:
+    """Routers too, which a rank's padding of a pass must not reach; objectives that draw masks draw the same."""
+
+    def document(given: dict[str, Any]) -> dict[str, Any]:
+        found = evaluated(text, every=2)
+        found["train"] |= {"steps": 4, "optimizer": {"lr": 1e-3, "eps": 1e-4}}
+        found["workload"] = {"model": model, "objective": objective}
+        found["parallel"] = given
+        return found
+
+    alone, run = tmp_path / "alone", tmp_path / "run"
+    drive_here(document({"micro_batch": 1}), str(alone), cache, gang=lambda: LocalGang([1]))
+    drive_here(document(parallel), str(run), cache)
+    close(of_sets(run), of_sets(alone))
+    if model != "bert-tiny" and model != "t5-tiny":
+        assert of_sets(run)[0]["validation"]["router_load"] >= 1
+
+
 def test_faults_in_an_evaluation_and_widths_change_no_bit(
     text: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

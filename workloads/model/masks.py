@@ -11,7 +11,10 @@ from workloads.model.config import TransformerConfig
 from workloads.workload import Batch
 
 REAL = "real"
-"""The batch's entry with the padding of the full sequences, if `padding` is only that of a part."""
+"""The batch's entry with the padding of the full sequences, if `padding` is only that of a part; what it leaves out
+besides is not routed to experts."""
+DECODER_REAL = "decoder_real"
+"""The same of what a decoder reads beside an encoder."""
 
 
 @dataclass(frozen=True)

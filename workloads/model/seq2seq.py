@@ -12,7 +12,7 @@ from workloads.model.dropout import token_keys
 from workloads.model.embeddings import Embeddings, batch_positions
 from workloads.model.heads import VocabularyProjection
 from workloads.model.layers import embedding, norm
-from workloads.model.masks import Mask, self_mask
+from workloads.model.masks import DECODER_REAL, REAL, Mask, self_mask
 from workloads.model.positions import RelativeBias, rotary
 from workloads.model.transformer import Output, make_layers, read_mask, relative_scores, run_layers
 from workloads.workload import Batch
@@ -112,9 +112,8 @@ class EncoderDecoder(nn.Module):
             assert self.tokens is not None
             hidden = self.decoder.embed(self.tokens(targets), steps, keys)
         reads = Mask(batch["padding"][:, None, None, :]) if "padding" in batch else Mask()
-        hidden, extra = self.decoder(
-            hidden, mask, steps, extra, keys, batch.get("decoder_padding"), memory, reads, cache
-        )
+        real = batch.get(DECODER_REAL, batch.get("decoder_padding"))
+        hidden, extra = self.decoder(hidden, mask, steps, extra, keys, real, memory, reads, cache)
         tied = None if self.tokens is None else self.tokens.weight
         logits = None if self.head is None else self.head(hidden, tied)
         return Output(hidden, extra, logits, memory=memory)
@@ -128,7 +127,7 @@ class EncoderDecoder(nn.Module):
             assert self.tokens is not None
             hidden = encoder.embed(self.tokens(batch["tokens"]), positions, keys)
         mask = self_mask(self.config, batch, length)
-        return encoder(hidden, mask, positions, extra, keys, batch.get("padding"))
+        return encoder(hidden, mask, positions, extra, keys, batch.get(REAL, batch.get("padding")))
 
     def keep(self, start: int, stop: int) -> None:
         """Become the pipeline stage with layers start to stop - 1, those of the decoder counted after the encoder's.

@@ -195,8 +195,12 @@ def test_the_run_directory_of_another_run(command: Any, here: Path, name: str) -
         ),
         (
             ["checkpoint", "export", "runs/small", "--step", "5"],
-            ["step-00000005: there is no commit", "[4, 8, 12]"],
+            ["step 5: there is no such commit", "[4, 8, 12]"],
         ),
+        (["evaluate", "runs/small"], ["--on: the run holds no text out; name some"]),
+        (["evaluate", "runs/small", "--on", "wiki"], ["--on wiki: is not NAME=FILES; write it as in"]),
+        (["evaluate", "runs/small", "--on", "a.b=c.txt"], ["a.b"]),
+        (["generate", "runs/small", "x", "--step", "5"], ["step 5: there is no such commit"]),
         (["data", "inspect", "runs/small"], ["runs/small: there is no prepared data"]),
     ],
 )

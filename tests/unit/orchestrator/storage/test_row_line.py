@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.storage.row_line import EVENTS, METRICS, TRIALS, decode, encode
+from orchestrator.storage.row_line import EVALS, EVENTS, METRICS, TRIALS, decode, encode
 
 ROW = {"step": 7, "attempt": 2, "time": 1.7e9, "step_seconds": 0.5, "loss": 0.1, "saves": [], "layout": "dp1"}
 
@@ -65,4 +65,7 @@ def test_each_file_has_rows_of_its_own() -> None:
         decode(json.dumps({"trial": "0000", "event": "drawn", "time": 1, "config": []}).encode(), TRIALS)
         is None
     )
-    assert decode(b'{"anything": 1}', "evals.jsonl") == {"anything": 1}
+    assert decode(b'{"anything": 1}', "rejected.jsonl") == {"anything": 1}
+    evaluation = {"step": 4, "attempt": 1, "time": 1.0, "sets": {"validation": {"loss": 2.5}}}
+    assert decode(json.dumps(evaluation).encode(), EVALS) == evaluation
+    assert decode(json.dumps({**evaluation, "sets": None}).encode(), EVALS) is None

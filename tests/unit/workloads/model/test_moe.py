@@ -247,7 +247,7 @@ def test_padding_takes_no_capacity() -> None:
 
 
 @pytest.mark.parametrize("gate", ["softmax", "sigmoid"])
-def test_what_routers_did_is_counted_in_training_alone(gate: str) -> None:
+def test_what_routers_did_is_counted_in_training_and_evaluation(gate: str) -> None:
     module, hidden = mixture(gate=gate, capacity_factor=0.5), random(2, 9, 16)
     for _ in range(2):
         module(hidden)
@@ -256,14 +256,14 @@ def test_what_routers_did_is_counted_in_training_alone(gate: str) -> None:
     routes, logits = module.router(hidden), F.linear(hidden, module.router.weight)
     scores = logits.softmax(-1) if gate == "softmax" else logits.sigmoid()
     shares = scores / scores.sum(-1, keepdim=True)
-    counted = [2 * int((routes.experts == expert).sum()) for expert in range(-1, 4)]
+    counted = [3 * int((routes.experts == expert).sum()) for expert in range(-1, 4)]
     assert counted[0] > 0
     assert module.seen is not None
     assert module.seen[:5].tolist() == counted
     assert float(module.seen[5]) == pytest.approx(
-        -2 * float((shares * shares.log()).sum().detach()), rel=1e-5
+        -3 * float((shares * shares.log()).sum().detach()), rel=1e-5
     )
-    assert float(module.seen[6]) == 2 * 2 * 9
+    assert float(module.seen[6]) == 3 * 2 * 9
 
 
 def test_the_workload_hands_over_what_routers_did_once() -> None:
