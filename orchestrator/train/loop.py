@@ -161,7 +161,8 @@ class Rank:
     def _evaluate(self) -> float:
         """Evaluate if it is due after this step, and has not been done. Returns the seconds that it took."""
         step, began = self._progress.step, time.perf_counter()
-        if not self._evaluator.is_due(step) or self._progress.evaluated == step:
+        due = self._task.commit and self._evaluator.is_due(step)  # a replay is about training
+        if not due or self._progress.evaluated == step:
             return 0.0
         # That of the last step has no other chance.
         row = self._evaluator.evaluate(step, self._task.attempt, heeds_stop=step < self._last)

@@ -92,6 +92,11 @@ DIED = "rank 1 on node-1 died: process ended with exit code -9"
 BEFORE = "a fault came before the commit that ends a run: "
 
 
+MEASURED = job(
+    data=job().data.model_dump() | {"validation": {"share": 0.1}}, evaluate={}, stop_when={"patience": 3}
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """One row: what the state becomes and what is done, with other fields of both that matter."""
@@ -206,12 +211,26 @@ TRAIN = (
     ),
     Case("no news", in_phase("train", 1), see(ranks=RUNNING), "train", "watch", becomes={"moved": NOW - 1}),
     Case(
+        "a batch of an evaluation is progress too", in_phase("train", 1, evaluated=3),
+        see(ranks=(rank(0, evaluated=4), rank(1, evaluated=3))), "train", "watch", becomes={"moved": NOW, "step": 7},
+    ),
+    Case(
         "one rank is done before the other", in_phase("train"),
         see(ranks=(ended("steps", 100)[0], rank(1, step=100))), "train", "watch",
     ),
     Case(
         "all steps done", in_phase("train"), see(ranks=ended("steps", 100)), "export", "halt",
         "all steps are done", {"step": 100, "outcome": None},
+    ),
+    Case(
+        "nothing is gained any more", in_phase("train"), see(ranks=ended("plateau", 60)), "export", "halt",
+        "validation.loss has not become better in 3 evaluations", {"step": 60, "outcome": None}, rules=rules(MEASURED),
+    ),
+    Case(
+        "the model of a run that ended early is exported",
+        in_phase("export", step=60, reason="validation.loss has not become better in 3 evaluations"),
+        see(exported=True), "done", "finish", "validation.loss has not become better", {"outcome": "done"},
+        rules=rules(MEASURED),
     ),
     Case(
         "nothing was left to do", in_phase("start", step=100),
