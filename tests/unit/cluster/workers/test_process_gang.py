@@ -87,7 +87,9 @@ def test_a_rank_that_dies_one_that_fails_and_one_that_stops(gang: ProcessGang) -
     killed = time.monotonic()
     os.kill(beat.ranks[1].pid, signal.SIGKILL)
     beat = poll_until(gang, lambda beat: beat.ranks[1].state != "running")
-    assert (beat.ranks[1].state, beat.ranks[1].error) == ("dead", "process ended with exit code -9")
+    assert beat.ranks[1].state == "dead"
+    # A test that runs beside this one may have the kernel end a process for want of memory, which is told then.
+    assert beat.ranks[1].error.startswith("process ended with exit code -9")
     assert killed <= beat.ranks[1].failed_at <= time.monotonic()
     assert beat.ranks[0].state == "running"
     assert time.monotonic() - beat.ranks[0].last_heartbeat < 30
