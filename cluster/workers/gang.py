@@ -73,9 +73,9 @@ class RankStatus:
     """What is known of one rank.
 
     `failed` raised an exception and reported it; `dead` ended without a report. `result` is what the entry point
-    returned. `evaluated` counts the batches of its evaluations. `waiting` while the rank waits for storage, `leaving`
-    if its process or node will be taken away soon. `last_heartbeat` and `failed_at` (its end) are monotonic times of
-    this process in seconds. `cause` is how it ended, and `error` the message that goes with it.
+    returned. `evaluated_batches` counts those of its evaluations. `waiting` while the rank waits for storage,
+    `leaving` if its process or node will be taken away soon. `last_heartbeat` and `failed_at` (its end) are monotonic
+    times of this process in seconds. `cause` is how it ended, and `error` the message that goes with it.
     """
 
     rank: int
@@ -89,7 +89,7 @@ class RankStatus:
     last_heartbeat: float = 0.0
     waiting: bool = False
     leaving: bool = False
-    evaluated: int = 0
+    evaluated_batches: int = 0
     cause: Cause = UNKNOWN
 
 

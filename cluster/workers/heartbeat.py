@@ -1,7 +1,8 @@
 """How a gang monitors its ranks: each keeps a connection open, and a connection that closes is a rank that has died.
 
 The kernel closes the connections of a killed process at once, so a death is detected in milliseconds, whatever its
-cause; a frozen process or a lost machine is detected by the time since its last heartbeat.
+cause; a frozen process or a lost machine is detected by the time since its last heartbeat, which is kept here and
+judged by who watches the gang (`orchestrator.control.health`).
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ GAP_DECAY = 0.98
 SELECT_TIMEOUT = 0.2
 """Most seconds between two reads of the connections."""
 PING_INTERVAL = 1.0
-"""Seconds between messages to the ranks, which end themselves when they get none for `rank_process.FENCE`."""
-FIELDS = ("state", "error", "result", "step", "evaluated", "waiting", "leaving")
+"""Seconds between messages to the ranks, which end themselves when they get none for `rank_process.FENCE_TIMEOUT`."""
+FIELDS = ("state", "error", "result", "step", "evaluated_batches", "waiting", "leaving")
 """Fields of a message that are copied to the `RankStatus`."""
 
 

@@ -28,7 +28,7 @@ MIN_INTERVAL = 0.02
 """Least seconds between heartbeats."""
 CONNECT_TIMEOUT = 20.0
 """Seconds to connect to the heartbeat server, and to send it a message."""
-FENCE = 60.0
+FENCE_TIMEOUT = 60.0
 """Seconds without a message from the heartbeat server after which a rank ends itself: the run may have replaced it."""
 
 
@@ -87,7 +87,7 @@ class HeartbeatSender:
     def finish(self, **fields: Any) -> None:
         """Send the last heartbeat; returns when the server has acknowledged it."""
         self.report(**fields, ended=True)
-        self._acknowledged.wait(FENCE)
+        self._acknowledged.wait(FENCE_TIMEOUT)
 
     def _send_heartbeats(self) -> None:
         try:
@@ -99,7 +99,7 @@ class HeartbeatSender:
                 self._sent += len(rows)
                 state = {
                     "step": context.step,
-                    "evaluated": context.evaluated,
+                    "evaluated_batches": context.evaluated_batches,
                     "waiting": context.is_waiting,
                     "leaving": context.is_leaving,
                 }
@@ -115,8 +115,8 @@ class HeartbeatSender:
             os._exit(1)  # the heartbeat server is gone
 
     def _read_messages(self) -> None:
-        """Read the server's messages; the process ends if there are none for FENCE seconds."""
-        self._socket.settimeout(FENCE)
+        """Read the server's messages; the process ends if there are none for FENCE_TIMEOUT seconds."""
+        self._socket.settimeout(FENCE_TIMEOUT)
         try:
             for line in self._socket.makefile("r"):
                 message = json.loads(line)

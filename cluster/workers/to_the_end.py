@@ -31,7 +31,7 @@ def run_to_the_end(
         while True:
             status = gang.poll(len(rows))
             rows.extend(status.rows)
-            progress = len(rows), max((rank.evaluated for rank in status.ranks), default=0)
+            progress = len(rows), max((rank.evaluated_batches for rank in status.ranks), default=0)
             if progress != seen:
                 seen, moved = progress, time.monotonic()
             if all(rank.state == "done" for rank in status.ranks):

@@ -38,7 +38,7 @@ class WorkerContext:
         self._lock = threading.Lock()
         self._port, self._port_known = rank_info.port, threading.Event()
         self.changed = threading.Event()
-        self._step, self._evaluated, self._stop = -1, 0, False
+        self._step, self._evaluated_batches, self._stop = -1, 0, False
         self._waiting = self._preempted = False
         self._rows: list[dict[str, Any]] = []
         self._dropped = 0
@@ -53,7 +53,7 @@ class WorkerContext:
 
     def progressed(self) -> None:
         """Report that one more batch is evaluated, which takes no step."""
-        self._evaluated += 1
+        self._evaluated_batches += 1
         self.changed.set()
 
     def set_store_port(self, port: int) -> None:
@@ -101,9 +101,9 @@ class WorkerContext:
         return self._step
 
     @property
-    def evaluated(self) -> int:
+    def evaluated_batches(self) -> int:
         """Batches that this process has evaluated."""
-        return self._evaluated
+        return self._evaluated_batches
 
     def unsaved_rows(self) -> list[dict[str, Any]]:
         """Rows that nobody has confirmed to be stored; a commit carries them, so that none is ever lost."""

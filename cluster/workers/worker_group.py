@@ -20,13 +20,15 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from cluster.workers import nodes
 from cluster.workers.fork_server import ForkServer
 from cluster.workers.gang import Bundle, Cause
-from cluster.workers.rank_process import FENCE
+from cluster.workers.rank_process import FENCE_TIMEOUT
 
 CONNECT_INTERVAL = 5.0
 """Seconds between attempts to connect to the head, and the timeout of each."""
 
 
-def wait_until_unreachable(address: str, timeout: float = FENCE, interval: float = CONNECT_INTERVAL) -> None:
+def wait_until_unreachable(
+    address: str, timeout: float = FENCE_TIMEOUT, interval: float = CONNECT_INTERVAL
+) -> None:
     """Return once nobody at `address` ("host:port") has accepted a connection for `timeout` seconds."""
     host, _, port = address.rpartition(":")
     last_reached = time.monotonic()

@@ -49,7 +49,9 @@ def rate(commit: CommitManifest, metric: str) -> float | None:
     if not metric:
         return commit.meta.get("loss")
     meta = commit.meta
-    value = meta.get("evaluation", {}).get(metric) if meta.get("evaluated") == commit.step else None
+    value = (
+        meta.get("evaluation", {}).get(metric) if meta.get("last_evaluation_step") == commit.step else None
+    )
     larger = metric.rpartition(".")[2] in LARGER_IS_BETTER
     return -value if larger and value is not None else value
 

@@ -22,7 +22,7 @@ from orchestrator.checkpoint.snapshot_backend import PeerBackend
 from orchestrator.checkpoint.verify import checksummed_ranges, damaged_ranges
 from orchestrator.job.errors import InputError
 from orchestrator.storage.backend import Backend
-from orchestrator.storage.file_names import FENCE, MANIFEST
+from orchestrator.storage.file_names import ATTEMPT_FILE, MANIFEST
 from orchestrator.storage.open_backend import open_backend
 from orchestrator.storage.retry import Retry
 
@@ -149,12 +149,12 @@ class Store:
         """Allow only that attempt of the run, and later ones, to publish. The gang of an earlier attempt may go on
         behind a network partition, where it cannot be stopped, and still reach this store. A commit's attempt is in
         `meta["attempt"]`."""
-        self.retry(self.backend.replace, FENCE, f"{attempt}\n".encode())
+        self.retry(self.backend.replace, ATTEMPT_FILE, f"{attempt}\n".encode())
 
     def fenced(self) -> int:
         """The first attempt that may publish; 0 if there is no fence or its file is damaged."""
         try:
-            return int(self.retry(self.backend.read, FENCE))
+            return int(self.retry(self.backend.read, ATTEMPT_FILE))
         except (FileNotFoundError, IsADirectoryError, ValueError):
             return 0
 

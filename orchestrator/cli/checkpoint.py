@@ -177,7 +177,9 @@ def _describe(store: Store, step: int) -> dict[str, Any]:
         "MiB": round(found.total_bytes / 2**20, 1),
         "created": found.created,
         "state": "committed",
-        "evaluation": found.meta.get("evaluation", {}) if found.meta.get("evaluated") == step else {},
+        "evaluation": found.meta.get("evaluation", {})
+        if found.meta.get("last_evaluation_step") == step
+        else {},
     }
 
 

@@ -206,7 +206,7 @@ class Controller:
             case "watch":
                 if before.phase == "start" and self._state.phase == "train":
                     self._note_first_step(history)
-            case "hold":
+            case "prewarm":
                 self._note = action.reason
                 self._workers.prewarm(action.workers)
             case "ask_stop":

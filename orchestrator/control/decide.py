@@ -83,7 +83,7 @@ def _yields_to(seen: Observation) -> str:
     return seen.admission.yield_to if seen.admission else ""
 
 
-def _leave(state: State, seen: Observation, other: str) -> tuple[State, Action]:
+def _requeue(state: State, seen: Observation, other: str) -> tuple[State, Action]:
     """No gang holds places: go back into the queue at once."""
     text = f"makes room for {other}"
     return _enter(state, "queue", seen, yielding="", resizing=""), Action("leave_queue", text)
@@ -93,7 +93,7 @@ def _prepare(policy: Policy, state: State, seen: Observation) -> tuple[State, Ac
     if seen.stop:
         return _finish(state, seen, Outcome.STOPPED, seen.stop.text)
     if other := _yields_to(seen):
-        return _leave(state, seen, other)
+        return _requeue(state, seen, other)
     if not seen.prepared:
         return state, Action("prepare", "the data is not prepared yet")
     return _enter(state, "wait", seen), Action("wait", "the data is prepared")
@@ -104,7 +104,7 @@ def _wait(policy: Policy, state: State, seen: Observation) -> tuple[State, Actio
     if stop := seen.stop or _limit(policy, seen):
         return _finish(state, seen, Outcome.STOPPED, stop.text)
     if other := _yields_to(seen):
-        return _leave(state, seen, other)
+        return _requeue(state, seen, other)
     if not seen.prepared:
         return _enter(state, "prepare", seen), Action("prepare", "the data is gone, and is made again")
     waited = seen.now - state.since
@@ -142,9 +142,9 @@ def _train(policy: Policy, state: State, seen: Observation) -> tuple[State, Acti
         return _enter(state, "train", seen, step=step, moved=heard), Action("watch")
     if step > state.step:
         state = dataclasses.replace(state, step=step, moved=heard)
-    evaluated = max((r.evaluated for r in seen.ranks), default=0)
-    if evaluated != state.evaluated:
-        state = dataclasses.replace(state, evaluated=evaluated, moved=heard)
+    evaluated = max((r.evaluated_batches for r in seen.ranks), default=0)
+    if evaluated != state.evaluated_batches:
+        state = dataclasses.replace(state, evaluated_batches=evaluated, moved=heard)
     if any(r.state == "failed" for r in seen.ranks) and not state.suspected:
         state = dataclasses.replace(state, suspected=seen.now)
     if fault := _fault(state, seen):
@@ -185,7 +185,7 @@ def _resize(policy: Policy, state: State, seen: Observation) -> tuple[State, Act
     if seen.now - state.roomy < ROOMY or saved < WORTH * seen.restart_seconds:
         return state, Action("watch")
     if seen.ready < larger.world:
-        return state, Action("hold", f"{larger.world} workers are made ready", workers=larger.world)
+        return state, Action("prewarm", f"{larger.world} workers are made ready", workers=larger.world)
     reason = f"there is room for {larger.world} workers, which saves {saved:.0f} s"
     return dataclasses.replace(state, resizing=reason), Action("ask_stop", reason)
 
@@ -223,7 +223,7 @@ def _failed(policy: Policy, state: State, seen: Observation, fault: Failure) -> 
     if cause.kind == "corrupt_commit" and cause.step >= 0 and cause.step not in state.bad_commits:
         changes["bad_commits"] = state.bad_commits | {cause.step}
     elif cause.kind == "unstable":
-        changes |= _leave_out(policy, state, fault)
+        changes |= _skip_samples(policy, state, fault)
     elif cause.kind == "input" or same:
         why = "it would repeat" if same else "the input is wrong"
         text = f"{fault.text}; {why}, so the run stops here: {hint_for(cause)}"
@@ -237,7 +237,7 @@ def _failed(policy: Policy, state: State, seen: Observation, fault: Failure) -> 
     return _enter(state, "stop", seen, **changes), Action("halt", fault.text, fault=fault)
 
 
-def _leave_out(policy: Policy, state: State, fault: Failure) -> dict[str, Any]:
+def _skip_samples(policy: Policy, state: State, fault: Failure) -> dict[str, Any]:
     """Ranks raise before they commit, so that the last commit is before the fault: from there, without its samples."""
     stability, cause = policy.spec.train.stability, fault.cause
     skip = next_skip(stability, policy.spec.train.global_batch, state.skips, cause.step, cause.position)
@@ -254,7 +254,7 @@ def _stopped(policy: Policy, state: State, seen: Observation) -> tuple[State, Ac
     if state.outcome is not None:
         return _finish(state, seen, state.outcome, state.reason)
     if other := state.yielding or _yields_to(seen):
-        return _leave(state, seen, other)
+        return _requeue(state, seen, other)
     return _enter(state, "wait", seen), Action("wait", "the gang is stopped")
 
 

@@ -14,9 +14,9 @@ GRACE = 1.0
 """Seconds that a lost connection may wait for the death that explains it to be seen."""
 SILENCE = 2.0
 """Seconds without a beat, or without a step, after which a gang in training is not taken to be well; at least."""
-STEPS = 3.0
+STEP_FACTOR = 3.0
 """As many of the longest steps of late, where those are longer."""
-GAPS = 4.0
+GAP_FACTOR = 4.0
 """As many of the longest gaps between beats of late: on a machine that is short of processors, all is late."""
 FIRST_SILENCE = 30.0
 """Seconds without a beat before the first step: some libraries hold the interpreter while they are loaded."""
@@ -101,7 +101,7 @@ class Vitals:
     @property
     def patience(self) -> float:
         """Seconds without a beat or a step after which a gang in training is not well."""
-        return max(SILENCE, STEPS * self.longest_step, GAPS * self.gap)
+        return max(SILENCE, STEP_FACTOR * self.longest_step, GAP_FACTOR * self.gap)
 
 
 def first_fault(seen: Vitals) -> Failure | None:

@@ -282,7 +282,7 @@ class RunHistory:
                 self.event(attempt, step, "wait", reason, missing_events=lost)
         self.recent = tuple(self._metrics.latest(RECENT))
         # An evaluation that the commit does not know of is made again.
-        known = step if commit and commit.meta.get("evaluated") == step else step - 1
+        known = step if commit and commit.meta.get("last_evaluation_step") == step else step - 1
         self._evaluations.cut(known, evaluations_in(self.recent))
         self.saved = 0
         self.tracker.rows(carried)

@@ -25,7 +25,7 @@ Do = Literal[
     "wait",
     "start",
     "watch",
-    "hold",
+    "prewarm",
     "ask_stop",
     "halt",
     "export",
@@ -49,7 +49,7 @@ class State:
     """Where the run is.
 
     `since` is when the phase began, and `moved` when the last step was seen, or the last of the batches that are
-    `evaluated`. `stopping` says why the run is to end,
+    `evaluated_batches`. `stopping` says why the run is to end,
     `resizing` why the gang is to be replaced though nothing failed, `yielding` which job the run makes room for.
     `suspected` is since when a rank complains of a peer, `roomy` since when there has been room for more workers, and
     `too_small` since when no node of the cluster's would do; 0 if it is not so. All times are monotonic seconds.
@@ -61,7 +61,7 @@ class State:
     attempt: int = 0
     layout: Layout | None = None
     step: int = 0
-    evaluated: int = 0
+    evaluated_batches: int = 0
     moved: float = 0.0
     stopping: Stop | None = None
     resizing: str = ""

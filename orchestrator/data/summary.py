@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from orchestrator.data.split import split
+from orchestrator.data.held_out_split import split
 from orchestrator.data.tokens import Tokens
 
 EXCERPT_TOKENS = 64

@@ -13,7 +13,7 @@ from orchestrator.resolve.resolved_job import ResolvedJob, resolve, wrong_input
 
 if TYPE_CHECKING:
     from orchestrator.data.batches import Batches
-    from orchestrator.data.held_out import HeldOut
+    from orchestrator.data.held_out_set import HeldOut
     from orchestrator.data.tokens import Tokens
     from workloads.describe import Description
     from workloads.workload import Objective, Vocabulary, Workload
@@ -41,8 +41,8 @@ def training_inputs(spec: JobSpec, tokens: Tokens, sets: Mapping[str, str] | Non
     Raises InputError if training or a set has not one sample, or they do not fit.
     """
     from orchestrator.data import batches
-    from orchestrator.data.held_out import split_set
-    from orchestrator.data.split import split
+    from orchestrator.data.held_out_set import split_set
+    from orchestrator.data.held_out_split import split
 
     job = resolve(spec, tokens.manifest.vocabulary)
     workload = workload_of(spec, tokens, job.model)
@@ -61,7 +61,7 @@ def _own_sets(
     spec: JobSpec, tokens: Tokens, objective: Objective, sets: Mapping[str, str]
 ) -> dict[str, HeldOut]:
     """The sets that have text of their own, of those at `sets`."""
-    from orchestrator.data.held_out import set_of
+    from orchestrator.data.held_out_set import set_of
     from orchestrator.data.tokens import Tokens as Prepared
 
     return {
@@ -86,7 +86,7 @@ def resolve_over(spec: JobSpec, data: PreparedData) -> tuple[ResolvedJob, str, l
 
 def _set_notes(spec: JobSpec, tokens: Tokens, sets: Mapping[str, str]) -> list[str]:
     """A line for each set of which documents are trained on too; data before format 3 do not tell."""
-    from orchestrator.data.split import trained_documents
+    from orchestrator.data.held_out_split import trained_documents
     from orchestrator.data.tokens import Tokens as Prepared
 
     notes, share = [], spec.data.validation and spec.data.validation.share

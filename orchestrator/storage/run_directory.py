@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from orchestrator.job.errors import InputError, Unreachable
 from orchestrator.storage.atomic import remove_drafts, replace_file
-from orchestrator.storage.file_names import COMMITS, FENCE, MANIFEST
+from orchestrator.storage.file_names import ATTEMPT_FILE, COMMITS, MANIFEST
 from orchestrator.storage.file_system import open_file_system
 from orchestrator.storage.lease import LOCK, Lease, lock_file
 from orchestrator.storage.retry import Retry, transient
@@ -103,7 +103,7 @@ class RunDir:
             what = f"is not a run directory: it holds {min(names)}"
             raise InputError(what, self.uri, "give another --run-dir, one that is new or empty")
         manifests = glob.glob(f"{COMMITS}/*/{MANIFEST}", root_dir=self.path) if self.local else []
-        for name in (*sorted(names & {LOCK, *FILES}), f"{COMMITS}/{FENCE}", *sorted(manifests)):
+        for name in (*sorted(names & {LOCK, *FILES}), f"{COMMITS}/{ATTEMPT_FILE}", *sorted(manifests)):
             if self.local and os.path.isdir(self._path(name)):
                 raise InputError("is a folder and should be a file", self.at(name), "move it away")
         if self.local and COMMITS in names and not os.path.isdir(self._path(COMMITS)):
@@ -214,7 +214,7 @@ class RunDir:
         if self.local:
             with lock_file(self.path):
                 remove_drafts(self.path, lambda name: name != REPORT)
-                remove_drafts(posixpath.join(self.path, COMMITS), lambda name: name == FENCE)
+                remove_drafts(posixpath.join(self.path, COMMITS), lambda name: name == ATTEMPT_FILE)
                 yield
             return
         with Lease(self.fs, self.path, self.uri, self._call) as self._lease:

@@ -155,7 +155,7 @@ class Commits:
             "tokens": progress["tokens"],
             "losses": progress["losses"],
             "skips": progress["skips"],
-            **{key: progress[key] for key in ("evaluated", "evaluation", "best", "stale")},
+            **{key: progress[key] for key in ("last_evaluation_step", "evaluation", "best", "stale")},
             "attempt": self._task.attempt,
             "layout": self._layout.to_json(),
             "engine": self._layout.engine,

@@ -16,7 +16,7 @@ from torch import Tensor
 from cluster.workers.clock import wall
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.data.batches import Prefetch
-from orchestrator.data.held_out import HeldOut
+from orchestrator.data.held_out_set import HeldOut
 from orchestrator.job.evaluate import EvaluateSpec, metrics_of
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout

@@ -106,7 +106,7 @@ class Rank:
         """Evaluate the commit that was restored, whether or not that is due."""
         step = self._progress.step
         row = self._evaluator.evaluate(step, self._task.attempt, heeds_stop=False)
-        return {"step": step, "ended": "evaluated", "evaluation": row}
+        return {"step": step, "ended": "last_evaluation_step", "evaluation": row}
 
     @property
     def _is_over(self) -> bool:
@@ -162,7 +162,7 @@ class Rank:
         """Evaluate if it is due after this step, and has not been done. Returns the seconds that it took."""
         step, began = self._progress.step, time.perf_counter()
         due = self._task.commit and self._evaluator.is_due(step)  # a replay is about training
-        if not due or self._progress.evaluated == step:
+        if not due or self._progress.last_evaluation_step == step:
             return 0.0
         # That of the last step has no other chance.
         row = self._evaluator.evaluate(step, self._task.attempt, heeds_stop=step < self._last)

@@ -23,7 +23,7 @@ class TrainingProgress:
         receipt: see `orchestrator.data.receipt`.
         losses: the last losses, if the job asks for loss spikes to be detected.
         skips: the windows of samples that are skipped.
-        evaluated: the step after which the last evaluation was, -1 before the first.
+        last_evaluation_step: the step after which the last evaluation was, -1 before the first.
         evaluation: its metrics by name, as in validation.loss.
         best: the best value so far of the metric of `stop_when`, None before the first evaluation.
         stale: evaluations since then.
@@ -35,7 +35,7 @@ class TrainingProgress:
     receipt: str = START
     losses: tuple[float, ...] = ()
     skips: tuple[Skip, ...] = ()
-    evaluated: int = -1
+    last_evaluation_step: int = -1
     evaluation: Mapping[str, float] = dataclasses.field(default_factory=dict)
     best: float | None = None
     stale: int = 0
@@ -52,7 +52,7 @@ class TrainingProgress:
             receipt=receipt,
             losses=tuple(meta.get("losses", ())),
             skips=merged(skips, meta.get("skips", ())),
-            evaluated=meta.get("evaluated", -1),
+            last_evaluation_step=meta.get("last_evaluation_step", -1),
             evaluation=meta.get("evaluation", {}),
             best=meta.get("best"),
             stale=meta.get("stale", 0),
@@ -70,7 +70,9 @@ class TrainingProgress:
             gains = best is None or sign * (best - value) > stop_when.min_delta
             better = gains and not math.isnan(value)
             best, stale = (value, 0) if better else (best, stale + 1)
-        return dataclasses.replace(self, evaluated=self.step, evaluation=values, best=best, stale=stale)
+        return dataclasses.replace(
+            self, last_evaluation_step=self.step, evaluation=values, best=best, stale=stale
+        )
 
     def is_on_plateau(self, stop_when: StopWhen | None) -> bool:
         """Whether the run has gained nothing for as long as `stop_when` allows."""

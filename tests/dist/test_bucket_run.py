@@ -16,7 +16,7 @@ from s3 import Proxy
 from orchestrator.checkpoint.store import Store
 from orchestrator.control import decide
 from orchestrator.storage import run_directory
-from orchestrator.storage.file_names import FENCE
+from orchestrator.storage.file_names import ATTEMPT_FILE
 from orchestrator.storage.row_line import METRICS
 from orchestrator.storage.run_directory import RunDir
 
@@ -55,7 +55,7 @@ def test_a_gang_that_begins_again_while_the_store_is_out_waits_for_it(
     out = threading.Event()
 
     def spoil(line: str) -> str:
-        if line.startswith("PUT") and FENCE in line and next(fences) == 2:
+        if line.startswith("PUT") and ATTEMPT_FILE in line and next(fences) == 2:
             out.set()
         return "refuse" if out.is_set() and next(refused) <= 25 else ""
 

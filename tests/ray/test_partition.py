@@ -16,7 +16,7 @@ import pytest
 from jobs import command, curve, job, orchestrator, rows, status, wait_for, weights, write_job, write_text
 from partition import Network, network, unable
 
-from cluster.workers.rank_process import FENCE
+from cluster.workers.rank_process import FENCE_TIMEOUT
 from orchestrator.checkpoint.store import Store
 from orchestrator.control.health import SILENCE
 
@@ -27,7 +27,7 @@ SLOW = 0.2
 """Seconds that a step takes longer, so that a network can be cut at one."""
 LATE = 1.0
 """Seconds for the beat before the cut and for the controller's own look, on a machine that does all at once."""
-ENDED = FENCE + 30.0
+ENDED = FENCE_TIMEOUT + 30.0
 """Seconds for what is cut off to end by itself."""
 
 

@@ -1,7 +1,8 @@
 """Optimiser states sharded over the replicas (ZeRO 1: Rajbhandari et al., 2020, section 5.1).
 
 Parameters and gradients of a bucket stand in flat memory, of which each rank updates an equal slice: gradients
-are reduce-scattered, weights gathered, together the bytes of one all-reduce.
+are reduce-scattered, weights gathered, together the bytes of one all-reduce. In `determinism: bitwise` every rank
+holds all of it instead (`deterministic_reduction`); DeepSpeed has a ZeRO 1 of its own.
 """
 
 from __future__ import annotations

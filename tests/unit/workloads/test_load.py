@@ -11,7 +11,7 @@ from texts import Corpus
 from workloads import objectives
 from workloads.errors import WorkloadError
 from workloads.hf.hf_class import HuggingFaceModel
-from workloads.hf.parity import VOCABULARY, Case, random_state
+from workloads.hf.parity_table import VOCABULARY, Case, random_state
 from workloads.hf.workload import HuggingFaceWorkload
 from workloads.load import load
 from workloads.transformer_workload import TransformerWorkload

@@ -25,7 +25,7 @@ from orchestrator.control import run_history as record
 from orchestrator.control.controller import Controller
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.storage import retry
-from orchestrator.storage.file_names import FENCE
+from orchestrator.storage.file_names import ATTEMPT_FILE
 from orchestrator.storage.file_system import RemoteFileSystem
 from orchestrator.storage.run_directory import RunDir
 
@@ -111,7 +111,7 @@ def run() -> RunDir:
     return RunDir(f"memory://{uuid.uuid4().hex}/runs/a")
 
 
-@pytest.mark.parametrize("word", ["events.jsonl", "job.yaml", FENCE, "summary.json"])
+@pytest.mark.parametrize("word", ["events.jsonl", "job.yaml", ATTEMPT_FILE, "summary.json"])
 def test_an_outage_is_waited_for_whatever_it_meets_first(
     spec: JobSpec, run: RunDir, outage: Outage, word: str
 ) -> None:

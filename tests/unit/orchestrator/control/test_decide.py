@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cluster.jobs.admission import Admission
 from cluster.workers.gang import Cause, RankStatus
 from orchestrator.control.decide import ROOMY, SETTLE, decide
-from orchestrator.control.health import FIRST_STEP, GRACE, SILENCE, STEPS, Failure
+from orchestrator.control.health import FIRST_STEP, GRACE, SILENCE, STEP_FACTOR, Failure
 from orchestrator.control.state import Observation, Phase, Policy, State, Stop
 from orchestrator.data.skips import Skip
 from orchestrator.job.outcome import ENDED
@@ -211,8 +211,9 @@ TRAIN = (
     ),
     Case("no news", in_phase("train", 1), see(ranks=RUNNING), "train", "watch", becomes={"moved": NOW - 1}),
     Case(
-        "a batch of an evaluation is progress too", in_phase("train", 1, evaluated=3),
-        see(ranks=(rank(0, evaluated=4), rank(1, evaluated=3))), "train", "watch", becomes={"moved": NOW, "step": 7},
+        "a batch of an evaluation is progress too", in_phase("train", 1, evaluated_batches=3),
+        see(ranks=(rank(0, evaluated_batches=4), rank(1, evaluated_batches=3))), "train", "watch",
+        becomes={"moved": NOW, "step": 7},
     ),
     Case(
         "one rank is done before the other", in_phase("train"),
@@ -374,7 +375,7 @@ FAULTS = (
         "long steps are no hang", in_phase("train", 100), see(ranks=RUNNING, longest_step=60.0), "train", "watch",
     ),
     Case(
-        "a hang in long steps", in_phase("train", STEPS * 60 + 1), see(ranks=RUNNING, longest_step=60.0),
+        "a hang in long steps", in_phase("train", STEP_FACTOR * 60 + 1), see(ranks=RUNNING, longest_step=60.0),
         "stop", "halt", first_fault="no step for 181 s",
     ),
     Case(
@@ -449,7 +450,7 @@ RESIZES = (
     ),
     Case(
         "room that lasts is made ready", in_phase("train", roomy=NOW - ROOMY),
-        see(ranks=RUNNING, **{**GROWING, "ready": 2}), "train", "hold", "4 workers", {"resizing": ""},
+        see(ranks=RUNNING, **{**GROWING, "ready": 2}), "train", "prewarm", "4 workers", {"resizing": ""},
     ),
     Case(
         "room that is ready is used", in_phase("train", roomy=NOW - ROOMY), see(ranks=RUNNING, **GROWING),
@@ -855,7 +856,7 @@ RULES = st.builds(
 DOES = {
     "queue",
     "leave_queue",
-    "hold",
+    "prewarm",
     "prepare",
     "wait",
     "start",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from orchestrator.data.split import split
+from orchestrator.data.held_out_split import split
 from orchestrator.data.summary import inspect, sizes
 from orchestrator.data.tokens import Tokens
 

@@ -42,13 +42,21 @@ def test_a_gain_of_less_than_asked_is_none() -> None:
 
 def test_a_commit_of_an_earlier_version_was_never_evaluated() -> None:
     progress = TrainingProgress.of_commit(7, 56, "abc", {"tokens": 99}, [])
-    assert (progress.step, progress.position, progress.evaluated, progress.best) == (7, 56, -1, None)
+    assert (progress.step, progress.position, progress.last_evaluation_step, progress.best) == (
+        7,
+        56,
+        -1,
+        None,
+    )
 
 
 def test_what_a_commit_says_goes_on() -> None:
     stop = StopWhen(patience=2)
     told = TrainingProgress(step=4).with_evaluation({"validation": {"loss": 2.0}}, stop)
     told = told.with_evaluation({"validation": {"loss": 3.0}}, stop)
-    meta = {"tokens": 1, **{k: getattr(told, k) for k in ("evaluated", "evaluation", "best", "stale")}}
+    meta = {
+        "tokens": 1,
+        **{k: getattr(told, k) for k in ("last_evaluation_step", "evaluation", "best", "stale")},
+    }
     again = TrainingProgress.of_commit(4, 0, "", meta, [])
     assert again.with_evaluation({"validation": {"loss": 2.5}}, stop).is_on_plateau(stop)

@@ -12,7 +12,7 @@ from workloads.hf.checkpoint import export, pretrained, structure
 from workloads.hf.convert import to_hf
 from workloads.hf.families import FAMILIES, family_of
 from workloads.hf.folder import describe_folder
-from workloads.hf.parity import CASES, VOCABULARY, Case, random_state
+from workloads.hf.parity_table import CASES, VOCABULARY, Case, random_state
 from workloads.hf.weights import INDEX, Weights, write
 from workloads.load import load
 from workloads.model.count import parameters

@@ -11,7 +11,7 @@ from workloads.errors import WorkloadError
 from workloads.hf.checkpoint import pretrained, structure
 from workloads.hf.compare import TOLERANCE, difference, probes
 from workloads.hf.folder import describe_folder
-from workloads.hf.parity import LENGTH, SIZE, VOCABULARY, random_state
+from workloads.hf.parity_table import LENGTH, SIZE, VOCABULARY, random_state
 from workloads.model.config import TransformerConfig
 from workloads.model.presets import PRESETS, preset
 from workloads.transformer_workload import TransformerWorkload

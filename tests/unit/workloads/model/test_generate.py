@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from workloads.errors import WorkloadError
 from workloads.hf.compare import load
-from workloads.hf.parity import CASES, VOCABULARY, Case, random_state
+from workloads.hf.parity_table import CASES, VOCABULARY, Case, random_state
 from workloads.model.cache import Cache
 from workloads.model.generate import choose, generate
 from workloads.model.presets import PRESETS

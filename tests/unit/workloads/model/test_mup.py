@@ -15,7 +15,7 @@ from texts import Corpus
 from orchestrator.job.optimizer import OptimizerSpec
 from orchestrator.train.engines.optimizers import groups_of
 from workloads.errors import WorkloadError
-from workloads.hf.parity import SWITCH, TOLERANCE, Case, compare
+from workloads.hf.parity_table import SWITCH, TOLERANCE, Case, compare
 from workloads.load import load
 from workloads.model.mup import beside, folded, logit_scale, score_scale
 from workloads.model.presets import PRESETS, preset

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from orchestrator.data.held_out_split import SHARE, Split
 from orchestrator.data.sample_reader import SampleReader
-from orchestrator.data.split import SHARE, Split
 from orchestrator.data.tokens import Tokens
 from orchestrator.data.windows import Streams, windows_of
 from orchestrator.job.errors import InputError

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from orchestrator.data.batches import batches_of
-from orchestrator.data.held_out import set_of, split_set
-from orchestrator.data.split import split
+from orchestrator.data.held_out_set import set_of, split_set
+from orchestrator.data.held_out_split import split
 from orchestrator.data.tokens import Tokens
 from orchestrator.job.errors import InputError
 from workloads.objectives import build

@@ -2,7 +2,7 @@
 
 import pytest
 
-from workloads.hf.parity import CASES, TOLERANCE, Case, compare
+from workloads.hf.parity_table import CASES, TOLERANCE, Case, compare
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.title)

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from orchestrator.data import manifest, shards, sources, tokenizer
 from orchestrator.data.data_folder import DataFolder
-from orchestrator.data.split import split, trained_documents
+from orchestrator.data.held_out_split import split, trained_documents
 from orchestrator.data.tokens import Tokens
 from orchestrator.data.windows import Streams
 from orchestrator.job.data import Source
