@@ -1,4 +1,4 @@
-"""Small services that run once on every node of a Ray cluster, beside the gang."""
+"""Small services that run once on every node of a Ray cluster, beside the gang; fork servers are in `worker_group`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Where the ranks of a Ray gang run: a placement group with an actor in each bundle, which starts the rank of one
-attempt after another."""
+"""Where the ranks of a Ray gang run: a placement group with an actor in each bundle, which has a fork server of its own
+and starts the rank of one attempt after another."""
 
 from __future__ import annotations
 
