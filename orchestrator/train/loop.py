@@ -36,6 +36,7 @@ from orchestrator.train.learning_rate import learning_rate
 from orchestrator.train.progress import TrainingProgress
 from orchestrator.train.rank_messages import agree
 from orchestrator.train.task import Task
+from workloads import load as _load  # noqa: F401  (a fork of what has it imported begins sooner)
 from workloads.model.dropout import KEYS, row_keys
 from workloads.workload import Batch
 

@@ -52,6 +52,8 @@ LIGHT = {
     "orchestrator.storage.run_directory": ("torch", "ray", "transformers", "mlflow"),
     "orchestrator.train.task": ("torch", "ray", "transformers", "mlflow"),
     "orchestrator.control.controller": ("torch", "ray", "transformers"),
+    "orchestrator.train.loop": ("ray", "transformers", "mlflow"),
+    "workloads.load": ("ray", "transformers"),
     "orchestrator.checkpoint.store": ("torch", "ray", "transformers", "mlflow"),
     "cluster.workers.gang": ("torch", "ray"),
     "cluster.workers.worker_context": ("torch", "ray"),

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from workloads.errors import WorkloadError
 from workloads.hf.hf_class import HuggingFaceModel
@@ -15,8 +14,8 @@ from workloads.model.generate import choose, evaluating
 from workloads.workload import Sampling
 
 
-class _Chosen(LogitsProcessor):
-    """Leaves one token: the one that `choose` chooses."""
+class _Chosen:
+    """A logits processor that leaves one token: the one that `choose` chooses."""
 
     def __init__(self, sampling: Sampling, prompt: int) -> None:
         self._sampling, self._prompt, self._place = sampling, prompt, 0
@@ -58,6 +57,11 @@ def generate(
 def _said(
     network: Any, prompt: Sequence[int], room: int, eos: int, start: int | None, chosen: _Chosen
 ) -> list[int]:
+    from transformers import (  # takes a second, which a rank has no use for
+        GenerationConfig,
+        LogitsProcessorList,
+    )
+
     tokens: Tensor = torch.tensor([list(prompt)], device=network.device)
     settings = GenerationConfig(
         max_new_tokens=room, do_sample=False, num_beams=1, eos_token_id=eos, pad_token_id=eos, use_cache=True,
