@@ -23,6 +23,7 @@ from orchestrator.cli.options import (
 if TYPE_CHECKING:
     from orchestrator.job.spec import JobSpec
     from orchestrator.resolve.prepared_data import PreparedData
+    from orchestrator.storage.run_directory import RunDir
 
 
 def register(app: typer.Typer) -> None:
@@ -60,25 +61,14 @@ def prepare(
     as_json: Json = False,
 ) -> None:
     """Make a job's token shards without training."""
-    from cluster.local.ray_session import NoCluster, connected_ray
     from orchestrator.launch.preflight import check_job, check_places
-    from orchestrator.launch.submission import no_cluster
-    from orchestrator.resolve.prepared_data import prepare as prepare_data
-    from orchestrator.track.console import ProgressDisplay
+    from orchestrator.resolve.prepared_data import PreparedData
 
     spec = job_of(job, overrides)
     run = run_of(spec, run_dir)
     check_places(spec, run)
     check_job(spec)
-    try:
-        with ProgressDisplay() as progress, connected_ray(address):
-
-            def report(what: str, done: int, total: int) -> None:
-                progress.update({"phase": "prepare", "note": f"{what}: {done} of {total} parts"})
-
-            data = prepare_data(spec, run, report)
-    except NoCluster as error:
-        raise no_cluster(error, address) from None
+    data = prepared_with_progress(spec, run, PreparedData(), address)
     sets, notes = _held_out(spec, data)
     if as_json:
         emit({"data": data.uri, "held_out": sets, "notes": notes})
@@ -91,6 +81,29 @@ def prepare(
         )
     for line in notes:
         print(line)
+
+
+def prepared_with_progress(
+    spec: JobSpec, run: RunDir, before: PreparedData, address: str | None
+) -> PreparedData:
+    """The job's prepared data, made with Ray as far as it is missing; `before` is where the run began with it.
+
+    Raises InputError.
+    """
+    from cluster.local.ray_session import NoCluster, connected_ray
+    from orchestrator.launch.submission import no_cluster
+    from orchestrator.resolve.prepared_data import prepared
+    from orchestrator.track.console import ProgressDisplay
+
+    try:
+        with ProgressDisplay() as progress, connected_ray(address):
+
+            def report(what: str, done: int, total: int) -> None:
+                progress.update({"phase": "prepare", "note": f"{what}: {done} of {total} parts"})
+
+            return prepared(spec, run, before, report)
+    except NoCluster as error:
+        raise no_cluster(error, address) from None
 
 
 def _held_out(spec: JobSpec, data: PreparedData) -> tuple[dict[str, dict[str, Any]], list[str]]:

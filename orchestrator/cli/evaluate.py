@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.cli.checkpoint import Step, chosen_commit
+from orchestrator.cli.data import prepared_with_progress
 from orchestrator.cli.options import Address, Json, Run, emit, existing_run, finite, table
 from orchestrator.job.errors import InputError
 
@@ -110,20 +111,9 @@ def _with_sets(spec: JobSpec, on: list[str]) -> JobSpec:
 
 def _sets(spec: JobSpec, run: RunDir, commit: CommitManifest, address: str | None) -> dict[str, str]:
     """The prepared data of the sets that have text of their own; what is missing is made, with Ray."""
-    from cluster.local.ray_session import NoCluster, connected_ray
-    from orchestrator.launch.submission import no_cluster
-    from orchestrator.resolve.prepared_data import PreparedData, prepared, tokens_of
-    from orchestrator.track.console import ProgressDisplay
+    from orchestrator.resolve.prepared_data import PreparedData, tokens_of
 
     if not spec.set_sources:
         return {}
     before = PreparedData(tokens_of(spec, run, commit.meta["data"]).folder.uri, commit.meta.get("sets", {}))
-    try:
-        with ProgressDisplay() as progress, connected_ray(address):
-
-            def report(what: str, done: int, total: int) -> None:
-                progress.update({"phase": "prepare", "note": f"{what}: {done} of {total} parts"})
-
-            return prepared(spec, run, before, report).sets
-    except NoCluster as error:
-        raise no_cluster(error, address) from None
+    return prepared_with_progress(spec, run, before, address).sets
