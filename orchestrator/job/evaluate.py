@@ -46,6 +46,10 @@ class EvaluateSpec(StrictModel):
         "the tokens that are predicted right); those that the objective gives if unset",
     )
 
+    def metrics_for(self, objective: str) -> tuple[str, ...]:
+        """The metrics of an evaluation: those that were asked for, or all that the objective gives."""
+        return tuple(self.metrics or metrics_of(objective))
+
     def is_due(self, step: int, last: int) -> bool:
         """Whether to evaluate after `step` of a run of `last` steps."""
         if step in (0, last):
@@ -72,7 +76,7 @@ def metrics_of(objective: str) -> tuple[str, ...]:
 def metric_problem(metric: str, names: list[str], evaluate: EvaluateSpec, objective: str) -> str:
     """Why a job with sets of these names does not measure `metric`, as in validation.loss; empty if it does."""
     name, _, kind = metric.partition(".")
-    given = evaluate.metrics or metrics_of(objective)
+    given = evaluate.metrics_for(objective)
     if name in names and kind in given:
         return ""
     possible = ", ".join(f"{name}.{kind}" for name in names for kind in given)

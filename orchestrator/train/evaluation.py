@@ -17,7 +17,7 @@ from cluster.workers.clock import wall
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.data.batches import Prefetch
 from orchestrator.data.held_out_set import HeldOut
-from orchestrator.job.evaluate import EvaluateSpec, metrics_of
+from orchestrator.job.evaluate import EvaluateSpec
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
 from orchestrator.storage.row_types import EvaluationRow
@@ -52,8 +52,7 @@ class Evaluator:
         self._batch_size, self._steps, self._sets = spec.train.global_batch, spec.train.steps, sets
         self._between = between
         self._has_routers = bool(workload.config.moe)
-        asked = spec.evaluate.metrics if spec.evaluate else None
-        self._metrics = frozenset(asked or metrics_of(workload.objective.name))
+        self._metrics = spec.evaluate.metrics_for(workload.objective.name) if spec.evaluate else ()
 
     def is_due(self, step: int) -> bool:
         """Whether the job asks for an evaluation after that step."""
@@ -62,9 +61,10 @@ class Evaluator:
     def evaluate(self, step: int, attempt: int, heeds_stop: bool = True) -> EvaluationRow | None:
         """The row of an evaluation after that step; None if it `heeds_stop`, and the gang was asked to stop."""
         began, found = time.perf_counter(), dict[str, dict[str, float]]()
-        self._context.set_waiting(True)  # the first forward pass may compile
         for name, held_out in self._sets.items():
+            self._context.set_waiting(not found)  # the first forward pass may compile
             sums = self._sums(held_out, step, heeds_stop)
+            self._context.set_waiting(False)
             if sums is None:
                 return None
             found[name] = measures(sums, held_out.tokens / max(held_out.bytes, 1), self._metrics)
