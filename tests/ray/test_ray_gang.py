@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,9 @@ WAIT = "targets:wait"
 @contextlib.contextmanager
 def gang_on(cluster: Cluster) -> Iterator[RayGang]:
     """A gang on a cluster, which leaves nothing behind."""
-    before = processes()
-    path = {"env_vars": {"PYTHONPATH": str(Path(__file__).parents[1])}}
-    ray.init(address=cluster.address, logging_level="warning", runtime_env=path)
+    mark = uuid.uuid4().hex
+    environment = {"PYTHONPATH": str(Path(__file__).parents[1]), "GANG_OF_TEST": mark}
+    ray.init(address=cluster.address, logging_level="warning", runtime_env={"env_vars": environment})
     found = RayGang()
     try:
         yield found
@@ -36,7 +37,7 @@ def gang_on(cluster: Cluster) -> Iterator[RayGang]:
         found.close()
         ray.shutdown()
     deadline = time.monotonic() + 20
-    while left := processes() - before:
+    while left := processes(mark):
         assert time.monotonic() < deadline, f"left behind: {left}"
         time.sleep(0.1)
 
@@ -53,14 +54,14 @@ def breakable(cluster: Cluster) -> Iterator[RayGang]:
         yield found
 
 
-def processes() -> set[str]:
-    """Fork servers and ranks of these tests that run on this machine, with their process ids."""
-    found, ours = set(), str(Path(__file__).parents[1])
+def processes(mark: str) -> set[str]:
+    """The fork servers and ranks of a gang, with their process ids; other tests run beside this one."""
+    found = set()
     for process in psutil.process_iter(["cmdline", "status"]):
         words = process.info["cmdline"] or []
         if "cluster.workers.fork_server" in words and process.info["status"] != psutil.STATUS_ZOMBIE:
             with contextlib.suppress(psutil.Error):
-                if ours in process.environ().get("PYTHONPATH", ""):
+                if process.environ().get("GANG_OF_TEST") == mark:
                     found.add(f"{process.pid} {' '.join(words[-3:])}")
     return found
 
