@@ -91,10 +91,9 @@ class Rank:
 
     def train(self) -> dict[str, Any]:
         """Train to the end of the task. The last commit is published when this returns."""
-        stop = False
         with self._commits, Prefetch(self._samples, self._progress.step) as prefetched:
-            if not self._is_over:
-                self._evaluate()  # before the first step, or when a stop came before it
+            # Before the first step, or when a stop came before it.
+            stop = not self._is_over and not self._evaluate()
             while not self._is_over and not stop:
                 stop = self._step(prefetched)
             self._commits.finish(dataclasses.asdict(self._progress))
@@ -144,33 +143,37 @@ class Rank:
         busy = waited + metrics.busy_seconds if metrics.busy_seconds else 0.0
         commits, stopping = self._commits, self._context.stop_requested()
         agreed = agree(digest, stopping, commits.failures, commits.ready, busy)
+        stop = agreed.stop
         self._refuse_unstable(metrics)
         self._advance(agreed.digest, metrics.loss)
         row = self._row(metrics, lr, time.perf_counter() - began, waited)
         row["busy_seconds"] = agreed.busy if busy else ()
-        if not agreed.stop or self._progress.step == self._last:
-            row["evaluation_seconds"], row["time"] = self._evaluate(), wall()
+        if not stop or self._progress.step == self._last:
+            trained = time.perf_counter()
+            stop |= not self._evaluate()
+            row["evaluation_seconds"], row["time"] = time.perf_counter() - trained, wall()
         if self._evaluations:
             row["evaluations"], self._evaluations = self._evaluations, []
-        final = agreed.stop or self._is_over
+        final = stop or self._is_over
         progress = dataclasses.asdict(self._progress)
         row["commit_seconds"] = self._commits.after_step(progress, row, agreed, final)
         row["saves"] = self._commits.outcomes()
         self._context.report(self._progress.step, row if self._context.rank_info.rank == 0 else None)
-        return agreed.stop
+        return stop
 
-    def _evaluate(self) -> float:
-        """Evaluate if it is due after this step, and has not been done. Returns the seconds that it took."""
-        step, began = self._progress.step, time.perf_counter()
+    def _evaluate(self) -> bool:
+        """Evaluate if it is due after this step, and has not been done. Returns whether no stop has cut it short, of
+        which all ranks know: training must then end at this very step, whose commit is evaluated later."""
+        step = self._progress.step
         due = self._task.commit and self._evaluator.is_due(step)  # a replay is about training
         if not due or self._progress.last_evaluation_step == step:
-            return 0.0
+            return True
         # That of the last step has no other chance.
         row = self._evaluator.evaluate(step, self._task.attempt, heeds_stop=step < self._last)
         if row is not None:
             self._evaluations.append(row)
             self._progress = self._progress.with_evaluation(row["sets"], self._spec.stop_when)
-        return time.perf_counter() - began
+        return row is not None
 
     def _inject(self, step: int, in_evaluation: bool = False) -> None:
         rank, world = self._context.rank_info.rank, self._context.rank_info.world_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ from jobs import curve, job, rows, weights, write_text
 from local_run import LocalGang, controller_here, drive_here
 from prepared import prepare_sets_here
 
+from cluster.workers.gang import GangStatus
 from orchestrator.checkpoint.store import Store
 from orchestrator.control import decide
+from orchestrator.control.controller import Controller
 from orchestrator.evaluate.of_commit import evaluate_commit
 from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import parse
@@ -191,24 +194,34 @@ def test_a_run_that_gains_nothing_ends_early_with_its_best_commit(tmp_path: Path
     assert of_sets(killed) == of_sets(run)
 
 
+class StoppedInEvaluation(LocalGang):
+    """A gang whose run is stopped once one batch of an evaluation after that step was computed."""
+
+    def __init__(self, step: int, stop: Callable[[], object]) -> None:
+        super().__init__([1])
+        self._step, self._stop, self._batches = step, stop, 0
+
+    def poll(self, saved: int, wait: float = 0.0) -> GangStatus:
+        """See `Gang.poll`."""
+        found = super().poll(saved, wait)
+        for rank in found.ranks:
+            if rank.evaluated_batches > self._batches and max(rank.step, 0) == max(self._step - 1, 0):
+                self._stop()
+            self._batches = rank.evaluated_batches
+        return found
+
+
+@pytest.mark.parametrize("step", [0, 5])
 def test_a_stop_does_not_wait_for_an_evaluation_which_is_made_up_for(
-    text: str, cache: Path, tmp_path: Path, quiet: Path
+    step: int, text: str, cache: Path, tmp_path: Path, quiet: Path
 ) -> None:
-    run = tmp_path / "stopped"
-    controller = controller_here(
-        evaluated(text), str(run), cache, gang=lambda: LocalGang([1]), faults=("slow@0:5e=3",)
-    )
-
-    def stop_in_evaluation() -> None:
-        while controller.status()["step"] < 4:
-            pass
-        controller.request_stop("enough")
-
-    import threading
-
-    threading.Thread(target=stop_in_evaluation, daemon=True).start()
-    summary = controller.drive()
-    assert summary["state"] == Outcome.STOPPED.value
+    run, controllers = tmp_path / "stopped", list[Controller]()
+    gang = StoppedInEvaluation(step, lambda: controllers[0].request_stop("enough"))
+    slow = (f"slow@0:{step}e=3",)
+    controllers.append(controller_here(evaluated(text), str(run), cache, gang=lambda: gang, faults=slow))
+    summary = controllers[0].drive()
+    assert (summary["state"], summary["step"]) == (Outcome.STOPPED.value, step)
+    assert step == 0 or [row["step"] for row in of_sets(run)] == [0]  # the other was cut short
     drive_here(evaluated(text), str(run), cache, gang=lambda: LocalGang([1]))
     assert of_sets(run) == of_sets(quiet)
     assert curve(run) == curve(quiet)
