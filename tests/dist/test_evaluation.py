@@ -45,7 +45,7 @@ def close(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> None:
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_text(tmp_path_factory.mktemp("text"))
+    return write_text(tmp_path_factory.mktemp("text"), 20_000)
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +159,7 @@ def test_faults_in_an_evaluation_and_widths_change_no_bit(
 
     alone, killed = tmp_path / "alone", tmp_path / "killed"
     drive_here(bitwise(), str(alone), cache, gang=lambda: LocalGang([1]))
-    faults = ("kill@1:5e", "kill@0:11/2")
+    faults = ("slow@0:4=2", "kill@1:5e", "kill@0:11/2")  # the pause lets the commit at step 2 be published
     drive_here(bitwise(), str(killed), cache, gang=lambda: LocalGang([2, 1, 2]), faults=faults)
     assert [row["attempt"] for row in rows(killed, "evals.jsonl")][:2] == [1, 2]
     assert of_sets(killed) == of_sets(alone)

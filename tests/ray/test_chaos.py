@@ -28,6 +28,7 @@ def chaos(path: Path, *words: object, timeout: float) -> tuple[int, list[dict[st
     return done.returncode, json.loads(done.stdout), done.stderr
 
 
+@pytest.mark.slow
 def test_the_lost_node_of_rank_0_changes_nothing(path: Path) -> None:
     code, verdicts, told = chaos(path, "--fault", "node@0:30", timeout=280)
     assert code == 0, (verdicts, told)

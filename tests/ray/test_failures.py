@@ -149,7 +149,6 @@ def test_snapshots_in_the_memory_of_other_nodes_lose_no_step(
     assert [p.name for p in (run / "checkpoints").glob("step-*")] == ["step-00000012"]
 
 
-@pytest.mark.slow
 def test_a_lost_node_makes_the_gang_smaller(cluster: Cluster, quiet: Path, tmp_path: Path) -> None:
     path, run = same_job(quiet, tmp_path)
     with started("run", path, "--address", cluster.address, "--fault", "stop@1:7", cwd=tmp_path) as process:

@@ -1,4 +1,5 @@
-"""An embedded Ray and the end of its driver: told in a line, and nothing outlives it."""
+"""An embedded Ray and the end of its driver: told in a line, and nothing outlives it (a driver that is killed is in
+test_ownership)."""
 
 from __future__ import annotations
 
@@ -22,7 +23,6 @@ from jobs import (
     write_job,
     write_text,
 )
-from prepared import with_data
 
 
 def family(pid: int) -> list[psutil.Process]:
@@ -45,19 +45,6 @@ def test_a_signal_before_ray_is_up_is_told_and_leaves_nothing(tmp_path: Path) ->
         assert alive == []
     assert (tmp_path / "output.txt").read_text().splitlines()[-1].startswith("orchestrator: interrupted")
     assert not (tmp_path / "runs").exists()
-
-
-def test_nothing_outlives_a_driver_that_is_killed(tmp_path: Path) -> None:
-    document = with_data(slow_job(write_text(tmp_path / "corpus", 40_000), steps=500), tmp_path / "data")
-    document["resources"]["workers"] = 1
-    path = write_job(tmp_path, document)
-    with started("run", path, cwd=tmp_path) as process:
-        wait_for(lambda: status(tmp_path / "runs/small").get("step", 0) >= 2, "a step")
-        members = family(process.pid)
-        assert any("agent" in " ".join(member.cmdline()) for member in members)
-        process.kill()
-        _, alive = psutil.wait_procs(members, timeout=30)
-        assert [(member.pid, member.cmdline()[:4]) for member in alive] == []
 
 
 @pytest.mark.slow

@@ -118,8 +118,7 @@ def killed_at(step: int, folder: Path, tmp_path: Path) -> tuple[Path, Path]:
     return path, run
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("step", [1, 7])
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 7])
 def test_killing_the_whole_tree_changes_no_bit(quiet: Quiet, tmp_path: Path, step: int) -> None:
     folder, quiet_run, _ = quiet
     path, run = killed_at(step, folder, tmp_path)
@@ -129,6 +128,7 @@ def test_killing_the_whole_tree_changes_no_bit(quiet: Quiet, tmp_path: Path, ste
     assert weights(run, 12) == weights(quiet_run, 12)
 
 
+@pytest.mark.slow
 def test_what_was_killed_goes_on_until_a_commit_and_from_there_under_another_layout(
     quiet: Quiet, tmp_path: Path
 ) -> None:

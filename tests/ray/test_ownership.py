@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 from jobs import job, orchestrator, rows, slow_job, started, status, wait_for, write_job, write_text
 from prepared import with_data
 
@@ -17,8 +18,9 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_two_commands_at_once_on_a_new_directory(tmp_path: Path) -> None:
-    """One trains; the other waits for its lock, says so, and touches nothing."""
+def test_two_commands_at_once_on_a_new_directory_and_the_one_at_work_is_killed(tmp_path: Path) -> None:
+    """One trains; the other waits for its lock, says so, and touches nothing. The first one's SIGKILL takes its
+    embedded Ray along, and leaves what was trained."""
     document = with_data(slow_job(write_text(tmp_path / "corpus", 40_000), steps=200), tmp_path / "data")
     document["resources"]["workers"] = 1
     path, run = write_job(tmp_path, document), tmp_path / "runs/small"
@@ -31,8 +33,11 @@ def test_two_commands_at_once_on_a_new_directory(tmp_path: Path) -> None:
         before = files(run)
         assert {"job.yaml", "events.jsonl", ".lock"} <= before.keys()
         wait_for(lambda: status(run).get("step", 0) >= 1, "the first step")
-        winner.terminate()
-        assert winner.wait(timeout=240) == 3, (tmp_path / "output.txt").read_text()
+        members = psutil.Process(winner.pid).children(recursive=True)
+        assert any("agent" in " ".join(member.cmdline()) for member in members)
+        winner.kill()
+        _, alive = psutil.wait_procs(members, timeout=30)
+        assert [(member.pid, member.cmdline()[:4]) for member in alive] == []
     assert files(run)["job.yaml"] == before["job.yaml"]
     steps = [row["step"] for row in rows(run)]
     assert steps == list(range(1, len(steps) + 1))
