@@ -61,7 +61,7 @@ def sent(local: loopback.LocalCluster, pattern: str) -> Path:
     return next(Path(local.folder).glob(f"*/session_latest/runtime_resources/{pattern}"))
 
 
-def test_a_job_is_submitted_stopped_with_a_commit_and_gone_on_with(
+def test_a_job_is_submitted_seen_and_stopped_with_a_commit(
     local: loopback.LocalCluster, folder: Path
 ) -> None:
     # Not to be taken for another cluster that happens to run on this machine.
@@ -90,16 +90,29 @@ def test_a_job_is_submitted_stopped_with_a_commit_and_gone_on_with(
     assert said(local, folder, "attach", "small", code=3)["state"] == "stopped"
     assert "has ended already" in said(local, folder, "stop", "small", code=2)["line"]
 
-    package = ["--package", "--set", "train.steps=6000", "--until", step + 4]
+    assert [j["id"] for j in said(local, folder, "list")] == ["small-1"]
+
+
+@pytest.mark.slow
+def test_a_stopped_job_is_gone_on_with_and_its_log_is_read(
+    local: loopback.LocalCluster, folder: Path
+) -> None:
+    """By the package of this very code, which the cluster's nodes are sent."""
+    run, longer = folder / "runs" / "longer", ["--set", "name=longer", "--set", "train.steps=6000"]
+    said(local, folder, "submit", "job.yaml", *longer)
+    wait_for(lambda: status(run).get("step", 0) >= 6, "some steps", 150)
+    assert said(local, folder, "stop", "longer")["state"] == "stopped"
+    step = json.loads((run / "summary.json").read_text())["commit"]
+    package = ["--package", *longer, "--until", step + 4]
     more = said(local, folder, "submit", "job.yaml", *package, "--wait", code=3)
-    assert (more["id"], more["exit_code"]) == ("small-2", 3)
+    assert (more["id"], more["exit_code"]) == ("longer-2", 3)
     assert sent(local, "py_modules_files/*/orchestrator/track/report.html.j2").exists()
     assert [row["step"] for row in rows(run)] == list(range(1, step + 5))
     assert any(f"from the commit at step {step}" in e["reason"] for e in rows(run, "events.jsonl"))
-    assert [j["id"] for j in said(local, folder, "list")] == ["small-1", "small-2"]
-    lines = said(local, folder, "logs", "small")["lines"]
+    assert {"longer-1", "longer-2"} <= {j["id"] for j in said(local, folder, "list")}
+    lines = said(local, folder, "logs", "longer")["lines"]
     assert any("from the commit" in line for line in lines)
-    followed = orchestrator("logs", "-f", "small", "--address", local.address, cwd=folder)
+    followed = orchestrator("logs", "-f", "longer", "--address", local.address, cwd=folder)
     assert followed.stdout.splitlines() == lines
 
 
