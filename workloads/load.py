@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,15 @@ from workloads.hf.weights import has_weights
 from workloads.hf.workload import HuggingFaceWorkload
 from workloads.model.config import TransformerConfig
 from workloads.model.mup import beside
+from workloads.model.stored import StoredWeights
 from workloads.objectives.sampled import RULE
 from workloads.transformer_workload import TransformerWorkload
 from workloads.workload import Objective, Vocabulary, Workload
 
+Begin: TypeAlias = Callable[
+    [TransformerConfig, Mapping[str, torch.Size], Collection[str], int], StoredWeights
+]
+"""Reads the weights of a model of these shapes, with its tables and the least added token, as in `stored.misfits`."""
 NOT_OF_HF_CLASSES = (*SENTENCES, "replaced_token_detection")
 """Objectives that need heads which a Hugging Face class run as it is does not have."""
 
@@ -39,12 +44,15 @@ def load(
     seed: int = 0,
     rule: int = RULE,
     described: Description | None = None,
+    begin: Begin | None = None,
 ) -> TransformerWorkload | HuggingFaceWorkload:
     """The workload of preset `model` (with `changes`) or of `hf:<folder>`, trained with `objective`.
 
     options are those of the objective; rule is the sampling rule of the run's data, see `workloads.objectives.sampled`;
     mup gives the widths of the base model for muP, see `workloads.model.mup`; dropout is the rate, see
-    `workloads.model.dropout`. described is what `describe` said of the model, if it was asked already.
+    `workloads.model.dropout`. described is what `describe` said of the model, if it was asked already. begin reads
+    other weights to begin with than those of the folder. A model of a folder gets a row for each token that was added
+    to its tokenizer.
 
     Raises WorkloadError for an unknown model, field or objective, an objective that the architecture cannot train, a
     sequence longer than the model's positions, a vocabulary larger than the model's, a checkpoint that does not fit,
@@ -55,6 +63,8 @@ def load(
             f"mup scales weights that begin anew, and {model} has its own; use a preset or set mup to null"
         )
     config = describe(model, changes, vocabulary.size) if described is None else described
+    if isinstance(config, TransformerConfig) and vocabulary.added <= config.vocab_size < vocabulary.size:
+        config = config.changed({"vocab_size": vocabulary.size})
     _check(model, config, objective, vocabulary, sequence_length)
     built = objectives.build(
         objective,
@@ -65,6 +75,10 @@ def load(
         **(options or {}),
     )
     if isinstance(config, HuggingFaceModel):
+        if begin is not None:
+            raise WorkloadError(
+                f"{model} is run as a class of transformers; name its weights in workload.model"
+            )
         has_weights(str(root(config.folder)))  # refuses weights that cannot be read
         return HuggingFaceWorkload(model, config, built, vocabulary, dropout)
     config = for_objective(config, objective)
@@ -72,8 +86,8 @@ def load(
         config = _completed(config, vocabulary, sequence_length)
     config = replace(config, dropout=dropout)
     if mup is None:
-        return _workload(model, config, built, vocabulary)
-    return _scaled(TransformerWorkload(model, beside(config, mup), built, vocabulary))
+        return _workload(model, config, built, vocabulary, begin)
+    return _workload(model, _scaled(model, beside(config, mup), built, vocabulary), built, vocabulary, begin)
 
 
 def _completed(config: TransformerConfig, vocabulary: Vocabulary, sequence_length: int) -> TransformerConfig:
@@ -89,26 +103,36 @@ def _completed(config: TransformerConfig, vocabulary: Vocabulary, sequence_lengt
     return config
 
 
-def _scaled(workload: TransformerWorkload) -> TransformerWorkload:
+def _scaled(
+    model: str, config: TransformerConfig, objective: Objective, vocabulary: Vocabulary
+) -> TransformerConfig:
+    workload = TransformerWorkload(model, config, objective, vocabulary)
     if other := workload.shapes.keys() ^ workload.base_shapes.keys():
         raise WorkloadError(
             f"only one of the model and the base that mup names has {min(other)}; "
             "give it widths at which both have the same tensors"
         )
-    return workload
+    return config
 
 
 def _workload(
-    model: str, config: TransformerConfig, objective: Objective, vocabulary: Vocabulary
+    model: str,
+    config: TransformerConfig,
+    objective: Objective,
+    vocabulary: Vocabulary,
+    begin: Begin | None,
 ) -> TransformerWorkload:
     folder = str(root(model.removeprefix(FOLDER)))
     workload = TransformerWorkload(model, config, objective, vocabulary)
+    if begin is not None:
+        weights = begin(config, workload.shapes, workload.tables, vocabulary.added)
+        return replace(workload, pretrained=weights)
     if not model.startswith(FOLDER) or not has_weights(folder):
         return workload
-    from workloads.hf.checkpoint import pretrained
+    from workloads.hf.pretrained import pretrained
 
-    read = pretrained(config, workload.shapes, folder)
-    return TransformerWorkload(model, config, objective, vocabulary, read)
+    weights = pretrained(config, workload.shapes, folder, workload.tables, vocabulary.added)
+    return replace(workload, pretrained=weights)
 
 
 def _check(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,11 @@ from workloads.model import count, losses
 from workloads.model.config import TransformerConfig
 from workloads.model.electra import Electra, ElectraOutput
 from workloads.model.generate import generate
-from workloads.model.initialise import initial
+from workloads.model.initialise import initial, new_rows
 from workloads.model.moe import MixtureOfExperts
 from workloads.model.mup import lr_scale
 from workloads.model.seq2seq import EncoderDecoder
+from workloads.model.stored import ExtendedTable, StoredTensor, StoredWeights, whole
 from workloads.model.transformer import Output, Transformer
 from workloads.workload import Batch, Loss, Objective, Sampling, Vocabulary
 
@@ -33,14 +34,14 @@ def build_model(config: TransformerConfig) -> nn.Module:
 class TransformerWorkload:
     """A transformer and an objective; the contract is `workloads.workload.Workload`.
 
-    pretrained(name) gives a weight of a checkpoint, or None where it has none (a new head).
+    pretrained has the weights that it begins with, if it does not begin anew.
     """
 
     name: str
     config: TransformerConfig
     objective: Objective
     vocabulary: Vocabulary
-    pretrained: Callable[[str], Tensor | None] | None = None
+    pretrained: StoredWeights | None = None
 
     def build(self) -> nn.Module:
         """The plain module on the current default device."""
@@ -63,10 +64,30 @@ class TransformerWorkload:
         """
         if name not in self.shapes:
             raise WorkloadError(f"{self.name} has no tensor {name!r}; its names are those of state_dict()")
-        found = self.pretrained(name) if self.pretrained else None
+        found = self.stored(name, seed)
         if found is not None:
-            return found.float()
+            return found[whole(self.shapes[name])].float()
         return initial(self.config, name, self.shapes[name], seed, self.base_shapes[name])
+
+    def stored(self, name: str, seed: int) -> StoredTensor | None:
+        """See Workload.stored. The rows of tokens that were added depend on (seed, name, row) alone."""
+        found = self.pretrained.find(name) if self.pretrained else None
+        shape = self.shapes[name]
+        if found is None or found.shape == shape:
+            return found
+        new = partial(new_rows, self.config, name, shape, seed, self.base_shapes[name])
+        return ExtendedTable(found, shape, new)
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """See Workload.notes."""
+        return self.pretrained.notes if self.pretrained else ()
+
+    @property
+    def tables(self) -> frozenset[str]:
+        """The tensors with a row a token."""
+        styles = self.sharding()
+        return frozenset(n for n in self.shapes if styles.get(n.rpartition(".")[0]) == "vocab")
 
     def lr_scale(self, name: str) -> float:
         """See Workload.lr_scale."""

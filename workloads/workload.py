@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from workloads.model.stored import StoredTensor
 
 Batch = dict[str, Tensor]
 """Named tensors whose first dimension is the micro-batch, so that all of them are split in the same way."""
@@ -25,6 +28,7 @@ class Vocabulary:
 
     `sentinels` are the ids of `<extra_id_0>`, `<extra_id_1>`, ... in that order (T5, GLM). `reserved` are ids that no
     text is drawn from: all special tokens of the tokenizer, <unk> among them, and ids that it has no entry for.
+    From the id `added` on, all tokens were added to the tokenizer.
     `word_start[id]` tells whether a token begins a word, `sentence_end[id]` whether it ends a sentence;
     both are bool arrays of shape [size].
     """
@@ -38,6 +42,7 @@ class Vocabulary:
     mask: int | None = None
     sentinels: tuple[int, ...] = ()
     reserved: frozenset[int] = frozenset()
+    added: int = 2**62
     word_start: np.ndarray | None = field(default=None, compare=False)
     sentence_end: np.ndarray | None = field(default=None, compare=False)
 
@@ -164,6 +169,14 @@ class Workload(Protocol):
 
     def initial(self, name: str, seed: int) -> Tensor:
         """The initial value of the parameter or buffer `name` in fp32 on CPU, from (seed, name) alone."""
+
+    def stored(self, name: str, seed: int) -> StoredTensor | None:
+        """The tensor `name` in the weights that the model begins with, which may be read in parts; None if it begins
+        anew. Its values are those of `initial`."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What a user should know of the weights that the model begins with, a line each."""
 
     def lr_scale(self, name: str) -> float:
         """Factor of the learning rate of the parameter `name` (muP, see `workloads.model.mup`)."""

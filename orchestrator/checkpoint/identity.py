@@ -11,9 +11,9 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse, parse_yaml
 from orchestrator.storage.run_directory import RunDir
 
-IDENTITY, SHARDS = "identity", "shards"
-"""Keys of a commit's meta: the parts of the job that make the run the same run, and the digest of its token shards.
-Commits of earlier versions lack them and are not compared."""
+IDENTITY, SHARDS, BASE = "identity", "shards", "base"
+"""Keys of a commit's meta: the parts of the job that make the run the same run, the digest of its token shards, and
+the weights that it began with. Commits of earlier versions lack them and are not compared."""
 JOB = "job.yaml"
 LENGTH = "train.steps"
 """The one key of the identity that may change, see `extension_of`."""
@@ -118,6 +118,11 @@ def wrong_shards(data: str) -> InputError:
     return InputError("these token shards are not those that the run began with", data, hint)
 
 
+def job_of_commit(commit: CommitManifest) -> JobSpec | None:
+    """The job of a commit as far as its identity tells; None for one of an earlier version, which does not."""
+    return _job_of(commit) if IDENTITY in commit.meta else None
+
+
 def _job_of(commit: CommitManifest) -> JobSpec:
     """A job with the identity in a commit; keys that are newer than the commit have their defaults."""
     return parse({"name": "commit", **commit.meta[IDENTITY]}, f"the commit at step {commit.step}")
@@ -141,6 +146,7 @@ def _without_locations(identity: dict[str, Any]) -> dict[str, Any]:
     """The identity with only the base names of text, tokenizer and model, which may have been moved along with the run;
     that the tokens are the same is checked by their shards."""
     workload, data = identity["workload"], identity["data"]
+    begins = workload["init_from"] and _base_name(workload["init_from"])
     model, tokenizer = workload["model"], data["tokenizer"]
     if model.startswith("hf:"):
         model = f"hf:{_base_name(model[3:])}"
@@ -148,7 +154,7 @@ def _without_locations(identity: dict[str, Any]) -> dict[str, Any]:
         tokenizer = _base_name(tokenizer)
     sources = [{**source, "uri": _base_name(source["uri"])} for source in data["sources"]]
     data = {**data, "tokenizer": tokenizer, "sources": sources}
-    return {**identity, "workload": {**workload, "model": model}, "data": data}
+    return {**identity, "workload": {**workload, "model": model, "init_from": begins}, "data": data}
 
 
 def _base_name(path: str) -> str:

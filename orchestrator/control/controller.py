@@ -32,6 +32,7 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
 from orchestrator.planning.machines import machine_for
 from orchestrator.planning.plan import Planner
+from orchestrator.resolve.base import NO_BASE, base_json, base_of
 from orchestrator.resolve.prepared_data import PreparedData, is_whole, keep_excerpt
 from orchestrator.resolve.training_inputs import resolve_over
 from orchestrator.storage.row_types import EventFields
@@ -65,8 +66,7 @@ class Controller:
     ) -> None:
         """`faults` are injected, for tests. With a `queue` the run shares its cluster with others.
         `died` says that this controller takes the place of one that died."""
-        self._spec, self._run, self._faults, self._died = spec, run, faults, died
-        self._queue = queue
+        self._spec, self._run, self._faults, self._died, self._queue = spec, run, faults, died, queue
         self._until = min(until or spec.train.steps, spec.train.steps)
         self._workers = Workers(spec, cluster)
         self._useful = spec.resources.workers.max
@@ -75,14 +75,13 @@ class Controller:
         self._state = State(phase="queue" if queue else "prepare")
         self._policy = Policy(spec, lambda workers: None)
         self._planner: Planner | None = None
-        self._data, self._shards = PreparedData(), ""
+        self._data, self._shards, self._base = PreparedData(), "", NO_BASE
         self._stored = StorageWait(spec, lambda: self._stop is not None, self._tell)
         self._preparing = DataPreparation(spec, run, self._stored, self._tell)
         self._exports = BackgroundExport(cluster, spec, run, self._tell_export)
         self._stop: Stop | None = None
         self._restored: int | None = None
-        self._placement_failed = self._note = ""
-        self._written = 0.0
+        self._placement_failed, self._note, self._written = "", "", 0.0
 
     def request_stop(self, reason: str) -> None:
         """Commit at the next step boundary and end."""
@@ -199,7 +198,8 @@ class Controller:
             case "prepare":
                 self._prepare(history, action.reason)
             case "wait":
-                self._pause(history, "wait", action.reason, data=self._data.uri, sets=self._data.sets)
+                begun: EventFields = {"data": self._data.uri, "base": base_json(self._base)}
+                self._pause(history, "wait", action.reason, **begun | {"sets": self._data.sets})
             case "start":
                 assert action.layout is not None
                 self._start(history, action.layout, before.layout)
@@ -242,7 +242,9 @@ class Controller:
         self._data = self._preparing.look(history, POLL)
         if not self._data.uri:
             return
-        job, shards, notes = self._stored(lambda: resolve_over(self._spec, self._data))
+        self._base = self._stored(lambda: base_of(self._spec, history.base, history.newest is not None))
+        needed = None if history.newest else self._base  # a run that has a commit goes on from that
+        job, shards, notes = self._stored(lambda: resolve_over(self._spec, self._data, needed))
         self._shards = history.same_shards(shards, self._data.uri)
         for line in notes:
             self._event(self._state.phase, line)
@@ -299,6 +301,7 @@ class Controller:
             skips=tuple(skip.to_json() for skip in self._state.skips),
             shards=self._shards,
             sets=self._data.sets,
+            base=base_json(self._base),
         )
 
     def _note_first_step(self, history: RunHistory) -> None:
@@ -324,8 +327,7 @@ class Controller:
         # A rank may be a step further than the last row that was seen.
         self._faults = remaining_faults(self._faults, step + 2)
         history.leave_out(self._workers.lost_nodes())
-        bad = self._state.bad_commits
-        commit, _ = self._stored(lambda: history.last_commit(bad))
+        commit, _ = self._stored(lambda: history.last_commit(self._state.bad_commits))
         lost = self._stored(lambda: history.beyond(commit.step if commit else 0))
         reason, fields = fault_event(before, self._state, action.fault, lost)
         self._event("stop", reason, step=step, **fields)
@@ -338,8 +340,8 @@ class Controller:
 
     def _event(self, phase: str, reason: str, step: int | None = None, **more: Unpack[EventFields]) -> None:
         assert self._history is not None
-        step = self._state.step if step is None else step
-        self._history.event(self._state.attempt, step, phase, reason, **more)
+        at = self._state.step if step is None else step
+        self._history.event(self._state.attempt, at, phase, reason, **more)
 
     def _write_status(self, force: bool = False) -> None:
         assert self._history is not None

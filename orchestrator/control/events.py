@@ -36,6 +36,8 @@ class EventHistory:
         """The prepared data that the run began with, empty before it has any."""
         self.sets: dict[str, str] = {}
         """The prepared data of each set of held-out text of its own, as first read."""
+        self.base: dict[str, Any] = {}
+        """The weights that the run began with, empty if it began anew or has not begun."""
         self.restart_seconds = 0.0
         """From the end of an attempt to the first step of the next, as last measured; 0 if there was none."""
         self.skips: tuple[Skip, ...] = ()
@@ -62,6 +64,7 @@ class EventHistory:
         self.attempts = max(self.attempts, event["attempt"])
         self.data = self.data or event.get("data") or ""
         self.sets = {**(event.get("sets") or {}), **self.sets}
+        self.base = self.base or event.get("base") or {}
         self.skips = on_record([event], self.skips)
         if event.get("missing_rows") is not None:
             self.missing = event["missing_rows"]

@@ -122,6 +122,11 @@ class RunHistory:
         return next((event["data"] for event in self.events if event.get("data")), self._committed[1])
 
     @property
+    def base(self) -> dict[str, Any]:
+        """The weights that the run began with, empty if it began anew or has not begun."""
+        return (self.newest.meta.get(identity.BASE) if self.newest else None) or self.event_history.base
+
+    @property
     def mark(self) -> dict[str, int] | None:
         """Where the stored rows end, for `RowWriter.missing`."""
         return self._metrics.mark

@@ -37,10 +37,19 @@ def vocabulary_of(tokenizer: Tokenizer, found: DataManifest) -> Vocabulary:
         sep=roles.get("sep"),
         mask=roles.get("mask"),
         sentinels=tuple(found.sentinels),
+        added=first_added(tokenizer, found.vocabulary),
         reserved=frozenset(np.flatnonzero(~text).tolist() if found.format > 1 else ()),
         word_start=None if starts is None else starts & text,
         sentence_end=ends & text,
     )
+
+
+def first_added(tokenizer: Tokenizer, size: int) -> int:
+    """The least id from which on all of `size` entries were added to the tokenizer, or are unused."""
+    added = tokenizer.get_added_tokens_decoder()
+    while size and (size - 1 in added or tokenizer.id_to_token(size - 1) is None):
+        size -= 1
+    return size
 
 
 def _word_starts(tokenizer: Tokenizer, entries: list[str]) -> np.ndarray | None:

@@ -31,6 +31,7 @@ def resolve_paths(spec: JobSpec, base: Path) -> JobSpec:
     model = spec.workload.model
     if model.startswith("hf:"):
         model = "hf:" + absolute(model[3:], base)
+    begins = spec.workload.init_from and absolute(spec.workload.init_from, base)
     tracking = spec.tracking
     if tracking and (match := re.fullmatch(r"sqlite:///([^/].*)", tracking.uri)):
         tracking = tracking.model_copy(update={"uri": f"sqlite:///{base / match[1]}"})
@@ -45,7 +46,7 @@ def resolve_paths(spec: JobSpec, base: Path) -> JobSpec:
                 }
             ),
             "evaluate": evaluate,
-            "workload": spec.workload.model_copy(update={"model": model}),
+            "workload": spec.workload.model_copy(update={"model": model, "init_from": begins}),
             "tracking": tracking,
             "checkpoint": spec.checkpoint.model_copy(update={"export_to": target}),
             "limits": spec.limits.model_copy(update={"prices": prices}),

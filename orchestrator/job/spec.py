@@ -33,6 +33,12 @@ class WorkloadSpec(StrictModel):
     changes: dict[str, Any] = Field(default_factory=dict, description="fields of the preset to change")
     objective: str = Field(default="causal_lm", description="the pre-training recipe")
     options: dict[str, Any] = Field(default_factory=dict, description="options of the objective")
+    init_from: str | None = Field(
+        default=None,
+        min_length=1,
+        description="begin with the weights of an export's folder, or of another run's commit: the run directory, "
+        "followed by @<step>, @last or @best",
+    )
     mup: dict[str, Any] | None = Field(
         default=None,
         description="sizes of the base model that the learning rate was tuned for, as in changes; weights, learning "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.checkpoint.identity import check_same_run
+from orchestrator.checkpoint.identity import BASE, check_same_run
 from orchestrator.export.target import check_target
 from orchestrator.job.data import Source, TrainBpe
 from orchestrator.job.errors import InputError
@@ -17,6 +17,7 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.planning import prices
 from orchestrator.planning.machines import Machine
 from orchestrator.planning.plan import plan
+from orchestrator.resolve.base import base_of
 from orchestrator.resolve.resolved_job import ResolvedJob, resolve, wrong_input
 from orchestrator.resolve.training_inputs import load_workload
 from orchestrator.storage.row_line import TRIALS
@@ -25,6 +26,7 @@ from orchestrator.storage.uri import check_uri, is_local, local_path
 from orchestrator.track.target import check_tracking
 
 if TYPE_CHECKING:
+    from orchestrator.checkpoint.manifest import CommitManifest
     from workloads.workload import Vocabulary
 
 
@@ -33,7 +35,7 @@ def preflight(spec: JobSpec, run_dir: RunDir, until: int | None, address: str | 
     check_places(spec, run_dir)
     job = check_job(spec)
     check_labels(spec, address)
-    check_same_run(spec, run_dir)
+    check_base(job, check_same_run(spec, run_dir))
     if run_dir.rows(TRIALS):
         raise InputError("is the folder of a search", run_dir.uri, "give another --run-dir, or use tune")
     if until is not None and until > spec.train.steps:
@@ -111,12 +113,27 @@ def check_workload(job: ResolvedJob) -> None:
         _check_hugging_face_class(job.spec, workload)
 
 
+def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
+    """The weights of workload.init_from are there and fit; of a run with a `commit`, they are those that it began
+    with."""
+    from orchestrator.data.manifest import FORMAT
+
+    spec = job.spec
+    if not spec.workload.init_from:
+        return
+    begun = (commit.meta.get(BASE) if commit else None) or {}
+    base = base_of(spec, begun, commit is not None)
+    if commit is None:
+        load_workload(spec, _vocabulary(job), FORMAT, job.model, base)
+
+
 def _vocabulary(job: ResolvedJob) -> Vocabulary:
     """The vocabulary as far as it is known before there is data."""
     import numpy as np
     from tokenizers import Tokenizer
 
     from orchestrator.data import tokenizer
+    from orchestrator.data.vocabulary import first_added
     from workloads.workload import Vocabulary
 
     size, source = job.vocabulary_size, job.spec.data.tokenizer
@@ -128,6 +145,7 @@ def _vocabulary(job: ResolvedJob) -> Vocabulary:
         text, roles = tokenizer.load(source, job.special_tokens)
     sentinels, anywhere = tokenizer.sentinels(Tokenizer.from_str(text)), np.ones(size, bool)
     known: dict[str, Any] = {role: number for role, number in roles.items() if role != "unk"}
+    known["added"] = first_added(Tokenizer.from_str(text), size)
     return Vocabulary(size, **known, sentinels=tuple(sentinels), word_start=anywhere, sentence_end=anywhere)
 
 

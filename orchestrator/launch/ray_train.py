@@ -44,6 +44,7 @@ from orchestrator.job.spec import JobSpec, parse
 from orchestrator.launch.preflight import check_job
 from orchestrator.planning.machines import machine_for
 from orchestrator.planning.plan import Planner
+from orchestrator.resolve.base import base_json, base_of
 from orchestrator.resolve.prepared_data import PreparedData, prepared
 from orchestrator.resolve.training_inputs import resolve_over
 from orchestrator.storage.row_types import EventFields
@@ -148,7 +149,8 @@ class RankZeroHistory:
     def begin(self, world: int) -> dict[str, Any]:
         """Roll back to the last sound commit and choose a layout; what a task says of that."""
         bundle = self._spec.resources.per_worker.bundle
-        job, shards, _ = resolve_over(self._spec, self._data)
+        base = base_of(self._spec, self._history.base, self._history.newest is not None)
+        job, shards, _ = resolve_over(self._spec, self._data, None if self._history.newest else base)
         check_shards(self._history.newest, shards, self._data.uri)
         layout = Planner(self._spec, job.shape, machine_for(smallest_offer(bundle), bundle)).choose(world)
         if layout is None or layout.world != world:
@@ -157,7 +159,7 @@ class RankZeroHistory:
         self._attempt = self._history.attempts + 1
         commit, _ = self._history.roll_back(frozenset(), self._attempt)
         source = f"from the commit at step {commit.step}" if commit else "from the beginning"
-        told: EventFields = {"data": self._data.uri, "sets": self._data.sets}
+        told: EventFields = {"data": self._data.uri, "sets": self._data.sets, "base": base_json(base)}
         told |= {"layout": layout.to_json(), "layout_after": str(layout)}
         self._tell("start", f"{world} workers {source}", **told)
         return {
@@ -166,6 +168,7 @@ class RankZeroHistory:
             "restore": commit.step if commit else None,
             "token": secrets.token_hex(6),
             "shards": shards,
+            "base": base_json(base),
         }
 
     def take(self, row: Row) -> None:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 from orchestrator.job.evaluate import VALIDATION
 from orchestrator.job.spec import JobSpec
+from orchestrator.resolve.base import Base, weights_of
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.resolve.resolved_job import ResolvedJob, resolve, wrong_input
+from orchestrator.storage.retry import Retry
 
 if TYPE_CHECKING:
     from orchestrator.data.batches import Batches
@@ -30,13 +32,16 @@ class TrainingInputs:
     sets: Mapping[str, HeldOut]
 
 
-def training_inputs(spec: JobSpec, tokens: Tokens, sets: Mapping[str, str] | None = None) -> TrainingInputs:
+def training_inputs(
+    spec: JobSpec, tokens: Tokens, sets: Mapping[str, str] | None = None, base: Base | None = None
+) -> TrainingInputs:
     """What the job trains on, and what it evaluates.
 
     Args:
         spec: the job.
         tokens: the prepared data of its sources, held-out documents included.
         sets: URIs of the prepared data of sets that have text of their own; those that are not named are left out.
+        base: the weights that the run begins with.
 
     Raises InputError if training or a set has not one sample, or they do not fit.
     """
@@ -45,7 +50,7 @@ def training_inputs(spec: JobSpec, tokens: Tokens, sets: Mapping[str, str] | Non
     from orchestrator.data.held_out_split import split
 
     job = resolve(spec, tokens.manifest.vocabulary)
-    workload = workload_of(spec, tokens, job.model)
+    workload = workload_of(spec, tokens, job.model, base)
     weights = [source.weight for source in spec.data.sources]
     share = spec.data.validation and spec.data.validation.share
     parts = split(tokens, share) if share else None
@@ -71,7 +76,9 @@ def _own_sets(
     }
 
 
-def resolve_over(spec: JobSpec, data: PreparedData) -> tuple[ResolvedJob, str, list[str]]:
+def resolve_over(
+    spec: JobSpec, data: PreparedData, base: Base | None = None
+) -> tuple[ResolvedJob, str, list[str]]:
     """The job resolved over its prepared data, the digest of the token shards of training, and what a user should know,
     one line each.
 
@@ -80,8 +87,12 @@ def resolve_over(spec: JobSpec, data: PreparedData) -> tuple[ResolvedJob, str, l
     from orchestrator.data.tokens import Tokens
 
     tokens = Tokens.open(data.uri)
-    inputs = training_inputs(spec, tokens, data.sets)
-    return inputs.job, tokens.manifest.digest, [*inputs.job.notes, *_set_notes(spec, tokens, data.sets)]
+    inputs = training_inputs(spec, tokens, data.sets, base)
+    return (
+        inputs.job,
+        tokens.manifest.digest,
+        [*inputs.job.notes, *inputs.workload.notes, *_set_notes(spec, tokens, data.sets)],
+    )
 
 
 def _set_notes(spec: JobSpec, tokens: Tokens, sets: Mapping[str, str]) -> list[str]:
@@ -98,17 +109,25 @@ def _set_notes(spec: JobSpec, tokens: Tokens, sets: Mapping[str, str]) -> list[s
     return notes
 
 
-def workload_of(spec: JobSpec, tokens: Tokens, model: Description | None = None) -> Workload:
+def workload_of(
+    spec: JobSpec, tokens: Tokens, model: Description | None = None, base: Base | None = None
+) -> Workload:
     """The workload over the vocabulary of prepared data. Raises InputError."""
-    return load_workload(spec, tokens.vocabulary(), tokens.manifest.format, model)
+    return load_workload(spec, tokens.vocabulary(), tokens.manifest.format, model, base, tokens.folder.retry)
 
 
 def load_workload(
-    spec: JobSpec, vocabulary: Vocabulary, data_format: int, model: Description | None = None
+    spec: JobSpec,
+    vocabulary: Vocabulary,
+    data_format: int,
+    model: Description | None = None,
+    base: Base | None = None,
+    retry: Retry | None = None,
 ) -> Workload:
     """The job's workload over a vocabulary, for prepared data of that format.
 
-    `model` is the description that the job was resolved to, if it was. Raises InputError.
+    `model` is the description that the job was resolved to, if it was. Without a `base` a job that names one in
+    workload.init_from begins anew. Raises InputError.
     """
     from workloads.load import load
 
@@ -125,4 +144,5 @@ def load_workload(
             seed=spec.seed,
             rule=data_format,
             described=model,
+            begin=weights_of(base, spec, retry) if base and spec.workload.init_from else None,
         )

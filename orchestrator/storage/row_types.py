@@ -57,10 +57,11 @@ class EventFields(TypedDict, total=False):
     there had been no step, `lost_steps` and `seconds_lost` what must be done again, `skipped` the window of
     samples that is left out. Of a start: the layouts. Of a train phase: the machines, their zones and their
     price. `data` is the prepared data that the run began with, `sets` that of each set of held-out text of its
-    own, `missing_rows` the gaps in metrics.jsonl, `missing_events` those in events.jsonl, by the numbers of events,
-    `last_seen` the last sign of life of the controller before, `controller_died` the step of the newest commit
-    when Ray started the controller again, `ceiling` a limit that is near, `extended` how many steps the run had
-    and has from here on, how many of them are the same (`settled`), and the commit that it goes on from.
+    own, `base` the weights that it began with, `missing_rows` the gaps in metrics.jsonl, `missing_events` those in
+    events.jsonl, by the numbers of events, `last_seen` the last sign of life of the controller before,
+    `controller_died` the step of the newest commit when Ray started the controller again, `ceiling` a limit that is
+    near, `extended` how many steps the run had and has from here on, how many of them are the same (`settled`), and
+    the commit that it goes on from.
     """
 
     time: float
@@ -82,6 +83,7 @@ class EventFields(TypedDict, total=False):
     usd_per_hour: float | None
     data: str
     sets: dict[str, str]
+    base: dict[str, Any] | None
     missing_rows: list[list[int]]
     missing_events: list[list[int]]
     last_seen: float | None

@@ -13,7 +13,7 @@ from typing import Any
 
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.checkpoint.committer import CommitOutcome
-from orchestrator.checkpoint.identity import IDENTITY, SHARDS
+from orchestrator.checkpoint.identity import BASE, IDENTITY, SHARDS
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.checkpoint.retention import retention_of
@@ -164,6 +164,7 @@ class Commits:
             "data": self._task.data,
             "sets": self._task.sets,
             SHARDS: self._task.shards,
+            BASE: self._task.base,
             "loss": sum(self._losses) / len(self._losses) if self._losses else None,
             # rows that are not stored yet, so that none is lost if the run is killed right after this commit
             "rows": [*self._context.unsaved_rows(), *([row] if row else [])]

@@ -22,6 +22,7 @@ from orchestrator.data.tokens import Tokens
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.planning.layout import Layout
+from orchestrator.resolve.base import Base
 from orchestrator.resolve.training_inputs import TrainingInputs, training_inputs
 from orchestrator.storage.retry import patient
 from orchestrator.storage.row_line import Row
@@ -53,7 +54,9 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
             raise InputError(
                 "these token shards are not the run's", task.data, "let all nodes see one folder"
             )
-        inputs = training_inputs(spec, tokens, task.sets)
+        inputs = training_inputs(
+            spec, tokens, task.sets, Base(**task.base) if task.base and task.restore is None else None
+        )
         engine = make_engine(spec, inputs.workload, layout, device)
         rank = Rank(task, spec, layout, context, engine, inputs, baseline_memory)
         try:

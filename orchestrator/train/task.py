@@ -34,6 +34,7 @@ class Task:
         skips: windows of samples to leave out besides those in the commit; see `orchestrator.data.skips.Skip`.
         shards: digest of the prepared data; empty if unknown.
         sets: URIs of the prepared data of sets of held-out text of their own, by name.
+        base: the weights that the run begins with, see `orchestrator.resolve.base.Base`; None if it begins anew.
     """
 
     job: dict[str, Any]
@@ -52,6 +53,7 @@ class Task:
     skips: tuple[dict[str, Any], ...] = ()
     shards: str = ""
     sets: dict[str, str] = dataclasses.field(default_factory=dict)
+    base: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The task as plain data."""

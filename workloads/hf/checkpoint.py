@@ -1,4 +1,4 @@
-"""Import and export of complete checkpoints of our models in the Hugging Face format."""
+"""Export of complete checkpoints of our models in the Hugging Face format."""
 
 from __future__ import annotations
 
@@ -12,21 +12,17 @@ import torch
 from torch import Tensor
 
 from workloads.errors import WorkloadError
-from workloads.hf.convert import Shapes, from_hf, ties, to_hf, used
+from workloads.hf.convert import Shapes, to_hf
 from workloads.hf.families import family_of
 from workloads.hf.family import Family
 from workloads.hf.folder import GENERATOR
-from workloads.hf.weights import Weights, write
+from workloads.hf.weights import write
 from workloads.model.config import TransformerConfig
 from workloads.model.mup import folded
 from workloads.workload import Vocabulary
 
 NO_STRUCTURE = ("family", "architecture", "head", "sentence_head", "classes", "generator", "initial",
                 "initial_std", "residual_scaling", "base", "dropout")  # fmt: skip
-FINAL_BIAS = "final_logits_bias"
-"""Tensor that BART adds to its logits; no model here has one."""
-SHOWN = 4
-"""Most tensors that an error names."""
 
 
 def export(
@@ -46,8 +42,8 @@ def export(
     if not config.generator:
         _export_one(config, hf_config_of(config, vocabulary, decoder_start), shapes, read, folder)
         return
-    for part, prefix, path in _electra(config, folder):
-        names = {_within(prefix, n): s for n, s in shapes.items() if _belongs(prefix, n)}
+    for part, prefix, path in electra_pair(config, folder):
+        names = {within(prefix, n): s for n, s in shapes.items() if belongs(prefix, n)}
         outside = partial(_outside, prefix)
         _export_one(part, hf_config_of(part, vocabulary), names, lambda n, o=outside: read(o(n)), path)  # type: ignore[misc]
 
@@ -56,10 +52,10 @@ def check_export(
     config: TransformerConfig, vocabulary: Vocabulary, shapes: Shapes, decoder_start: int | None = None
 ) -> None:
     """Raise WorkloadError if `export` would; no weights are needed."""
-    parts = _electra(config, "") if config.generator else ((config, "", ""),)
+    parts = electra_pair(config, "") if config.generator else ((config, "", ""),)
     for part, prefix, _ in parts:
         hf_config = hf_config_of(part, vocabulary, decoder_start)
-        names = {_within(prefix, n): s for n, s in shapes.items() if _belongs(prefix, n)}
+        names = {within(prefix, n): s for n, s in shapes.items() if belongs(prefix, n)}
         blank = {name: torch.empty(shape, device="meta") for name, shape in names.items()}
         written = to_hf(family_of(part), part, names, blank.__getitem__)
         _check_fits(hf_config, {name: tensor.shape for name, tensor in written})
@@ -82,34 +78,8 @@ def hf_config_of(config: TransformerConfig, vocabulary: Vocabulary, decoder_star
     return hf_config
 
 
-def pretrained(config: TransformerConfig, shapes: Shapes, folder: str) -> Callable[[str], Tensor | None]:
-    """A function from the name of our tensor to its value in the checkpoint in `folder`, None for a head that begins
-    anew.
-
-    Raises WorkloadError, which names tensors that are missing or have another shape.
-    """
-    if not config.generator:
-        return _reader(config, shapes, folder)
-    readers = {}
-    for part, prefix, path in _electra(config, folder):
-        names = {_within(prefix, n): s for n, s in shapes.items() if _belongs(prefix, n)}
-        readers[prefix] = _reader(part, names, path)
-    for name in filter(_shared, shapes):
-        first, second = (read(name) for read in readers.values())
-        if first is None or second is None or not torch.equal(first, second):
-            raise WorkloadError(
-                f"generator and discriminator in {folder} have unlike {name}, and here they share it; "
-                "give a pair that was trained together"
-            )
-
-    def read(name: str) -> Tensor | None:
-        prefix = "generator." if name.startswith("generator.") else "discriminator."
-        return readers[prefix](_within(prefix, name))
-
-    return read
-
-
-def _electra(config: TransformerConfig, folder: str) -> tuple[tuple[TransformerConfig, str, str], ...]:
+def electra_pair(config: TransformerConfig, folder: str) -> tuple[tuple[TransformerConfig, str, str], ...]:
+    """The configurations of ELECTRA's two networks, the prefixes of their tensors' names, and their folders."""
     generator = str(Path(folder) / GENERATOR)
     return (
         (config.changed({"generator": 0}), "discriminator.", folder),
@@ -117,20 +87,23 @@ def _electra(config: TransformerConfig, folder: str) -> tuple[tuple[TransformerC
     )
 
 
-def _belongs(prefix: str, name: str) -> bool:
-    return name.startswith(prefix) or _shared(name)
+def belongs(prefix: str, name: str) -> bool:
+    """Whether a tensor of the pair is one of the network with that prefix."""
+    return name.startswith(prefix) or shared(name)
 
 
-def _shared(name: str) -> bool:
+def shared(name: str) -> bool:
+    """Whether both networks of the pair have the tensor."""
     return name.startswith(("tokens.", "embeddings."))
 
 
-def _within(prefix: str, name: str) -> str:
+def within(prefix: str, name: str) -> str:
+    """The name of a tensor of the pair within its network."""
     return name.removeprefix(prefix)
 
 
 def _outside(prefix: str, name: str) -> str:
-    return name if _shared(name) else prefix + name
+    return name if shared(name) else prefix + name
 
 
 def _export_one(
@@ -193,75 +166,3 @@ def structure(config: TransformerConfig) -> dict[str, Any]:
         plain = {"auxiliary": 0.0, "z_loss": 0.0}
         values["moe"] = replace(config.moe, **plain)  # type: ignore[arg-type]
     return values
-
-
-def _reader(config: TransformerConfig, shapes: Shapes, folder: str) -> Callable[[str], Tensor | None]:
-    family, weights = family_of(config), Weights(folder)
-    _check_values(family, config, _finder(family, weights, weights.read), folder)
-    if misfits := _misfits(family, config, shapes, weights):
-        more = f" and {len(misfits) - SHOWN} more" if len(misfits) > SHOWN else ""
-        raise WorkloadError(
-            f"the checkpoint in {folder} does not fit: {'; '.join(misfits[:SHOWN])}{more}; "
-            "remove the changes of the model or give another checkpoint"
-        )
-    return lambda name: from_hf(family, config, shapes, name, _finder(family, weights, weights.read))
-
-
-def _check_values(
-    family: Family, config: TransformerConfig, read: Callable[[str], Tensor | None], folder: str
-) -> None:
-    """Raise WorkloadError if the checkpoint has values that our model cannot hold."""
-    for row in family.all_rows(config):
-        if not row.untied:
-            continue
-        # Tensors that transformers ties must be equal; else only those that it computes with.
-        names = used(family, config, row) if ties(family, config) else row.untied
-        found = {name: tensor for name in names if (tensor := read(name)) is not None}
-        first = next(iter(found), "")
-        for name, tensor in found.items():
-            if not torch.equal(tensor, found[first]):
-                raise WorkloadError(
-                    f"the checkpoint in {folder} has a {name} unlike {first}, and here they are one; "
-                    "give a checkpoint where they are alike"
-                )
-    extra = read(FINAL_BIAS)
-    if extra is not None and extra.any():
-        raise WorkloadError(
-            f"the checkpoint in {folder} has a {FINAL_BIAS} that is not zero, which is not supported here; "
-            "give a checkpoint without"
-        )
-
-
-def _finder(family: Family, weights: Weights, get: Callable[[str], Tensor]) -> Callable[[str], Tensor | None]:
-    """A function that reads a tensor by its full name, or by its name without the prefix that a checkpoint of the bare
-    model leaves out."""
-
-    def find(name: str) -> Tensor | None:
-        for candidate in (name, name.removeprefix(family.prefix)):
-            if candidate in weights:
-                return get(candidate)
-        return None
-
-    return find
-
-
-def _misfits(family: Family, config: TransformerConfig, shapes: Shapes, weights: Weights) -> list[str]:
-    found = []
-    for name, shape in shapes.items():
-        try:
-            blank = from_hf(family, config, shapes, name, _finder(family, weights, weights.blank))
-        except RuntimeError:
-            found.append(f"{name} is not of shape {list(shape)}")
-            continue
-        if blank is None:
-            if not _may_be_fresh(config, name):
-                found.append(f"{name} {list(shape)} is missing")
-        elif blank.shape != shape:
-            found.append(f"{name} is {list(blank.shape)} where the model has {list(shape)}")
-    return found
-
-
-def _may_be_fresh(config: TransformerConfig, name: str) -> bool:
-    """Whether a tensor may be missing: heads that the checkpoint was not trained with begin anew, except the language
-    model's own."""
-    return config.head != "language" and name.startswith(("head.", "sentence_head."))

@@ -10,6 +10,7 @@ from torch import Tensor
 from workloads.errors import WorkloadError
 from workloads.hf.family import Family, Row
 from workloads.model.config import TransformerConfig
+from workloads.model.stored import Part
 
 Shapes = Mapping[str, torch.Size]
 
@@ -47,6 +48,43 @@ def from_hf(
         return tensor
     sizes = [shapes[n.replace("{n}", number)][0] for n in row.names]
     return tensor.split(sizes)[index]
+
+
+def part_from_hf(
+    family: Family,
+    config: TransformerConfig,
+    shapes: Shapes,
+    name: str,
+    part: Part,
+    read: Callable[[str, Part], Tensor | None],
+) -> Tensor:
+    """A part of our tensor `name`, which the checkpoint has; `read(hf_name, part)` is as in `from_hf`."""
+    row, index, number = row_of(family, config, name)
+    rows, *rest = part
+    if "{e}" in row.hf_name:
+        names = [
+            row.hf_name.replace("{n}", number).replace("{e}", str(e)) for e in range(rows.start, rows.stop)
+        ]
+        return torch.stack([_of(read(hf_name, tuple(rest)), hf_name) for hf_name in names])
+    before = sum(shapes[n.replace("{n}", number)][0] for n in row.names[:index])
+    wanted = range(before + rows.start, before + rows.stop)
+    order: list[int] | None = None
+    if row.order:
+        chosen = [row.order(config)[i] for i in wanted]
+        wanted = range(min(chosen, default=0), max(chosen, default=-1) + 1)
+        order = [i - wanted.start for i in chosen]
+    theirs: Part = (slice(wanted.start, wanted.stop), *rest)
+    theirs = theirs[::-1] if row.transposed else theirs
+    names = used(family, config, row, number)
+    found = _of(next((t for n in names if (t := read(n, theirs)) is not None), None), name)
+    found = found.t() if row.transposed else found
+    return found if order is None else found[torch.tensor(order, dtype=torch.int64)]
+
+
+def _of(tensor: Tensor | None, name: str) -> Tensor:
+    if tensor is None:
+        raise WorkloadError(f"the checkpoint has lost {name} since it was looked at; give it again")
+    return tensor
 
 
 def used(family: Family, config: TransformerConfig, row: Row, number: str = "") -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +57,29 @@ class Weights:
         with self._open(self._files[stored]) as file:
             return file.get_tensor(stored)
 
-    def blank(self, name: str) -> Tensor:
-        """A tensor of the same shape on the meta device."""
+    def part(self, name: str, part: tuple[slice, ...]) -> Tensor:
+        """A part of the tensor `name`, on CPU in its own dtype; the rest of it is not read."""
         stored = self._stored[name]
         with self._open(self._files[stored]) as file:
-            return torch.empty(file.get_slice(stored).get_shape(), device="meta")
+            found: Tensor = file.get_slice(stored)[part]
+            return found.clone()  # else it keeps the whole file mapped
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all tensors."""
+        return list(self._stored)
+
+    def blank(self, name: str) -> Tensor:
+        """A tensor of the same shape on the meta device."""
+        return torch.empty(self._shapes[self._stored[name]], device="meta")
+
+    @cached_property
+    def _shapes(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for file_name in sorted(set(self._files.values())):
+            with self._open(file_name) as file:
+                found |= {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+        return found
 
 
 def _files_of(index: Path) -> dict[str, str]:

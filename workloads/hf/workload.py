@@ -52,6 +52,12 @@ class HuggingFaceWorkload:
         named = [*model.named_parameters(), *model.named_buffers()]
         return {name: tensor.shape for name, tensor in named if name in kept}
 
+    notes: Sequence[str] = ()
+
+    def stored(self, name: str, seed: int) -> None:
+        """None: transformers reads the weights of its classes itself, all at once."""
+        return
+
     def initial(self, name: str, seed: int) -> Tensor:
         """The initial value of `name`, fp32 on CPU. Raises WorkloadError if the model has no such tensor."""
         if name not in self.shapes:

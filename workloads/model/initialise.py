@@ -46,6 +46,22 @@ def initial(
     return normal(seed, name, shape, beyond).mul_(std)
 
 
+def new_rows(
+    config: TransformerConfig,
+    name: str,
+    shape: torch.Size,
+    seed: int,
+    base: torch.Size,
+    numbers: Sequence[int],
+) -> Tensor:
+    """Rows of the table `name` of `shape` with these numbers, each from (seed, name, number) alone: zero for a bias,
+    else with the spread of `initial`."""
+    if len(shape) == 1:
+        return torch.zeros(len(numbers))
+    std = spread(config.base or config, name, base) * std_scale(name, shape, base)
+    return torch.stack([normal(seed, f"{name}/{number}", shape[1:]) for number in numbers]).mul_(std)
+
+
 def is_norm(name: str) -> bool:
     """Whether `name` is the weight of a norm."""
     module, _, leaf = name.rpartition(".")

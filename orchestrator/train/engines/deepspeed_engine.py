@@ -19,6 +19,7 @@ from orchestrator.train.engines.deepspeed_state import Partitions
 from orchestrator.train.engines.engine import EvaluationSums, Metrics
 from orchestrator.train.engines.loss_scale import LossScale
 from orchestrator.train.engines.optimizers import set_lr
+from orchestrator.train.engines.state import initialise
 from orchestrator.train.parallel.losses import StepLosses
 from orchestrator.train.parallel.mesh import Mesh
 from orchestrator.train.parallel.parallelize import recompute
@@ -107,9 +108,8 @@ class DeepSpeedEngine:
     def initialise(self, seed: int) -> None:
         """See `Engine.initialise`."""
         for fragment in self._partitions.fragments:
-            value = self._workload.initial(fragment.name, seed)
-            for box, view in fragment.views(fragment.partition):
-                view.copy_(box.of(value))
+            views = fragment.views(fragment.partition)
+            initialise(self._workload, fragment.name, seed, views)
         for name, buffer in self._buffers.items():
             buffer.copy_(self._workload.initial(name, seed))
         self._partitions.begin(0)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.reader import Reader
-from orchestrator.train.parallel.parameter_shard import ParameterShard
+from orchestrator.train.parallel.parameter_shard import Box, ParameterShard
+from workloads.workload import Workload
 
 
 def pieces(
@@ -26,6 +27,17 @@ def pieces(
         for name, tensor in tensors.items():
             for box, view in shard.views(tensor):
                 yield TensorPiece(name, shard.cut.shape, box.start, view)
+
+
+def initialise(workload: Workload, name: str, seed: int, views: Iterable[tuple[Box, Tensor]]) -> None:
+    """Fill this rank's parts of a tensor with their initial values; of weights that are stored only they are read."""
+    stored = workload.stored(name, seed)
+    whole = workload.initial(name, seed) if stored is None else None
+    for box, view in views:
+        if whole is not None:
+            view.copy_(box.of(whole))
+        elif stored is not None:
+            view.copy_(stored[box.slices()])
 
 
 def shards_to_save(shards: Iterable[ParameterShard]) -> list[ParameterShard]:

@@ -17,7 +17,7 @@ from orchestrator.train.device import Device
 from orchestrator.train.engines.engine import EvaluationSums, Metrics
 from orchestrator.train.engines.loss_scale import LossScale
 from orchestrator.train.engines.optimizers import SLOTS, make_optimizer, set_lr
-from orchestrator.train.engines.state import pieces, restore
+from orchestrator.train.engines.state import initialise, pieces, restore
 from orchestrator.train.parallel.accumulation import Accumulation
 from orchestrator.train.parallel.losses import StepLosses
 from orchestrator.train.parallel.mesh import Mesh
@@ -98,9 +98,7 @@ class TorchEngine:
     def initialise(self, seed: int) -> None:
         """See `Engine.initialise`."""
         for shard in self._data.shards:
-            value = self._workload.initial(shard.name, seed)
-            for box, view in shard.views(shard.parameter):
-                view.copy_(box.of(value))
+            initialise(self._workload, shard.name, seed, shard.views(shard.parameter))
         for name, buffer in self._buffers.items():
             buffer.copy_(self._workload.initial(name, seed))
         self._data.publish()

@@ -26,9 +26,13 @@ class Box:
         """Number of elements."""
         return math.prod(self.extent)
 
+    def slices(self) -> tuple[slice, ...]:
+        """The box as an index into the full tensor."""
+        return tuple(slice(a, a + n) for a, n in zip(self.start, self.extent, strict=True))
+
     def of(self, tensor: Tensor) -> Tensor:
         """The view of this box in the full tensor."""
-        return tensor[tuple(slice(a, a + n) for a, n in zip(self.start, self.extent, strict=True))]
+        return tensor[self.slices()]
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from workloads.model.dropout import KEYS, row_keys
 from workloads.workload import Batch, Vocabulary, Workload
 
 SIZE, LENGTH = 160, 16
-VOCABULARY = Vocabulary(SIZE, eos=2, pad=1, bos=0, cls=3, sep=4, mask=5, sentinels=tuple(range(60, 160)),
+VOCABULARY = Vocabulary(SIZE, eos=2, pad=1, bos=0, cls=3, sep=4, mask=5, sentinels=tuple(range(60, 160)), added=150,
                         word_start=np.ones(SIZE, bool), sentence_end=np.arange(SIZE) % 7 == 0)  # fmt: skip
 SMALL = {"hidden": 32, "heads": 4, "intermediate": 64, "layers": 2, "max_positions": 64}
 

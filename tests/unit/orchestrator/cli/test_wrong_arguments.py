@@ -97,6 +97,7 @@ KEYS = {
     "data.sources": ["[]", "7", "[{uri: noise}]", "[{uri: run}]", "[{uri: text.txt, weight: .nan}]"],
     "checkpoint.export_to": ["text.txt", "other", "run", "foo://x", "s3://", "''"],
     "workload.model": ["''", "'hf:'", "hf:export", "hf:noise", "hf:empty", "hf:run", "hf:foo://x"],
+    "workload.init_from": ["''", "noise", "empty", "export", "foo://x", "run@7"],
     "tracking": ["{uri: 'foo://x'}", "{uri: 'sqlite:///other'}", "{uri: 'sqlite:///noise'}"],
     "limits.prices": ["noise", "empty", "foo://x"],
     "limits.hours": ["0", ".nan"],

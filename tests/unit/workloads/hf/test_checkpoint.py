@@ -1,6 +1,7 @@
 """Checkpoints of transformers: both directions, real weights, and what does not fit."""
 
 import importlib.metadata
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,19 +9,31 @@ import torch
 import transformers
 
 from workloads.errors import WorkloadError
-from workloads.hf.checkpoint import export, pretrained, structure
+from workloads.hf.checkpoint import export, structure
 from workloads.hf.convert import to_hf
 from workloads.hf.families import FAMILIES, family_of
 from workloads.hf.folder import describe_folder
 from workloads.hf.parity_table import CASES, VOCABULARY, Case, random_state
+from workloads.hf.pretrained import pretrained
 from workloads.hf.weights import INDEX, Weights, write
 from workloads.load import load
 from workloads.model.count import parameters
 from workloads.model.presets import preset
+from workloads.model.stored import StoredWeights, whole
 from workloads.transformer_workload import TransformerWorkload
 from workloads.workload import Vocabulary
 
 ALL = [case for case in CASES if "classes" not in case.title and case.title != "UniLM"]
+
+
+def reader(weights: StoredWeights) -> Callable[[str], torch.Tensor | None]:
+    """Whole tensors of a checkpoint, None for those that begin anew."""
+
+    def read(name: str) -> torch.Tensor | None:
+        found = weights.find(name)
+        return None if found is None else found[whole(found.shape)]
+
+    return read
 
 
 def workload_of(case: Case) -> TransformerWorkload:
@@ -37,7 +50,7 @@ def saved(tmp_path: Path, case: Case) -> tuple[TransformerWorkload, dict[str, to
 @pytest.mark.parametrize("case", ALL, ids=lambda case: case.title)
 def test_an_export_imports_to_the_same_bits(case: Case, tmp_path: Path) -> None:
     workload, state = saved(tmp_path, case)
-    read = pretrained(case.config, workload.shapes, str(tmp_path))
+    read = reader(pretrained(case.config, workload.shapes, str(tmp_path)))
     assert all(torch.equal(read(name), value) for name, value in state.items())
 
 
@@ -64,7 +77,7 @@ def test_electra_comes_back_as_a_pair(tmp_path: Path) -> None:
     workload, state = saved(tmp_path, Case("ELECTRA", "electra-tiny", {"generator": 16, "heads": 2}))
     found = describe_folder(str(tmp_path))
     assert found == workload.config
-    read = pretrained(found, workload.shapes, str(tmp_path))
+    read = reader(pretrained(found, workload.shapes, str(tmp_path)))
     assert all(torch.equal(read(name), value) for name, value in state.items())
     for folder, kind in ((tmp_path, "ElectraForPreTraining"), (tmp_path / "generator", "ElectraForMaskedLM")):
         _, report = getattr(transformers, kind).from_pretrained(folder, output_loading_info=True)
@@ -94,13 +107,14 @@ def test_a_bare_model_gives_the_body_and_a_fresh_head(tmp_path: Path) -> None:
     transformers.BertModel(config).save_pretrained(tmp_path)
     found = describe_folder(str(tmp_path)).changed({"head": "sequence", "sentence_head": False, "classes": 3})
     workload = TransformerWorkload("bert", found, None, VOCABULARY)
-    read = pretrained(found, workload.shapes, str(tmp_path))
+    read = reader(pretrained(found, workload.shapes, str(tmp_path)))
     assert torch.equal(
         read("layers.1.feedforward.up.weight"),
         Weights(str(tmp_path)).read("encoder.layer.1.intermediate.dense.weight"),
     )
     assert read("head.output.weight") is None
-    fresh = TransformerWorkload("bert", found, None, VOCABULARY, read).initial("head.output.weight", 3)
+    weights = pretrained(found, workload.shapes, str(tmp_path))
+    fresh = TransformerWorkload("bert", found, None, VOCABULARY, weights).initial("head.output.weight", 3)
     assert fresh.shape == (3, 32)
     assert fresh.std() > 0
 
@@ -111,7 +125,7 @@ def test_a_real_pretrained_encoder_gives_its_embeddings() -> None:
     config = describe_folder(folder).changed({"head": "none", "sentence_head": False})
     workload = TransformerWorkload("minilm", config, None, Vocabulary(30522, 102, pad=0, cls=101, sep=102))
     assert parameters(workload.config) == 22_565_376
-    read = pretrained(config, workload.shapes, folder)
+    read = reader(pretrained(config, workload.shapes, folder))
     ours = workload.build().eval()
     ours.load_state_dict({name: read(name) for name in workload.shapes})
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)

@@ -1,0 +1,257 @@
+"""The weights that a run begins with: which they are, that they stay the same, and how ranks read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.checkpoint.identity import job_of_commit
+from orchestrator.checkpoint.retention import best_commit
+from orchestrator.checkpoint.shard import digest
+from orchestrator.checkpoint.store import Store
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import JobSpec
+from orchestrator.storage.retry import Retry
+from orchestrator.storage.run_directory import RunDir
+from orchestrator.storage.uri import is_local
+from workloads.errors import WorkloadError
+
+if TYPE_CHECKING:
+    import torch
+
+    from orchestrator.checkpoint.manifest import CommitManifest
+    from orchestrator.checkpoint.reader import Reader
+    from workloads.model.config import TransformerConfig
+    from workloads.model.stored import Part, StoredTensor, StoredWeights
+
+INIT, MODEL = "workload.init_from", "workload.model"
+PUT_BACK = "put them back as they were, or start another run"
+FOLDER = "hf:"
+FREE = ("vocab_size", "max_positions", "pooler")
+"""What may differ between a base and a run, as far as the shapes of the weights allow it."""
+BLOCK = 2**24
+
+
+@dataclass(frozen=True)
+class Base:
+    """Weights that a run begins with: those of a run's commit at `step`, or of a Hugging Face folder (None). `digest`
+    is a checksum of the commit's manifest, or of the folder's configuration and weights."""
+
+    uri: str
+    step: int | None
+    digest: str
+
+
+NO_BASE: Base | None = None
+"""That of a run that begins anew."""
+
+
+def base_json(base: Base | None) -> dict[str, Any] | None:
+    """A base as plain data."""
+    return asdict(base) if base else None
+
+
+def base_of(spec: JobSpec, begun: Mapping[str, Any], settled: bool) -> Base | None:
+    """The weights that the job begins with, None if it begins anew.
+
+    `begun` are those that the run has begun with, as JSON, empty for a run that begins; it does not need them any more
+    if it has `settled`: it has a commit. Raises InputError if there are none, or not the same any more.
+    """
+    where = INIT if spec.workload.init_from else MODEL
+    try:
+        found = _look(spec, begun.get("step"))
+    except (InputError, WorkloadError) as error:
+        if begun and settled:
+            return Base(**begun)
+        raise error if isinstance(error, InputError) else InputError(str(error), where) from None
+    if begun and (found is None or found.digest != begun["digest"]):
+        what = "the weights that the run began with are not the same any more"
+        raise InputError(what, f"{where} {begun['uri']}", PUT_BACK)
+    return found
+
+
+def _look(spec: JobSpec, step: int | None) -> Base | None:
+    from workloads.hf.weights import has_weights
+
+    asked = spec.workload.init_from
+    if asked is None:
+        model = spec.workload.model
+        if not model.startswith(FOLDER) or not has_weights(_root(model.removeprefix(FOLDER))):
+            return None
+        folder = _root(model.removeprefix(FOLDER))
+        return Base(folder, None, _digest_of(folder))
+    uri, tag = asked, ""
+    if "@" in asked.rsplit("/", 1)[-1]:
+        uri, _, tag = asked.rpartition("@")
+    if is_local(uri) and (Path(_root(uri)) / "config.json").exists():
+        if tag:
+            raise InputError(f"{uri} is an export, which has no step", INIT, "leave out what follows the @")
+        if not has_weights(_root(uri)):
+            raise InputError(
+                f"{uri} has no weights", INIT, "give a folder with safetensors, or a run directory"
+            )
+        return Base(_root(uri), None, _digest_of(_root(uri)))
+    manifest = _commit(uri, step if step is not None else tag)
+    return Base(uri, manifest.step, digest(manifest.to_bytes()))
+
+
+def _root(folder: str) -> str:
+    return str(Path(folder).parent) if folder.endswith(".json") else folder.rstrip("/")
+
+
+def _commit(uri: str, tag: int | str) -> CommitManifest:
+    """The commit of the run at `uri` that a step or a word names. Raises InputError."""
+    store = Store(RunDir(uri).at("checkpoints"))
+    if not (steps := store.steps()):
+        raise InputError(
+            f"{uri} has no commit, and is no export", INIT, "give a run directory, or an export's folder"
+        )
+    if tag == "best":
+        found = None
+        for metric in _metric_of(store, steps):
+            found = best_commit(store, metric)
+        if found is None:
+            raise InputError(f"{uri} keeps no best commit", INIT, "name a step, or @last")
+        tag = found
+    if tag in ("", "last"):
+        newest = store.latest(deep=False)
+        if newest is None:
+            raise InputError(f"{uri} has no sound commit", INIT, "name another run")
+        return newest
+    if not str(tag).isdigit() or int(tag) not in steps:
+        raise InputError(f"{uri} has no commit at {tag}", INIT, f"name a step of {steps}, @last or @best")
+    return store.manifest(int(tag))
+
+
+def _metric_of(store: Store, steps: Sequence[int]) -> list[str]:
+    job = job_of_commit(store.manifest(steps[-1]))
+    keep = job.checkpoint.keep_best if job else False
+    return [keep] if isinstance(keep, str) else []
+
+
+def _digest_of(folder: str) -> str:
+    """A checksum of the configuration and all weights in a folder."""
+    import xxhash
+
+    found = xxhash.xxh3_128()
+    for path in sorted(Path(folder).rglob("*")):
+        if path.suffix == ".safetensors" or path.name in ("config.json", "model.safetensors.index.json"):
+            found.update(f"{path.relative_to(folder)}:{path.stat().st_size}\n".encode())
+            with path.open("rb") as file:
+                while block := file.read(BLOCK):
+                    found.update(block)
+    return found.hexdigest()
+
+
+def weights_of(
+    base: Base, spec: JobSpec, retry: Retry | None = None
+) -> Callable[[TransformerConfig, Mapping[str, torch.Size], Collection[str], int], StoredWeights]:
+    """What reads the weights of `base` for a model of the job, given its configuration, its shapes, the tables with a
+    row a token, and the least id from which on all tokens were added; raises WorkloadError if they do not fit."""
+
+    def read(
+        config: TransformerConfig, shapes: Mapping[str, torch.Size], tables: Collection[str], added: int
+    ) -> StoredWeights:
+        from workloads.describe import describe
+        from workloads.hf.pretrained import pretrained
+
+        if base.step is None:
+            _refuse_unlike(describe(f"{FOLDER}{base.uri}"), config, base.uri)
+            return pretrained(config, shapes, base.uri, tables, added)
+        store = Store(RunDir(base.uri).at("checkpoints"), retry=retry)
+        manifest = store.manifest(base.step)
+        if digest(manifest.to_bytes()) != base.digest:
+            raise InputError(f"the commit at step {base.step} is another one", base.uri, PUT_BACK)
+        if job := job_of_commit(manifest):
+            asked = job.workload
+            if asked.mup != spec.workload.mup:
+                raise WorkloadError(
+                    f"{base.uri} was trained with mup {asked.mup}; set workload.mup to the same"
+                )
+            _refuse_unlike(describe(asked.model, asked.changes, 1, asked.objective), config, base.uri)
+        found = CommitWeights(store.reader(manifest), base)
+        found.check(config, shapes, tables, added)
+        return found
+
+    return read
+
+
+def _refuse_unlike(theirs: Any, ours: TransformerConfig, where: str) -> None:
+    """Raise WorkloadError if a model of another make would compute otherwise with the same weights."""
+    from workloads.hf.checkpoint import structure
+    from workloads.model.config import TransformerConfig
+
+    if not isinstance(theirs, TransformerConfig):
+        raise WorkloadError(
+            f"{where} is a class of transformers that is run as it is; name it in workload.model"
+        )
+    one, other = structure(ours), structure(theirs)
+    for name in sorted(one.keys() - set(FREE)):
+        if one[name] != other[name]:
+            raise WorkloadError(
+                f"{where} has {name} {other[name]!r}, and workload.model {one[name]!r}; give the model of the base"
+            )
+
+
+class CommitWeights:
+    """The weights of a run's commit; see `StoredWeights`. Every block that is read is verified."""
+
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, reader: Reader, base: Base) -> None:
+        self._reader, self._base = reader, base
+
+    def check(
+        self,
+        config: TransformerConfig,
+        shapes: Mapping[str, torch.Size],
+        tables: Collection[str],
+        added: int,
+    ) -> None:
+        """Raise WorkloadError if they do not fit a model of these shapes."""
+        from workloads.model.stored import HEADS, SHOWN, listed, misfits, told
+
+        where = f"{self._base.uri}@{self._base.step}"
+        if found := misfits(config, shapes, self._shape, tables, added):
+            more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+            raise WorkloadError(
+                f"{where} does not fit: {'; '.join(found[:SHOWN])}{more}; give the model of the base"
+            )
+        left = sorted(self._names.keys() - shapes.keys())
+        if strange := [name for name in left if not name.startswith((*HEADS, "generator."))]:
+            raise WorkloadError(
+                f"{where} has {listed(strange)}, which this model has no place for; give the model of the base"
+            )
+        self.notes = told(shapes, self._shape, left, where)
+
+    def find(self, name: str) -> StoredTensor | None:
+        """See `StoredWeights`."""
+        shape = self._shape(name)
+        return None if shape is None else _Tensor(self._reader, self._names[name], shape)
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        """The names of the commit's tensors by those of the model's. ELECTRA's discriminator is trained on alone."""
+        names = [n.removeprefix("model.") for n in self._reader.manifest.tensors if n.startswith("model.")]
+        return {name.removeprefix("discriminator."): f"model.{name}" for name in names}
+
+    def _shape(self, name: str) -> torch.Size | None:
+        import torch
+
+        stored = self._names.get(name)
+        return None if stored is None else torch.Size(self._reader.manifest.tensors[stored].shape)
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    reader: Reader
+    name: str
+    shape: torch.Size
+
+    def __getitem__(self, part: Part) -> torch.Tensor:
+        """See `StoredTensor`."""
+        start = tuple(each.start for each in part)
+        return self.reader.read(self.name, start, tuple(each.stop - each.start for each in part))

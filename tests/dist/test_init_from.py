@@ -1,0 +1,98 @@
+"""A run that begins with the weights of another: it survives, it tells what is new, and its base may not change."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import curve, job, rows, weights, write_text
+from local_run import drive_here
+
+from orchestrator.checkpoint.store import Store
+from orchestrator.control import decide
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import parse
+from orchestrator.resolve.base import base_of
+
+BASE_STEPS, STEPS = 6, 6
+
+
+def document(text: str, **workload: Any) -> dict[str, Any]:
+    found = job(text, steps=STEPS, optimizer={"lr": 3e-3, "schedule": "constant"})
+    found["workload"] |= workload
+    found["checkpoint"] = {"every": 3, "keep": 3, "export": None}
+    found["parallel"] = {"micro_batch": 2}
+    return found
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_text(tmp_path_factory.mktemp("text"), 20_000)
+
+
+@pytest.fixture(scope="module")
+def base(text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "base"
+    drive_here(document(text) | {"name": "base"}, str(run), Path(text).parent / "cache")
+    return run
+
+
+def test_it_begins_where_the_base_ended_and_a_kill_changes_no_bit(
+    text: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decide, "SETTLE", 0.0)
+    cache = Path(text).parent / "cache"
+    tuned = document(text, init_from=f"{base}@3")
+    drive_here(tuned, str(tmp_path / "quiet"), cache)
+    # A kill before the first commit: the base is read again, and once more none is needed.
+    drive_here(tuned, str(tmp_path / "killed"), cache, faults=("kill@1:2", "kill@0:5/2"))
+    assert curve(tmp_path / "quiet") == curve(tmp_path / "killed")
+    assert weights(tmp_path / "quiet", STEPS) == weights(tmp_path / "killed", STEPS)
+    assert rows(tmp_path / "quiet")[0]["loss"] < rows(base)[0]["loss"] - 0.1
+    events = [json.loads(line) for line in (tmp_path / "killed" / "events.jsonl").read_text().splitlines()]
+    told = next(event["base"] for event in events if event.get("base"))
+    manifest = Store(str(tmp_path / "killed" / "checkpoints")).latest()
+    assert manifest is not None
+    assert manifest.meta["base"] == told
+    assert (told["uri"], told["step"]) == (str(base), 3)
+
+
+def test_a_base_that_changed_is_refused_and_one_that_is_gone_is_not_needed_after_a_commit(
+    text: str, base: Path, tmp_path: Path
+) -> None:
+    cache, mine = Path(text).parent / "cache", tmp_path / "mine"
+    shutil.copytree(base, mine)
+    tuned = document(text, init_from=f"{mine}@last")
+    drive_here(tuned | {"train": tuned["train"] | {"steps": 3}}, str(tmp_path / "run"), cache)
+    manifest = mine / "checkpoints" / "step-00000006" / "manifest.json"
+    begun = base_of(parse(tuned), {}, False)
+    assert begun is not None
+    assert begun.step == 6
+    store = Store(str(mine / "checkpoints"))
+    found = store.manifest(6)
+    manifest.unlink()
+    store.publish(6, _records(found), {**found.meta, "position": found.position, "receipt": "other"})
+    with pytest.raises(InputError, match="not the same any more"):
+        drive_here(tuned, str(tmp_path / "run"), cache)
+    shutil.rmtree(mine)
+    summary = drive_here(tuned, str(tmp_path / "run"), cache)
+    assert (summary["state"], summary["steps"]) == ("done", STEPS)
+
+
+def _records(manifest: Any) -> list[dict[str, Any]]:
+    """The records of a commit's files, as its writers gave them."""
+    found = []
+    for name, entry in manifest.files.items():
+        chunks = [
+            {
+                "name": tensor, "dtype": each.dtype, "shape": list(each.shape), "start": list(chunk.start),
+                "extent": list(chunk.shape), "offset": chunk.offset, "blocks": list(chunk.blocks),
+            }
+            for tensor, each in manifest.tensors.items() for chunk in each.chunks if chunk.file == name
+        ]  # fmt: skip
+        found.append({"file": name, "bytes": entry.size, "header_bytes": entry.header_bytes, "header": entry.header,
+                      "block_bytes": manifest.block_bytes, "chunks": chunks})  # fmt: skip
+    return found

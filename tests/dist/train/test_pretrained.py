@@ -1,0 +1,92 @@
+"""Models that begin with weights of transformers, under every layout and both engines: what each rank reads is its part
+of what one process reads, with rows for added tokens, and training goes the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import Results, check_equal, reference_of
+
+from cluster.workers.process_gang import ProcessGang
+from orchestrator.planning.layout import Layout
+
+ROWS = 150
+"""Tokens in the checkpoint; the vocabulary of these tests has ten more."""
+DENSE, EXPERTS = "dense", "experts"
+QUICK: list[tuple[str, dict[str, Any]]] = [(DENSE, {"tp": 2}), (EXPERTS, {"dp": 2, "ep": 2, "zero": 3})]
+REST: list[tuple[str, dict[str, Any]]] = [
+    (DENSE, {"pp": 2}),
+    *((DENSE, {"dp": 2, "zero": zero}) for zero in (1, 2, 3)),
+    (EXPERTS, {"dp": 2, "ep": 2}),
+    (EXPERTS, {"tp": 2}),
+    (EXPERTS, {"pp": 2, "schedule": "zbv"}),
+    *((DENSE, {"dp": 2, "zero": zero, "engine": "deepspeed"}) for zero in (1, 2, 3)),
+]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM
+
+    torch.manual_seed(0)
+    # Weights larger than usual set the scores of experts apart, as in the other tests of layouts.
+    wide = {"initializer_range": 0.1, "vocab_size": ROWS}
+    experts = MixtralConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=32,
+        num_local_experts=4, max_position_embeddings=64, sliding_window=None, **wide,
+    )  # fmt: skip
+    dense = GPT2Config(n_positions=64, n_embd=32, n_layer=2, n_head=4, **wide)
+    found = {}
+    for name, model in ((DENSE, GPT2LMHeadModel(dense)), (EXPERTS, MixtralForCausalLM(experts))):
+        found[name] = str(tmp_path_factory.mktemp(name))
+        model.save_pretrained(found[name])
+    return found
+
+
+@pytest.fixture(scope="module")
+def results(gang: ProcessGang, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return Results(tmp_path_factory.mktemp("cases"), gang)
+
+
+@pytest.fixture(scope="module")
+def case_of(folders: dict[str, str]) -> Callable[..., dict[str, Any]]:
+    def case(name: str, layout: dict[str, Any]) -> dict[str, Any]:
+        found = Layout(**{"micro_batch": 2, **layout})
+        fields = {"name": name, "model": f"hf:{folders[name]}", "changes": {}, "steps": 3}
+        return {**fields, "layout": found.to_json(), "id": f"{name} {found}"}
+
+    return case
+
+
+@pytest.mark.parametrize("layouts", [QUICK, pytest.param(REST, marks=pytest.mark.slow)], ids=["few", "all"])
+def test_every_layout_begins_and_goes_on_as_one_process(
+    layouts: list[tuple[str, dict[str, Any]]], case_of: Callable[..., dict[str, Any]], results: Results
+) -> None:
+    cases = [case_of(*each) for each in layouts]
+    alone = {case["id"]: reference_of(case) for case in cases}
+    results.run(1, list({case["id"]: case for case in alone.values()}.values()))
+    results.run(2, cases)
+    for case in cases:
+        check_equal(results.of(case), results.of(alone[case["id"]]))
+
+
+def test_what_is_not_new_is_that_of_the_checkpoint(
+    folders: dict[str, str], case_of: Callable[..., dict[str, Any]], results: Results
+) -> None:
+    from safetensors.torch import load_file
+
+    case = case_of(DENSE, {"tp": 2})
+    results.run(2, [case])
+    first, theirs = results.of(case)["first"], load_file(Path(folders[DENSE]) / "model.safetensors")
+    table = first["model.tokens.weight"]
+    assert torch.equal(table[:ROWS], theirs["transformer.wte.weight"])
+    assert len(table) == ROWS + 10
+    assert len({tuple(row.tolist()) for row in table[ROWS:]}) == 10
+    fused = torch.cat(
+        [first[f"model.layers.1.attention.{part}.weight"] for part in ("query", "key", "value")]
+    )
+    assert torch.equal(fused.t(), theirs["transformer.h.1.attn.c_attn.weight"])

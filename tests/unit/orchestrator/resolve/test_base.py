@@ -1,0 +1,107 @@
+"""Which weights a job begins with, and what is wrong with them, before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from orchestrator.checkpoint.pieces import full_piece
+from orchestrator.checkpoint.store import Store
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import JobSpec, parse
+from orchestrator.resolve.base import base_json, base_of
+from orchestrator.resolve.training_inputs import load_workload
+from workloads.load import load
+from workloads.workload import Vocabulary, Workload
+
+KNOWN = Vocabulary(512, eos=0, pad=1, cls=3, sep=4, mask=5, sentence_end=np.ones(512, bool))
+SMALL = {"hidden": 32, "layers": 2, "heads": 4, "intermediate": 64}
+
+
+def job(**workload: Any) -> JobSpec:
+    return parse({
+        "name": "tuned",
+        "workload": {"model": "bert-tiny", "changes": SMALL, "objective": "masked_lm", **workload},
+        "data": {"sources": [{"uri": "none"}], "tokenizer": "none", "sequence_length": 24},
+        "train": {"steps": 10, "global_batch": 8},
+    })  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> str:
+    """A run directory with commits at 4 and 8 of an encoder."""
+    spec = job()
+    workload = load("bert-tiny", "masked_lm", KNOWN, changes=SMALL, sequence_length=24)
+    store = Store(str(tmp_path / "base" / "checkpoints"))
+    for step in (4, 8):
+        pieces = [full_piece(f"model.{name}", workload.initial(name, step)) for name in workload.shapes]
+        meta = {"position": 0, "receipt": "", "identity": spec.identity()}
+        store.publish(step, store.write_shard(step, 0, pieces), meta)
+    return str(tmp_path / "base")
+
+
+def begun(spec: JobSpec) -> Workload:
+    base = base_of(spec, {}, False)
+    return load_workload(spec, KNOWN, 3, None, base)
+
+
+def test_the_weights_are_those_of_the_step(run: str) -> None:
+    wanted = load("bert-tiny", "masked_lm", KNOWN, changes=SMALL, sequence_length=24)
+    for tag, step in (("", 8), ("@last", 8), ("@4", 4)):
+        workload = begun(job(init_from=f"{run}{tag}"))
+        assert workload.notes == ()
+        assert torch.equal(workload.initial("tokens.weight", 0), wanted.initial("tokens.weight", step))
+
+
+def test_another_head_begins_anew_and_is_named(run: str) -> None:
+    (new,) = begun(job(init_from=run, objective="next_sentence")).notes
+    head = "sentence_head"
+    named = ", ".join(f"{head}.{part}.{leaf}" for part in ("dense", "output") for leaf in ("weight", "bias"))
+    assert new == f"{named} begin anew: {run}@8 has none"
+
+
+@pytest.mark.parametrize(
+    ("workload", "says"),
+    [
+        ({"init_from": "{run}@5"}, r"no commit at 5.*name a step of \[4, 8\]"),
+        ({"init_from": "{run}@best"}, "keeps no best commit"),
+        ({"init_from": "{run}-not"}, "has no commit, and is no export"),
+        ({"init_from": "{run}", "changes": {**SMALL, "layers": 3}}, "has layers 2, and workload.model 3"),
+        ({"init_from": "{run}", "changes": {**SMALL, "hidden": 64}}, "give the model of the base"),
+        ({"init_from": "{run}", "changes": {**SMALL, "activation": "relu"}}, "has activation 'gelu', and"),
+    ],
+)
+def test_a_base_that_does_not_fit_is_refused(run: str, workload: dict[str, Any], says: str) -> None:
+    asked = {key: value.format(run=run) if key == "init_from" else value for key, value in workload.items()}
+    with pytest.raises(InputError, match=says):
+        begun(job(**asked))
+
+
+def test_changed_weights_of_a_folder_are_refused(tmp_path: Path) -> None:
+    config = transformers.BertConfig(
+        vocab_size=512, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64
+    )
+    transformers.BertForMaskedLM(config).save_pretrained(tmp_path)
+    spec = job(model=f"hf:{tmp_path}", changes={})
+    before = base_json(base_of(spec, {}, False))
+    assert before is not None
+    assert base_json(base_of(spec, before, True)) == before
+    transformers.BertForMaskedLM(config).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="not the same any more"):
+        base_of(spec, before, True)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(InputError, match="not the same any more"):
+        base_of(spec, before, True)
+
+
+def test_an_export_gives_its_weights_to_a_preset(tmp_path: Path) -> None:
+    source = load("bert-tiny", "masked_lm", KNOWN, changes=SMALL, sequence_length=24)
+    source.to_hf(lambda name: source.initial(name, 3), str(tmp_path))
+    workload = begun(job(init_from=str(tmp_path)))
+    for name in workload.shapes:
+        assert torch.equal(workload.initial(name, 0), source.initial(name, 3))

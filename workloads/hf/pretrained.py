@@ -1,0 +1,198 @@
+"""The weights in a Hugging Face folder as a model of ours begins with them: read part by part, all else refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from workloads.errors import WorkloadError
+from workloads.hf.checkpoint import belongs, electra_pair, shared, within
+from workloads.hf.convert import Shapes, from_hf, part_from_hf, row_of, ties, used
+from workloads.hf.families import family_of
+from workloads.hf.family import Family
+from workloads.hf.weights import Weights
+from workloads.model.config import TransformerConfig
+from workloads.model.stored import SHOWN, Part, StoredTensor, StoredWeights, listed, misfits, told, whole
+
+FINAL_BIAS = "final_logits_bias"
+"""Tensor that BART adds to its logits; no model here has one."""
+NOT_NEEDED = re.compile(
+    r"(.*\.)?(position_ids|attn\.(masked_)?bias|rotary_emb\.inv_freq|final_logits_bias)"
+    r"|decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
+)
+"""Tensors of older checkpoints that hold no weights, or none that transformers would use."""
+
+
+def pretrained(
+    config: TransformerConfig, shapes: Shapes, folder: str, tables: Collection[str] = (), added: int = 0
+) -> StoredWeights:
+    """The checkpoint in `folder` for a model of these shapes; `tables` and `added` are as in `stored.misfits`.
+
+    Raises WorkloadError, which names tensors that are missing, have another shape or have no place in the model.
+    """
+    if not config.generator:
+        return HuggingFaceWeights(config, shapes, folder, tables, added)
+    parts: dict[str, StoredWeights] = {}
+    for part, prefix, path in electra_pair(config, folder):
+        names = {within(prefix, n): s for n, s in shapes.items() if belongs(prefix, n)}
+        inner = {within(prefix, n) for n in tables if belongs(prefix, n)}
+        parts[prefix] = HuggingFaceWeights(part, names, path, inner, added)
+    for name in filter(shared, shapes):
+        first, second = (found.find(name) for found in parts.values())
+        full = whole(shapes[name])
+        if first is None or second is None or not torch.equal(first[full], second[full]):
+            raise WorkloadError(
+                f"generator and discriminator in {folder} have unlike {name}, and here they share it; "
+                "give a pair that was trained together"
+            )
+    return _Pair(parts)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """ELECTRA's two networks, by the prefix of their tensors' names."""
+
+    parts: Mapping[str, StoredWeights]
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """See `StoredWeights`."""
+        return [line for part in self.parts.values() for line in part.notes]
+
+    def find(self, name: str) -> StoredTensor | None:
+        """See `StoredWeights`."""
+        prefix = "generator." if name.startswith("generator.") else "discriminator."
+        return self.parts[prefix].find(within(prefix, name))
+
+
+class HuggingFaceWeights:
+    """See `StoredWeights`. The folder was looked through when this was made; tensors are read when they are asked
+    for."""
+
+    def __init__(
+        self, config: TransformerConfig, shapes: Shapes, folder: str, tables: Collection[str], added: int
+    ) -> None:
+        self._config, self._shapes, self._folder = config, shapes, folder
+        self._family, self._weights = family_of(config), Weights(folder)
+        find = self._finder(self._weights.blank)
+        self._there = {name: self._shape_of(name, find) for name in shapes}
+        _check_values(self._family, config, self._finder(self._weights.read), folder)
+        self._refuse_misfits(tables, added)
+        left_out = self._left_out()
+        self.notes = told(shapes, self._there.__getitem__, left_out, folder)
+
+    def find(self, name: str) -> StoredTensor | None:
+        """See `StoredWeights`."""
+        shape = self._there[name]
+        return None if shape is None else _Tensor(self, name, shape)
+
+    def read(self, name: str, part: Part) -> Tensor:
+        """A part of a tensor that is there."""
+        sizes = {**self._shapes, name: self._there[name] or self._shapes[name]}
+
+        def read(hf_name: str, theirs: Part) -> Tensor | None:
+            full = self._stored_name(hf_name)
+            return None if full is None else self._weights.part(full, theirs)
+
+        return part_from_hf(self._family, self._config, sizes, name, part, read)
+
+    def _shape_of(self, name: str, find: Callable[[str], Tensor | None]) -> torch.Size | None:
+        """The shape of our tensor `name` in the checkpoint, None if it is not there."""
+        try:
+            found = from_hf(self._family, self._config, self._shapes, name, find)
+        except RuntimeError:  # those that are fused do not divide into ours
+            return torch.Size((0,))
+        return None if found is None else found.shape
+
+    def _stored_name(self, hf_name: str) -> str | None:
+        """The name of a tensor in the checkpoint: its full one, or without the prefix that a checkpoint of the bare
+        model leaves out."""
+        both = (hf_name, hf_name.removeprefix(self._family.prefix))
+        return next((name for name in both if name in self._weights), None)
+
+    def _finder(self, get: Callable[[str], Tensor]) -> Callable[[str], Tensor | None]:
+        def find(hf_name: str) -> Tensor | None:
+            name = self._stored_name(hf_name)
+            return None if name is None else get(name)
+
+        return find
+
+    def _refuse_misfits(self, tables: Collection[str], added: int) -> None:
+        if found := misfits(self._config, self._shapes, self._there.__getitem__, tables, added):
+            more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+            raise WorkloadError(
+                f"the checkpoint in {self._folder} does not fit: {'; '.join(found[:SHOWN])}{more}; "
+                "remove the changes of the model or give another checkpoint"
+            )
+
+    def _left_out(self) -> list[str]:
+        """The tensors of other heads. Raises WorkloadError for those that have no place at all."""
+        family, taken = self._family, set[str]()
+        for name in self._shapes:
+            row, _, number = row_of(family, self._config, name)
+            for hf_name in used(family, self._config, row, number):
+                experts = self._shapes[name][0] if "{e}" in hf_name else 1
+                taken |= {hf_name.replace("{e}", str(e)) for e in range(experts)}
+        heads = [head for head in family.heads.values() if head.kind != family.head(self._config).kind]
+        others = {n for head in heads for row in head.rows for n in (row.hf_name, *row.untied)}
+        mine = {n for row in family.head(self._config).rows for n in (row.hf_name, *row.untied)}
+        others -= mine  # one that is tied is not among our tensors
+        left: list[str] = []
+        strange: list[str] = []
+        for name in self._weights.names:
+            full = {name, f"{family.prefix}{name}"}
+            if full & (taken | mine) or NOT_NEEDED.fullmatch(name) or self._is_spare(name):
+                continue
+            (left if full & others else strange).append(name)
+        if strange:
+            raise WorkloadError(
+                f"the checkpoint in {self._folder} has {listed(sorted(strange))}, which this model has no place for; "
+                "remove the changes of the model or give another checkpoint"
+            )
+        return sorted(left)
+
+    def _is_spare(self, name: str) -> bool:
+        """Whether a tensor is of DeepSeek's layers that predict further tokens, which stand after the last one."""
+        found = re.match(r"model\.layers\.(\d+)\.", name)
+        deepseek = self._family.model_type == "deepseek_v3"
+        return bool(deepseek and found and int(found.group(1)) >= self._config.layers)
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    weights: HuggingFaceWeights
+    name: str
+    shape: torch.Size
+
+    def __getitem__(self, part: Part) -> Tensor:
+        """See `StoredTensor`."""
+        return self.weights.read(self.name, part)
+
+
+def _check_values(
+    family: Family, config: TransformerConfig, read: Callable[[str], Tensor | None], folder: str
+) -> None:
+    """Raise WorkloadError if the checkpoint has values that our model cannot hold."""
+    for row in family.all_rows(config):
+        if not row.untied:
+            continue
+        # Tensors that transformers ties must be equal; else only those that it computes with.
+        names = used(family, config, row) if ties(family, config) else row.untied
+        found = {name: tensor for name in names if (tensor := read(name)) is not None}
+        first = next(iter(found), "")
+        for name, tensor in found.items():
+            if not torch.equal(tensor, found[first]):
+                raise WorkloadError(
+                    f"the checkpoint in {folder} has a {name} unlike {first}, and here they are one; "
+                    "give a checkpoint where they are alike"
+                )
+    extra = read(FINAL_BIAS)
+    if extra is not None and extra.any():
+        raise WorkloadError(
+            f"the checkpoint in {folder} has a {FINAL_BIAS} that is not zero, which is not supported here; "
+            "give a checkpoint without"
+        )

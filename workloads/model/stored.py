@@ -1,0 +1,123 @@
+"""Weights that a model begins with: what of them fits it, and tables with rows for tokens that were added."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from workloads.model.config import TransformerConfig
+
+Part = tuple[slice, ...]
+"""A part of a tensor: a slice with start and stop for each dimension."""
+HEADS = ("head.", "sentence_head.")
+"""How the names of tensors begin that a checkpoint may lack, for it was trained with another head or none."""
+SHOWN = 4
+"""Most tensors that a line names."""
+
+
+class StoredTensor(Protocol):
+    """A tensor in a file: reads the part that it is asked for, and no more."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """That of the full tensor."""
+
+    def __getitem__(self, part: Part, /) -> Tensor:
+        """A part, on the CPU, in its own dtype."""
+
+
+class StoredWeights(Protocol):
+    """The weights of a checkpoint by the names of a model's tensors."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What of the model begins anew, and what of the checkpoint is left out, a line each."""
+
+    def find(self, name: str) -> StoredTensor | None:
+        """The tensor `name` of the model, None if it begins anew."""
+
+
+@dataclass(frozen=True)
+class ExtendedTable:
+    """A table with more rows than are stored: `new_rows(numbers)` gives those, [rows, ..]."""
+
+    stored: StoredTensor
+    shape: torch.Size
+    new_rows: Callable[[range], Tensor]
+
+    def __getitem__(self, part: Part) -> Tensor:
+        """See `StoredTensor`."""
+        rows, rest = part[0], part[1:]
+        have = self.stored.shape[0]
+        found = []
+        if rows.start < have:
+            found.append(self.stored[(slice(rows.start, min(rows.stop, have)), *rest)].float())
+        if rows.stop > have:
+            found.append(self.new_rows(range(max(rows.start, have), rows.stop))[(slice(None), *rest)])
+        return torch.cat(found)
+
+
+def whole(shape: Sequence[int]) -> Part:
+    """All of a tensor of that shape."""
+    return tuple(slice(0, size) for size in shape)
+
+
+def may_begin_anew(config: TransformerConfig, name: str) -> bool:
+    """Whether a checkpoint may lack a tensor: that of a head that it was not trained with, but for the language
+    model's own."""
+    return config.head != "language" and name.startswith(HEADS)
+
+
+def misfits(
+    config: TransformerConfig,
+    shapes: Mapping[str, torch.Size],
+    stored: Callable[[str], torch.Size | None],
+    tables: Collection[str],
+    added: int,
+) -> list[str]:
+    """A line for each tensor that is missing in a checkpoint, or of another shape there.
+
+    `tables` are the tensors with a row a token; they may have fewer rows there, if all tokens from number `added` on
+    were added to a tokenizer and those that the checkpoint has rows for are not all of the others.
+    """
+    found = []
+    for name, shape in shapes.items():
+        there = stored(name)
+        if there is None:
+            if not may_begin_anew(config, name):
+                found.append(f"{name} {list(shape)} is missing")
+        elif there != shape and not (
+            name in tables and added <= there[0] < shape[0] and there[1:] == shape[1:]
+        ):
+            found.append(f"{name} is {list(there)} where the model has {list(shape)}")
+    return found
+
+
+def told(
+    shapes: Mapping[str, torch.Size],
+    stored: Callable[[str], torch.Size | None],
+    left_out: Sequence[str],
+    where: str,
+) -> tuple[str, ...]:
+    """The notes on a checkpoint at `where`, of which the tensors `left_out` are not used."""
+    fresh = [name for name in shapes if stored(name) is None]
+    tables = {name: there[0] for name in shapes if (there := stored(name)) and there[0] < shapes[name][0]}
+    lines = []
+    if fresh:
+        lines.append(f"{listed(fresh)} begin anew: {where} has none")
+    if tables:
+        name, rows = next(iter(tables.items()))
+        lines.append(f"tokens {rows} to {shapes[name][0] - 1} begin anew: {where} has {rows}")
+    if left_out:
+        lines.append(f"{listed(left_out)} of {where} are left out: they are of another head")
+    return tuple(lines)
+
+
+def listed(names: Sequence[str]) -> str:
+    """A few of the names, and how many more there are."""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
