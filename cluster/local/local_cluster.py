@@ -114,7 +114,8 @@ def up(name: str, nodes: Sequence[NodeSpec], autoscaling: str = "") -> LocalClus
         folder = folder_of(name)
         (folder / "nodes").mkdir(parents=True, mode=0o700)
         try:
-            return _up(name, folder, nodes, autoscaling)
+            with _alone(folder.parent):
+                return _up(name, folder, nodes, autoscaling)
         except BaseException:
             down(name)
             raise
@@ -136,6 +137,24 @@ def claimed(name: str, purpose: str) -> Iterator[None]:
     finally:
         with contextlib.suppress(OSError):
             parent.rmdir()
+
+
+@contextlib.contextmanager
+def _alone(parent: Path) -> Iterator[None]:
+    """One cluster starts at a time: two would find the same ports and the same network free. Raises ClusterError if
+    another takes too long."""
+    deadline = time.monotonic() + 2 * UP_TIMEOUT
+    with contextlib.ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(exclusive_lock(parent / "starting.lock"))
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    what = f"another cluster has been starting for {2 * UP_TIMEOUT:.0f} s"
+                    raise ClusterError(f"{what}; wait until it is up, or end its command") from None
+                time.sleep(0.1)
+        yield
 
 
 def _up(name: str, folder: Path, nodes: Sequence[NodeSpec], autoscaling: str) -> LocalCluster:

@@ -2,8 +2,8 @@
 
 It ends on SIGTERM, and all of Ray with it.
 
-Even SIGKILL takes the whole node along, since the kernel ends Ray's processes with this one: that is how a node
-is lost in tests.
+Even SIGKILL takes the whole node along, since the kernel ends Ray's processes with this one, and a reaper what those
+have started: that is how a node is lost in tests.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 
+from cluster.local.reaped import reaped
 from cluster.workers.ray_internals import RayNode
 
 STORE_BYTES = 80 * 2**20
@@ -77,6 +78,11 @@ def main() -> None:
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
+    with reaped():  # Ray's agents would live on for minutes after a SIGKILL
+        _keep(spec, ended)
+
+
+def _keep(spec: NodeSpec, ended: threading.Event) -> None:
     node = _start(spec)
     try:
         me = psutil.Process()

@@ -7,7 +7,6 @@ import logging
 import os
 import secrets
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,8 +14,8 @@ from typing import Any, TextIO
 
 import psutil
 
-from cluster.local import reaper
 from cluster.local.address import NoCluster, WrongToken, check_reachable, resolve_address
+from cluster.local.reaped import reaped
 from cluster.workers import ray_internals
 
 NAMESPACE = "orchestrator"
@@ -60,7 +59,7 @@ def connected_ray(
         if _is_host_and_port(address):
             check_reachable(address)
         options |= {"_node_ip_address": node} if node else {}
-    with _with_reaper() if address is None else contextlib.nullcontext():
+    with reaped() if address is None else contextlib.nullcontext():
         _connect(address, options)
         import ray
 
@@ -110,28 +109,6 @@ def _workers() -> list[psutil.Process]:
             if process.environ().get("RAY_RAYLET_PID") in raylets:
                 found.append(process)
     return found
-
-
-@contextlib.contextmanager
-def _with_reaper() -> Iterator[None]:
-    """Run `reaper.py` beside this process, so that no process of the Ray started within this context outlives it for
-    long, however it ends."""
-    if not sys.platform.startswith("linux"):
-        yield
-        return
-    marker = secrets.token_hex(16)
-    arguments = [sys.executable, "-I", "-S", reaper.__file__, marker]
-    # A session of its own: what interrupts or ends this process's group must not end the reaper too.
-    process = subprocess.Popen(
-        arguments, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
-    )
-    os.environ[reaper.VARIABLE] = marker
-    try:
-        yield
-    finally:
-        os.environ.pop(reaper.VARIABLE, None)
-        with contextlib.suppress(OSError):
-            process.communicate(b".")
 
 
 def _is_host_and_port(address: str) -> bool:

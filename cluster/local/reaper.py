@@ -1,9 +1,10 @@
-"""Ends what an embedded Ray leaves when its driver dies: `python -I -S reaper.py MARK`, with a pipe as standard input.
+"""Ends what Ray leaves on this machine when the process that started it dies, a driver with an embedded Ray or a local
+node: `python -I -S reaper.py MARK`, with a pipe as standard input.
 
-The kernel ends Ray's main processes with the driver, but not the processes that those have started: Ray's agents live
-on for minutes. All of them were started with MARK in their environment. Some give themselves a title, which writes
-over it, so the descendants of the driver are remembered while it lives. The pipe breaks when the driver dies; a driver
-that ends in order writes a byte first. Only the standard library is imported.
+The kernel ends Ray's main processes with that process, but not those which they have started: Ray's agents live on for
+minutes. All of them were started with MARK in their environment. Some give themselves a title, which writes over it, so
+the descendants are remembered while they live. The pipe breaks when the process dies; one that ends in order writes a
+byte first. Only the standard library is imported.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ VARIABLE = "ORCHESTRATOR_EMBEDDED_RAY"
 START_TIMEOUT = 10.0
 """Seconds during which processes that were being started may still appear."""
 SCAN_EVERY = 1.0
-"""Seconds between looks at the driver's descendants."""
+"""Seconds between looks at the descendants."""
 
 
 def main() -> None:
-    """Wait for the end of the driver, and kill what it left."""
-    marker, driver = f"{VARIABLE}={sys.argv[1]}".encode(), os.getppid()
+    """Wait for the end of the process that started this one, and kill what it left."""
+    marker, starter = f"{VARIABLE}={sys.argv[1]}".encode(), os.getppid()
     known: dict[int, str] = {}
     while not select.select([sys.stdin], [], [], SCAN_EVERY)[0]:
-        known = descendants(driver) | {pid: start for pid, start in known.items() if _start_of(pid) == start}
+        known = descendants(starter) | {pid: start for pid, start in known.items() if _start_of(pid) == start}
     if sys.stdin.buffer.read(1):
         return
     deadline, empty_scans = time.monotonic() + START_TIMEOUT, 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 from jobs import orchestrator, wait_for
+from s3 import free_ports
 
 from cluster.local import local_cluster as loopback
 
@@ -82,4 +85,28 @@ def test_a_head_that_was_killed_is_no_cluster_and_makes_way(folder: Path) -> Non
     said("show", cwd=folder, code=2)
     anew = said("up", "--local", 0, cwd=folder)
     assert len(anew["nodes"]) == 1
+    psutil.wait_procs(everything, timeout=15)
     assert alive(everything) == []
+
+
+UP = """
+import sys
+from cluster.local import local_cluster
+local_cluster.DASHBOARD_PORT = int(sys.argv[2])
+print(local_cluster.up(sys.argv[1], []).dashboard)
+"""
+
+
+@pytest.mark.slow
+def test_clusters_that_start_at_once_get_ports_of_their_own(tmp_path: Path) -> None:
+    names, port = ("t-at-once-1", "t-at-once-2"), str(free_ports(1).pop())
+    try:
+        words = [[sys.executable, "-c", UP, name, port] for name in names]
+        starts = [subprocess.Popen(w, cwd=tmp_path, stdout=subprocess.PIPE, text=True) for w in words]
+        found = {start.communicate(timeout=200)[0].strip() for start in starts}
+        assert [start.returncode for start in starts] == [0, 0]
+        assert len(found) == 2
+        assert f"http://127.0.0.1:{port}" in found
+    finally:
+        for name in names:
+            loopback.down(name)
