@@ -14,7 +14,7 @@ QUICK := not slow and not gpu and not bench
 BY_FILE := --numprocesses 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-unit test-dist test-ray test-long test-partition soak test-gpu bench docs check format lock clean
+.PHONY: help install quickstart example-reviews test test-unit test-dist test-ray test-long test-partition soak test-gpu bench docs check format lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -32,6 +32,11 @@ $(STAMP): pyproject.toml constraints.txt
 quickstart: install ## corpus, training on embedded Ray, export, report: the main job
 	@$(BIN)/orchestrator data corpus corpus
 	@$(BIN)/orchestrator run examples/quickstart.yaml
+
+example-reviews: install ## fine-tune a pretrained encoder on film reviews, and the same model from scratch
+	@$(BIN)/python examples/reviews.py
+	@$(BIN)/orchestrator run examples/reviews.yaml
+	@$(BIN)/orchestrator run examples/reviews.yaml --set name=reviews-scratch --set workload.model=hf:reviews/scratch
 
 test: install ## the default suite: unit, dist and ray
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/unit -m "$(QUICK)" --numprocesses auto

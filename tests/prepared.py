@@ -12,6 +12,7 @@ from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.prepare import _fingerprint
 from orchestrator.job.data import TrainBpe
 from orchestrator.job.spec import JobSpec, parse
+from orchestrator.resolve.prepared_data import kind_of
 from workloads.objectives import special_tokens
 
 
@@ -49,7 +50,8 @@ def _prepare(spec: JobSpec, cache: str) -> str:
         chosen = [spec.data.tokenizer.train_bpe, tokenizer.all_special(extra)]
     else:
         chosen = tokenizer.load(spec.data.tokenizer, extra)
-    name = _fingerprint(files, chosen, part_bytes)
+    kind = kind_of(spec)
+    name = _fingerprint(files, chosen, part_bytes, kind=kind)
     folder = DataFolder(f"{cache}/{name}")
     if shards.is_complete(folder):
         return folder.uri
@@ -62,7 +64,10 @@ def _prepare(spec: JobSpec, cache: str) -> str:
         entries = tokenizer.size_of(tokenizer.encoder(text))
     folder.write("tokenizer.json", text.encode())
     for number, part in enumerate(parts):
-        shards.write_shard(folder.uri, number, part, entries, roles)
+        shards.write_shard(folder.uri, number, part, entries, roles, kind=kind)
     uris = [source.uri for source in spec.data.sources]
-    manifest.write(folder, shards.gather(folder, name, uris, parts, entries, roles))
+    manifest.write(
+        folder,
+        shards.gather(folder, name, uris, parts, entries, roles, records=kind.objective if kind else ""),
+    )
     return folder.uri

@@ -22,42 +22,51 @@ TYPED = (*SENTENCES, "unified_lm", "translation_lm")
 """Objectives whose batches have two token types."""
 
 
+SUPERVISED_HEADS = {
+    "sequence_classification": "sequence",
+    "regression": "sequence",
+    "token_classification": "token",
+    "span_extraction": "span",
+}
+"""The heads of supervised objectives."""
+
+
 def describe(
     model: str,
     changes: Mapping[str, Any] | None = None,
     vocab_size: int | None = None,
     objective: str | None = None,
+    classes: int | None = None,
 ) -> TransformerConfig | HuggingFaceModel:
     """The configuration of preset `model`, or of the folder in `hf:<folder>`, with `changes`.
 
     A preset has `vocab_size` tokens unless `changes` give another number; a folder keeps its own. With `objective` the
-    model has the heads that it trains. Raises WorkloadError for an unknown model or field, or sizes that do not fit
-    each other.
+    model has the heads that it trains, of so many `classes`. Raises WorkloadError for an unknown model or field, or
+    sizes that do not fit each other.
     """
     wanted = dict(changes or {})
     if not model.startswith(FOLDER):
         if vocab_size is not None:
             wanted.setdefault("vocab_size", vocab_size)
         config = preset(model).changed(wanted)
-        return config if objective is None else for_objective(config, objective)
+        return config if objective is None else for_objective(config, objective, classes)
     from workloads.hf.folder import describe_folder
     from workloads.hf.hf_class import HuggingFaceModel
 
     found = describe_folder(model.removeprefix(FOLDER)).changed(wanted)
     if isinstance(found, HuggingFaceModel) or objective is None:
         return found
-    return for_objective(found, objective)
+    return for_objective(found, objective, classes)
 
 
-def for_objective(config: TransformerConfig, objective: str) -> TransformerConfig:
+def for_objective(config: TransformerConfig, objective: str, classes: int | None = None) -> TransformerConfig:
     """The configuration with the heads that `objective` trains and no others.
 
     Raises WorkloadError if the model cannot have them.
     """
-    if objective.endswith("_classification"):
-        head = "token" if objective == "token_classification" else "sequence"
-        wanted = {"head": head, "sentence_head": False, "generator": 0, "classes": config.classes or 2}
-        return config.changed(wanted)
+    if head := SUPERVISED_HEADS.get(objective):
+        count = {"regression": 1, "span_extraction": 2}.get(objective, classes or config.classes or 2)
+        return config.changed({"head": head, "sentence_head": False, "generator": 0, "classes": count})
     if config.architecture not in ("encoder", "prefix"):
         return config
     if objective == "blank_infilling" and not config.block_positions:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from workloads import objectives
-from workloads.describe import FOLDER, SENTENCES, Description, describe, for_objective
+from workloads.describe import FOLDER, SENTENCES, SUPERVISED_HEADS, Description, describe, for_objective
 from workloads.errors import WorkloadError
 from workloads.hf.hf_class import HuggingFaceModel
 from workloads.hf.hf_config import root
@@ -27,7 +27,7 @@ Begin: TypeAlias = Callable[
     [TransformerConfig, Mapping[str, torch.Size], Collection[str], int], StoredWeights
 ]
 """Reads the weights of a model of these shapes, with its tables and the least added token, as in `stored.misfits`."""
-NOT_OF_HF_CLASSES = (*SENTENCES, "replaced_token_detection")
+NOT_OF_HF_CLASSES = (*SENTENCES, "replaced_token_detection", *SUPERVISED_HEADS, "seq2seq")
 """Objectives that need heads which a Hugging Face class run as it is does not have."""
 
 
@@ -45,6 +45,7 @@ def load(
     rule: int = RULE,
     described: Description | None = None,
     begin: Begin | None = None,
+    labels: Sequence[str] = (),
 ) -> TransformerWorkload | HuggingFaceWorkload:
     """The workload of preset `model` (with `changes`) or of `hf:<folder>`, trained with `objective`.
 
@@ -72,6 +73,8 @@ def load(
         sequence_length=sequence_length,
         seed=seed,
         rule=rule,
+        labels=labels,
+        typed=getattr(config, "token_types", 0) > 1,
         **(options or {}),
     )
     if isinstance(config, HuggingFaceModel):
@@ -81,7 +84,7 @@ def load(
             )
         has_weights(str(root(config.folder)))  # refuses weights that cannot be read
         return HuggingFaceWorkload(model, config, built, vocabulary, dropout)
-    config = for_objective(config, objective)
+    config = for_objective(config, objective, len(labels) or None)
     if not model.startswith(FOLDER):
         config = _completed(config, vocabulary, sequence_length)
     config = replace(config, dropout=dropout)

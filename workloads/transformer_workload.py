@@ -166,7 +166,8 @@ class TransformerWorkload:
         """Write config.json and model.safetensors (fp32) that transformers loads. Raises WorkloadError."""
         from workloads.hf.checkpoint import export
 
-        export(self.config, self.vocabulary, self.shapes, read, folder, self._decoder_start)
+        labels = getattr(self.objective, "labels", ())
+        export(self.config, self.vocabulary, self.shapes, read, folder, self._decoder_start, labels)
 
     @property
     def _decoder_start(self) -> int | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -22,13 +22,23 @@ Batch = dict[str, Tensor]
 """Named tensors whose first dimension is the micro-batch, so that all of them are split in the same way."""
 
 
+class Frame(NamedTuple):
+    """The special tokens that a tokenizer puts around texts: before and after a single one; before, between and after
+    two. typed: the second of two has token type 1."""
+
+    single: tuple[tuple[int, ...], tuple[int, ...]]
+    pair: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+    typed: bool
+
+
 @dataclass(frozen=True)
 class Vocabulary:
     """What an objective needs to know of the tokenizer. Ids that the tokenizer lacks are None.
 
     `sentinels` are the ids of `<extra_id_0>`, `<extra_id_1>`, ... in that order (T5, GLM). `reserved` are ids that no
     text is drawn from: all special tokens of the tokenizer, <unk> among them, and ids that it has no entry for.
-    From the id `added` on, all tokens were added to the tokenizer.
+    From the id `added` on, all tokens were added to the tokenizer. `frame` is what it puts around texts, None if that
+    is nothing.
     `word_start[id]` tells whether a token begins a word, `sentence_end[id]` whether it ends a sentence;
     both are bool arrays of shape [size].
     """
@@ -43,6 +53,7 @@ class Vocabulary:
     sentinels: tuple[int, ...] = ()
     reserved: frozenset[int] = frozenset()
     added: int = 2**62
+    frame: Frame | None = None
     word_start: np.ndarray | None = field(default=None, compare=False)
     sentence_end: np.ndarray | None = field(default=None, compare=False)
 
@@ -76,12 +87,13 @@ class Reading:
 
     unit: "stream", `window` tokens every `stride`, in which documents end with `vocabulary.eos`; "document", a
     stretch of one document, at most `window` tokens, without its closing token; "documents", as many whole documents
-    as `window` tokens hold, and of one that is longer the beginning. documents: how many the text must have at least,
+    as `window` tokens hold, and of one that is longer the beginning; "record", a whole record, however long; "records",
+    as many whole ones as `window` tokens hold. documents: how many the text must have at least,
     where they are counted. partial: whether the objective also takes a shorter window, of two tokens at least: an
     evaluation then reads a stream to its last token.
     """
 
-    unit: Literal["stream", "document", "documents"]
+    unit: Literal["stream", "document", "documents", "record", "records"]
     window: int
     stride: int
     documents: int = 1
@@ -134,6 +146,12 @@ class Objective(Protocol):
 
         `turn` is the number of times that these samples have been read before. Labels that are not predicted are -100.
         """
+
+    def is_cut(self, record: np.ndarray, /) -> bool:
+        """Whether a record is longer than a sample, so that not all of it is read."""
+
+    def is_lost(self, record: np.ndarray, /) -> bool:
+        """Whether nothing of what is to be predicted is left of a record that is cut."""
 
 
 class Workload(Protocol):

@@ -153,7 +153,8 @@ def _without_locations(identity: dict[str, Any]) -> dict[str, Any]:
     if isinstance(tokenizer, str):
         tokenizer = _base_name(tokenizer)
     sources = [{**source, "uri": _base_name(source["uri"])} for source in data["sources"]]
-    data = {**data, "tokenizer": tokenizer, "sources": sources}
+    template = data["chat_template"] and _base_name(data["chat_template"])
+    data = {**data, "tokenizer": tokenizer, "sources": sources, "chat_template": template}
     return {**identity, "workload": {**workload, "model": model, "init_from": begins}, "data": data}
 
 

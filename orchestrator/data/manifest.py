@@ -72,6 +72,7 @@ class DataManifest:
         roles: the ids of eos, pad, bos, cls, sep, mask and unk, as far as the tokenizer has them.
         sentinels: the ids of `<extra_id_0>`, `<extra_id_1>`, ...
         entropy: of the unigram distribution of tokens, in nats: the loss of a model that knows only token frequencies.
+        records: the objective whose records it holds, see `orchestrator.data.records`; empty for text.
         bytes_per_token: turns a loss in nats per token into bits per byte: loss / ln 2 / bytes_per_token.
     """
 
@@ -89,6 +90,7 @@ class DataManifest:
     bytes_per_token: float
     format: int = field(default=FORMAT)
     tokenizer_xxh3: str = ""
+    records: str = ""
 
     @property
     def shards(self) -> list[TokenShard]:
@@ -107,6 +109,8 @@ class DataManifest:
         if self.format < 3:  # whose checksum is over what there was
             for shard in (shard for source in found["sources"] for shard in source["shards"]):
                 del shard["contents"]
+        if not self.records:  # as of earlier versions
+            del found["records"]
         return found
 
     @classmethod

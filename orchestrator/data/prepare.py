@@ -30,6 +30,7 @@ from orchestrator.data import manifest, shards, sources, tokenizer
 from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.documents import LINE_BYTES
 from orchestrator.data.quiet_logging import quiet
+from orchestrator.data.records import RecordKind
 from orchestrator.data.sources import Part, SourceFile
 from orchestrator.data.tokens import AGAIN, read_tokenizer
 from orchestrator.job.data import DataSpec, Source, TrainBpe
@@ -60,6 +61,7 @@ def prepare(
     before: str = "",
     tokenizer_of: str = "",
     where: str = SOURCES,
+    kind: RecordKind | None = None,
 ) -> str:
     """Prepare the token shards of `data` in `cache` unless they are there; returns the URI of the prepared data.
 
@@ -75,6 +77,7 @@ def prepare(
         before: fingerprint of the data that a run began with: prepare exactly that, in its format.
         tokenizer_of: URI of prepared data whose tokenizer is taken instead of the one that `data` names.
         where: the key of the sources in the job file.
+        kind: how rows become records, for an objective that reads such.
 
     Raises InputError for sources or a tokenizer that cannot be used and for a cache that cannot be written, TextChanged
     if `data` does not have the fingerprint `before` any more.
@@ -90,7 +93,7 @@ def prepare(
     else:
         chosen = tokenizer.load(data.tokenizer, objective_special_tokens)
     part_bytes = part_bytes or sources.part_size(files)
-    data_format, name = _format_and_fingerprint(files, chosen, part_bytes, before)
+    data_format, name = _format_and_fingerprint(files, chosen, part_bytes, before, kind)
     folder = DataFolder(f"{DataFolder(cache).uri}/{name}")
     try:
         folder.remove_old_drafts()
@@ -104,6 +107,7 @@ def prepare(
                 data_format,
                 progress or (lambda phase, done, total: None),
                 where,
+                kind,
             )
     except Exception as error:
         if isinstance(error, InputError) or not storage_failed(error):
@@ -122,12 +126,13 @@ def prepare(
 
 
 def _format_and_fingerprint(
-    files: Sequence[SourceFile], chosen: Any, part_bytes: int, before: str
+    files: Sequence[SourceFile], chosen: Any, part_bytes: int, before: str, kind: RecordKind | None
 ) -> tuple[int, str]:
     """The current format and the fingerprint of the data in it; or the format in which it has the fingerprint `before`.
     Raises InputError if there is none."""
     names = {
-        data_format: _fingerprint(files, chosen, part_bytes, data_format) for data_format in manifest.FORMATS
+        data_format: _fingerprint(files, chosen, part_bytes, data_format, kind)
+        for data_format in manifest.FORMATS
     }
     if not before:
         return manifest.FORMAT, names[manifest.FORMAT]
@@ -158,6 +163,7 @@ def _make(
     data_format: int,
     progress: Progress,
     where: str,
+    kind: RecordKind | None,
 ) -> None:
     """Make the files that are missing in `folder`, the manifest last."""
     try:
@@ -169,9 +175,10 @@ def _make(
     vocabulary, roles = _tokenizer(folder, chosen, parts, data_format)
     progress("tokenizer", 1, 1)
     _refuse_pairs_without_separator(files, roles)
-    _tokenise(folder, parts, vocabulary, roles, data_format, progress)
+    _tokenise(folder, parts, vocabulary, roles, data_format, progress, kind)
     name, uris = folder.uri.rsplit("/", 1)[-1], [source.uri for source in named]
-    found = shards.gather(folder, name, uris, parts, vocabulary, roles, data_format, where)
+    records = kind.objective if kind else ""
+    found = shards.gather(folder, name, uris, parts, vocabulary, roles, data_format, where, records)
     if finished is None:
         manifest.write(folder, found)
     elif not finished.same_tokens(found):
@@ -180,18 +187,23 @@ def _make(
 
 
 def _refuse_pairs_without_separator(files: Sequence[SourceFile], roles: dict[str, int]) -> None:
-    paired = next((file for file in files if len(file.fields) > 1), None)
+    paired = next((file for file in files if isinstance(file.field, tuple)), None)
     if paired and "sep" not in roles:
         hint = "use a tokenizer with a separator, or train one"
         raise InputError("holds pairs, and the tokenizer has no separator token", paired.uri, hint)
 
 
 def _fingerprint(
-    files: Sequence[SourceFile], tokenizer_: Any, part_bytes: int, data_format: int = manifest.FORMAT
+    files: Sequence[SourceFile],
+    tokenizer_: Any,
+    part_bytes: int,
+    data_format: int = manifest.FORMAT,
+    kind: RecordKind | None = None,
 ) -> str:
     """xxh3_128 of everything that determines the shards' bytes; where the files are does not."""
     content = [{k: v for k, v in asdict(file).items() if k not in ("uri", "sums")} for file in files]
-    whole = json.dumps([data_format, part_bytes, tokenizer_, content], sort_keys=True)
+    records = [kind.to_json()] if kind else []
+    whole = json.dumps([data_format, part_bytes, tokenizer_, content, *records], sort_keys=True)
     return xxhash.xxh3_128_hexdigest(whole.encode())
 
 
@@ -237,9 +249,10 @@ def _tokenise(
     roles: dict[str, int],
     data_format: int,
     progress: Progress,
+    kind: RecordKind | None,
 ) -> None:
     """Write the shards that have no record or of which a file is missing."""
-    todo = shards.unfinished(folder, len(parts), vocabulary, data_format)
+    todo = shards.unfinished(folder, len(parts), vocabulary, data_format, kind is not None)
     progress("tokens", len(parts) - len(todo), len(parts))
     if not todo:
         return
@@ -247,7 +260,7 @@ def _tokenise(
     def task(row: dict[str, Any]) -> dict[str, Any]:
         try:
             part = sources.from_json(row["part"])
-            shards.write_shard(folder_uri, row["number"], part, vocabulary, roles, data_format)
+            shards.write_shard(folder_uri, row["number"], part, vocabulary, roles, data_format, kind)
         except Exception as error:
             return {"error": _encode_error(error, folder_uri)}
         return {"error": ""}

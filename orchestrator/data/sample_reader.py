@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -34,6 +34,13 @@ class SampleReader:
         source, index = self._place(sample)
         start, length = self._windows[source].at(index)
         return self.streams.window(source, start, length)
+
+    def longer_than(self, length: int) -> Iterator[int]:
+        """The ids of the samples with more words than `length`."""
+        before = 0
+        for windows in self._windows:
+            yield from (before + n for n in range(len(windows)) if windows.at(n)[1] > length)
+            before += len(windows)
 
     def siblings(self, sample: int) -> range:
         """The ids of the samples of the same document."""

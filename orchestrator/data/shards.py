@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
+from tokenizers import Tokenizer
 
 from orchestrator.data import tokenizer as tokenizers
 from orchestrator.data.contents import ENTRY, ContentIndex
 from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.documents import TextPiece, pieces
 from orchestrator.data.manifest import FORMAT, DamagedManifest, DataManifest, PreparedSource, TokenShard, read
+from orchestrator.data.records import RecordKind, records_of
 from orchestrator.data.sources import Part
 from orchestrator.job.errors import InputError
+from workloads.objectives.records import CLOSE
 
 BATCH_BYTES = 2**20
 """Bytes of text that are tokenised at once; that takes about fifty times the memory."""
@@ -34,9 +37,9 @@ def record_name(number: int) -> str:
     return f"records/{number:06d}.json"
 
 
-def dtype(vocabulary: int) -> str:
-    """The smallest little-endian unsigned type that holds all ids: '<u2' or '<u4'."""
-    return "<u2" if vocabulary <= 2**16 else "<u4"
+def dtype(vocabulary: int, records: bool = False) -> str:
+    """The smallest little-endian unsigned type that holds all ids: '<u2' or '<u4', which all words of records have."""
+    return "<u2" if vocabulary <= 2**16 and not records else "<u4"
 
 
 def ends_name(shard: str) -> str:
@@ -57,16 +60,25 @@ def sizes_beside(shard: str, documents: int, data_format: int) -> dict[str, int]
 
 
 def write_shard(
-    uri: str, number: int, part: Part, vocabulary: int, roles: Mapping[str, int], data_format: int = FORMAT
+    uri: str,
+    number: int,
+    part: Part,
+    vocabulary: int,
+    roles: Mapping[str, int],
+    data_format: int = FORMAT,
+    kind: RecordKind | None = None,
 ) -> None:
     """Write shard `number` of the prepared data at `uri`, of format `data_format`, and then its record.
 
-    The record holds the numbers of tokens, documents and bytes of text, checksums, and the count of each id.
-    Raises InputError for text that cannot be read.
+    The record holds the numbers of tokens, documents and bytes of text, checksums, and the count of each id. With a
+    `kind` its documents are records. Raises InputError for text that cannot be read.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a task has one CPU
     folder = DataFolder(uri)
     encoder = tokenizers.encoder((folder.read("tokenizer.json") or b"").decode())
+    if kind is not None:
+        _write_records(folder, number, part, vocabulary, roles, kind, encoder)
+        return
     found: list[np.ndarray] = []
     ends: list[int] = []
     contents = ContentIndex()
@@ -81,20 +93,60 @@ def write_shard(
             ends += [length] if piece.ends else []
             contents.add(piece)
     tokens = np.concatenate(found) if found else np.zeros(0, dtype(vocabulary))
-    data, index = tokens.tobytes(), np.array(ends, "<u4").tobytes()
+    counts = np.bincount(tokens, minlength=vocabulary)
+    _write(folder, number, _Shard(tokens, ends, contents, text_bytes, counts), data_format)
+
+
+def _write_records(
+    folder: DataFolder,
+    number: int,
+    part: Part,
+    vocabulary: int,
+    roles: Mapping[str, int],
+    kind: RecordKind,
+    encoder: Tokenizer,
+) -> None:
+    """The records of a part as its documents, each with a closing word."""
+    found: list[np.ndarray] = []
+    ends: list[int] = []
+    contents, counts = ContentIndex(), np.zeros(vocabulary, dtype=np.int64)
+    text_bytes = length = 0
+    for record in (record for span in part for record in records_of(span, kind, encoder)):
+        found.append(np.append(record.words, [CLOSE]).astype("<u4"))
+        length += len(found[-1])
+        ends.append(length)
+        piece = TextPiece(record.text, True, len(record.text.encode()))
+        contents.add(piece)
+        text_bytes += piece.bytes
+        counts += np.bincount(record.tokens, minlength=vocabulary)
+    counts[roles["eos"]] += length - counts.sum()  # what is no token counts as the end that each record has
+    words = np.concatenate(found) if found else np.zeros(0, "<u4")
+    _write(folder, number, _Shard(words, ends, contents, text_bytes, counts), FORMAT)
+
+
+class _Shard(NamedTuple):
+    tokens: np.ndarray
+    ends: list[int]
+    contents: ContentIndex
+    bytes: int
+    counts: np.ndarray
+
+
+def _write(folder: DataFolder, number: int, shard: _Shard, data_format: int) -> None:
+    data, index = shard.tokens.tobytes(), np.array(shard.ends, "<u4").tobytes()
     folder.write(shard_name(number), data)
     record: dict[str, Any] = {
-        "tokens": len(tokens),
-        "documents": len(ends),
-        "bytes": text_bytes,
+        "tokens": len(shard.tokens),
+        "documents": len(shard.ends),
+        "bytes": shard.bytes,
         "xxh3": xxhash.xxh3_128_hexdigest(data),
-        "counts": np.bincount(tokens, minlength=vocabulary).tolist(),
+        "counts": shard.counts.tolist(),
     }
     if data_format > 1:
         folder.write(ends_name(shard_name(number)), index)
         record |= {"blocks": block_sums(data), "ends": xxhash.xxh3_64_hexdigest(index)}
     if data_format > 2:
-        listed = contents.to_bytes()
+        listed = shard.contents.to_bytes()
         folder.write(contents_name(shard_name(number)), listed)
         record["contents"] = xxhash.xxh3_64_hexdigest(listed)
     folder.write_json(record_name(number), record)
@@ -136,10 +188,12 @@ def is_complete(folder: DataFolder) -> bool:
     return whole and sizes.get(found.tokenizer, 0) > 0
 
 
-def unfinished(folder: DataFolder, parts: int, vocabulary: int, data_format: int) -> list[int]:
+def unfinished(
+    folder: DataFolder, parts: int, vocabulary: int, data_format: int, of_records: bool = False
+) -> list[int]:
     """The numbers of the shards of which a file is missing or of the wrong size."""
     width, sizes, records = (
-        np.dtype(dtype(vocabulary)).itemsize,
+        np.dtype(dtype(vocabulary, of_records)).itemsize,
         folder.sizes("shards"),
         folder.sizes("records"),
     )
@@ -166,17 +220,18 @@ def gather(
     roles: dict[str, int],
     data_format: int = FORMAT,
     where: str = "data.sources",
+    records: str = "",
 ) -> DataManifest:
     """The manifest of all shards in `folder`, from their records. `uris` are those of the sources, `where` their key in
-    the job file.
+    the job file, `records` the objective whose records they hold.
 
     Raises InputError if a record is damaged or the sources have no text.
     """
     prepared: list[list[TokenShard]] = [[] for _ in uris]
     counts = np.zeros(vocabulary, dtype=np.int64)
     with ThreadPoolExecutor(16) as pool:  # a store answers a read in tens of milliseconds
-        records = pool.map(lambda number: read_record(folder, number, data_format), range(len(parts)))
-    for number, (part, record) in enumerate(zip(parts, records, strict=True)):
+        found_records = pool.map(lambda number: read_record(folder, number, data_format), range(len(parts)))
+    for number, (part, record) in enumerate(zip(parts, found_records, strict=True)):
         if record is None:
             raise InputError(f"{record_name(number)} is damaged", folder.uri, "run the same command again")
         counts += record.pop("counts")
@@ -191,7 +246,8 @@ def gather(
     encoder = tokenizers.encoder(tokenizer.decode())
     return DataManifest(
         fingerprint=fingerprint,
-        dtype=dtype(vocabulary),
+        dtype=dtype(vocabulary, bool(records)),
+        records=records,
         tokenizer="tokenizer.json",
         vocabulary=vocabulary,
         roles=roles,

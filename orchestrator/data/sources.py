@@ -21,7 +21,7 @@ from orchestrator.storage.input_files import TIMEOUT
 from orchestrator.storage.retry import Retry, transient
 from orchestrator.storage.uri import is_local
 
-KINDS = (".txt", ".jsonl", ".parquet")
+KINDS = (".txt", ".jsonl", ".parquet", ".csv")
 PARTS = 64
 PART_BYTES = (2**20, 2**25)
 """Least and most bytes of a part: enough that starting a task is cheap, and little enough for one core's memory."""
@@ -33,7 +33,8 @@ class SourceFile:
 
     Attributes:
         content: identifies its bytes: their hash, or the ETag of a remote object.
-        field: key or column of the text, or of the two texts of a pair; empty for .txt.
+        field: key or column of the text, or of the two texts of a pair, or those of a record by what is read of it;
+            empty for .txt.
         sums: for a local file the checksums of its blocks, see `orchestrator.data.source_files`.
     """
 
@@ -42,12 +43,14 @@ class SourceFile:
     kind: str
     size: int
     content: str
-    field: str | tuple[str, str]
+    field: str | tuple[str, str] | dict[str, str]
     sums: str = dataclasses.field(default="", repr=False)
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The keys of a row's text or pair of texts."""
+        """The keys of a row's text, pair of texts or record."""
+        if isinstance(self.field, dict):
+            return tuple(self.field.values())
         return (self.field,) if isinstance(self.field, str) else tuple(self.field)
 
 
@@ -128,6 +131,8 @@ def cut(files: Sequence[SourceFile], part_bytes: int) -> list[Part]:
 def _spans(file: SourceFile, part_bytes: int) -> list[Span]:
     if file.kind == ".parquet":
         return _row_groups(file, part_bytes)
+    if file.kind == ".csv":  # a line may end within a quoted value
+        return [Span(file, 0, file.size, file.size)]
     count = -(-file.size // part_bytes)
     cuts = [file.size * i // count for i in range(count + 1)] if count else []
     return [Span(file, start, stop, stop - start) for start, stop in pairwise(cuts)]
@@ -170,7 +175,11 @@ def _identify(number: int, source: Source, fs: Any, info: dict[str, Any]) -> Sou
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", path, "check its permissions") from None
     if path.endswith(".txt") and not isinstance(source.field, str):
-        raise InputError("a .txt file cannot hold pairs", path, "give them as .jsonl or .parquet")
+        raise InputError("a .txt file cannot hold pairs or records", path, "give them as .jsonl or .parquet")
+    if path.endswith(".csv") and not isinstance(source.field, dict):
+        raise InputError(
+            "is read for records alone", path, "convert it to .jsonl, or name its columns in field"
+        )
     uri = path if local else fs.unstrip_protocol(path)
     kind = PurePosixPath(path).suffix
     return SourceFile(number, uri, kind, size, content, source.field if kind != ".txt" else "", sums)
@@ -186,7 +195,7 @@ def _row_groups(file: SourceFile, part_bytes: int) -> list[Span]:
         what = f"is not a parquet file ({' '.join(str(error).split())[:200]})"
         raise InputError(what, file.uri, "write the file anew") from None
     for key in file.fields:
-        if key not in names:
+        if key not in names and not (isinstance(file.field, dict) and key.split(".")[0] in names):
             raise InputError(f"has no column '{key}'", file.uri, f"set field to one of {', '.join(names)}")
     spans, start, held = [], 0, 0
     for group, size in enumerate(sizes):

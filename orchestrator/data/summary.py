@@ -33,7 +33,7 @@ def inspect(uri: str, share: float | None = None) -> dict[str, Any]:
     `entropy_nats` and `bits_per_byte` are the loss of a model that knows only how often each token occurs.
     """
     tokens = Tokens.open(uri)
-    found, tokenizer = tokens.manifest, tokens.tokenizer()
+    found = tokens.manifest
     sources = [
         {
             "uri": source.uri,
@@ -41,10 +41,7 @@ def inspect(uri: str, share: float | None = None) -> dict[str, Any]:
             "tokens": source.tokens,
             "documents": sum(shard.documents for shard in source.shards),
             "bytes": sum(shard.bytes for shard in source.shards),
-            "excerpt": tokenizer.decode(
-                tokens.window(number, 0, min(EXCERPT_TOKENS, source.tokens)).tolist(),
-                skip_special_tokens=False,
-            ),
+            "excerpt": "" if found.records else _excerpt(tokens, number),
         }
         for number, source in enumerate(found.sources)
     ]
@@ -62,3 +59,9 @@ def inspect(uri: str, share: float | None = None) -> dict[str, Any]:
         **({} if share is None else {"held_out": sizes(uri, share)}),
         "sources": sources,
     }
+
+
+def _excerpt(tokens: Tokens, source: int) -> str:
+    size = min(EXCERPT_TOKENS, tokens.length(source))
+    found: str = tokens.tokenizer().decode(tokens.window(source, 0, size).tolist(), skip_special_tokens=False)
+    return found

@@ -80,7 +80,7 @@ def load(uri: str, special_tokens: Sequence[str]) -> tuple[str, dict[str, int]]:
         raise InputError("there is no tokenizer.json", where, hint)
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    roles = roles_of(tokenizer, _named(config))
+    roles = roles_of(tokenizer, named_tokens(config))
     if "eos" not in roles:
         raise InputError(
             "no token ends a document", where, "name eos_token in a tokenizer_config.json beside it"
@@ -89,7 +89,7 @@ def load(uri: str, special_tokens: Sequence[str]) -> tuple[str, dict[str, int]]:
     tokenizer.add_special_tokens(
         [t for t in special_tokens if tokenizer.token_to_id(t) is None and t not in played]
     )
-    return str(tokenizer.to_str()), roles_of(tokenizer, _named(config))
+    return str(tokenizer.to_str()), roles_of(tokenizer, named_tokens(config))
 
 
 def roles_of(tokenizer: Tokenizer, named: Mapping[str, str]) -> dict[str, int]:
@@ -105,7 +105,7 @@ def roles_of(tokenizer: Tokenizer, named: Mapping[str, str]) -> dict[str, int]:
     return found
 
 
-def _named(config: Mapping[str, Any]) -> dict[str, str]:
+def named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """The tokens of roles that a tokenizer_config.json names."""
     named = {}
     for role in _NAMES:

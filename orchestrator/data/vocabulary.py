@@ -8,7 +8,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from orchestrator.data.manifest import DataManifest
-from workloads.workload import Vocabulary
+from workloads.workload import Frame, Vocabulary
 
 _CLOSING = "\"')]}ĠĊč "
 """What may follow a full stop within an entry: quotes, brackets, white space as spelled by byte-level BPE."""
@@ -37,11 +37,33 @@ def vocabulary_of(tokenizer: Tokenizer, found: DataManifest) -> Vocabulary:
         sep=roles.get("sep"),
         mask=roles.get("mask"),
         sentinels=tuple(found.sentinels),
+        frame=frame_of(tokenizer),
         added=first_added(tokenizer, found.vocabulary),
         reserved=frozenset(np.flatnonzero(~text).tolist() if found.format > 1 else ()),
         word_start=None if starts is None else starts & text,
         sentence_end=ends & text,
     )
+
+
+def frame_of(tokenizer: Tokenizer) -> Frame | None:
+    """What the tokenizer puts around a text and around two, None if that is nothing."""
+    if not tokenizer.num_special_tokens_to_add(is_pair=False):
+        return None
+
+    def around(text: str, second: str | None = None) -> tuple[list[tuple[int, ...]], int]:
+        found = tokenizer.encode(text, second)
+        parts: list[list[int]] = [[]]
+        for number, place in zip(found.ids, found.sequence_ids, strict=True):
+            if place is None:
+                parts[-1].append(number)
+            elif len(parts) == place + 1:
+                parts.append([])
+        types = [kind for kind, place in zip(found.type_ids, found.sequence_ids, strict=True) if place == 1]
+        return [tuple(part) for part in parts], max(types, default=0)
+
+    (before, after), _ = around("a")
+    (start, between, end), kind = around("a", "a")
+    return Frame((before, after), (start, between, end), bool(kind))
 
 
 def first_added(tokenizer: Tokenizer, size: int) -> int:

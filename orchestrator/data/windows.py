@@ -113,6 +113,10 @@ def windows_of(tokens: Streams, source: int, reading: Reading, whole: bool = Fal
     if reading.unit == "stream":
         return TiledWindows(tokens.length(source), reading, whole and reading.partial)
     ends = tokens.document_ends(source)
+    if reading.unit == "record":
+        return ListedWindows(np.concatenate(([0], ends[:-1])), ends - 1, ends)
+    if reading.unit == "records":
+        return _full_records(ends, reading.window)
     return (
         _document_parts(ends, reading.window)
         if reading.unit == "document"
@@ -142,3 +146,17 @@ def _full_documents(ends: np.ndarray, window: int) -> ListedWindows:
         stops.append(stop)
         begin = stop if after > document else int(ends[document])
     return ListedWindows(np.array(starts, dtype=np.int64), np.array(stops, dtype=np.int64), ends)
+
+
+def _full_records(ends: np.ndarray, window: int) -> ListedWindows:
+    """As many full records, in order, as have `window` tokens together without their closing words; a longer one
+    alone."""
+    tokens = ends - np.arange(1, len(ends) + 1)  # up to the end of each
+    firsts, begin = [], 0
+    while begin < len(ends):
+        firsts.append(begin)
+        before = int(tokens[begin - 1]) if begin else 0
+        begin = max(int(np.searchsorted(tokens, before + window, side="right")), begin + 1)
+    first = np.array(firsts, dtype=np.int64)
+    after = np.append(first[1:], len(ends))[: len(first)]
+    return ListedWindows(np.where(first > 0, ends[first - 1], 0), ends[after - 1] - 1, ends)

@@ -10,13 +10,14 @@ from orchestrator.job.strict import StrictModel
 
 
 class Source(StrictModel):
-    """Text files, and how many passes over them one epoch makes."""
+    """Files of text or of records, and how many passes over them one epoch makes."""
 
-    uri: str = Field(description="a path, glob or fsspec URI of .txt, .jsonl or .parquet files")
+    uri: str = Field(description="a path, glob or fsspec URI of .txt, .jsonl, .parquet or .csv files")
     weight: float = Field(default=1.0, gt=0.0, description="passes over this source in one epoch")
-    field: str | tuple[str, str] = Field(
+    field: str | tuple[str, str] | dict[str, str] = Field(
         default="text",
-        description="the key or column of the text in .jsonl and .parquet; two keys for pairs of source and target",
+        description="the key or column of the text in .jsonl and .parquet; two keys for pairs of source and target; "
+        "for records the column of each thing that the objective reads, as in {text: review, label: stars}",
     )
 
 
@@ -61,6 +62,14 @@ class DataSpec(StrictModel):
     sources: list[Source] = Field(min_length=1)
     tokenizer: TrainBpe | str = Field(description="train_bpe: N, or a tokenizer.json, or its folder")
     sequence_length: int = Field(ge=8, description="tokens in one sequence")
+    labels: list[str] = Field(
+        default_factory=list,
+        description="the names of the labels, in the order of their numbers, for an objective that predicts labels",
+    )
+    chat_template: str | None = Field(
+        default=None,
+        description="a Jinja file that writes a conversation as text; that of the tokenizer's folder if unset",
+    )
     validation: ValidationSpec | None = Field(default=None, description="text that is held out from training")
     cache: str | None = Field(
         default=None, description="folder of the token shards; beside the run directory if unset"

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field, model_validator
 
 from orchestrator.job.data import Source, refuse_weights
+from orchestrator.job.records import COLUMNS
 from orchestrator.job.strict import Positive, StrictModel
 
 VALIDATION = "validation"
@@ -69,8 +70,14 @@ class StopWhen(StrictModel):
 
 
 def metrics_of(objective: str) -> tuple[str, ...]:
-    """The metrics that an objective gives. A loss by byte of text needs that every token is predicted, and once."""
-    return tuple(m for m in get_args(Metric) if m != "bits_per_byte" or objective == "causal_lm")
+    """The metrics that an objective gives. A loss by byte of text needs that every token is predicted, and once; what
+    is no text has no perplexity, and a number is not right or wrong."""
+    left_out = set() if objective == "causal_lm" else {"bits_per_byte"}
+    if objective in COLUMNS and objective not in ("seq2seq", "conversation"):
+        left_out |= {"perplexity"}
+    if objective == "regression":
+        left_out |= {"accuracy"}
+    return tuple(m for m in get_args(Metric) if m not in left_out)
 
 
 def metric_problem(metric: str, names: list[str], evaluate: EvaluateSpec, objective: str) -> str:

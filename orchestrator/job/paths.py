@@ -25,6 +25,7 @@ def resolve_paths(spec: JobSpec, base: Path) -> JobSpec:
     tokenizer = spec.data.tokenizer
     if isinstance(tokenizer, str):
         tokenizer = absolute(tokenizer, base)
+    template = spec.data.chat_template and absolute(spec.data.chat_template, base)
     cache = spec.data.cache and absolute(spec.data.cache, base)
     target = spec.checkpoint.export_to and absolute(spec.checkpoint.export_to, base)
     prices = spec.limits.prices and absolute(spec.limits.prices, base)
@@ -40,6 +41,7 @@ def resolve_paths(spec: JobSpec, base: Path) -> JobSpec:
             "data": spec.data.model_copy(
                 update={
                     "sources": _absolute(spec.data.sources, base),
+                    "chat_template": template,
                     "validation": validation,
                     "tokenizer": tokenizer,
                     "cache": cache,

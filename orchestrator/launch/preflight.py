@@ -13,6 +13,7 @@ from orchestrator.checkpoint.identity import BASE, check_same_run
 from orchestrator.export.target import check_target
 from orchestrator.job.data import Source, TrainBpe
 from orchestrator.job.errors import InputError
+from orchestrator.job.records import COLUMNS, LABELLED, problem_of
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning import prices
 from orchestrator.planning.machines import Machine
@@ -84,10 +85,29 @@ def check_objective(job: ResolvedJob) -> None:
         known = [n for n in objectives.NAMES if architecture in objectives.architectures(n)]
         what = f"{name} does not train {spec.workload.model}, which is a {architecture}"
         raise InputError(what, "workload.objective", f"choose from {', '.join(known)}")
+    check_records(spec)
     for where, source in _sources(spec):
         if objectives.reads_pairs(name) and isinstance(source.field, str):
             hint = "give two keys, those of the text and of its translation"
             raise InputError(f"{name} reads pairs", f"{where}.field", hint)
+
+
+def check_records(spec: JobSpec) -> None:
+    """Every source says in which columns is what the objective reads, and the labels have names."""
+    name = spec.workload.objective
+    for where, source in _sources(spec):
+        if problem := problem_of(name, source.field):
+            raise InputError(problem, f"{where}.field")
+    labels = spec.data.labels
+    if name in LABELLED and (len(labels) < 2 or len(set(labels)) < len(labels)):
+        raise InputError(
+            f"{name} predicts one of two labels at least", "data.labels", "name each of them once"
+        )
+    if labels and name not in LABELLED:
+        raise InputError(f"{name} predicts no labels", "data.labels", "leave it out")
+    if name in COLUMNS and isinstance(spec.data.tokenizer, TrainBpe):
+        hint = "name that of the model, or train one on text first"
+        raise InputError(f"{name} reads records, on which no tokenizer is trained", "data.tokenizer", hint)
 
 
 def _sources(spec: JobSpec) -> list[tuple[str, Source]]:
@@ -133,7 +153,7 @@ def _vocabulary(job: ResolvedJob) -> Vocabulary:
     from tokenizers import Tokenizer
 
     from orchestrator.data import tokenizer
-    from orchestrator.data.vocabulary import first_added
+    from orchestrator.data.vocabulary import first_added, frame_of
     from workloads.workload import Vocabulary
 
     size, source = job.vocabulary_size, job.spec.data.tokenizer
@@ -145,7 +165,10 @@ def _vocabulary(job: ResolvedJob) -> Vocabulary:
         text, roles = tokenizer.load(source, job.special_tokens)
     sentinels, anywhere = tokenizer.sentinels(Tokenizer.from_str(text)), np.ones(size, bool)
     known: dict[str, Any] = {role: number for role, number in roles.items() if role != "unk"}
-    known["added"] = first_added(Tokenizer.from_str(text), size)
+    known |= {
+        "added": first_added(Tokenizer.from_str(text), size),
+        "frame": frame_of(Tokenizer.from_str(text)),
+    }
     return Vocabulary(size, **known, sentinels=tuple(sentinels), word_start=anywhere, sentence_end=anywhere)
 
 

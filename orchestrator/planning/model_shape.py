@@ -63,6 +63,8 @@ def _no_context_split(config: TransformerConfig) -> str:
         return "relative positions need every distance on every rank"
     if config.sentence_head or config.head == "sequence":
         return "a sentence head reads one token of the full sequence"
+    if config.head == "span":
+        return "a span is chosen among all tokens of the full sequence"
     return (
         "the discriminator's loss is a mean over the full sequence" if config.head == "discriminator" else ""
     )

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestrator.job.errors import InputError
+from orchestrator.job.records import COLUMNS
 from orchestrator.job.spec import JobSpec
 from orchestrator.resolve.resolved_job import special_tokens_of
 from orchestrator.storage.retry import Retry, storage_failed
 from orchestrator.storage.run_directory import RunDir
 
 if TYPE_CHECKING:
+    from orchestrator.data.records import RecordKind
     from orchestrator.data.tokens import Tokens
 
 EXCERPT = "excerpt"
@@ -31,6 +33,19 @@ class PreparedData:
 
     uri: str = ""
     sets: dict[str, str] = field(default_factory=dict)
+
+
+def kind_of(spec: JobSpec) -> RecordKind | None:
+    """How the job's rows become records, None if its objective reads text. Raises InputError."""
+    from orchestrator.data.conversations import template_of
+    from orchestrator.data.records import RecordKind
+
+    objective, location = spec.workload.objective, spec.data.tokenizer
+    if objective not in COLUMNS:
+        return None
+    if objective == "conversation" and isinstance(location, str):
+        return RecordKind(objective, (), *template_of(location, spec.data.chat_template))
+    return RecordKind(objective, tuple(spec.data.labels))
 
 
 def prepare(spec: JobSpec, run: RunDir, tell: Callable[[str, int, int], None]) -> PreparedData:
@@ -53,7 +68,7 @@ def prepared(
         from orchestrator.data.prepare import prepare as prepare_data
 
         special, cache = special_tokens_of(spec), data_cache(spec, run)
-        data = prepare_data(spec.data, special, cache, tell, before=_name(data))
+        data = prepare_data(spec.data, special, cache, tell, before=_name(data), kind=kind_of(spec))
     sets = {
         name: _prepared_set(spec, run, name, data, before.sets.get(name, ""), tell)
         for name in spec.set_sources
@@ -82,7 +97,14 @@ def _prepared_set(
     text = spec.data.model_copy(update={"sources": sources})
     try:
         return prepare_data(
-            text, (), data_cache(spec, run), tell, before=_name(before), tokenizer_of=data, where=where
+            text,
+            (),
+            data_cache(spec, run),
+            tell,
+            before=_name(before),
+            tokenizer_of=data,
+            where=where,
+            kind=kind_of(spec),
         )
     except TextChanged:
         hint = "put it back as it was, or add this one as a set of another name"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.job.data import TrainBpe
 from orchestrator.job.errors import InputError
+from orchestrator.job.records import COLUMNS
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import ModelShape
 from orchestrator.planning.model_shape import model_shape
@@ -57,7 +58,10 @@ def resolve(spec: JobSpec, vocabulary_size: int | None = None) -> ResolvedJob:
     special = special_tokens_of(spec)
     size = _vocabulary_size(spec, special) if vocabulary_size is None else vocabulary_size
     with wrong_input("workload"):
-        model = describe(spec.workload.model, spec.workload.changes, size)
+        # the heads of other objectives need what only the load of the workload checks
+        asked = spec.workload
+        objective = asked.objective if asked.objective in COLUMNS else None
+        model = describe(asked.model, asked.changes, size, objective, len(spec.data.labels) or None)
         shape = model_shape(model, spec.data.sequence_length)
     return ResolvedJob(spec, model, special, size, shape)
 

@@ -91,8 +91,27 @@ def resolve_over(
     return (
         inputs.job,
         tokens.manifest.digest,
-        [*inputs.job.notes, *inputs.workload.notes, *_set_notes(spec, tokens, data.sets)],
+        [
+            *inputs.job.notes,
+            *inputs.workload.notes,
+            *_cut_notes(inputs),
+            *_set_notes(spec, tokens, data.sets),
+        ],
     )
+
+
+def _cut_notes(inputs: TrainingInputs) -> list[str]:
+    """A line if records are longer than a sample, with how many, and of how many nothing is predicted."""
+    objective, read = inputs.workload.objective, inputs.batches.read
+    if not objective.reading.unit.startswith("record"):
+        return []
+    least, length = objective.reading.window // 2, objective.reading.window
+    found = [words for words in map(read, read.longer_than(least)) if objective.is_cut(words)]
+    if not found:
+        return []
+    lost = sum(map(objective.is_lost, found))
+    line = f"{len(found)} records are longer than {length} tokens, and cut"
+    return [line + (f"; of {lost} of them nothing that is predicted is left" if lost else "")]
 
 
 def _set_notes(spec: JobSpec, tokens: Tokens, sets: Mapping[str, str]) -> list[str]:
@@ -144,5 +163,6 @@ def load_workload(
             seed=spec.seed,
             rule=data_format,
             described=model,
+            labels=spec.data.labels,
             begin=weights_of(base, spec, retry) if base and spec.workload.init_from else None,
         )

@@ -101,7 +101,8 @@ class Evaluator:
             return batch
         for name in LABELS:
             if name in batch:
-                batch[name] = batch[name].masked_fill(_wide(~there, batch[name]), IGNORED)
+                none = math.nan if batch[name].is_floating_point() else IGNORED
+                batch[name] = batch[name].masked_fill(_wide(~there, batch[name]), none)
         for name, read, padding in ROUTED if self._has_routers else ():  # nor is it routed, which would count
             if read in batch:
                 real = batch.get(padding, torch.ones_like(batch[read], dtype=torch.bool))

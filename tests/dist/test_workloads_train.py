@@ -35,7 +35,7 @@ def fits(model: str, objective: str) -> bool:
     return two_positions and generator
 
 
-PAIRS = [(m, o) for m in PRESETS if m.endswith("-tiny") for o in objectives.NAMES if fits(m, o)]
+PAIRS = [(m, o) for m in PRESETS if m.endswith("-tiny") for o in objectives.OF_TEXT if fits(m, o)]
 
 
 def write_pairs(path: Path) -> str:

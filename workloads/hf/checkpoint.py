@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,15 +32,21 @@ def export(
     read: Callable[[str], Tensor],
     folder: str,
     decoder_start: int | None = None,
+    labels: Sequence[str] = (),
 ) -> None:
     """Write config.json and model.safetensors (fp32) of the model whose tensors `read(name)` gives.
 
-    decoder_start is the token with which the decoder of an encoder-decoder begins, by default the padding. ELECTRA's
+    decoder_start is the token with which the decoder of an encoder-decoder begins, by default the padding; labels are
+    the names of what a classifier predicts. ELECTRA's
     discriminator goes to `folder`, its generator to the folder `generator` in it. Raises WorkloadError if transformers
     has no such model.
     """
     if not config.generator:
-        _export_one(config, hf_config_of(config, vocabulary, decoder_start), shapes, read, folder)
+        hf_config = hf_config_of(config, vocabulary, decoder_start)
+        if labels:
+            hf_config.id2label = dict(enumerate(labels))
+            hf_config.label2id = {label: number for number, label in enumerate(labels)}
+        _export_one(config, hf_config, shapes, read, folder)
         return
     for part, prefix, path in electra_pair(config, folder):
         names = {within(prefix, n): s for n, s in shapes.items() if belongs(prefix, n)}

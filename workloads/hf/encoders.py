@@ -76,6 +76,7 @@ BERT = Family(
             "BertForSequenceClassification", _sentence("head", "bert.pooler.dense", "classifier")
         ),
         "token": Head("BertForTokenClassification", both("head.output", "classifier")),
+        "span": Head("BertForQuestionAnswering", both("head.output", "qa_outputs")),
         "none": Head("BertModel"),
     },
 )
@@ -115,6 +116,7 @@ ROBERTA = Family(
             "RobertaForSequenceClassification", _sentence("head", "classifier.dense", "classifier.out_proj")
         ),
         "token": Head("RobertaForTokenClassification", both("head.output", "classifier")),
+        "span": Head("RobertaForQuestionAnswering", both("head.output", "qa_outputs")),
         "none": Head("RobertaModel"),
     },
 )
@@ -172,6 +174,7 @@ ALBERT = Family(
         "masked": Head("AlbertForMaskedLM", _ALBERT_MASKED),
         "sequence": Head("AlbertForSequenceClassification", _sentence("head", "albert.pooler", "classifier")),
         "token": Head("AlbertForTokenClassification", both("head.output", "classifier")),
+        "span": Head("AlbertForQuestionAnswering", both("head.output", "qa_outputs")),
         "none": Head("AlbertModel"),
     },
 )  # fmt: skip
@@ -207,6 +210,7 @@ ELECTRA = Family(
             "ElectraForSequenceClassification", _sentence("head", "classifier.dense", "classifier.out_proj")
         ),
         "token": Head("ElectraForTokenClassification", both("head.output", "classifier")),
+        "span": Head("ElectraForQuestionAnswering", both("head.output", "qa_outputs")),
         "none": Head("ElectraModel"),
     },
 )

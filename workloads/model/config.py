@@ -18,7 +18,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "positions": ("learned", "sinusoidal", "rotary", "relative", "none"),
     "activation": ACTIVATIONS,
     "head_activation": ("", *ACTIVATIONS),
-    "head": ("language", "masked", "discriminator", "sequence", "token", "none"),
+    "head": ("language", "masked", "discriminator", "sequence", "token", "span", "none"),
     "pooler": ("tanh", "gelu"),
     "initial": ("normal", "truncated", "fan_in"),
 }
@@ -139,7 +139,9 @@ class TransformerConfig:
             raise WorkloadError(
                 "a tied language head needs embedding_size equal to hidden; use head: masked or tied: false"
             )
-        if self.head in ("sequence", "token") and self.classes < 2:
+        if self.head in ("sequence", "token", "span") and self.classes < (
+            1 if self.head == "sequence" else 2
+        ):
             raise WorkloadError(f"a {self.head} head needs classes of at least 2; set classes")
         if self.sentence_head and self.architecture not in ("encoder", "prefix"):
             raise WorkloadError(f"{self.architecture} has no sentence_head; use an encoder")

@@ -42,15 +42,28 @@ def loss(
     """The loss of a model's output; `of_tokens` replaces `token_loss` if the logits are of a part of the vocabulary.
 
     language, masked, token: cross-entropy of `labels` [B, L] (-100 ignored), summed over tokens.
+    span: mean of the cross-entropies of the first and the last token, `labels` [B, 2], summed over sequences.
     With a sentence head (BERT, ALBERT): plus the mean cross-entropy of `sequence_labels` [B].
-    sequence: cross-entropy of `sequence_labels`, summed over sequences.
+    sequence: cross-entropy of `sequence_labels` [B] (-100 ignored), summed over sequences; of one class the squared
+    error to fp32 `sequence_labels` (NaN ignored).
     ELECTRA: cross-entropy of the generator plus 50 times the mean binary cross-entropy over real tokens.
     """
     if isinstance(output, ElectraOutput):
         return _electra(output, batch, of_tokens)
     if config.head == "sequence":
         assert output.sentence is not None
-        return _sequence(output.sentence, batch["sequence_labels"])
+        labels = batch["sequence_labels"]
+        found = (
+            _regression(output.sentence, labels)
+            if config.classes == 1
+            else _sequence(output.sentence, labels)
+        )
+        return _with_routers(found, output)
+    if config.head in ("token", "span"):
+        assert output.logits is not None
+        labels = batch["labels"]
+        found = _span(output.logits, labels) if config.head == "span" else _by_token(output.logits, labels)
+        return _with_routers(found, output)
     assert output.logits is not None
     result = of_tokens(output.logits, batch["labels"])
     metrics = dict(result.metrics)
@@ -67,9 +80,39 @@ def loss(
 
 
 def _sequence(logits: Tensor, labels: Tensor) -> Loss:
-    total = F.cross_entropy(logits.float(), labels, reduction="sum")
-    count = torch.tensor(float(len(labels)), device=labels.device)
-    return Loss(total, count, metrics={"accuracy": _accuracy(logits, labels)})
+    predicted = labels != IGNORED
+    total = F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum")
+    correct = ((logits.detach().argmax(-1) == labels) & predicted).sum().float()
+    metrics = {"accuracy": correct / predicted.sum().clamp(min=1)}
+    return Loss(total, predicted.sum().float(), metrics=metrics, correct=correct)
+
+
+def _regression(logits: Tensor, labels: Tensor) -> Loss:
+    predicted = ~labels.isnan()
+    apart = logits[:, 0].float() - labels.where(predicted, 0.0)
+    return Loss((apart.square() * predicted).sum(), predicted.sum().float())
+
+
+def _by_token(logits: Tensor, labels: Tensor) -> Loss:
+    found = token_loss(logits, labels)
+    predicted = labels != IGNORED
+    correct = ((logits.detach().argmax(-1) == labels) & predicted).sum().float()
+    return replace(found, correct=correct)
+
+
+def _span(logits: Tensor, labels: Tensor) -> Loss:
+    """logits [B, L, 2] of the first and the last token of a span."""
+    both = logits.float().transpose(1, 2)
+    predicted = (labels != IGNORED).all(-1)
+    total = F.cross_entropy(both.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum") / 2
+    right = (both.detach().argmax(-1) == labels).all(-1) & predicted
+    return Loss(total, predicted.sum().float(), correct=right.sum().float())
+
+
+def _with_routers(found: Loss, output: Output) -> Loss:
+    if output.extra is None:
+        return found
+    return replace(found, extra=output.extra, metrics={**found.metrics, "router_loss": output.extra.detach()})
 
 
 def _electra(output: ElectraOutput, batch: Batch, of_tokens: TokenLoss) -> Loss:

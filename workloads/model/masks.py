@@ -61,8 +61,10 @@ def self_mask(config: TransformerConfig, batch: Batch, length: int) -> Mask:
     allowed = parts[0]
     for part in parts[1:]:
         allowed = allowed & part
-    if "attention" in batch or "padding" in batch:
-        # A row that attends to nothing would give NaN, so padding attends to itself.
+    # A row that attends to nothing would give NaN.
+    if len(parts) == 1 and "padding" in batch and not config.causal:
+        allowed = allowed | ~batch["padding"].any(1)[:, None, None, None]
+    elif "attention" in batch or "padding" in batch:  # padding attends to itself
         allowed = allowed | torch.eye(length, dtype=torch.bool, device=device)
     causal = config.causal and "attention" not in batch
     return Mask(Mask(allowed, True).dense(length, device) if causal else allowed)

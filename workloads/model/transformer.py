@@ -234,7 +234,7 @@ def make_head(config: TransformerConfig) -> nn.Module | None:
         return VocabularyProjection(config, config.hidden, bias=False)
     if config.head == "sequence":
         return LastTokenHead(config) if config.causal else SentenceHead(config, config.classes)
-    made = {"masked": MaskedHead, "discriminator": DiscriminatorHead, "token": TokenHead}
+    made = {"masked": MaskedHead, "discriminator": DiscriminatorHead, "token": TokenHead, "span": TokenHead}
     return made[config.head](config) if config.head in made else None
 
 

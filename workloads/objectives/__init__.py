@@ -1,4 +1,4 @@
-"""Pre-training objectives: how a window of raw text becomes model input, and what is predicted.
+"""Objectives: how a window of raw text, or a record, becomes model input, and what is predicted.
 
 name                      paper                                               architectures
 causal_lm                 GPT, Radford et al. 2018                            decoder
@@ -17,6 +17,12 @@ span_corruption           T5, Raffel et al. 2020                              en
 denoising                 BART, Lewis et al. 2020                             encoder-decoder
 mass                      MASS, Song et al. 2019                              encoder-decoder
 gap_sentences             PEGASUS, Zhang et al. 2020                          encoder-decoder
+sequence_classification   GPT, Radford et al. 2018; BERT, Devlin et al. 2019  decoder, encoder
+regression                STS-B in GLUE, Wang et al. 2019                     decoder, encoder
+token_classification      BERT, Devlin et al. 2019, section 5.3               decoder, encoder
+span_extraction           BERT, Devlin et al. 2019, section 4.2               encoder
+seq2seq                   T5, Raffel et al. 2020                              encoder-decoder
+conversation              InstructGPT, Ouyang et al. 2022                     decoder
 
 Batch keys, B samples of L tokens, all of one shape for a given sequence length:
 tokens [B, L], labels [B, L or decoder length] (aligned with what predicts them, -100 where nothing is),
@@ -27,7 +33,7 @@ L], sample_seed [B]. Integers are int64. Each class says which it gives.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from types import MappingProxyType
 from typing import Any
@@ -35,6 +41,7 @@ from typing import Any
 from workloads.errors import WorkloadError
 from workloads.objectives.blank_infilling import BlankInfilling
 from workloads.objectives.causal_lm import CausalLM
+from workloads.objectives.conversation import Conversation
 from workloads.objectives.denoising import Denoising
 from workloads.objectives.gap_sentences import GapSentences
 from workloads.objectives.masked_lm import (
@@ -49,6 +56,13 @@ from workloads.objectives.pairs import NextSentence, SentenceOrder
 from workloads.objectives.permuted import PermutedLM
 from workloads.objectives.sampled import RULE, SampledObjective
 from workloads.objectives.span_corruption import SpanCorruption
+from workloads.objectives.supervised import (
+    Regression,
+    Seq2Seq,
+    SequenceClassification,
+    SpanExtraction,
+    TokenClassification,
+)
 from workloads.objectives.translation import TranslationLM
 from workloads.objectives.unified import UnifiedLM
 from workloads.workload import Objective, Vocabulary
@@ -73,26 +87,59 @@ _CLASSES: Mapping[str, type[SampledObjective]] = MappingProxyType(
             Denoising,
             Mass,
             GapSentences,
+            SequenceClassification,
+            Regression,
+            TokenClassification,
+            SpanExtraction,
+            Seq2Seq,
+            Conversation,
         )
     }
 )
 
 NAMES: tuple[str, ...] = tuple(_CLASSES)
+OF_TEXT: tuple[str, ...] = tuple(name for name in NAMES if not _CLASSES[name].unit.startswith("record"))
+"""Objectives that read text and not records."""
 
 
 def build(
-    name: str, *, vocabulary: Vocabulary, sequence_length: int, seed: int, rule: int = RULE, **options: Any
+    name: str,
+    *,
+    vocabulary: Vocabulary,
+    sequence_length: int,
+    seed: int,
+    rule: int = RULE,
+    labels: Sequence[str] = (),
+    typed: bool = False,
+    **options: Any,
 ) -> Objective:
     """The objective `name` for model inputs of `sequence_length` tokens, under the rule of the run's data.
+
+    labels are the names of what is predicted, typed whether the model has two token types, for supervised objectives.
 
     Raises WorkloadError for an unknown name or option, an option out of range, or a vocabulary that lacks
     the tokens or tables the objective needs.
     """
     kind = _find(name)
-    known = {f.name for f in fields(kind)} - {"vocabulary", "sequence_length", "seed", "rule"}
+    known = {f.name for f in fields(kind)} - {
+        "vocabulary",
+        "sequence_length",
+        "seed",
+        "rule",
+        "labels",
+        "typed",
+    }
     if unknown := sorted(options.keys() - known):
         raise WorkloadError(f"{name} has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}")
-    return kind(vocabulary=vocabulary, sequence_length=sequence_length, seed=seed, rule=rule, **options)
+    return kind(
+        vocabulary=vocabulary,
+        sequence_length=sequence_length,
+        seed=seed,
+        rule=rule,
+        labels=tuple(labels),
+        typed=typed,
+        **options,
+    )
 
 
 def special_tokens(name: str) -> tuple[str, ...]:

@@ -47,8 +47,9 @@ class SampledObjective(ABC):
     """Base of all objectives. Fields after `seed` are the options of `workloads.objectives.build`.
 
     With `static` every turn sees the same corruption of a sample (BERT); without it, each draws another (RoBERTa).
-    `rule` is that of the run's data, see RULE. Raises WorkloadError if the vocabulary lacks what `needs` names, or an
-    option is wrong.
+    `labels` are the names of what is predicted, `typed` says that the model has two token types; both matter to
+    objectives that read records. `rule` is that of the run's data, see RULE. Raises WorkloadError if the vocabulary
+    lacks what `needs` names, or an option is wrong.
     """
 
     name = ""
@@ -59,7 +60,7 @@ class SampledObjective(ABC):
     """How many `<extra_id_i>` tokens a tokenizer for this objective carries."""
     begins, ends = "", ""
     """The roles of the tokens that stand around each text that the model reads, as an exported tokenizer adds them."""
-    unit: ClassVar[Literal["stream", "document", "documents"]] = "stream"
+    unit: ClassVar[Literal["stream", "document", "documents", "record", "records"]] = "stream"
     """What a sample reads; see `Reading`."""
     overlap: ClassVar[int] = 0
     """Tokens at the end of a window of a stream that the next one begins with."""
@@ -73,6 +74,8 @@ class SampledObjective(ABC):
     seed: int
     rule: int = RULE
     static: bool = False
+    labels: tuple[str, ...] = ()
+    typed: bool = False
 
     def __post_init__(self) -> None:
         if self.sequence_length < SHORTEST:
@@ -103,6 +106,14 @@ class SampledObjective(ABC):
         drawn = 0 if self.static else turn
         samples = [self.sample(read, int(i), generator(self.seed, int(i), drawn, self.name)) for i in ids]
         return {key: torch.from_numpy(np.stack([s[key] for s in samples])) for key in samples[0]}
+
+    def is_cut(self, record: np.ndarray) -> bool:
+        """Whether a record is longer than a sample, so that not all of it is read."""
+        return False
+
+    def is_lost(self, record: np.ndarray) -> bool:
+        """Whether nothing of what is to be predicted is left of a record that is cut."""
+        return False
 
     def read_window(self, read: Read, sample: int) -> np.ndarray:
         """The raw tokens of a sample, int64 [window or fewer]. Raises WorkloadError if they do not fit."""

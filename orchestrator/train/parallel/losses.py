@@ -66,7 +66,8 @@ class StepLosses:
         its weight whatever share of the tokens is predicted."""
         place = self._mesh.coordinate
         mine = place["pp"] == place["cp"] == place["tp"] == 0
-        labels = sum(int((batch["labels"] != IGNORED).sum()) for batch in micro_batches if "labels" in batch)
+        named = [batch.get("labels", batch.get("sequence_labels")) for batch in micro_batches]
+        labels = sum(int((found != IGNORED).sum()) for found in named if found is not None)
         total = torch.tensor([labels if mine else 0])
         dist.all_reduce(total)
         return int(total)

@@ -15,6 +15,7 @@ from texts import Corpus
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.checkpoint.store import Store
 from orchestrator.data.batches import slices
+from orchestrator.job.records import COLUMNS
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.planning.layout import Layout
 from orchestrator.train.device import COMPUTE, Device, close_device, open_device
@@ -23,6 +24,7 @@ from orchestrator.train.engines.engine import Engine
 from orchestrator.train.rank_messages import gather_json
 from workloads.load import load
 from workloads.model.dropout import KEYS, row_keys
+from workloads.objectives.records import CLOSE, MARK, pack, to_bits
 from workloads.workload import Batch, Vocabulary, Workload
 
 SIZE, LENGTH = 160, 16
@@ -45,7 +47,10 @@ def job(case: dict[str, Any]) -> JobSpec:
             "mup": case.get("mup"),
             "dropout": case.get("dropout", 0.0),
         },
-        "data": {"sources": [{"uri": "none"}], "tokenizer": "none", "sequence_length": LENGTH},
+        "data": {
+            "sources": [{"uri": "none"}], "tokenizer": "none", "sequence_length": LENGTH,
+            "labels": case.get("labels", []),
+        },
         "train": train,
     })  # fmt: skip
 
@@ -62,7 +67,28 @@ def workload_of(spec: JobSpec) -> Workload:
         dropout=asked.dropout,
         sequence_length=LENGTH,
         seed=spec.seed,
+        labels=spec.data.labels,
     )
+
+
+def record_of(objective: str, sample: int) -> np.ndarray:
+    """A record for an objective that reads such: a function of its number."""
+    draw = np.random.default_rng(sample)
+    text = draw.integers(6, 50, draw.integers(3, LENGTH))
+    match objective:
+        case "sequence_classification":
+            return pack([text, draw.integers(6, 50, 4) if sample % 2 else [], [sample % 3]])
+        case "regression":
+            return pack([text, [], [to_bits(sample % 7 / 3)]])
+        case "token_classification":
+            return pack([text, np.arange(len(text)) % 4])
+        case "span_extraction":
+            return pack([text[:3], text, [sample % 2, sample % 2 * 2]])
+        case "seq2seq":
+            return pack([text, text[::-1]])
+    said = np.tile(text, 2)
+    talks = [np.where(np.arange(size) > 2, said[:size] | MARK, said[:size]) for size in (6, 5)]
+    return np.concatenate([talks[0], [CLOSE], talks[1]])
 
 
 def micro_batches(
@@ -71,7 +97,12 @@ def micro_batches(
     """This rank's micro-batches of a step: random tokens, a function of the sample's number; if `ragged`, padded."""
     window = workload.objective.window(LENGTH)
 
-    read = Corpus(lambda sample: np.random.default_rng(sample).integers(6, 50, window))
+    def sample_of(sample: int) -> np.ndarray:
+        if workload.objective.name in COLUMNS:
+            return record_of(workload.objective.name, sample)
+        return np.random.default_rng(sample).integers(6, 50, window)
+
+    read = Corpus(sample_of)
 
     size = spec.train.global_batch
     place = layout.coordinate(dist.get_rank())

@@ -33,7 +33,7 @@ NEEDS = {"replaced_token_detection": "electra-tiny", "blank_infilling": "glm-tin
 PAIRS = [
     (model, objective)
     for model in PRESETS
-    for objective in objectives.NAMES
+    for objective in objectives.OF_TEXT
     if model.endswith("-tiny")
     and describe(model).architecture in objectives.architectures(objective)
     and NEEDS.get(objective, model) == model

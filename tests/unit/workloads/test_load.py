@@ -39,7 +39,7 @@ MODELS = {
 NEEDS = {"replaced_token_detection": "electra-tiny", "blank_infilling": "glm-tiny"}
 PAIRS = [
     (objective, model)
-    for objective in objectives.NAMES
+    for objective in objectives.OF_TEXT
     for architecture in sorted(objectives.architectures(objective))
     for model in MODELS[architecture]
     if NEEDS.get(objective, model) == model

@@ -12,7 +12,7 @@ from before import unpack
 
 from orchestrator.data.batches import batches_of
 from orchestrator.data.tokens import Tokens
-from workloads.objectives import NAMES, build
+from workloads.objectives import OF_TEXT, build
 from workloads.workload import Batch
 
 OPTIONS = {"entity_masking": {"entities": [[400, 401], [410]]}, "span_corruption": {"mean_span": 4.0}}
@@ -34,7 +34,7 @@ def digest(batch: Batch) -> str:
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OF_TEXT)
 def test_every_objective_reads_old_data_as_it_did(before: Path, name: str, weights: str) -> None:
     (data,) = before.glob("pairs/*" if name == "translation_lm" else "data/*")
     tokens = Tokens.open(str(data))

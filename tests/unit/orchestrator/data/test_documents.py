@@ -149,7 +149,7 @@ def test_a_pair_is_one_document_of_two_halves(tmp_path: Path, name: str) -> None
 
 def test_pairs_in_a_text_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
-    with pytest.raises(InputError, match=r"cannot hold pairs; give them as \.jsonl"):
+    with pytest.raises(InputError, match=r"cannot hold pairs or records; give them as \.jsonl"):
         resolve([Source(uri=str(tmp_path / "a.txt"), field=("en", "de"))])
 
 

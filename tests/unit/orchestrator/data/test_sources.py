@@ -64,13 +64,13 @@ def test_a_name_with_brackets_is_a_name_first(tmp_path: Path) -> None:
         ("none.txt", "there is no such file"),
         ("*.jsonl", "there is no such file"),
         ("", "is a folder; name its files"),
-        ("*", r"b.csv is not a .txt, .jsonl, .parquet file"),
-        ("b.csv", r"b.csv is not a .txt, .jsonl, .parquet file"),
+        ("*", r"b.md is not a .txt, .jsonl, .parquet, .csv file"),
+        ("b.md", r"b.md is not a .txt, .jsonl, .parquet, .csv file"),
     ],
 )
 def test_a_source_that_names_no_text_is_told(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "a.txt").write_text("x")
-    (tmp_path / "b.csv").write_text("x")
+    (tmp_path / "b.md").write_text("x")
     with pytest.raises(InputError, match=message) as caught:
         resolve([Source(uri=str(tmp_path / "a.txt")), Source(uri=f"{tmp_path}/{name}")])
     assert str(caught.value).startswith("data.sources.1.uri ")

@@ -15,7 +15,7 @@ from orchestrator.data.batches import batches_of
 from orchestrator.data.tokens import Tokens
 from orchestrator.data.windows import Windows, windows_of
 from orchestrator.job.errors import InputError
-from workloads.objectives import NAMES, build, special_tokens
+from workloads.objectives import OF_TEXT, build, special_tokens
 from workloads.workload import Reading
 
 Prepare = Callable[..., str]
@@ -116,7 +116,7 @@ TEXT = (
 )
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n != "translation_lm"])
+@pytest.mark.parametrize("name", [n for n in OF_TEXT if n != "translation_lm"])
 def test_an_epoch_of_every_objective_reads_every_token_once(prepare_here: Prepare, name: str) -> None:
     """On real batches: what the samples of one epoch read, put together, is the text."""
     tokens = Tokens.open(prepare_here([TEXT * 9], [TEXT * 5]))

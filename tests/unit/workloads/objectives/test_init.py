@@ -6,7 +6,7 @@ import pytest
 
 import workloads.objectives as objectives
 from workloads.errors import WorkloadError
-from workloads.objectives import NAMES, architectures, build, special_tokens
+from workloads.objectives import NAMES, OF_TEXT, architectures, build, special_tokens
 
 
 def test_the_page_lists_every_objective_with_its_architectures():
@@ -26,7 +26,7 @@ def test_special_tokens_are_the_sentinels_in_order():
     assert special_tokens("span_corruption") == tuple(f"<extra_id_{i}>" for i in range(100))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OF_TEXT)
 def test_the_standard_and_the_special_tokens_suffice(name, vocabulary, make):
     enough = replace(vocabulary, sentinels=vocabulary.sentinels[: len(special_tokens(name))])
     options = {"entities": [[120, 121]]} if name == "entity_masking" else {}
@@ -76,7 +76,7 @@ def test_a_sequence_too_short_is_refused(make):
         make("causal_lm", 7)
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n != "causal_lm"])
+@pytest.mark.parametrize("name", [n for n in OF_TEXT if n != "causal_lm"])
 def test_a_vocabulary_that_lacks_tokens_is_refused_with_their_names(name, vocabulary):
     bare = type(vocabulary)(size=vocabulary.size, eos=vocabulary.eos)
     with pytest.raises(WorkloadError, match=r"needs the special tokens <.*train_bpe"):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from texts import Corpus
 
-from workloads.objectives import NAMES
+from workloads.objectives import OF_TEXT
 from workloads.objectives.spans import longest_document, sentences
 
 Row = dict[str, np.ndarray]
@@ -214,7 +214,7 @@ def text_for(objective: Any, draw: Any, seed: int, ends: float, data: Any) -> np
     return window
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OF_TEXT)
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**40), ends=st.sampled_from([0.0, 0.02, 0.1, 0.5, 1.0]), data=st.data())
 def test_the_text_can_be_put_back(name, make, draw, seed, ends, data):
@@ -225,7 +225,7 @@ def test_the_text_can_be_put_back(name, make, draw, seed, ends, data):
     CHECKS[name](objective, {key: value[0].numpy() for key, value in batch.items()}, window, other)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OF_TEXT)
 def test_rows_of_attention_are_never_empty(name, samples):
     for options in [{"documents": "isolate"}] if name == "causal_lm" else [{}]:
         _, _, batch = samples(name, 4, 64, 0.1, **options)

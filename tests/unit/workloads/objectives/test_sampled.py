@@ -6,7 +6,7 @@ import torch
 from texts import Corpus
 
 from workloads.errors import WorkloadError
-from workloads.objectives import NAMES
+from workloads.objectives import OF_TEXT
 from workloads.objectives.sampled import generator
 
 
@@ -33,7 +33,7 @@ def equal(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OF_TEXT)
 def test_a_batch_is_its_samples_whatever_their_order(name, make, reader):
     objective = make(name)
     ids = [5, 2, 9, 2**40]
@@ -44,7 +44,7 @@ def test_a_batch_is_its_samples_whatever_their_order(name, make, reader):
         assert equal(joined, {key: value[order] for key, value in batch.items()})
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OF_TEXT)
 def test_shapes_and_types_do_not_depend_on_the_text(name, make, reader, draw):
     objective = make(name)
     size = objective.window(64)
@@ -67,7 +67,7 @@ def test_shapes_and_types_do_not_depend_on_the_text(name, make, reader, draw):
         assert batches[0]["labels"].shape == (2, 64)
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n != "causal_lm"])
+@pytest.mark.parametrize("name", [n for n in OF_TEXT if n != "causal_lm"])
 def test_epochs_differ_unless_static(name, make, reader):
     ids = range(8)
     for static in (False, True):
@@ -77,7 +77,7 @@ def test_epochs_differ_unless_static(name, make, reader):
         assert equal(first, second) == (static or name == "gap_sentences")
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("causal_lm", "gap_sentences")])
+@pytest.mark.parametrize("name", [n for n in OF_TEXT if n not in ("causal_lm", "gap_sentences")])
 def test_seeds_differ(name, make, reader):
     one, other = make(name, seed=1), make(name, seed=2)
     assert not equal(one.collate(reader(one), range(8), 0), other.collate(reader(one), range(8), 0))
@@ -105,7 +105,7 @@ def test_a_token_beyond_the_vocabulary_is_refused(make):
 
 
 def test_the_corpus_is_never_written_to(make, reader):
-    for name in NAMES:
+    for name in OF_TEXT:
         objective = make(name)
         read = reader(objective)
         kept = {i: read(i) for i in range(-1, 3)}

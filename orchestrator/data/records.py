@@ -1,0 +1,289 @@
+"""Rows of named columns to records, by the objective that reads them; see `workloads.objectives.records`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import pyarrow.parquet as pq
+from tokenizers import Encoding, Tokenizer
+
+from orchestrator.data.conversations import Template
+from orchestrator.data.lines import line_break, line_number
+from orchestrator.data.source_files import check_unchanged, open_source
+from orchestrator.data.sources import Span
+from orchestrator.job.errors import InputError
+from orchestrator.job.records import COLUMNS
+from workloads.objectives.records import MARK, pack, to_bits
+
+BATCH_ROWS = 256
+
+
+@dataclass(frozen=True)
+class RecordKind:
+    """How rows become records: the objective that reads them, the names of the labels, and the chat template with the
+    names of the special tokens that it uses."""
+
+    objective: str
+    labels: tuple[str, ...] = ()
+    template: str = ""
+    tokens: tuple[tuple[str, str], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data, which is part of the fingerprint."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> RecordKind:
+        """The inverse of `to_json`, of what JSON has made of it."""
+        tokens = tuple((name, token) for name, token in data["tokens"])
+        return cls(data["objective"], tuple(data["labels"]), data["template"], tokens)
+
+
+class Record(NamedTuple):
+    """A record's words, how many of its tokens there are by id, and its content as text, which tells it from others."""
+
+    words: np.ndarray
+    tokens: np.ndarray
+    text: str
+
+
+class WrongRow(Exception):
+    """What is wrong with a row, and what to do."""
+
+    def __init__(self, what: str, hint: str = "fix or remove it") -> None:
+        super().__init__(what)
+        self.what, self.hint = what, hint
+
+
+def records_of(span: Span, kind: RecordKind, encoder: Tokenizer) -> Iterator[Record]:
+    """The records of a span, in order. Raises InputError that names file and row."""
+    file = span.file
+    encode = _ENCODERS[kind.objective]
+    columns = file.field if isinstance(file.field, dict) else {}
+    template = Template(kind.template, dict(kind.tokens)) if kind.template else None
+    sums, first = (span.sums, span.first) if span.sums else (file.sums, 0)
+    with open_source(file.uri, file.size, file.content, sums, first) as opened:
+        for place, row in _READERS[file.kind](span, opened):
+            try:
+                values = _values(row, columns, kind.objective)
+                words, tokens = encode(values, kind, encoder, template)
+            except WrongRow as error:
+                raise InputError(f"{place()}: {error.what}", file.uri, error.hint) from None
+            yield Record(words, tokens, json.dumps(values, sort_keys=True, ensure_ascii=False, default=str))
+    check_unchanged(file.uri, file.size, file.content, sums)
+
+
+Place = Callable[[], str]
+
+
+def _json_rows(span: Span, file: BinaryIO) -> Iterator[tuple[Place, Mapping[str, Any]]]:
+    at = line_break(file, span.start, span.file.size, None)
+    file.seek(at)
+    while at < span.stop and (line := file.readline()):
+        begin, place = at, lambda at=at: f"line {line_number(file, at)}"
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise InputError(
+                    f"{place()}: is not JSON ({error})", span.file.uri, "fix or remove it"
+                ) from None
+            if not isinstance(row, dict):
+                raise InputError(f"{place()}: is no object", span.file.uri, "fix or remove it")
+            yield place, row
+        at = begin + len(line)
+        file.seek(at)  # a message may have looked elsewhere
+
+
+def _parquet_rows(span: Span, file: BinaryIO) -> Iterator[tuple[Place, Mapping[str, Any]]]:
+    try:
+        table = pq.ParquetFile(file)
+        number = sum(table.metadata.row_group(group).num_rows for group in range(span.start))
+        names = sorted({column.split(".")[0] for column in span.file.fields})
+        groups = list(range(span.start, span.stop))
+        for batch in table.iter_batches(BATCH_ROWS, row_groups=groups, columns=names):
+            for row in batch.to_pylist():
+                number += 1
+                yield (lambda number=number: f"row {number}"), row  # type: ignore[misc]
+    except (OSError, ValueError) as error:
+        if isinstance(error, FileNotFoundError | PermissionError | InputError):
+            raise
+        what = f"cannot be read ({' '.join(str(error).split())[:200]})"
+        raise InputError(what, span.file.uri, "write the file anew") from None
+
+
+def _csv_rows(span: Span, file: BinaryIO) -> Iterator[tuple[Place, Mapping[str, Any]]]:
+    try:
+        found = csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", newline=""), strict=True)
+        for row in found:
+            yield (lambda: f"line {found.line_num}"), row
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise InputError(f"is no CSV in UTF-8 ({error})", span.file.uri, "convert it") from None
+
+
+_READERS = {".jsonl": _json_rows, ".parquet": _parquet_rows, ".csv": _csv_rows}
+KINDS = tuple(_READERS)
+"""Kinds of files that hold rows of named columns."""
+
+
+def _values(row: Mapping[str, Any], columns: Mapping[str, str], objective: str) -> dict[str, Any]:
+    """What the objective reads of a row, by its own names. A dot in a column's name enters objects and lists."""
+    found = {}
+    for name, column in columns.items():
+        if column in row:
+            found[name] = row[column]
+            continue
+        value: Any = row
+        for key in column.split("."):
+            inside = isinstance(value, Mapping) and key in value
+            if isinstance(value, Sequence) and key.isdigit() and int(key) < len(value):
+                value = value[int(key)]
+            elif inside:
+                value = value[key]
+            else:
+                value = None
+                break
+        found[name] = value
+    optional = ("answer", "start") if objective == "span_extraction" else COLUMNS[objective].optional
+    for name, value in found.items():
+        if value is None and name not in optional:
+            raise WrongRow(f"has no '{columns[name]}'", "map the columns in data.sources, or remove the row")
+    return found
+
+
+def _text(values: Mapping[str, Any], name: str) -> str:
+    text = values.get(name)
+    if not isinstance(text, str):
+        raise WrongRow(f"its {name} is {type(text).__name__}, not a text")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise WrongRow(f"has half a surrogate pair in its {name}") from None
+    return text
+
+
+def _label(value: Any, labels: Sequence[str]) -> int:
+    """The number of a label that is given by name or by number."""
+    if isinstance(value, str) and value in labels:
+        return labels.index(value)
+    number = int(value) if isinstance(value, str) and value.strip().isdigit() else value
+    if isinstance(number, bool):
+        number = int(number)
+    if not isinstance(number, int):
+        shown = ", ".join(labels[:8]) + (", ..." if len(labels) > 8 else "")
+        raise WrongRow(f"its label {value!r} is none of {shown}", "name all labels in data.labels")
+    if not 0 <= number < len(labels):
+        raise WrongRow(
+            f"its label {number} is not among 0 to {len(labels) - 1}", "name all labels in data.labels"
+        )
+    return number
+
+
+def _ids(encoder: Tokenizer, text: str) -> list[int]:
+    ids: list[int] = encoder.encode(text, add_special_tokens=False).ids
+    return ids
+
+
+Encoded = tuple[np.ndarray, np.ndarray]
+
+
+def _joined(*parts: Sequence[int]) -> np.ndarray:
+    return np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
+
+
+def _labelled(values: Mapping[str, Any], kind: RecordKind, encoder: Tokenizer, _: Template | None) -> Encoded:
+    first = _ids(encoder, _text(values, "text"))
+    second = _ids(encoder, _text(values, "pair")) if values.get("pair") is not None else []
+    if "pair" in values and not second:
+        raise WrongRow("its pair is empty")
+    if kind.objective == "regression":
+        try:
+            number = float(values["label"])
+        except (TypeError, ValueError):
+            raise WrongRow(f"its label {values['label']!r} is no number") from None
+        if not math.isfinite(number):
+            raise WrongRow(f"its label {number} is not finite")
+        word = to_bits(number)
+    else:
+        word = _label(values["label"], kind.labels)
+    return pack([first, second, [word]]), _joined(first, second)
+
+
+def _by_word(values: Mapping[str, Any], kind: RecordKind, encoder: Tokenizer, _: Template | None) -> Encoded:
+    words, labels = values["words"], values["labels"]
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise WrongRow("its words are no list of texts")
+    if not isinstance(labels, list) or len(labels) != len(words):
+        raise WrongRow(f"it has {len(words)} words and not as many labels")
+    numbers = [_label(label, kind.labels) for label in labels]
+    found: Encoding = encoder.encode(words, is_pretokenized=True, add_special_tokens=False)
+    before, marks = None, []
+    for word in found.word_ids:
+        marks.append(numbers[word] + 1 if word is not None and word != before else 0)
+        before = word
+    return pack([found.ids, marks]), _joined(found.ids)
+
+
+def _answered(values: Mapping[str, Any], kind: RecordKind, encoder: Tokenizer, _: Template | None) -> Encoded:
+    question, context = _ids(encoder, _text(values, "question")), _text(values, "context")
+    found: Encoding = encoder.encode(context, add_special_tokens=False)
+    place = [0, 0]
+    if values.get("answer"):
+        answer, start = _text(values, "answer"), values.get("start")
+        if isinstance(start, str) and start.strip().isdigit():
+            start = int(start)
+        if not isinstance(start, int) or context[start : start + len(answer)] != answer:
+            raise WrongRow(f"its answer {answer[:40]!r} does not stand at character {start} of the context")
+        stop = start + len(answer)
+        inside = [n for n, (a, b) in enumerate(found.offsets) if a < stop and b > start]
+        if not inside:
+            raise WrongRow(f"its answer {answer[:40]!r} has no token")
+        place = [inside[0] + 1, inside[-1] + 1]
+    return pack([question, found.ids, place]), _joined(question, found.ids)
+
+
+def _translated(
+    values: Mapping[str, Any], kind: RecordKind, encoder: Tokenizer, _: Template | None
+) -> Encoded:
+    source, target = (_ids(encoder, _text(values, name)) for name in ("source", "target"))
+    if not target:
+        raise WrongRow("its target is empty")
+    return pack([source, target]), _joined(source, target)
+
+
+def _spoken(
+    values: Mapping[str, Any], kind: RecordKind, encoder: Tokenizer, template: Template | None
+) -> Encoded:
+    assert template is not None
+    try:
+        text, answers = template.render(values["messages"])
+    except ValueError as error:
+        raise WrongRow(str(error)) from None
+    # The template writes special tokens as text, so that here they are read as such.
+    encoder.encode_special_tokens = False
+    found: Encoding = encoder.encode(text, add_special_tokens=False)
+    ids = np.array(found.ids, dtype=np.int64)
+    starts, stops = (np.array([pair[side] for pair in found.offsets], dtype=np.int64) for side in (0, 1))
+    predicted = np.zeros(len(ids), dtype=bool)
+    for begin, end in answers:
+        predicted |= (starts >= begin) & (starts < end) & (stops <= end) & (stops > starts)
+    if not predicted.any():
+        raise WrongRow("it has no answer of the assistant", "remove it")
+    return (ids | np.where(predicted, MARK, 0)).astype(np.uint32), ids
+
+
+_ENCODERS: Mapping[str, Callable[..., Encoded]] = {
+    "sequence_classification": _labelled,
+    "regression": _labelled,
+    "token_classification": _by_word,
+    "span_extraction": _answered,
+    "seq2seq": _translated,
+    "conversation": _spoken,
+}

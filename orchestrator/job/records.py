@@ -1,0 +1,41 @@
+"""Records: rows of named columns, where an objective reads more than a text. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Columns(NamedTuple):
+    """What an objective reads of a row: the columns that it needs, and those that a row may have."""
+
+    needed: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+
+
+COLUMNS: Mapping[str, Columns] = {
+    "sequence_classification": Columns(("text", "label"), ("pair",)),
+    "regression": Columns(("text", "label"), ("pair",)),
+    "token_classification": Columns(("words", "labels")),
+    "span_extraction": Columns(("question", "context", "answer", "start")),
+    "seq2seq": Columns(("source", "target")),
+    "conversation": Columns(("messages",)),
+}
+"""By the objective's name. Objectives that are not here read text."""
+LABELLED = ("sequence_classification", "token_classification")
+"""Objectives that predict one of some labels."""
+
+
+def problem_of(objective: str, field: object) -> str:
+    """Why `field` of a source does not say what the objective reads; empty if it does."""
+    columns = COLUMNS.get(objective)
+    if columns is None:
+        return f"names columns, and {objective} reads text; give one key" if isinstance(field, dict) else ""
+    named = ", ".join(f"{name}: <column>" for name in columns.needed)
+    if not isinstance(field, dict):
+        return f"says not what {objective} reads; give {{{named}}}"
+    if missing := [name for name in columns.needed if name not in field]:
+        return f"lacks {', '.join(missing)}, which {objective} reads; give {{{named}}}"
+    if unknown := [name for name in field if name not in (*columns.needed, *columns.optional)]:
+        return f"has {', '.join(unknown)}, which {objective} does not read; leave it out"
+    return ""

@@ -1,0 +1,111 @@
+"""Whole runs on records: prepared, trained, evaluated, exported; a killed one has the bits of its quiet twin."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import curve, job, rows, weights
+from local_run import drive_here
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from orchestrator.control import decide
+
+STEPS = 8
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "<|endoftext|>",
+    *"abcdefghijklmnop",
+    "user",
+    "assistant",
+    ":",
+]
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }} : {{ m.content }} <|endoftext|> {% endfor %}"
+    "{% if add_generation_prompt %}assistant : {% endif %}"
+)
+SMALL = {"hidden": 32, "layers": 2, "heads": 4, "intermediate": 64}
+
+
+def letters(number: int) -> str:
+    return " ".join("abcdefghijklmnop"[(number * 7 + place) % 16] for place in range(4 + number % 9))
+
+
+ROWS = [
+    {
+        "text": letters(n), "label": n % 2, "number": n % 5 / 2, "words": letters(n).split(),
+        "tags": [place % 2 for place in range(len(letters(n).split()))], "answer": letters(n)[2:5], "start": 2,
+        "talk": [{"role": "user", "content": letters(n)}, {"role": "assistant", "content": letters(n + 1)}],
+    }
+    for n in range(120)
+]  # fmt: skip
+LABELS = ["even", "odd"]
+TASKS: dict[str, tuple[str, dict[str, str], list[str]]] = {
+    "sequence_classification": ("bert-tiny", {"text": "text", "label": "label"}, LABELS),
+    "regression": ("bert-tiny", {"text": "text", "label": "number"}, []),
+    "token_classification": ("bert-tiny", {"words": "words", "labels": "tags"}, LABELS),
+    "span_extraction": (
+        "bert-tiny", {"question": "text", "context": "text", "answer": "answer", "start": "start"}, [],
+    ),
+    "seq2seq": ("t5-tiny", {"source": "text", "target": "answer"}, []),
+    "conversation": ("gpt-tiny", {"messages": "talk"}, []),
+}  # fmt: skip
+QUICK = ("sequence_classification", "conversation")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with rows, a tokenizer and a template."""
+    folder = tmp_path_factory.mktemp("records")
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    made = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens(WORDS[:6])
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+def document(place: Path, objective: str) -> dict[str, Any]:
+    model, columns, labels = TASKS[objective]
+    found = job(str(place / "rows.jsonl"), steps=STEPS, optimizer={"lr": 3e-3, "schedule": "constant"})
+    found["workload"] = {"model": model, "changes": SMALL, "objective": objective}
+    found["data"] = {
+        "sources": [{"uri": str(place / "rows.jsonl"), "field": columns}], "tokenizer": str(place),
+        "sequence_length": 16, "labels": labels, "validation": {"share": 0.2},
+    }  # fmt: skip
+    found["evaluate"] = {"every": 4}
+    found["checkpoint"] = {"every": 3, "keep": 3, "export": None}
+    found["parallel"] = {"micro_batch": 2}
+    return found
+
+
+@pytest.mark.parametrize(
+    "objective", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in TASKS]
+)
+def test_a_kill_changes_no_bit(
+    objective: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decide, "SETTLE", 0.0)
+    for name, faults in (("quiet", ()), ("killed", ("kill@1:5",))):
+        drive_here(document(place, objective), str(tmp_path / name), place / "cache", faults=faults)
+    quiet, killed = tmp_path / "quiet", tmp_path / "killed"
+    assert curve(quiet) == curve(killed)
+    assert weights(quiet, STEPS) == weights(killed, STEPS)
+    found, again = (
+        [{"step": row["step"], **row["sets"]["validation"]} for row in rows(run, "evals.jsonl")]
+        for run in (quiet, killed)
+    )
+    assert found == again
+    assert [row["step"] for row in found] == [4, 8]
+    assert found[-1]["loss"] < found[0]["loss"] or objective == "sequence_classification"
+    told = [json.loads(line)["reason"] for line in (quiet / "events.jsonl").read_text().splitlines()]
+    cut = [line for line in told if "are longer than 16 tokens, and cut" in line]
+    assert bool(cut) == (objective in ("span_extraction", "conversation"))

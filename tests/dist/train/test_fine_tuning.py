@@ -1,0 +1,61 @@
+"""Supervised objectives under every kind of layout, and both engines: as one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from harness import Results, check_equal, reference_of
+
+from cluster.workers.process_gang import ProcessGang
+from orchestrator.planning.layout import Layout
+
+LABELS = ["bad", "fair", "good"]
+TASKS: dict[str, dict[str, Any]] = {
+    "classes": {"model": "bert-tiny", "objective": "sequence_classification", "labels": LABELS},
+    "last": {"model": "gpt-tiny", "objective": "sequence_classification", "labels": LABELS},
+    "number": {"model": "roberta-tiny", "objective": "regression"},
+    "words": {"model": "bert-tiny", "objective": "token_classification", "labels": LABELS},
+    "span": {"model": "bert-tiny", "objective": "span_extraction"},
+    "pair": {"model": "t5-tiny", "objective": "seq2seq"},
+    "talk": {"model": "qwen3-tiny", "changes": {"kv_heads": 2}, "objective": "conversation"},
+    "experts": {
+        "model": "mixtral-tiny",
+        "changes": {"kv_heads": 2, "moe": {"experts": 4, "intermediate": 32}, "initial_std": 0.1},
+        "objective": "conversation",
+    },
+}
+QUICK: list[tuple[str, dict[str, Any]]] = [
+    ("classes", {"tp": 2, "sequence": True}),
+    ("span", {"pp": 2}),
+    ("words", {"dp": 2, "zero": 3}),
+    ("talk", {"cp": 2}),
+]
+REST: list[tuple[str, dict[str, Any]]] = [
+    *((task, {"tp": 2}) for task in TASKS),
+    *((task, {"pp": 2}) for task in TASKS),
+    *((task, {"dp": 2, "zero": zero}) for task in TASKS for zero in (0, 1, 2, 3)),
+    *((task, {"dp": 2, "zero": zero, "engine": "deepspeed"}) for task in TASKS for zero in (1, 3)),
+    *((task, {"tp": 2, "sequence": True}) for task in ("last", "number", "words", "span", "talk")),
+    ("experts", {"dp": 2, "ep": 2}),
+    ("experts", {"cp": 2}),
+    ("words", {"cp": 2}),
+]
+
+
+def case_of(task: str, layout: dict[str, Any]) -> dict[str, Any]:
+    found = Layout(**{"micro_batch": 2, **layout})
+    return {"name": task, **TASKS[task], "steps": 3, "layout": found.to_json(), "id": f"{task} {found}"}
+
+
+@pytest.mark.parametrize("layouts", [QUICK, pytest.param(REST, marks=pytest.mark.slow)], ids=["few", "all"])
+def test_fine_tuning_is_the_same_under_every_layout(
+    layouts: list[tuple[str, dict[str, Any]]], gang: ProcessGang, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    results = Results(tmp_path_factory.mktemp("cases"), gang)
+    cases = [case_of(*each) for each in layouts]
+    alone = {case["id"]: reference_of(case) for case in cases}
+    results.run(1, list({case["id"]: case for case in alone.values()}.values()))
+    results.run(2, cases)
+    for case in cases:
+        check_equal(results.of(case), results.of(alone[case["id"]]))

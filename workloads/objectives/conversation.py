@@ -1,0 +1,71 @@
+"""Instruction tuning: next-token prediction of the assistant's answers in conversations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from workloads.objectives.causal_lm import positions_in
+from workloads.objectives.options import choice
+from workloads.objectives.records import CLOSE, MARK
+from workloads.objectives.sampled import IGNORE, Read, Sample, SampledObjective
+from workloads.objectives.spans import padded
+from workloads.workload import Reading
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversation(SampledObjective):
+    """Only what the assistant says is predicted (InstructGPT's demonstrations; Ouyang et al. 2022, section 3.5).
+
+    A sample holds as many whole conversations, in order, as fit it; with `pack` "no" one. Each sees itself alone
+    (attention, bool [length, length]), its positions begin at 0. One that is longer than a sample loses its end, or
+    with `truncate` "start" its beginning.
+    """
+
+    name = "conversation"
+    architectures = frozenset({"decoder"})
+    unit = "records"
+    pack: str = choice("yes", "no")
+    truncate: str = choice("end", "start")
+
+    def window(self, sequence_length: int) -> int:
+        return sequence_length
+
+    @property
+    def reading(self) -> Reading:
+        unit = "records" if self.pack == "yes" else "record"
+        return Reading(unit, self.sequence_length, self.sequence_length)  # type: ignore[arg-type]
+
+    def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
+        found = [self.kept(words) for words in _apart(np.asarray(read(sample), dtype=np.int64))]
+        words = np.concatenate(found)
+        number = np.repeat(np.arange(len(found)), [len(each) for each in found])
+        ids, predicted = words & ~MARK, (words & MARK) > 0
+        follows = np.append(predicted[1:] & (number[1:] == number[:-1]), False)
+        labels = np.where(follows, np.roll(ids, -1), IGNORE)
+        pad = self.vocabulary.eos if self.vocabulary.pad is None else self.vocabulary.pad
+        document = padded(number, self.sequence_length, len(found))
+        return {
+            "tokens": padded(ids, self.sequence_length, pad),
+            "labels": padded(labels, self.sequence_length, IGNORE),
+            "padding": np.arange(self.sequence_length) < len(ids),
+            "attention": np.tril(document[:, None] == document[None, :]),
+            "positions": positions_in(document),
+        }
+
+    def kept(self, words: np.ndarray) -> np.ndarray:
+        """What a sample has of a conversation."""
+        return words[: self.sequence_length] if self.truncate == "end" else words[-self.sequence_length :]
+
+    def is_cut(self, record: np.ndarray) -> bool:
+        return len(record) > self.sequence_length
+
+    def is_lost(self, record: np.ndarray) -> bool:
+        return not (np.asarray(self.kept(record)[1:], dtype=np.int64) & MARK).any()
+
+
+def _apart(words: np.ndarray) -> list[np.ndarray]:
+    """The conversations of a sample, which closing words separate."""
+    closing = words == CLOSE
+    return [part[part != CLOSE] for part in np.split(words, np.flatnonzero(closing) + 1) if len(part)]

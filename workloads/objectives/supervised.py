@@ -1,0 +1,242 @@
+"""Supervised objectives over records: what is predicted stands in the data.
+
+Each frames its texts as the tokenizer does (`Vocabulary.frame`), and cuts what is too long at its end, of a pair the
+longer text first, as tokenizers do by default ("longest first"). Prepared data holds whole records, so that the length
+may change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from workloads.objectives.options import at_least
+from workloads.objectives.records import from_bits, unpack
+from workloads.objectives.sampled import IGNORE, Read, Sample, SampledObjective
+from workloads.objectives.seq2seq import source_and_target
+from workloads.objectives.spans import padded
+from workloads.workload import Frame
+
+Cut = Callable[[np.ndarray, np.ndarray, int], tuple[np.ndarray, np.ndarray]]
+"""Shortens two texts to so many tokens together."""
+
+
+def padding_of(objective: SampledObjective) -> int:
+    """The id of padding."""
+    known = objective.vocabulary
+    return known.eos if known.pad is None else known.pad
+
+
+def frame_of(objective: SampledObjective) -> Frame:
+    """The tokens around texts: those of the tokenizer, or <cls> text <sep> text <sep> as far as there are such."""
+    known = objective.vocabulary
+    if known.frame is not None:
+        return known.frame
+    cls, sep = ((i,) if i is not None else () for i in (known.cls, known.sep))
+    return Frame((cls, sep), (cls, sep or (known.eos,), sep), objective.typed)
+
+
+def shortened(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
+    """Two texts in `room` tokens together; the longer one is cut first, at its end."""
+    a, b = len(first), len(second)
+    if a + b > room:
+        if a >= b:
+            b = min(b, room // 2)
+            a = room - b
+        else:
+            a = min(a, room // 2)
+            b = room - a
+    return first[:a], second[:b]
+
+
+def framed(
+    objective: SampledObjective, first: np.ndarray, second: np.ndarray | None = None, *, cut: Cut = shortened
+) -> tuple[dict[str, np.ndarray], int]:
+    """tokens, padding and token_types, each [length], and where the second text begins."""
+    frame, length = frame_of(objective), objective.sequence_length
+    before, *between, after = frame.single if second is None else frame.pair
+    middle = between[0] if between else ()
+    room = max(length - len(before) - len(middle) - len(after), 0)
+    first, second = (first[:room], first[:0]) if second is None else cut(first, second, room)
+    tokens = np.concatenate([before, first, middle, second, after]).astype(np.int64)[:length]
+    start = len(before) + len(first) + len(middle)
+    batch = {
+        "tokens": padded(tokens, length, padding_of(objective)),
+        "padding": np.arange(length) < len(tokens),
+    }
+    if objective.typed:
+        place = np.arange(length)
+        typed = bool(frame.typed and between)
+        batch["token_types"] = ((place >= start) & (place < len(tokens)) & typed).astype(np.int64)
+    return batch, start
+
+
+def is_longer(objective: SampledObjective, texts: Sequence[np.ndarray]) -> bool:
+    """Whether texts with what stands around them are longer than a sample."""
+    frame = frame_of(objective)
+    return (
+        sum(map(len, (*texts, *(frame.pair if len(texts) > 1 else frame.single)))) > objective.sequence_length
+    )
+
+
+def texts_of(record: np.ndarray) -> list[np.ndarray]:
+    """The texts of a record whose last section says what is predicted."""
+    first, *rest = unpack(record)[:-1]
+    return [first, *(part for part in rest if len(part))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceClassification(SampledObjective):
+    """One label a text, or a pair of texts: sequence_labels int64."""
+
+    name = "sequence_classification"
+    architectures = frozenset({"encoder", "decoder"})
+    unit = "record"
+    begins, ends = "cls", "sep"
+
+    def window(self, sequence_length: int) -> int:
+        return sequence_length
+
+    def is_cut(self, record: np.ndarray) -> bool:
+        return is_longer(self, texts_of(record))
+
+    def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
+        record = np.asarray(read(sample))
+        batch, _ = framed(self, *texts_of(record))
+        (label,) = unpack(record)[-1]
+        return {**batch, "sequence_labels": np.int64(label)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regression(SampledObjective):
+    """One number a text, or a pair of texts: sequence_labels fp32; the loss is the squared error."""
+
+    name = "regression"
+    architectures = frozenset({"encoder", "decoder"})
+    unit = "record"
+    begins, ends = "cls", "sep"
+
+    def window(self, sequence_length: int) -> int:
+        return sequence_length
+
+    def is_cut(self, record: np.ndarray) -> bool:
+        return is_longer(self, texts_of(record))
+
+    def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
+        record = np.asarray(read(sample))
+        batch, _ = framed(self, *texts_of(record))
+        (label,) = unpack(record)[-1]
+        return {**batch, "sequence_labels": from_bits(int(label))}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenClassification(SampledObjective):
+    """One label a word, predicted at its first token: labels int64 [length]."""
+
+    name = "token_classification"
+    architectures = frozenset({"encoder", "decoder"})
+    unit = "record"
+    begins, ends = "cls", "sep"
+
+    def window(self, sequence_length: int) -> int:
+        return sequence_length
+
+    def is_cut(self, record: np.ndarray) -> bool:
+        return is_longer(self, texts_of(record))
+
+    def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
+        text, labels = unpack(read(sample))
+        batch, _ = framed(self, text)
+        before, after = frame_of(self).single
+        kept = labels[: self.sequence_length - len(before) - len(after)] - 1
+        found = np.full(self.sequence_length, IGNORE, dtype=np.int64)
+        found[len(before) : len(before) + len(kept)] = np.where(kept < 0, IGNORE, kept)
+        return {**batch, "labels": found}
+
+    def is_lost(self, record: np.ndarray) -> bool:
+        labels = unpack(record)[1]
+        return not labels[: self.sequence_length - sum(map(len, frame_of(self).single))].any()
+
+
+def _context_first(question: np.ndarray, context: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
+    """Both in `room` tokens, of which the question has half at most; the context loses its end."""
+    question = question[: room // 2]
+    return question, context[: room - len(question)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanExtraction(SampledObjective):
+    """The answer to a question is a span of a context: labels int64 [2], its first and its last token. A question
+    without an answer points at the first token; of an answer that is cut off nothing is predicted."""
+
+    name = "span_extraction"
+    architectures = frozenset({"encoder"})
+    unit = "record"
+    begins, ends = "cls", "sep"
+
+    def window(self, sequence_length: int) -> int:
+        return sequence_length
+
+    def is_cut(self, record: np.ndarray) -> bool:
+        return is_longer(self, texts_of(record))
+
+    def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
+        question, context, (start, end) = unpack(read(sample))
+        batch, at = framed(self, question, context, cut=_context_first)
+        if start == 0:
+            return {**batch, "labels": np.zeros(2, dtype=np.int64)}
+        place = np.array([at + start - 1, at + end - 1], dtype=np.int64)
+        lost = self.is_lost(read(sample))
+        return {**batch, "labels": np.full(2, IGNORE, dtype=np.int64) if lost else place}
+
+    def is_lost(self, record: np.ndarray) -> bool:
+        question, context, (start, end) = unpack(record)
+        room = self.sequence_length - sum(map(len, frame_of(self).pair))
+        return bool(start and end > len(_context_first(question, context, max(room, 0))[1]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seq2Seq(SampledObjective):
+    """A target text from a source text; both have the length of a sample, the target `target_length` if it is given."""
+
+    name = "seq2seq"
+    architectures = frozenset({"encoder-decoder"})
+    unit = "record"
+    begins, ends = "", "eos"
+    target: int = at_least(0, 0)
+    start: int = at_least(-1, -1)
+
+    def window(self, sequence_length: int) -> int:
+        return sequence_length
+
+    @property
+    def decoder_start(self) -> int:
+        """The token with which the decoder begins: `start`, by default the padding."""
+        return padding_of(self) if self.start < 0 else self.start
+
+    @property
+    def target_length(self) -> int:
+        """Length of decoder_tokens and labels."""
+        return self.target or self.sequence_length
+
+    @property
+    def _frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        known = self.vocabulary
+        return ((), (known.eos,)) if known.frame is None else known.frame.single
+
+    def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
+        source, target = unpack(read(sample))
+        lengths = (self.sequence_length, self.target_length)
+        before, after = self._frame
+        parts = [
+            np.concatenate([before, text[: length - len(before) - len(after)], after]).astype(np.int64)
+            for text, length in zip((source, target), lengths, strict=True)
+        ]
+        start = self.decoder_start
+        return source_and_target(parts[0], parts[1], lengths, start, padding_of(self))
+
+    def is_cut(self, record: np.ndarray) -> bool:
+        around, lengths = sum(map(len, self._frame)), (self.sequence_length, self.target_length)
+        return any(len(text) + around > length for text, length in zip(unpack(record), lengths, strict=True))
