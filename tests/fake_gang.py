@@ -61,8 +61,12 @@ class FakeGang:
         self._attempt = Attempt(world_size, config, ranks_per_group, frozenset(avoid))
         self._beats, self._last = self._script(self._attempt), GangStatus()
 
-    def prewarm(self, count: int) -> None:
+    def prewarm(self, count: int, bundle: Bundle | None = None, target: str = "") -> None:
         """See `Gang.prewarm`."""
+
+    def held(self) -> int:
+        """See `Gang.held`."""
+        return 0
 
     def ready(self) -> int:
         """See `Gang.ready`."""

@@ -43,8 +43,8 @@ class LastingGang(ProcessGang):
 
 
 @functools.cache
-def lasting_gang() -> LastingGang:
-    """The one of this test process."""
+def lasting_gang(name: str = "ranks") -> LastingGang:
+    """The one of that name of this test process."""
     found = LastingGang()
     atexit.register(found.end)
     return found

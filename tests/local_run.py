@@ -34,8 +34,12 @@ class LocalGang:
         self._ranks.start(*arguments, **more)
         self._running = True
 
-    def prewarm(self, count: int) -> None:
+    def prewarm(self, count: int, bundle: Bundle | None = None, target: str = "") -> None:
         """See `Gang.prewarm`."""
+
+    def held(self) -> int:
+        """See `Gang.held`."""
+        return 0
 
     def ready(self) -> int:
         """See `Gang.ready`."""
@@ -63,6 +67,18 @@ class LocalGang:
     def close(self) -> None:
         """See `Gang.close`."""
         self._ranks.close()
+
+
+def with_evaluator(rooms: list[int]) -> Callable[[], Gang]:
+    """Makes gangs of a run: the first is that of the ranks, in each attempt with so much room, which an evaluation
+    beside them takes its own from; the others evaluate."""
+    made: list[Gang] = []
+
+    def gang() -> Gang:
+        made.append(lasting_gang("evaluator") if made else LocalGang(rooms))
+        return made[-1]
+
+    return gang
 
 
 def drive_here(

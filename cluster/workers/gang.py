@@ -161,8 +161,12 @@ class Gang(Protocol):
         Raises TimeoutError if they cannot all be placed.
         """
 
-    def prewarm(self, count: int) -> None:
-        """Keep workers with all imports done for `count` ranks in all, those that run included, as room allows."""
+    def prewarm(self, count: int, bundle: Bundle | None = None, target: str = "") -> None:
+        """Keep workers with all imports done for `count` ranks in all, those that run included, as room allows. A gang
+        that has not been started is told their size and what they will run; polls make them."""
+
+    def held(self) -> int:
+        """How many workers it occupies, which the capacity of any other gang leaves out."""
 
     def ready(self) -> int:
         """The number of workers with all imports done, those of running ranks included."""

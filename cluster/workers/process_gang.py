@@ -53,8 +53,12 @@ class ProcessGang:
             self._end()
             raise TimeoutError(f"workers did not start: {error}") from None
 
-    def prewarm(self, count: int) -> None:
+    def prewarm(self, count: int, bundle: Bundle | None = None, target: str = "") -> None:
         """See `Gang.prewarm`. Nothing to do: one fork server starts any number of ranks."""
+
+    def held(self) -> int:
+        """See `Gang.held`. None: `capacity` is that of the machine."""
+        return 0
 
     def ready(self) -> int:
         """See `Gang.ready`."""

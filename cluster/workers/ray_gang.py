@@ -86,9 +86,16 @@ class RayGang:
         self._slots = [(group, index) for group in chosen for index in range(ranks_per_group)]
         self._launch(target, config)
 
-    def prewarm(self, count: int) -> None:
+    def prewarm(self, count: int, bundle: Bundle | None = None, target: str = "") -> None:
         """See `Gang.prewarm`."""
         self._target_workers = count
+        if bundle is not None:
+            self._group_spec = (1, bundle, target)
+
+    def held(self) -> int:
+        """See `Gang.held`."""
+        self._advance(wait=0.0)
+        return self.ready() + sum(pending.granted for pending in self._pending)
 
     def ready(self) -> int:
         """See `Gang.ready`."""

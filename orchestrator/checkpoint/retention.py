@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from orchestrator.checkpoint.evaluations import awaits, metrics_of
 from orchestrator.checkpoint.manifest import (
     FILE_NAME,
     FOLDER,
@@ -17,10 +19,10 @@ from orchestrator.checkpoint.manifest import (
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.evaluate import LARGER_IS_BETTER
 from orchestrator.job.spec import JobSpec
-from orchestrator.storage.file_names import MANIFEST
+from orchestrator.storage.file_names import EVALUATION, MANIFEST
 
-DOCUMENT = re.compile(r"(manifest|records-[0-9]{5,}-[0-9a-z]+)\.json(\.[0-9a-f]{32}\.tmp)?")
-"""The manifest and the writers' records, and the drafts of these that a crash leaves."""
+DOCUMENT = re.compile(r"(manifest|evaluation|records-[0-9]{5,}-[0-9a-z]+)\.json(\.[0-9a-f]{32}\.tmp)?")
+"""The manifest, the evaluation and the writers' records, and the drafts of these that a crash leaves."""
 LATEST_DRAFT = re.compile(r"LATEST\.[0-9a-f]{32}\.tmp")
 
 
@@ -33,25 +35,24 @@ class Retention:
         every: and those whose step is a multiple of this.
         best: and the best sound one by this metric, see `rate`.
         before: and the newest sound one that is not after this step.
+        unevaluated: and those that are to be evaluated and have not been.
     """
 
     keep: int | None = None
     every: int | None = None
     best: str | None = None
     before: int | None = None
+    unevaluated: bool = False
 
 
-def rate(commit: CommitManifest, metric: str) -> float | None:
+def rate(store: Store, commit: CommitManifest, metric: str) -> float | None:
     """A number that is least for the best commit, None for one without that metric.
 
     `metric` is of an evaluation after the commit's step, as in validation.loss; empty for the loss of training.
     """
     if not metric:
         return commit.meta.get("loss")
-    meta = commit.meta
-    value = (
-        meta.get("evaluation", {}).get(metric) if meta.get("last_evaluation_step") == commit.step else None
-    )
+    value = metrics_of(store, commit).get(metric)
     larger = metric.rpartition(".")[2] in LARGER_IS_BETTER
     return -value if larger and value is not None else value
 
@@ -60,16 +61,18 @@ def retention_of(spec: JobSpec) -> Retention:
     """The retention that the job asks for, and the commit before a decay, from which the run can be extended."""
     checkpoint, best = spec.checkpoint, spec.checkpoint.keep_best
     metric = best if isinstance(best, str) else "" if best else None
-    return Retention(checkpoint.keep, checkpoint.keep_every, metric, spec.train.decay_from)
+    beside = spec.evaluate is not None and spec.evaluate.where == "beside"
+    return Retention(checkpoint.keep, checkpoint.keep_every, metric, spec.train.decay_from, beside)
 
 
 def best_commit(store: Store, metric: str) -> int | None:
     """The step of the best sound commit by a metric, the earliest of equals; None if none has it."""
-    return _best(_sound(store, store.retry(store.backend.list), limit=None), metric)
+    return _best(store, _sound(store, store.retry(store.backend.list), limit=None), metric)
 
 
-def _best(sound: Mapping[int, CommitManifest], metric: str) -> int | None:
-    rated = [(value, step) for step, commit in sound.items() if (value := rate(commit, metric)) is not None]
+def _best(store: Store, sound: Mapping[int, CommitManifest], metric: str) -> int | None:
+    rates = ((rate(store, commit, metric), step) for step, commit in sound.items())
+    rated = [(value, step) for value, step in rates if value is not None and not math.isnan(value)]
     return min(rated)[1] if rated else None
 
 
@@ -83,14 +86,16 @@ def prune(store: Store, retention: Retention) -> list[int]:
         return []
     keep, every, best = max(retention.keep, 1), retention.every, retention.best
     sizes = store.retry(store.backend.list)
-    sound = _sound(store, sizes, limit=keep if best is None else None)
+    sound = _sound(store, sizes, limit=keep if best is None and not retention.unevaluated else None)
     if not sound:
         return []
     newest = max(sound)
     kept = set(sorted(sound)[-keep:]) | {
         step for step in published_steps(sizes) if every and step % every == 0
     }
-    if best is not None and (chosen := _best(sound, best)) is not None:
+    if retention.unevaluated:  # before the best is looked for: one may be evaluated just now
+        kept |= {step for step in sound.keys() - kept if awaits(store, sound[step])}
+    if best is not None and (chosen := _best(store, sound, best)) is not None:
         kept.add(chosen)
     if retention.before is not None and newest > retention.before:
         last = store.latest(retention.before, deep=False)
@@ -163,7 +168,7 @@ def _present(sizes: dict[str, int]) -> list[int]:
 
 def _sweep(store: Store, step: int, sizes: dict[str, int], commit: CommitManifest) -> None:
     """Remove what interrupted attempts left in the folder of a published commit."""
-    named = {f"{commit_folder(step)}/{name}" for name in (*commit.files, MANIFEST)}
+    named = {f"{commit_folder(step)}/{name}" for name in (*commit.files, MANIFEST, EVALUATION)}
     for path in sizes:
         if path.startswith(commit_folder(step) + "/") and path not in named and _is_ours(path):
             store.retry(store.backend.remove, path)

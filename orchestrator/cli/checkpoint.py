@@ -160,6 +160,7 @@ def chosen_commit(run: RunDir, step: int | None) -> CommitManifest:
 
 
 def _describe(store: Store, step: int) -> dict[str, Any]:
+    from orchestrator.checkpoint.evaluations import metrics_of
     from orchestrator.checkpoint.manifest import CorruptCommit
 
     try:
@@ -177,9 +178,7 @@ def _describe(store: Store, step: int) -> dict[str, Any]:
         "MiB": round(found.total_bytes / 2**20, 1),
         "created": found.created,
         "state": "committed",
-        "evaluation": found.meta.get("evaluation", {})
-        if found.meta.get("last_evaluation_step") == step
-        else {},
+        "evaluation": metrics_of(store, found),
     }
 
 

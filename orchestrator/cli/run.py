@@ -256,6 +256,8 @@ def _show_status(found: dict[str, Any]) -> None:
     print(f"attempt {found.get('attempt')}, layout {layout}, controller {found['controller']}")
     if found.get("note"):
         print(found["note"])
+    if found.get("evaluation"):
+        print(found["evaluation"])
     if found.get("missing_rows"):
         print(f"rows of step {steps_text(found['missing_rows'])} are lost from metrics.jsonl")
     if found["ranks"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 
 from cluster.workers.gang import Bundle, Gang
 from orchestrator.control.health import Failure, excluded
@@ -21,13 +21,14 @@ class Capacity:
         self._count, self._counted = 0, 0.0
         self.avoid: Set[str] = frozenset()
 
-    def count(self, phase: Phase, failures: Sequence[Failure], now: float) -> int:
-        """Workers that could run; the last count where it does not matter."""
+    def count(self, phase: Phase, failures: Sequence[Failure], now: float, beside: Callable[[], int]) -> int:
+        """Workers that could run, those that are held `beside` included; the last count where it does not matter."""
         waited = time.monotonic() - self._counted
-        if phase == "wait" or (phase == "train" and waited > COUNT_EVERY):
+        if phase == "wait" or (phase in ("train", "evaluate") and waited > COUNT_EVERY):
             self._counted = time.monotonic()
             self.avoid = excluded(failures, now)
-            self._count = self._gang.capacity(self._bundle, self.avoid)
+            held = beside()
+            self._count = self._gang.capacity(self._bundle, self.avoid) + held
             if self.avoid and self._count < self._least:
-                self.avoid, self._count = frozenset(), self._gang.capacity(self._bundle)
+                self.avoid, self._count = frozenset(), self._gang.capacity(self._bundle) + held
         return self._count

@@ -7,7 +7,6 @@ All that it needs to go on after its own death stands in the run directory.
 from __future__ import annotations
 
 import dataclasses
-import secrets
 import time
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -20,11 +19,13 @@ from orchestrator.control import finish
 from orchestrator.control.background_export import BackgroundExport
 from orchestrator.control.data_preparation import DataPreparation, StorageWait
 from orchestrator.control.decide import decide, resume
+from orchestrator.control.evaluation_beside import EvaluationBeside
 from orchestrator.control.events import fault_event
 from orchestrator.control.run_history import RunHistory
 from orchestrator.control.state import Action, Observation, Phase, Policy, State, Stop
 from orchestrator.control.status import status_of
 from orchestrator.control.stragglers import Stragglers
+from orchestrator.control.training_task import training_task
 from orchestrator.control.workers import POLL, Workers
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import ENDED
@@ -37,7 +38,6 @@ from orchestrator.resolve.prepared_data import PreparedData, is_whole, keep_exce
 from orchestrator.resolve.training_inputs import resolve_over
 from orchestrator.storage.row_types import EventFields
 from orchestrator.storage.run_directory import Row, RunDir
-from orchestrator.track.totals import RunTotals
 from orchestrator.train.task import Task
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ FIRST_RESTART = 10.0
 """Seconds that a change of the gang is taken to cost before one has been measured."""
 STATUS_EVERY = 1.0
 """Seconds between writings of status.json."""
-NO_WORKERS = ENDED | {"export"}
-"""Phases in which a run has no use for workers."""
+WORKERS = dict.fromkeys((*ENDED, "export"), 0) | {"evaluate": 1}
+"""How many workers a run has a use for, in phases in which it does not train."""
 
 
 class Controller:
@@ -79,6 +79,7 @@ class Controller:
         self._stored = StorageWait(spec, lambda: self._stop is not None, self._tell)
         self._preparing = DataPreparation(spec, run, self._stored, self._tell)
         self._exports = BackgroundExport(cluster, spec, run, self._tell_export)
+        self._beside = EvaluationBeside(cluster, spec, run, faults)
         self._stop: Stop | None = None
         self._restored: int | None = None
         self._placement_failed, self._note, self._written = "", "", 0.0
@@ -91,7 +92,8 @@ class Controller:
 
     def status(self) -> dict[str, Any]:
         """Phase, step, attempt, layout and ranks, as `orchestrator status` shows them."""
-        return status_of(self._spec, self._state, self._history, self._workers.ranks, self._until, self._note)
+        ranks, beside = self._workers.ranks, self._beside.text
+        return status_of(self._spec, self._state, self._history, ranks, self._until, self._note, beside)
 
     def drive(self) -> dict[str, Any]:
         """Run to an end. Returns the summary; whatever happens, no gang is left behind.
@@ -108,7 +110,10 @@ class Controller:
             self._workers.stop()
             rows = self._stored(lambda: history.counted(self._state.attempt, self._state.step))
             self._event(self._state.phase, self._note)
-            return self._stored(lambda: self._summarise(history, rows))
+            ended = self._spec, self._run, history, self._data.uri, self._exports.done, rows
+            summary = self._stored(lambda: finish.finish(*ended))
+            self._write_status(force=True)
+            return summary
         except Exception as error:
             self._workers.stop()
             if isinstance(error, InputError) and history.withdraw():
@@ -121,24 +126,17 @@ class Controller:
             raise
         finally:
             self._exports.stop()
+            self._beside.stop()
             self._workers.close()
             history.close()
-
-    def _summarise(self, history: RunHistory, rows: RunTotals) -> dict[str, Any]:
-        history.settle()
-        commit = history.store.latest(deep=False)  # not of the memory of nodes, which ends with the run
-        summary = finish.finish(
-            self._spec, self._run, commit, self._data.uri, self._exports.done, rows, history.tracker
-        )
-        self._write_status(force=True)
-        return summary
 
     def _advance(self, history: RunHistory) -> None:
         """One turn of the loop: observe, decide, act, record."""
         before, observation = self._state, self._observe(history)
         self._state, action = decide(self._policy, before, observation)
         self._placement_failed, self._restored = "", None
-        self._workers.want(0 if self._state.phase in NO_WORKERS else self._useful)
+        self._workers.want(WORKERS.get(self._state.phase, self._useful))
+        self._evaluate(history, before)
         self._act(history, action, before)
         self._write_status(force=self._state.phase != before.phase)
 
@@ -148,11 +146,12 @@ class Controller:
         if self._queue is not None:
             self._queue.report_nodes([rank.node for rank in workers.ranks])
         now = workers.status.at if workers.running else time.monotonic()
-        capacity = workers.capacity(self._state.phase, self._state.failures, now)
+        capacity = workers.capacity(self._state.phase, self._state.failures, now, self._beside.held)
         may_start = self._state.phase == "wait" and capacity >= self._spec.resources.workers.min
         if may_start and not is_whole(self._data):  # a wait may be long, its files many
             self._data = PreparedData()
         hours, usd = history.spending.count(history.recent, wall())
+        self._beside.look(history)
         for ceiling in history.spending.near():
             self._event(self._state.phase, str(ceiling), ceiling=dataclasses.asdict(ceiling))
         return Observation(
@@ -174,6 +173,8 @@ class Controller:
             restart_seconds=history.event_history.restart_seconds or FIRST_RESTART,
             spent_hours=hours,
             spent_usd=usd,
+            unevaluated=self._beside.waiting,
+            evaluation_failed=self._beside.failed,
         )
 
     def _record(self, history: RunHistory, rows: tuple[Row, ...]) -> None:
@@ -188,6 +189,16 @@ class Controller:
                 self._event("train", line)
             if save["state"] == "published":
                 self._exports.published(save["step"])
+                self._beside.published(save["step"], self._state)
+
+    def _evaluate(self, history: RunHistory, before: State) -> None:
+        """Evaluate beside the run what was decided on, and tell of it in a phase that goes on."""
+        phase = self._state.phase
+        self._beside.follow(self._state, self._data, self._shards)
+        for line in self._beside.news(phase):
+            self._event(phase, line)
+        if phase != before.phase and "evaluate" in (phase, before.phase):
+            self._stored(lambda: self._beside.settle(history))
 
     def _act(self, history: RunHistory, action: Action, before: State) -> None:
         match action.do:
@@ -214,6 +225,8 @@ class Controller:
                 self._workers.request_stop()
             case "halt":
                 self._halt(history, action, before)
+            case "evaluate":
+                self._pause(history, "evaluate", action.reason)
             case "export":
                 self._exports.advance(step := self._state.step)
                 self._pause(history, "export", f"the commit at step {step}, in the Hugging Face format")
@@ -263,6 +276,7 @@ class Controller:
         assert self._planner is not None
         bad, attempt = self._state.bad_commits, self._state.attempt
         commit, notes = self._stored(lambda: history.roll_back(bad, attempt))
+        self._stored(lambda: self._beside.find(history))
         for note in notes:
             self._event("wait", f"a commit is passed over: {note}")
         self._restored = commit.step if commit else 0
@@ -277,31 +291,26 @@ class Controller:
         self._event("start", reason, step=self._restored, **fields)
         self._write_status(force=True)
         try:
-            self._workers.start(layout, self._task(history, layout, commit))
+            self._workers.start(layout, self._task(history, commit))
         except TimeoutError as error:
             self._placement_failed = str(error)
 
-    def _task(self, history: RunHistory, layout: Layout, commit: CommitManifest | None) -> Task:
+    def _task(self, history: RunHistory, commit: CommitManifest | None) -> Task:
         assert self._planner is not None
         token = self._workers.snapshot_token
         servers = self._workers.snapshot_servers(self._planner.shape)
         history.use_holders(token, servers)
-        return Task(
-            job=self._spec.model_dump(mode="json"),
-            layout=layout.to_json(),
-            run=self._run.uri,
-            data=self._data.uri,
-            attempt=self._state.attempt,
-            restore=commit.step if commit else None,
-            until=self._until,
-            token=secrets.token_hex(6),
-            snapshot_servers=tuple(servers),
-            snapshot_token=token,
-            faults=self._faults,
-            skips=tuple(skip.to_json() for skip in self._state.skips),
-            shards=self._shards,
-            sets=self._data.sets,
+        snapshots = {"snapshot_servers": tuple(servers), "snapshot_token": token}
+        told = {"until": self._until, "faults": self._faults, "shards": self._shards}
+        return training_task(
+            self._spec,
+            self._run,
+            self._data,
+            self._state,
+            commit,
             base=base_json(self._base),
+            **told,
+            **snapshots,
         )
 
     def _note_first_step(self, history: RunHistory) -> None:
@@ -317,9 +326,9 @@ class Controller:
         if action.fault is None:
             self._note = action.reason
             self._event("stop", action.reason, step=step)
-            if self._state.phase == "export":
+            if self._state.phase in ("evaluate", "export"):
                 self._exports.try_again()
-                self._workers.free()  # what it occupied is for others while the model is written
+                self._workers.free()  # what it occupied is for others while the model is evaluated and written
                 if self._queue is not None:
                     self._queue.leave()
             return

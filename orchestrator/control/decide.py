@@ -11,12 +11,13 @@ import dataclasses
 from typing import Any
 
 from cluster.workers.gang import Cause
+from orchestrator.control.decide_evaluation import TRIES, with_evaluation
 from orchestrator.control.health import Failure, Vitals, first_fault
 from orchestrator.control.hints import hint_for
 from orchestrator.control.state import Action, Observation, Phase, Policy, State, Stop
 from orchestrator.data.skips import next_skip
+from orchestrator.job.limits import LimitSpec
 from orchestrator.job.outcome import ENDED, Outcome
-from orchestrator.job.spec import LimitSpec
 
 SETTLE = 3.0
 """Seconds to wait for more workers once the smallest gang fits: nodes and freed resources arrive one by one."""
@@ -42,6 +43,11 @@ def resume(limits: LimitSpec, state: State, controller_died: bool) -> State:
 
 def decide(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
     """The next state and the action that leads there."""
+    after, action = _decide(policy, state, seen)
+    return with_evaluation(policy, after, seen, action), action
+
+
+def _decide(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
     if seen.crashed and state.phase not in ENDED:
         return _finish(state, seen, Outcome.FAILED, seen.crashed)
     step = {
@@ -51,6 +57,7 @@ def decide(policy: Policy, state: State, seen: Observation) -> tuple[State, Acti
         "start": _train,
         "train": _train,
         "stop": _stopped,
+        "evaluate": _evaluate,
         "export": _export,
     }.get(state.phase)
     return step(policy, state, seen) if step else (state, Action("finish", state.reason))
@@ -108,7 +115,7 @@ def _wait(policy: Policy, state: State, seen: Observation) -> tuple[State, Actio
     if not seen.prepared:
         return _enter(state, "prepare", seen), Action("prepare", "the data is gone, and is made again")
     waited = seen.now - state.since
-    room = min(_capacity(seen), workers.max)
+    room = min(seen.room, workers.max)
     # Later attempts take what is there at once: time without a gang is lost, and one that is too small can grow.
     settle = SETTLE if state.layout is None or room < workers.min else 0.0
     if room < workers.max and waited < settle:
@@ -123,7 +130,7 @@ def _wait(policy: Policy, state: State, seen: Observation) -> tuple[State, Actio
         text = f"no legal layout uses {workers.min} to {workers.max} workers"
         return _finish(state, seen, Outcome.FAILED, text + "; change resources.workers or train.global_batch")
     if waited > policy.spec.limits.wait:
-        text = f"waited {waited:.0f} s for {workers.min} workers and there is room for {_capacity(seen)}"
+        text = f"waited {waited:.0f} s for {workers.min} workers and there is room for {seen.room}"
         return _finish(state, seen, Outcome.FAILED, text + "; lower resources.workers.min or add machines")
     return state, Action("wait", f"room for {room} workers, and the smallest gang has {workers.min}")
 
@@ -159,11 +166,6 @@ def _train(policy: Policy, state: State, seen: Observation) -> tuple[State, Acti
     return state, Action("watch")
 
 
-def _capacity(seen: Observation) -> int:
-    """How many workers the run may have now."""
-    return min(seen.capacity, seen.admission.room) if seen.admission else seen.capacity
-
-
 def _resize(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
     """Make room for another job, leave nodes in time that are taken away, use room for more workers where that pays."""
     if other := _yields_to(seen):
@@ -174,15 +176,17 @@ def _resize(policy: Policy, state: State, seen: Observation) -> tuple[State, Act
         return dataclasses.replace(state, resizing=reason), Action("ask_stop", reason)
     if state.layout is None:
         return state, Action("watch")
-    room = min(_capacity(seen), policy.spec.resources.workers.max)
+    room = min(seen.room, policy.spec.resources.workers.max)
     larger = policy.choose(room) if room > state.layout.world else None
     if larger is None or larger.world <= state.layout.world:
         return dataclasses.replace(state, roomy=0.0), Action("watch")
-    if not state.roomy:
-        return dataclasses.replace(state, roomy=seen.now), Action("watch")
     left = (policy.spec.train.steps - state.step) * seen.step_seconds
     saved = left * (1 - policy.predict(larger) / policy.predict(state.layout))
-    if seen.now - state.roomy < ROOMY or saved < WORTH * seen.restart_seconds:
+    if saved < WORTH * seen.restart_seconds:
+        return dataclasses.replace(state, roomy=0.0), Action("watch")
+    if not state.roomy:
+        return dataclasses.replace(state, roomy=seen.now), Action("watch")
+    if seen.now - state.roomy < ROOMY:
         return state, Action("watch")
     if seen.ready < larger.world:
         return state, Action("prewarm", f"{larger.world} workers are made ready", workers=larger.world)
@@ -194,7 +198,11 @@ def _ended(policy: Policy, state: State, seen: Observation) -> tuple[State, Acti
     """All ranks are done, with a commit in place."""
     result = seen.ranks[0].result
     if result["ended"] == "steps":
-        return _enter(state, "export", seen, step=result["step"]), Action("halt", "all steps are done")
+        rest: Phase = (
+            "evaluate" if policy.spec.evaluate and policy.spec.evaluate.where == "beside" else "export"
+        )
+        again = {"evaluation_failures": 0, "evaluation_after": 0.0}
+        return _enter(state, rest, seen, step=result["step"], **again), Action("halt", "all steps are done")
     if result["ended"] == "plateau" and policy.spec.stop_when:
         text = str(policy.spec.stop_when)
         return _enter(state, "export", seen, step=result["step"], reason=text), Action("halt", text)
@@ -256,6 +264,25 @@ def _stopped(policy: Policy, state: State, seen: Observation) -> tuple[State, Ac
     if other := state.yielding or _yields_to(seen):
         return _requeue(state, seen, other)
     return _enter(state, "wait", seen), Action("wait", "the gang is stopped")
+
+
+def _evaluate(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
+    """All steps are done; what waits to be evaluated is waited for."""
+    if not seen.unevaluated:
+        return _export(policy, _enter(state, "export", seen), seen)
+    first, hint = seen.unevaluated[0], "all commits are in place, and the same command evaluates again"
+    if stop := seen.stop or _limit(policy, seen):
+        return _finish(
+            state, seen, Outcome.STOPPED, f"{stop.text}; step {first} is not evaluated yet; {hint}"
+        )
+    if state.evaluation_failures >= TRIES:
+        text = f"the evaluation of step {first} failed {TRIES} times; {hint}"
+        return _finish(state, seen, Outcome.FAILED, text)
+    waited = seen.now - max(state.evaluation_since, state.since) if state.evaluation_since else 0.0
+    if waited > policy.spec.limits.wait:
+        text = f"waited {waited:.0f} s for {state.evaluation_waits} to evaluate step {first}; {hint}"
+        return _finish(state, seen, Outcome.FAILED, text)
+    return state, Action("evaluate", "the commits that wait are evaluated")
 
 
 def _export(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:

@@ -11,8 +11,8 @@ from orchestrator.control.health import Failure
 from orchestrator.control.hints import hint_for
 from orchestrator.control.state import State
 from orchestrator.data.skips import Skip, on_record
+from orchestrator.job.limits import LimitSpec
 from orchestrator.job.outcome import ENDED
-from orchestrator.job.spec import LimitSpec
 from orchestrator.planning import prices
 from orchestrator.storage.row_line import Row
 from orchestrator.storage.row_log import missing_numbers

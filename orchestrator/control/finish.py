@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from orchestrator.checkpoint.manifest import CommitManifest
+from orchestrator.control.run_history import RunHistory
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.row_line import EVENTS
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.track.summary import summary
 from orchestrator.track.totals import RunTotals
-from orchestrator.track.tracker import MLFLOW_STATUS, Tracker
+from orchestrator.track.tracker import MLFLOW_STATUS
 
 DELIVERY_TIMEOUT = 20.0
 """Seconds that the end of a run waits for a tracking server; what it missed can be sent by `orchestrator report`."""
@@ -20,13 +21,15 @@ DELIVERY_TIMEOUT = 20.0
 def finish(
     spec: JobSpec,
     run: RunDir,
-    commit: CommitManifest | None,
+    history: RunHistory,
     data: str,
     exported: dict[str, Any],
     rows: RunTotals,
-    tracker: Tracker,
 ) -> dict[str, Any]:
     """Write summary.json and report.html, deliver what MLflow lacks, and return the summary."""
+    history.settle()
+    commit = history.store.latest(deep=False)  # not of the memory of nodes, which ends with the run
+    tracker = history.tracker
     found = summarise(spec, run, commit, data, exported, rows)
     run.write_json("summary.json", found)
     found["problem"] = draw(run, lambda run: _report(run, rows))

@@ -16,6 +16,7 @@ from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.retention import rewind
 from orchestrator.checkpoint.snapshots import newest_commit, peer_store
 from orchestrator.checkpoint.store import Store
+from orchestrator.control.evaluation_rows import EvaluationRows
 from orchestrator.control.events import EventHistory, Spending, memory_seen
 from orchestrator.control.row_recovery import find, without
 from orchestrator.control.save_failures import SaveFailures
@@ -25,7 +26,7 @@ from orchestrator.job.spec import JobSpec, dump
 from orchestrator.planning import prices
 from orchestrator.storage.background_writer import BackgroundWriter
 from orchestrator.storage.retry import storage_failed
-from orchestrator.storage.row_line import EVALS, EVENTS, METRICS, evaluations_in
+from orchestrator.storage.row_line import EVENTS, METRICS, evaluations_in
 from orchestrator.storage.row_log import steps_text
 from orchestrator.storage.row_types import EventFields
 from orchestrator.storage.row_writer import HOLD, RowWriter
@@ -62,7 +63,7 @@ class RunHistory:
         self._peers: Store | None = None
         self._holders: tuple[str, tuple[Mapping[str, str], ...]] = ("", ())
         self._metrics = RowWriter(run, METRICS, 0.0 if run.local else HOLD, self._stored)
-        self._evaluations = RowWriter(run, EVALS)
+        self.evaluations = EvaluationRows(spec, run, self.store, lambda: self.tracker.evaluated())
         self._events, self._documents = RowWriter(run, EVENTS, stored=self._told), dict[str, Any]()
         self._writer = BackgroundWriter(self._write)
         self._refused = -PAUSE  # when a document was not taken, monotonic seconds
@@ -166,7 +167,7 @@ class RunHistory:
     def _write(self) -> None:
         """Write what is due: rows before the events that speak of them, and the latest of each document."""
         self._metrics.flush()
-        self._evaluations.flush()
+        self.evaluations.rows.flush()
         self._events.flush()
         while self._documents and time.monotonic() - self._refused >= PAUSE:
             name, value = self._documents.popitem()
@@ -180,7 +181,7 @@ class RunHistory:
 
     def _stored(self, rows: Sequence[Row]) -> None:
         self.saved += len(rows)
-        self._evaluations.add(evaluations_in(rows))
+        self.evaluations.rows.add(evaluations_in(rows))
         self.tracker.rows(rows)
 
     def _told(self, events: Sequence[Row]) -> None:
@@ -223,8 +224,13 @@ class RunHistory:
         self._metrics.add(rows)
         if rows:
             self.recent = (*self.recent, *rows)[-RECENT:]
-        if self._metrics.due or self._evaluations.due or self._events.due:
+        if self._metrics.due or self.evaluations.rows.due or self._events.due:
             self._writer.request()
+
+    def evaluated(self, row: Row) -> None:
+        """Add the row of an evaluation that was made beside the run."""
+        self.evaluations.rows.add([row])
+        self._writer.request()
 
     def close(self) -> None:
         """Write nothing more than what is being written, and wait for that."""
@@ -234,7 +240,7 @@ class RunHistory:
         """Have everything stored. Raises OSError, in words, if storage refuses it."""
         self._writer.wait(LONGEST_WRITE)
         self._metrics.drain(PATIENCE)
-        self._evaluations.drain(PATIENCE)
+        self.evaluations.rows.drain(PATIENCE)
         self._events.drain(PATIENCE)
 
     def use_holders(self, token: str, holders: Sequence[Mapping[str, str]]) -> None:
@@ -271,6 +277,7 @@ class RunHistory:
         self.store.fence(attempt)
         commit, notes = self.last_commit(bad)
         step = commit.step if commit else 0
+        self.evaluations.withdraw(step)
         for store in self._stores:
             with contextlib.suppress(OSError) if store is self._peers else contextlib.nullcontext():
                 rewind(store, step if commit else -1)
@@ -286,9 +293,7 @@ class RunHistory:
                 reason = f"events {steps_text(lost)} were lost from {EVENTS}: what they told is in no figure"
                 self.event(attempt, step, "wait", reason, missing_events=lost)
         self.recent = tuple(self._metrics.latest(RECENT))
-        # An evaluation that the commit does not know of is made again.
-        known = step if commit and commit.meta.get("last_evaluation_step") == step else step - 1
-        self._evaluations.cut(known, evaluations_in(self.recent))
+        self.evaluations.cut(step, commit, evaluations_in(self.recent))
         self.saved = 0
         self.tracker.rows(carried)
         return commit, notes

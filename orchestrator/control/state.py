@@ -17,7 +17,9 @@ from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
 
-Phase = Literal["queue", "prepare", "wait", "start", "train", "stop", "export", "done", "failed", "stopped"]
+Phase = Literal[
+    "queue", "prepare", "wait", "start", "train", "stop", "evaluate", "export", "done", "failed", "stopped"
+]
 Do = Literal[
     "queue",
     "leave_queue",
@@ -28,6 +30,7 @@ Do = Literal[
     "prewarm",
     "ask_stop",
     "halt",
+    "evaluate",
     "export",
     "finish",
 ]
@@ -54,6 +57,10 @@ class State:
     `suspected` is since when a rank complains of a peer, `roomy` since when there has been room for more workers, and
     `too_small` since when no node of the cluster's would do; 0 if it is not so. All times are monotonic seconds.
     `outcome` is how the run ends or has ended, and `reason` says it for people.
+
+    `evaluating` is the step whose commit is evaluated beside the run now; None if none is, though some may wait: then
+    `evaluation_waits` says what for, since `evaluation_since`. `evaluation_failures` counts the tries of the first that
+    waits, which is not tried before `evaluation_after`.
     """
 
     phase: Phase = "prepare"
@@ -74,6 +81,11 @@ class State:
     skips: tuple[Skip, ...] = ()
     outcome: Outcome | None = None
     reason: str = ""
+    evaluating: int | None = None
+    evaluation_waits: str = ""
+    evaluation_since: float = 0.0
+    evaluation_failures: int = 0
+    evaluation_after: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -81,12 +93,14 @@ class Observation:
     """What the controller observes, at the monotonic time `now`, which `RankStatus.last_heartbeat` is in too.
 
     `admission` is what the cluster's queue says, None where the run does not share its cluster. `capacity` is how
-    many workers could run, without nodes that are excluded or will be taken away; `ready` for how many of them
-    all imports are done. `restored` is the step of the commit that the gang was started from, None but right
-    after a start; `recorded` the last step of which there is a row. `step_seconds` and `longest_step` are of
-    the latest steps, `gap` between the latest heartbeats, `restart_seconds` what the last change of the gang
-    cost. `spent_hours` and `spent_usd` are the whole job's, all attempts together. `crashed` says what went
-    wrong in the controller itself.
+    many workers could run, without nodes that are excluded or will be taken away, that of an evaluation beside the
+    run included; `ready` for how many of them all imports are done. `restored` is the step of the commit that the
+    gang was started from, None but right after a start; `recorded` the last step of which there is a row.
+    `step_seconds` and `longest_step` are of the latest steps, `gap` between the latest heartbeats,
+    `restart_seconds` what the last change of the gang cost. `unevaluated` are the steps of commits that are to be
+    evaluated beside the run, in order, and `evaluation_failed` says why that of the first one has just failed.
+    `spent_hours` and `spent_usd` are the whole job's, all attempts together. `crashed` says what went wrong in the
+    controller itself.
     """
 
     now: float
@@ -108,6 +122,13 @@ class Observation:
     restart_seconds: float = 0.0
     spent_hours: float = 0.0
     spent_usd: float = 0.0
+    unevaluated: tuple[int, ...] = ()
+    evaluation_failed: str = ""
+
+    @property
+    def room(self) -> int:
+        """How many workers the run may have now."""
+        return min(self.capacity, self.admission.room) if self.admission else self.capacity
 
 
 @dataclass(frozen=True)

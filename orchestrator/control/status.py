@@ -21,8 +21,10 @@ def status_of(
     ranks: tuple[RankStatus, ...],
     until: int,
     note: str,
+    evaluation: str = "",
 ) -> dict[str, Any]:
-    """Phase, step, attempt, layout and ranks, with the time left in seconds while the run trains up to `until`."""
+    """Phase, step, attempt, layout and ranks, what is evaluated beside them, and the time left in seconds while the run
+    trains up to `until`."""
     rows = history.recent if history else ()
     last = rows[-1] if rows else {}
     left = (until - state.step) * (history.step_seconds if history else 0.0)
@@ -37,6 +39,7 @@ def status_of(
         "tokens_per_second": last.get("tokens_per_second"),
         "eta_seconds": left if left and state.phase == "train" else None,
         "note": note,
+        "evaluation": evaluation,
         "missing_rows": history.event_history.missing if history else [],
         "rows": history.mark if history else None,
         "events": history.events_stored if history else 0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cluster.workers.cluster import Cluster
 from cluster.workers.gang import GangStatus, RankStatus
@@ -57,9 +57,11 @@ class Workers:
         """Addresses of nodes that were found to be gone lately."""
         return frozenset(self._gang.lost_nodes())
 
-    def capacity(self, phase: Phase, failures: Sequence[Failure], now: float) -> int:
+    def capacity(
+        self, phase: Phase, failures: Sequence[Failure], now: float, beside: Callable[[], int]
+    ) -> int:
         """How many workers could run, see `Capacity.count`."""
-        return self._capacity.count(phase, failures, now)
+        return self._capacity.count(phase, failures, now, beside)
 
     def ready(self) -> int:
         """For how many workers all imports are done."""

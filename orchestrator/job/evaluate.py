@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
@@ -33,6 +34,11 @@ class EvaluateSpec(StrictModel):
     """Evaluations during training. Each is over all tokens of a set, and has the same result under any layout."""
 
     every: Positive = Field(default=200, description="steps between evaluations")
+    where: Literal["gang", "beside"] = Field(
+        default="gang",
+        description="gang: by the ranks, between two steps; beside: of the commit of that step, by one more worker if "
+        "there is room for it, while training goes on",
+    )
     at_start: bool = Field(default=False, description="evaluate before the first step too")
     at_end: bool = Field(default=True, description="evaluate after the last step too")
     sets: dict[SetName, EvaluationSet] = Field(
@@ -58,6 +64,11 @@ class EvaluateSpec(StrictModel):
         return step % self.every == 0
 
 
+def is_due_beside(evaluate: EvaluateSpec | None, step: int, last: int) -> bool:
+    """Whether the commit after `step` of a run of `last` steps is to be evaluated beside the run."""
+    return evaluate is not None and evaluate.where == "beside" and evaluate.is_due(step, last)
+
+
 class StopWhen(StrictModel):
     """Early stopping: the run ends as done when a metric has not become better for some evaluations."""
 
@@ -67,6 +78,11 @@ class StopWhen(StrictModel):
 
     def __str__(self) -> str:
         return f"{self.metric} has not become better in {self.patience} evaluations"
+
+
+def by_name(sets: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """The metrics of all sets by name, as in validation.loss."""
+    return {f"{name}.{metric}": value for name, found in sets.items() for metric, value in found.items()}
 
 
 def metrics_of(objective: str) -> tuple[str, ...]:

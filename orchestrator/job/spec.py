@@ -17,6 +17,7 @@ from pydantic import Field, ValidationError, model_validator
 from orchestrator.job.data import DataSpec, Source
 from orchestrator.job.errors import InputError
 from orchestrator.job.evaluate import VALIDATION, EvaluateSpec, StopWhen, metric_problem, metrics_of
+from orchestrator.job.limits import LimitSpec
 from orchestrator.job.optimizer import OptimizerSpec
 from orchestrator.job.overrides import override
 from orchestrator.job.resources import ResourceSpec
@@ -175,25 +176,11 @@ class TrackingSpec(StrictModel):
 
     uri: str = Field(default="sqlite:///mlflow.db", description="an MLflow tracking URI")
     experiment: str = "default"
-
-
-class LimitSpec(StrictModel):
-    """Limits of the run, over all its attempts."""
-
-    hours: float | None = Field(default=None, gt=0)
-    cost_usd: float | None = Field(default=None, gt=0)
-    usd_per_worker_hour: float = Field(
-        default=0.0, ge=0, description="price for counting cost_usd; taken from prices if 0"
-    )
-    prices: str | None = Field(
+    register_as: str | None = Field(
         default=None,
-        description="a CSV with the columns machine,market,zone,usd_per_hour; an empty zone is any zone",
-    )
-    restarts: Count = Field(default=10, description="failures allowed within restart_window")
-    restart_window: float = Field(default=3600.0, gt=0, description="seconds")
-    wait: float = Field(default=600.0, gt=0, description="seconds to wait for workers.min workers")
-    unsaved: float = Field(
-        default=3600.0, gt=0, description="seconds to train on while every save fails; then the run stops"
+        min_length=1,
+        description="name in MLflow's registry of which the exported model becomes a version; with "
+        "checkpoint.keep_best a metric, the alias best goes to it if it is better than what has it",
     )
 
 
@@ -249,6 +236,16 @@ class JobSpec(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def what_is_decided_in_a_step_is_evaluated_there(self) -> JobSpec:
+        early = "stop_when" if self.stop_when else "tune" if self.tune else ""
+        if early and self.evaluate is not None and self.evaluate.where == "beside":
+            raise ValueError(
+                f"{early} decides by a value at its step, which evaluate.where beside has some steps later, never "
+                "equally many; set evaluate.where to gang"
+            )
+        return self
+
+    @model_validator(mode="after")
     def what_is_chosen_by_is_measured(self) -> JobSpec:
         best = self.checkpoint.keep_best
         for key, metric in (
@@ -262,6 +259,14 @@ class JobSpec(StrictModel):
                 raise ValueError(f"{key} {metric} is not measured; add evaluate, and data.validation")
             if problem := metric_problem(metric, self.set_names, self.evaluate, self.workload.objective):
                 raise ValueError(f"{key} {metric} {problem}")
+        return self
+
+    @model_validator(mode="after")
+    def what_is_registered_is_exported(self) -> JobSpec:
+        if self.tracking and self.tracking.register_as and self.checkpoint.export is None:
+            raise ValueError(
+                "tracking.register_as is about the exported model, and nothing is exported; set checkpoint.export to hf"
+            )
         return self
 
     @property

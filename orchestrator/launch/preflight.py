@@ -199,14 +199,18 @@ def check_layouts(job: ResolvedJob) -> None:
 
 
 def gpus_here(spec: JobSpec) -> int:
-    """GPUs that an embedded cluster may claim. Raises InputError if this machine has too few."""
+    """GPUs that an embedded cluster may claim, with one for an evaluation beside the run if there is one.
+
+    Raises InputError if this machine has too few.
+    """
     import torch
 
     least, most, there = spec.resources.workers.min, spec.resources.workers.max, torch.cuda.device_count()
     if there < least:
         what = f"the smallest gang needs {least} GPUs, and this machine has {there}"
         raise InputError(what, "resources.per_worker.gpu", "set it to 0, or name a cluster with --address")
-    return min(most, there)
+    beside = spec.evaluate is not None and spec.evaluate.where == "beside"
+    return min(most + beside * int(spec.resources.per_worker.gpu), there)
 
 
 def check_labels(spec: JobSpec, address: str | None) -> None:

@@ -87,9 +87,11 @@ class RowWriter:
                 self._pause = min(max(2 * self._pause, 1.0), LONGEST_PAUSE)
                 self._due = time.monotonic() + self._pause
                 return 0
-            self._stored(rows)
-            del self._waiting[: len(rows)]
+            del self._waiting[
+                : len(rows)
+            ]  # first: they are not written again, whatever who hears of them does
             self._pause, self.problem = 0.0, ""
+            self._stored(rows)
             return len(rows)
 
     def drain(self, timeout: float) -> None:

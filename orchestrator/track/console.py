@@ -125,6 +125,9 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
         ("receipt", str(summary.get("receipt") or "none")),
     ]
+    if beside := summary.get("evaluated_beside"):
+        usd = "" if beside["cost_usd"] is None else f", {beside['cost_usd']:.2f} USD"
+        rows.append(("evaluated beside", f"{duration(3600 * beside['worker_hours'])} of one worker{usd}"))
     if summary.get("missing_rows"):
         rows.append(
             ("lost rows", f"of step {steps_text(summary['missing_rows'])}: they are in no figure here")
@@ -159,7 +162,7 @@ def _details(status: Mapping[str, Any]) -> list[str]:
         found.append(f"{count(status['tokens_per_second'])} tokens/s")
     if status.get("eta_seconds") is not None:
         found.append(f"{duration(status['eta_seconds'])} left")
-    return found + [str(status[key]) for key in ("note", "layout") if status.get(key)]
+    return found + [str(status[key]) for key in ("note", "evaluation", "layout") if status.get(key)]
 
 
 def _bar(stream: IO[str]) -> Any:

@@ -21,7 +21,7 @@ BUCKETS = (
     "step",  # optimiser steps that count
     "data_stall",  # a step waited for its samples
     "checkpoint_stall",  # a step waited for its commit
-    "evaluate",  # held-out text was evaluated between two steps
+    "evaluate",  # held-out text was evaluated between two steps, or after the last while the run waited for it
     "lost_work",  # steps that were rolled back, at their first execution
     "detection",  # from the last step to the moment the fault was seen
     "re_plan",  # stopping the gang and choosing the next layout
@@ -36,6 +36,7 @@ _PLAIN = {
     "queue": "queue",
     "wait": "idle",
     "stop": "re_plan",
+    "evaluate": "evaluate",
     "export": "export",
     "down": "down",
 }

@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
+from orchestrator.job.evaluate import by_name
 from orchestrator.storage.row_line import Row, evaluations_in
 from orchestrator.track.redact import redact
 
@@ -40,7 +41,7 @@ class MlflowRun:
     """The run tagged with `run_uri` and `born` (unix seconds of its first event) in `experiment`.
 
     Two runs that used the same directory one after the other differ in `born`. `last` is the last step that
-    the server has.
+    the server has, `client` what talks to it.
     """
 
     def __init__(
@@ -59,17 +60,17 @@ class MlflowRun:
 
         for chatty in ("mlflow", "alembic"):
             logging.getLogger(chatty).setLevel(logging.ERROR)
-        self._client = MlflowClient(tracking_uri=uri)
-        self._experiment = _experiment(self._client, uri, experiment)
+        self.client = MlflowClient(tracking_uri=uri)
+        self._experiment = _experiment(self.client, uri, experiment)
         tags = {URI_TAG: quotable(redact(run_uri)), BORN_TAG: f"{born:.6f}"}
         wanted = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
-        found = self._client.search_runs([self._experiment], wanted, order_by=["attributes.start_time ASC"])
+        found = self.client.search_runs([self._experiment], wanted, order_by=["attributes.start_time ASC"])
         if found:
-            run = self._client.get_run(found[0].info.run_id)
+            run = self.client.get_run(found[0].info.run_id)
         elif params is None:
             raise LookupError(f"there is no run of {run_uri}")
         else:
-            run = self._client.create_run(self._experiment, int(born * 1000), tags, name)
+            run = self.client.create_run(self._experiment, int(born * 1000), tags, name)
         self.run_id = run.info.run_id
         self.last = int(run.data.metrics.get("step", -1))
         self._keys = tuple(run.data.metrics)
@@ -84,8 +85,14 @@ class MlflowRun:
         for batch in _batches(rows, self.last):
             metrics = [metric for row in batch for metric in _metrics(row)]
             tags = _tags({key: batch[-1].get(key) for key in ("layout", "samples") if batch[-1].get(key)})
-            self._client.log_batch(self.run_id, metrics=metrics, tags=tags)
+            self.client.log_batch(self.run_id, metrics=metrics, tags=tags)
             self.last = batch[-1]["step"]
+
+    def log_evaluations(self, rows: Iterable[Row]) -> None:
+        """Log the metrics of these rows of evals.jsonl. Logged again, they stay as they are."""
+        metrics = [metric for row in rows for metric in _evaluation_metrics(row)]
+        for start in range(0, len(metrics), METRICS_A_BATCH):
+            self.client.log_batch(self.run_id, metrics=metrics[start : start + METRICS_A_BATCH])
 
     def rows(self, steps: Sequence[tuple[int, int]], closing: threading.Event) -> list[Row]:
         """The numbers logged for these ranges of steps, ends included, as rows; none if `closing` is set meanwhile."""
@@ -93,7 +100,7 @@ class MlflowRun:
         for key in self._keys:
             if closing.is_set():
                 return []
-            for metric in self._client.get_metric_history(self.run_id, key):
+            for metric in self.client.get_metric_history(self.run_id, key):
                 if "." not in key and any(first <= metric.step <= last for first, last in steps):
                     row = found.setdefault(metric.step, {"time": metric.timestamp / 1000})
                     row[key] = int(metric.value) if key in INTEGERS else metric.value
@@ -103,14 +110,14 @@ class MlflowRun:
 
     def log_document(self, name: str, text: str) -> None:
         """Log a text as an artefact, or replace it."""
-        self._client.log_text(self.run_id, redact(text), name)
+        self.client.log_text(self.run_id, redact(text), name)
 
     def set_status(self, status: str, at: float | None = None) -> None:
         """RUNNING, FINISHED, FAILED or KILLED, at unix seconds `at`."""
         if status == "RUNNING":
-            self._client.update_run(self.run_id, status)
+            self.client.update_run(self.run_id, status)
         else:
-            self._client.set_terminated(self.run_id, status, None if at is None else int(at * 1000))
+            self.client.set_terminated(self.run_id, status, None if at is None else int(at * 1000))
 
     def _log_params(self, params: Mapping[str, Any], known: Mapping[str, str]) -> None:
         """Log parameters that the server lacks. None can be changed later: an edited job keeps its first values."""
@@ -119,7 +126,7 @@ class MlflowRun:
         flat = {_key(key): str(value)[:VALUE_LENGTH] for key, value in flatten(redact(dict(params)))}
         new = [Param(key, value) for key, value in flat.items() if key not in known]
         for start in range(0, len(new), PARAMS_A_BATCH):
-            self._client.log_batch(self.run_id, params=new[start : start + PARAMS_A_BATCH])
+            self.client.log_batch(self.run_id, params=new[start : start + PARAMS_A_BATCH])
 
 
 def within(timeout: float, call: Callable[[], T]) -> T:
@@ -178,7 +185,7 @@ def _batches(rows: Iterable[Row], last: int) -> Iterator[list[Row]]:
         if not isinstance(row.get("step"), int) or row["step"] <= last:
             continue
         last = row["step"]
-        count = len(_metric_keys(row)) + len(_evaluation_metrics(row))
+        count = len(_metric_keys(row)) + sum(map(_evaluated_values, evaluations_in([row])))
         if batch and size + count > METRICS_A_BATCH:
             yield batch
             batch, size = [], 0
@@ -202,17 +209,21 @@ def _metrics(row: Row) -> list[Any]:
     # With the row's own time, a row that is logged twice stays one row on the server.
     at = int(float(row.get("time") or 0) * 1000)
     own = [Metric(_key(key), float(row[key]), at, row["step"]) for key in _metric_keys(row)]
-    return own + [Metric(_key(key), value, at, step) for key, value, step in _evaluation_metrics(row)]
-
-
-def _evaluation_metrics(row: Row) -> list[tuple[str, float, int]]:
-    """Name, as in validation.loss, value and step of what was evaluated since the row before."""
-    return [
-        (f"{name}.{key}", float(value), evaluation["step"])
-        for evaluation in evaluations_in([row])
-        for name, metrics in evaluation["sets"].items()
-        for key, value in metrics.items()
+    return own + [
+        metric for evaluation in evaluations_in([row]) for metric in _evaluation_metrics(evaluation)
     ]
+
+
+def _evaluated_values(evaluation: Row) -> int:
+    return sum(map(len, evaluation["sets"].values()))
+
+
+def _evaluation_metrics(evaluation: Row) -> list[Any]:
+    """The metrics of an evaluation, named as in validation.loss."""
+    from mlflow.entities import Metric
+
+    at, step = int(float(evaluation.get("time") or 0) * 1000), evaluation["step"]
+    return [Metric(_key(key), float(value), at, step) for key, value in by_name(evaluation["sets"]).items()]
 
 
 def _tags(tags: Mapping[str, Any]) -> list[Any]:

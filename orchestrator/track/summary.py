@@ -72,6 +72,7 @@ def summary(
         "predicted": _predicted(plan),
         "measured": measured(rows),
         "worker_hours": used,
+        "evaluated_beside": _beside(spec, rows),
         **_footprint(spec, used, cost(phases, rows, events, spec.limits.usd_per_worker_hour)),
         "sample": sample,
     }
@@ -117,6 +118,14 @@ def world(layout: Any) -> int:
     if isinstance(layout, Mapping):
         return math.prod(int(layout.get(axis, 1)) for axis in ("pp", "dp", "cp", "tp"))
     return math.prod(int(degree) for degree in re.findall(r"\b(?:pp|dp|cp|tp)(\d+)\b", str(layout or "")))
+
+
+def _beside(spec: JobSpec, rows: RunTotals) -> dict[str, float | None] | None:
+    """Worker hours and USD of the evaluations beside the run, which are in no other figure; None without any."""
+    if spec.evaluate is None or spec.evaluate.where == "gang":
+        return None
+    hours, price = rows.beside_seconds / 3600, spec.limits.usd_per_worker_hour
+    return {"worker_hours": hours, "cost_usd": hours * price if price else None}
 
 
 def _footprint(spec: JobSpec, worker_hours: float, usd: float | None) -> dict[str, Any]:

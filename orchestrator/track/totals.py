@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.storage.row_line import EVENTS, LARGEST, METRICS, Row, evaluations_in
+from orchestrator.storage.row_line import EVALS, EVENTS, LARGEST, METRICS, Row, evaluations_in
 from orchestrator.storage.run_directory import ORIGIN, RunDir
 from orchestrator.track.charts import Thinned
 
@@ -67,6 +67,8 @@ class RunTotals:
         self.memory_bytes: float | None = None
         self.evaluations: list[Row] = []
         """The evaluations that count, newest first."""
+        self.beside_seconds = 0.0
+        """Seconds of those that were made beside the run, each on a worker of its own."""
         self.points = {key: Thinned() for key in CHARTED}
         self.latest = 0
         """The time of the last row, in microseconds since the epoch."""
@@ -137,6 +139,13 @@ class RunTotals:
             if isinstance(row.get(key), int | float):
                 points.add(float(step), float(row[key]))
 
+    def add_evaluations(self, newest_first: Iterable[Row]) -> None:
+        """Add those rows of evals.jsonl that no row of a step carries: they were made beside the run."""
+        carried = {row["step"] for row in self.evaluations}
+        beside = [row for row in newest_first if row["step"] not in carried]
+        self.beside_seconds = sum(row["seconds"] for row in beside if is_number(row.get("seconds")))
+        self.evaluations = sorted([*self.evaluations, *beside], key=lambda row: -int(row["step"]))
+
     def last_row_before(self, end: int) -> int:
         """The time of the last row before `end`, the beginning of a prepare phase; in microseconds, 0 without a row."""
         return max(
@@ -176,7 +185,9 @@ def totals_of(run: RunDir) -> RunTotals:
     """The totals of the rows in a run directory."""
     first = int((run.read_json(ORIGIN) or {}).get("step", 0)) + 1
     placed = run.log(METRICS).backward()
-    return tally(run.rows(EVENTS), (line.row for line in placed if line.row is not None), first)
+    found = tally(run.rows(EVENTS), (line.row for line in placed if line.row is not None), first)
+    found.add_evaluations(run.log(EVALS).newest())
+    return found
 
 
 def is_number(value: Any) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec
-from orchestrator.storage.row_line import EVENTS, METRICS, Row
+from orchestrator.storage.row_line import EVALS, EVENTS, METRICS, Row
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.track.mlflow_run import MlflowRun, within
 from orchestrator.track.redact import redact
@@ -50,6 +50,8 @@ class Tracker:
         self._changed = threading.Condition()
         self._rows: deque[Row] = deque()
         self._behind = True  # some rows are not in self._rows, and must be read from the run directory
+        self._beside = spec.evaluate is not None and spec.evaluate.where == "beside"
+        self._evaluations = self._beside  # some are in evals.jsonl alone, and have not been sent
         self._documents = set(DOCUMENTS)
         self._status, self._sent_status = status, ""
         self._newest = self._last = -1
@@ -68,6 +70,12 @@ class Tracker:
                     self._rows.append(row)
             if len(self._rows) > PENDING_ROWS:
                 self._fall_behind()
+            self._changed.notify()
+
+    def evaluated(self) -> None:
+        """Notify that rows of evaluations beside the run were appended to evals.jsonl."""
+        with self._changed:
+            self._evaluations = True
             self._changed.notify()
 
     def document(self, name: str) -> None:
@@ -104,6 +112,7 @@ class Tracker:
                 with self._changed:
                     self._run, self._sent_status = None, ""
                     self._documents |= set(DOCUMENTS)
+                    self._evaluations = self._beside
                     self._fall_behind()
                 pause, backoff = backoff, min(2 * backoff, BACKOFF_SECONDS[1])
             if not self._wait(pause):
@@ -125,7 +134,8 @@ class Tracker:
         return self._deadline is not None
 
     def _idle(self) -> bool:
-        return not (self._rows or self._behind or self._documents or self._status != self._sent_status)
+        waits = self._rows or self._behind or self._documents or self._evaluations
+        return not (waits or self._status != self._sent_status)
 
     def _fall_behind(self) -> None:
         self._rows.clear()
@@ -136,7 +146,7 @@ class Tracker:
         log = self._run_dir.log(METRICS)
         if self._newest < 0:
             self._newest = (log.last() or {}).get("step", -1)
-        run = self._run = self._run or _connect(self._spec, self._run_dir)
+        run = self._run = self._run or connect(self._spec, self._run_dir)
         with self._changed:
             waiting: Iterable[Row] = list(self._rows)
             behind, cuts = self._behind, log.cuts
@@ -154,7 +164,9 @@ class Tracker:
             if not (self._rows or self._behind):
                 self._newest = run.last  # rolled back steps are no longer missing
             documents, status = sorted(self._documents), self._status
-            self._documents = set()
+            evaluated, self._documents, self._evaluations = self._evaluations, set(), False
+        if evaluated:
+            run.log_evaluations(self._run_dir.log(EVALS).rows())
         for name in documents:
             if (text := self._run_dir.read_text(name)) is not None:
                 run.log_document(name, text)
@@ -181,14 +193,14 @@ def rows_on_server(
     """
     closing = threading.Event()
     try:
-        return within(timeout, lambda: _connect(spec, run_dir, make=False).rows(missing, closing))
+        return within(timeout, lambda: connect(spec, run_dir, make=False).rows(missing, closing))
     except Exception:  # telemetry, whatever MLflow raises
         return []
     finally:
         closing.set()
 
 
-def _connect(spec: JobSpec, run_dir: RunDir, make: bool = True) -> MlflowRun:
+def connect(spec: JobSpec, run_dir: RunDir, make: bool = True) -> MlflowRun:
     """The MLflow run. An extended run is another one there, since the server replaces neither parameters nor rows."""
     born = None
     for event in run_dir.log(EVENTS).rows():

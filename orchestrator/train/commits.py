@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.checkpoint.committer import CommitOutcome
+from orchestrator.checkpoint.evaluations import TO_EVALUATE
 from orchestrator.checkpoint.identity import BASE, IDENTITY, SHARDS
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.reader import Reader
@@ -20,6 +22,7 @@ from orchestrator.checkpoint.retention import retention_of
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.snapshots import peer_store
 from orchestrator.checkpoint.store import Store
+from orchestrator.job.evaluate import is_due_beside
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
 from orchestrator.storage.retry import patient
@@ -85,6 +88,11 @@ class Commits:
         """Whether another snapshot now would keep within SNAPSHOT_SHARE of this rank's time."""
         return time.monotonic() - self._snapshot_taken >= self._cost / SNAPSHOT_SHARE
 
+    def before_training(self, progress: dict[str, Any]) -> None:
+        """Save the state before the first step, if that is to be evaluated beside the run and is not saved yet."""
+        if self._saver is not None and self._task.restore is None and self._is_evaluated(progress):
+            self._save(progress, None, durable=True)
+
     def after_step(self, progress: dict[str, Any], row: Row | None, agreed: Agreed, final: bool) -> float:
         """Save if it is due. Returns the seconds for which the step was blocked."""
         checkpoint, step = self._spec.checkpoint, progress["step"]
@@ -92,6 +100,7 @@ class Commits:
         durable = (
             final
             or step == self._spec.train.decay_from
+            or self._is_evaluated(progress)
             or (step % checkpoint.every == 0 and not self._backs_off(agreed.failures))
         )
         every = checkpoint.snapshot_every
@@ -101,6 +110,11 @@ class Commits:
         if self._saver is None or not (durable or snapshot):
             return 0.0
         return self._save(progress, row, durable, snapshot=snapshot or every != "auto")
+
+    def _is_evaluated(self, progress: Mapping[str, Any]) -> bool:
+        """Whether the commit of that state is to be evaluated beside the run."""
+        step, last = progress["step"], self._spec.train.steps
+        return progress["last_evaluation_step"] != step and is_due_beside(self._spec.evaluate, step, last)
 
     def outcomes(self) -> list[dict[str, Any]]:
         """The outcomes of the saves to the store that ended since the last call, as JSON."""
@@ -156,6 +170,7 @@ class Commits:
             "losses": progress["losses"],
             "skips": progress["skips"],
             **{key: progress[key] for key in ("last_evaluation_step", "evaluation", "best", "stale")},
+            TO_EVALUATE: self._is_evaluated(progress),
             "attempt": self._task.attempt,
             "layout": self._layout.to_json(),
             "engine": self._layout.engine,

@@ -55,8 +55,11 @@ class Evaluator:
         self._metrics = spec.evaluate.metrics_for(workload.objective.name) if spec.evaluate else ()
 
     def is_due(self, step: int) -> bool:
-        """Whether the job asks for an evaluation after that step."""
-        return bool(self._sets) and self._spec is not None and self._spec.is_due(step, self._steps)
+        """Whether the job asks the ranks for an evaluation after that step."""
+        spec = self._spec
+        return (
+            bool(self._sets) and spec is not None and spec.where == "gang" and spec.is_due(step, self._steps)
+        )
 
     def evaluate(self, step: int, attempt: int, heeds_stop: bool = True) -> EvaluationRow | None:
         """The row of an evaluation after that step; None if it `heeds_stop`, and the gang was asked to stop."""

@@ -97,6 +97,8 @@ class Rank:
         with self._commits, Prefetch(self._samples, self._progress.step) as prefetched:
             # Before the first step, or when a stop came before it.
             stop = not self._is_over and not self._evaluate()
+            if not self._is_over:
+                self._commits.before_training(dataclasses.asdict(self._progress))
             while not self._is_over and not stop:
                 stop = self._step(prefetched)
             self._commits.finish(dataclasses.asdict(self._progress))

@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.data.receipt import START
 from orchestrator.data.skips import Skip, merged
-from orchestrator.job.evaluate import LARGER_IS_BETTER, StopWhen
+from orchestrator.job.evaluate import LARGER_IS_BETTER, StopWhen, by_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ class TrainingProgress:
         self, sets: Mapping[str, Mapping[str, float]], stop_when: StopWhen | None
     ) -> TrainingProgress:
         """After an evaluation whose metrics are these, by set."""
-        values = {f"{name}.{metric}": v for name, found in sets.items() for metric, v in found.items()}
+        values = by_name(sets)
         best, stale = self.best, self.stale
         if stop_when is not None:
             value = values[stop_when.metric]

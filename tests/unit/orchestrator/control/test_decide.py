@@ -808,7 +808,7 @@ def ranks(draw: st.DrawFn) -> tuple[RankStatus, ...]:
 STATES = st.builds(
     State,
     phase=st.sampled_from([
-        "queue", "prepare", "wait", "start", "train", "stop", "export", "done", "failed", "stopped",
+        "queue", "prepare", "wait", "start", "train", "stop", "evaluate", "export", "done", "failed", "stopped",
     ]),
     since=TIMES,
     attempt=st.integers(0, 5),
@@ -849,6 +849,8 @@ SIGHTS = st.builds(
     step_seconds=st.floats(0, 100),
     spent_hours=st.floats(0, 3),
     spent_usd=st.floats(0, 3),
+    unevaluated=st.sampled_from([(), (5,), (5, 10)]),
+    evaluation_failed=st.sampled_from(["", "", "killed"]),
 )
 RULES = st.builds(
     rules, st.sampled_from([job(), job(limits={"hours": 1, "cost_usd": 2, "restarts": 1})]), st.booleans()
@@ -863,6 +865,7 @@ DOES = {
     "watch",
     "ask_stop",
     "halt",
+    "evaluate",
     "export",
     "finish",
 }

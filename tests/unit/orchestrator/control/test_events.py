@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from orchestrator.control import events as module
 from orchestrator.control.events import EventHistory, Spending
-from orchestrator.job.spec import LimitSpec
+from orchestrator.job.limits import LimitSpec
 from orchestrator.track.goodput import timeline
 from orchestrator.track.summary import cost
 from orchestrator.track.totals import tally

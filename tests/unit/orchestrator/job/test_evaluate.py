@@ -44,6 +44,11 @@ SHARE = {"share": 0.1}
             ),
             "tune.metric code.loss is not measured",
         ),
+        (with_({"where": "beside"}, SHARE, stop_when={}), "stop_when decides by a value at its step"),
+        (
+            with_({"where": "beside"}, SHARE, tune={"space": {"seed": {"choice": [1, 2]}}, "trials": 2}),
+            "set evaluate.where to gang",
+        ),
         (
             with_(
                 {"metrics": ["bits_per_byte"]},

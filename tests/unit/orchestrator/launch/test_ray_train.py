@@ -78,3 +78,10 @@ def test_workers_that_no_layout_uses_are_refused(config: dict[str, Any]) -> None
     with pytest.raises(InputError, match="no legal layout uses 7 workers"):
         with _history_of(config, RunDir(config["run"])) as history:
             history.begin(7)
+
+
+def test_evaluations_beside_the_run_are_refused() -> None:
+    document = job("a.txt") | {"evaluate": {"where": "beside"}}
+    document["data"]["validation"] = {"share": 0.1}
+    with pytest.raises(InputError, match=r"evaluate\.where.* set it to gang"):
+        ray_train.loop_config(parse(document))

@@ -14,6 +14,7 @@ from sockets import silent, trickling
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.track import mlflow_run, tracker
+from orchestrator.track.totals import totals_of
 from orchestrator.track.tracker import Tracker, deliver
 
 BORN = 1_700_000_000.0
@@ -130,6 +131,29 @@ def test_evaluations_arrive_with_their_own_step(tmp_path: Path, store: str, clie
     assert history(client, run, "wiki.loss") == [(0, 8.0)]
     lost = tracker.rows_on_server(job(store, "evaluated"), run_dir, [(1, 2)], 60)
     assert [(r["step"], "validation.loss" in r) for r in lost] == [(1, False), (2, False)]
+
+
+def test_evaluations_beside_a_run_arrive_when_they_are_there(tmp_path: Path, store: str, client: Any) -> None:
+    """After the rows of later steps, once each though a second controller tells of all of them again; and the totals
+    have them too."""
+    run_dir = new_run(tmp_path / "run")
+    found = job(store, "beside").model_dump(mode="json")
+    found["data"]["validation"], found["evaluate"] = {"share": 0.1}, {"where": "beside"}
+    spec = parse(found)
+    for controller, steps in enumerate([(0, 2), (4,)]):
+        followed = Tracker(spec, run_dir)
+        write(run_dir, followed, [row(3 * controller + n) for n in (1, 2, 3)])
+        for step in steps:
+            sets = {"validation": {"loss": 7.0 - step}}
+            beside = {"step": step, "attempt": 1, "time": BORN + step, "seconds": 1.5, "sets": sets}
+            run_dir.append("evals.jsonl", [beside])
+            followed.evaluated()
+        assert followed.close(60) == tracker.Delivery(0)
+    [run] = runs(client, "beside")
+    assert history(client, run, "validation.loss") == [(0, 7.0), (2, 5.0), (4, 3.0)]
+    totals = totals_of(run_dir)
+    assert [evaluation["step"] for evaluation in totals.evaluations] == [4, 2, 0]
+    assert totals.beside_seconds == 4.5
 
 
 def test_a_controller_killed_goes_on_after_the_last_step(tmp_path: Path, store: str, client: Any) -> None:

@@ -1,0 +1,32 @@
+"""What the ranks of an attempt are given."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from orchestrator.checkpoint.manifest import CommitManifest
+from orchestrator.control.state import State
+from orchestrator.job.spec import JobSpec
+from orchestrator.resolve.prepared_data import PreparedData
+from orchestrator.storage.run_directory import RunDir
+from orchestrator.train.task import Task
+
+
+def training_task(
+    spec: JobSpec, run: RunDir, data: PreparedData, state: State, commit: CommitManifest | None, **more: Any
+) -> Task:
+    """The task of the attempt that `state` is at, from that commit; `more` are other fields of it."""
+    assert state.layout is not None
+    return Task(
+        job=spec.model_dump(mode="json"),
+        layout=state.layout.to_json(),
+        run=run.uri,
+        data=data.uri,
+        attempt=state.attempt,
+        restore=commit.step if commit else None,
+        token=secrets.token_hex(6),
+        skips=tuple(skip.to_json() for skip in state.skips),
+        sets=data.sets,
+        **more,
+    )
