@@ -41,7 +41,8 @@ def verify_resume(
 
 
 def report(run_dir: Run) -> None:
-    """Write report.html again, and send missing rows to MLflow."""
+    """Write report.html again, and send MLflow what it lacks: rows, and the model if it is to be registered."""
+    from orchestrator.track.registry import register_export
     from orchestrator.track.report import report as make
     from orchestrator.track.tracker import deliver
 
@@ -49,5 +50,7 @@ def report(run_dir: Run) -> None:
     run.write_text("report.html", make(run))
     delivery = deliver(spec, run)
     print(run.at("report.html"))
+    if problem := None if delivery.problem else register_export(spec, run):
+        print(f"orchestrator: {problem}", file=sys.stderr)
     if delivery.problem:
         print(f"orchestrator: MLflow lacks {delivery.missing} rows: {delivery.problem}", file=sys.stderr)

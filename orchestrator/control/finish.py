@@ -10,6 +10,7 @@ from orchestrator.control.run_history import RunHistory
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.row_line import EVENTS
 from orchestrator.storage.run_directory import RunDir
+from orchestrator.track.registry import register_export
 from orchestrator.track.summary import summary
 from orchestrator.track.totals import RunTotals
 from orchestrator.track.tracker import MLFLOW_STATUS
@@ -37,7 +38,8 @@ def finish(
     tracker.document("report.html")
     tracker.status(MLFLOW_STATUS[found["state"]])
     delivery = tracker.close(DELIVERY_TIMEOUT)
-    found["tracking"] = {"missing_rows": delivery.missing, "problem": delivery.problem}
+    problem = delivery.problem or register_export(spec, run)
+    found["tracking"] = {"missing_rows": delivery.missing, "problem": problem}
     run.write_json("summary.json", found)
     return found
 

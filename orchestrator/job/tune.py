@@ -129,7 +129,9 @@ class TuneSpec(StrictModel):
     )
     promote: list[Promotion] = Field(default_factory=list, description="layouts for those that go on")
     register_as: str | None = Field(
-        default=None, description="name of the best model in MLflow's registry, where it gets the alias best"
+        default=None,
+        description="name in MLflow's registry of which the best model becomes a version; the alias best goes to it if "
+        "it is better than what has it",
     )
     limits: SweepLimits = Field(default_factory=SweepLimits)
 

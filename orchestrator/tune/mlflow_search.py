@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from orchestrator.control.background_export import LONGEST
 from orchestrator.job.spec import JobSpec
+from orchestrator.job.tune import TuneSpec
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.track.mlflow_run import URI_TAG, MlflowRun, quotable, within
 from orchestrator.track.redact import redact
+from orchestrator.track.registry import Candidate, register
 
-ALIAS = "best"
 PARENT_TAG = "mlflow.parentRunId"
 DOCUMENTS = ("job.yaml", "sweep.json", "report.html", "best.yaml")
 PATIENCE = 300.0
@@ -60,26 +60,20 @@ def _publish(spec: JobSpec, sweep: RunDir, found: dict[str, Any]) -> None:
         client.set_tag(parent.run_id, "best_trial", best["trial"])
         ended = all(trial["state"] != "not ended" for trial in found["trials"])
         if spec.tune.register_as and ended and best["run"] in runs:
-            _register(client, spec.tune.register_as, sweep, best, runs[best["run"]])
+            _register(client, spec.tune, sweep, best, runs[best["run"]])
         parent.set_status("FINISHED" if ended else "KILLED")
 
 
-def _register(client: Any, name: str, sweep: RunDir, best: dict[str, Any], run_id: str) -> None:
-    """Register the model of the best commit as a version, once, and point the alias at it."""
-    from mlflow.exceptions import MlflowException
-
+def _register(client: Any, tune: TuneSpec, sweep: RunDir, best: dict[str, Any], run_id: str) -> None:
+    """Register the model of the best commit as a version, with the metric of the search."""
     from orchestrator.export.hugging_face import export
 
-    with contextlib.suppress(MlflowException):  # the model is registered already
-        client.create_registered_model(name)
-    for version in client.search_model_versions(f"name = '{name}'"):
-        if version.run_id == run_id:
-            client.set_registered_model_alias(name, ALIAS, version.version)
-            return
-    with tempfile.TemporaryDirectory() as folder:
-        target = Path(folder) / "model"
-        export(sweep.at(best["run"]), best["step"], str(target))
-        client.log_artifacts(run_id, str(target), "model")
-    source = f"{client.get_run(run_id).info.artifact_uri}/model"
-    version = client.create_model_version(name, source, run_id, tags={"trial": best["trial"]})
-    client.set_registered_model_alias(name, ALIAS, version.version)
+    def source() -> str:
+        with tempfile.TemporaryDirectory() as folder:
+            target = Path(folder) / "model"
+            export(sweep.at(best["run"]), best["step"], str(target))
+            client.log_artifacts(run_id, str(target), "model")
+        return f"{client.get_run(run_id).info.artifact_uri}/model"
+
+    model = Candidate(best["step"], tune.metric, best["value"], larger=tune.mode == "max")
+    register(client, str(tune.register_as), run_id, model, source, trial=best["trial"])

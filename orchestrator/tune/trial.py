@@ -100,12 +100,14 @@ class Trial(ray_tune.Trainable):
 
     def _job(self) -> JobSpec:
         """The job of the run: the values of the trial put in, and without exports, which trials do not need."""
+        unregistered = {"tracking__register_as": None} if self._base.tracking else {}
         spec = job_of(
             self._base,
             self._assignment["params"],
             name=f"{self._base.name[:50]}-{self._name}",
             checkpoint__export=None,
             data__cache=data_cache(self._base, self._sweep),
+            **unregistered,
         )
         if self._tune.scheduler in POPULATION:
             # When another trial takes over a commit, this one may be two decisions further.

@@ -14,8 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.job.spec import parse
+from orchestrator.checkpoint.evaluations import TO_EVALUATE, attach
+from orchestrator.checkpoint.shard import RawPiece
+from orchestrator.checkpoint.store import Store
+from orchestrator.job.spec import JobSpec, parse
 from orchestrator.storage.run_directory import RunDir
+from orchestrator.track.registry import register_export
 from orchestrator.track.tracker import Delivery, Tracker
 
 BORN = 1_700_000_000.0
@@ -83,6 +87,51 @@ def until(holds: Callable[[], bool], seconds: float) -> None:
             pass
         time.sleep(0.2)
     raise TimeoutError
+
+
+@pytest.mark.slow
+def test_an_export_is_registered_with_the_value_that_it_was_chosen_by(tmp_path: Path, server: Server) -> None:
+    """By a commit that was evaluated beside its run; twice is once, and a server that is down is only told of."""
+    from mlflow.tracking import MlflowClient
+
+    def run_with(name: str, step: int, loss: float) -> tuple[JobSpec, RunDir]:
+        run_dir = RunDir(str(tmp_path / name))
+        run_dir.create()
+        run_dir.append("events.jsonl", [{"time": BORN, "phase": "prepare", "attempt": 1}])
+        export = tmp_path / name / "export"
+        export.mkdir()
+        (export / "config.json").write_text("{}")
+        run_dir.write_json("summary.json", {"export": {"uri": str(export), "step": step}})
+        store = Store(run_dir.at("checkpoints"))
+        piece = RawPiece("model.w", "F32", (1,), (0,), (1,), memoryview(bytes(4)))
+        meta = {"position": step, "receipt": "", "attempt": 1, TO_EVALUATE: True}
+        store.publish(step, store.write_raw(step, 0, [piece]), meta)
+        sets = {"validation": {"loss": loss}}
+        attach(store, {"step": step, "attempt": 1, "time": BORN, "seconds": 1.0, "sets": sets})
+        document = {
+            "name": name,
+            "workload": {"model": "gpt-tiny"},
+            "data": {"sources": [{"uri": "x.txt"}], "tokenizer": "t.json", "sequence_length": 64},
+            "train": {"steps": 50, "global_batch": 4},
+            "evaluate": {"where": "beside"},
+            "checkpoint": {"keep_best": "validation.loss"},
+            "tracking": {"uri": server.uri, "experiment": "demo", "register_as": "model"},
+        }
+        document["data"]["validation"] = {"share": 0.1}  # type: ignore[index]
+        return parse(document), run_dir
+
+    first, worse, better = run_with("first", 20, 2.0), run_with("worse", 30, 2.5), run_with("better", 40, 1.5)
+    assert "was not registered" in (register_export(*first) or "")
+    server.start()
+    client, best = MlflowClient(tracking_uri=server.uri), []
+    for run in (first, first, worse, better):
+        assert register_export(*run) is None
+        best.append(client.get_model_version_by_alias("model", "best").tags)
+    assert [tags["step"] for tags in best] == ["20", "20", "20", "40"]
+    assert best[-1] == {"step": "40", "metric": "validation.loss", "value": "1.5"}
+    versions = client.search_model_versions("name = 'model'")
+    assert len(versions) == 3
+    assert all([a.path for a in client.list_artifacts(v.run_id, "model")] for v in versions)
 
 
 @pytest.mark.slow
