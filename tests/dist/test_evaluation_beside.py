@@ -22,7 +22,7 @@ ROOM = 3
 
 
 def evaluated(text: str, where: str = "beside", **evaluate: Any) -> dict[str, Any]:
-    """A job that holds out a third of its documents, some of 7 global batches, which no width divides."""
+    """A job that holds out a third of its documents."""
     document = job(text)
     document["data"]["validation"] = {"share": 0.34}
     document["parallel"] = {"micro_batch": 2}
@@ -42,7 +42,7 @@ def told(run: Path, what: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_text(tmp_path_factory.mktemp("text"))
+    return write_text(tmp_path_factory.mktemp("text"), 40_000)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def test_a_rank_that_is_killed_meanwhile(
     gang: Path, text: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is room for both, so the evaluation goes on; and where there is none, it begins again."""
-    faults = ("slow@0:0e=0.2", "slow@1:1=0.1", "kill@1:7")
+    faults = ("slow@0:0e=0.1", "slow@1:1=0.1", "kill@1:7")
     for name, rooms, starts in (("room", [ROOM], 4), ("none", [ROOM, 2, ROOM], 5)):
         run = tmp_path / name
         make = with_evaluator(list(rooms))
