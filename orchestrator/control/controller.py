@@ -297,21 +297,11 @@ class Controller:
 
     def _task(self, history: RunHistory, commit: CommitManifest | None) -> Task:
         assert self._planner is not None
-        token = self._workers.snapshot_token
-        servers = self._workers.snapshot_servers(self._planner.shape)
-        history.use_holders(token, servers)
-        snapshots = {"snapshot_servers": tuple(servers), "snapshot_token": token}
-        told = {"until": self._until, "faults": self._faults, "shards": self._shards}
-        return training_task(
-            self._spec,
-            self._run,
-            self._data,
-            self._state,
-            commit,
-            base=base_json(self._base),
-            **told,
-            **snapshots,
-        )
+        told = self._workers.snapshots(self._planner.shape)
+        history.use_holders(told["snapshot_token"], told["snapshot_servers"])
+        told |= {"until": self._until, "faults": self._faults, "shards": self._shards}
+        told["base"] = base_json(self._base)
+        return training_task(self._spec, self._run, self._data, self._state, commit, **told)
 
     def _note_first_step(self, history: RunHistory) -> None:
         self._note, attempt = "", self._state.attempt

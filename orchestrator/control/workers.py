@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from cluster.workers.cluster import Cluster
 from cluster.workers.gang import GangStatus, RankStatus
@@ -44,14 +45,10 @@ class Workers:
         """The ranks that run."""
         return self.status.ranks if self.running else ()
 
-    @property
-    def snapshot_token(self) -> str:
-        """What the snapshot servers of this run are known by."""
-        return self._snapshots.token
-
-    def snapshot_servers(self, shape: ModelShape) -> list[dict[str, str]]:
-        """{"node", "address"} of each snapshot server, started where it is missing."""
-        return self._snapshots.places(shape, self._gang.lost_nodes())
+    def snapshots(self, shape: ModelShape) -> dict[str, Any]:
+        """What a task says of the snapshot servers, {"node", "address"} each. One that is missing is started."""
+        places = self._snapshots.places(shape, self._gang.lost_nodes())
+        return {"snapshot_servers": tuple(places), "snapshot_token": self._snapshots.token}
 
     def lost_nodes(self) -> frozenset[str]:
         """Addresses of nodes that were found to be gone lately."""

@@ -23,6 +23,7 @@ from orchestrator.job.overrides import override
 from orchestrator.job.resources import ResourceSpec
 from orchestrator.job.stability import StabilitySpec
 from orchestrator.job.strict import Count, Positive, StrictModel
+from orchestrator.job.tracking import TrackingSpec
 from orchestrator.job.tune import TuneSpec
 from orchestrator.job.validation_messages import input_error
 
@@ -169,19 +170,6 @@ class CheckpointSpec(StrictModel):
                 "are committed; change one of them"
             )
         return self
-
-
-class TrackingSpec(StrictModel):
-    """Experiment tracking in MLflow."""
-
-    uri: str = Field(default="sqlite:///mlflow.db", description="an MLflow tracking URI")
-    experiment: str = "default"
-    register_as: str | None = Field(
-        default=None,
-        min_length=1,
-        description="name in MLflow's registry of which the exported model becomes a version; with "
-        "checkpoint.keep_best a metric, the alias best goes to it if it is better than what has it",
-    )
 
 
 class JobSpec(StrictModel):
