@@ -20,7 +20,7 @@ from workloads.model.mup import lr_scale
 from workloads.model.seq2seq import EncoderDecoder
 from workloads.model.stored import ExtendedTable, StoredTensor, StoredWeights, whole
 from workloads.model.transformer import Output, Transformer
-from workloads.workload import Batch, Loss, Objective, Sampling, Vocabulary
+from workloads.workload import Batch, Ended, Loss, Objective, Sampling, Vocabulary
 
 
 def build_model(config: TransformerConfig) -> nn.Module:
@@ -150,11 +150,16 @@ class TransformerWorkload:
         return count.flops(self.config, sequence_length, getattr(self.objective, "target_length", None))
 
     def generate(
-        self, model: nn.Module, prompts: Sequence[Sequence[int]], max_tokens: int, sampling: Sampling
+        self,
+        model: nn.Module,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        sampling: Sampling,
+        ended: Ended | None = None,
     ) -> list[list[int]]:
         """See Workload.generate."""
-        start = self.vocabulary.pad if self._decoder_start is None else self._decoder_start
-        return generate(model, self.config, prompts, max_tokens, self.vocabulary.eos, start, sampling)
+        eos = self.vocabulary.eos
+        return generate(model, self.config, prompts, max_tokens, eos, self.decoder_start, sampling, ended)
 
     def check_hf(self) -> None:
         """Raise WorkloadError if transformers has no class for this model, which `to_hf` would raise too."""
@@ -168,6 +173,11 @@ class TransformerWorkload:
 
         labels = getattr(self.objective, "labels", ())
         export(self.config, self.vocabulary, self.shapes, read, folder, self._decoder_start, labels)
+
+    @property
+    def decoder_start(self) -> int | None:
+        """See Workload.decoder_start."""
+        return self.vocabulary.pad if self._decoder_start is None else self._decoder_start
 
     @property
     def _decoder_start(self) -> int | None:

@@ -113,6 +113,10 @@ class Sampling:
     seed: int = 0
 
 
+Ended = Callable[[Sequence[int]], bool]
+"""Whether a text that begins with these generated tokens needs no further ones, since a stop string came."""
+
+
 class Text(Protocol):
     """The samples of a corpus, by number."""
 
@@ -234,11 +238,21 @@ class Workload(Protocol):
     def flops(self, sequence_length: int) -> float:
         """Model FLOPs per token of one forward and backward pass, recomputation not counted (PaLM, app. B)."""
 
+    @property
+    def decoder_start(self) -> int | None:
+        """The token with which the decoder of an encoder-decoder begins; None if the vocabulary has none for it."""
+
     def generate(
-        self, model: nn.Module, prompts: Sequence[Sequence[int]], max_tokens: int, sampling: Sampling
+        self,
+        model: nn.Module,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        sampling: Sampling,
+        ended: Ended | None = None,
     ) -> list[list[int]]:
         """What a model of this workload says after each prompt of token ids: at most `max_tokens` ids, the vocabulary's
-        eos the last where it comes before. Raises WorkloadError if it cannot; see `workloads.model.generate`."""
+        eos the last where it comes before, and none after those that have `ended`. Raises WorkloadError if it cannot;
+        see `workloads.model.generate`."""
 
     def check_hf(self) -> None:
         """Raise WorkloadError if `to_hf` could not write this model, whatever its weights."""

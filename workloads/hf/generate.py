@@ -11,7 +11,7 @@ from torch import Tensor
 from workloads.errors import WorkloadError
 from workloads.hf.hf_class import HuggingFaceModel
 from workloads.model.generate import choose, evaluating
-from workloads.workload import Sampling
+from workloads.workload import Ended, Sampling
 
 
 class _Chosen:
@@ -27,6 +27,17 @@ class _Chosen:
         return torch.full_like(scores, -torch.inf).index_fill_(1, token, 0.0)
 
 
+class _Stopped:
+    """A stopping criterion: the one text has ended."""
+
+    def __init__(self, ended: Ended, before: int) -> None:
+        self._ended, self._before = ended, before
+
+    def __call__(self, input_ids: Any, scores: Any, **more: Any) -> Any:
+        """See transformers. Whether each row has ended, bool [1]."""
+        return torch.tensor([self._ended(input_ids[0, self._before :].tolist())], device=input_ids.device)
+
+
 @torch.inference_mode()
 def generate(
     network: Any,
@@ -36,6 +47,7 @@ def generate(
     eos: int,
     start: int | None,
     sampling: Sampling,
+    ended: Ended | None = None,
 ) -> list[list[int]]:
     """As `workloads.model.generate.generate`. Prompts are read one by one: not every class can read padding."""
     if not network.can_generate():
@@ -50,19 +62,28 @@ def generate(
                     f"prompt {number} has {len(prompt)} tokens, and the model {config.max_positions} positions; "
                     "give one token at least, and leave room for one"
                 )
-            said.append(_said(network, prompt, room, eos, start if pair else None, _Chosen(sampling, number)))
+            begin = start if pair else None
+            said.append(_said(network, prompt, room, eos, begin, _Chosen(sampling, number), ended))
     return said
 
 
 def _said(
-    network: Any, prompt: Sequence[int], room: int, eos: int, start: int | None, chosen: _Chosen
+    network: Any,
+    prompt: Sequence[int],
+    room: int,
+    eos: int,
+    start: int | None,
+    chosen: _Chosen,
+    ended: Ended | None,
 ) -> list[int]:
     from transformers import (  # takes a second, which a rank has no use for
         GenerationConfig,
         LogitsProcessorList,
+        StoppingCriteriaList,
     )
 
     tokens: Tensor = torch.tensor([list(prompt)], device=network.device)
+    before = len(prompt) if start is None else 1
     settings = GenerationConfig(
         max_new_tokens=room, do_sample=False, num_beams=1, eos_token_id=eos, pad_token_id=eos, use_cache=True,
         decoder_start_token_id=start,
@@ -72,5 +93,6 @@ def _said(
         attention_mask=torch.ones_like(tokens),
         generation_config=settings,
         logits_processor=LogitsProcessorList([chosen]),
+        stopping_criteria=StoppingCriteriaList([] if ended is None else [_Stopped(ended, before)]),
     )
-    return [int(token) for token in made[0, len(prompt) if start is None else 1 :]]
+    return [int(token) for token in made[0, before:]]

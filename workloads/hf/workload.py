@@ -18,7 +18,7 @@ from workloads.hf.network import HuggingFaceNetwork
 from workloads.hf.weights import has_weights
 from workloads.model import losses
 from workloads.model.transformer import Output
-from workloads.workload import Batch, Loss, Objective, Sampling, Vocabulary
+from workloads.workload import Batch, Ended, Loss, Objective, Sampling, Vocabulary
 
 NETWORK = "network."
 
@@ -109,14 +109,23 @@ class HuggingFaceWorkload:
         """See Workload.blocks: the layers that the class itself can recompute."""
         return blocks_of(model)
 
+    @property
+    def decoder_start(self) -> int | None:
+        """See Workload.decoder_start."""
+        start = getattr(self.objective, "decoder_start", None)
+        return self.vocabulary.pad if start is None else start
+
     def generate(
-        self, model: nn.Module, prompts: Sequence[Sequence[int]], max_tokens: int, sampling: Sampling
+        self,
+        model: nn.Module,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        sampling: Sampling,
+        ended: Ended | None = None,
     ) -> list[list[int]]:
         """See Workload.generate."""
-        start = getattr(self.objective, "decoder_start", None)
-        start = self.vocabulary.pad if start is None else start
-        eos = self.vocabulary.eos
-        return generate(model.network, self.config, prompts, max_tokens, eos, start, sampling)
+        start, eos = self.decoder_start, self.vocabulary.eos
+        return generate(model.network, self.config, prompts, max_tokens, eos, start, sampling, ended)
 
     def check_hf(self) -> None:
         """Nothing to check: the class itself writes the export."""

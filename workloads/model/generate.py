@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from workloads.errors import WorkloadError
 from workloads.model.cache import Cache
 from workloads.model.config import TransformerConfig
-from workloads.workload import Batch, Sampling
+from workloads.workload import Batch, Ended, Sampling
 
 Step = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Tokens, positions and which are real, [B, L] each, to the logits of every row's last token [B, vocabulary]."""
@@ -33,8 +33,10 @@ def generate(
     eos: int,
     start: int | None = None,
     sampling: Sampling | None = None,
+    ended: Ended | None = None,
 ) -> list[list[int]]:
-    """What the model says after each prompt: at most `max_tokens` tokens, `eos` the last where it comes before.
+    """What the model says after each prompt: at most `max_tokens` tokens, `eos` the last where it comes before, and
+    none after those that have `ended`.
 
     A decoder continues its prompt. An encoder-decoder reads it with the encoder, and its decoder begins with `start`.
     Learned positions end a text: prompt and continuation together, or either side of an encoder-decoder, have at most
@@ -53,7 +55,7 @@ def generate(
     with evaluating(model):
         cache = Cache(max(map(len, begun)) + max(rooms))
         step = _pair(model, cache, prompts, device) if pair else _decoder(model, cache)
-        return _continue(step, begun, rooms, eos, sampling or Sampling(), device)
+        return _continue(step, begun, rooms, _over(eos, ended), sampling or Sampling(), device)
 
 
 def check_generates(config: TransformerConfig) -> None:
@@ -98,7 +100,7 @@ def _decoder(model: nn.Module, cache: Cache) -> Step:
 
 
 def _pair(model: nn.Module, cache: Cache, prompts: Sequence[Sequence[int]], device: torch.device) -> Step:
-    tokens, padding = _padded(prompts, device)
+    tokens, padding = padded(prompts, device)
     source: Batch = {"tokens": tokens, "padding": padding}
     memory: Tensor | None = None
 
@@ -114,18 +116,28 @@ def _pair(model: nn.Module, cache: Cache, prompts: Sequence[Sequence[int]], devi
     return step
 
 
+def _over(eos: int, ended: Ended | None) -> Ended:
+    return lambda row: row[-1:] == [eos] or (ended is not None and ended(row))
+
+
 def _continue(
-    step: Step, begun: list[list[int]], rooms: list[int], eos: int, sampling: Sampling, device: torch.device
+    step: Step,
+    begun: list[list[int]],
+    rooms: list[int],
+    over: Ended,
+    sampling: Sampling,
+    device: torch.device,
 ) -> list[list[int]]:
     said: list[list[int]] = [[] for _ in begun]
-    tokens, real = _padded(begun, device)
+    tokens, real = padded(begun, device)
     positions = torch.arange(tokens.shape[1], device=device).expand_as(tokens)
     at, going = real.sum(1, keepdim=True) - 1, [room > 0 for room in rooms]
     while any(going):
         chosen = choose(step(tokens, positions, real), sampling, [len(row) for row in said])
         for row, token, goes in zip(said, chosen.tolist(), going, strict=True):
             row += [token] if goes else []
-        going = [len(row) < room and row[-1:] != [eos] for row, room in zip(said, rooms, strict=True)]
+        still = zip(said, rooms, going, strict=True)
+        going = [goes and len(row) < room and not over(row) for row, room, goes in still]
         # A row that has ended stays where it is, for it may be at the last position that there is.
         at = at + torch.tensor(going, device=device).unsqueeze(1)
         tokens, positions, real = chosen.unsqueeze(1), at, torch.ones_like(at, dtype=torch.bool)
@@ -164,7 +176,7 @@ def _uniform(seed: int, prompt: int, place: int) -> float:
     return float((int.from_bytes(digest, "little") >> 11) / 2**53)
 
 
-def _padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
     """Rows padded at their ends, int64 [B, L], and where they are real."""
     longest = max(map(len, rows))
     tokens = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)

@@ -1,0 +1,144 @@
+"""How likely a model finds a text: the sum of the log-probabilities of its tokens, each given those before it.
+
+Texts are read in batches of similar length, one forward pass each, in an order that depends on the texts alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from workloads.errors import WorkloadError
+from workloads.model.config import TransformerConfig
+from workloads.model.generate import check_generates, evaluating, padded
+from workloads.workload import Batch
+
+if TYPE_CHECKING:
+    from workloads.workload import Workload
+
+ROWS = 64
+"""Most texts in a batch."""
+LOGITS = 2**27
+"""Most logits of a batch of several texts: half a gibibyte in fp32, and as much again for their logarithms."""
+
+
+class Score(NamedTuple):
+    """The log-probability of a text in nats, and whether greedy search would say it."""
+
+    total: float
+    greedy: bool
+
+
+class _Text(NamedTuple):
+    """What the model reads: `source` with the encoder of a pair, `inputs` with the decoder; their last outputs predict
+    `targets`."""
+
+    source: Sequence[int]
+    inputs: Sequence[int]
+    targets: Sequence[int]
+
+
+@torch.inference_mode()
+def score(
+    workload: Workload,
+    model: nn.Module,
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    progressed: Callable[[], object] = lambda: None,
+) -> list[Score]:
+    """The score of each continuation after its context, both token ids, of a model of `workload`.
+
+    A decoder reads the context and then the continuation. The encoder of an encoder-decoder reads the context, and its
+    decoder begins the continuation. Neither may be empty, nor longer than the model's positions. `progressed` is called
+    after each batch.
+
+    Raises WorkloadError if the model does not predict text from left to right, or its logits are not finite.
+    """
+    check_scores(workload)
+    config = workload.config
+    # What an expert has room for depends on the length, padding included; other classes may not know padding at all.
+    even = not isinstance(config, TransformerConfig) or bool(config.moe and config.moe.capacity_factor)
+    texts = [_text(workload, context, continuation) for context, continuation in pairs]
+    found: dict[int, Score] = {}
+    with evaluating(model):
+        for numbers in _batches(texts, max(LOGITS // config.vocab_size, 1), even):
+            found |= zip(numbers, _scored(model, [texts[n] for n in numbers], even), strict=True)
+            progressed()
+    return [found[number] for number in range(len(texts))]
+
+
+def check_scores(workload: Workload) -> None:
+    """Raise WorkloadError if a model does not predict text from left to right."""
+    config = workload.config
+    if isinstance(config, TransformerConfig):
+        check_generates(config)
+    elif config.architecture == "encoder":
+        raise WorkloadError(
+            f"{workload.name} is an encoder and generates no text; use a decoder or an encoder-decoder"
+        )
+    if config.architecture == "encoder-decoder" and workload.decoder_start is None:
+        raise WorkloadError("the decoder has no token to begin with; give the vocabulary a pad token")
+
+
+def longest(config: Any) -> int | None:
+    """The most tokens that the model reads at once, None where nothing limits them."""
+    bounded = getattr(config, "positions", "learned") in ("learned", "rotary")
+    return int(config.max_positions) if bounded and config.max_positions < UNLIMITED else None
+
+
+UNLIMITED = 1_000_000
+"""Positions of a class that names no limit, see `workloads.hf.hf_class`."""
+
+
+def _text(workload: Workload, context: Sequence[int], continuation: Sequence[int]) -> _Text:
+    if not context or not continuation:
+        raise WorkloadError(
+            "an empty text has no score; give a context and a continuation of a token at least"
+        )
+    if workload.config.architecture == "encoder-decoder":
+        start = workload.decoder_start
+        assert start is not None
+        return _Text(context, [start, *continuation[:-1]], continuation)
+    return _Text((), [*context, *continuation[:-1]], continuation)
+
+
+def _batches(texts: Sequence[_Text], most: int, even: bool) -> Iterator[list[int]]:
+    """Numbers of texts, the longest first: at most `most` tokens with padding, or of one length if `even`."""
+
+    def size(number: int) -> tuple[int, int]:
+        return len(texts[number].inputs), len(texts[number].source)
+
+    batch: list[int] = []
+    for number in sorted(range(len(texts)), key=size, reverse=True):
+        full = batch and (len(batch) == ROWS or (len(batch) + 1) * size(batch[0])[0] > most)
+        if full or (even and batch and size(number) != size(batch[0])):
+            yield batch
+            batch = []
+        batch.append(number)
+    if batch:
+        yield batch
+
+
+def _scored(model: nn.Module, texts: Sequence[_Text], even: bool) -> list[Score]:
+    device = next(model.parameters()).device
+    tokens, real = padded([text.inputs for text in texts], device)
+    batch: Batch = {"tokens": tokens} if even else {"tokens": tokens, "padding": real}
+    if texts[0].source:
+        source, padding = padded([text.source for text in texts], device)
+        batch = {"tokens": source, "padding": padding, "decoder_tokens": tokens}
+        batch |= {} if even else {"decoder_padding": real}
+    logits: Tensor = model(batch).logits
+    return [_score(row, text) for row, text in zip(logits, texts, strict=True)]
+
+
+def _score(logits: Tensor, text: _Text) -> Score:
+    """Of the logits [L, vocabulary] of one text, padding at its end included."""
+    first, count = len(text.inputs) - len(text.targets), len(text.targets)
+    shares = logits[first : first + count].float().log_softmax(-1)
+    wanted = torch.tensor(text.targets, device=logits.device)
+    total = shares.gather(1, wanted.unsqueeze(1)).double().sum()
+    if not torch.isfinite(total):
+        raise WorkloadError("the model's logits are not finite; it has diverged")
+    return Score(float(total), bool((shares.argmax(-1) == wanted).all()))

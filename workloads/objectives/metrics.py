@@ -1,0 +1,137 @@
+"""Metrics of predictions against references: plain lists in, one number out.
+
+name                    library        values  of
+accuracy                scikit-learn   0 to 1  labels
+f1                      scikit-learn   0 to 1  labels: of class 1 where they are 0 and 1, else the mean over the classes
+matthews                scikit-learn   -1 to 1 labels (Matthews 1975)
+spearman                scipy          -1 to 1 numbers, or texts of numbers
+exact_match             own            0 to 1  texts, compared to the letter
+rouge1, rouge2, rougeL  rouge-score    0 to 100 texts: F-measure, mean over the texts (Lin 2004), no stemming
+rougeLsum               rouge-score    0 to 100 as rougeL, by lines
+bleu                    sacrebleu      0 to 100 texts: of the whole corpus (Papineni et al. 2002, Post 2018)
+chrf                    sacrebleu      0 to 100 texts: of the whole corpus (Popović 2015)
+
+Of all of them the largest value is the best.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from workloads.errors import WorkloadError
+
+EXTRA = "pip install 'training-orchestrator[eval]'"
+"""What installs the libraries that are optional."""
+
+
+def measure(name: str, predictions: Sequence[Any], references: Sequence[Any]) -> float:
+    """The metric `name` of predictions, one for each reference.
+
+    Of texts a reference may be a list of texts: the best of them counts, and BLEU and chrF take all as in the paper.
+    Raises WorkloadError for an unknown metric (with the nearest names), lists of different lengths or of none, values
+    that the metric is not defined for, and a library that is not installed.
+    """
+    if name not in METRICS:
+        near = get_close_matches(name, METRICS, n=3, cutoff=0.4) or sorted(METRICS)
+        raise WorkloadError(f"there is no metric {name!r}; did you mean {' or '.join(near)}?")
+    if len(predictions) != len(references) or not len(references):
+        raise WorkloadError(
+            f"{name} of {len(predictions)} predictions and {len(references)} references; give one for each"
+        )
+    found = float(METRICS[name](predictions, references))
+    if not math.isfinite(found):
+        raise WorkloadError(f"{name} is not finite; look at the predictions")
+    return found
+
+
+def _accuracy(predictions: Sequence[Any], references: Sequence[Any]) -> float:
+    from sklearn.metrics import accuracy_score
+
+    return float(accuracy_score(list(references), list(predictions)))
+
+
+def _f1(predictions: Sequence[Any], references: Sequence[Any]) -> float:
+    from sklearn.metrics import f1_score
+
+    binary = {*predictions, *references} <= {0, 1}
+    average = "binary" if binary else "macro"
+    return float(f1_score(list(references), list(predictions), average=average, zero_division=0.0))
+
+
+def _matthews(predictions: Sequence[Any], references: Sequence[Any]) -> float:
+    from sklearn.metrics import matthews_corrcoef
+
+    return float(matthews_corrcoef(list(references), list(predictions)))
+
+
+def _spearman(predictions: Sequence[Any], references: Sequence[Any]) -> float:
+    """0 where all predictions are equal, or all references: neither has an order."""
+    from scipy.stats import spearmanr
+
+    numbers = [[_number(value) for value in values] for values in (predictions, references)]
+    if any(len(set(values)) < 2 for values in numbers):
+        return 0.0
+    return float(spearmanr(*numbers).statistic)
+
+
+def _number(value: Any) -> float:
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        found = math.nan
+    if math.isnan(found):
+        raise WorkloadError(f"spearman ranks numbers, and {str(value)[:40]!r} is none; name another metric")
+    return found
+
+
+def _exact_match(predictions: Sequence[str], references: Sequence[str | Sequence[str]]) -> float:
+    found = [said in _each(wanted) for said, wanted in zip(predictions, references, strict=True)]
+    return sum(found) / len(found)
+
+
+def _rouge(kind: str, predictions: Sequence[str], references: Sequence[str | Sequence[str]]) -> float:
+    scorer = _library("rouge_score.rouge_scorer", kind).RougeScorer([kind], use_stemmer=False)
+    best = [
+        max(scorer.score(reference, said)[kind].fmeasure for reference in _each(wanted))
+        for said, wanted in zip(predictions, references, strict=True)
+    ]
+    return 100.0 * sum(best) / len(best)
+
+
+def _corpus(kind: str, predictions: Sequence[str], references: Sequence[str | Sequence[str]]) -> float:
+    sacrebleu = _library("sacrebleu", kind)
+    given = [_each(wanted) for wanted in references]
+    # Its references are by their number, the first of all texts first; None where a text has fewer.
+    columns = [
+        [wanted[n] if n < len(wanted) else None for wanted in given] for n in range(max(map(len, given)))
+    ]
+    of_corpus = sacrebleu.corpus_bleu if kind == "bleu" else sacrebleu.corpus_chrf
+    return float(of_corpus(list(predictions), columns).score)
+
+
+def _each(wanted: str | Sequence[str]) -> Sequence[str]:
+    return [wanted] if isinstance(wanted, str) else wanted
+
+
+def _library(module: str, metric: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise WorkloadError(f"{metric} needs {error.name}; {EXTRA} installs it") from None
+
+
+METRICS: Mapping[str, Callable[[Sequence[Any], Sequence[Any]], float]] = {
+    "accuracy": _accuracy,
+    "f1": _f1,
+    "matthews": _matthews,
+    "spearman": _spearman,
+    "exact_match": _exact_match,
+    **{kind: partial(_rouge, kind) for kind in ("rouge1", "rouge2", "rougeL", "rougeLsum")},
+    **{kind: partial(_corpus, kind) for kind in ("bleu", "chrf")},
+}
+"""The metrics by name; each takes predictions and references."""
