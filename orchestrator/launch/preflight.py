@@ -19,6 +19,7 @@ from orchestrator.planning import prices
 from orchestrator.planning.machines import Machine
 from orchestrator.planning.plan import plan
 from orchestrator.resolve.base import base_of
+from orchestrator.resolve.prepared_data import kind_of
 from orchestrator.resolve.resolved_job import ResolvedJob, resolve, wrong_input
 from orchestrator.resolve.training_inputs import load_workload
 from orchestrator.storage.row_line import TRIALS
@@ -93,7 +94,8 @@ def check_objective(job: ResolvedJob) -> None:
 
 
 def check_records(spec: JobSpec) -> None:
-    """Every source says in which columns is what the objective reads, and the labels have names."""
+    """Every source says in which columns is what the objective reads, the labels have names, and there is a chat
+    template if one is needed."""
     name = spec.workload.objective
     for where, source in _sources(spec):
         if problem := problem_of(name, source.field):
@@ -108,6 +110,7 @@ def check_records(spec: JobSpec) -> None:
     if name in COLUMNS and isinstance(spec.data.tokenizer, TrainBpe):
         hint = "name that of the model, or train one on text first"
         raise InputError(f"{name} reads records, on which no tokenizer is trained", "data.tokenizer", hint)
+    kind_of(spec)
 
 
 def _sources(spec: JobSpec) -> list[tuple[str, Source]]:

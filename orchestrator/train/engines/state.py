@@ -10,7 +10,11 @@ from torch import Tensor
 from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.train.parallel.parameter_shard import Box, ParameterShard
+from workloads.model.stored import Part, StoredTensor
 from workloads.workload import Workload
+
+READ_BYTES = 2**22
+"""About how much of a stored tensor is read at once."""
 
 
 def pieces(
@@ -37,7 +41,19 @@ def initialise(workload: Workload, name: str, seed: int, views: Iterable[tuple[B
         if whole is not None:
             view.copy_(box.of(whole))
         elif stored is not None:
-            view.copy_(stored[box.slices()])
+            _read_into(view, stored, box.slices())
+
+
+def _read_into(view: Tensor, stored: StoredTensor, part: Part) -> None:
+    """Read a part of a stored tensor some rows at a time, so that little of it is held twice."""
+    if not part:
+        view.copy_(stored[part])
+        return
+    rows, *rest = part
+    step = max(1, READ_BYTES // (4 * max(1, view.numel() // len(view)))) if len(view) else 1
+    for at in range(0, len(view), step):
+        stop = min(at + step, len(view))
+        view[at:stop].copy_(stored[(slice(rows.start + at, rows.start + stop), *rest)])
 
 
 def shards_to_save(shards: Iterable[ParameterShard]) -> list[ParameterShard]:

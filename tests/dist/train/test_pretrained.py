@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import Results, check_equal, reference_of
+from harness import Results, check_equal, finished, reference_of
 
 from cluster.workers.process_gang import ProcessGang
 from orchestrator.planning.layout import Layout
@@ -90,3 +90,27 @@ def test_what_is_not_new_is_that_of_the_checkpoint(
         [first[f"model.layers.1.attention.{part}.weight"] for part in ("query", "key", "value")]
     )
     assert torch.equal(fused.t(), theirs["transformer.h.1.attn.c_attn.weight"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [{"dp": 2, "zero": 3}, {"tp": 2}, {"pp": 2}], ids=str)
+def test_a_rank_holds_little_more_than_its_share_while_it_reads(
+    layout: dict[str, Any], gang: ProcessGang, tmp_path: Path
+) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokens = 16_000
+    config = LlamaConfig(
+        vocab_size=tokens, hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=2048,
+        max_position_embeddings=64,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    asked = {
+        "model": f"hf:{tmp_path}",
+        "changes": {},
+        "tokens": tokens,
+        "layout": {"micro_batch": 2, **layout},
+    }
+    for found in finished(2, asked, "rank_memory:main", gang):
+        print(layout, found, found["peak"] / found["kept"])
+        assert found["peak"] < 1.1 * found["kept"]

@@ -11,7 +11,13 @@ from jobs import job
 
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
-from orchestrator.launch.preflight import check_objective, check_places, check_text, check_workload
+from orchestrator.launch.preflight import (
+    check_objective,
+    check_places,
+    check_records,
+    check_text,
+    check_workload,
+)
 from orchestrator.planning.layout import Layout
 from orchestrator.resolve.prepared_data import data_cache
 from orchestrator.resolve.resolved_job import resolve
@@ -62,6 +68,53 @@ def test_a_source_without_pairs_is_refused_where_pairs_are_read() -> None:
             InputError, match=r"data\.sources\.1\.field: translation_lm reads pairs; give two keys"
         ):
             check_objective(resolve(spec(workload=workload, data={"sources": [pairs, single]})))
+
+
+ROWS = {"uri": "a.jsonl", "field": {"text": "review", "label": "stars"}}
+
+
+@pytest.mark.parametrize(
+    ("objective", "data", "says"),
+    [
+        (
+            "sequence_classification",
+            {"sources": [{"uri": "a.jsonl"}]},
+            r"data\.sources\.0\.field: says not what",
+        ),
+        (
+            "causal_lm",
+            {"sources": [ROWS]},
+            r"data\.sources\.0\.field: names columns, and causal_lm reads text",
+        ),
+        (
+            "sequence_classification",
+            {"labels": ["one"]},
+            r"data\.labels: sequence_classification predicts one of two",
+        ),
+        (
+            "sequence_classification",
+            {"labels": ["a", "a"]},
+            r"data\.labels: sequence_classification predicts one of",
+        ),
+        ("regression", {"labels": ["a", "b"]}, r"data\.labels: regression predicts no labels; leave it out"),
+        (
+            "regression",
+            {"tokenizer": {"train_bpe": 512}},
+            r"data\.tokenizer: regression reads records, on which no",
+        ),
+        (
+            "conversation",
+            {"sources": [{"uri": "a.jsonl", "field": {"messages": "m"}}]},
+            r"data\.tokenizer nowhere: has no chat template; name a Jinja file in data\.chat_template",
+        ),
+    ],
+)
+def test_what_is_wrong_with_records_is_told_before_anything_starts(
+    objective: str, data: dict[str, Any], says: str
+) -> None:
+    found = {"sources": [ROWS], "tokenizer": "nowhere", **data}
+    with pytest.raises(InputError, match=says):
+        check_records(spec(workload={"model": "gpt-tiny", "objective": objective}, data=found))
 
 
 def held_out(folder: Path, sources: list[dict[str, Any]], **changes: Any) -> JobSpec:
