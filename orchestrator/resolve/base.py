@@ -14,6 +14,7 @@ from orchestrator.checkpoint.shard import digest
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
+from orchestrator.resolve.prepared_data import EXCERPT
 from orchestrator.storage.retry import Retry
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import is_local
@@ -21,6 +22,7 @@ from workloads.errors import WorkloadError
 
 if TYPE_CHECKING:
     import torch
+    from tokenizers import Tokenizer
 
     from orchestrator.checkpoint.manifest import CommitManifest
     from orchestrator.checkpoint.reader import Reader
@@ -144,6 +146,25 @@ def _digest_of(folder: str) -> str:
                 while block := file.read(BLOCK):
                     found.update(block)
     return found.hexdigest()
+
+
+def tokenizer_notes(base: Base, tokenizer: Tokenizer) -> list[str]:
+    """A line if the tokenizer of the base, where that can be told, has other tokens than this one."""
+    from tokenizers import Tokenizer
+
+    from orchestrator.data.data_folder import DataFolder
+
+    text = DataFolder(base.uri if base.step is None else f"{base.uri}/{EXCERPT}").read("tokenizer.json")
+    if text is None:
+        return []
+    theirs, ours = Tokenizer.from_str(text.decode()).get_vocab(), tokenizer.get_vocab()
+    names = {number: token for token, number in ours.items()}
+    unlike = [number for token, number in theirs.items() if number in names and names[number] != token]
+    if not unlike:
+        return []
+    return [
+        f"{len(unlike)} tokens are others in the tokenizer of {base.uri}: what its weights know of them is lost"
+    ]
 
 
 def weights_of(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.job.evaluate import VALIDATION
 from orchestrator.job.spec import JobSpec
-from orchestrator.resolve.base import Base, weights_of
+from orchestrator.resolve.base import Base, tokenizer_notes, weights_of
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.resolve.resolved_job import ResolvedJob, resolve, wrong_input
 from orchestrator.storage.retry import Retry
@@ -88,16 +88,9 @@ def resolve_over(
 
     tokens = Tokens.open(data.uri)
     inputs = training_inputs(spec, tokens, data.sets, base)
-    return (
-        inputs.job,
-        tokens.manifest.digest,
-        [
-            *inputs.job.notes,
-            *inputs.workload.notes,
-            *_cut_notes(inputs),
-            *_set_notes(spec, tokens, data.sets),
-        ],
-    )
+    notes = [*inputs.job.notes, *inputs.workload.notes, *_cut_notes(inputs)]
+    notes += tokenizer_notes(base, tokens.tokenizer()) if base else []
+    return inputs.job, tokens.manifest.digest, [*notes, *_set_notes(spec, tokens, data.sets)]
 
 
 def _cut_notes(inputs: TrainingInputs) -> list[str]:

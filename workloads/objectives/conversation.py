@@ -59,7 +59,7 @@ class Conversation(SampledObjective):
         return words[: self.sequence_length] if self.truncate == "end" else words[-self.sequence_length :]
 
     def is_cut(self, record: np.ndarray) -> bool:
-        return len(record) > self.sequence_length
+        return any(len(each) > self.sequence_length for each in _apart(np.asarray(record, dtype=np.int64)))
 
     def is_lost(self, record: np.ndarray) -> bool:
         return not (np.asarray(self.kept(record)[1:], dtype=np.int64) & MARK).any()

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer, models
 
 from orchestrator.checkpoint.pieces import full_piece
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
-from orchestrator.resolve.base import base_json, base_of
+from orchestrator.resolve.base import Base, base_json, base_of, tokenizer_notes
 from orchestrator.resolve.training_inputs import load_workload
 from workloads.load import load
 from workloads.workload import Vocabulary, Workload
@@ -105,3 +106,15 @@ def test_an_export_gives_its_weights_to_a_preset(tmp_path: Path) -> None:
     workload = begun(job(init_from=str(tmp_path)))
     for name in workload.shapes:
         assert torch.equal(workload.initial(name, 0), source.initial(name, 3))
+
+
+def test_a_tokenizer_with_other_tokens_is_told(tmp_path: Path) -> None:
+    def known(*words: str) -> Tokenizer:
+        return Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="a"))
+
+    known("a", "b", "c").save(str(tmp_path / "tokenizer.json"))
+    base = Base(str(tmp_path), None, "")
+    assert tokenizer_notes(base, known("a", "b", "c", "d")) == []
+    (line,) = tokenizer_notes(base, known("a", "c", "b", "d"))
+    assert line.startswith("2 tokens are others in the tokenizer of ")
+    assert tokenizer_notes(Base(str(tmp_path), 3, ""), known("a")) == []

@@ -171,3 +171,13 @@ def test_packed_conversations_have_the_loss_of_separate_ones(tmp_path: Path) -> 
     found = workload.loss(ours, batch)
     assert int(found.count) == count > 0
     torch.testing.assert_close(float(found.total.detach()), total, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_cut_and_what_is_lost_of_conversations(tmp_path: Path) -> None:
+    objective = begun(tmp_path, "conversation")[0].objective
+    said = np.where(np.arange(LENGTH + 4) < LENGTH + 2, 7, 7 | MARK)
+    full = np.concatenate([said[-LENGTH // 2 :], [CLOSE], said[-LENGTH // 2 :]])
+    assert not objective.is_cut(full)  # they fit, though there is a word between them
+    assert objective.is_cut(said)
+    assert objective.is_lost(said)
+    assert not objective.is_lost(said[4:])
