@@ -1,7 +1,8 @@
-"""The commands evaluate and generate: what the model of a commit is worth on held-out text, and what it says."""
+"""The commands evaluate and generate: what a model is worth on held-out text and on tasks, and what it says."""
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +15,9 @@ from orchestrator.job.errors import InputError
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.manifest import CommitManifest
+    from orchestrator.evaluate.task_files import TaskFile
     from orchestrator.job.spec import JobSpec
+    from orchestrator.storage.row_types import EvaluationRow
     from orchestrator.storage.run_directory import RunDir
 
 
@@ -25,7 +28,14 @@ def register(app: typer.Typer) -> None:
 
 
 def evaluate(
-    run_dir: Run,
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|COMMIT|EXPORT",
+            help="a run directory, a commit in one, or a folder in the Hugging Face format",
+            show_default=False,
+        ),
+    ],
     step: Step = None,
     on: Annotated[
         list[str] | None,
@@ -34,22 +44,45 @@ def evaluate(
             help="text besides that of the job, as in wiki='wiki/*.txt'; may be repeated",
         ),
     ] = None,
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="a task file in lm-eval's format; may be repeated. Held-out text is then evaluated only with --on",
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="A.B=C", help="override a key of the job that an export is evaluated by"
+        ),
+    ] = None,
     address: Address = None,
     as_json: Json = False,
 ) -> None:
-    """Evaluate a commit on the held-out text of its job, and on other text. Nothing of the run is changed."""
-    from orchestrator.evaluate.of_commit import evaluate_commit
+    """Evaluate a model on the held-out text of its job, on other text, and on tasks. Nothing of the run is changed."""
+    from orchestrator.evaluate.task_files import read_tasks
 
-    run, spec = existing_run(run_dir)
-    commit = chosen_commit(run, step)
-    spec = _with_sets(spec, on or [])
-    row = evaluate_commit(spec, run, commit, _sets(spec, run, commit, address))
+    sets, files = _texts(on or []), read_tasks([absolute_path(path) for path in tasks or []])
+    subject = _subject(what, step, overrides or [])
+    row = subject.on_text(sets, address) if sets or not files else None
+    of_tasks = subject.on_tasks(files) if files else None
+    first = row or of_tasks
+    assert first is not None
+    of_text = row["sets"] if row else {}
     if as_json:
-        emit(row)
+        emit({**first, "sets": of_text, **({"tasks": of_tasks["sets"]} if of_tasks else {})})
         return
-    names = list(dict.fromkeys(name for metrics in row["sets"].values() for name in metrics))
-    rows = [[name, *(f"{found[key]:.6g}" for key in names)] for name, found in row["sets"].items()]
-    table(f"Step {row['step']}", ["set", *names], rows)
+    print(f"Step {first['step']}" if first["step"] else what)
+    if of_text:
+        names = list(dict.fromkeys(name for metrics in of_text.values() for name in metrics))
+        rows = [[key, *(f"{m[n]:.6g}" if n in m else "" for n in names)] for key, m in of_text.items()]
+        table("", ["set", *names], rows)
+    if of_tasks:
+        metrics = [(task, *one) for task, found in of_tasks["sets"].items() for one in found.items()]
+        table(
+            "", ["task", "metric", "value"], [[task, name, f"{value:.6g}"] for task, name, value in metrics]
+        )
 
 
 def generate(
@@ -91,19 +124,118 @@ def generate(
         print(f"{prompt}{text}\n")
 
 
-def _with_sets(spec: JobSpec, on: list[str]) -> JobSpec:
-    """The job with further sets. Raises InputError for what is no NAME=FILES, and if there is no set at all."""
+def absolute_path(uri: str) -> str:
+    """A path as an absolute one, a URI as it is."""
     from orchestrator.job.paths import absolute
+
+    return absolute(uri, Path.cwd())
+
+
+def _texts(on: list[str]) -> dict[str, str]:
+    """The files of each --on by name. Raises InputError for what is no NAME=FILES."""
+    found = {}
+    for text in on:
+        name, equals, uri = text.partition("=")
+        if not (name and equals and uri):
+            raise InputError("is not NAME=FILES", f"--on {text}", "write it as in wiki='wiki/*.txt'")
+        found[name] = absolute_path(uri)
+    return found
+
+
+class _Commit:
+    """The model of a commit."""
+
+    def __init__(self, run: RunDir, spec: JobSpec, commit: CommitManifest) -> None:
+        self._run, self._spec, self._commit = run, spec, commit
+
+    def on_text(self, texts: dict[str, str], address: str | None) -> EvaluationRow:
+        """Its metrics on the sets of its job and these."""
+        from orchestrator.evaluate.of_commit import evaluate_commit
+
+        spec = _with_sets(self._spec, texts)
+        sets = _sets(spec, self._run, self._commit, address)
+        return evaluate_commit(spec, self._run, self._commit, sets)
+
+    def on_tasks(self, files: list[TaskFile]) -> EvaluationRow:
+        """Its metrics on these tasks."""
+        from orchestrator.evaluate.on_tasks import run_tasks
+
+        place = {"run": self._run.uri, "step": self._commit.step}
+        return run_tasks(files, place, self._spec.resources.per_worker.bundle)
+
+
+class _Export:
+    """The model in a folder in the Hugging Face format."""
+
+    def __init__(self, folder: str, overrides: list[str]) -> None:
+        from orchestrator.evaluate.of_export import spec_of_export
+
+        self._folder, self._overrides = folder, overrides
+        spec_of_export(folder, {}, overrides)  # what is wrong with it is told before anything starts
+
+    def on_text(self, texts: dict[str, str], address: str | None) -> EvaluationRow:
+        """Its metrics on these sets, whose data is prepared for this evaluation alone."""
+        from orchestrator.evaluate.of_export import evaluate_export, spec_of_export, workload_of_export
+        from orchestrator.job.paths import resolve_paths
+        from orchestrator.launch.preflight import check_text
+        from orchestrator.resolve.prepared_data import PreparedData
+        from orchestrator.storage.run_directory import RunDir
+
+        if not texts:
+            raise InputError(
+                "an export has no held-out text", "--on", "name some, as in --on wiki='wiki/*.txt'"
+            )
+        spec, step = spec_of_export(self._folder, texts, self._overrides)
+        spec = resolve_paths(spec, Path.cwd())
+        check_text(spec)
+        workload_of_export(spec)
+        with tempfile.TemporaryDirectory(prefix="evaluation-") as place:
+            run = RunDir(f"{place}/run")
+            return evaluate_export(spec, prepared_with_progress(spec, run, PreparedData(), address), step)
+
+    def on_tasks(self, files: list[TaskFile]) -> EvaluationRow:
+        """Its metrics on these tasks."""
+        from orchestrator.evaluate.of_export import spec_of_export
+        from orchestrator.evaluate.on_tasks import run_tasks
+
+        spec, _ = spec_of_export(self._folder, {}, self._overrides)
+        place = {"export": self._folder, "overrides": self._overrides}
+        return run_tasks(files, place, spec.resources.per_worker.bundle)
+
+
+def _subject(what: str, step: int | None, overrides: list[str]) -> _Commit | _Export:
+    """What the argument names: a folder with a config.json is an export, one with a manifest a commit."""
+    from orchestrator.checkpoint.manifest import commit_folder
+    from orchestrator.evaluate.of_export import is_export
+    from orchestrator.storage.file_names import COMMITS
+    from orchestrator.storage.uri import check_uri, is_local, local_path
+
+    check_uri(what)
+    if is_local(what) and is_export(local_path(what)):
+        if step is not None:
+            raise InputError("an export is of one step", "--step", "leave it out")
+        return _Export(local_path(what), overrides)
+    head, _, name = absolute_path(what).rstrip("/").rpartition(f"/{COMMITS}/")
+    number = name.removeprefix("step-")
+    if head and number.isdecimal() and name == commit_folder(int(number)):
+        if step not in (None, int(number)):
+            raise InputError(f"{name} is the commit of another step", f"--step {step}", "leave it out")
+        what, step = head, int(number)
+    if overrides:
+        raise InputError("a run is evaluated as its job says", "--set", "leave it out; it is for an export")
+    run, spec = existing_run(what)
+    return _Commit(run, spec, chosen_commit(run, step))
+
+
+def _with_sets(spec: JobSpec, texts: dict[str, str]) -> JobSpec:
+    """The job with further sets. Raises InputError if there is no set at all."""
     from orchestrator.job.spec import parse
 
     document = spec.model_dump(mode="json")
     document["evaluate"] = document["evaluate"] or {}
     sets = document["evaluate"].setdefault("sets", {})
-    for text in on:
-        name, equals, uri = text.partition("=")
-        if not (name and equals and uri):
-            raise InputError("is not NAME=FILES", f"--on {text}", "write it as in wiki='wiki/*.txt'")
-        sets[name] = {"sources": [{"uri": absolute(uri, Path.cwd())}]}
+    field = document["data"]["sources"][0]["field"]
+    sets |= {name: {"sources": [{"uri": uri, "field": field}]} for name, uri in texts.items()}
     if not sets and spec.data.validation is None:
         raise InputError("the run holds no text out", "--on", "name some, as in --on wiki='wiki/*.txt'")
     return parse(document, "--on")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.workers.cluster import Cluster, RemoteTask
+from orchestrator.control.final_tasks import FinalTasks
 from orchestrator.export import hugging_face as export
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.run_directory import RunDir
@@ -25,9 +26,10 @@ class Wanted:
 
 
 class BackgroundExport:
-    """Writes commits of a run where its job says. `tell` hears, in a line, of an export that failed."""
+    """Writes commits of a run where its job says. `tell` hears, in a line, of an export that failed; `tasks` are
+    evaluated after the last one."""
 
-    def __init__(self, cluster: Cluster, spec: JobSpec, run: RunDir, tell: Callable[[str], None]) -> None:
+    def __init__(self, cluster: Cluster, spec: JobSpec, run: RunDir, tell: Callable[..., None]) -> None:
         self._cluster, self._checkpoint, self._run, self._tell = cluster, spec.checkpoint, run, tell
         self._target = spec.checkpoint.export_to or run.at("export")
         self._under_way: tuple[Wanted, RemoteTask] | None = None
@@ -35,6 +37,7 @@ class BackgroundExport:
         self._failures: dict[Wanted, str] = {}
         self._exported: Wanted | None = None
         self.done: dict[str, Any] = {}
+        self.tasks = FinalTasks(cluster, spec, run, tell)
 
     def has_last(self, step: int) -> bool:
         """Whether what was exported last is the model of a run that ends at that step."""
@@ -61,7 +64,8 @@ class BackgroundExport:
         self._failures.clear()
 
     def stop(self) -> None:
-        """End the export that is under way, if there is one: it leaves nothing in its place."""
+        """End what is under way, if there is something: an export leaves nothing in its place."""
+        self.tasks.stop()
         if self._under_way is not None:
             self._under_way[1].cancel()
             self._under_way = None

@@ -69,8 +69,7 @@ class Controller:
         self._spec, self._run, self._faults, self._died, self._queue = spec, run, faults, died, queue
         self._until = min(until or spec.train.steps, spec.train.steps)
         self._workers = Workers(spec, cluster)
-        self._useful = spec.resources.workers.max
-        self._stragglers = Stragglers()
+        self._useful, self._stragglers = spec.resources.workers.max, Stragglers()
         self._history: RunHistory | None = None
         self._state = State(phase="queue" if queue else "prepare")
         self._policy = Policy(spec, lambda workers: None)
@@ -161,6 +160,7 @@ class Controller:
             recorded=history.step,
             prepared=bool(self._data.uri),
             exported=self._exports.has_last(self._state.step),
+            tasks_done=self._exports.tasks.done,
             export_failed=self._exports.failed(self._state.step) if self._state.phase == "export" else "",
             capacity=capacity,
             ready=workers.ready(),
@@ -227,9 +227,9 @@ class Controller:
                 self._halt(history, action, before)
             case "evaluate":
                 self._pause(history, "evaluate", action.reason)
-            case "export":
-                self._exports.advance(step := self._state.step)
-                self._pause(history, "export", f"the commit at step {step}, in the Hugging Face format")
+            case "export" | "tasks":
+                (self._exports if action.do == "export" else self._exports.tasks).advance(self._state.step)
+                self._pause(history, "export", action.reason)
             case "finish":
                 self._note = action.reason
 
@@ -334,8 +334,8 @@ class Controller:
     def _tell(self, note: str) -> None:
         self._note = note
 
-    def _tell_export(self, line: str) -> None:
-        self._event("export" if self._state.phase == "export" else "train", line)
+    def _tell_export(self, line: str, **more: Unpack[EventFields]) -> None:
+        self._event("export" if self._state.phase == "export" else "train", line, **more)
 
     def _event(self, phase: str, reason: str, step: int | None = None, **more: Unpack[EventFields]) -> None:
         assert self._history is not None

@@ -291,14 +291,19 @@ def _export(policy: Policy, state: State, seen: Observation) -> tuple[State, Act
         return _finish(state, seen, Outcome.FAILED, text)
     if policy.spec.checkpoint.export and not seen.exported:
         if not seen.stop:
-            return state, Action("export", "the model is written for others to load")
+            return state, Action("export", f"the commit at step {state.step}, in the Hugging Face format")
         text = (
             f"{(state.stopping or seen.stop).text}; the model is not exported, and the same command does it"
         )
         return _finish(state, seen, Outcome.STOPPED, text)
+    left = ""
+    if policy.spec.evaluate and policy.spec.evaluate.tasks and not seen.tasks_done:
+        if not seen.stop:
+            return state, Action("tasks", "the tasks of the job")
+        left = "; its tasks are not evaluated, and `orchestrator evaluate --tasks` does it"
     if state.outcome == Outcome.STOPPED:
-        return _finish(state, seen, Outcome.STOPPED, state.reason)
-    return _finish(state, seen, Outcome.DONE, state.reason or f"{state.step} steps are done")
+        return _finish(state, seen, Outcome.STOPPED, state.reason + left)
+    return _finish(state, seen, Outcome.DONE, (state.reason or f"{state.step} steps are done") + left)
 
 
 def _finish(state: State, seen: Observation, outcome: Outcome, text: str) -> tuple[State, Action]:

@@ -154,6 +154,8 @@ class RunHistory:
     def event(self, attempt: int, step: int, phase: str, reason: str, **more: Unpack[EventFields]) -> None:
         """Add a row to events.jsonl."""
         self._metrics.hurry()
+        if "tasks" in more:
+            more["tasks"] = {**more["tasks"], "attempt": attempt}
         self._events.add([self.event_history.record(attempt, step, phase, reason, more)])
         self._events.hurry()
         self._writer.request()

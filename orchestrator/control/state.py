@@ -32,6 +32,7 @@ Do = Literal[
     "halt",
     "evaluate",
     "export",
+    "tasks",
     "finish",
 ]
 
@@ -99,8 +100,8 @@ class Observation:
     `step_seconds` and `longest_step` are of the latest steps, `gap` between the latest heartbeats,
     `restart_seconds` what the last change of the gang cost. `unevaluated` are the steps of commits that are to be
     evaluated beside the run, in order, and `evaluation_failed` says why that of the first one has just failed.
-    `spent_hours` and `spent_usd` are the whole job's, all attempts together. `crashed` says what went wrong in the
-    controller itself.
+    `tasks_done` says that the job's tasks are evaluated, or cannot be. `spent_hours` and `spent_usd` are the whole
+    job's, all attempts together. `crashed` says what went wrong in the controller itself.
     """
 
     now: float
@@ -111,6 +112,7 @@ class Observation:
     prepared: bool = False
     exported: bool = False
     export_failed: str = ""
+    tasks_done: bool = False
     capacity: int = 0
     ready: int = 0
     ranks: tuple[RankStatus, ...] = ()

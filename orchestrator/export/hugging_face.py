@@ -61,11 +61,27 @@ def export(run_uri: str, step: int, target: str, best: bool = False) -> dict[str
     with draft(target) as folder:
         difference = write(spec, tokens, workload, lambda name: reader.read(f"model.{name}"), folder)
         facts = {"step": step, "receipt": manifest.receipt, "run": spec.name, "logits_difference": difference}
+        facts["evaluation"] = _evaluation_facts(spec, manifest.meta["layout"]["micro_batch"])
         sample = _sample(tokens, folder)
         facts["files"] = [*sorted(os.listdir(folder)), MARK]
         (Path(folder) / MARK).write_text(json.dumps(facts, indent=2) + "\n")
         publish(folder, target, retry)
     return {"uri": target, "step": step, "logits_difference": difference, "sample": sample}
+
+
+def _evaluation_facts(spec: JobSpec, micro_batch: int) -> dict[str, Any]:
+    """By what the model is evaluated, so that the export gives the numbers of its commit."""
+    return {
+        "objective": spec.workload.objective,
+        "options": spec.workload.options,
+        "sequence_length": spec.data.sequence_length,
+        "labels": spec.data.labels,
+        "field": spec.data.sources[0].model_dump(mode="json")["field"],
+        "global_batch": spec.train.global_batch,
+        "micro_batch": micro_batch,
+        "precision": spec.train.precision,
+        "seed": spec.seed,
+    }
 
 
 def write(

@@ -52,6 +52,10 @@ class EvaluateSpec(StrictModel):
         description="loss (nats a token), perplexity, bits_per_byte (comparable across tokenizers), accuracy (share of "
         "the tokens that are predicted right); those that the objective gives if unset",
     )
+    tasks: list[str] = Field(
+        default_factory=list,
+        description="task files in lm-eval's format, evaluated once after training, of the commit that is exported",
+    )
 
     def metrics_for(self, objective: str) -> tuple[str, ...]:
         """The metrics of an evaluation: those that were asked for, or all that the objective gives."""
@@ -83,6 +87,11 @@ class StopWhen(StrictModel):
 def by_name(sets: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """The metrics of all sets by name, as in validation.loss."""
     return {f"{name}.{metric}": value for name, found in sets.items() for metric, value in found.items()}
+
+
+def without_tasks(evaluate: EvaluateSpec | None, sets: list[str]) -> EvaluateSpec | None:
+    """Evaluations of these sets alone, for a run whose model nobody takes further; None without a set."""
+    return evaluate.model_copy(update={"tasks": []}) if evaluate and sets else None
 
 
 def metrics_of(objective: str) -> tuple[str, ...]:

@@ -21,7 +21,8 @@ def resolve_paths(spec: JobSpec, base: Path) -> JobSpec:
             name: each.model_copy(update={"sources": _absolute(each.sources, base)})
             for name, each in evaluate.sets.items()
         }
-        evaluate = evaluate.model_copy(update={"sets": sets})
+        tasks = [absolute(path, base) for path in evaluate.tasks]
+        evaluate = evaluate.model_copy(update={"sets": sets, "tasks": tasks})
     tokenizer = spec.data.tokenizer
     if isinstance(tokenizer, str):
         tokenizer = absolute(tokenizer, base)

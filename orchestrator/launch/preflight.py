@@ -21,7 +21,7 @@ from orchestrator.planning.plan import plan
 from orchestrator.resolve.base import base_of
 from orchestrator.resolve.prepared_data import kind_of
 from orchestrator.resolve.resolved_job import ResolvedJob, resolve, wrong_input
-from orchestrator.resolve.training_inputs import load_workload
+from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
 from orchestrator.storage.row_line import TRIALS
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import check_uri, is_local, local_path
@@ -29,7 +29,6 @@ from orchestrator.track.target import check_tracking
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.manifest import CommitManifest
-    from workloads.workload import Vocabulary
 
 
 def preflight(spec: JobSpec, run_dir: RunDir, until: int | None, address: str | None) -> ResolvedJob:
@@ -128,12 +127,13 @@ def check_workload(job: ResolvedJob) -> None:
     from orchestrator.data.manifest import FORMAT
     from workloads.hf.hf_class import HuggingFaceModel
 
-    workload: Any = load_workload(job.spec, _vocabulary(job), FORMAT, job.model)
+    workload: Any = load_workload(job.spec, vocabulary_before_data(job), FORMAT, job.model)
     if job.spec.checkpoint.export:
         with wrong_input("checkpoint.export"):
             workload.check_hf()
     if isinstance(workload.config, HuggingFaceModel):
         _check_hugging_face_class(job.spec, workload)
+    check_tasks(job.spec, workload)
 
 
 def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
@@ -147,32 +147,16 @@ def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
     begun = (commit.meta.get(BASE) if commit else None) or {}
     base = base_of(spec, begun, commit is not None)
     if commit is None:
-        load_workload(spec, _vocabulary(job), FORMAT, job.model, base)
+        load_workload(spec, vocabulary_before_data(job), FORMAT, job.model, base)
 
 
-def _vocabulary(job: ResolvedJob) -> Vocabulary:
-    """The vocabulary as far as it is known before there is data."""
-    import numpy as np
-    from tokenizers import Tokenizer
+def check_tasks(spec: JobSpec, workload: Any) -> None:
+    """The task files are there with their data, lm-eval is installed, and the model can be evaluated on them."""
+    from orchestrator.evaluate.task_files import check_fits, read_tasks
 
-    from orchestrator.data import tokenizer
-    from orchestrator.data.vocabulary import first_added, frame_of
-    from workloads.workload import Vocabulary
-
-    size, source = job.vocabulary_size, job.spec.data.tokenizer
-    if isinstance(source, TrainBpe):
-        tokenizer.check_size(size, job.special_tokens)
-        text = tokenizer.train((), size, job.special_tokens)
-        roles = tokenizer.roles_of(Tokenizer.from_str(text), {})
-    else:
-        text, roles = tokenizer.load(source, job.special_tokens)
-    sentinels, anywhere = tokenizer.sentinels(Tokenizer.from_str(text)), np.ones(size, bool)
-    known: dict[str, Any] = {role: number for role, number in roles.items() if role != "unk"}
-    known |= {
-        "added": first_added(Tokenizer.from_str(text), size),
-        "frame": frame_of(Tokenizer.from_str(text)),
-    }
-    return Vocabulary(size, **known, sentinels=tuple(sentinels), word_start=anywhere, sentence_end=anywhere)
+    if spec.evaluate and spec.evaluate.tasks:
+        tasks = read_tasks(spec.evaluate.tasks, spec.set_names, "evaluate.tasks")
+        check_fits(workload, tasks, "evaluate.tasks")
 
 
 def _check_hugging_face_class(spec: JobSpec, workload: Any) -> None:

@@ -13,6 +13,7 @@ def reads(spec: JobSpec, mounted: str = "") -> list[str]:
     tokenizer, model = spec.data.tokenizer, spec.workload.model
     paths = [source.uri for source in spec.data.sources]
     paths += [source.uri for _, sources in spec.set_sources.values() for source in sources]
+    paths += spec.evaluate.tasks if spec.evaluate else []
     paths += [tokenizer] if isinstance(tokenizer, str) else []
     paths += [model.removeprefix("hf:")] if model.startswith("hf:") else []
     notices = spec.resources.notices

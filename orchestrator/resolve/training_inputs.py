@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from orchestrator.job.data import TrainBpe
 from orchestrator.job.evaluate import VALIDATION
 from orchestrator.job.spec import JobSpec
 from orchestrator.resolve.base import Base, tokenizer_notes, weights_of
@@ -159,3 +160,28 @@ def load_workload(
             labels=spec.data.labels,
             begin=weights_of(base, spec, retry) if base and spec.workload.init_from else None,
         )
+
+
+def vocabulary_before_data(job: ResolvedJob) -> Vocabulary:
+    """The vocabulary as far as it is known before there is data."""
+    import numpy as np
+    from tokenizers import Tokenizer
+
+    from orchestrator.data import tokenizer
+    from orchestrator.data.vocabulary import first_added, frame_of
+    from workloads.workload import Vocabulary
+
+    size, source = job.vocabulary_size, job.spec.data.tokenizer
+    if isinstance(source, TrainBpe):
+        tokenizer.check_size(size, job.special_tokens)
+        text = tokenizer.train((), size, job.special_tokens)
+        roles = tokenizer.roles_of(Tokenizer.from_str(text), {})
+    else:
+        text, roles = tokenizer.load(source, job.special_tokens)
+    sentinels, anywhere = tokenizer.sentinels(Tokenizer.from_str(text)), np.ones(size, bool)
+    known: dict[str, Any] = {role: number for role, number in roles.items() if role != "unk"}
+    known |= {
+        "added": first_added(Tokenizer.from_str(text), size),
+        "frame": frame_of(Tokenizer.from_str(text)),
+    }
+    return Vocabulary(size, **known, sentinels=tuple(sentinels), word_start=anywhere, sentence_end=anywhere)

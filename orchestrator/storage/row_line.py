@@ -33,7 +33,7 @@ TYPES: Mapping[str, Mapping[str, type]] = {
     EVENTS: {
         "step": int, "reason": str, "first_fault": str, "node": str, "data": str, "lost_steps": int,
         "skipped": dict, "layout": dict, "usd_per_hour": float, "last_seen": float, "missing_rows": list,
-        "controller_died": int, "number": int, "missing_events": list,
+        "controller_died": int, "number": int, "missing_events": list, "tasks": dict,
     },
     TRIALS: {"config": dict, "state": str, "run": str, "step": int, "steps": int, "cost_usd": float},
 }  # fmt: skip

@@ -61,7 +61,7 @@ class EventFields(TypedDict, total=False):
     events.jsonl, by the numbers of events, `last_seen` the last sign of life of the controller before,
     `controller_died` the step of the newest commit when Ray started the controller again, `ceiling` a limit that is
     near, `extended` how many steps the run had and has from here on, how many of them are the same (`settled`), and
-    the commit that it goes on from.
+    the commit that it goes on from; `tasks` is the evaluation of the job's tasks.
     """
 
     time: float
@@ -90,3 +90,4 @@ class EventFields(TypedDict, total=False):
     controller_died: int
     ceiling: dict[str, Any]
     extended: dict[str, int]
+    tasks: EvaluationRow

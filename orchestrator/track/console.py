@@ -109,7 +109,8 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             ("unknown" if loss is None else f"{loss:.4f} nats a token")
             + (f" (unigram entropy {entropy:.4f})" if entropy is not None else ""),
         ),
-        *[(f"loss of {name}", _held_out(metrics)) for name, metrics in _sets(summary).items()],
+        *[(f"loss of {name}", _held_out(metrics)) for name, metrics in _sets(summary, "evaluation").items()],
+        *[(f"task {name}", _scores(metrics)) for name, metrics in _sets(summary, "tasks").items()],
         ("speed", f"{count(measured.get('tokens_per_second'))} tokens/s"),
         (
             "a step",
@@ -141,9 +142,13 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _sets(summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """The metrics of the last evaluation, by set."""
-    return dict((summary.get("evaluation") or {}).get("sets") or {})
+def _sets(summary: Mapping[str, Any], of: str) -> dict[str, dict[str, float]]:
+    """The metrics of the last evaluation, by set, or those of the tasks."""
+    return dict((summary.get(of) or {}).get("sets") or {})
+
+
+def _scores(metrics: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if name != "examples")
 
 
 def _held_out(metrics: Mapping[str, float]) -> str:

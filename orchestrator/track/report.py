@@ -21,7 +21,7 @@ from orchestrator.track.console import count, duration
 from orchestrator.track.goodput import BUCKETS, Phase, timeline
 from orchestrator.track.page import render, size
 from orchestrator.track.redact import redact
-from orchestrator.track.summary import summary
+from orchestrator.track.summary import summary, tasks_in
 from orchestrator.track.totals import CHARTED, Row, RunTotals, totals_of
 
 WIDE, LOW = (1040.0, 300.0), (508.0, 190.0)  # width and height of charts, in SVG units
@@ -84,7 +84,8 @@ def _content(run_dir: RunDir, rows: RunTotals | None) -> dict[str, Any]:
         "timeline": _timeline(phases),
         "plan": _plan(plan),
         "compared": _compared(found),
-        "evaluations": _evaluations(rows),
+        "evaluations": _evaluations(rows.evaluations),
+        "tasks": _evaluations(tasks_in(events)),
         "commits": _commits(run_dir),
         "events": _events(events),
         "earlier": max(0, len(events) - EVENTS_SHOWN),
@@ -137,11 +138,11 @@ def _held_out_losses(rows: RunTotals) -> dict[str, list[charts.Point]]:
     return lines
 
 
-def _evaluations(rows: RunTotals) -> list[dict[str, Any]]:
-    """A row for each set of the latest evaluations, newest first, with all metrics by name."""
+def _evaluations(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """A row for each set or task of the latest evaluations, newest first, with all metrics by name."""
     return [
         {"step": evaluation["step"], "set": name, "metrics": metrics}
-        for evaluation in rows.evaluations[:EVALUATIONS_SHOWN]
+        for evaluation in rows[:EVALUATIONS_SHOWN]
         for name, metrics in evaluation["sets"].items()
     ]
 

@@ -56,6 +56,7 @@ def summary(
         "tokens": last.get("tokens", 0),
         "final_loss": loss,
         "evaluation": rows.evaluations[0] if rows.evaluations else None,
+        "tasks": next(iter(tasks_in(events)), None),
         "unigram_entropy": unigram_entropy,
         "below_unigram": None if unigram_entropy is None or loss is None else bool(loss < unigram_entropy),
         "receipt": (manifest_meta or {}).get("samples") or last.get("samples"),
@@ -76,6 +77,11 @@ def summary(
         **_footprint(spec, used, cost(phases, rows, events, spec.limits.usd_per_worker_hour)),
         "sample": sample,
     }
+
+
+def tasks_in(events: Sequence[Row]) -> list[Row]:
+    """The evaluations of a job's tasks, newest first."""
+    return [event["tasks"] for event in reversed(events) if event.get("tasks")]
 
 
 def measured(rows: RunTotals) -> dict[str, float | None]:

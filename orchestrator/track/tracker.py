@@ -171,6 +171,9 @@ class Tracker:
             if (text := self._run_dir.read_text(name)) is not None:
                 run.log_document(name, text)
         if status != self._sent_status:
+            if status != "RUNNING":
+                events = self._run_dir.log(EVENTS).rows()
+                run.log_evaluations(event["tasks"] for event in events if event.get("tasks"))
             run.set_status(status, (self._run_dir.log(EVENTS).last() or {}).get("time"))
             self._sent_status = status
 

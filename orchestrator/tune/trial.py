@@ -22,6 +22,7 @@ from orchestrator.checkpoint.identity import read_job
 from orchestrator.checkpoint.store import Store
 from orchestrator.control.controller import Controller
 from orchestrator.job.errors import InputError
+from orchestrator.job.evaluate import without_tasks
 from orchestrator.job.overrides import set_key
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.job.tune import POPULATION
@@ -99,10 +100,12 @@ class Trial(ray_tune.Trainable):
         return self._failed(reason)
 
     def _job(self) -> JobSpec:
-        """The job of the run: the values of the trial put in, and without exports, which trials do not need."""
-        unregistered = {"tracking__register_as": None} if self._base.tracking else {}
+        """The job of the run: the values of the trial put in, and without exports and tasks, which trials do not
+        need."""
+        base = self._base
+        unregistered = {"tracking__register_as": None} if base.tracking else {}
         spec = job_of(
-            self._base,
+            base.model_copy(update={"evaluate": without_tasks(base.evaluate, base.set_names)}),
             self._assignment["params"],
             name=f"{self._base.name[:50]}-{self._name}",
             checkpoint__export=None,

@@ -22,6 +22,7 @@ from cluster.local.node_processes import ClusterError
 from cluster.local.ray_session import connected_ray
 from orchestrator.control.run_history import EVENTS, METRICS
 from orchestrator.job.errors import InputError
+from orchestrator.job.evaluate import without_tasks
 from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec, dump
 from orchestrator.storage.run_directory import Row, RunDir
@@ -140,7 +141,8 @@ def _chaos(
 
 
 def _job(spec: JobSpec, runs: Path) -> Path:
-    """The job without tracking, exports and labels, and with as many restarts as it takes."""
+    """The job without tracking, exports, tasks and labels, and with as many restarts as it takes."""
+    spec = spec.model_copy(update={"evaluate": without_tasks(spec.evaluate, spec.set_names)})
     changed = {"tracking": None, "limits.restarts": 100_000, "checkpoint.export": None}
     path = runs / "job.yaml"
     path.write_text(dump(job_of(spec, {**changed, "resources.per_worker.labels": {}})))

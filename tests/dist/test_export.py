@@ -5,25 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from jobs import job, write_text
-from lasting_gang import lasting_gang
-from prepared import prepare_here
 from tmpfs import mounted
+from trained import trained
 from transformers import AutoConfig, Gemma3TextConfig
 
-from cluster.workers.gang import Bundle
 from orchestrator.export import hugging_face as exports
 from orchestrator.export.hugging_face import export
 from orchestrator.export.target import check_target
 from orchestrator.job.errors import InputError
-from orchestrator.job.spec import dump, parse
-from orchestrator.planning.layout import Layout
-from orchestrator.train.task import ENTRY, Task
 
 AUDITED = """
 import json, sys
@@ -43,39 +35,6 @@ print(json.dumps(export(sys.argv[1], 2, sys.argv[2])))
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run directory with a commit at step 2, made by the rank program."""
     return trained(tmp_path_factory.mktemp("run"))
-
-
-def trained(folder: Path, **workload: Any) -> Path:
-    """Two steps of the small job, with another workload if one is given."""
-    document = job(write_text(folder / "corpus"), steps=2, optimizer={"warmup": 0})
-    spec = parse(document | {"workload": workload or document["workload"]})
-    data = prepare_here(spec, str(folder / "_data"))
-    (folder / "job.yaml").write_text(dump(spec))
-    task = Task(
-        spec.model_dump(mode="json"),
-        Layout(micro_batch=8).to_json(),
-        str(folder),
-        data,
-        1,
-        None,
-        2,
-        token="t",
-    )
-    _train(task.to_json())
-    return folder
-
-
-def _train(task: dict[str, Any]) -> None:
-    gang = lasting_gang()
-    deadline = time.monotonic() + 120
-    try:
-        gang.start(1, Bundle(), ENTRY, task)
-        while (rank := gang.poll(0).ranks[0]).state in ("starting", "running"):
-            assert time.monotonic() < deadline, "the rank is not done after 120 s"
-            time.sleep(0.05)
-        assert rank.state == "done", rank.error
-    finally:
-        gang.close()
 
 
 def test_an_export_unpickles_nothing_and_agrees(run: Path, tmp_path: Path) -> None:

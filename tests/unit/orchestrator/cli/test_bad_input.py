@@ -87,6 +87,7 @@ SOURCE = "data.sources=[{uri: %s}]"
             ["job.yaml", "--set", "workload.objective=casual_lm", "--set", "data.tokenizer=nowhere.json"],
             ["no objective 'casual_lm'"],
         ),
+        (["job.yaml", "--set", "evaluate.tasks=[a.yaml]"], ["evaluate.tasks", "a.yaml: there is no such task file"]),
         (["job.yaml", "--set", "workload.objective=masked_lm"], ["masked_lm does not train gpt-tiny", "causal_lm"]),
         (["job.yaml", "--set", "workload.options.rate=1"], ["causal_lm has no option rate"]),
         (
@@ -200,6 +201,16 @@ def test_the_run_directory_of_another_run(command: Any, here: Path, name: str) -
         (["evaluate", "runs/small"], ["--on: the run holds no text out; name some"]),
         (["evaluate", "runs/small", "--on", "wiki"], ["--on wiki: is not NAME=FILES; write it as in"]),
         (["evaluate", "runs/small", "--on", "a.b=c.txt"], ["a.b"]),
+        (
+            ["evaluate", "runs/small", "--tasks", "arc_easy"],
+            ["arc_easy: there is no such task file", "a hub"],
+        ),
+        (["evaluate", "runs/small/checkpoints/step-00000005"], ["step 5: there is no such commit"]),
+        (
+            ["evaluate", "runs/small/checkpoints/step-00000008", "--step", "4"],
+            ["--step 4: step-00000008 is the commit of another step"],
+        ),
+        (["evaluate", "runs/small", "--set", "seed=9"], ["--set: a run is evaluated as its job says"]),
         (["generate", "runs/small", "x", "--step", "5"], ["step 5: there is no such commit"]),
         (["data", "inspect", "runs/small"], ["runs/small: there is no prepared data"]),
     ],

@@ -27,8 +27,10 @@ from orchestrator.control import controller as controllers
 from orchestrator.control import decide
 from orchestrator.control import events as history
 from orchestrator.control.controller import Controller
+from orchestrator.evaluate.on_tasks import evaluate_commit_on_tasks
 from orchestrator.export import hugging_face as export
 from orchestrator.job.errors import InputError
+from orchestrator.job.evaluate import EvaluateSpec
 from orchestrator.job.spec import JobSpec, load, parse
 from orchestrator.planning import machines
 from orchestrator.storage.row_files import SingleRowFile
@@ -65,6 +67,9 @@ class Runs:
     export: Callable[[int, str], dict[str, Any]] = lambda step, target: {
         "uri": target, "step": step, "logits_difference": 0.0, "sample": "once upon",
     }  # fmt: skip
+    evaluate: Callable[[int, list[str]], dict[str, Any]] = lambda step, paths: {
+        "step": step, "attempt": 0, "time": 1e9, "seconds": 2.0, "sets": {"quiz": {"acc": 0.25, "examples": 8.0}},
+    }  # fmt: skip
 
     def job(self, **changes: Any) -> JobSpec:
         document = job(self.text)
@@ -83,7 +88,8 @@ class Runs:
 
         def run_task(*call: Any) -> RemoteTask:
             self.calls.append(call)
-            self.tasks.append(RemoteTask(lambda: self.export(call[2], call[3]), self.looks))
+            answer = self.export if call[0] is export.export else self.evaluate
+            self.tasks.append(RemoteTask(lambda: answer(call[2], call[3]), self.looks))
             return self.tasks[-1]
 
         def services(target: str, token: str) -> SnapshotServers:
@@ -266,6 +272,39 @@ def test_an_export_that_does_not_end_is_ended(runs: Runs, monkeypatch: pytest.Mo
     assert (summary["state"], summary["commit"]) == ("failed", 12)
     assert "the export failed: TimeoutError: it was not done after 0 s" in summary["reason"]
     assert [run_task.cancelled for run_task in runs.tasks] == [True]
+
+
+def test_tasks_are_evaluated_once_after_the_export(runs: Runs) -> None:
+    """Of the model that is exported; their row is in an event, the summary and the report."""
+    spec = exporting(runs).model_copy(update={"evaluate": EvaluateSpec(tasks=["quiz.yaml"])})
+    summary = runs.controller(spec).drive()
+    wanted = (evaluate_commit_on_tasks, runs.run.uri, 12, ["quiz.yaml"], False)
+    assert [call[0] for call in runs.calls] == [export.export, evaluate_commit_on_tasks]
+    assert runs.calls[1] == wanted
+    assert runs.phases() == [*QUIET[:-1], "export", "export", "done"]
+    assert runs.events("export")[-1]["reason"] == "tasks at step 12: quiz acc 0.25"
+    row = runs.events("export")[-1]["tasks"]
+    assert (row["step"], row["attempt"], row["sets"]) == (12, 1, {"quiz": {"acc": 0.25, "examples": 8.0}})
+    assert summary["tasks"]["sets"] == row["sets"]
+    assert (summary["state"], summary["evaluation"]) == ("done", None)
+    page = (runs.path / "report.html").read_text()
+    assert "<h2>Tasks" in page
+    assert "<td>quiz</td><td>acc</td>" in page
+
+
+def test_tasks_that_cannot_be_evaluated_take_nothing_from_the_run(runs: Runs) -> None:
+    def evaluate(step: int, paths: list[str]) -> dict[str, Any]:
+        raise InputError("there is no such task file", paths[0])
+
+    runs.evaluate = evaluate
+    document = runs.job(checkpoint={"every": 4, "export": None})
+    spec = document.model_copy(update={"evaluate": EvaluateSpec(tasks=["quiz.yaml"])})
+    summary = runs.controller(spec).drive()
+    assert (summary["state"], summary["tasks"]) == ("done", None)
+    assert (
+        runs.events("export")[-1]["reason"]
+        == "the tasks were not evaluated: InputError: quiz.yaml: there is no such task file"
+    )
 
 
 def test_no_export_is_made_that_nobody_asked_for(runs: Runs) -> None:

@@ -96,6 +96,8 @@ MEASURED = job(
     data=job().data.model_dump() | {"validation": {"share": 0.1}}, evaluate={}, stop_when={"patience": 3}
 )
 
+TESTED = job(evaluate={"tasks": ["quiz.yaml"]})
+
 
 @dataclasses.dataclass(frozen=True)
 class Case:
@@ -603,6 +605,24 @@ ENDS = (
         see(exported=True), "stopped", "finish", "limits.hours 1.5 is reached",
     ),
     Case("a stop does not undo the end", in_phase("export"), see(exported=True, stop=USER), "done", "finish"),
+    Case("tasks come after the export", in_phase("export"), see(), "export", "export", rules=rules(TESTED)),
+    Case(
+        "the tasks are to be evaluated", in_phase("export"), see(exported=True), "export", "tasks",
+        "the tasks of the job", rules=rules(TESTED),
+    ),
+    Case(
+        "the tasks are evaluated", in_phase("export", step=9), see(exported=True, tasks_done=True), "done", "finish",
+        "9 steps are done", rules=rules(TESTED),
+    ),
+    Case(
+        "a stop does not wait for tasks, nor undo the end", in_phase("export", step=9),
+        see(exported=True, stop=USER), "done", "finish", "9 steps are done; its tasks are not evaluated",
+        rules=rules(TESTED),
+    ),
+    Case(
+        "tasks at a ceiling", in_phase("export", outcome="stopped", stopping=HOURS, reason=HOURS.text),
+        see(exported=True), "export", "tasks", rules=rules(TESTED),
+    ),
 )  # fmt: skip
 
 

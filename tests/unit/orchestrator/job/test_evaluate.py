@@ -27,6 +27,7 @@ SHARE = {"share": 0.1}
     ("document", "told"),
     [
         (with_({}, None), "evaluate has no text; hold some out"),
+        (with_({"tasks": "quiz.yaml"}, None), "evaluate.tasks"),
         (with_(None, {}), "either share, as in 0.01, or sources"),
         (with_(None, SHARE | SOURCES), "either share, as in 0.01, or sources"),
         (with_({"sets": {"validation": SOURCES}}, SHARE), "give the one in evaluate.sets another name"),

@@ -1,0 +1,161 @@
+"""A model of ours as lm-eval sees one: likelihoods of texts, and texts that are generated.
+
+What is scored and generated is what lm-eval's own `hf` model would, of the same weights in the Hugging Face format: the
+same tokens, cut in the same places. Only the token before a text without a context is another: that with which
+training begins a text, where `hf` takes the tokenizer's bos, which many a model has never seen; and an encoder-decoder
+generates `max_gen_toks` tokens, where `hf` adds those of the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lm_eval.api.model import TemplateLM
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from orchestrator.evaluate.task_files import most_tokens
+from orchestrator.job.errors import InputError
+from workloads.model.score import LOGITS, ROWS, check_scores, longest, score
+from workloads.workload import Sampling
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from workloads.workload import Workload
+
+DEFAULT_LENGTH = 2048
+"""Tokens that a model without a limit reads at once, as in lm-eval."""
+
+
+class WorkloadLM(TemplateLM):
+    """`model` of `workload`, with a tokenizer of transformers that frames texts as training does.
+
+    `truncated` counts the texts that were longer than the model's positions, and lost their beginning.
+    """
+
+    def __init__(
+        self, workload: Workload, model: nn.Module, tokenizer: Any, progressed: Callable[[], object]
+    ) -> None:
+        """`progressed` is called after each batch. Raises WorkloadError if the model gives no likelihoods."""
+        super().__init__()
+        check_scores(workload)
+        self._workload, self._model, self._progressed = workload, model, progressed
+        self.tokenizer, self.truncated = tokenizer, 0
+        self._pair = workload.config.architecture == "encoder-decoder"
+        self.backend = "seq2seq" if self._pair else "causal"
+        self.max_length = longest(workload.config) or DEFAULT_LENGTH
+
+    @property
+    def eot_token_id(self) -> int:
+        """The token that ends a text."""
+        return self._workload.vocabulary.eos
+
+    @property
+    def prefix_token_id(self) -> int:
+        """The token before a text without a context: that with which training begins one, else a document's end."""
+        begins = getattr(self._workload.vocabulary, self._workload.objective.begins or "eos", None)
+        return self.eot_token_id if begins is None else int(begins)
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **more: Any) -> list[int]:
+        """The tokens of a text, with those that the tokenizer puts around it unless that is said."""
+        if add_special_tokens is None:
+            # A text that begins with its first token already gets no second one.
+            framed = string.startswith(self.tokenizer.decode([self.prefix_token_id]))
+            add_special_tokens = not framed
+        return list(self.tokenizer.encode(string, add_special_tokens=add_special_tokens))
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], **more: Any
+    ) -> list[tuple[float, bool]]:
+        pairs = [self._fitted(context, continuation) for _, context, continuation in requests]
+        found = score(self._workload, self._model, pairs, self._progressed)
+        return [(each.total, each.greedy) for each in found]
+
+    def _fitted(self, context: list[int], continuation: list[int]) -> tuple[list[int], list[int]]:
+        """Context and continuation, cut from the left to what the model reads at once."""
+        if not continuation:
+            raise InputError("a choice is empty", "doc_to_choice", "give each a text")
+        if len(continuation) > self.max_length:
+            what = (
+                f"a text of {len(continuation)} tokens is longer than the model's {self.max_length} positions"
+            )
+            raise InputError(what, "doc_to_target", "shorten it, or evaluate a longer model")
+        room = self.max_length if self._pair else self.max_length + 1 - len(continuation)
+        self.truncated += len(context) > room
+        return context[-room:], continuation
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """The log-likelihood of each text, in windows where it is longer than the model's positions."""
+        windows: list[tuple[None, list[int], list[int]]] = []
+        counts = []
+        for (text,) in (request.args for request in requests):
+            rolled = get_rolling_token_windows(
+                self.tok_encode(text), self.prefix_token_id, self.max_length, context_len=1
+            )
+            parts = [(None, *make_disjoint_window(window)) for window in rolled]
+            windows += parts
+            counts.append(len(parts))
+        totals = iter([total for total, _ in self._loglikelihood_tokens(windows)])
+        return [sum(next(totals) for _ in range(count)) for count in counts]
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """The text that follows each prompt, up to the first of its stop strings."""
+        asked = [(self.tok_encode(request.args[0]), request.args[1]) for request in requests]
+        order = sorted(
+            range(len(asked)), key=lambda n: (_settings(asked[n][1]), len(asked[n][0])), reverse=True
+        )
+        found: dict[int, str] = {}
+        while order:
+            first, settings = order[0], _settings(asked[order[0]][1])
+            batch = [
+                n for n in order[: self._rows(len(asked[first][0]))] if _settings(asked[n][1]) == settings
+            ]
+            said = self._said([asked[n][0] for n in batch], asked[first][1])
+            found |= zip(batch, said, strict=True)
+            order = order[len(batch) :]
+            self._progressed()
+        return [found[number] for number in range(len(asked))]
+
+    def _rows(self, length: int) -> int:
+        # Both the logits of a prompt that is read whole, and a cache that grows with it.
+        return max(1, min(ROWS, LOGITS // (self._workload.config.vocab_size * max(length, 1))))
+
+    def _said(self, prompts: list[list[int]], settings: Mapping[str, Any]) -> list[str]:
+        most = most_tokens(settings)
+        room = self.max_length if self._pair else self.max_length - most
+        if room < 1:
+            what = f"{most} leaves no room for a prompt in the model's {self.max_length} positions"
+            raise InputError(what, "generation_kwargs.max_gen_toks", "lower it")
+        self.truncated += sum(len(prompt) > room for prompt in prompts)
+        rows = [prompt[-room:] or [self.prefix_token_id] for prompt in prompts]
+        until = settings.get("until") or []
+        stops = [*([until] if isinstance(until, str) else until), self.tokenizer.decode([self.eot_token_id])]
+
+        def ended(row: Sequence[int]) -> bool:
+            return _cut(text := self._text(row), stops) != text
+
+        said = self._workload.generate(self._model, rows, most, _sampling(settings), ended)
+        return [_cut(self._text(row), stops) for row in said]
+
+    def _text(self, row: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(row, skip_special_tokens=True))
+
+
+def _settings(given: Mapping[str, Any]) -> str:
+    """What is generated alike can be generated together."""
+    return repr(sorted(given.items()))
+
+
+def _sampling(settings: Mapping[str, Any]) -> Sampling:
+    """Greedy unless the task asks for a draw; lm-eval's rule: a temperature alone does, if it is not 0."""
+    temperature = float(settings.get("temperature") or 0.0)
+    if not settings.get("do_sample", temperature > 0.0):
+        return Sampling()
+    return Sampling(temperature or 1.0, int(settings.get("top_k") or 0), float(settings.get("top_p") or 1.0))
+
+
+def _cut(text: str, stops: Sequence[str]) -> str:
+    for stop in filter(None, stops):
+        text = text.split(stop)[0]
+    return text

@@ -1,0 +1,169 @@
+"""A folder in the Hugging Face format, evaluated: as the commit that it was exported from, or by defaults.
+
+What an export was trained for stands in its export.json, so that its numbers are those of its commit. Of any other
+folder the class says what it can be evaluated by.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cluster.workers.to_the_end import run_to_the_end
+from orchestrator.evaluate.of_commit import PATIENCE
+from orchestrator.export.target import MARK
+from orchestrator.job.errors import InputError
+from orchestrator.job.overrides import override
+from orchestrator.job.spec import JobSpec, parse
+from orchestrator.planning.layout import Layout
+from orchestrator.resolve.prepared_data import PreparedData
+from orchestrator.resolve.resolved_job import resolve, wrong_input
+from orchestrator.storage.row_types import EvaluationRow
+from orchestrator.storage.run_directory import RunDir
+from orchestrator.train.task import ENTRY, Task
+
+if TYPE_CHECKING:
+    from workloads.workload import Workload
+
+LONGEST = 512
+"""Tokens of a sample where export.json does not say, if the model has positions for them."""
+BATCH = 8
+"""Samples that are evaluated at once where export.json does not say."""
+OBJECTIVES = {"decoder": "causal_lm", "encoder": "masked_lm", "encoder-decoder": "denoising"}
+"""What a model is evaluated by where export.json does not say; one with sentinels as T5 is."""
+
+
+def is_export(folder: str) -> bool:
+    """Whether a path of this machine is a folder in the Hugging Face format."""
+    return Path(folder, "config.json").is_file()
+
+
+def spec_of_export(
+    folder: str, sets: Mapping[str, str], overrides: Sequence[str] = ()
+) -> tuple[JobSpec, int]:
+    """The job that evaluates the model in `folder` on text, and the step that it is of, 0 if that is not known.
+
+    `sets` are the URIs of the text by name; `overrides` of the job are of the form a.b=c.
+
+    Raises InputError for a folder whose model is not known here, or has nothing to be evaluated by.
+    """
+    facts = _facts(folder)
+    known = facts.get("evaluation")
+    if not isinstance(known, dict):
+        described = _described(folder)
+        known = {
+            "objective": _objective(folder, described.architecture),
+            "sequence_length": min(described.max_positions, LONGEST),
+            "global_batch": BATCH,
+        }
+    field = known.get("field", "text")
+    named = {name: {"sources": [{"uri": uri, "field": field}]} for name, uri in sets.items()}
+    document: dict[str, Any] = {
+        "name": "evaluation",
+        "seed": known.get("seed", 0),
+        "workload": {
+            "model": f"hf:{folder}",
+            "objective": known["objective"],
+            "options": known.get("options", {}),
+        },
+        "data": {
+            # Nothing is trained; the first set stands in for the text of training.
+            "sources": next(iter(named.values()), {"sources": [{"uri": folder}]})["sources"],
+            "tokenizer": folder,
+            "sequence_length": known["sequence_length"],
+            "labels": known.get("labels", []),
+        },
+        "train": {
+            "steps": 1,
+            "global_batch": known["global_batch"],
+            "optimizer": {"warmup": 0},
+            "precision": known.get("precision", "fp32"),
+        },
+        "evaluate": {"sets": named} if named else None,
+        "checkpoint": {"export": None},
+    }
+    for text in overrides:
+        override(document, text)
+    return parse(document, folder), int(facts.get("step") or 0)
+
+
+def workload_of_export(spec: JobSpec) -> Workload:
+    """The workload of a job that `spec_of_export` made. Raises InputError, also for a folder that has no weights for a
+    part of the model, which would be drawn at random."""
+    from orchestrator.data.manifest import FORMAT
+    from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
+    from workloads.hf.weights import has_weights
+    from workloads.model.stored import ExtendedTable, listed
+
+    folder = spec.workload.model.removeprefix("hf:")
+    with wrong_input(folder):
+        complete = has_weights(folder)
+    if not complete:
+        raise InputError("has a configuration and no weights", folder, "give a folder with model.safetensors")
+    job = resolve(spec)
+    workload = load_workload(spec, vocabulary_before_data(job), FORMAT, job.model)
+    stored = getattr(
+        workload, "pretrained", None
+    )  # a class that is run as it is refuses such a folder itself
+    found = {name: stored.find(name) for name in workload.shapes} if stored else {}
+    objective = spec.workload.objective
+    if missing := [name for name, tensor in found.items() if tensor is None]:
+        hint = f"{objective} needs it; give a model that was trained with it"
+        raise InputError(f"has no weights for {listed(missing)}", folder, hint)
+    if any(isinstance(tensor, ExtendedTable) for tensor in found.values()):
+        hint = "name another with --set workload.objective=NAME"
+        raise InputError(f"its tokenizer lacks tokens that {objective} needs", folder, hint)
+    return workload
+
+
+def evaluate_export(spec: JobSpec, data: PreparedData, step: int) -> EvaluationRow:
+    """The metrics of the model of a job that `spec_of_export` made, on its sets, whose prepared data is `data`.
+
+    Raises RuntimeError if the evaluation fails.
+    """
+    micro_batch = (_facts(spec.workload.model.removeprefix("hf:")).get("evaluation") or {}).get("micro_batch")
+    layout = Layout(micro_batch=micro_batch or spec.train.global_batch)
+    with tempfile.TemporaryDirectory(prefix="evaluation-") as folder:
+        task = Task(
+            job=spec.model_dump(mode="json"),
+            layout=layout.to_json(),
+            run=RunDir(folder).uri,
+            data=data.uri,
+            attempt=0,
+            restore=None,
+            until=0,
+            commit=False,
+            evaluate_only=True,
+            sets=data.sets,
+        )
+        bundle = spec.resources.per_worker.bundle
+        _, result = run_to_the_end(1, bundle, ENTRY, task.to_json(), PATIENCE, "evaluation")
+    row: EvaluationRow = result["evaluation"]
+    return {**row, "step": step}
+
+
+def _facts(folder: str) -> dict[str, Any]:
+    try:
+        found = json.loads(Path(folder, MARK).read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot be read ({error})", f"{folder}/{MARK}", "export the commit again") from None
+    return found if isinstance(found, dict) else {}
+
+
+def _objective(folder: str, architecture: str) -> str:
+    tokenizer = Path(folder, "tokenizer.json")
+    if architecture == "encoder-decoder" and tokenizer.is_file() and "<extra_id_0>" in tokenizer.read_text():
+        return "span_corruption"
+    return OBJECTIVES.get(architecture, "causal_lm")
+
+
+def _described(folder: str) -> Any:
+    from workloads.describe import describe
+
+    with wrong_input(folder):
+        return describe(f"hf:{folder}")

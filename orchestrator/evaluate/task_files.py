@@ -1,0 +1,230 @@
+"""Task files: YAML in lm-eval's format, read and checked without lm-eval, so that a job is refused before it trains.
+
+Of that format a file has one task, whose data are local files or fsspec URIs: nothing is looked for on a hub. Relative
+paths in it are relative to its folder.
+"""
+
+from __future__ import annotations
+
+import glob
+import importlib.util
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from orchestrator.job.errors import InputError
+from orchestrator.resolve.resolved_job import wrong_input
+from orchestrator.storage.uri import check_uri, is_local, local_path
+
+if TYPE_CHECKING:
+    from workloads.workload import Workload
+
+EXTRA = "pip install 'training-orchestrator[eval]'"
+FORMATS = ("json", "csv", "parquet", "text", "arrow")
+"""The `dataset_path` of local files; json is also that of .jsonl."""
+ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+METRICS: Mapping[str, frozenset[str]] = {
+    "multiple_choice": frozenset(
+        ("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match", "f1", "mcc", "brier_score")
+    ),
+    "loglikelihood": frozenset(("acc", "perplexity")),
+    "loglikelihood_rolling": frozenset(("word_perplexity", "byte_perplexity", "bits_per_byte")),
+    "generate_until": frozenset(
+        ("exact_match", "f1", "mcc", "spearman", "bleu", "chrf", "chrf++", "ter", *ROUGE)
+    ),
+}
+"""The metrics of each `output_type`."""
+LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+"""The keys of `generation_kwargs` that say how long a text may become, the first that is there counts."""
+GENERATION = frozenset(("until", "do_sample", "temperature", "top_k", "top_p", *LENGTHS))
+LONGEST = 256
+"""Tokens that are generated at most where the file does not say, as in lm-eval."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+
+
+@dataclass(frozen=True)
+class TaskFile:
+    """A task that can be evaluated: its file, name, `output_type`, and how many tokens it generates at most."""
+
+    path: Path
+    name: str
+    output_type: str
+    max_tokens: int = 0
+
+
+class FunctionName(str):
+    """The name in a tag !function, in place of the function."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain data, and names of functions."""
+
+
+_Loader.add_constructor("!function", lambda loader, node: FunctionName(node.value))
+
+
+def read_tasks(paths: Sequence[str], taken: Sequence[str] = (), where: str = "--tasks") -> list[TaskFile]:
+    """The tasks of these files, checked; `taken` are names that no task may have.
+
+    Raises InputError for a file that is missing or no task, data that is missing or not local, an unknown metric, and
+    if lm-eval is not installed. `where` is the option or key that names the files.
+    """
+    found: list[TaskFile] = []
+    for path in paths:
+        task = read_task(path, where)
+        if task.name in [*taken, *(other.name for other in found)]:
+            raise InputError(
+                f"another set or task is named {task.name}", f"{where} {path}: task", "rename one"
+            )
+        found.append(task)
+    if found and importlib.util.find_spec("lm_eval") is None:
+        raise InputError("tasks need lm-eval, which is not installed", where, f"{EXTRA} installs it")
+    return found
+
+
+def read_task(path: str, where: str = "--tasks") -> TaskFile:
+    """The task of one file. Raises InputError, see `read_tasks`."""
+    place = f"{where} {path}"
+    if not is_local(path):
+        raise InputError(
+            "is not on this machine", place, "copy the task file here; its data may stay where it is"
+        )
+    file = Path(local_path(path))
+    if not file.is_file():
+        hint = "name a YAML file; tasks of lm-eval by name would need a hub, and are not looked for"
+        raise InputError("there is no such task file", place, hint)
+    document = _read(file, place)
+    kind = document.get("output_type", "generate_until")  # lm-eval's default
+    if kind not in METRICS:
+        raise InputError(f"{kind!r} is unknown", f"{place}: output_type", f"choose from {', '.join(METRICS)}")
+    name = document.get("task")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        what = "is no single task with a name of letters, digits, _ . and -"
+        raise InputError(what, f"{place}: task", "give each task a file of its own")
+    if "class" in document:
+        raise InputError("a task that is a Python class cannot be checked", f"{place}: class", "leave it out")
+    _check_data(document, file.parent, place)
+    _check_metrics(document, kind, place)
+    return TaskFile(file, name, kind, _generated(document, place) if kind == "generate_until" else 0)
+
+
+def _read(file: Path, place: str, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The mapping in a file, over those of the files that it includes."""
+    if file in seen:
+        raise InputError("includes itself", f"{place}: include", "leave one out")
+    try:
+        loader = _Loader(file.read_text())
+        document = loader.get_single_data()
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        why = " ".join(str(getattr(error, "problem", None) or error).split())[:200]
+        raise InputError(
+            f"is not a YAML file that can be read ({why})", place, "see docs/guides/evaluation.md"
+        ) from None
+    if not isinstance(document, dict):
+        raise InputError("must be a mapping of keys to values", place, "see docs/guides/evaluation.md")
+    included = document.pop("include", [])
+    found: dict[str, Any] = {}
+    for name in [included] if isinstance(included, str) else included:
+        other = (file.parent / str(name)).resolve()
+        if not other.is_file():
+            raise InputError(
+                "there is no such file", f"{place}: include {name}", "paths are relative to the file"
+            )
+        found |= _read(other, place, (*seen, file))
+    return found | document
+
+
+def _check_data(document: Mapping[str, Any], folder: Path, place: str) -> None:
+    """The data are files, those on this machine are there, and one split of them is evaluated."""
+    if isinstance(document.get("custom_dataset"), FunctionName):
+        return
+    source, options = document.get("dataset_path"), document.get("dataset_kwargs") or {}
+    files = options.get("data_files") if isinstance(options, dict) else None
+    if source not in FORMATS or not files:
+        what = f"{source} would be looked for on a hub" if source not in FORMATS else "names no files"
+        hint = f"give one of {', '.join(FORMATS)}, and the files in dataset_kwargs.data_files"
+        raise InputError(what, f"{place}: dataset_path", hint)
+    splits = files if isinstance(files, dict) else {"train": files}
+    for split, uri in _files(splits):
+        _check_file(uri, folder, f"{place}: dataset_kwargs.data_files.{split}")
+    given = {key: document.get(f"{key}_split") for key in ("test", "validation", "training", "fewshot")}
+    if given["test"] is None and given["validation"] is None:
+        raise InputError(
+            "names no split to evaluate", f"{place}: test_split", f"name one of {', '.join(splits)}"
+        )
+    for key, name in given.items():
+        if name is not None and str(name).partition("[")[0] not in splits:
+            hint = f"name one of {', '.join(map(str, splits))}"
+            raise InputError(f"there is no split {name}", f"{place}: {key}_split", hint)
+
+
+def _files(splits: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:
+    for split, uris in splits.items():
+        for uri in [uris] if isinstance(uris, str) else uris:
+            yield str(split), str(uri)
+
+
+def _check_file(uri: str, folder: Path, place: str) -> None:
+    check_uri(uri, place)
+    if not is_local(uri):
+        return
+    path = local_path(uri) if "://" in uri else str(folder / Path(uri).expanduser())
+    if not glob.glob(path, recursive=True):
+        raise InputError(f"{uri}: there is no such file", place, f"paths are relative to {folder}")
+
+
+def _check_metrics(document: Mapping[str, Any], kind: str, place: str) -> None:
+    """Every metric is one that this kind of task gives."""
+    listed = document.get("metric_list") or []
+    for number, entry in enumerate(listed if isinstance(listed, list) else [listed]):
+        key = f"{place}: metric_list.{number}.metric"
+        name = entry.get("metric") if isinstance(entry, dict) else None
+        if isinstance(name, FunctionName) or "process_results" in document:
+            continue  # the user's own
+        if not isinstance(name, str):
+            raise InputError("names no metric", key, "write it as in {metric: acc}")
+        if entry.get("hf_evaluate"):
+            raise InputError(f"{name} would be looked for on a hub", key, "leave hf_evaluate out")
+        if name not in METRICS[kind]:
+            near = get_close_matches(name, METRICS[kind], n=2) or sorted(METRICS[kind])
+            others = [other for other in METRICS if name in METRICS[other]]
+            what = f"a task of output_type {kind} has no metric {name}"
+            what += f", one of {' or '.join(others)} has" if others else ""
+            raise InputError(what, key, f"did you mean {' or '.join(near)}?")
+
+
+def _generated(document: Mapping[str, Any], place: str) -> int:
+    """How many tokens are generated at most."""
+    given = document.get("generation_kwargs") or {}
+    if unknown := sorted(set(given) - GENERATION):
+        hint = f"known keys: {', '.join(sorted(GENERATION))}"
+        raise InputError(f"{unknown[0]} is not supported", f"{place}: generation_kwargs", hint)
+    return most_tokens(given, place)
+
+
+def most_tokens(given: Mapping[str, Any], place: str = "generation_kwargs") -> int:
+    """How many tokens `generation_kwargs` let a text become. Raises InputError if that is no number above 0."""
+    most = next((given[key] for key in LENGTHS if key in given), LONGEST)
+    if type(most) is not int or most < 1:
+        raise InputError(
+            f"{most!r} is no number of tokens", f"{place}: {LENGTHS[0]}", "give one of at least 1"
+        )
+    return most
+
+
+def check_fits(workload: Workload, tasks: Sequence[TaskFile], where: str) -> None:
+    """Raise InputError for a model that gives no likelihoods, or a task that leaves no room for its prompts."""
+    from workloads.model.score import check_scores, longest
+
+    with wrong_input(where):
+        check_scores(workload)
+    room = longest(workload.config) if workload.config.architecture == "decoder" else None
+    for task in tasks:
+        if room is not None and task.max_tokens >= room:
+            what = f"{task.max_tokens} generated tokens leave no room for a prompt in the model's {room} positions"
+            raise InputError(what, f"{where} {task.path}: generation_kwargs.max_gen_toks", "lower it")

@@ -1,0 +1,75 @@
+"""The job that evaluates a folder in the Hugging Face format: what is known of it, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from orchestrator.data import tokenizer as tokenizers
+from orchestrator.evaluate.of_export import is_export, spec_of_export, workload_of_export
+from orchestrator.job.errors import InputError
+from workloads.hf.parity_table import CASES, random_state
+from workloads.transformer_workload import TransformerWorkload
+from workloads.workload import Vocabulary
+
+SIZE = 300
+FACTS = {"objective": "causal_lm", "options": {"documents": "isolate"}, "sequence_length": 16, "global_batch": 4,
+         "micro_batch": 2, "precision": "bf16", "seed": 9}  # fmt: skip
+
+
+def folder_of(title: str, folder: Path, **facts: Any) -> str:
+    """A model with random weights as it is exported, and a tokenizer."""
+    case = next(case for case in CASES if case.title == title)
+    vocabulary = Vocabulary(SIZE, eos=0, pad=1, bos=2)
+    workload = TransformerWorkload(case.model, case.config.changed({"vocab_size": SIZE}), None, vocabulary)
+    folder.mkdir()
+    workload.to_hf(random_state(workload).__getitem__, str(folder))
+    (folder / "tokenizer.json").write_text(tokenizers.train(["a text of some words"] * 9, SIZE, ["<pad>"]))
+    if facts:
+        (folder / "export.json").write_text(json.dumps(facts))
+    return str(folder)
+
+
+def test_an_export_is_evaluated_as_its_commit_was_trained(tmp_path: Path) -> None:
+    folder = folder_of("GPT-2", tmp_path / "export", step=12, evaluation=FACTS)
+    assert is_export(folder)
+    assert not is_export(str(tmp_path))
+    spec, step = spec_of_export(folder, {"wiki": "/w/*.txt"}, ["train.precision=fp32"])
+    assert step == 12
+    assert (spec.workload.objective, spec.workload.options) == ("causal_lm", {"documents": "isolate"})
+    assert (spec.data.sequence_length, spec.train.global_batch, spec.seed) == (16, 4, 9)
+    assert (spec.train.precision, list(spec.set_sources)) == ("fp32", ["wiki"])
+    assert workload_of_export(spec).vocabulary.eos == 0
+
+
+@pytest.mark.parametrize(
+    ("title", "objective"), [("GPT-2", "causal_lm"), ("T5", "denoising"), ("BERT", "masked_lm")]
+)
+def test_of_another_folder_the_class_says_by_what(title: str, objective: str, tmp_path: Path) -> None:
+    spec, step = spec_of_export(folder_of(title, tmp_path / "theirs"), {})
+    assert (step, spec.workload.objective, spec.data.sequence_length) == (0, objective, 24)
+    assert spec.evaluate is None
+
+
+def test_weights_that_are_missing_are_not_drawn_at_random(tmp_path: Path) -> None:
+    folder = folder_of("BERT", tmp_path / "theirs")
+    weights = Path(folder, "model.safetensors")
+    kept = {name: tensor for name, tensor in load_file(weights).items() if not name.startswith("cls.")}
+    save_file(kept, weights, {"format": "pt"})
+    spec, _ = spec_of_export(folder, {})
+    with pytest.raises(InputError, match=r"has no weights for head\..*masked_lm needs it"):
+        workload_of_export(spec)
+    weights.unlink()
+    with pytest.raises(InputError, match="has a configuration and no weights; give a folder with"):
+        workload_of_export(spec)
+
+
+def test_a_mark_that_is_torn_is_told(tmp_path: Path) -> None:
+    folder = folder_of("GPT-2", tmp_path / "export")
+    Path(folder, "export.json").write_text('{"step": ')
+    with pytest.raises(InputError, match=r"export\.json: cannot be read .*; export the commit again"):
+        spec_of_export(folder, {})
