@@ -229,3 +229,37 @@ def test_a_run_without_evaluations_has_the_same_bits(
     drive_here(document, str(run), cache, gang=lambda: LocalGang([2]))
     assert curve(run) == curve(gang)
     assert weights(run, 12) == weights(gang, 12)
+
+
+@pytest.mark.slow
+def test_an_evaluator_that_is_frozen_is_replaced(
+    gang: Path, text: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation_beside, "SILENCE", 3.0)
+    run = tmp_path / "run"
+    drive_here(evaluated(text), str(run), cache, gang=with_evaluator([ROOM]), faults=("stop@0:5e",))
+    same(run, gang)
+    assert told(run, "failed") == ["the evaluation of step 5 failed: no sign of life for 3 s"]
+
+
+@pytest.mark.slow
+def test_a_commit_that_was_damaged_while_it_waited_has_no_evaluation(
+    gang: Path, text: str, cache: Path, tmp_path: Path
+) -> None:
+    """It is told, and holds up neither the others nor the end of the run."""
+    run, document = tmp_path / "run", evaluated(text)
+    document["checkpoint"]["keep"] = 9
+    controller = controller_here(document, str(run), cache, gang=with_evaluator([2]))
+    halt = controller._halt
+
+    def damage(*given: Any) -> None:
+        (shard, *_) = (run / "checkpoints/step-00000005").glob("shard-*")
+        shard.write_bytes(shard.read_bytes()[:-64] + bytes(64))
+        halt(*given)
+
+    controller._halt = damage  # type: ignore[method-assign]
+    assert controller.drive()["state"] == Outcome.DONE.value
+    assert of_sets(run) == [row for row in of_sets(gang) if row["step"] != 5]
+    (line,) = told(run, "failed")
+    assert line.startswith("the evaluation of step 5 failed: CorruptCommit: step 5: ")
+    assert line.endswith("; it stays without one")
