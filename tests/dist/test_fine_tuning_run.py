@@ -56,7 +56,7 @@ TASKS: dict[str, tuple[str, dict[str, str], list[str]]] = {
     "seq2seq": ("t5-tiny", {"source": "text", "target": "answer"}, []),
     "conversation": ("gpt-tiny", {"messages": "talk"}, []),
 }  # fmt: skip
-QUICK = ("sequence_classification", "conversation")
+QUICK = ("conversation",)
 
 
 @pytest.fixture(scope="module")

@@ -60,6 +60,7 @@ def test_it_begins_where_the_base_ended_and_a_kill_changes_no_bit(
     assert (told["uri"], told["step"]) == (str(base), 3)
 
 
+@pytest.mark.slow
 def test_a_base_that_changed_is_refused_and_one_that_is_gone_is_not_needed_after_a_commit(
     text: str, base: Path, tmp_path: Path
 ) -> None:
