@@ -17,6 +17,7 @@ from orchestrator.checkpoint.manifest import (
     published_steps,
 )
 from orchestrator.checkpoint.store import Store
+from orchestrator.job.checkpoint import regular_before
 from orchestrator.job.evaluate import LARGER_IS_BETTER
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.file_names import EVALUATION, MANIFEST
@@ -36,6 +37,8 @@ class Retention:
         best: and the best sound one by this metric, see `rate`.
         before: and the newest sound one that is not after this step.
         unevaluated: and those that are to be evaluated and have not been.
+        averaged: and so many regular ones before the newest, the best and the unevaluated, for the mean of the weights.
+        regular: a commit is regular if its step is a multiple of this.
     """
 
     keep: int | None = None
@@ -43,6 +46,8 @@ class Retention:
     best: str | None = None
     before: int | None = None
     unevaluated: bool = False
+    averaged: int = 0
+    regular: int = 1
 
 
 def rate(store: Store, commit: CommitManifest, metric: str) -> float | None:
@@ -62,7 +67,15 @@ def retention_of(spec: JobSpec) -> Retention:
     checkpoint, best = spec.checkpoint, spec.checkpoint.keep_best
     metric = best if isinstance(best, str) else "" if best else None
     beside = spec.evaluate is not None and spec.evaluate.where == "beside"
-    return Retention(checkpoint.keep, checkpoint.keep_every, metric, spec.train.decay_from, beside)
+    return Retention(
+        checkpoint.keep,
+        checkpoint.keep_every,
+        metric,
+        spec.train.decay_from,
+        beside,
+        checkpoint.averaged,
+        checkpoint.every,
+    )
 
 
 def best_commit(store: Store, metric: str) -> int | None:
@@ -93,10 +106,14 @@ def prune(store: Store, retention: Retention) -> list[int]:
     kept = set(sorted(sound)[-keep:]) | {
         step for step in published_steps(sizes) if every and step % every == 0
     }
+    averaged = {newest}
     if retention.unevaluated:  # before the best is looked for: one may be evaluated just now
-        kept |= {step for step in sound.keys() - kept if awaits(store, sound[step])}
+        asked = sound.keys() - (set() if retention.averaged else kept)
+        averaged |= {step for step in asked if awaits(store, sound[step])}
     if best is not None and (chosen := _best(store, sound, best)) is not None:
-        kept.add(chosen)
+        averaged.add(chosen)
+    for step in averaged:
+        kept |= {step, *regular_before(step, retention.regular, retention.averaged)}
     if retention.before is not None and newest > retention.before:
         last = store.latest(retention.before, deep=False)
         kept |= {last.step} if last else set()

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from orchestrator.checkpoint.store import Store
     from orchestrator.storage.run_directory import RunDir
 
+RawWeights = Annotated[
+    bool, typer.Option("--raw-weights", help="those of training, where the job has an average of them")
+]
 Step = Annotated[int | None, typer.Option(help="the commit's step [default: the newest sound one]")]
 
 
@@ -69,6 +72,7 @@ def export(
     run_dir: Run,
     step: Step = None,
     to: Annotated[str | None, typer.Option(help="folder or URI [default: <run>/export]")] = None,
+    raw_weights: RawWeights = False,
     as_json: Json = False,
 ) -> None:
     """Export a commit to a folder that transformers loads, and compare the outputs."""
@@ -81,12 +85,13 @@ def export(
     if to is not None:
         check_uri(to, "--to")
     target = run.at("export") if to is None else absolute(to, Path.cwd())
-    found = write(run.uri, manifest.step, target)
+    found = write(run.uri, manifest.step, target, raw=raw_weights)
     if as_json:
         emit(found)
     else:
+        averaged = ", averaged weights" if "weights" in found else ""
         print(
-            f"{target}: step {manifest.step}, logits within {found['logits_difference']:.1e} of transformers'"
+            f"{target}: step {manifest.step}{averaged}, logits within {found['logits_difference']:.1e} of transformers'"
         )
 
 

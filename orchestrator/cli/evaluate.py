@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.checkpoint import Step, chosen_commit
+from orchestrator.cli.checkpoint import RawWeights, Step, chosen_commit
 from orchestrator.cli.data import prepared_with_progress
 from orchestrator.cli.options import Address, Json, Run, emit, existing_run, finite, table
 from orchestrator.job.errors import InputError
@@ -57,6 +57,7 @@ def evaluate(
             "--set", metavar="A.B=C", help="override a key of the job that an export is evaluated by"
         ),
     ] = None,
+    raw_weights: RawWeights = False,
     address: Address = None,
     as_json: Json = False,
 ) -> None:
@@ -64,7 +65,7 @@ def evaluate(
     from orchestrator.evaluate.task_files import read_tasks
 
     sets, files = _texts(on or []), read_tasks([absolute_path(path) for path in tasks or []])
-    subject = _subject(what, step, overrides or [])
+    subject = _subject(what, step, overrides or [], raw_weights)
     row = subject.on_text(sets, address) if sets or not files else None
     of_tasks = subject.on_tasks(files) if files else None
     first = row or of_tasks
@@ -73,7 +74,8 @@ def evaluate(
     if as_json:
         emit({**first, "sets": of_text, **({"tasks": of_tasks["sets"]} if of_tasks else {})})
         return
-    print(f"Step {first['step']}" if first["step"] else what)
+    averaged = ", averaged weights" if "weights" in first else ""
+    print(f"Step {first['step']}{averaged}" if first["step"] else what)
     if of_text:
         names = list(dict.fromkeys(name for metrics in of_text.values() for name in metrics))
         rows = [[key, *(f"{m[n]:.6g}" if n in m else "" for n in names)] for key, m in of_text.items()]
@@ -94,9 +96,11 @@ def generate(
         float, typer.Option(min=0.0, callback=finite, help="0 takes the likeliest token, else they are drawn")
     ] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="of what is drawn")] = 0,
+    raw_weights: RawWeights = False,
     as_json: Json = False,
 ) -> None:
     """Continue prompts with the model of a commit."""
+    from orchestrator.checkpoint.averaged import weights_of
     from orchestrator.checkpoint.store import Store
     from orchestrator.evaluate.samples import continue_prompts
     from orchestrator.resolve.prepared_data import data_of
@@ -107,7 +111,7 @@ def generate(
     run, spec = existing_run(run_dir)
     store, commit = Store(run.at("checkpoints")), chosen_commit(run, step)
     data = data_of(run, commit.meta["data"])
-    workload, reader = workload_of(spec, data), store.reader(commit)
+    workload, reader = workload_of(spec, data), weights_of(store, commit, spec.checkpoint, raw_weights)
     with wrong_input("prompts"):
         said = continue_prompts(
             workload,
@@ -143,10 +147,10 @@ def _texts(on: list[str]) -> dict[str, str]:
 
 
 class _Commit:
-    """The model of a commit."""
+    """The model of a commit, with its weights as they are evaluated, or `raw`."""
 
-    def __init__(self, run: RunDir, spec: JobSpec, commit: CommitManifest) -> None:
-        self._run, self._spec, self._commit = run, spec, commit
+    def __init__(self, run: RunDir, spec: JobSpec, commit: CommitManifest, raw: bool) -> None:
+        self._run, self._spec, self._commit, self._raw = run, spec, commit, raw
 
     def on_text(self, texts: dict[str, str], address: str | None) -> EvaluationRow:
         """Its metrics on the sets of its job and these."""
@@ -154,13 +158,13 @@ class _Commit:
 
         spec = _with_sets(self._spec, texts)
         sets = _sets(spec, self._run, self._commit, address)
-        return evaluate_commit(spec, self._run, self._commit, sets)
+        return evaluate_commit(spec, self._run, self._commit, sets, self._raw)
 
     def on_tasks(self, files: list[TaskFile]) -> EvaluationRow:
         """Its metrics on these tasks."""
         from orchestrator.evaluate.on_tasks import run_tasks
 
-        place = {"run": self._run.uri, "step": self._commit.step}
+        place = {"run": self._run.uri, "step": self._commit.step, "raw": self._raw}
         return run_tasks(files, place, self._spec.resources.per_worker.bundle)
 
 
@@ -203,7 +207,7 @@ class _Export:
         return run_tasks(files, place, spec.resources.per_worker.bundle)
 
 
-def _subject(what: str, step: int | None, overrides: list[str]) -> _Commit | _Export:
+def _subject(what: str, step: int | None, overrides: list[str], raw: bool) -> _Commit | _Export:
     """What the argument names: a folder with a config.json is an export, one with a manifest a commit."""
     from orchestrator.checkpoint.manifest import commit_folder
     from orchestrator.evaluate.of_export import is_export
@@ -214,6 +218,9 @@ def _subject(what: str, step: int | None, overrides: list[str]) -> _Commit | _Ex
     if is_local(what) and is_export(local_path(what)):
         if step is not None:
             raise InputError("an export is of one step", "--step", "leave it out")
+        if raw:
+            hint = "leave it out, or give it to checkpoint export"
+            raise InputError("an export has the weights that it was made of", "--raw-weights", hint)
         return _Export(local_path(what), overrides)
     head, _, name = absolute_path(what).rstrip("/").rpartition(f"/{COMMITS}/")
     number = name.removeprefix("step-")
@@ -224,7 +231,7 @@ def _subject(what: str, step: int | None, overrides: list[str]) -> _Commit | _Ex
     if overrides:
         raise InputError("a run is evaluated as its job says", "--set", "leave it out; it is for an export")
     run, spec = existing_run(what)
-    return _Commit(run, spec, chosen_commit(run, step))
+    return _Commit(run, spec, chosen_commit(run, step), raw)
 
 
 def _with_sets(spec: JobSpec, texts: dict[str, str]) -> JobSpec:

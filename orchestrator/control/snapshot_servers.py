@@ -13,8 +13,8 @@ from orchestrator.train.task import SNAPSHOT_SERVER
 
 HELD = 2 + 1
 """Snapshots that are held at a time: two generations, and the one that arrives."""
-STATE = 12.0
-"""Bytes of a snapshot for each parameter: weights and the two moments of Adam, all fp32."""
+STATE, AVERAGE = 12.0, 4.0
+"""Bytes of a snapshot for each parameter: weights and the two moments of Adam, all fp32; and of a moving average."""
 
 
 class SnapshotServers:
@@ -22,6 +22,7 @@ class SnapshotServers:
 
     def __init__(self, spec: JobSpec, cluster: Cluster) -> None:
         self._every = spec.checkpoint.snapshot_every
+        self._bytes = STATE + (AVERAGE if spec.checkpoint.ema is not None else 0.0)
         self.token = secrets.token_hex(16)
         self._services = cluster.services(SNAPSHOT_SERVER, self.token) if self._every else None
 
@@ -35,7 +36,7 @@ class SnapshotServers:
         found = [
             p for p in self._services.ensure_running(min_nodes=2 if open_ else 1) if p["node"] not in lost
         ]
-        fits = HELD * STATE * shape.parameters <= LIMIT * len(found)
+        fits = HELD * self._bytes * shape.parameters <= LIMIT * len(found)
         return found if fits or not open_ else []
 
     def stop(self) -> None:

@@ -19,15 +19,19 @@ PATIENCE = 900.0
 
 
 def evaluate_commit(
-    spec: JobSpec, run: RunDir, commit: CommitManifest, sets: Mapping[str, str]
+    spec: JobSpec, run: RunDir, commit: CommitManifest, sets: Mapping[str, str], raw: bool = False
 ) -> EvaluationRow:
     """The metrics of a commit on the held-out text that `spec` names; `sets` are the URIs of what has text of its own.
 
+    They are of the weights' average, if the job has one, unless `raw`.
     Nothing of the run is changed. Raises InputError if its data is gone, RuntimeError if the evaluation fails.
     """
     check_commit(commit, spec, run.at("job.yaml"))
     tokens = tokens_of(spec, run, commit.meta["data"])
     check_shards(commit, tokens.manifest.digest, tokens.folder.uri)
+    if raw:
+        trained = spec.checkpoint.model_copy(update={"average": None})
+        spec = spec.model_copy(update={"checkpoint": trained})
     # One process has any layout's numbers; its micro-batch is what fitted a rank's memory.
     layout = Layout(micro_batch=Layout.from_json(commit.meta["layout"]).micro_batch)
     task = Task(

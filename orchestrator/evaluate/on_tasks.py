@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from cluster.workers.clock import wall
 from cluster.workers.gang import Bundle
@@ -55,7 +55,7 @@ def run_tasks(tasks: Sequence[TaskFile], place: Mapping[str, Any], bundle: Bundl
 
     Args:
         tasks: what to evaluate.
-        place: {"run", "step"} of a commit, or {"export", "overrides"} of a folder in the Hugging Face format.
+        place: {"run", "step", "raw"} of a commit, or {"export", "overrides"} of a folder in the Hugging Face format.
         bundle: CPUs, and whether there is a GPU.
 
     Raises InputError for what is wrong with the tasks or the model, RuntimeError if the evaluation fails.
@@ -89,7 +89,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
             if "export" in config:
                 subject = subject_of_export(config["export"], config["overrides"], device)
             else:
-                subject = subject_of_commit(config["run"], config["step"], device)
+                subject = subject_of_commit(config["run"], config["step"], device, raw=config["raw"])
             return {"row": _evaluated(subject, tasks, context.progressed, config["scratch"])}
     except InputError as error:
         return {"wrong": [error.what, error.where, error.hint]}
@@ -125,7 +125,14 @@ def _evaluated(
     check_fits(subject.workload, tasks, "tasks")
     found = {task.name: evaluate_task(subject, task, progressed, scratch) for task in tasks}
     seconds = time.perf_counter() - began
-    return {"step": subject.step, "attempt": 0, "time": wall(), "seconds": seconds, "sets": found}
+    row: EvaluationRow = {
+        "step": subject.step,
+        "attempt": 0,
+        "time": wall(),
+        "seconds": seconds,
+        "sets": found,
+    }
+    return cast(EvaluationRow, {**row, **subject.facts})
 
 
 def evaluate_task(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.evaluate.of_export import spec_of_export, workload_of_export
@@ -21,24 +21,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is evaluated: a model with its weights, the tokenizer of transformers that fits it, and of which step it
-    is."""
+    """What is evaluated: a model with its weights, the tokenizer of transformers that fits it, of which step it is, and
+    what `facts_of` says of the weights."""
 
     workload: Workload
     model: nn.Module
     tokenizer: Any
     step: int
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def subject_of_commit(
-    run_uri: str, step: int, device: torch.device | None = None, best: bool = False
+    run_uri: str, step: int, device: torch.device | None = None, best: bool = False, raw: bool = False
 ) -> Subject:
     """The model of the commit at `step` of a run, with the tokenizer that an export of it would have.
 
-    With `best` it is that of the commit which is best by checkpoint.keep_best, if there is one.
+    With `best` it is that of the commit which is best by checkpoint.keep_best, if there is one. The weights are
+    averaged, if the job has an average of them, unless `raw`.
 
     Raises InputError if there is no such run, or its data is gone.
     """
+    from orchestrator.checkpoint.averaged import facts_of, weights_of
     from orchestrator.checkpoint.identity import check_commit, read_job
     from orchestrator.checkpoint.retention import best_commit
     from orchestrator.checkpoint.store import Store
@@ -58,11 +61,11 @@ def subject_of_commit(
     commit = store.manifest(step if found is None else found)
     check_commit(commit, spec, run.at("job.yaml"))
     tokens = data_of(run, commit.meta["data"], retry)
-    workload, reader = workload_of(spec, tokens), store.reader(commit)
+    workload, reader = workload_of(spec, tokens), weights_of(store, commit, spec.checkpoint, raw)
     model = with_weights(workload, lambda name: reader.read(f"model.{name}"), device)
     with tempfile.TemporaryDirectory(prefix="tokenizer-") as folder:
         write_tokenizer(tokens, workload, spec, folder)
-        return Subject(workload, model, _tokenizer(folder), commit.step)
+        return Subject(workload, model, _tokenizer(folder), commit.step, facts_of(reader))
 
 
 def subject_of_export(

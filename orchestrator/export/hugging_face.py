@@ -30,14 +30,17 @@ COMPARED, SHORT = 64, 7
 SAMPLE_TOKENS = 120
 
 
-def export(run_uri: str, step: int, target: str, best: bool = False) -> dict[str, Any]:
+def export(run_uri: str, step: int, target: str, best: bool = False, raw: bool = False) -> dict[str, Any]:
     """Export the commit at `step` of a run to the folder `target`: complete and checked, or not at all.
 
-    With `best` that commit is exported, if there is one, which is best by the metric of checkpoint.keep_best.
+    With `best` that commit is exported, if there is one, which is best by the metric of checkpoint.keep_best. The
+    weights are averaged, if the job has an average of them, unless `raw`.
 
-    Returns {"uri", "step", "logits_difference", "sample"}; `sample` is generated text, None if the model
-    generates none. Raises InputError if there is no such commit, and RuntimeError if transformers disagrees.
+    Returns {"uri", "step", "logits_difference", "sample"}, and what `facts_of` says of the weights; `sample` is
+    generated text, None if the model generates none. Raises InputError if there is no such commit, and RuntimeError if
+    transformers disagrees.
     """
+    from orchestrator.checkpoint.averaged import facts_of, weights_of
     from orchestrator.checkpoint.identity import check_commit, read_job
     from orchestrator.checkpoint.retention import best_commit
     from orchestrator.checkpoint.store import Store
@@ -57,16 +60,18 @@ def export(run_uri: str, step: int, target: str, best: bool = False) -> dict[str
     manifest = store.manifest(step)
     check_commit(manifest, spec, run.at("job.yaml"))
     tokens = data_of(run, manifest.meta["data"], retry)
-    workload, reader = workload_of(spec, tokens), store.reader(manifest)
+    workload, reader = workload_of(spec, tokens), weights_of(store, manifest, spec.checkpoint, raw)
+    weights = facts_of(reader)
     with draft(target) as folder:
         difference = write(spec, tokens, workload, lambda name: reader.read(f"model.{name}"), folder)
         facts = {"step": step, "receipt": manifest.receipt, "run": spec.name, "logits_difference": difference}
         facts["evaluation"] = _evaluation_facts(spec, manifest.meta["layout"]["micro_batch"])
+        facts |= weights
         sample = _sample(tokens, folder)
         facts["files"] = [*sorted(os.listdir(folder)), MARK]
         (Path(folder) / MARK).write_text(json.dumps(facts, indent=2) + "\n")
         publish(folder, target, retry)
-    return {"uri": target, "step": step, "logits_difference": difference, "sample": sample}
+    return {"uri": target, "step": step, **weights, "logits_difference": difference, "sample": sample}
 
 
 def _evaluation_facts(spec: JobSpec, micro_batch: int) -> dict[str, Any]:

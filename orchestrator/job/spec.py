@@ -14,6 +14,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from orchestrator.job.checkpoint import CheckpointSpec
 from orchestrator.job.data import DataSpec, Source
 from orchestrator.job.errors import InputError
 from orchestrator.job.evaluate import VALIDATION, EvaluateSpec, StopWhen, metric_problem, metrics_of
@@ -136,42 +137,6 @@ class ParallelSpec(StrictModel):
     )
 
 
-class CheckpointSpec(StrictModel):
-    """When to commit, what to keep, and the export."""
-
-    every: Positive = Field(default=100, description="steps between commits")
-    keep: Positive = Field(default=3, description="how many of the newest commits are kept")
-    keep_every: Positive | None = Field(
-        default=None, description="commits whose step is a multiple of this are kept too"
-    )
-    keep_best: bool | str = Field(
-        default=False,
-        description="keep also the commit with the least training loss, a mean over the steps since the commit before; "
-        "or that with the best value of an evaluation's metric, as in validation.loss, which is then exported too",
-    )
-    snapshot_every: Positive | Literal["auto"] | None = Field(
-        default="auto",
-        description="steps between snapshots into the memory of other nodes; auto: as often as costs one hundredth of "
-        "the time, if there are several nodes with enough memory",
-    )
-    export: Literal["hf"] | None = Field(default="hf", description="format of the exported model")
-    export_at: Literal["end", "commit"] = Field(
-        default="end", description="once at the end, or at every commit, beside training"
-    )
-    export_to: str | None = Field(
-        default=None, description="folder or URI of the export; <run>/export if unset"
-    )
-
-    @model_validator(mode="after")
-    def what_is_kept_is_committed(self) -> CheckpointSpec:
-        if self.keep_every is not None and self.keep_every % self.every:
-            raise ValueError(
-                f"keep_every {self.keep_every} is no multiple of every {self.every}, so that few of those steps "
-                "are committed; change one of them"
-            )
-        return self
-
-
 class JobSpec(StrictModel):
     """A job file: everything that defines a run."""
 
@@ -279,7 +244,8 @@ class JobSpec(StrictModel):
         """What makes two runs the same run: all keys that determine the samples and the weights, and no others.
 
         `train.stability` is left out: what was done about an instability is recorded, and the rules may change for the
-        next one. Of `data.validation` only the share counts, since its documents are missing from training.
+        next one. Of `data.validation` only the share counts, since its documents are missing from training. A moving
+        average of the weights cannot begin later, so it counts too.
         """
         found = self.model_dump(
             mode="json",
@@ -288,6 +254,8 @@ class JobSpec(StrictModel):
         )
         held_out = self.data.validation and self.data.validation.share
         found["data"]["validation"] = {"share": held_out} if held_out else None
+        if self.checkpoint.ema is not None:
+            found["checkpoint"] = {"average": {"ema": self.checkpoint.ema}}
         return found
 
 

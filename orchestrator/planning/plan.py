@@ -170,21 +170,22 @@ def predict(spec: JobSpec, shape: ModelShape, layout: Layout, machine: Machine) 
     seconds = price * (seconds + launches + traffic)
     return Candidate(
         layout,
-        _states(layout, parameters) + activations,
+        _states(layout, parameters, spec.checkpoint.ema is not None) + activations,
         seconds + _host_seconds(layout, parameters, accumulation),
     )
 
 
-def _states(layout: Layout, parameters: float) -> float:
-    """Bytes of weights, gradients and optimiser state on a rank's device, for `parameters` parameters per model
-    replica.
+def _states(layout: Layout, parameters: float, has_average: bool) -> float:
+    """Bytes of weights, gradients, optimiser state and a moving average on a rank's device, for `parameters` parameters
+    per model replica.
 
     Offloaded state is in host memory, which is not counted. DeepSpeed keeps a second fp32 copy of the weights that a
     rank updates, and sends gradients to the host as they are summed (Ren et al., 2021, section 4.1).
     """
     replicas = layout.dp * layout.cp
     deepspeed = layout.engine == "deepspeed"
-    optimizer = (12.0 if deepspeed else 8.0) * parameters / (replicas if layout.zero >= 1 else 1)
+    slots = (12.0 if deepspeed else 8.0) + (4.0 if has_average else 0.0)
+    optimizer = slots * parameters / (replicas if layout.zero >= 1 else 1)
     gradients = 4.0 * parameters / (replicas if layout.zero >= 2 else 1)
     weights = 4.0 * parameters / (replicas if layout.zero >= 3 else 1)
     if layout.offload == "none":

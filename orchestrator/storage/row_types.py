@@ -7,7 +7,7 @@ checker.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 
 class StepRow(TypedDict, total=False):
@@ -40,13 +40,18 @@ class StepRow(TypedDict, total=False):
 
 
 class EvaluationRow(TypedDict):
-    """A row of evals.jsonl: one evaluation after `step`, which took `seconds`. `sets` has the metrics of each set."""
+    """A row of evals.jsonl: one evaluation after `step`, which took `seconds`. `sets` has the metrics of each set.
+
+    `weights` is "averaged" if the weights were: all along, or over the commits at `averaged_steps`.
+    """
 
     step: int
     attempt: int
     time: float
     seconds: float
     sets: dict[str, dict[str, float]]
+    weights: NotRequired[str]
+    averaged_steps: NotRequired[list[int]]
 
 
 class EventFields(TypedDict, total=False):

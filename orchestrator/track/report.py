@@ -86,6 +86,7 @@ def _content(run_dir: RunDir, rows: RunTotals | None) -> dict[str, Any]:
         "compared": _compared(found),
         "evaluations": _evaluations(rows.evaluations),
         "tasks": _evaluations(tasks_in(events)),
+        "averaged": any(evaluation.get("weights") for evaluation in rows.evaluations[:1]),
         "commits": _commits(run_dir),
         "events": _events(events),
         "earlier": max(0, len(events) - EVENTS_SHOWN),

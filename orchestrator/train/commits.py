@@ -13,6 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from cluster.workers.worker_context import WorkerContext
+from orchestrator.checkpoint.averaged import weights_of
 from orchestrator.checkpoint.committer import CommitOutcome
 from orchestrator.checkpoint.evaluations import TO_EVALUATE
 from orchestrator.checkpoint.identity import BASE, IDENTITY, SHARDS
@@ -62,7 +63,10 @@ class Commits:
         self.failures = 0
 
     def open(self, step: int) -> tuple[CommitManifest, Reader]:
-        """The commit of that step and its reader: from the memory of peers if it is complete there, else the store."""
+        """The commit of that step and its reader: from the memory of peers if it is complete there, else the store.
+
+        For an evaluation alone the reader gives the weights that the job evaluates.
+        """
         if self._peers is not None:
             with contextlib.suppress(OSError):  # lost nodes: the store has the commit too
                 snapshot = self._peers.latest(step, deep=False)
@@ -71,7 +75,8 @@ class Commits:
         patience = patient(self._spec.limits.unsaved, self._context.stop_requested)
         store = Store(self._store.uri, retry=patience)
         manifest = store.manifest(step)
-        return manifest, store.reader(manifest)
+        raw = not self._task.evaluate_only
+        return manifest, weights_of(store, manifest, self._spec.checkpoint, raw)
 
     def __enter__(self) -> Commits:
         if self._task.commit:

@@ -50,6 +50,7 @@ class Evaluator:
         """`between` is called with the step after each pass over a global batch; faults are injected there."""
         self._spec, self._layout, self._context, self._engine = spec.evaluate, layout, context, engine
         self._batch_size, self._steps, self._sets = spec.train.global_batch, spec.train.steps, sets
+        self._has_average = spec.checkpoint.ema is not None
         self._between = between
         self._has_routers = bool(workload.config.moe)
         self._metrics = spec.evaluate.metrics_for(workload.objective.name) if spec.evaluate else ()
@@ -62,8 +63,30 @@ class Evaluator:
         )
 
     def evaluate(self, step: int, attempt: int, heeds_stop: bool = True) -> EvaluationRow | None:
-        """The row of an evaluation after that step; None if it `heeds_stop`, and the gang was asked to stop."""
-        began, found = time.perf_counter(), dict[str, dict[str, float]]()
+        """The row of an evaluation after that step; None if it `heeds_stop`, and the gang was asked to stop.
+
+        It is of the weights' moving average, if the job has one. An error leaves that in their place: the rank ends.
+        """
+        began = time.perf_counter()
+        if self._has_average:
+            self._engine.swap_average()
+        found = self._metrics_of_sets(step, heeds_stop)
+        if self._has_average:
+            self._engine.swap_average()
+        if found is None:
+            return None
+        seconds = time.perf_counter() - began
+        row: EvaluationRow = {
+            "step": step,
+            "attempt": attempt,
+            "time": wall(),
+            "seconds": seconds,
+            "sets": found,
+        }
+        return {**row, "weights": "averaged"} if self._has_average else row
+
+    def _metrics_of_sets(self, step: int, heeds_stop: bool) -> dict[str, dict[str, float]] | None:
+        found = dict[str, dict[str, float]]()
         for name, held_out in self._sets.items():
             self._context.set_waiting(not found)  # the first forward pass may compile
             sums = self._sums(held_out, step, heeds_stop)
@@ -71,8 +94,7 @@ class Evaluator:
             if sums is None:
                 return None
             found[name] = measures(sums, held_out.tokens / max(held_out.bytes, 1), self._metrics)
-        seconds = time.perf_counter() - began
-        return {"step": step, "attempt": attempt, "time": wall(), "seconds": seconds, "sets": found}
+        return found
 
     def _sums(self, held_out: HeldOut, step: int, heeds_stop: bool) -> EvaluationSums | None:
         samples, sums = _samples(held_out, self._spec, self._batch_size), EvaluationSums()

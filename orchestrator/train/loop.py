@@ -14,6 +14,7 @@ import torch
 from cluster.workers.clock import wall
 from cluster.workers.injected_faults import FaultSpec
 from cluster.workers.worker_context import WorkerContext
+from orchestrator.checkpoint.averaged import facts_of
 from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.data.batches import Prefetch, slices
 from orchestrator.data.receipt import add, roll
@@ -89,6 +90,7 @@ class Rank:
         self._faults = [FaultSpec.parse(text) for text in task.faults]
         self._baseline_memory = baseline_memory  # bytes of the process before the model was built
         self._commits = Commits(task, spec, layout, context, engine)
+        self._weights: dict[str, Any] = {}  # what the row of an evaluation alone says of them
         self._progress = self._origin = self._restore()
         self._evaluations: list[EvaluationRow] = []  # since the last step's row
 
@@ -111,7 +113,8 @@ class Rank:
         """Evaluate the commit that was restored, whether or not that is due."""
         step = self._progress.step
         row = self._evaluator.evaluate(step, self._task.attempt, heeds_stop=False)
-        return {"step": step, "ended": "last_evaluation_step", "evaluation": row}
+        found = {**(row or {}), **self._weights}
+        return {"step": step, "ended": "last_evaluation_step", "evaluation": found}
 
     @property
     def _is_over(self) -> bool:
@@ -126,6 +129,7 @@ class Rank:
         try:
             manifest, reader = self._commits.open(self._task.restore)
             self._engine.load(reader)
+            self._weights = facts_of(reader)
         except CorruptCommit as error:
             # The controller learns the step from the exception, and takes the commit before.
             raise CorruptCommit(f"step {self._task.restore}: {error}", self._task.restore) from None

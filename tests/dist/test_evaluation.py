@@ -154,7 +154,7 @@ def test_faults_in_an_evaluation_and_widths_change_no_bit(
         document = evaluated(text)
         document["train"] |= {"determinism": "bitwise", "virtual_shards": 4}
         document["parallel"] = {"micro_batch": 2}
-        document["checkpoint"]["every"] = 2
+        document["checkpoint"] |= {"every": 2, "average": {"ema": 0.9}}
         return document
 
     alone, killed = tmp_path / "alone", tmp_path / "killed"

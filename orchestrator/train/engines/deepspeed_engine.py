@@ -56,7 +56,8 @@ class DeepSpeedEngine:
         self._engine, self._zero, _, _ = deepspeed.initialize(
             model=step, optimizer=optimizer, config=config, dist_init_required=False
         )
-        self._partitions = Partitions(self._zero, layout.zero, dict(self.model.named_parameters()))
+        named, ema = dict(self.model.named_parameters()), spec.checkpoint.ema
+        self._partitions = Partitions(self._zero, layout.zero, named, ema)
         self._buffers = {n: b for n, b in self.model.named_buffers() if n in workload.shapes}
 
     def train_step(self, micro_batches: Sequence[Batch], lr: float) -> Metrics:
@@ -84,6 +85,7 @@ class DeepSpeedEngine:
                 return Metrics(loss, 0.0, {**extra, "skipped": 1.0})
             return Metrics(loss, math.nan, extra)
         self._scale.succeed()
+        self._partitions.average.update()
         self._workload.balance(self.model, routed)
         return Metrics(loss, norm, extra)
 
@@ -105,6 +107,12 @@ class DeepSpeedEngine:
         return EvaluationSums(sums["loss"], sums["count"], sums["correct"], self._routing.take([self.model]))
 
     @torch.no_grad()
+    def swap_average(self) -> None:
+        """See `Engine.swap_average`."""
+        self._partitions.average.swap()
+        self._partitions.publish()
+
+    @torch.no_grad()
     def initialise(self, seed: int) -> None:
         """See `Engine.initialise`."""
         for fragment in self._partitions.fragments:
@@ -113,6 +121,7 @@ class DeepSpeedEngine:
         for name, buffer in self._buffers.items():
             buffer.copy_(self._workload.initial(name, seed))
         self._partitions.begin(0)
+        self._partitions.average.begin()
         self._partitions.publish()
 
     def state(self) -> Iterator[TensorPiece]:

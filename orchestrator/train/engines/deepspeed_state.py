@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.reader import Reader
+from orchestrator.train.engines.moving_average import MovingAverage
 from orchestrator.train.parallel.parameter_shard import Box, boxes_of
 from orchestrator.train.parallel.partition import Cut
 
@@ -44,12 +45,16 @@ class Fragment:
 class Partitions:
     """The state of DeepSpeed's ZeRO optimiser `zero`, which wraps the optimiser of its partitions."""
 
-    def __init__(self, zero: Any, stage: int, named: Mapping[str, nn.Parameter]) -> None:
+    def __init__(
+        self, zero: Any, stage: int, named: Mapping[str, nn.Parameter], ema: float | None = None
+    ) -> None:
+        """`ema` is the decay of a moving average of the weights."""
         self._zero, self._stage = zero, stage
         self.optimizer: torch.optim.Optimizer = zero.optimizer
         self.fragments = list(_fully_sharded(zero, named) if stage == 3 else _flat(zero, named))
         # all partitions, including those with padding only: a step updates all of them
         self._all = zero.fp32_partitioned_groups_flat if stage == 3 else zero.single_partition_of_fp32_groups
+        self.average = MovingAverage(ema, self._all)
 
     @torch.no_grad()
     def begin(self, steps: int) -> None:
@@ -67,27 +72,31 @@ class Partitions:
         return next(int(self.optimizer.state[p]["step"]) for p in self._all)
 
     def pieces(self) -> Iterator[TensorPiece]:
-        """This rank's weights and optimiser state, fp32; over all ranks they tile every tensor once."""
+        """This rank's weights, optimiser state and averages, fp32; over all ranks they tile every tensor once."""
         for fragment in self.fragments:
-            state = self.optimizer.state[fragment.partition]
-            tensors = {f"model.{fragment.name}": fragment.partition.detach()}
-            tensors |= {f"optim.{fragment.name}.{slot}": state[slot] for slot in SLOTS}
-            for name, flat in tensors.items():
+            for name, flat in self._tensors(fragment).items():
                 for box, view in fragment.views(flat):
                     yield TensorPiece(name, fragment.shape, box.start, view)
 
     @torch.no_grad()
     def restore(self, reader: Reader) -> None:
-        """Load this rank's part of weights and optimiser state, one box of one tensor at a time."""
+        """Load this rank's part of weights, optimiser state and averages, one box of one tensor at a time."""
         self.begin(int(reader.read("optim.step")))
         for fragment in self.fragments:
-            state = self.optimizer.state[fragment.partition]
-            tensors = {f"model.{fragment.name}": fragment.partition}
-            tensors |= {f"optim.{fragment.name}.{slot}": state[slot] for slot in SLOTS}
-            for name, flat in tensors.items():
+            for name, flat in self._tensors(fragment).items():
                 for box, view in fragment.views(flat):
                     view.copy_(reader.read(name, box.start, box.extent))
+        self.average.go_on(self.steps)
         self.publish()
+
+    def _tensors(self, fragment: Fragment) -> dict[str, Tensor]:
+        """The partition of a fragment and what is kept of it, by the names in a commit."""
+        partition, name = fragment.partition, fragment.name
+        found = {f"model.{name}": partition.detach()}
+        found |= {f"optim.{name}.{slot}": self.optimizer.state[partition][slot] for slot in SLOTS}
+        if partition in self.average.of:
+            found[f"average.{name}"] = self.average.of[partition]
+        return found
 
     @torch.no_grad()
     def publish(self) -> None:

@@ -58,8 +58,9 @@ class Engine(Protocol):
     """Computes steps under one layout. The contract is a full step, because pipeline schedules and DeepSpeed run the
     backward pass themselves.
 
-    The state is one flat namespace in fp32 under any layout: `model.<name>`, `optim.<name>.<slot>` and the scalar
-    `optim.step`, with the layers' original numbers.
+    The state is one flat namespace in fp32 under any layout: `model.<name>`, `optim.<name>.<slot>`, the scalar
+    `optim.step` and, of a job with a moving average of its weights, `average.<name>` for every parameter; with the
+    layers' original numbers.
     """
 
     def train_step(self, micro_batches: Sequence[Batch], lr: float) -> Metrics:
@@ -67,6 +68,10 @@ class Engine(Protocol):
 
     def eval_step(self, micro_batches: Sequence[Batch]) -> EvaluationSums:
         """The sums of a forward pass over the micro-batches of all ranks, at least one each; no state changes."""
+
+    def swap_average(self) -> None:
+        """Exchange the weights and their moving average, on all ranks together; a second time to go back to the same
+        bits. Between the two calls only `eval_step` may be called."""
 
     def initialise(self, seed: int) -> None:
         """Initialise the weights from (seed, parameter name) as the model's paper says, and the optimiser state to

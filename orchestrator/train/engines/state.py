@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,9 +18,13 @@ READ_BYTES = 2**22
 
 
 def pieces(
-    shards: Iterable[ParameterShard], optimizer: torch.optim.Optimizer, slots: Sequence[str]
+    shards: Iterable[ParameterShard],
+    optimizer: torch.optim.Optimizer,
+    slots: Sequence[str],
+    averages: Mapping[Tensor, Tensor],
 ) -> Iterator[TensorPiece]:
-    """The weights and optimiser states that this rank saves; over all ranks they tile every tensor once."""
+    """The weights, optimiser states and `averages` of weights that this rank saves; over all ranks they tile every
+    tensor once."""
     for shard in shards_to_save(shards):
         tensors: dict[str, Tensor] = {f"model.{shard.name}": shard.parameter.detach()}
         state = optimizer.state.get(shard.parameter, {})
@@ -28,6 +32,8 @@ def pieces(
             found = state.get(slot)
             empty = torch.zeros_like(shard.parameter)
             tensors[f"optim.{shard.name}.{slot}"] = empty if found is None else found
+        if shard.parameter in averages:
+            tensors[f"average.{shard.name}"] = averages[shard.parameter]
         for name, tensor in tensors.items():
             for box, view in shard.views(tensor):
                 yield TensorPiece(name, shard.cut.shape, box.start, view)
@@ -77,18 +83,24 @@ def shards_to_save(shards: Iterable[ParameterShard]) -> list[ParameterShard]:
 
 @torch.no_grad()
 def restore(
-    shards: Iterable[ParameterShard], optimizer: torch.optim.Optimizer, slots: Sequence[str], reader: Reader
+    shards: Iterable[ParameterShard],
+    optimizer: torch.optim.Optimizer,
+    slots: Sequence[str],
+    averages: Mapping[Tensor, Tensor],
+    reader: Reader,
 ) -> None:
-    """Load this rank's part of weights and optimiser states."""
+    """Load this rank's part of weights, optimiser states and `averages` of weights."""
     steps = float(reader.read("optim.step"))
     for shard in shards:
-        for box, view in shard.views(shard.parameter):
-            view.copy_(reader.read(f"model.{shard.name}", box.start, box.extent))
+        tensors = {f"model.{shard.name}": shard.parameter.detach()}
         state: dict[str, Tensor] = {}
         for slot in slots:
-            state[slot] = torch.zeros_like(shard.parameter)
-            for box, view in shard.views(state[slot]):
-                view.copy_(reader.read(f"optim.{shard.name}.{slot}", box.start, box.extent))
+            tensors[f"optim.{shard.name}.{slot}"] = state[slot] = torch.zeros_like(shard.parameter)
+        if shard.parameter in averages:
+            tensors[f"average.{shard.name}"] = averages[shard.parameter]
+        for name, tensor in tensors.items():
+            for box, view in shard.views(tensor):
+                view.copy_(reader.read(name, box.start, box.extent))
         # the fused kernel expects its step count on the device
         state["step"] = torch.tensor(steps, device=shard.parameter.device)
         optimizer.state[shard.parameter] = state

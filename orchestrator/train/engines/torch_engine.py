@@ -16,6 +16,7 @@ from orchestrator.planning.layout import Layout
 from orchestrator.train.device import Device
 from orchestrator.train.engines.engine import EvaluationSums, Metrics
 from orchestrator.train.engines.loss_scale import LossScale
+from orchestrator.train.engines.moving_average import MovingAverage
 from orchestrator.train.engines.optimizers import SLOTS, make_optimizer, set_lr
 from orchestrator.train.engines.state import initialise, pieces, restore
 from orchestrator.train.parallel.accumulation import Accumulation
@@ -47,6 +48,7 @@ class TorchEngine:
         self._scale = LossScale(spec.train.precision == "fp16")
         self._slots = SLOTS[spec.train.optimizer.name]
         self._optimizer = self._make_optimizer()
+        self._average = MovingAverage(spec.checkpoint.ema, [s.parameter for s in self._data.shards])
         self._buffers = {
             name: tensor
             for stage in self._stages
@@ -95,6 +97,12 @@ class TorchEngine:
         return EvaluationSums(sums["loss"], sums["count"], sums["correct"], self._routing.take(self._stages))
 
     @torch.no_grad()
+    def swap_average(self) -> None:
+        """See `Engine.swap_average`."""
+        self._average.swap()
+        self._data.publish()
+
+    @torch.no_grad()
     def initialise(self, seed: int) -> None:
         """See `Engine.initialise`."""
         for shard in self._data.shards:
@@ -103,10 +111,11 @@ class TorchEngine:
             buffer.copy_(self._workload.initial(name, seed))
         self._data.publish()
         self._optimizer = self._make_optimizer()
+        self._average.begin()
 
     def state(self) -> Iterator[TensorPiece]:
         """See `Engine.state`."""
-        yield from pieces(self._data.shards, self._optimizer, self._slots)
+        yield from pieces(self._data.shards, self._optimizer, self._slots, self._average.of)
         if self._mesh.data.index == self._mesh.tp.index == 0:
             yield from (full_piece(f"model.{name}", buffer) for name, buffer in self._buffers.items())
         if self._mesh.rank == 0:
@@ -117,7 +126,8 @@ class TorchEngine:
     def load(self, reader: Reader) -> None:
         """See `Engine.load`."""
         reader.manifest.check_shapes({f"model.{n}": tuple(s) for n, s in self._workload.shapes.items()})
-        restore(self._data.shards, self._optimizer, self._slots, reader)
+        restore(self._data.shards, self._optimizer, self._slots, self._average.of, reader)
+        self._average.go_on(self._steps())
         for name, buffer in self._buffers.items():
             buffer.copy_(reader.read(f"model.{name}"))
         self._scale.load(reader)
@@ -141,6 +151,7 @@ class TorchEngine:
             torch._foreach_mul_(gradients, scale)
         set_lr(self._optimizer.param_groups, lr)
         self._optimizer.step()
+        self._average.update()
         self._data.publish()
         for stage in self._stages:
             self._workload.balance(stage, routed)

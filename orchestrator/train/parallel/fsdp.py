@@ -88,7 +88,11 @@ class Fsdp:
             )
 
     def publish(self) -> None:
-        """Nothing to do: weights are gathered when they are needed."""
+        """Weights are gathered when they are needed; those that an evaluation under ZeRO 2 has left are stale now."""
+        for model in self._models:
+            for module in model.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -174,11 +174,13 @@ def reference_of(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_equal(found: dict[str, Any], reference: dict[str, Any], tolerance: float = TOLERANCE) -> None:
-    """Initial weights bit by bit; losses, gradient norms and the final state within the tolerance."""
+    """Initial weights bit by bit; losses, those of averaged weights, gradient norms and the final state within the
+    tolerance."""
     assert found["first"].keys() == reference["first"].keys()
     for name, tensor in reference["first"].items():
         assert torch.equal(found["first"][name], tensor), f"initial {name}"
     torch.testing.assert_close(found["losses"], reference["losses"], rtol=tolerance, atol=0)
+    torch.testing.assert_close(found["averaged"], reference["averaged"], rtol=tolerance, atol=0)
     torch.testing.assert_close(found["norms"], reference["norms"], rtol=tolerance, atol=0)
     torch.testing.assert_close(found["eval"], reference["eval"], rtol=tolerance, atol=0)
     check_routers(found["extras"], reference["extras"])

@@ -52,6 +52,7 @@ def job(case: dict[str, Any]) -> JobSpec:
             "labels": case.get("labels", []),
         },
         "train": train,
+        "checkpoint": {"average": case.get("average")},
     })  # fmt: skip
 
 
@@ -160,7 +161,8 @@ def run_case(case: dict[str, Any], folder: Path, device: Device) -> None:
     """Train a few steps; rank 0 leaves losses, norms and final state in `<folder>/<id>.pt`.
 
     With `restore` the run goes on from that case's commit; with `commit` it leaves one. At each
-    [rank, step] in `overflow`, steps counted from 0, the gradients are infinite.
+    [rank, step] in `overflow`, steps counted from 0, the gradients are infinite. A case with a moving average is
+    evaluated with it after every step; what that gives is in `averaged`.
     """
     spec = job(case)
     layout = Layout(**{"dp": 1, **case["layout"]})
@@ -175,7 +177,7 @@ def run_case(case: dict[str, Any], folder: Path, device: Device) -> None:
     else:
         engine.initialise(spec.seed)
     first = assemble(engine)
-    losses, norms, extras = [], [], []
+    losses, norms, extras, averaged = [], [], [], []
     of = engine._losses.of
     for step in range(start, start + steps):
         infinite = [dist.get_rank(), step] in case.get("overflow", [])
@@ -185,6 +187,11 @@ def run_case(case: dict[str, Any], folder: Path, device: Device) -> None:
         losses.append(metrics.loss)
         norms.append(metrics.grad_norm)
         extras.append(metrics.extra)
+        if spec.checkpoint.ema is not None:
+            engine.swap_average()
+            sums = engine.eval_step(micro_batches(workload, spec, layout, 99))
+            averaged.append(sums.loss / sums.tokens)
+            engine.swap_average()
     state = assemble(engine)
     if case.get("commit"):
         commit(engine, str(folder / case["id"]), start + steps)
@@ -192,7 +199,7 @@ def run_case(case: dict[str, Any], folder: Path, device: Device) -> None:
     evaluated = {"loss": sums.loss / sums.tokens, "tokens": sums.tokens, "correct": sums.correct}
     engine.close()
     if dist.get_rank() == 0:
-        found = {"losses": losses, "norms": norms, "extras": extras, "eval": evaluated}
+        found = {"losses": losses, "norms": norms, "extras": extras, "eval": evaluated, "averaged": averaged}
         torch.save({**found, "first": first, "state": state}, folder / f"{case['id']}.pt")
 
 

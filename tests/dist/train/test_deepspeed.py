@@ -43,7 +43,7 @@ def twin_of(one: Case) -> Case:
 QUICK = {
     1: [case("decoder", 1, way) for way in STAGED],
     2: [
-        *(case("decoder", 2, way) for way in STAGED),
+        *(case("decoder", 2, way, average={"ema": 0.5}) for way in STAGED),
         *(case("decoder", 2, way, mup={"hidden": 8, "intermediate": 16}) for way in (TWO, THREE)),
         case("encoder", 2, {**THREE, "micro_batch": 1}),
     ],
@@ -53,7 +53,7 @@ STAGES = (1, 2, 3)
 OVERFLOWS = [
     case("decoder", 2, way, train={"precision": "fp16", "z_loss": 1e2}, steps=8) for way in (TWO, THREE)
 ]
-RESUMED = [case("decoder", 2, way, steps=2) for way in (TWO, THREE)]
+RESUMED = [case("decoder", 2, way, steps=2, average={"ema": 0.5}) for way in (TWO, THREE)]
 """Two steps and a commit, two more from it; and four at a stretch."""
 ALL = {
     1: [case("decoder", 1, way) for way in OFFLOADED],
@@ -63,7 +63,7 @@ ALL = {
         *(case("decoder", 2, {**way, "recompute": "full"}) for way in (ONE, TWO, THREE)),
         case("decoder", 2, TWO, train={"z_loss": 1e-2}),
         *(case("decoder", 2, way) for way in OFFLOADED),
-        case("decoder", 2, {**ONE, "offload": "optimizer"}),
+        case("decoder", 2, {**ONE, "offload": "optimizer"}, average={"ema": 0.5}),
         case("decoder", 2, {**THREE, "offload": "optimizer"}),
     ],
     4: [case("decoder", 4, {**way, "micro_batch": 1}) for way in [*STAGED, *OFFLOADED]],

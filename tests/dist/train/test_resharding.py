@@ -4,7 +4,7 @@ import itertools
 from typing import Any
 
 import pytest
-from harness import MODELS, WIDE, Results, check_equal
+from harness import MODELS, WIDE, Results, check_equal, same_bits
 
 from cluster.workers.process_gang import ProcessGang
 from orchestrator.planning.layout import Layout
@@ -23,13 +23,19 @@ WALKS: dict[str, list[Layout]] = {
     "wide": [Layout(dp=2, tp=2, zero=3), Layout(pp=2, dp=2, ep=2), Layout(dp=4, zero=1)],
 }
 """Layouts of four ranks, each of which goes on from the commit of the one before."""
-TRAINED = {**MODELS, "wide": WIDE}
+TRAINED = {
+    **MODELS,
+    "decoder": {**MODELS["decoder"], "average": {"ema": 0.5}},
+    "moe": {**MODELS["moe"], "average": {"ema": 0.5}},
+    "wide": WIDE,
+}
+"""Two have a moving average, with which they are evaluated between all steps."""
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory, gang: ProcessGang) -> Results:
     found = Results(tmp_path_factory.mktemp("resharding"), gang)
-    found.run(1, [alone(model) for model in WALKS])
+    found.run(1, [*(alone(model) for model in WALKS), PLAIN])
     found.run(4, [case for model in WALKS for case in walk(model)])
     return found
 
@@ -37,6 +43,9 @@ def results(tmp_path_factory: pytest.TempPathFactory, gang: ProcessGang) -> Resu
 def alone(model: str) -> dict[str, Any]:
     steps = STEPS * len(WALKS[model])
     return {**TRAINED[model], "id": f"{model}-alone", "steps": steps, "layout": {"micro_batch": 2}}
+
+
+PLAIN = {**alone("decoder"), "average": None, "id": "plain"}
 
 
 def walk(model: str) -> list[dict[str, Any]]:
@@ -56,6 +65,7 @@ def test_a_run_that_changes_its_layout_is_the_same_run(results: Results, model: 
         "norms": [norm for leg in legs for norm in leg["norms"]],
         "extras": [extra for leg in legs for extra in leg["extras"]],
         "eval": legs[-1]["eval"],
+        "averaged": [loss for leg in legs for loss in leg["averaged"]],
         "first": legs[0]["first"],
         "state": legs[-1]["state"],
     }
@@ -69,3 +79,11 @@ def test_a_commit_is_taken_over_bit_by_bit(results: Results, model: str) -> None
         assert before["state"].keys() == after["first"].keys()
         for name, tensor in before["state"].items():
             assert after["first"][name].equal(tensor), name
+
+
+def test_an_average_and_evaluations_with_it_leave_the_training_as_it_is(results: Results) -> None:
+    found, plain = results.of(alone("decoder")), results.of(PLAIN)
+    same_bits(found, plain)
+    assert found["eval"] == plain["eval"]
+    assert {name.partition(".")[0] for name in found["state"]} == {"model", "optim", "average"}
+    assert all(a != b for a, b in itertools.pairwise([*found["averaged"], found["eval"]["loss"]]))

@@ -14,7 +14,13 @@ from harness import MODELS, Results, same_bits
 from cluster.workers.process_gang import ProcessGang
 
 STEPS, SKIPPED = 5, 2
-MODEL = {**MODELS["latent"], "name": "latent", "steps": STEPS, "train": {"precision": "fp16"}}
+MODEL = {
+    **MODELS["latent"],
+    "name": "latent",
+    "steps": STEPS,
+    "train": {"precision": "fp16"},
+    "average": {"ema": 0.5},
+}
 QUICK: dict[str, dict[str, Any]] = {
     "ep": {"dp": 2, "ep": 2},
     "pp": {"pp": 2, "schedule": "zbv"},

@@ -36,14 +36,14 @@ class Nodes:
         self.stopped = True
 
 
-def holders(every: Any, nodes: Nodes) -> SnapshotServers:
+def holders(every: Any, nodes: Nodes, average: dict[str, float] | None = None) -> SnapshotServers:
     spec = parse(
         {
             "name": "a",
             "workload": {"model": "gpt-tiny"},
             "data": {"sources": [{"uri": "a"}], "tokenizer": {"train_bpe": 512}, "sequence_length": 8},
             "train": {"steps": 1, "global_batch": 1},
-            "checkpoint": {"snapshot_every": every},
+            "checkpoint": {"snapshot_every": every, "average": average},
         }
     )
     cluster = fake_cluster(lambda: FakeGang(lambda attempt: iter(())))
@@ -62,6 +62,7 @@ def test_left_open_they_must_have_the_memory() -> None:
     large = dataclasses.replace(SHAPE, parameters=fits.parameters + 1_000)
     assert len(holders("auto", Nodes(2)).places(fits)) == 2
     assert holders("auto", Nodes(2)).places(large) == []
+    assert holders("auto", Nodes(2), {"ema": 0.9}).places(fits) == []
     assert len(holders(1, Nodes(2)).places(large)) == 2  # who asks for them knows better
 
 

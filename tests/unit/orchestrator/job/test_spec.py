@@ -129,6 +129,11 @@ def refusal(document: dict[str, Any]) -> str:
             {"every": 10, "keep_every": 25},
             ["checkpoint: keep_every 25 is no multiple of every 10", "change one of them"],
         ),
+        ("checkpoint.average", "ema", ["checkpoint.average: must be a mapping", "its keys: ema, last"]),
+        ("checkpoint.average", {}, ["checkpoint.average: average has one of the keys ema and last"]),
+        ("checkpoint.average", {"ema": 0.9, "last": 2}, ["average has one of the keys", "{ema: 0.999}"]),
+        ("checkpoint.average", {"ema": 1.0}, ["checkpoint.average.ema: input should be less than 1"]),
+        ("checkpoint.average", {"last": 1}, ["average.last: input should be greater than or equal to 2"]),
         ("limits.unsaved", 0, ["limits.unsaved: input should be greater than 0"]),
         ("checkpoint.export", "onnx", ["checkpoint.export: input should be 'hf' (got 'onnx')"]),
         ("limits.cost_usd", 0, ["limits.cost_usd: input should be greater than 0"]),
@@ -306,6 +311,7 @@ def test_a_wrong_override_is_one_line(tmp_path: Path, override: str, wanted: str
         ("seed", 5), ("workload.changes", {"hidden": 32}), ("data.sequence_length", 64), ("train.steps", 101),
         ("train.global_batch", 16), ("train.optimizer.lr", 1.0), ("train.precision", "bf16"),
         ("data.sources.0.weight", 2.0), ("data.tokenizer", "tokenizer.json"), ("workload.mup", {"hidden": 64}),
+        ("checkpoint.average", {"ema": 0.9}),
     ],
 )  # fmt: skip
 def test_what_decides_the_weights_is_the_identity(key: str, value: Any) -> None:
@@ -317,6 +323,7 @@ def test_what_decides_the_weights_is_the_identity(key: str, value: Any) -> None:
     [
         ("name", "other"), ("parallel", {"tp": 2}), ("resources.workers", 4), ("checkpoint.every", 7),
         ("tracking", {"uri": "http://host"}), ("limits.hours", 1), ("data.cache", "/cache"),
+        ("checkpoint.average", {"last": 3}),
     ],
 )  # fmt: skip
 def test_nothing_else_is(key: str, value: Any) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orchestrator.job.checkpoint import CheckpointSpec
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.planning.layout import Layout, ModelShape
@@ -56,6 +57,17 @@ def test_model_states_are_those_of_the_zero_paper(zero: int, gigabytes: float) -
     large = dataclasses.replace(TINY, parameters=PAPER)
     found = predict(job(64), large, Layout(dp=64, zero=zero), ROOMY)
     assert found.memory == pytest.approx(gigabytes * 1e9, rel=0.01)
+
+
+@pytest.mark.parametrize(("zero", "offload"), [(0, "none"), (1, "none"), (3, "none"), (2, "optimizer")])
+def test_a_moving_average_is_kept_where_the_optimiser_state_is(zero: int, offload: str) -> None:
+    plain, layout = job(64), Layout(dp=64, zero=zero, offload=offload)
+    averaged = plain.model_copy(
+        update={"checkpoint": CheckpointSpec.model_validate({"average": {"ema": 0.9}})}
+    )
+    large = dataclasses.replace(TINY, parameters=PAPER)
+    more = predict(averaged, large, layout, ROOMY).memory - predict(plain, large, layout, ROOMY).memory
+    assert more == pytest.approx(0 if offload != "none" else 4 * PAPER / (64 if zero else 1))
 
 
 @pytest.mark.parametrize("layout", [Layout(tp=2), Layout(pp=2)])

@@ -1,0 +1,58 @@
+"""An exponential moving average of the weights, which is evaluated and exported in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class MovingAverage:
+    """Averages of the tensors that an optimiser updates: each of its tensor's size and dtype, beside it.
+
+    With decay d, after update t of the weights w:
+
+        average_t = average_{t-1} + (1 - d) / (1 - d^t) * (w_t - average_{t-1})
+
+    which is the mean of w_1 ... w_t weighted by d^(t-i). torch.optim.swa_utils has 1 - d throughout, so that the first
+    weights count d^(t-1), which is most of a short run's average. The division is Adam's for its moments (Kingma and
+    Ba, 2015, section 3); averaging itself is Polyak and Juditsky, 1992.
+    """
+
+    def __init__(self, decay: float | None, weights: Sequence[Tensor]) -> None:
+        """Without a decay there are no averages, and every method does nothing.
+
+        `of` maps each of the weights to its average.
+        """
+        self._decay, self._weights = decay or 0.0, list(weights) if decay is not None else []
+        self._averages = [torch.zeros_like(each.detach()) for each in self._weights]
+        self.of = dict(zip(self._weights, self._averages, strict=True))
+        self._updates = 0
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Before the first update the average is the weights themselves."""
+        self.go_on(0)
+        for average, weight in zip(self._averages, self._weights, strict=True):
+            average.copy_(weight)
+
+    def go_on(self, updates: int) -> None:
+        """Go on from a commit after that many updates, whose averages were copied to `of`."""
+        self._updates = updates
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take in the weights after an optimiser step."""
+        self._updates += 1
+        if self._averages:
+            share = (1 - self._decay) / (1 - self._decay**self._updates)
+            torch._foreach_lerp_(self._averages, self._weights, share)
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchange the averages and the weights, which needs the memory of the largest tensor; again to go back."""
+        for average, weight in zip(self._averages, self._weights, strict=True):
+            before = weight.clone()
+            weight.copy_(average)
+            average.copy_(before)
