@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from orchestrator.resolve.prompts import framed
 from workloads.workload import Sampling
 
 if TYPE_CHECKING:
@@ -34,22 +35,9 @@ def continue_prompts(
     """
     from workloads.load import with_weights
 
-    rows = [_framed(workload, tokenizer, prompt) for prompt in prompts]
+    rows = [framed(workload, tokenizer, prompt) for prompt in prompts]
     if not rows:
         return []
     model = with_weights(workload, read, device)
     said = workload.generate(model, rows, max_tokens, sampling or Sampling())
     return [tokenizer.decode(row, skip_special_tokens=True) for row in said]
-
-
-def _framed(workload: Workload, tokenizer: Tokenizer, prompt: str) -> list[int]:
-    """The prompt's tokens as training frames a text, left open for a decoder to continue; a document's end where there
-    are none, after which the next document begins."""
-    vocabulary, objective = workload.vocabulary, workload.objective
-    pair = workload.config.architecture == "encoder-decoder"
-    begin, end = (
-        getattr(vocabulary, role, None) for role in (objective.begins, objective.ends if pair else "")
-    )
-    inside = tokenizer.encode(prompt, add_special_tokens=False).ids
-    framed = [*([] if begin is None else [begin]), *inside, *([] if end is None else [end])]
-    return framed or [vocabulary.eos]

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from orchestrator.job.data import Source, refuse_weights
 from orchestrator.job.records import COLUMNS
-from orchestrator.job.strict import Positive, StrictModel
+from orchestrator.job.strict import Count, Positive, StrictModel
 
 VALIDATION = "validation"
 """The name of the set that `data.validation` gives."""
@@ -30,6 +30,26 @@ class EvaluationSet(StrictModel):
         return self
 
 
+class SamplesSpec(StrictModel):
+    """What the model says after some prompts, at every evaluation."""
+
+    prompts: list[Annotated[str, Field(min_length=1)]] = Field(
+        min_length=1,
+        max_length=32,
+        description="texts that a decoder continues, or an encoder-decoder reads and answers",
+    )
+    tokens: int = Field(
+        default=40,
+        ge=1,
+        le=512,
+        description="most tokens of each; every one is a forward pass of all prompts",
+    )
+    temperature: float = Field(
+        default=0.0, ge=0.0, description="0 takes the likeliest token, else they are drawn"
+    )
+    seed: Count = Field(default=0, description="of what is drawn")
+
+
 class EvaluateSpec(StrictModel):
     """Evaluations during training. Each is over all tokens of a set, and has the same result under any layout."""
 
@@ -47,6 +67,7 @@ class EvaluateSpec(StrictModel):
     batches: Positive | None = Field(
         default=None, description="most global batches of a set that are evaluated; the whole set if unset"
     )
+    samples: SamplesSpec | None = Field(default=None, description="texts to read, from the first to the last")
     metrics: list[Metric] | None = Field(
         default=None,
         description="loss (nats a token), perplexity, bits_per_byte (comparable across tokenizers), accuracy (share of "

@@ -170,7 +170,8 @@ class JobSpec(StrictModel):
 
     @model_validator(mode="after")
     def what_is_evaluated_is_held_out(self) -> JobSpec:
-        if self.evaluate is not None and not (self.set_names or self.evaluate.tasks):
+        asked = self.evaluate
+        if asked is not None and not (self.set_names or asked.tasks or asked.samples):
             raise ValueError(
                 "evaluate has no text; hold some out by data.validation.share, or name sets in evaluate.sets"
             )

@@ -20,6 +20,7 @@ from orchestrator.planning.machines import Machine
 from orchestrator.planning.plan import plan
 from orchestrator.resolve.base import base_of
 from orchestrator.resolve.prepared_data import kind_of
+from orchestrator.resolve.prompts import check_generates
 from orchestrator.resolve.resolved_job import ResolvedJob, resolve, wrong_input
 from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
 from orchestrator.storage.row_line import TRIALS
@@ -52,6 +53,7 @@ def check_job(spec: JobSpec) -> ResolvedJob:
     job = resolve(spec)
     check_objective(job)
     check_workload(job)
+    check_generates(job)
     check_layouts(job)
     prices.check(spec)
     if spec.checkpoint.export_to:

@@ -11,6 +11,7 @@ from orchestrator.job.evaluate import VALIDATION
 from orchestrator.job.spec import JobSpec
 from orchestrator.resolve.base import Base, tokenizer_notes, weights_of
 from orchestrator.resolve.prepared_data import PreparedData
+from orchestrator.resolve.prompts import Prompts, prompts_of
 from orchestrator.resolve.resolved_job import ResolvedJob, resolve, wrong_input
 from orchestrator.storage.retry import Retry
 
@@ -24,13 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainingInputs:
-    """`job` resolved over the data, the workload, the batches of any step, and the held-out text by the names of its
-    sets. Every rank makes the same."""
+    """`job` resolved over the data, the workload, the batches of any step, the held-out text by the names of its
+    sets, and the prompts of samples. Every rank makes the same."""
 
     job: ResolvedJob
     workload: Workload
     batches: Batches
     sets: Mapping[str, HeldOut]
+    prompts: Prompts | None = None
 
 
 def training_inputs(
@@ -44,7 +46,7 @@ def training_inputs(
         sets: URIs of the prepared data of sets that have text of their own; those that are not named are left out.
         base: the weights that the run begins with.
 
-    Raises InputError if training or a set has not one sample, or they do not fit.
+    Raises InputError if training or a set has not one sample, they do not fit, or a prompt cannot be continued.
     """
     from orchestrator.data import batches
     from orchestrator.data.held_out_set import split_set
@@ -60,7 +62,7 @@ def training_inputs(
     held_out = _own_sets(spec, tokens, workload.objective, sets or {})
     if parts and spec.evaluate:
         held_out = {VALIDATION: split_set(parts, workload.objective), **held_out}
-    return TrainingInputs(job, workload, made, held_out)
+    return TrainingInputs(job, workload, made, held_out, prompts_of(job, workload, tokens.tokenizer))
 
 
 def _own_sets(

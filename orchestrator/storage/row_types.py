@@ -42,7 +42,8 @@ class StepRow(TypedDict, total=False):
 class EvaluationRow(TypedDict):
     """A row of evals.jsonl: one evaluation after `step`, which took `seconds`. `sets` has the metrics of each set.
 
-    `weights` is "averaged" if the weights were: all along, or over the commits at `averaged_steps`.
+    `weights` is "averaged" if the weights were: all along, or over the commits at `averaged_steps`. `samples`
+    has each "prompt" of the job and the "text" that the model said after it.
     """
 
     step: int
@@ -52,6 +53,7 @@ class EvaluationRow(TypedDict):
     sets: dict[str, dict[str, float]]
     weights: NotRequired[str]
     averaged_steps: NotRequired[list[int]]
+    samples: NotRequired[list[dict[str, str]]]
 
 
 class EventFields(TypedDict, total=False):

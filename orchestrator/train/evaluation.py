@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -20,13 +20,16 @@ from orchestrator.data.held_out_set import HeldOut
 from orchestrator.job.evaluate import EvaluateSpec
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
+from orchestrator.resolve.training_inputs import TrainingInputs
 from orchestrator.storage.row_types import EvaluationRow
 from orchestrator.train.engines.engine import Engine, EvaluationSums
 from orchestrator.train.parallel.router_load import ratios
+from orchestrator.train.passes import shares
 from orchestrator.train.rank_messages import agree
+from orchestrator.train.sampler import Sampler
 from workloads.model.masks import DECODER_REAL, REAL
 from workloads.model.transformer import IGNORED
-from workloads.workload import Batch, Workload
+from workloads.workload import Batch
 
 ROUTED = ((REAL, "tokens", "padding"), (DECODER_REAL, "decoder_tokens", "decoder_padding"))
 """A batch's entry with the tokens that are routed, what these are, and the padding among them."""
@@ -43,24 +46,28 @@ class Evaluator:
         layout: Layout,
         context: WorkerContext,
         engine: Engine,
-        sets: Mapping[str, HeldOut],
-        workload: Workload,
+        inputs: TrainingInputs,
         between: Callable[[int], object] = lambda step: None,
     ) -> None:
         """`between` is called with the step after each pass over a global batch; faults are injected there."""
         self._spec, self._layout, self._context, self._engine = spec.evaluate, layout, context, engine
-        self._batch_size, self._steps, self._sets = spec.train.global_batch, spec.train.steps, sets
+        self._batch_size, self._steps, self._sets = spec.train.global_batch, spec.train.steps, inputs.sets
         self._has_average = spec.checkpoint.ema is not None
         self._between = between
+        workload, asked = inputs.workload, spec.evaluate and spec.evaluate.samples
         self._has_routers = bool(workload.config.moe)
         self._metrics = spec.evaluate.metrics_for(workload.objective.name) if spec.evaluate else ()
+        length = spec.data.sequence_length
+        self._sampler = (
+            Sampler(inputs.prompts, asked, layout, context, engine, workload, self._batch_size, length)
+            if inputs.prompts is not None and asked
+            else None
+        )
 
     def is_due(self, step: int) -> bool:
         """Whether the job asks the ranks for an evaluation after that step."""
-        spec = self._spec
-        return (
-            bool(self._sets) and spec is not None and spec.where == "gang" and spec.is_due(step, self._steps)
-        )
+        spec, has_any = self._spec, bool(self._sets) or self._sampler is not None
+        return has_any and spec is not None and spec.where == "gang" and spec.is_due(step, self._steps)
 
     def evaluate(self, step: int, attempt: int, heeds_stop: bool = True) -> EvaluationRow | None:
         """The row of an evaluation after that step; None if it `heeds_stop`, and the gang was asked to stop.
@@ -70,10 +77,13 @@ class Evaluator:
         began = time.perf_counter()
         if self._has_average:
             self._engine.swap_average()
-        found = self._metrics_of_sets(step, heeds_stop)
+        found, said = self._metrics_of_sets(step, heeds_stop), None
+        if found is not None and self._sampler is not None:
+            self._context.set_waiting(not found)
+            said = self._sampler.say(heeds_stop, lambda: self._between(step))
         if self._has_average:
             self._engine.swap_average()
-        if found is None:
+        if found is None or (said is None and self._sampler is not None):
             return None
         seconds = time.perf_counter() - began
         row: EvaluationRow = {
@@ -83,7 +93,11 @@ class Evaluator:
             "seconds": seconds,
             "sets": found,
         }
-        return {**row, "weights": "averaged"} if self._has_average else row
+        if self._has_average:
+            row["weights"] = "averaged"
+        if said is not None:
+            row["samples"] = said
+        return row
 
     def _metrics_of_sets(self, step: int, heeds_stop: bool) -> dict[str, dict[str, float]] | None:
         found = dict[str, dict[str, float]]()
@@ -133,19 +147,6 @@ class Evaluator:
                 real = batch.get(padding, torch.ones_like(batch[read], dtype=torch.bool))
                 batch[name] = real & _wide(there, real)
         return batch
-
-
-def shares(samples: int, micro_batch: int, global_batch: int, ranks: int, rank: int) -> list[range]:
-    """The numbers of the micro-batches that one of `ranks` computes in each pass over at most a global batch.
-
-    All ranks have equally many in a pass; numbers from samples / micro_batch on are beyond the last sample.
-    """
-    parts, most = -(-samples // micro_batch), global_batch // (micro_batch * ranks)
-    found = []
-    for first in range(0, parts, most * ranks):
-        count = min(most, -(-(parts - first) // ranks))
-        found.append(range(first + rank * count, first + (rank + 1) * count))
-    return found
 
 
 def measures(sums: EvaluationSums, tokens_per_byte: float, metrics: Iterable[str]) -> dict[str, float]:

@@ -84,7 +84,7 @@ class Rank:
         self._task, self._spec, self._layout, self._context = task, spec, layout, context
         self._engine, self._batches = engine, inputs.batches
         self._evaluator = Evaluator(
-            spec, layout, context, engine, inputs.sets, inputs.workload, lambda step: self._inject(step, True)
+            spec, layout, context, engine, inputs, lambda step: self._inject(step, True)
         )
         self._last = min(task.until, spec.train.steps)
         self._faults = [FaultSpec.parse(text) for text in task.faults]

@@ -75,7 +75,7 @@ def main() -> None:
         layout = Layout(micro_batch=MICRO_BATCH)
         engine = TorchEngine(spec, inputs.workload, layout, device)
         engine.initialise(spec.seed)
-        evaluator = Evaluator(spec, layout, context, engine, inputs.sets, inputs.workload)
+        evaluator = Evaluator(spec, layout, context, engine, inputs)
         model = engine.parallel.stages[0]
         ratios = []
         for number in range(-1, pairs):

@@ -98,13 +98,24 @@ class DeepSpeedEngine:
     @torch.no_grad()
     def eval_step(self, micro_batches: Sequence[Batch]) -> EvaluationSums:
         """See `Engine.eval_step`."""
-        self._engine.eval()
         self._losses.begin_evaluation()
+        self._evaluate(micro_batches)
+        sums = self._losses.evaluated()
+        return EvaluationSums(sums["loss"], sums["count"], sums["correct"], self._routing.take([self.model]))
+
+    @torch.no_grad()
+    def next_logits(self, micro_batches: Sequence[Batch]) -> list[tuple[int, Tensor]]:
+        """See `Engine.next_logits`."""
+        self._losses.begin_prediction()
+        self._evaluate(micro_batches)
+        self._routing.take([self.model])
+        return self._losses.predicted()
+
+    def _evaluate(self, micro_batches: Sequence[Batch]) -> None:
+        self._engine.eval()
         for batch in micro_batches:
             self._engine(self._losses.prepare(batch), len(micro_batches))
         self._engine.train()
-        sums = self._losses.evaluated()
-        return EvaluationSums(sums["loss"], sums["count"], sums["correct"], self._routing.take([self.model]))
 
     @torch.no_grad()
     def swap_average(self) -> None:

@@ -69,6 +69,10 @@ class Engine(Protocol):
     def eval_step(self, micro_batches: Sequence[Batch]) -> EvaluationSums:
         """The sums of a forward pass over the micro-batches of all ranks, at least one each; no state changes."""
 
+    def next_logits(self, micro_batches: Sequence[Batch]) -> list[tuple[int, Tensor]]:
+        """The logits at the labels in the micro-batches of all ranks, at least one each: of every label itself and
+        fp32 [vocabulary], each on one rank. No state changes."""
+
     def swap_average(self) -> None:
         """Exchange the weights and their moving average, on all ranks together; a second time to go back to the same
         bits. Between the two calls only `eval_step` may be called."""

@@ -87,14 +87,25 @@ class TorchEngine:
     @torch.no_grad()
     def eval_step(self, micro_batches: Sequence[Batch]) -> EvaluationSums:
         """See `Engine.eval_step`."""
+        self._losses.begin_evaluation()
+        self._evaluate(micro_batches)
+        sums = self._losses.evaluated()
+        return EvaluationSums(sums["loss"], sums["count"], sums["correct"], self._routing.take(self._stages))
+
+    @torch.no_grad()
+    def next_logits(self, micro_batches: Sequence[Batch]) -> list[tuple[int, Tensor]]:
+        """See `Engine.next_logits`."""
+        self._losses.begin_prediction()
+        self._evaluate(micro_batches)
+        self._routing.take(self._stages)
+        return self._losses.predicted()
+
+    def _evaluate(self, micro_batches: Sequence[Batch]) -> None:
         for stage in self._stages:
             stage.eval()
-        self._losses.begin_evaluation()
         self._runner.evaluate(micro_batches)
         for stage in self._stages:
             stage.train()
-        sums = self._losses.evaluated()
-        return EvaluationSums(sums["loss"], sums["count"], sums["correct"], self._routing.take(self._stages))
 
     @torch.no_grad()
     def swap_average(self) -> None:

@@ -48,18 +48,28 @@ class StepLosses:
         self._parts: dict[str, list[Tensor]] = {}
         self._names: dict[bool, list[str]] = {}
         self._evaluating = False
+        self._marked: list[tuple[int, Tensor]] | None = None  # in a prediction
 
     def begin(self, micro_batches: Sequence[Batch]) -> None:
         """Forget the last step, and count what the next one predicts where the loss is more than a sum over tokens."""
-        self._parts = {}
+        self._parts, self._marked = {}, None
         self._evaluating = self._token_loss.counts_correct = False
         if self._has_means:
             self.expected = max(float(self._count(micro_batches)), 1.0)
 
     def begin_evaluation(self) -> None:
         """Forget the last step; what follows is not differentiated, and right predictions are counted."""
-        self._parts = {}
+        self._parts, self._marked = {}, None
         self._evaluating = self._token_loss.counts_correct = True
+
+    def begin_prediction(self) -> None:
+        """Forget the last step; of what follows, the logits at labels are taken."""
+        self._parts, self._marked = {}, []
+
+    def predicted(self) -> list[tuple[int, Tensor]]:
+        """Each label since then, and the logits there: fp32 [vocabulary]; every one on one rank."""
+        assert self._marked is not None
+        return self._marked if self._mesh.tp.index == 0 else []
 
     def _count(self, micro_batches: Sequence[Batch]) -> int:
         """Labels in the global batch: with them known, a mean beside the sum (of a router, of a sentence head) keeps
@@ -79,6 +89,8 @@ class StepLosses:
 
     def of(self, output: Any, batch: Batch, parts: int) -> Tensor:
         """The loss of a forward pass as the backward pass wants it, of one of `parts` micro-batches."""
+        if self._marked is not None:
+            return self._workload.criterion(output, batch, self._mark).total
         loss: Loss = self._workload.criterion(output, batch, self._token_loss)
         if self._evaluating:
             return self._add_exactly(loss)
@@ -88,6 +100,13 @@ class StepLosses:
         total = loss.total / self.expected
         total = total if loss.extra is None else total + loss.extra * share
         return total * self.scale if self.scale != 1.0 else total
+
+    def _mark(self, logits: Tensor, labels: Tensor) -> Loss:
+        assert self._marked is not None
+        at = labels != IGNORED
+        self._marked += zip(labels[at].tolist(), self._token_loss.whole(logits[at]), strict=True)
+        nothing = torch.zeros((), device=logits.device)
+        return Loss(nothing, nothing)
 
     def _add_exactly(self, loss: Loss) -> Tensor:
         """Sums of multiples of one small number have no rounding: how batches are cut and added changes no bit."""

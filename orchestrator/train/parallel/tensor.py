@@ -8,6 +8,7 @@ section 4.2.2). Weights are plain local tensors; where they lie in the whole is 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -114,6 +115,16 @@ class VocabularyLoss:
             likeliest = self._likeliest_over_ranks(logits) if cut else logits.argmax(-1)
             correct = ((likeliest == labels) & predicted).sum().float()
         return Loss(total, predicted.sum().float(), correct=correct)
+
+    def whole(self, logits: Tensor) -> Tensor:
+        """Logits [n, V of this rank] over the whole vocabulary, fp32 [n, V]."""
+        logits = logits.float()
+        if self._tp.size == 1 or logits.shape[-1] == self._vocabulary:
+            return logits
+        found = logits.new_full((len(logits), self._vocabulary), -math.inf)
+        found[:, self._start : self._start + logits.shape[-1]] = logits
+        torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MAX, group=self._tp.handle)
+        return found
 
     def _likeliest_over_ranks(self, logits: Tensor) -> Tensor:
         highest, local = logits.max(-1)

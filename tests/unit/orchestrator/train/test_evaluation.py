@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.train.engines.engine import EvaluationSums
-from orchestrator.train.evaluation import measures, shares
+from orchestrator.train.evaluation import measures
+from orchestrator.train.passes import shares
 
 
 @given(st.integers(1, 200), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))

@@ -1,0 +1,87 @@
+"""The prompts of `evaluate.samples` as the model of a job reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestrator.job.errors import InputError
+from orchestrator.resolve.resolved_job import ResolvedJob
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from workloads.workload import Workload
+
+WHERE = "evaluate.samples"
+PAIR = "encoder-decoder"
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What the model continues at every evaluation.
+
+    Attributes:
+        texts: the prompts of the job.
+        rows: their token ids, framed as training frames a text.
+        start: the token with which an encoder-decoder begins to answer; None for a decoder, which continues its row.
+        decode: the text of token ids, without special tokens.
+    """
+
+    texts: list[str]
+    rows: list[list[int]]
+    start: int | None
+    decode: Callable[[Sequence[int]], str]
+
+
+def check_generates(job: ResolvedJob) -> None:
+    """Raise InputError if the job wants samples of a model that generates no text."""
+    from workloads.describe import for_objective
+    from workloads.model.config import TransformerConfig
+
+    spec, model = job.spec, job.model
+    if spec.evaluate is None or spec.evaluate.samples is None:
+        return
+    if isinstance(model, TransformerConfig):
+        model = for_objective(model, spec.workload.objective)
+    if model.architecture not in ("decoder", PAIR) or getattr(model, "head", "language") != "language":
+        what = f"{spec.workload.model} ({model.architecture}), trained by {spec.workload.objective}, generates no text"
+        raise InputError(what, WHERE, "leave it out, or train a decoder or an encoder-decoder")
+
+
+def prompts_of(job: ResolvedJob, workload: Workload, tokenizer: Callable[[], Tokenizer]) -> Prompts | None:
+    """The prompts of a job, None without samples; `tokenizer` is asked for only if there are some.
+
+    Raises InputError if the model generates no text, or a prompt with what is to follow it is longer than a sequence.
+    """
+    asked = job.spec.evaluate and job.spec.evaluate.samples
+    if not asked:
+        return None
+    check_generates(job)
+    text, longest = tokenizer(), job.spec.data.sequence_length
+    rows = [framed(workload, text, prompt) for prompt in asked.prompts]
+    pair = workload.config.architecture == PAIR
+    for number, row in enumerate(rows):
+        if max(len(row), asked.tokens + 1) > longest if pair else len(row) + asked.tokens > longest:
+            what = f"prompt {number} has {len(row)} tokens, and with {asked.tokens} more it is longer than a sequence"
+            raise InputError(f"{what} ({longest})", WHERE, "shorten it, or lower tokens")
+    start = getattr(workload.objective, "decoder_start", workload.vocabulary.pad) if pair else None
+    if pair and start is None:
+        raise InputError("the decoder has no token to begin with", WHERE, "give the vocabulary a pad token")
+    return Prompts(
+        asked.prompts, rows, start, lambda ids: str(text.decode(list(ids), skip_special_tokens=True))
+    )
+
+
+def framed(workload: Workload, tokenizer: Tokenizer, prompt: str) -> list[int]:
+    """The prompt's tokens as training frames a text, left open for a decoder to continue; a document's end where there
+    are none, after which the next document begins."""
+    vocabulary, objective = workload.vocabulary, workload.objective
+    pair = workload.config.architecture == PAIR
+    begin, end = (
+        getattr(vocabulary, role, None) for role in (objective.begins, objective.ends if pair else "")
+    )
+    inside = tokenizer.encode(prompt, add_special_tokens=False).ids
+    framed = [*([] if begin is None else [begin]), *inside, *([] if end is None else [end])]
+    return framed or [vocabulary.eos]

@@ -1,0 +1,128 @@
+"""What the model says after the prompts of a job, between two steps of training, under any layout.
+
+Every token is a forward pass of all prompts as an evaluation makes it, without a cache: nothing but that pass has to
+know how a layout divides the model.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cluster.workers.worker_context import WorkerContext
+from orchestrator.job.evaluate import SamplesSpec
+from orchestrator.planning.layout import Layout
+from orchestrator.resolve.prompts import Prompts
+from orchestrator.train.engines.engine import Engine
+from orchestrator.train.passes import shares
+from orchestrator.train.rank_messages import agree, gather_json
+from workloads.errors import WorkloadError
+from workloads.model.generate import choose
+from workloads.model.masks import DECODER_REAL, REAL
+from workloads.model.transformer import IGNORED
+from workloads.workload import Batch, Sampling, Workload
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Continues prompts with an engine's model; every rank has one and calls it at the same steps.
+
+    A decoder's row is its prompt and what it has said. An encoder-decoder reads the prompt, and what its decoder has
+    said stands after `prompts.start`. Rows are divided over the ranks as samples of held-out text are.
+    """
+
+    prompts: Prompts
+    asked: SamplesSpec
+    layout: Layout
+    context: WorkerContext
+    engine: Engine
+    workload: Workload
+    global_batch: int
+    sequence_length: int
+
+    def say(self, heeds_stop: bool, between: Callable[[], object]) -> list[dict[str, str]] | None:
+        """Each prompt and the text after it; None if it `heeds_stop`, and the gang was asked to stop.
+
+        `between` is called after every token.
+        """
+        count, rank = len(self.prompts.rows), self.layout.coordinate(self.context.rank_info.rank)["dp"]
+        passes = shares(count, self.layout.micro_batch, self.global_batch, self.layout.dp, rank)
+        said: list[list[int]] = [[] for _ in range(count)]
+        going, eos = set(range(count)), self.workload.vocabulary.eos
+        while going:
+            if agree(0, heeds_stop and self.context.stop_requested()).stop:
+                return None
+            mine = []
+            for parts in passes:
+                found = self.engine.next_logits([self._micro_batch(part, said, going) for part in parts])
+                mine += [[row, self._chosen(row, logits, len(said[row]))] for row, logits in found]
+            for row, token in itertools.chain(*gather_json(mine)):
+                said[row].append(token)
+            going = {row for row in going if len(said[row]) < self.asked.tokens and said[row][-1] != eos}
+            self.context.set_waiting(False)
+            self.context.progressed()
+            between()
+        texts = zip(self.prompts.texts, map(self.prompts.decode, said), strict=True)
+        return [{"prompt": prompt, "text": text} for prompt, text in texts]
+
+    def _chosen(self, row: int, logits: Tensor, place: int) -> int:
+        """The next token of a row; its end where the model has diverged."""
+        sampling = Sampling(temperature=self.asked.temperature, seed=self.asked.seed)
+        try:
+            return int(choose(logits.cpu().unsqueeze(0), sampling, [place], row))
+        except WorkloadError:
+            return self.workload.vocabulary.eos
+
+    def _micro_batch(self, part: int, said: Sequence[Sequence[int]], going: Collection[int]) -> Batch:
+        """Micro-batch number `part`, whose labels are the numbers of the rows that go on; what is beyond the last row
+        is another of which nothing is predicted."""
+        prompts, size = self.prompts, self.layout.micro_batch
+        numbers = range(part * size, (part + 1) * size)
+        there = [n if n < len(said) else 0 for n in numbers]
+        marks = [n if n in going else IGNORED for n in numbers]
+        if prompts.start is None:
+            rows = [[*prompts.rows[n], *said[n]] for n in there]
+            tokens, real = self._padded(rows)
+            batch: Batch = {"tokens": tokens, "labels": _labels(rows, marks, tokens)}
+        else:
+            tokens, real = self._padded([prompts.rows[n] for n in there])
+            rows = [[prompts.start, *said[n]] for n in there]
+            answers, spoken = self._padded(rows)
+            batch = {"tokens": tokens, "padding": real, "decoder_tokens": answers}
+            batch["labels"] = _labels(rows, marks, answers)
+        if self.workload.config.moe:  # a row that is not there takes no room from others
+            routed = torch.tensor([n < len(said) for n in numbers]).unsqueeze(1)
+            batch[REAL] = real & routed
+            if prompts.start is not None:
+                batch[DECODER_REAL] = spoken & routed
+        return batch
+
+    def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """Rows padded at their ends, int64 [B, length], and where they are real."""
+        tokens = torch.full((len(rows), self._length), self.workload.vocabulary.eos)
+        for number, row in enumerate(rows):
+            tokens[number, : len(row)] = torch.tensor(row)
+        lengths = torch.tensor([len(row) for row in rows]).unsqueeze(1)
+        return tokens, torch.arange(self._length) < lengths
+
+    @property
+    def _length(self) -> int:
+        """That of a sequence, halved as often as all rows have room in it, and the layout can divide it."""
+        longest, tokens = max(map(len, self.prompts.rows)), self.asked.tokens
+        needed = longest + tokens if self.prompts.start is None else max(longest, tokens + 1)
+        length, divisor = self.sequence_length, 2 * self.layout.cp * self.layout.tp
+        while length % (2 * divisor) == 0 and length // 2 >= needed:
+            length //= 2
+        return length
+
+
+def _labels(rows: Sequence[Sequence[int]], marks: Sequence[int], like: Tensor) -> Tensor:
+    """The mark of every row at its last token; nothing elsewhere."""
+    labels = torch.full_like(like, IGNORED)
+    for number, (row, mark) in enumerate(zip(rows, marks, strict=True)):
+        labels[number, len(row) - 1] = mark
+    return labels

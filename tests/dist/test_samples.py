@@ -1,0 +1,166 @@
+"""What the model says after prompts at every evaluation: the same under any layout, and training unchanged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import curve, job, rows, weights, write_text
+from local_run import LocalGang, drive_here
+
+from orchestrator.checkpoint.identity import read_job
+from orchestrator.checkpoint.store import Store
+from orchestrator.evaluate.of_commit import evaluate_commit
+from orchestrator.evaluate.samples import continue_prompts
+from orchestrator.job.errors import InputError
+from orchestrator.resolve.prepared_data import data_of
+from orchestrator.resolve.training_inputs import workload_of
+from orchestrator.storage.run_directory import RunDir
+from workloads.workload import Sampling
+
+PROMPTS = ["The ", "an object of class", "if"]
+MODELS = {
+    "gpt": {"model": "gpt-tiny", "changes": {"hidden": 32, "layers": 2, "heads": 4, "intermediate": 64}},
+    "mixtral": {"model": "mixtral-tiny"},
+    "t5": {"model": "t5-tiny", "objective": "span_corruption"},
+}
+SWITCH = {"model": "switch-tiny", "objective": "span_corruption"}
+TOKENS = 8
+DRAWN = {"t5": {"temperature": 1.0, "seed": 5}}
+"""One that has hardly begun to train says nothing, most likely."""
+
+
+def sampled(text: str, model: str = "gpt", **samples: Any) -> dict[str, Any]:
+    document = job(text)
+    document["workload"] = MODELS[model]
+    document["train"] |= {"steps": 6, "optimizer": {"lr": 3e-3, "eps": 1e-4}}
+    document["checkpoint"] |= {"every": 3}
+    asked = {"prompts": PROMPTS, "tokens": TOKENS, **DRAWN.get(model, {}), **samples}
+    return document | {"evaluate": {"every": 3, "at_start": True, "samples": asked}}
+
+
+def said(run: Path) -> dict[int, list[str]]:
+    """The texts of each evaluation, by its step."""
+    found = {}
+    for row in rows(run, "evals.jsonl"):
+        assert row["sets"] == {}
+        assert [sample["prompt"] for sample in row["samples"]] == PROMPTS
+        found[row["step"]] = [sample["text"] for sample in row["samples"]]
+    return found
+
+
+def of_commit(run: Path, step: int, **sampling: Any) -> list[str]:
+    """What the generator with a cache says for a commit."""
+    place = RunDir(str(run))
+    spec, store = read_job(place), Store(place.at("checkpoints"))
+    assert spec is not None
+    commit = store.manifest(step)
+    data, reader = data_of(place, commit.meta["data"]), store.reader(commit)
+    return continue_prompts(
+        workload_of(spec, data),
+        lambda name: reader.read(f"model.{name}"),
+        data.tokenizer(),
+        PROMPTS,
+        TOKENS,
+        Sampling(**sampling),
+    )
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_text(tmp_path_factory.mktemp("text"), 60_000)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def alone(text: str, folder: Path) -> dict[str, Path]:
+    """A run of each model, on one worker."""
+    for model in MODELS:
+        drive_here(sampled(text, model), str(folder / model), folder / "cache", gang=lambda: LocalGang([1]))
+    return {model: folder / model for model in MODELS}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_it_is_what_the_generator_says_token_for_token(alone: dict[str, Path], model: str) -> None:
+    found = said(alone[model])
+    assert list(found) == [0, 3, 6]
+    again = {step: of_commit(alone[model], step, **DRAWN.get(model, {})) for step in (3, 6)}
+    assert again == {step: found[step] for step in (3, 6)}
+    assert found[0] != found[6]
+
+
+def test_training_does_not_notice(alone: dict[str, Path], text: str, folder: Path, tmp_path: Path) -> None:
+    document = sampled(text)
+    del document["evaluate"]
+    drive_here(document, str(tmp_path / "run"), folder / "cache", gang=lambda: LocalGang([1]))
+    assert curve(tmp_path / "run") == curve(alone["gpt"])
+    assert weights(tmp_path / "run", 6) == weights(alone["gpt"], 6)
+
+
+@pytest.mark.parametrize(
+    ("model", "parallel"),
+    [
+        ("gpt", {"zero": 3, "micro_batch": 2}),
+        ("gpt", {"tp": 2, "sequence": True}),
+        ("gpt", {"pp": 2, "micro_batch": 4}),
+        pytest.param("gpt", {"cp": 2}, marks=pytest.mark.slow),
+        pytest.param("gpt", {"engine": "deepspeed", "zero": 3, "micro_batch": 4}, marks=pytest.mark.slow),
+        pytest.param("gpt", {"zero": 2, "micro_batch": 1}, marks=pytest.mark.slow),
+        ("mixtral", {"ep": 2, "micro_batch": 2}),
+        pytest.param("mixtral", {"tp": 2}, marks=pytest.mark.slow),
+        pytest.param("t5", {"pp": 2}, marks=pytest.mark.slow),
+        pytest.param("t5", {"tp": 2}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_every_layout_says_the_same(
+    model: str, parallel: dict[str, Any], alone: dict[str, Path], text: str, folder: Path, tmp_path: Path
+) -> None:
+    drive_here(sampled(text, model) | {"parallel": parallel}, str(tmp_path / "run"), folder / "cache")
+    assert said(tmp_path / "run") == said(alone[model])
+
+
+@pytest.mark.slow
+def test_experts_of_an_encoder_decoder_say_the_same_wherever_they_are(
+    text: str, folder: Path, tmp_path: Path
+) -> None:
+    """What fills up a rank's micro-batch takes no room from the prompts."""
+    found = []
+    for number, parallel in enumerate(({"micro_batch": 1}, {"micro_batch": 4}, {"ep": 2, "micro_batch": 2})):
+        document = sampled(text, temperature=1.0) | {"workload": SWITCH, "parallel": parallel}
+        workers = 2 if "ep" in parallel else 1
+        drive_here(
+            document, str(tmp_path / str(number)), folder / "cache", gang=lambda n=workers: LocalGang([n])
+        )
+        found.append(said(tmp_path / str(number)))
+    assert found[0] == found[1] == found[2]
+
+
+def test_what_is_drawn_is_drawn_alike_and_through_faults(text: str, folder: Path, tmp_path: Path) -> None:
+    """Killed within the samples of step 3, and with an average of the weights: what is said is by that."""
+    document = sampled(text, temperature=0.8, seed=5)
+    document["checkpoint"]["average"] = {"ema": 0.5}
+    quiet, killed = tmp_path / "quiet", tmp_path / "killed"
+    drive_here(document, str(quiet), folder / "cache", gang=lambda: LocalGang([1]))
+    drive_here(document, str(killed), folder / "cache", gang=lambda: LocalGang([1]), faults=("kill@0:3e",))
+    assert said(killed) == said(quiet)
+    assert max(row["attempt"] for row in rows(killed)) == 2
+    place = RunDir(str(quiet))
+    spec, commit = read_job(place), Store(place.at("checkpoints")).manifest(6)
+    assert spec is not None
+    row = evaluate_commit(spec, place, commit, {})
+    assert [sample["text"] for sample in row["samples"]] == said(quiet)[6]
+    raw = evaluate_commit(spec, place, commit, {}, raw=True)
+    assert [sample["text"] for sample in raw["samples"]] == of_commit(quiet, 6, temperature=0.8, seed=5)
+
+
+def test_prompts_without_room_are_refused_before_anything_starts(
+    text: str, folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=r"prompt 1 has \d+ tokens, and with 30 more .* lower tokens"):
+        drive_here(sampled(text, tokens=30), str(tmp_path / "run"), folder / "cache")
