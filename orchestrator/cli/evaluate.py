@@ -85,6 +85,8 @@ def evaluate(
         table(
             "", ["task", "metric", "value"], [[task, name, f"{value:.6g}"] for task, name, value in metrics]
         )
+    for sample in row.get("samples", ()) if row else ():
+        print(f"{sample['prompt']}\n=> {sample['text']}\n")
 
 
 def generate(
@@ -243,7 +245,7 @@ def _with_sets(spec: JobSpec, texts: dict[str, str]) -> JobSpec:
     sets = document["evaluate"].setdefault("sets", {})
     field = document["data"]["sources"][0]["field"]
     sets |= {name: {"sources": [{"uri": uri, "field": field}]} for name, uri in texts.items()}
-    if not sets and spec.data.validation is None:
+    if not sets and spec.data.validation is None and not document["evaluate"].get("samples"):
         raise InputError("the run holds no text out", "--on", "name some, as in --on wiki='wiki/*.txt'")
     return parse(document, "--on")
 

@@ -35,6 +35,7 @@ TYPES: Mapping[str, Mapping[str, type]] = {
         "skipped": dict, "layout": dict, "usd_per_hour": float, "last_seen": float, "missing_rows": list,
         "controller_died": int, "number": int, "missing_events": list, "tasks": dict,
     },
+    EVALS: {"weights": str, "averaged_steps": list, "samples": list},
     TRIALS: {"config": dict, "state": str, "run": str, "step": int, "steps": int, "cost_usd": float},
 }  # fmt: skip
 """Other keys that the program reads, with the types they must have if they are present and not null."""

@@ -80,16 +80,20 @@ class MlflowRun:
     def log_rows(self, rows: Iterable[Row]) -> None:
         """Log the rows after `last`, in order and in batches of full rows; `last` is updated after each batch.
 
-        A step that was computed again after a rollback is logged once, as it was first reported.
+        A step that was computed again after a rollback is logged once, as it was first reported. What the model says
+        after prompts is an artefact for each evaluation.
         """
         for batch in _batches(rows, self.last):
+            self._log_samples(evaluations_in(batch))
             metrics = [metric for row in batch for metric in _metrics(row)]
             tags = _tags({key: batch[-1].get(key) for key in ("layout", "samples") if batch[-1].get(key)})
             self.client.log_batch(self.run_id, metrics=metrics, tags=tags)
             self.last = batch[-1]["step"]
 
     def log_evaluations(self, rows: Iterable[Row]) -> None:
-        """Log the metrics of these rows of evals.jsonl. Logged again, they stay as they are."""
+        """Log the metrics and samples of these rows of evals.jsonl. Logged again, they stay as they are."""
+        rows = list(rows)
+        self._log_samples(rows)
         metrics = [metric for row in rows for metric in _evaluation_metrics(row)]
         for start in range(0, len(metrics), METRICS_A_BATCH):
             self.client.log_batch(self.run_id, metrics=metrics[start : start + METRICS_A_BATCH])
@@ -111,6 +115,14 @@ class MlflowRun:
     def log_document(self, name: str, text: str) -> None:
         """Log a text as an artefact, or replace it."""
         self.client.log_text(self.run_id, redact(text), name)
+
+    def _log_samples(self, evaluations: Iterable[Row]) -> None:
+        for evaluation in evaluations:
+            said = [
+                f"{sample['prompt']}\n=> {sample['text']}\n" for sample in evaluation.get("samples") or ()
+            ]
+            if said:
+                self.log_document(f"samples/step-{evaluation['step']:08d}.txt", "\n".join(said))
 
     def set_status(self, status: str, at: float | None = None) -> None:
         """RUNNING, FINISHED, FAILED or KILLED, at unix seconds `at`."""

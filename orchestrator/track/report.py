@@ -31,6 +31,7 @@ EVENTS_SHOWN, MARKS_SHOWN = (
     100,
 )  # events in the table, and attempts and faults in the charts: the latest ones
 EVALUATIONS_SHOWN = 50  # in the table: the latest ones
+SAYINGS_SHOWN = 7  # texts of a prompt: the first, the last and some between
 LAYOUTS_SHOWN = 12  # layouts in a table; the rest is only counted
 
 BUCKET_NAMES = {
@@ -86,6 +87,7 @@ def _content(run_dir: RunDir, rows: RunTotals | None) -> dict[str, Any]:
         "compared": _compared(found),
         "evaluations": _evaluations(rows.evaluations),
         "tasks": _evaluations(tasks_in(events)),
+        "sayings": redact(_sayings(rows)),
         "averaged": any(evaluation.get("weights") for evaluation in rows.evaluations[:1]),
         "commits": _commits(run_dir),
         "events": _events(events),
@@ -146,6 +148,21 @@ def _evaluations(rows: Sequence[Row]) -> list[dict[str, Any]]:
         for evaluation in rows[:EVALUATIONS_SHOWN]
         for name, metrics in evaluation["sets"].items()
     ]
+
+
+def _sayings(rows: RunTotals) -> list[dict[str, Any]]:
+    """By prompt, the steps and texts of the first evaluation, the last and some between, oldest first. A line's end is
+    a sign, since many models say little else at first."""
+    told = [evaluation for evaluation in reversed(rows.evaluations) if evaluation.get("samples")]
+    parts = max(min(len(told), SAYINGS_SHOWN) - 1, 1)
+    shown = [told[round(part * (len(told) - 1) / parts)] for part in range(min(len(told), SAYINGS_SHOWN))]
+    found: dict[str, list[tuple[int, str]]] = {}
+    for evaluation in shown:
+        for sample in evaluation["samples"]:
+            found.setdefault(sample["prompt"], []).append(
+                (evaluation["step"], sample["text"].replace("\n", "↵ "))
+            )
+    return [{"prompt": prompt, "said": said} for prompt, said in found.items()]
 
 
 def _timeline(phases: Sequence[Phase]) -> dict[str, Any] | None:

@@ -141,6 +141,23 @@ def test_experts_of_an_encoder_decoder_say_the_same_wherever_they_are(
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.slow
+def test_a_class_run_as_it_is_says_what_its_own_generate_does(
+    text: str, folder: Path, tmp_path: Path
+) -> None:
+    from transformers import GPTNeoXConfig
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    config = GPTNeoXConfig(vocab_size=512, max_position_embeddings=64, **sizes)
+    config.architectures = ["GPTNeoXForCausalLM"]
+    config.save_pretrained(tmp_path / "neox")
+    document = sampled(text) | {"workload": {"model": f"hf:{tmp_path / 'neox'}"}}
+    document["parallel"] = {"zero": 3, "micro_batch": 2}
+    drive_here(document, str(tmp_path / "run"), folder / "cache")
+    found = said(tmp_path / "run")
+    assert {step: of_commit(tmp_path / "run", step) for step in (3, 6)} == {s: found[s] for s in (3, 6)}
+
+
 def test_what_is_drawn_is_drawn_alike_and_through_faults(text: str, folder: Path, tmp_path: Path) -> None:
     """Killed within the samples of step 3, and with an average of the weights: what is said is by that."""
     document = sampled(text, temperature=0.8, seed=5)

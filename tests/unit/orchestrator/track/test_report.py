@@ -208,6 +208,32 @@ def test_training_and_held_out_text_are_in_one_plot(run_dir: RunDir) -> None:
         assert told in page.text, told
 
 
+def test_what_the_model_says_is_shown_from_first_to_last(run_dir: RunDir) -> None:
+    found = rows(201, 230, 900, 3, Layout(dp=2, micro_batch=16), 0.5)
+    for line in found:
+        texts = {"Once ": f"upon {line['step']}.", f"<{MISCHIEF}": "a\n<b>"}
+        samples = [{"prompt": prompt, "text": text} for prompt, text in texts.items()]
+        line["evaluations"] = [
+            {
+                "step": line["step"],
+                "attempt": 3,
+                "time": START,
+                "seconds": 1.0,
+                "sets": {},
+                "samples": samples,
+            }
+        ]
+    run_dir.append("metrics.jsonl", found)
+    text = report(run_dir)
+    page = Page(text)
+    assert len(page.of("table", "said")) == 2
+    shown = [step for step in range(1, 300) if f"upon {step}." in page.text]
+    assert (shown[0], shown[-1], len(shown)) == (found[0]["step"], found[-1]["step"], 7)
+    assert page.text.count("a↵ <b>") == 7
+    assert "Held-out text" not in page.text
+    assert MISCHIEF not in text
+
+
 def test_nothing_comes_from_outside_and_nothing_runs(run_dir: RunDir) -> None:
     text = report(run_dir)
     page = Page(text)

@@ -121,7 +121,8 @@ def test_evaluations_arrive_with_their_own_step(tmp_path: Path, store: str, clie
     run_dir = new_run(tmp_path / "run")
     followed = Tracker(job(store, "evaluated"), run_dir)
     sets = {"validation": {"loss": 7.5, "accuracy": 0.25}, "wiki": {"loss": 8.0}}
-    start = {"step": 0, "attempt": 1, "time": BORN, "seconds": 1.0, "sets": sets}
+    said = [{"prompt": "Once ", "text": "upon a time"}, {"prompt": "if", "text": ""}]
+    start = {"step": 0, "attempt": 1, "time": BORN, "seconds": 1.0, "sets": sets, "samples": said}
     later = {**start, "step": 2, "sets": {"validation": {"loss": 6.5}}}
     write(run_dir, followed, [row(1, evaluations=[start]), row(2, evaluations=[later])])
     assert followed.close(60) == tracker.Delivery(0)
@@ -129,6 +130,10 @@ def test_evaluations_arrive_with_their_own_step(tmp_path: Path, store: str, clie
     assert history(client, run, "validation.loss") == [(0, 7.5), (2, 6.5)]
     assert history(client, run, "validation.accuracy") == [(0, 0.25)]
     assert history(client, run, "wiki.loss") == [(0, 8.0)]
+    texts = [Path(each.path).name for each in client.list_artifacts(run.info.run_id, "samples")]
+    assert texts == ["step-00000000.txt", "step-00000002.txt"]
+    told = Path(client.download_artifacts(run.info.run_id, f"samples/{texts[0]}")).read_text()
+    assert told == "Once \n=> upon a time\n\nif\n=> \n"
     lost = tracker.rows_on_server(job(store, "evaluated"), run_dir, [(1, 2)], 60)
     assert [(r["step"], "validation.loss" in r) for r in lost] == [(1, False), (2, False)]
 
