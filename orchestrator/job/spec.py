@@ -175,6 +175,10 @@ class JobSpec(StrictModel):
             raise ValueError(
                 "evaluate has no text; hold some out by data.validation.share, or name sets in evaluate.sets"
             )
+        if self.evaluate is not None and self.evaluate.where == "beside" and not self.set_names:
+            raise ValueError(
+                "evaluate.where beside is for held-out text, and there is none; leave it out, tasks come after training"
+            )
         lacking = set((self.evaluate and self.evaluate.metrics) or ()) - set(
             metrics_of(self.workload.objective)
         )
