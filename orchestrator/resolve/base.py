@@ -12,6 +12,7 @@ from orchestrator.checkpoint.identity import job_of_commit
 from orchestrator.checkpoint.retention import best_commit
 from orchestrator.checkpoint.shard import digest
 from orchestrator.checkpoint.store import Store
+from orchestrator.job.checkpoint import CheckpointSpec
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
 from orchestrator.resolve.prepared_data import EXCERPT
@@ -176,6 +177,7 @@ def weights_of(
     def read(
         config: TransformerConfig, shapes: Mapping[str, torch.Size], tables: Collection[str], added: int
     ) -> StoredWeights:
+        from orchestrator.checkpoint import averaged
         from workloads.describe import describe
         from workloads.hf.pretrained import pretrained
 
@@ -193,7 +195,8 @@ def weights_of(
                     f"{base.uri} was trained with mup {asked.mup}; set workload.mup to the same"
                 )
             _refuse_unlike(describe(asked.model, asked.changes, 1, asked.objective), config, base.uri)
-        found = CommitWeights(store.reader(manifest), base)
+        average = job.checkpoint if job else CheckpointSpec()
+        found = CommitWeights(averaged.weights_of(store, manifest, average), base)
         found.check(config, shapes, tables, added)
         return found
 

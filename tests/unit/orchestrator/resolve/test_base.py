@@ -59,6 +59,18 @@ def test_the_weights_are_those_of_the_step(run: str) -> None:
         assert torch.equal(workload.initial("tokens.weight", 0), wanted.initial("tokens.weight", step))
 
 
+def test_an_average_in_the_commit_is_what_a_run_begins_with(run: str) -> None:
+    spec = parse({**job().model_dump(mode="json"), "checkpoint": {"average": {"ema": 0.9}}})
+    model = load("bert-tiny", "masked_lm", KNOWN, changes=SMALL, sequence_length=24)
+    store = Store(f"{run}/checkpoints")
+    pieces = [full_piece(f"model.{name}", model.initial(name, 12)) for name in model.shapes]
+    pieces += [full_piece(f"average.{name}", model.initial(name, 13)) for name in model.shapes]
+    meta = {"position": 0, "receipt": "", "identity": spec.identity()}
+    store.publish(12, store.write_shard(12, 0, pieces), meta)
+    found = begun(job(init_from=run)).initial("tokens.weight", 0)
+    assert torch.equal(found, model.initial("tokens.weight", 13))
+
+
 def test_another_head_begins_anew_and_is_named(run: str) -> None:
     (new,) = begun(job(init_from=run, objective="next_sentence")).notes
     head = "sentence_head"
