@@ -10,8 +10,8 @@ export UV_LINK_MODE ?= copy
 unexport PYTHONDONTWRITEBYTECODE
 STAMP := $(VENV)/.installed
 QUICK := not slow and not gpu and not bench
-# Each of these starts several processes, which wait for each other much of the time.
-BY_FILE := --numprocesses 2 --dist loadfile
+# Each of these starts several processes, which wait for each other and for time to pass much of the time.
+BY_FILE := --numprocesses 3 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help install quickstart example-reviews test test-unit test-dist test-ray test-long test-partition soak test-gpu bench docs check format lock clean

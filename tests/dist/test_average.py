@@ -84,6 +84,7 @@ def test_the_average_is_what_is_evaluated(runs: Path) -> None:
         assert not any("weights" in row for row in rows(runs / run, "evals.jsonl"))
 
 
+@pytest.mark.slow
 def test_afterwards_too_unless_the_raw_weights_are_asked_for(runs: Path) -> None:
     ema, raw, last = (
         evaluated(runs / name, 8, raw) for name, raw in (("ema", False), ("ema", True), ("last", False))

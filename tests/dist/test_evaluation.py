@@ -81,10 +81,10 @@ def test_evaluations_are_rows_of_their_own(quiet: Path, text: str, cache: Path, 
 @pytest.mark.parametrize(
     "parallel",
     [
-        {"micro_batch": 3},
+        pytest.param({"micro_batch": 3}, marks=pytest.mark.slow),
         {"micro_batch": 2, "zero": 3},
         {"tp": 2},
-        {"pp": 2, "schedule": "zbv"},
+        pytest.param({"pp": 2, "schedule": "zbv"}, marks=pytest.mark.slow),
         {"cp": 2},
         pytest.param({"engine": "deepspeed", "zero": 2, "micro_batch": 2}, marks=pytest.mark.slow),
         pytest.param({"pp": 2, "schedule": "1f1b", "micro_batch": 4}, marks=pytest.mark.slow),
@@ -211,7 +211,7 @@ class StoppedInEvaluation(LocalGang):
         return found
 
 
-@pytest.mark.parametrize("step", [0, 5])
+@pytest.mark.parametrize("step", [pytest.param(0, marks=pytest.mark.slow), 5])
 def test_a_stop_does_not_wait_for_an_evaluation_which_is_made_up_for(
     step: int, text: str, cache: Path, tmp_path: Path, quiet: Path
 ) -> None:

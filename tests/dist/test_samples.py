@@ -158,6 +158,7 @@ def test_a_class_run_as_it_is_says_what_its_own_generate_does(
     assert {step: of_commit(tmp_path / "run", step) for step in (3, 6)} == {s: found[s] for s in (3, 6)}
 
 
+@pytest.mark.slow
 def test_what_is_drawn_is_drawn_alike_and_through_faults(text: str, folder: Path, tmp_path: Path) -> None:
     """Killed within the samples of step 3, and with an average of the weights: what is said is by that."""
     document = sampled(text, temperature=0.8, seed=5)

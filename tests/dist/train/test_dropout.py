@@ -103,7 +103,7 @@ def test_every_feature_of_a_layout_trains_what_one_process_trains(results: Resul
 @pytest.mark.parametrize("second", ON, ids=lambda found: found["id"])
 def test_a_run_that_changes_its_layout_draws_the_same_masks(results: Results, second: dict[str, Any]) -> None:
     legs = [results.of(LEG), results.of(second)]
-    whole = {name: legs[0][name] + legs[1][name] for name in ("losses", "norms", "extras")}
+    whole = {name: legs[0][name] + legs[1][name] for name in ("losses", "averaged", "norms", "extras")}
     ends = {"first": legs[0]["first"], "state": legs[1]["state"], "eval": legs[1]["eval"]}
     check_equal(whole | ends, results.of(WHOLE))
 
