@@ -64,15 +64,14 @@ def rate(store: Store, commit: CommitManifest, metric: str) -> float | None:
 
 def retention_of(spec: JobSpec) -> Retention:
     """The retention that the job asks for, and the commit before a decay, from which the run can be extended."""
-    checkpoint, best = spec.checkpoint, spec.checkpoint.keep_best
-    metric = best if isinstance(best, str) else "" if best else None
-    beside = spec.evaluate is not None and spec.evaluate.where == "beside"
+    checkpoint = spec.checkpoint
+    metric = checkpoint.best_metric or ("" if checkpoint.keep_best else None)
     return Retention(
         checkpoint.keep,
         checkpoint.keep_every,
         metric,
         spec.train.decay_from,
-        beside,
+        spec.evaluates_beside,
         checkpoint.averaged,
         checkpoint.every,
     )

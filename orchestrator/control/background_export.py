@@ -57,7 +57,7 @@ class BackgroundExport:
         self._advance(self._last(step))
 
     def _last(self, step: int) -> Wanted:
-        return Wanted(step, best=isinstance(self._checkpoint.keep_best, str))
+        return Wanted(step, best=self._checkpoint.best_metric is not None)
 
     def try_again(self) -> None:
         """Forget the failures so far."""

@@ -198,9 +198,7 @@ def _ended(policy: Policy, state: State, seen: Observation) -> tuple[State, Acti
     """All ranks are done, with a commit in place."""
     result = seen.ranks[0].result
     if result["ended"] == "steps":
-        rest: Phase = (
-            "evaluate" if policy.spec.evaluate and policy.spec.evaluate.where == "beside" else "export"
-        )
+        rest: Phase = "evaluate" if policy.spec.evaluates_beside else "export"
         again = {"evaluation_failures": 0, "evaluation_after": 0.0}
         return _enter(state, rest, seen, step=result["step"], **again), Action("halt", "all steps are done")
     if result["ended"] == "plateau" and policy.spec.stop_when:

@@ -18,7 +18,6 @@ from orchestrator.checkpoint.retention import prune, retention_of
 from orchestrator.control.decide_evaluation import BEGINS
 from orchestrator.control.run_history import RunHistory
 from orchestrator.control.state import Phase, State
-from orchestrator.job.evaluate import is_due_beside
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
 from orchestrator.resolve.prepared_data import PreparedData
@@ -96,7 +95,7 @@ class EvaluationBeside:
 
         A commit that does not have the row which evals.jsonl has of it is given that.
         """
-        if self._spec.evaluate is None or self._spec.evaluate.where != "beside":
+        if not self._spec.evaluates_beside:
             return
         store, found = history.store, dict[int, WaitingCommit]()
         known = {row["step"]: row for row in history.evaluations.rows.newest()}
@@ -125,7 +124,7 @@ class EvaluationBeside:
 
     def published(self, step: int, state: State) -> None:
         """Hear of a commit of the attempt in `state`; it waits from now on if the job asks for its evaluation."""
-        if is_due_beside(self._spec.evaluate, step, self._spec.train.steps) and step not in self._waiting:
+        if self._spec.is_due_beside(step) and step not in self._waiting:
             assert state.layout is not None
             commit = WaitingCommit(step, state.attempt, state.layout.micro_batch)
             self._waiting = {**self._waiting, step: commit}

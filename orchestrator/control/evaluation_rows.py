@@ -19,7 +19,7 @@ class EvaluationRows:
 
     def __init__(self, spec: JobSpec, run: RunDir, store: Store, stored: Callable[[], None]) -> None:
         """`stored` is called after rows of evaluations beside the run were."""
-        self._beside = spec.evaluate is not None and spec.evaluate.where == "beside"
+        self._beside = spec.evaluates_beside
         self._store, self._stored = store, stored
         self.rows = RowWriter(run, EVALS, stored=self._attach)
 

@@ -22,7 +22,7 @@ class FinalTasks:
     def __init__(self, cluster: Cluster, spec: JobSpec, run: RunDir, tell: Callable[..., None]) -> None:
         self._cluster, self._run, self._tell = cluster, run, tell
         self._paths = list(spec.evaluate.tasks) if spec.evaluate else []
-        self._best = isinstance(spec.checkpoint.keep_best, str)
+        self._best = spec.checkpoint.best_metric is not None
         self._under_way: RemoteTask | None = None
         self._began = 0.0
         self.done = not self._paths

@@ -82,6 +82,12 @@ class CheckpointSpec(StrictModel):
         return self
 
     @property
+    def best_metric(self) -> str | None:
+        """The metric of an evaluation by which the best commit is told; None if it is told by the training loss, or not
+        at all."""
+        return self.keep_best if isinstance(self.keep_best, str) else None
+
+    @property
     def averaged(self) -> int:
         """Commits before one that are averaged with it."""
         return self.average.last - 1 if self.average and self.average.last else 0

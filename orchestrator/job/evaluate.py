@@ -89,11 +89,6 @@ class EvaluateSpec(StrictModel):
         return step % self.every == 0
 
 
-def is_due_beside(evaluate: EvaluateSpec | None, step: int, last: int) -> bool:
-    """Whether the commit after `step` of a run of `last` steps is to be evaluated beside the run."""
-    return evaluate is not None and evaluate.where == "beside" and evaluate.is_due(step, last)
-
-
 class StopWhen(StrictModel):
     """Early stopping: the run ends as done when a metric has not become better for some evaluations."""
 

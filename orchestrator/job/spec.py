@@ -175,7 +175,7 @@ class JobSpec(StrictModel):
             raise ValueError(
                 "evaluate has no text; hold some out by data.validation.share, or name sets in evaluate.sets"
             )
-        if self.evaluate is not None and self.evaluate.where == "beside" and not self.set_names:
+        if self.evaluates_beside and not self.set_names:
             raise ValueError(
                 "evaluate.where beside is for held-out text, and there is none; leave it out, tasks come after training"
             )
@@ -196,7 +196,7 @@ class JobSpec(StrictModel):
     @model_validator(mode="after")
     def what_is_decided_in_a_step_is_evaluated_there(self) -> JobSpec:
         early = "stop_when" if self.stop_when else "tune" if self.tune else ""
-        if early and self.evaluate is not None and self.evaluate.where == "beside":
+        if early and self.evaluates_beside:
             raise ValueError(
                 f"{early} decides by a value at its step, which evaluate.where beside has some steps later, never "
                 "equally many; set evaluate.where to gang"
@@ -205,9 +205,8 @@ class JobSpec(StrictModel):
 
     @model_validator(mode="after")
     def what_is_chosen_by_is_measured(self) -> JobSpec:
-        best = self.checkpoint.keep_best
         for key, metric in (
-            ("checkpoint.keep_best", best if isinstance(best, str) else None),
+            ("checkpoint.keep_best", self.checkpoint.best_metric),
             ("stop_when.metric", self.stop_when.metric if self.stop_when else None),
             ("tune.metric", self.tune.metric if self.tune and "." in self.tune.metric else None),
         ):
@@ -226,6 +225,19 @@ class JobSpec(StrictModel):
                 "tracking.register_as is about the exported model, and nothing is exported; set checkpoint.export to hf"
             )
         return self
+
+    @property
+    def evaluates_beside(self) -> bool:
+        """Whether commits are evaluated beside the run, by one worker more."""
+        return self.evaluate is not None and self.evaluate.where == "beside"
+
+    def is_due_beside(self, step: int) -> bool:
+        """Whether the commit after `step` is to be evaluated beside the run."""
+        return (
+            self.evaluates_beside
+            and self.evaluate is not None
+            and self.evaluate.is_due(step, self.train.steps)
+        )
 
     @property
     def set_names(self) -> list[str]:

@@ -42,8 +42,8 @@ class ControllerActor:
         self._queue: QueueClient | None = None
         if priority is not None:
             workers, bundle = spec.resources.workers, spec.resources.per_worker.bundle
-            beside = spec.evaluate is not None and spec.evaluate.where == "beside"
-            queue = QueueClient(self._run.uri, priority, bundle, workers.min, workers.max + beside)
+            most = workers.max + spec.evaluates_beside
+            queue = QueueClient(self._run.uri, priority, bundle, workers.min, most)
             cluster = dataclasses.replace(cluster, request_workers=lambda bundle, count: queue.want(count))
             self._queue = queue
         # Ray has started this actor again: nobody asked for that, and it may go on for ever.

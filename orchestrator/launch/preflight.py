@@ -198,8 +198,7 @@ def gpus_here(spec: JobSpec) -> int:
     if there < least:
         what = f"the smallest gang needs {least} GPUs, and this machine has {there}"
         raise InputError(what, "resources.per_worker.gpu", "set it to 0, or name a cluster with --address")
-    beside = spec.evaluate is not None and spec.evaluate.where == "beside"
-    return min(most + beside * int(spec.resources.per_worker.gpu), there)
+    return min(most + spec.evaluates_beside * int(spec.resources.per_worker.gpu), there)
 
 
 def check_labels(spec: JobSpec, address: str | None) -> None:

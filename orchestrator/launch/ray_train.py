@@ -65,7 +65,7 @@ def loop_config(
     lie between reports to Ray Train, checkpoint.every by default. Raises InputError.
     """
     spec = resolve_paths(spec, Path.cwd())
-    if spec.evaluate is not None and spec.evaluate.where == "beside":
+    if spec.evaluates_beside:
         hint = "set it to gang, or use `orchestrator run`"
         raise InputError("Ray Train keeps no worker beside its own", "evaluate.where", hint)
     run = RunDir(absolute(run_dir or f"runs/{spec.name}", Path.cwd()))

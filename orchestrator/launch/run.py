@@ -55,12 +55,12 @@ def run(
 
     queue = None if address is None else priority
     workers, worker = spec.resources.workers, spec.resources.per_worker
-    beside = spec.evaluate is not None and spec.evaluate.where == "beside"  # which takes one worker more
+    most = workers.max + spec.evaluates_beside
     gpus = gpus_here(spec) if address is None and worker.gpu else workers.max * worker.gpu
     made = run_dir.create()
     try:
         for last in (False, False, True):
-            with connected_ray(address, (workers.max + beside) * worker.cpu, gpus):
+            with connected_ray(address, most * worker.cpu, gpus):
                 outcome = _watch(_attach(spec, run_dir, until, faults, queue), run_dir, show)
             if not outcome.fallen or last:
                 break

@@ -109,8 +109,8 @@ def _register_export(spec: JobSpec, run_dir: RunDir, step: int, uri: str) -> Non
 
 
 def _candidate(spec: JobSpec, run_dir: RunDir, step: int) -> Candidate:
-    metric = spec.checkpoint.keep_best
-    if not isinstance(metric, str):
+    metric = spec.checkpoint.best_metric
+    if metric is None:
         return Candidate(step)
     store = Store(run_dir.at("checkpoints"))
     value = metrics_of(store, store.manifest(step)).get(metric)

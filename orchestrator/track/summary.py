@@ -128,7 +128,7 @@ def world(layout: Any) -> int:
 
 def _beside(spec: JobSpec, rows: RunTotals) -> dict[str, float | None] | None:
     """Worker hours and USD of the evaluations beside the run, which are in no other figure; None without any."""
-    if spec.evaluate is None or spec.evaluate.where == "gang":
+    if not spec.evaluates_beside:
         return None
     hours, price = rows.beside_seconds / 3600, spec.limits.usd_per_worker_hour
     return {"worker_hours": hours, "cost_usd": hours * price if price else None}

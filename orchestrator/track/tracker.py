@@ -50,7 +50,7 @@ class Tracker:
         self._changed = threading.Condition()
         self._rows: deque[Row] = deque()
         self._behind = True  # some rows are not in self._rows, and must be read from the run directory
-        self._beside = spec.evaluate is not None and spec.evaluate.where == "beside"
+        self._beside = spec.evaluates_beside
         self._evaluations = self._beside  # some are in evals.jsonl alone, and have not been sent
         self._documents = set(DOCUMENTS)
         self._status, self._sent_status = status, ""

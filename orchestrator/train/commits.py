@@ -23,7 +23,6 @@ from orchestrator.checkpoint.retention import retention_of
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.snapshots import peer_store
 from orchestrator.checkpoint.store import Store
-from orchestrator.job.evaluate import is_due_beside
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
 from orchestrator.storage.retry import patient
@@ -118,8 +117,8 @@ class Commits:
 
     def _is_evaluated(self, progress: Mapping[str, Any]) -> bool:
         """Whether the commit of that state is to be evaluated beside the run."""
-        step, last = progress["step"], self._spec.train.steps
-        return progress["last_evaluation_step"] != step and is_due_beside(self._spec.evaluate, step, last)
+        step = progress["step"]
+        return progress["last_evaluation_step"] != step and self._spec.is_due_beside(step)
 
     def outcomes(self) -> list[dict[str, Any]]:
         """The outcomes of the saves to the store that ended since the last call, as JSON."""
