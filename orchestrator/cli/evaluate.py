@@ -102,23 +102,18 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Continue prompts with the model of a commit."""
-    from orchestrator.checkpoint.averaged import weights_of
-    from orchestrator.checkpoint.store import Store
     from orchestrator.evaluate.samples import continue_prompts
-    from orchestrator.resolve.prepared_data import data_of
+    from orchestrator.resolve.commit_model import model_of_commit
     from orchestrator.resolve.resolved_job import wrong_input
-    from orchestrator.resolve.training_inputs import workload_of
     from workloads.workload import Sampling
 
     run, spec = existing_run(run_dir)
-    store, commit = Store(run.at("checkpoints")), chosen_commit(run, step)
-    data = data_of(run, commit.meta["data"])
-    workload, reader = workload_of(spec, data), weights_of(store, commit, spec.checkpoint, raw_weights)
+    found = model_of_commit(run, spec, chosen_commit(run, step), raw_weights)
     with wrong_input("prompts"):
         said = continue_prompts(
-            workload,
-            lambda name: reader.read(f"model.{name}"),
-            data.tokenizer(),
+            found.workload,
+            found.read,
+            found.tokens.tokenizer(),
             prompts,
             tokens,
             Sampling(temperature=temperature, seed=seed),

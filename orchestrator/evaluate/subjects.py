@@ -8,9 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.evaluate.of_export import spec_of_export, workload_of_export
-from orchestrator.job.errors import InputError
-from orchestrator.storage.retry import patient
-from orchestrator.storage.run_directory import RunDir
 
 if TYPE_CHECKING:
     import torch
@@ -41,31 +38,17 @@ def subject_of_commit(
 
     Raises InputError if there is no such run, or its data is gone.
     """
-    from orchestrator.checkpoint.averaged import facts_of, weights_of
-    from orchestrator.checkpoint.identity import check_commit, read_job
-    from orchestrator.checkpoint.retention import best_commit
-    from orchestrator.checkpoint.store import Store
+    from orchestrator.checkpoint.averaged import facts_of
     from orchestrator.export.tokenizer import write_tokenizer
-    from orchestrator.resolve.prepared_data import data_of
-    from orchestrator.resolve.training_inputs import workload_of
+    from orchestrator.resolve.commit_model import model_of_run
     from workloads.load import with_weights
 
-    run = RunDir(run_uri)
-    spec = read_job(run)
-    if spec is None:
-        raise InputError("there is no run here", run.uri, "give a run directory")
-    retry = patient(spec.limits.unsaved)
-    store = Store(run.at("checkpoints"), retry=retry)
-    metric = spec.checkpoint.keep_best
-    found = best_commit(store, metric) if best and isinstance(metric, str) else None
-    commit = store.manifest(step if found is None else found)
-    check_commit(commit, spec, run.at("job.yaml"))
-    tokens = data_of(run, commit.meta["data"], retry)
-    workload, reader = workload_of(spec, tokens), weights_of(store, commit, spec.checkpoint, raw)
-    model = with_weights(workload, lambda name: reader.read(f"model.{name}"), device)
+    found = model_of_run(run_uri, step, best, raw)
+    workload = found.workload
+    model = with_weights(workload, found.read, device)
     with tempfile.TemporaryDirectory(prefix="tokenizer-") as folder:
-        write_tokenizer(tokens, workload, spec, folder)
-        return Subject(workload, model, _tokenizer(folder), commit.step, facts_of(reader))
+        write_tokenizer(found.tokens, workload, found.spec, folder)
+        return Subject(workload, model, _tokenizer(folder), found.commit.step, facts_of(found.reader))
 
 
 def subject_of_export(

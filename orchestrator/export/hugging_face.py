@@ -14,10 +14,8 @@ import numpy as np
 
 from orchestrator.export.target import MARK, check_target, draft, publish
 from orchestrator.export.tokenizer import write_tokenizer
-from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.retry import patient
-from orchestrator.storage.run_directory import RunDir
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,37 +38,22 @@ def export(run_uri: str, step: int, target: str, best: bool = False, raw: bool =
     generated text, None if the model generates none. Raises InputError if there is no such commit, and RuntimeError if
     transformers disagrees.
     """
-    from orchestrator.checkpoint.averaged import facts_of, weights_of
-    from orchestrator.checkpoint.identity import check_commit, read_job
-    from orchestrator.checkpoint.retention import best_commit
-    from orchestrator.checkpoint.store import Store
-    from orchestrator.resolve.prepared_data import data_of
-    from orchestrator.resolve.training_inputs import workload_of
+    from orchestrator.checkpoint.averaged import facts_of
+    from orchestrator.resolve.commit_model import model_of_run
 
     check_target(target)
-    run = RunDir(run_uri)
-    spec = read_job(run)
-    if spec is None:
-        raise InputError("there is no run here", run.uri, "give a run directory")
-    retry = patient(spec.limits.unsaved)
-    store = Store(run.at("checkpoints"), retry=retry)
-    metric = spec.checkpoint.keep_best
-    if best and isinstance(metric, str) and (found := best_commit(store, metric)) is not None:
-        step = found
-    manifest = store.manifest(step)
-    check_commit(manifest, spec, run.at("job.yaml"))
-    tokens = data_of(run, manifest.meta["data"], retry)
-    workload, reader = workload_of(spec, tokens), weights_of(store, manifest, spec.checkpoint, raw)
-    weights = facts_of(reader)
+    found = model_of_run(run_uri, step, best, raw)
+    spec, tokens, commit = found.spec, found.tokens, found.commit
+    weights, step = facts_of(found.reader), commit.step
     with draft(target) as folder:
-        difference = write(spec, tokens, workload, lambda name: reader.read(f"model.{name}"), folder)
-        facts = {"step": step, "receipt": manifest.receipt, "run": spec.name, "logits_difference": difference}
-        facts["evaluation"] = _evaluation_facts(spec, manifest.meta["layout"]["micro_batch"])
+        difference = write(spec, tokens, found.workload, found.read, folder)
+        facts = {"step": step, "receipt": commit.receipt, "run": spec.name, "logits_difference": difference}
+        facts["evaluation"] = _evaluation_facts(spec, commit.meta["layout"]["micro_batch"])
         facts |= weights
         sample = _sample(tokens, folder)
         facts["files"] = [*sorted(os.listdir(folder)), MARK]
         (Path(folder) / MARK).write_text(json.dumps(facts, indent=2) + "\n")
-        publish(folder, target, retry)
+        publish(folder, target, patient(spec.limits.unsaved))
     return {"uri": target, "step": step, **weights, "logits_difference": difference, "sample": sample}
 
 

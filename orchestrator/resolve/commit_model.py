@@ -1,0 +1,69 @@
+"""The model of a commit, with what it is read by: the prepared data and the weights as they are evaluated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestrator.checkpoint.identity import check_commit, read_job
+from orchestrator.checkpoint.manifest import CommitManifest
+from orchestrator.checkpoint.retention import best_commit
+from orchestrator.checkpoint.store import Store
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import JobSpec
+from orchestrator.resolve.prepared_data import data_of
+from orchestrator.resolve.training_inputs import workload_of
+from orchestrator.storage.retry import Retry, patient
+from orchestrator.storage.run_directory import RunDir
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from orchestrator.checkpoint.reader import Reader
+    from orchestrator.data.tokens import Tokens
+    from workloads.workload import Workload
+
+
+@dataclass(frozen=True)
+class CommitModel:
+    """A commit of a run of the job `spec`: its prepared data, its workload, and a reader of its weights."""
+
+    spec: JobSpec
+    commit: CommitManifest
+    tokens: Tokens
+    workload: Workload
+    reader: Reader
+
+    def read(self, name: str) -> Tensor:
+        """A tensor of the model by its name."""
+        return self.reader.read(f"model.{name}")
+
+
+def model_of_run(run_uri: str, step: int, best: bool = False, raw: bool = False) -> CommitModel:
+    """The model of the commit at `step` of a run, or with `best` of that which is best by the metric of
+    checkpoint.keep_best, if there is one. Storage that fails is waited for, as long as the job allows.
+
+    The weights are averaged, if the job has an average of them, unless `raw`. Raises InputError if there is no such
+    run, or its data is gone.
+    """
+    run = RunDir(run_uri)
+    spec = read_job(run)
+    if spec is None:
+        raise InputError("there is no run here", run.uri, "give a run directory")
+    retry = patient(spec.limits.unsaved)
+    store, metric = Store(run.at("checkpoints"), retry=retry), spec.checkpoint.best_metric
+    found = best_commit(store, metric) if best and metric is not None else None
+    commit = store.manifest(step if found is None else found)
+    check_commit(commit, spec, run.at("job.yaml"))
+    return model_of_commit(run, spec, commit, raw, retry)
+
+
+def model_of_commit(
+    run: RunDir, spec: JobSpec, commit: CommitManifest, raw: bool = False, retry: Retry | None = None
+) -> CommitModel:
+    """The model of a commit that is known. Raises InputError if its data is gone."""
+    from orchestrator.checkpoint.averaged import weights_of
+
+    tokens, store = data_of(run, commit.meta["data"], retry), Store(run.at("checkpoints"), retry=retry)
+    reader = weights_of(store, commit, spec.checkpoint, raw)
+    return CommitModel(spec, commit, tokens, workload_of(spec, tokens), reader)
