@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.checkpoint.identity import job_of_commit
+from orchestrator.checkpoint.identity import job_of_commit, read_job
 from orchestrator.checkpoint.retention import best_commit
 from orchestrator.checkpoint.shard import digest
 from orchestrator.checkpoint.store import Store
@@ -77,32 +77,29 @@ def base_of(spec: JobSpec, begun: Mapping[str, Any], settled: bool) -> Base | No
 
 
 def _look(spec: JobSpec, step: int | None) -> Base | None:
+    from workloads.hf.hf_config import root
     from workloads.hf.weights import has_weights
 
     asked = spec.workload.init_from
     if asked is None:
         model = spec.workload.model
-        if not model.startswith(FOLDER) or not has_weights(_root(model.removeprefix(FOLDER))):
+        named = str(root(model.removeprefix(FOLDER)))
+        if not model.startswith(FOLDER) or not has_weights(named):
             return None
-        folder = _root(model.removeprefix(FOLDER))
-        return Base(folder, None, _digest_of(folder))
+        return Base(named, None, _digest_of(named))
     uri, tag = asked, ""
     if "@" in asked.rsplit("/", 1)[-1]:
         uri, _, tag = asked.rpartition("@")
-    if is_local(uri) and (Path(_root(uri)) / "config.json").exists():
+    if is_local(uri) and (folder := root(uri)).joinpath("config.json").exists():
         if tag:
             raise InputError(f"{uri} is an export, which has no step", INIT, "leave out what follows the @")
-        if not has_weights(_root(uri)):
+        if not has_weights(str(folder)):
             raise InputError(
                 f"{uri} has no weights", INIT, "give a folder with safetensors, or a run directory"
             )
-        return Base(_root(uri), None, _digest_of(_root(uri)))
+        return Base(str(folder), None, _digest_of(str(folder)))
     manifest = _commit(uri, step if step is not None else tag)
     return Base(uri, manifest.step, digest(manifest.to_bytes()))
-
-
-def _root(folder: str) -> str:
-    return str(Path(folder).parent) if folder.endswith(".json") else folder.rstrip("/")
 
 
 def _commit(uri: str, tag: int | str) -> CommitManifest:
@@ -113,9 +110,9 @@ def _commit(uri: str, tag: int | str) -> CommitManifest:
             f"{uri} has no commit, and is no export", INIT, "give a run directory, or an export's folder"
         )
     if tag == "best":
-        found = None
-        for metric in _metric_of(store, steps):
-            found = best_commit(store, metric)
+        job = read_job(RunDir(uri))  # a commit does not say what the run keeps
+        metric = job.checkpoint.best_metric if job else None
+        found = best_commit(store, metric) if metric is not None else None
         if found is None:
             raise InputError(f"{uri} keeps no best commit", INIT, "name a step, or @last")
         tag = found
@@ -127,12 +124,6 @@ def _commit(uri: str, tag: int | str) -> CommitManifest:
     if not str(tag).isdigit() or int(tag) not in steps:
         raise InputError(f"{uri} has no commit at {tag}", INIT, f"name a step of {steps}, @last or @best")
     return store.manifest(int(tag))
-
-
-def _metric_of(store: Store, steps: Sequence[int]) -> list[str]:
-    job = job_of_commit(store.manifest(steps[-1]))
-    keep = job.checkpoint.keep_best if job else False
-    return [keep] if isinstance(keep, str) else []
 
 
 def _digest_of(folder: str) -> str:
@@ -236,19 +227,12 @@ class CommitWeights:
         added: int,
     ) -> None:
         """Raise WorkloadError if they do not fit a model of these shapes."""
-        from workloads.model.stored import HEADS, SHOWN, listed, misfits, told
+        from workloads.model.stored import HEADS, misfits, refuse_misfits, refuse_strange, told
 
-        where = f"{self._base.uri}@{self._base.step}"
-        if found := misfits(config, shapes, self._shape, tables, added):
-            more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-            raise WorkloadError(
-                f"{where} does not fit: {'; '.join(found[:SHOWN])}{more}; give the model of the base"
-            )
+        where, hint = f"{self._base.uri}@{self._base.step}", "give the model of the base"
+        refuse_misfits(misfits(config, shapes, self._shape, tables, added), where, hint)
         left = sorted(self._names.keys() - shapes.keys())
-        if strange := [name for name in left if not name.startswith((*HEADS, "generator."))]:
-            raise WorkloadError(
-                f"{where} has {listed(strange)}, which this model has no place for; give the model of the base"
-            )
+        refuse_strange([n for n in left if not n.startswith((*HEADS, "generator."))], where, hint)
         self.notes = told(shapes, self._shape, left, where)
 
     def find(self, name: str) -> StoredTensor | None:

@@ -16,8 +16,18 @@ from workloads.hf.families import family_of
 from workloads.hf.family import Family
 from workloads.hf.weights import Weights
 from workloads.model.config import TransformerConfig
-from workloads.model.stored import SHOWN, Part, StoredTensor, StoredWeights, listed, misfits, told, whole
+from workloads.model.stored import (
+    Part,
+    StoredTensor,
+    StoredWeights,
+    misfits,
+    refuse_misfits,
+    refuse_strange,
+    told,
+    whole,
+)
 
+HINT = "remove the changes of the model or give another checkpoint"
 FINAL_BIAS = "final_logits_bias"
 """Tensor that BART adds to its logits; no model here has one."""
 NOT_NEEDED = re.compile(
@@ -81,8 +91,10 @@ class HuggingFaceWeights:
         find = self._finder(self._weights.blank)
         self._there = {name: self._shape_of(name, find) for name in shapes}
         _check_values(self._family, config, self._finder(self._weights.read), folder)
-        self._refuse_misfits(tables, added)
-        left_out = self._left_out()
+        where = f"the checkpoint in {folder}"
+        refuse_misfits(misfits(config, shapes, self._there.__getitem__, tables, added), where, HINT)
+        left_out, strange = self._left_out()
+        refuse_strange(strange, where, HINT)
         self.notes = told(shapes, self._there.__getitem__, left_out, folder)
 
     def find(self, name: str) -> StoredTensor | None:
@@ -121,16 +133,8 @@ class HuggingFaceWeights:
 
         return find
 
-    def _refuse_misfits(self, tables: Collection[str], added: int) -> None:
-        if found := misfits(self._config, self._shapes, self._there.__getitem__, tables, added):
-            more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-            raise WorkloadError(
-                f"the checkpoint in {self._folder} does not fit: {'; '.join(found[:SHOWN])}{more}; "
-                "remove the changes of the model or give another checkpoint"
-            )
-
-    def _left_out(self) -> list[str]:
-        """The tensors of other heads. Raises WorkloadError for those that have no place at all."""
+    def _left_out(self) -> tuple[list[str], list[str]]:
+        """The tensors of other heads, and those that have no place at all."""
         family, taken = self._family, set[str]()
         for name in self._shapes:
             row, _, number = row_of(family, self._config, name)
@@ -148,12 +152,7 @@ class HuggingFaceWeights:
             if full & (taken | mine) or NOT_NEEDED.fullmatch(name) or self._is_spare(name):
                 continue
             (left if full & others else strange).append(name)
-        if strange:
-            raise WorkloadError(
-                f"the checkpoint in {self._folder} has {listed(sorted(strange))}, which this model has no place for; "
-                "remove the changes of the model or give another checkpoint"
-            )
-        return sorted(left)
+        return sorted(left), strange
 
     def _is_spare(self, name: str) -> bool:
         """Whether a tensor is of DeepSeek's layers that predict further tokens, which stand after the last one."""

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from workloads.errors import WorkloadError
 from workloads.model.config import TransformerConfig
 
 Part = tuple[slice, ...]
@@ -95,6 +96,19 @@ def misfits(
         ):
             found.append(f"{name} is {list(there)} where the model has {list(shape)}")
     return found
+
+
+def refuse_misfits(found: Sequence[str], where: str, hint: str) -> None:
+    """Raise WorkloadError if there are `misfits` of the checkpoint at `where`."""
+    if found:
+        more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+        raise WorkloadError(f"{where} does not fit: {'; '.join(found[:SHOWN])}{more}; {hint}")
+
+
+def refuse_strange(names: Sequence[str], where: str, hint: str) -> None:
+    """Raise WorkloadError if the checkpoint at `where` has tensors, by these names, without a place in the model."""
+    if names:
+        raise WorkloadError(f"{where} has {listed(sorted(names))}, which this model has no place for; {hint}")
 
 
 def told(

@@ -14,9 +14,10 @@ from tokenizers import Tokenizer, models
 from orchestrator.checkpoint.pieces import full_piece
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec, parse
+from orchestrator.job.spec import JobSpec, dump, parse
 from orchestrator.resolve.base import Base, base_json, base_of, tokenizer_notes
 from orchestrator.resolve.training_inputs import load_workload
+from orchestrator.storage.run_directory import RunDir
 from workloads.load import load
 from workloads.workload import Vocabulary, Workload
 
@@ -57,6 +58,22 @@ def test_the_weights_are_those_of_the_step(run: str) -> None:
         workload = begun(job(init_from=f"{run}{tag}"))
         assert workload.notes == ()
         assert torch.equal(workload.initial("tokens.weight", 0), wanted.initial("tokens.weight", step))
+
+
+def test_the_best_commit_is_that_of_the_metric_which_the_run_keeps(run: str) -> None:
+    spec = parse({
+        **job().model_dump(mode="json"),
+        "evaluate": {"every": 4, "sets": {"held": {"sources": [{"uri": "none"}]}}},
+        "checkpoint": {"keep_best": "held.loss"},
+    })  # fmt: skip
+    RunDir(run).write_text("job.yaml", dump(spec))
+    store = Store(f"{run}/checkpoints")
+    for step, loss in ((12, 1.0), (16, 2.0)):
+        meta = {"evaluation": {"held.loss": loss}, "last_evaluation_step": step, "identity": spec.identity()}
+        store.publish(step, store.write_shard(step, 0, []), {"position": 0, "receipt": "", **meta})
+    base = base_of(job(init_from=f"{run}@best"), {}, False)
+    assert base is not None
+    assert base.step == 12
 
 
 def test_an_average_in_the_commit_is_what_a_run_begins_with(run: str) -> None:
