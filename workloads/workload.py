@@ -58,6 +58,11 @@ class Vocabulary:
     sentence_end: np.ndarray | None = field(default=None, compare=False)
 
     @property
+    def padding(self) -> int:
+        """The id that fills what a text leaves of a sample."""
+        return self.eos if self.pad is None else self.pad
+
+    @property
     def special(self) -> frozenset[int]:
         """Ids that are not text, which no objective may mask, replace or predict from."""
         named = (self.eos, self.pad, self.bos, self.cls, self.sep, self.mask)

@@ -101,7 +101,7 @@ def probes(
     No row is padded at its beginning for a router with a capacity, which counts preceding tokens, nor where the first
     token represents the sequence.
     """
-    pad = vocabulary.eos if vocabulary.pad is None else vocabulary.pad
+    pad = vocabulary.padding
     left = isinstance(config, TransformerConfig) and not (
         (config.moe and config.moe.at_length(1))
         or config.sentence_head

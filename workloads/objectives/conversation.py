@@ -29,9 +29,6 @@ class Conversation(SampledObjective):
     pack: str = choice("yes", "no")
     truncate: str = choice("end", "start")
 
-    def window(self, sequence_length: int) -> int:
-        return sequence_length
-
     @property
     def reading(self) -> Reading:
         unit = "records" if self.pack == "yes" else "record"
@@ -44,7 +41,7 @@ class Conversation(SampledObjective):
         ids, predicted = words & ~MARK, (words & MARK) > 0
         follows = np.append(predicted[1:] & (number[1:] == number[:-1]), False)
         labels = np.where(follows, np.roll(ids, -1), IGNORE)
-        pad = self.vocabulary.eos if self.vocabulary.pad is None else self.vocabulary.pad
+        pad = self.vocabulary.padding
         document = padded(number, self.sequence_length, len(found))
         return {
             "tokens": padded(ids, self.sequence_length, pad),

@@ -38,9 +38,6 @@ class Mass(SampledObjective):
         """Length of decoder_tokens and labels."""
         return self.sequence_length
 
-    def window(self, sequence_length: int) -> int:
-        return sequence_length
-
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         tokens = self.read_window(read, sample)
         hidden = np.zeros(len(tokens), dtype=bool)

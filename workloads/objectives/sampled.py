@@ -85,9 +85,9 @@ class SampledObjective(ABC):
         options.check(self.name, self)
         self._check_vocabulary()
 
-    @abstractmethod
     def window(self, sequence_length: int) -> int:
         """Tokens of raw text that one sample reads, so that its model input is `sequence_length` long."""
+        return sequence_length
 
     @abstractmethod
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:

@@ -23,12 +23,6 @@ Cut = Callable[[np.ndarray, np.ndarray, int], tuple[np.ndarray, np.ndarray]]
 """Shortens two texts to so many tokens together."""
 
 
-def padding_of(objective: SampledObjective) -> int:
-    """The id of padding."""
-    known = objective.vocabulary
-    return known.eos if known.pad is None else known.pad
-
-
 def frame_of(objective: SampledObjective) -> Frame:
     """The tokens around texts: those of the tokenizer, or <cls> text <sep> text <sep> as far as there are such."""
     known = objective.vocabulary
@@ -63,7 +57,7 @@ def framed(
     tokens = np.concatenate([before, first, middle, second, after]).astype(np.int64)[:length]
     start = len(before) + len(first) + len(middle)
     batch = {
-        "tokens": padded(tokens, length, padding_of(objective)),
+        "tokens": padded(tokens, length, objective.vocabulary.padding),
         "padding": np.arange(length) < len(tokens),
     }
     if objective.typed:
@@ -87,6 +81,12 @@ def texts_of(record: np.ndarray) -> list[np.ndarray]:
     return [first, *(part for part in rest if len(part))]
 
 
+def _with_label(objective: SampledObjective, record: np.ndarray) -> tuple[dict[str, np.ndarray], int]:
+    """The framed texts of a record, and the one number that it ends with."""
+    (label,) = unpack(record)[-1]
+    return framed(objective, *texts_of(record))[0], int(label)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SequenceClassification(SampledObjective):
     """One label a text, or a pair of texts: sequence_labels int64."""
@@ -96,16 +96,11 @@ class SequenceClassification(SampledObjective):
     unit = "record"
     begins, ends = "cls", "sep"
 
-    def window(self, sequence_length: int) -> int:
-        return sequence_length
-
     def is_cut(self, record: np.ndarray) -> bool:
         return is_longer(self, texts_of(record))
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
-        record = np.asarray(read(sample))
-        batch, _ = framed(self, *texts_of(record))
-        (label,) = unpack(record)[-1]
+        batch, label = _with_label(self, np.asarray(read(sample)))
         return {**batch, "sequence_labels": np.int64(label)}
 
 
@@ -118,17 +113,12 @@ class Regression(SampledObjective):
     unit = "record"
     begins, ends = "cls", "sep"
 
-    def window(self, sequence_length: int) -> int:
-        return sequence_length
-
     def is_cut(self, record: np.ndarray) -> bool:
         return is_longer(self, texts_of(record))
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
-        record = np.asarray(read(sample))
-        batch, _ = framed(self, *texts_of(record))
-        (label,) = unpack(record)[-1]
-        return {**batch, "sequence_labels": from_bits(int(label))}
+        batch, label = _with_label(self, np.asarray(read(sample)))
+        return {**batch, "sequence_labels": from_bits(label)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,9 +129,6 @@ class TokenClassification(SampledObjective):
     architectures = frozenset({"encoder", "decoder"})
     unit = "record"
     begins, ends = "cls", "sep"
-
-    def window(self, sequence_length: int) -> int:
-        return sequence_length
 
     def is_cut(self, record: np.ndarray) -> bool:
         return is_longer(self, texts_of(record))
@@ -176,9 +163,6 @@ class SpanExtraction(SampledObjective):
     unit = "record"
     begins, ends = "cls", "sep"
 
-    def window(self, sequence_length: int) -> int:
-        return sequence_length
-
     def is_cut(self, record: np.ndarray) -> bool:
         return is_longer(self, texts_of(record))
 
@@ -208,13 +192,10 @@ class Seq2Seq(SampledObjective):
     target: int = at_least(0, 0)
     start: int = at_least(-1, -1)
 
-    def window(self, sequence_length: int) -> int:
-        return sequence_length
-
     @property
     def decoder_start(self) -> int:
         """The token with which the decoder begins: `start`, by default the padding."""
-        return padding_of(self) if self.start < 0 else self.start
+        return self.vocabulary.padding if self.start < 0 else self.start
 
     @property
     def target_length(self) -> int:
@@ -235,7 +216,7 @@ class Seq2Seq(SampledObjective):
             for text, length in zip((source, target), lengths, strict=True)
         ]
         start = self.decoder_start
-        return source_and_target(parts[0], parts[1], lengths, start, padding_of(self))
+        return source_and_target(parts[0], parts[1], lengths, start, self.vocabulary.padding)
 
     def is_cut(self, record: np.ndarray) -> bool:
         around, lengths = sum(map(len, self._frame)), (self.sequence_length, self.target_length)

@@ -33,12 +33,9 @@ class TranslationLM(SampledObjective):
     unit = "documents"
     rate: float = fraction(0.15)
 
-    def window(self, sequence_length: int) -> int:
-        return sequence_length
-
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         text = self.read_window(read, sample)
-        pad = self.vocabulary.eos if self.vocabulary.pad is None else self.vocabulary.pad
+        pad = self.vocabulary.padding
         tokens, real = padded(text, self.sequence_length, pad), np.arange(self.sequence_length) < len(text)
         separators, closing = (tokens == self.token("sep")) & real, (tokens == self.vocabulary.eos) & real
         if self.rule > 1 and self.vocabulary.eos == self.vocabulary.sep:
