@@ -19,8 +19,7 @@ import pyarrow.parquet as pq
 
 from orchestrator.data.lines import Line, line_at, line_break, line_number, lines
 from orchestrator.data.manifest import FORMAT
-from orchestrator.data.source_files import check_unchanged, open_source
-from orchestrator.data.sources import Span
+from orchestrator.data.sources import Span, opened
 from orchestrator.job.errors import InputError
 
 SEPARATOR = b"<|endoftext|>"
@@ -30,6 +29,7 @@ LINE_BYTES = 2**26
 """A longer line of .jsonl is refused, since all of it must be in memory."""
 BOM = b"\xef\xbb\xbf"
 BATCH_ROWS = 256
+"""Rows of a .parquet file that are read at once."""
 
 
 class TextPiece(NamedTuple):
@@ -48,11 +48,9 @@ def pieces(span: Span, data_format: int = FORMAT) -> Iterator[TextPiece]:
     Raises InputError for text that is not UTF-8, for rows without the field, and for a file that has changed since its
     content was identified.
     """
-    file, read = span.file, {".parquet": _rows, ".jsonl": _json, ".txt": _text}[span.file.kind]
-    sums, first = (span.sums, span.first) if span.sums else (file.sums, 0)
-    with open_source(file.uri, file.size, file.content, sums, first) as opened:
-        yield from read(span, opened, data_format)
-    check_unchanged(file.uri, file.size, file.content, sums)
+    read = {".parquet": _rows, ".jsonl": _json, ".txt": _text}[span.file.kind]
+    with opened(span) as file:
+        yield from read(span, file, data_format)
 
 
 def _text(span: Span, file: BinaryIO, data_format: int) -> Iterator[TextPiece]:
@@ -124,13 +122,14 @@ def _fields(line: bytes, span: Span, file: BinaryIO, at: int) -> list[str]:
         text = row.get(key) if isinstance(row, dict) else None
         if not isinstance(text, str):
             raise _bad(span, file, at, f"has no text '{key}'", "set field to the text's key")
-        if not _is_unicode(text):
+        if not is_unicode(text):
             raise _bad(span, file, at, f"has half a surrogate pair in '{key}'", "fix or remove it")
         texts.append(text)
     return texts
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written as UTF-8: it has no half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:

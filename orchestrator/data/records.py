@@ -15,14 +15,12 @@ import pyarrow.parquet as pq
 from tokenizers import Encoding, Tokenizer
 
 from orchestrator.data.conversations import Template
+from orchestrator.data.documents import BATCH_ROWS, LINE_BYTES, is_unicode
 from orchestrator.data.lines import line_break, line_number
-from orchestrator.data.source_files import check_unchanged, open_source
-from orchestrator.data.sources import Span
+from orchestrator.data.sources import Span, opened
 from orchestrator.job.errors import InputError
 from orchestrator.job.records import COLUMNS
 from workloads.objectives.records import MARK, pack, to_bits
-
-BATCH_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -64,20 +62,17 @@ class WrongRow(Exception):
 
 def records_of(span: Span, kind: RecordKind, encoder: Tokenizer) -> Iterator[Record]:
     """The records of a span, in order. Raises InputError that names file and row."""
-    file = span.file
     encode = _ENCODERS[kind.objective]
-    columns = file.field if isinstance(file.field, dict) else {}
+    columns = span.file.field if isinstance(span.file.field, dict) else {}
     template = Template(kind.template, dict(kind.tokens)) if kind.template else None
-    sums, first = (span.sums, span.first) if span.sums else (file.sums, 0)
-    with open_source(file.uri, file.size, file.content, sums, first) as opened:
-        for place, row in _READERS[file.kind](span, opened):
+    with opened(span) as file:
+        for place, row in _READERS[span.file.kind](span, file):
             try:
                 values = _values(row, columns, kind.objective)
                 words, tokens = encode(values, kind, encoder, template)
             except WrongRow as error:
-                raise InputError(f"{place()}: {error.what}", file.uri, error.hint) from None
+                raise InputError(f"{place()}: {error.what}", span.file.uri, error.hint) from None
             yield Record(words, tokens, json.dumps(values, sort_keys=True, ensure_ascii=False, default=str))
-    check_unchanged(file.uri, file.size, file.content, sums)
 
 
 Place = Callable[[], str]
@@ -86,8 +81,11 @@ Place = Callable[[], str]
 def _json_rows(span: Span, file: BinaryIO) -> Iterator[tuple[Place, Mapping[str, Any]]]:
     at = line_break(file, span.start, span.file.size, None)
     file.seek(at)
-    while at < span.stop and (line := file.readline()):
+    while at < span.stop and (line := file.readline(LINE_BYTES + 1)):
         begin, place = at, lambda at=at: f"line {line_number(file, at)}"
+        if len(line) > LINE_BYTES:
+            what = f"{place()}: is longer than {LINE_BYTES >> 20} MiB"
+            raise InputError(what, span.file.uri, "remove it")
         if line.strip():
             try:
                 row = json.loads(line)
@@ -162,10 +160,8 @@ def _text(values: Mapping[str, Any], name: str) -> str:
     text = values.get(name)
     if not isinstance(text, str):
         raise WrongRow(f"its {name} is {type(text).__name__}, not a text")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise WrongRow(f"has half a surrogate pair in its {name}") from None
+    if not is_unicode(text):
+        raise WrongRow(f"has half a surrogate pair in its {name}")
     return text
 
 

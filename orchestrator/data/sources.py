@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow.parquet as pq
 
-from orchestrator.data.source_files import BLOCK_BYTES, SUM_DIGITS, identify, open_source, tag
+from orchestrator.data.source_files import (
+    BLOCK_BYTES,
+    SUM_DIGITS,
+    check_unchanged,
+    identify,
+    open_source,
+    tag,
+)
 from orchestrator.job.data import Source
 from orchestrator.job.errors import InputError, Unreachable
 from orchestrator.storage.file_system import open_file_system
@@ -76,6 +84,17 @@ Part = tuple[Span, ...]
 def to_json(part: Part, reach: int | None = None) -> str:
     """The part as JSON, for a task on any node that reads at most `reach` bytes after its spans."""
     return json.dumps([asdict(_with_sums(span, reach)) for span in part])
+
+
+@contextmanager
+def opened(span: Span) -> Iterator[BinaryIO]:
+    """The file of a span, its blocks checked as they are read. Raises InputError if it has changed, also after all was
+    read."""
+    file = span.file
+    sums, first = (span.sums, span.first) if span.sums else (file.sums, 0)
+    with open_source(file.uri, file.size, file.content, sums, first) as found:
+        yield found
+    check_unchanged(file.uri, file.size, file.content, sums)
 
 
 def _with_sums(span: Span, reach: int | None) -> Span:

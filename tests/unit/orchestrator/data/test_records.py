@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from orchestrator.data import sources, tokenizer
+from orchestrator.data import records, sources, tokenizer
 from orchestrator.data.conversations import Template
 from orchestrator.data.records import Record, RecordKind, records_of
 from orchestrator.job.data import Source
@@ -214,3 +214,15 @@ def test_columns_that_do_not_fit_the_objective(objective: str, field: Any, says:
     found = problem_of(objective, field)
     assert says in found
     assert bool(found) == bool(says)
+
+
+def test_a_line_without_end_is_refused(
+    encoder: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "LINE_BYTES", 2**20)
+    path = tmp_path / "rows.jsonl"
+    path.write_text(
+        json.dumps({"t": "a film", "l": 0}) + "\n" + json.dumps({"t": "a" * 2**20, "l": 0}) + "\n"
+    )
+    with pytest.raises(InputError, match="line 2: is longer than 1 MiB"):
+        read(path, RecordKind("sequence_classification", ("bad",)), {"text": "t", "label": "l"}, encoder)
