@@ -22,10 +22,8 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.train.task import ENTRY, Task
+from orchestrator.train.task import ENTRY, EVALUATION_PATIENCE, Task
 
-PATIENCE = 900.0
-"""Seconds that the model may take to be read, or a global batch to be evaluated."""
 SILENCE = 60.0
 """Seconds without a heartbeat after which the process counts as dead."""
 PLACEMENT = START_TIMEOUT + 60.0
@@ -193,17 +191,13 @@ class EvaluationBeside:
             () if commit.step in self._tried else self._faults
         )  # in the first try, as in the first attempt
         self._tried.add(commit.step)
-        return Task(
-            job=self._spec.model_dump(mode="json"),
-            # One process has any layout's numbers; its micro-batch is what fitted a rank's memory.
-            layout=Layout(micro_batch=commit.micro_batch).to_json(),
+        return Task.of_evaluation(
+            self._spec,
+            commit.micro_batch,
             run=self._run.uri,
             data=data.uri,
-            attempt=commit.attempt,
             restore=commit.step,
-            until=commit.step,
-            commit=False,
-            evaluate_only=True,
+            attempt=commit.attempt,
             faults=faults,
             shards=shards,
             sets=data.sets,
@@ -215,7 +209,8 @@ class EvaluationBeside:
             return rank.error or "its process ended"
         if at - rank.last_heartbeat > SILENCE:
             return f"no sign of life for {SILENCE:.0f} s"
-        return f"no progress for {PATIENCE:.0f} s" if at - self._moved > PATIENCE else ""
+        still = at - self._moved > EVALUATION_PATIENCE
+        return f"no progress for {EVALUATION_PATIENCE:.0f} s" if still else ""
 
     def _fail(self, step: int, why: str) -> None:
         self._failure = why if step in self._waiting else ""

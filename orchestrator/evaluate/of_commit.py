@@ -12,10 +12,7 @@ from orchestrator.planning.layout import Layout
 from orchestrator.resolve.prepared_data import tokens_of
 from orchestrator.storage.row_types import EvaluationRow
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.train.task import ENTRY, Task
-
-PATIENCE = 900.0
-"""Seconds that the model may take to be read, or a global batch to be evaluated."""
+from orchestrator.train.task import ENTRY, EVALUATION_PATIENCE, Task
 
 
 def evaluate_commit(
@@ -32,21 +29,15 @@ def evaluate_commit(
     if raw:
         trained = spec.checkpoint.model_copy(update={"average": None})
         spec = spec.model_copy(update={"checkpoint": trained})
-    # One process has any layout's numbers; its micro-batch is what fitted a rank's memory.
-    layout = Layout(micro_batch=Layout.from_json(commit.meta["layout"]).micro_batch)
-    task = Task(
-        job=spec.model_dump(mode="json"),
-        layout=layout.to_json(),
-        run=run.uri,
-        data=tokens.folder.uri,
-        attempt=0,
-        restore=commit.step,
-        until=commit.step,
-        commit=False,
-        evaluate_only=True,
-        sets=dict(sets),
-    )
-    bundle = spec.resources.per_worker.bundle
-    _, result = run_to_the_end(1, bundle, ENTRY, task.to_json(), PATIENCE, "evaluation")
+    size = Layout.from_json(commit.meta["layout"]).micro_batch
+    data, sets = tokens.folder.uri, dict(sets)
+    task = Task.of_evaluation(spec, size, run=run.uri, data=data, restore=commit.step, sets=sets)
+    return row_of(spec, task)
+
+
+def row_of(spec: JobSpec, task: Task) -> EvaluationRow:
+    """The result of a task of evaluation, run on this machine. Raises RuntimeError if it fails."""
+    bundle, wait = spec.resources.per_worker.bundle, EVALUATION_PATIENCE
+    _, result = run_to_the_end(1, bundle, ENTRY, task.to_json(), wait, "evaluation")
     row: EvaluationRow = result["evaluation"]
     return row

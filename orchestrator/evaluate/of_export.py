@@ -12,18 +12,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cluster.workers.to_the_end import run_to_the_end
-from orchestrator.evaluate.of_commit import PATIENCE
+from orchestrator.evaluate.of_commit import row_of
 from orchestrator.export.target import MARK
 from orchestrator.job.errors import InputError
 from orchestrator.job.overrides import override
 from orchestrator.job.spec import JobSpec, parse
-from orchestrator.planning.layout import Layout
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.resolve.resolved_job import resolve, wrong_input
 from orchestrator.storage.row_types import EvaluationRow
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.train.task import ENTRY, Task
+from orchestrator.train.task import Task
 
 if TYPE_CHECKING:
     from workloads.workload import Workload
@@ -125,24 +123,11 @@ def evaluate_export(spec: JobSpec, data: PreparedData, step: int) -> EvaluationR
     Raises RuntimeError if the evaluation fails.
     """
     micro_batch = (_facts(spec.workload.model.removeprefix("hf:")).get("evaluation") or {}).get("micro_batch")
-    layout = Layout(micro_batch=micro_batch or spec.train.global_batch)
+    size = micro_batch or spec.train.global_batch
     with tempfile.TemporaryDirectory(prefix="evaluation-") as folder:
-        task = Task(
-            job=spec.model_dump(mode="json"),
-            layout=layout.to_json(),
-            run=RunDir(folder).uri,
-            data=data.uri,
-            attempt=0,
-            restore=None,
-            until=0,
-            commit=False,
-            evaluate_only=True,
-            sets=data.sets,
-        )
-        bundle = spec.resources.per_worker.bundle
-        _, result = run_to_the_end(1, bundle, ENTRY, task.to_json(), PATIENCE, "evaluation")
-    row: EvaluationRow = result["evaluation"]
-    return {**row, "step": step}
+        run = RunDir(folder).uri
+        task = Task.of_evaluation(spec, size, run=run, data=data.uri, restore=None, sets=data.sets)
+        return {**row_of(spec, task), "step": step}
 
 
 def _facts(folder: str) -> dict[str, Any]:

@@ -5,6 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from orchestrator.job.spec import JobSpec
+from orchestrator.planning.layout import Layout
+
+EVALUATION_PATIENCE = 900.0
+"""Seconds that a model may take to be read, or a global batch to be evaluated."""
 ENTRY = "orchestrator.train.loop:main"
 """The entry point of the rank program."""
 ENTRY_OF = {"torch": ENTRY, "deepspeed": "orchestrator.train.engines.deepspeed_rank:main"}
@@ -54,6 +59,26 @@ class Task:
     shards: str = ""
     sets: dict[str, str] = dataclasses.field(default_factory=dict)
     base: dict[str, Any] | None = None
+
+    @classmethod
+    def of_evaluation(
+        cls, job: JobSpec, micro_batch: int, *, run: str, data: str, restore: int | None, **rest: Any
+    ) -> Task:
+        """The task of one process that evaluates the model of a commit, or that of the job, and writes nothing.
+
+        One process has any layout's numbers; its micro-batch is what fitted a rank's memory.
+        """
+        return cls(
+            job=job.model_dump(mode="json"),
+            layout=Layout(micro_batch=micro_batch).to_json(),
+            run=run,
+            data=data,
+            restore=restore,
+            until=restore or 0,
+            commit=False,
+            evaluate_only=True,
+            **{"attempt": 0, **rest},
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The task as plain data."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from orchestrator.checkpoint.averaged import AVERAGE
 from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.train.engines.moving_average import MovingAverage
@@ -95,7 +96,7 @@ class Partitions:
         found = {f"model.{name}": partition.detach()}
         found |= {f"optim.{name}.{slot}": self.optimizer.state[partition][slot] for slot in SLOTS}
         if partition in self.average.of:
-            found[f"average.{name}"] = self.average.of[partition]
+            found[f"{AVERAGE}{name}"] = self.average.of[partition]
         return found
 
     @torch.no_grad()

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from orchestrator.checkpoint.averaged import AVERAGE
 from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.train.parallel.parameter_shard import Box, ParameterShard
@@ -33,7 +34,7 @@ def pieces(
             empty = torch.zeros_like(shard.parameter)
             tensors[f"optim.{shard.name}.{slot}"] = empty if found is None else found
         if shard.parameter in averages:
-            tensors[f"average.{shard.name}"] = averages[shard.parameter]
+            tensors[f"{AVERAGE}{shard.name}"] = averages[shard.parameter]
         for name, tensor in tensors.items():
             for box, view in shard.views(tensor):
                 yield TensorPiece(name, shard.cut.shape, box.start, view)
@@ -97,7 +98,7 @@ def restore(
         for slot in slots:
             tensors[f"optim.{shard.name}.{slot}"] = state[slot] = torch.zeros_like(shard.parameter)
         if shard.parameter in averages:
-            tensors[f"average.{shard.name}"] = averages[shard.parameter]
+            tensors[f"{AVERAGE}{shard.name}"] = averages[shard.parameter]
         for name, tensor in tensors.items():
             for box, view in shard.views(tensor):
                 view.copy_(reader.read(name, box.start, box.extent))
