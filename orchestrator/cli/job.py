@@ -96,14 +96,19 @@ def plan(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the legal layouts of a job on this kind of machine, with predicted memory and time."""
+    """Check a job, and show its legal layouts on this kind of machine with predicted memory and time."""
     from orchestrator.cli import plan_table as planning_text
+    from orchestrator.job.errors import Problems
+    from orchestrator.launch.preflight import check_job, check_machine
     from orchestrator.planning import plan as planning
     from orchestrator.planning.machines import machine_for
-    from orchestrator.resolve.resolved_job import resolve
 
-    spec = job_of(job, overrides)
-    shape = resolve(spec).shape
+    spec, problems = job_of(job, overrides), Problems()
+    with problems.noted():
+        shape = check_job(spec).shape
+    with problems.noted():
+        check_machine(spec, None)
+    problems.raise_noted()
     machine = machine_for(None, spec.resources.per_worker.bundle)
     found = planning.plan(spec, shape, workers or spec.resources.workers.max, machine)
     if as_json:

@@ -26,6 +26,7 @@ from orchestrator.job.outcome import ENDED
 
 if TYPE_CHECKING:
     from cluster.jobs.ray_jobs import Jobs, Submission
+    from orchestrator.job.spec import JobSpec
     from orchestrator.storage.run_directory import RunDir
 
 Target = Annotated[str, typer.Argument(help="a run directory, or a job's name", show_default=False)]
@@ -54,6 +55,9 @@ def run(
         typer.Option(metavar="KIND@RANK:STEP", help="inject a fault, to test recovery", hidden=True),
     ] = None,
     priority: Priority = 0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="check everything and show the plan; start and write nothing")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Train a job to its end, or continue it from its last commit."""
@@ -63,6 +67,9 @@ def run(
     spec = job_of(job, overrides)
     directory = run_of(spec, run_dir)
     faults = _faults(fault or [])
+    if dry_run:
+        _dry_run(spec, directory, until, address, as_json)
+        return
     with ProgressDisplay() as progress:
         outcome = drive(spec, directory, until, address, progress.update, faults, priority)
     if as_json:
@@ -80,6 +87,37 @@ def run(
     if outcome.line and not as_json:
         print(f"orchestrator: {outcome.line}", file=sys.stderr)
     raise typer.Exit(outcome.outcome.exit_code)
+
+
+def _dry_run(spec: JobSpec, directory: RunDir, until: int | None, address: str | None, as_json: bool) -> None:
+    """Check what `run` would check, and show what it would do."""
+    from orchestrator.checkpoint.identity import check_same_run
+    from orchestrator.cli import plan_table
+    from orchestrator.launch.preflight import preflight
+    from orchestrator.launch.run import done_already
+    from orchestrator.planning.machines import machine_for
+    from orchestrator.planning.plan import plan
+
+    done = done_already(spec, directory) is not None
+    shape = preflight(spec, directory, until, address).shape
+    commit = check_same_run(spec, directory)
+    machine = machine_for(None, spec.resources.per_worker.bundle)
+    found = plan(spec, shape, spec.resources.workers.max, machine)
+    begins = "does nothing: it is finished" if done else "begins anew"
+    if commit is not None and not done:
+        begins = f"goes on from step {commit.step}"
+    if as_json:
+        emit(
+            {
+                "run_dir": directory.uri,
+                "step": commit.step if commit else None,
+                "done": done,
+                **found.to_json(),
+            }
+        )
+    else:
+        plan_table.show(spec, shape, found)
+        print(f"{directory.uri} {begins}; nothing was started or written")
 
 
 def status(target: Target, address: Cluster = None, as_json: Json = False) -> None:

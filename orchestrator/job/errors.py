@@ -2,22 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 
 class InputError(Exception):
     """The user's input is wrong: the command ends with exit code 2, and nothing was written.
 
-    `what` is wrong, `where` it stands (a file and key, a path, an option), and a `hint` what to do about it.
+    `what` is wrong, `where` it stands (a file and key, a path, an option), and a `hint` what to do about it; `others`
+    are wrong as well.
     """
 
     kind = "input"
 
-    def __init__(self, what: str, where: str = "", hint: str = "") -> None:
-        self.what, self.where, self.hint = what, where, hint
-        super().__init__(what, where, hint)
+    def __init__(self, what: str, where: str = "", hint: str = "", others: Sequence[InputError] = ()) -> None:
+        self.what, self.where, self.hint, self.others = what, where, hint, tuple(others)
+        super().__init__(what, where, hint, self.others)
 
     def __str__(self) -> str:
         line = f"{self.where}: {self.what}" if self.where else self.what
+        line += f" (and {len(self.others)} more)" if self.others else ""
         return " ".join(f"{line}; {self.hint}".split()) if self.hint else " ".join(line.split())
+
+
+class Problems:
+    """Collects what is wrong, so that a user reads all of it at once."""
+
+    def __init__(self) -> None:
+        self._found: list[InputError] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Go on after an InputError of the block, which is noted."""
+        try:
+            yield
+        except InputError as error:
+            self._found += [InputError(error.what, error.where, error.hint), *error.others]
+
+    def raise_noted(self) -> None:
+        """Raise the first problem with all others, if there are any."""
+        if self._found:
+            first, *others = self._found
+            raise InputError(first.what, first.where, first.hint, others)
 
 
 def one_line(error: BaseException) -> str:

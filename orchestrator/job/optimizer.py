@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, WithJsonSchema, model_validator
 
 from orchestrator.job.strict import Count, Fraction, StrictModel
+
+SHARE = r"^[0-9]+(\.[0-9]+)?%$"
+Steps = Annotated[
+    Count,
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": SHARE}]}),
+]
+"""Steps; in a job file also a share of all steps, which `in_steps` replaces."""
+
+
+def in_steps(optimizer: Any, steps: Any) -> Any:
+    """An optimiser as it stands in a job file, its shares of all steps replaced by whole steps, rounded down."""
+    if not isinstance(optimizer, dict) or not isinstance(steps, int):
+        return optimizer
+    shares = {
+        key: int(steps * float(value[:-1]) / 100)
+        for key in ("warmup", "decay")
+        if isinstance(value := optimizer.get(key), str) and re.match(SHARE, value)
+    }
+    return {**optimizer, **shares}
 
 
 class OptimizerSpec(StrictModel):
@@ -21,13 +41,18 @@ class OptimizerSpec(StrictModel):
     eps: float = Field(default=1e-8, gt=0.0)
     weight_decay: float = Field(default=0.1, ge=0.0, description="applied to matrices, not to vectors")
     clip: float | None = Field(default=1.0, gt=0.0, description="largest global gradient norm")
-    warmup: Count = Field(default=0, description="steps of linear warm-up")
+    warmup: Steps = Field(
+        default=0, description="steps of linear warm-up, or a share of train.steps such as 5%"
+    )
     schedule: Literal["constant", "linear", "cosine", "wsd", "inverse_sqrt"] = Field(
         default="cosine",
         description="learning rate after the warm-up; wsd is constant up to the decay; a run under constant, wsd or "
         "inverse_sqrt can be extended by raising train.steps",
     )
-    decay: Count = Field(default=0, description="wsd: the last steps, in which the learning rate falls")
+    decay: Steps = Field(
+        default=0,
+        description="wsd: the last steps, in which the learning rate falls, or a share of train.steps such as 20%",
+    )
     final_lr: float = Field(
         default=0.1, ge=0.0, le=1.0, description="linear, cosine, wsd: last learning rate as a share of lr"
     )

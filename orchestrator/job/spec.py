@@ -19,7 +19,7 @@ from orchestrator.job.data import DataSpec, Source
 from orchestrator.job.errors import InputError
 from orchestrator.job.evaluate import VALIDATION, EvaluateSpec, StopWhen, metric_problem, metrics_of
 from orchestrator.job.limits import LimitSpec
-from orchestrator.job.optimizer import OptimizerSpec
+from orchestrator.job.optimizer import OptimizerSpec, in_steps
 from orchestrator.job.overrides import override
 from orchestrator.job.resources import ResourceSpec
 from orchestrator.job.stability import StabilitySpec
@@ -77,6 +77,13 @@ class TrainSpec(StrictModel):
         default=8, description="parts of the global batch whose gradients bitwise computes separately"
     )
     stability: StabilitySpec = Field(default_factory=StabilitySpec)
+
+    @model_validator(mode="before")
+    @classmethod
+    def shares_are_of_the_steps(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "optimizer" in given:
+            return {**given, "optimizer": in_steps(given["optimizer"], given.get("steps"))}
+        return given
 
     @model_validator(mode="after")
     def virtual_shards_divide_the_batch(self) -> TrainSpec:
@@ -293,10 +300,25 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> JobSpec:
     return parse(document, str(path))
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses a key that stands twice in a mapping, of which YAML takes the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """See `yaml.SafeLoader`."""
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key '{key.value}' stands twice; remove one", key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def parse_yaml(text: str, where: str) -> dict[str, Any]:
     """The mapping in the text of a job file; `where` is for messages. Raises InputError."""
     try:
-        document = yaml.safe_load(text)
+        document = _UniqueKeys(text).get_single_data()
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # an impossible date is a plain ValueError
         mark = getattr(error, "problem_mark", None)
         line = f"{where}:{mark.line + 1}" if mark else where

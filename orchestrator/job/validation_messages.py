@@ -1,4 +1,4 @@
-"""pydantic's errors as one line: the clearest of them, the key, and a hint."""
+"""pydantic's errors as a line each: what is wrong, the key, and a hint."""
 
 from __future__ import annotations
 
@@ -12,35 +12,81 @@ from pydantic import BaseModel, ValidationError
 
 from orchestrator.job.errors import InputError
 
+ELSEWHERE = {
+    "gradient_accumulation": "it follows from global_batch, the workers and the micro-batch",
+    "gradient_accumulation_steps": "it follows from global_batch, the workers and the micro-batch",
+    "batch_size": "train.global_batch is the sequences of a step, whatever the number of workers",
+    "per_device_train_batch_size": "parallel.micro_batch is what a rank computes at once",
+    "micro_batch_size": "parallel.micro_batch is what a rank computes at once",
+    "learning_rate": "train.optimizer.lr",
+    "lr": "train.optimizer.lr",
+    "max_steps": "train.steps",
+    "num_train_epochs": "train.steps counts optimiser steps; there are no epochs",
+    "epochs": "train.steps counts optimiser steps; there are no epochs",
+    "warmup_steps": "train.optimizer.warmup, steps or a share such as 5%",
+    "warmup_ratio": "train.optimizer.warmup, steps or a share such as 5%",
+    "lr_scheduler_type": "train.optimizer.schedule",
+    "max_grad_norm": "train.optimizer.clip",
+    "gradient_checkpointing": "parallel.recompute",
+    "bf16": "train.precision: bf16",
+    "fp16": "train.precision: fp16",
+    "max_seq_length": "data.sequence_length",
+    "seq_length": "data.sequence_length",
+    "output_dir": "--run-dir, by default runs/<name>",
+    "save_steps": "checkpoint.every",
+    "save_total_limit": "checkpoint.keep",
+    "eval_steps": "evaluate.every",
+    "dp": "what is left of the workers after tp, pp and cp",
+    "data_parallel_size": "what is left of the workers after tp, pp and cp",
+    "tensor_parallel_size": "parallel.tp",
+    "pipeline_parallel_size": "parallel.pp",
+    "zero_stage": "parallel.zero",
+}
+"""What other systems call a key, and what it is here."""
+VALUES = {
+    "adam": "adamw with weight_decay 0 is Adam",
+    "adamw_torch": "it is adamw here",
+    "bfloat16": "it is bf16 here",
+    "float16": "it is fp16 here",
+    "half": "it is fp16 here",
+    "float32": "it is fp32 here",
+    "deepspeed_zero": "parallel.zero is the stage of ZeRO",
+}
+"""What other systems call a value, and what it is here."""
+
 
 def input_error(error: ValidationError, where: str, root: type[BaseModel]) -> InputError:
-    """The clearest error of a document that is no `root`, as one line; `where` names its file."""
-    first, others = _clearest(error)
-    names = _path_of(first)
-    more = f" (and {others} more)" if others else ""
+    """What is wrong with a document that is no `root`, the clearest first; `where` names its file."""
+    first, *others = (_problem(found, where, root) for found in _clear(error))
+    return InputError(first.what, first.where, first.hint, others)
+
+
+def _problem(found: Mapping[str, Any], where: str, root: type[BaseModel]) -> InputError:
+    names = _path_of(found)
     location = f"{where}: {'.'.join(names)}" if any(names) else where
-    if first["type"] == "extra_forbidden":
-        known = _keys(root, first["loc"][:-1])
+    if found["type"] == "extra_forbidden":
+        known = _keys(root, found["loc"][:-1])
         near = difflib.get_close_matches(names[-1], known, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(known)}"
-        return InputError(f"unknown key{more}", location, hint)
-    if first["type"] == "missing":
-        return InputError(f"is missing{more}", location, "add it; `orchestrator schema` describes it")
-    value = first.get("input")
+        return InputError("unknown key", location, ELSEWHERE.get(names[-1], hint))
+    if found["type"] == "missing":
+        return InputError("is missing", location, "add it; `orchestrator schema` describes it")
+    value = found.get("input")
     got = f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""
-    if first["type"] == "model_type":
-        hint = f"its keys: {', '.join(_keys(root, first['loc']))}"
-        return InputError(f"must be a mapping of keys to values{got}{more}", location, hint)
-    message = str(first["msg"]).removeprefix("Value error, ")
-    return InputError(message[:1].lower() + message[1:] + got + more, location)
+    if found["type"] == "model_type":
+        hint = f"its keys: {', '.join(_keys(root, found['loc']))}"
+        return InputError(f"must be a mapping of keys to values{got}", location, hint)
+    message = str(found["msg"]).removeprefix("Value error, ")
+    hint = VALUES.get(value.lower(), "") if isinstance(value, str) else ""
+    return InputError(message[:1].lower() + message[1:] + got, location, hint)
 
 
-def _clearest(error: ValidationError) -> tuple[Any, int]:
-    """The clearest error, and how many others there are. For a union, the error of the member that came nearest."""
+def _clear(error: ValidationError) -> list[dict[str, Any]]:
+    """The errors, one for each key, what is missing last. For a union, the error of the member that came nearest."""
     errors: list[dict[str, Any]] = [dict(e) for e in error.errors()]
     deeper = [e for e in errors if not any(_is_branch(e["loc"], o["loc"]) for o in errors if o is not e)]
     deeper.sort(key=lambda e: e["type"] == "missing")
-    return deeper[0], len({_path_of(e) for e in deeper}) - 1
+    return list({_path_of(e): e for e in reversed(deeper)}.values())[::-1]
 
 
 def _path_of(error: Mapping[str, Any]) -> tuple[str, ...]:

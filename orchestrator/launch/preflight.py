@@ -1,7 +1,7 @@
 """All that is checked of a job before anything is started or written.
 
 `preflight` is the whole list, in order; every check raises InputError with the key of the job file, or the option, that
-is wrong.
+is wrong. Checks that do not depend on each other are all made, so that a user reads all problems at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.checkpoint.identity import BASE, check_same_run
 from orchestrator.export.target import check_target
 from orchestrator.job.data import Source, TrainBpe
-from orchestrator.job.errors import InputError
+from orchestrator.job.errors import InputError, Problems
 from orchestrator.job.records import COLUMNS, LABELLED, problem_of
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning import prices
@@ -35,30 +35,49 @@ if TYPE_CHECKING:
 def preflight(spec: JobSpec, run_dir: RunDir, until: int | None, address: str | None) -> ResolvedJob:
     """Find all that can be found wrong of a run without starting anything. Returns the job, resolved."""
     check_places(spec, run_dir)
-    job = check_job(spec)
-    check_labels(spec, address)
-    check_base(job, check_same_run(spec, run_dir))
-    if run_dir.rows(TRIALS):
-        raise InputError("is the folder of a search", run_dir.uri, "give another --run-dir, or use tune")
+    problems = Problems()
+    with problems.noted():
+        if run_dir.rows(TRIALS):
+            raise InputError("is the folder of a search", run_dir.uri, "give another --run-dir, or use tune")
+        commit = check_same_run(spec, run_dir)
+    with problems.noted():
+        job = check_job(spec)
+    with problems.noted():
+        check_machine(spec, address)
     if until is not None and until > spec.train.steps:
-        raise InputError(f"step {until} is beyond train.steps {spec.train.steps}", "--until", "lower it")
-    if address is None and spec.resources.per_worker.gpu:
-        gpus_here(spec)
+        with problems.noted():
+            raise InputError(f"step {until} is beyond train.steps {spec.train.steps}", "--until", "lower it")
+    problems.raise_noted()
+    check_base(job, commit)
     return job
 
 
 def check_job(spec: JobSpec) -> ResolvedJob:
     """What is wrong with a job wherever it runs. Returns the job, resolved."""
-    check_text(spec)
-    job = resolve(spec)
-    check_objective(job)
-    check_workload(job)
-    check_generates(job)
-    check_layouts(job)
-    prices.check(spec)
+    problems = Problems()
+    for check in (check_text, check_records, prices.check):
+        with problems.noted():
+            check(spec)
     if spec.checkpoint.export_to:
-        check_target(spec.checkpoint.export_to)
+        with problems.noted():
+            check_target(spec.checkpoint.export_to)
+    with problems.noted():
+        job = resolve(spec)
+        with problems.noted():
+            check_layouts(job)
+        check_objective(job)
+        if not problems:
+            check_workload(job)
+            check_generates(job)
+    problems.raise_noted()
     return job
+
+
+def check_machine(spec: JobSpec, address: str | None) -> None:
+    """This machine has the labels and the GPUs that the job asks for, if it runs here."""
+    check_labels(spec, address)
+    if address is None and spec.resources.per_worker.gpu:
+        gpus_here(spec)
 
 
 def check_text(spec: JobSpec) -> None:
@@ -87,7 +106,6 @@ def check_objective(job: ResolvedJob) -> None:
         known = [n for n in objectives.NAMES if architecture in objectives.architectures(n)]
         what = f"{name} does not train {spec.workload.model}, which is a {architecture}"
         raise InputError(what, "workload.objective", f"choose from {', '.join(known)}")
-    check_records(spec)
     for where, source in _sources(spec):
         if objectives.reads_pairs(name) and isinstance(source.field, str):
             hint = "give two keys, those of the text and of its translation"

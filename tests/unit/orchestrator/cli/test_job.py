@@ -66,9 +66,21 @@ def test_a_plan_as_json(command: Any, folder: Path, words: list[str], width: int
     assert json.loads(said.out)["chosen"]["dp"] == width
 
 
-def test_a_plan_needs_no_text(command: Any, folder: Path) -> None:
-    write_job(folder, job("nowhere.txt"))
-    assert command("plan", "job.yaml").code == 0
+def test_a_plan_checks_what_a_run_checks_and_tells_all_of_it(command: Any, folder: Path) -> None:
+    asked = job("nowhere.txt")
+    asked["resources"]["per_worker"] = {"labels": {"zone": "a"}}
+    asked["workload"]["objective"] = "masked_lm"
+    asked["checkpoint"] = {**asked.get("checkpoint", {}), "export_to": str(folder)}
+    (folder / "mine.txt").write_text("mine")
+    write_job(folder, asked)
+    for words in (["plan"], ["run", "--dry-run"]):
+        said = command(words[0], "job.yaml", *words[1:])
+        assert said.code == 2, said.err
+        told = said.err.splitlines()
+        for part in ("nowhere.txt", "masked_lm does not train", "is no export", "only a cluster's nodes"):
+            assert sum(part in line for line in told) == 1, said.err
+        assert len(told) == 4
+    assert sorted(path.name for path in folder.iterdir()) == ["job.yaml", "mine.txt"]
 
 
 @pytest.mark.parametrize(("verdict", "code"), [("ok", 0), ("warning", 0), ("missing", 1)])

@@ -78,7 +78,16 @@ def refusal(document: dict[str, Any]) -> str:
         ("Train", {}, ["job.yaml: Train: unknown key", "did you mean 'train'?"]),
         ("a\nb", 1, ["a b: unknown key"]),
         ("train.stepz", 1, ["train.stepz: unknown key", "did you mean 'steps'?"]),
-        ("train.optimizer.learning_rate", 1, ["train.optimizer.learning_rate: unknown key", "lr, betas"]),
+        (
+            "train.optimizer.learning_rate",
+            1,
+            ["train.optimizer.learning_rate: unknown key", "train.optimizer.lr"],
+        ),
+        ("train.optimizer.momentum", 0.9, ["train.optimizer.momentum: unknown key", "lr, betas"]),
+        ("train.gradient_accumulation", 2, ["unknown key", "it follows from global_batch"]),
+        ("train.optimizer.name", "adam", ["input should be 'adamw'", "adamw with weight_decay 0 is Adam"]),
+        ("train.precision", "bfloat16", ["it is bf16 here"]),
+        ("train.optimizer.warmup", "x%", ["train.optimizer.warmup: input should be a valid integer"]),
         ("data.sources.0.wieght", 2, ["data.sources.0.wieght: unknown key", "did you mean 'weight'?"]),
         ("data.tokenizer", {"train_bp": 512}, ["data.tokenizer.train_bp", "did you mean 'train_bpe'?"]),
         ("parallel", {"tpp": 2}, ["parallel.tpp: unknown key", "did you mean 'tp'?"]),
@@ -159,6 +168,33 @@ def test_the_line_says_how_many_more_there_are() -> None:
     document = changed("train.stepz", 1) | {"colour": "red"}
     assert "(and 1 more)" in refusal(document)
     assert "(and 3 more)" in refusal({})
+
+
+def test_all_that_is_wrong_is_told() -> None:
+    with pytest.raises(InputError) as told:
+        spec.parse({"seed": "x", "colour": "red"}, "job.yaml")
+    first, *others = (told.value, *told.value.others)
+    assert "job.yaml: seed: input should be a valid integer" in str(first)
+    assert [str(each).split("; ")[0] for each in others] == [
+        "job.yaml: colour: unknown key",
+        *(f"job.yaml: {key}: is missing" for key in ("name", "workload", "data", "train")),
+    ]
+
+
+def test_a_key_that_stands_twice_is_refused() -> None:
+    with pytest.raises(
+        InputError, match=r"job.yaml:2: is not YAML \(the key 'seed' stands twice; remove one\)"
+    ):
+        spec.parse_yaml("seed: 1\nseed: 2\n", "job.yaml")
+    assert spec.parse_yaml("a: &x {b: 1}\nc: {<<: *x, b: 2}\n", "job.yaml")["c"] == {"b": 2}
+
+
+def test_a_warm_up_may_be_a_share_of_the_steps() -> None:
+    shares = {"warmup": "2.5%", "decay": "20%", "schedule": "wsd"}
+    optimizer = spec.parse(
+        changed("train", {"steps": 200, "global_batch": 8, "optimizer": shares})
+    ).train.optimizer
+    assert (optimizer.warmup, optimizer.decay) == (5, 40)
 
 
 def test_keys_that_are_no_strings() -> None:
