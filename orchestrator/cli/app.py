@@ -6,7 +6,8 @@ import json
 import sys
 import traceback
 from collections.abc import Callable
-from importlib import import_module
+from importlib import import_module, metadata
+from typing import Annotated
 
 import typer
 
@@ -20,7 +21,8 @@ app = typer.Typer(
     name="orchestrator",
     help="Train Transformer and Mixture-of-Experts models on Ray: a run that survives anything and stays the same run.",
     no_args_is_help=True,
-    add_completion=False,
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong input, 3 stopped with a commit. --debug, given anywhere, adds the "
+    "trace of an error.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -39,6 +41,22 @@ for _module in (
     "tune",
 ):
     import_module(f"orchestrator.cli.{_module}").register(app)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"orchestrator {metadata.version('training-orchestrator')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="print the version and exit", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    pass
 
 
 def call(arguments: list[str] | None = None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -11,26 +10,6 @@ import typer
 
 from orchestrator.cli.options import Job, Json, Set, emit, job_of, on_this_machine, table
 from orchestrator.job.errors import InputError
-
-TEMPLATE = """\
-# A job: what to train, on what, and where. `orchestrator schema` describes every key.
-name: {name}
-seed: 17
-workload: {{model: gpt-tiny, objective: causal_lm}}
-data:
-  sources: [{{uri: {text}, weight: 1.0}}]   # .txt, .jsonl or .parquet; globs and s3:// work
-  tokenizer: {{train_bpe: 4096}}
-  sequence_length: 128
-train:
-  steps: 200
-  global_batch: 32                            # sequences a step; never changes
-  optimizer: {{name: adamw, lr: 1.0e-3, warmup: 20, schedule: cosine}}
-  precision: fp32
-parallel: auto
-resources: {{workers: {{min: 1, max: 2}}, per_worker: {{cpu: 1, gpu: 0}}}}
-checkpoint: {{every: 20, keep: 3, export: hf}}
-tracking: {{uri: "sqlite:///mlflow.db", experiment: {name}}}
-"""
 
 
 def register(app: typer.Typer) -> None:
@@ -45,26 +24,33 @@ def init(
     path: Annotated[Path, typer.Argument(parser=on_this_machine, help="where to write it")] = Path(
         "job.yaml"
     ),
-    text: Annotated[str, typer.Option(help="the text to train on")] = "corpus/*.txt",
+    data: Annotated[
+        list[str] | None,
+        typer.Option("--data", "--text", help="what to train on: files or globs [default: corpus/*.txt]"),
+    ] = None,
+    from_hf: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="go on with the model in a Hugging Face folder")
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(metavar="FOLDER", help="a tokenizer [default: the model's, or one is trained]"),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="the run's name [default: the file's]")] = None,
 ) -> None:
-    """Write a job file to start from."""
-    import yaml
-
-    from orchestrator.job.spec import parse
+    """Write a job file to start from; with --data it is checked as a run would be."""
+    from orchestrator.job.paths import resolve_paths
+    from orchestrator.job.spec import parse, parse_yaml
+    from orchestrator.launch.first_job import job_text, write_job
+    from orchestrator.launch.preflight import check_job
 
     if os.path.lexists(path):
         raise InputError("there is a file already", str(path), "give another name")
-    chosen = path.stem if name is None else name
-    document = TEMPLATE.format(name=json.dumps(chosen), text=json.dumps(text))
-    parse(yaml.safe_load(document), str(path) if name is None else "the name")
-    try:
-        with path.open("x") as file:
-            file.write(document)
-    except FileExistsError:
-        raise InputError("there is a file already", str(path), "give another name") from None
-    except OSError as error:
-        raise InputError(f"cannot be written ({error.strerror})", str(path), "give another path") from None
+    text = job_text(path.stem if name is None else name, data or ["corpus/*.txt"], from_hf, tokenizer)
+    where = str(path) if name is None else "the name"
+    spec = resolve_paths(parse(parse_yaml(text, where), where), Path.cwd())
+    if data:
+        check_job(spec)
+    write_job(path, text)
     print(f"{path} is written; next: orchestrator plan {path}, then orchestrator run {path}")
 
 

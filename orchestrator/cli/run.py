@@ -27,6 +27,7 @@ from orchestrator.job.outcome import ENDED
 if TYPE_CHECKING:
     from cluster.jobs.ray_jobs import Jobs, Submission
     from orchestrator.job.spec import JobSpec
+    from orchestrator.planning.layout import Layout
     from orchestrator.storage.run_directory import RunDir
 
 Target = Annotated[str, typer.Argument(help="a run directory, or a job's name", show_default=False)]
@@ -58,6 +59,10 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="check everything and show the plan; start and write nothing")
     ] = False,
+    smoke: Annotated[
+        bool,
+        typer.Option("--smoke", help="try the job in a few small steps, in a run directory of its own"),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Train a job to its end, or continue it from its last commit."""
@@ -65,6 +70,8 @@ def run(
     from orchestrator.track.console import ProgressDisplay, final_table
 
     spec = job_of(job, overrides)
+    if smoke:
+        spec = _smoke_of(spec)
     directory = run_of(spec, run_dir)
     faults = _faults(fault or [])
     if dry_run:
@@ -87,6 +94,27 @@ def run(
     if outcome.line and not as_json:
         print(f"orchestrator: {outcome.line}", file=sys.stderr)
     raise typer.Exit(outcome.outcome.exit_code)
+
+
+def _smoke_of(spec: JobSpec) -> JobSpec:
+    """A try of the job under the layout that is planned for it on this machine, but for the micro-batch."""
+    from dataclasses import replace
+
+    from orchestrator.job.smoke import smoke_of
+    from orchestrator.planning.machines import machine_for
+    from orchestrator.planning.plan import plan
+    from orchestrator.resolve.resolved_job import resolve
+
+    def layout_of(job: JobSpec) -> Layout | None:
+        try:
+            found = plan(job, shape, job.resources.workers.max, machine).chosen.layout
+        except InputError:  # there is none: `preflight` says why
+            return None
+        return replace(found, micro_batch=1)
+
+    shape, machine = resolve(spec).shape, machine_for(None, spec.resources.per_worker.bundle)
+    wanted = layout_of(spec)
+    return smoke_of(spec, lambda job: layout_of(job) == wanted)
 
 
 def _dry_run(spec: JobSpec, directory: RunDir, until: int | None, address: str | None, as_json: bool) -> None:

@@ -53,7 +53,7 @@ def spec_of_export(
     if not isinstance(known, dict):
         described = _described(folder)
         known = {
-            "objective": _objective(folder, described.architecture),
+            "objective": objective_of(folder, described.architecture),
             "sequence_length": min(described.max_positions, LONGEST),
             "global_batch": BATCH,
         }
@@ -140,7 +140,8 @@ def _facts(folder: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _objective(folder: str, architecture: str) -> str:
+def objective_of(folder: str, architecture: str) -> str:
+    """By what the model in a folder is evaluated, or trained on, where nothing else is said."""
     tokenizer = Path(folder, "tokenizer.json")
     if architecture == "encoder-decoder" and tokenizer.is_file() and "<extra_id_0>" in tokenizer.read_text():
         return "span_corruption"

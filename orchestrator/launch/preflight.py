@@ -16,7 +16,7 @@ from orchestrator.job.errors import InputError, Problems
 from orchestrator.job.records import COLUMNS, LABELLED, problem_of
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning import prices
-from orchestrator.planning.machines import Machine
+from orchestrator.planning.machines import BOUNDLESS
 from orchestrator.planning.plan import plan
 from orchestrator.resolve.base import base_of
 from orchestrator.resolve.prepared_data import kind_of
@@ -195,8 +195,8 @@ def _check_hugging_face_class(spec: JobSpec, workload: Any) -> None:
 
 def check_layouts(job: ResolvedJob) -> None:
     """There is a legal layout for the workers that the job wants, whatever the machine."""
-    boundless, workers = Machine(memory=float("inf"), flops=1e12), job.spec.resources.workers
-    best = plan(job.spec, job.shape, workers.max, boundless).chosen.layout
+    workers = job.spec.resources.workers
+    best = plan(job.spec, job.shape, workers.max, BOUNDLESS).chosen.layout
     if best.world < workers.min:
         raise InputError(
             f"no legal layout uses {workers.min} to {workers.max} workers; the widest is {best}",

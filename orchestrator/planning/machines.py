@@ -30,6 +30,10 @@ class Machine:
     bandwidth: float = 1e9
 
 
+BOUNDLESS = Machine(memory=float("inf"), flops=1e12)
+"""A machine on which every legal layout fits."""
+
+
 def machine_for(offer: Offer | None, bundle: Bundle) -> Machine:
     """The machine of a worker that needs `bundle`: a GPU by the name in `offer`, a CPU by a short measurement here.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import metadata
+from typing import Any
 
 import pytest
 import typer
@@ -45,6 +47,11 @@ def test_the_whole_program_is_one_word() -> None:
     assert done.stdout.startswith("Usage: orchestrator ")
     for name in COMMANDS:
         assert name.split(" ")[0] in done.stdout
+
+
+def test_the_version(command: Any) -> None:
+    said = command("--version")
+    assert (said.code, said.out) == (0, f"orchestrator {metadata.version('training-orchestrator')}\n")
 
 
 def raises(error: BaseException) -> object:

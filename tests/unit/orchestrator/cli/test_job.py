@@ -7,10 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from jobs import job, write_job, write_text
 
+from orchestrator.data import tokenizer
 from orchestrator.job import spec
 from orchestrator.launch.doctor import Finding
+
+
+def write_and_read(folder: Path) -> str:
+    return Path(write_text(folder, 20_000)).read_text()
 
 
 @pytest.fixture
@@ -20,6 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_init_writes_a_job_that_is_whole(command: Any, folder: Path) -> None:
+    write_text(folder / "books")
     said = command("init", "mine.yaml", "--text", "books/*.txt")
     assert (said.code, said.err) == (0, "")
     assert "orchestrator plan mine.yaml" in said.out
@@ -38,7 +45,46 @@ def test_init_writes_no_job_that_is_wrong(command: Any, folder: Path, words: lis
     assert list(folder.iterdir()) == []
 
 
+def test_init_fills_in_what_it_finds(command: Any, folder: Path) -> None:
+    config = transformers.GPT2Config(vocab_size=512, n_positions=96, n_embd=32, n_layer=1, n_head=2)
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder / "base")
+    made = tokenizer.train([write_and_read(folder)], 300, ())
+    (folder / "base/tokenizer.json").write_text(made)
+    rows = [{"id": "7", "body": "a long text " * 40}, {"id": "8", "body": "another text " * 40}]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    said = command("init", "mine.yaml", "--from-hf", "base", "--data", "rows.jsonl", "--data", "topics.txt")
+    assert (said.code, said.err) == (0, "")
+    written = spec.load(folder / "mine.yaml")
+    assert (written.workload.model, written.workload.objective) == ("hf:base", "causal_lm")
+    assert [source.field for source in written.data.sources] == ["body", "text"]
+    assert (written.data.tokenizer, written.data.sequence_length) == ("base", 96)
+    assert command("plan", "mine.yaml").code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("none.txt", None, "there is no such file"),
+        ("rows.jsonl", '{"n": 1}\n', "its first row has no text, only n"),
+        ("rows.jsonl", "no row\n", "its first row cannot be read"),
+        ("rows.parquet", "no table\n", "its first row cannot be read"),
+        ("rows.jsonl", '{"messages": []}\n', "on which no tokenizer is trained"),
+    ],
+)
+def test_init_writes_no_job_for_data_that_cannot_be_used(
+    command: Any, folder: Path, name: str, text: str | None, says: str
+) -> None:
+    if text is not None:
+        (folder / name).write_text(text)
+    said = command("init", "mine.yaml", "--data", name)
+    assert said.code == 2
+    assert says in said.err
+    assert not (folder / "mine.yaml").exists()
+
+
 def test_init_quotes_the_text(command: Any, folder: Path) -> None:
+    (folder / 'the "best" {books}').mkdir()
+    write_text(folder / 'the "best" {books}')
     assert command("init", "a.yaml", "--text", 'the "best" {books}/*.txt').code == 0
     assert spec.load(folder / "a.yaml").data.sources[0].uri == 'the "best" {books}/*.txt'
 

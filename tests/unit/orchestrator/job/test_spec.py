@@ -12,12 +12,12 @@ import yaml
 from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 
-from orchestrator.cli.job import TEMPLATE
 from orchestrator.job import spec
 from orchestrator.job.data import TrainBpe
 from orchestrator.job.errors import InputError
 from orchestrator.job.resources import Workers
 from orchestrator.job.spec import JobSpec, ParallelSpec
+from orchestrator.launch.first_job import job_text
 
 ROOT = Path(__file__).parents[4]
 SMALLEST: dict[str, Any] = {
@@ -377,7 +377,7 @@ def schema() -> Draft202012Validator:
 
 
 def test_the_schema_accepts_the_template(schema: Draft202012Validator) -> None:
-    document = yaml.safe_load(TEMPLATE.format(name="mine", text="corpus/*.txt"))
+    document = yaml.safe_load(job_text("mine", ["corpus/*.txt"]))
     schema.validate(document)
     assert spec.parse(document).name == "mine"
 

@@ -1,0 +1,141 @@
+"""A job file to start from: what can be told from the model's folder and the data is filled in."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Mapping, Sequence
+from glob import glob
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from orchestrator.evaluate.of_export import objective_of
+from orchestrator.job.errors import InputError
+from orchestrator.resolve.resolved_job import wrong_input
+from orchestrator.storage.file_system import open_file_system
+from orchestrator.storage.input_files import TIMEOUT
+
+LONGEST = 512
+"""Tokens of a sample for a model that takes more."""
+PEEK = 2**24
+"""Bytes of a file that are looked at."""
+USUAL = ("text", "content", "document", "body", "article", "code")
+"""Usual names of the column with the text; else it is that with the longest one."""
+TALKS = ("messages", "conversations")
+"""Usual names of the column with a conversation."""
+GPUS = "/dev/nvidia[0-9]*"
+
+TEMPLATE = """\
+# A job: what to train, on what, and where. `orchestrator schema` describes every key.
+name: {name}
+seed: 17
+workload: {{model: {model}, objective: {objective}}}
+data:
+  sources: {sources}   # .txt, .jsonl or .parquet; globs and s3:// work
+  tokenizer: {tokenizer}
+  sequence_length: {length}
+train:
+  steps: 200
+  global_batch: 32                            # sequences a step; never changes
+  optimizer: {{name: adamw, lr: {lr}, warmup: 10%, schedule: cosine}}
+  precision: {precision}
+parallel: auto
+resources: {{workers: {{min: 1, max: {workers}}}, per_worker: {{cpu: 1, gpu: {gpu}}}}}
+checkpoint: {{every: 20, keep: 3, export: hf}}
+tracking: {{uri: "sqlite:///mlflow.db", experiment: {name}}}
+"""
+
+
+def job_text(name: str, data: Sequence[str], folder: str | None = None, tokenizer: str | None = None) -> str:
+    """The text of a job file that trains a small model on `data`, or goes on with the model in `folder`.
+
+    `tokenizer` is a folder, by default that of the model. Raises InputError if the folder has no model, or a file of
+    the data cannot be read.
+    """
+    gpus = len(glob(GPUS))
+    columns = [_columns(uri) for uri in data]
+    objective, length, model = "causal_lm", 128, "gpt-tiny"
+    if folder is not None:
+        from workloads.describe import describe
+
+        with wrong_input(folder):
+            described = describe(f"hf:{folder}")
+        model, objective = f"hf:{folder}", objective_of(folder, described.architecture)
+        length = min(described.max_positions, LONGEST)
+    if any(isinstance(each, dict) for each in columns):
+        objective = "conversation"
+    sources = [
+        {"uri": uri, **({} if field is None else {"field": field})}
+        for uri, field in zip(data, columns, strict=True)
+    ]
+    chosen = tokenizer or folder
+    return TEMPLATE.format(
+        name=json.dumps(name),
+        model=json.dumps(model),
+        objective=objective,
+        sources=json.dumps(sources),
+        tokenizer=json.dumps(chosen) if chosen else "{train_bpe: 4096}",
+        length=length,
+        lr="1.0e-3" if folder is None else "5.0e-5",
+        precision="bf16" if gpus else "fp32",
+        workers=gpus or 2,
+        gpu=int(gpus > 0),
+    )
+
+
+def _columns(uri: str) -> str | dict[str, str] | None:
+    """The column of the data at `uri` that has the text, None if nothing need be said; the one with conversations as
+    a mapping. Data that is not there yet says nothing."""
+    row = _first_row(uri)
+    if row is None:
+        return None
+    for name in TALKS:
+        if isinstance(row.get(name), list):
+            return {"messages": name}
+    texts = {name: value for name, value in row.items() if isinstance(value, str)}
+    if not texts:
+        raise InputError(f"its first row has no text, only {', '.join(row)}", uri, "give files with texts")
+    usual = [name for name in USUAL if name in texts]
+    chosen = usual[0] if usual else max(texts, key=lambda name: len(texts[name]))
+    return None if chosen == "text" else chosen
+
+
+def _first_row(uri: str) -> Mapping[str, Any] | None:
+    """The first row of the first file, None if it holds no rows or there is none yet."""
+    fs, path = open_file_system(uri, TIMEOUT)
+    try:
+        found = sorted(name for name in fs.glob(path) if fs.isfile(name))
+        if not found or PurePosixPath(found[0]).suffix not in (".jsonl", ".parquet", ".csv"):
+            return None
+        return _row_of(fs, found[0])
+    except (OSError, ValueError, csv.Error) as error:
+        what = f"its first row cannot be read ({' '.join(str(error).split())[:200]})"
+        raise InputError(what, uri, "write the file anew") from None
+
+
+def _row_of(fs: Any, name: str) -> Mapping[str, Any] | None:
+    with fs.open(name, "rb") as file:
+        if name.endswith(".parquet"):
+            import pyarrow.parquet as pq
+
+            batch = next(pq.ParquetFile(file).iter_batches(1), None)
+            rows: list[dict[str, Any]] = batch.to_pylist() if batch is not None else []
+            return rows[0] if rows else None
+        if name.endswith(".csv"):
+            return next(csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", newline="")), None)
+        row = json.loads(file.readline(PEEK))
+        return row if isinstance(row, dict) else None
+
+
+def write_job(path: Path, text: str) -> None:
+    """Write a new job file. Raises InputError if there is something already, or it cannot be written."""
+    try:
+        with path.open("x") as file:
+            file.write(text)
+    except FileExistsError:
+        raise InputError("there is a file already", str(path), "give another name") from None
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise InputError(f"cannot be written ({why})", str(path), "give another path") from None
