@@ -47,8 +47,8 @@ class ControllerActor:
             cluster = dataclasses.replace(cluster, request_workers=lambda bundle, count: queue.want(count))
             self._queue = queue
         # Ray has started this actor again: nobody asked for that, and it may go on for ever.
-        died = bool(ray.get_runtime_context().was_current_actor_reconstructed)
-        self._controller = Controller(spec, self._run, until, cluster, faults, self._queue, died)
+        self._died = bool(ray.get_runtime_context().was_current_actor_reconstructed)
+        self._controller = Controller(spec, self._run, until, cluster, faults, self._queue, self._died)
         self._summary: dict[str, Any] | None = None
         self._error: dict[str, Any] | None = None
         threading.Thread(target=self._drive, name="controller", daemon=True).start()
@@ -67,6 +67,9 @@ class ControllerActor:
 
     def _drive(self) -> None:
         try:
+            if self._died and self._run.is_gone():  # moved or removed after the run had ended, say
+                hint = "give the command again, with the directory where it is now"
+                raise InputError("the run directory is gone", self._run.uri, hint)
             with self._run.lock():
                 self._summary = self._controller.drive()
         except InputError as error:

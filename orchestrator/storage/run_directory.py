@@ -97,6 +97,10 @@ class RunDir:
             ) from None
         return made
 
+    def is_gone(self) -> bool:
+        """Whether there is no such directory; an object store has none to look for."""
+        return self.local and not os.path.isdir(self.path)
+
     def _check_ours(self) -> None:
         names = {name for name in self._names() if not name.startswith(PROBE)}
         if names and not names & OURS:

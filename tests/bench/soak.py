@@ -149,7 +149,8 @@ def _round(
     strikes = [*striker.told, *(_raised(event, events) for event in injected)]
     finding = finding or _differs(run, twin)
     if not finding:
-        shutil.rmtree(run)
+        # At once, for a controller that lingers may be struck by the next round, and Ray starts it again.
+        shutil.rmtree(run.replace(folder / "removed"))
     seconds = time.monotonic() - began
     lost = sum(event.get("lost_steps") or 0 for event in events)
     again = sorted(stage.ended_badly)

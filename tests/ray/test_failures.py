@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+import ray
 from jobs import (
     command,
     curve,
@@ -26,6 +27,10 @@ from jobs import (
     write_job,
 )
 from ray.cluster_utils import Cluster
+
+from cluster.local.ray_session import connected_ray
+from orchestrator.launch.controller_actor import controller_of
+from orchestrator.storage.run_directory import RunDir
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_train.py"
 
@@ -188,6 +193,17 @@ def test_the_driver_may_die_and_another_attaches_and_then_the_controller_may_die
     assert weights(run, 12) == weights(quiet, 12)
     assert any(event["reason"].startswith("resumed") for event in rows(run, "events.jsonl"))
     assert not psutil.pid_exists(frozen)
+    # A controller whose run has ended stays for a while; if it dies then, the run is not trained once more.
+    ended = status(run)["pid"]
+    run.rename(tmp_path / "moved")
+    psutil.Process(ended).kill()
+    with connected_ray(shared_cluster.address):
+        controller = controller_of(RunDir(str(run)))
+        assert controller is not None
+        wait_for(lambda: ray.get(controller.status.remote(), timeout=60)["error"], "Ray to start it again")
+        error = ray.get(controller.status.remote(), timeout=60)["error"]
+    assert "the run directory is gone" in error["line"]
+    assert not run.exists()
 
 
 @pytest.mark.slow
