@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
 import torch
@@ -13,6 +14,7 @@ from workloads import objectives
 from workloads.describe import FOLDER, SENTENCES, SUPERVISED_HEADS, Description, describe, for_objective
 from workloads.errors import WorkloadError
 from workloads.hf.hf_class import HuggingFaceModel
+from workloads.hf.hf_class import build as build_class
 from workloads.hf.hf_config import root
 from workloads.hf.weights import has_weights
 from workloads.hf.workload import HuggingFaceWorkload
@@ -20,7 +22,7 @@ from workloads.model.config import TransformerConfig
 from workloads.model.mup import beside
 from workloads.model.stored import StoredWeights
 from workloads.objectives.sampled import RULE
-from workloads.transformer_workload import TransformerWorkload
+from workloads.transformer_workload import TransformerWorkload, build_model
 from workloads.workload import Objective, Vocabulary, Workload
 
 Begin: TypeAlias = Callable[
@@ -166,6 +168,15 @@ def _check(
             f"sequence_length {sequence_length} exceeds the {config.max_positions} positions of {model}; "
             "lower it or raise max_positions"
         )
+
+
+def trained_share(model: Description, freeze: Sequence[str]) -> float:
+    """The share of the parameters of `model` that no pattern in `freeze` matches; heads may be missing in it."""
+    with torch.device("meta"):
+        built = build_model(model) if isinstance(model, TransformerConfig) else build_class(model)
+    sizes = {name: parameter.numel() for name, parameter in built.named_parameters()}
+    trained = [n for n in sizes if not any(fnmatchcase(n, pattern) for pattern in freeze)]
+    return sum(sizes[name] for name in trained) / sum(sizes.values())
 
 
 def with_weights(

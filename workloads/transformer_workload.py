@@ -34,7 +34,8 @@ def build_model(config: TransformerConfig) -> nn.Module:
 class TransformerWorkload:
     """A transformer and an objective; the contract is `workloads.workload.Workload`.
 
-    pretrained has the weights that it begins with, if it does not begin anew.
+    pretrained has the weights that it begins with, if it does not begin anew; frozen are the parameters that are not
+    trained.
     """
 
     name: str
@@ -42,6 +43,7 @@ class TransformerWorkload:
     objective: Objective
     vocabulary: Vocabulary
     pretrained: StoredWeights | None = None
+    frozen: frozenset[str] = frozenset()
 
     def build(self) -> nn.Module:
         """The plain module on the current default device."""

@@ -179,6 +179,10 @@ class Workload(Protocol):
         """Shape of every canonical tensor, parameters and buffers."""
 
     @property
+    def frozen(self) -> frozenset[str]:
+        """The parameters that are not trained: no commit has them, since `initial` gives them."""
+
+    @property
     def objective(self) -> Objective:
         """The pre-training objective."""
 

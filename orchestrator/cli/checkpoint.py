@@ -48,7 +48,8 @@ def list_(run_dir: Run, as_json: Json = False) -> None:
 
 
 def verify(run_dir: Run, step: Step = None, as_json: Json = False) -> None:
-    """Check every byte of one commit, or of all, and of their token shards. Exit code 1 if something is damaged."""
+    """Check every byte of one commit, or of all, of their token shards, and that weights which commits lack since they
+    were not trained are where the run began with them. Exit code 1 if something is damaged."""
     from orchestrator.data.tokens import problems as problems_of
 
     store = _store(run_dir)
@@ -58,6 +59,8 @@ def verify(run_dir: Run, step: Step = None, as_json: Json = False) -> None:
         raise InputError("there is no such commit", where, f"steps: {store.steps()}")
     problems = {f"step {number}": store.verify(number) for number in steps}
     known = {store.manifest(number).meta.get("data") for number in steps if not problems[f"step {number}"]}
+    sound = [number for number in steps if not problems[f"step {number}"]]
+    problems |= {f"step {number}": [line] for number in sound if (line := _lacking(run_dir, number))}
     problems |= {f"data {uri}": lines for uri in sorted(filter(None, known)) if (lines := problems_of(uri))}
     if as_json:
         emit({key.removeprefix("step "): lines for key, lines in problems.items()})
@@ -140,6 +143,18 @@ def import_deepspeed(
         f"{target}: {len(found['tensors'])} tensors of a ZeRO {found['stage']} checkpoint of {found['ranks']} ranks, "
         f"read in a separate process ({how})"
     )
+
+
+def _lacking(run_dir: str, step: int) -> str:
+    """What is wrong with the weights that a commit lacks; empty if they are there as they were, or it lacks none."""
+    from orchestrator.resolve.base import base_of_commit
+
+    _, spec = existing_run(run_dir)
+    try:
+        base_of_commit(spec, _store(run_dir).manifest(step))
+    except InputError as error:
+        return f"{error.where}: {error.what}"
+    return ""
 
 
 def _store(run_dir: str) -> Store:

@@ -33,7 +33,7 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
 from orchestrator.planning.machines import machine_for
 from orchestrator.planning.plan import Planner
-from orchestrator.resolve.base import NO_BASE, base_json, base_of
+from orchestrator.resolve.base import NO_BASE, base_json, base_of, same_base
 from orchestrator.resolve.prepared_data import PreparedData, is_whole, keep_excerpt
 from orchestrator.resolve.training_inputs import resolve_over
 from orchestrator.storage.row_types import EventFields
@@ -194,7 +194,7 @@ class Controller:
     def _evaluate(self, history: RunHistory, before: State) -> None:
         """Evaluate beside the run what was decided on, and tell of it in a phase that goes on."""
         phase = self._state.phase
-        self._beside.follow(self._state, self._data, self._shards)
+        self._beside.follow(self._state, self._data, self._shards, base_json(self._base))
         for line in self._beside.news(phase):
             self._event(phase, line)
         if phase != before.phase and "evaluate" in (phase, before.phase):
@@ -256,7 +256,8 @@ class Controller:
         if not self._data.uri:
             return
         self._base = self._stored(lambda: base_of(self._spec, history.base, history.newest is not None))
-        needed = None if history.newest else self._base  # a run that has a commit goes on from that
+        # a run that has a commit goes on from that
+        needed = None if history.newest and not self._spec.reads_base else self._base
         job, shards, notes = self._stored(lambda: resolve_over(self._spec, self._data, needed))
         self._shards = history.same_shards(shards, self._data.uri)
         for line in notes:
@@ -300,7 +301,7 @@ class Controller:
         told = self._workers.snapshots(self._planner.shape)
         history.use_holders(told["snapshot_token"], told["snapshot_servers"])
         told |= {"until": self._until, "faults": self._faults, "shards": self._shards}
-        told["base"] = base_json(self._base)
+        told["base"] = base_json(self._stored(lambda: same_base(self._spec, self._base)))
         return training_task(self._spec, self._run, self._data, self._state, commit, **told)
 
     def _note_first_step(self, history: RunHistory) -> None:

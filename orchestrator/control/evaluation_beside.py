@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from cluster.workers.cluster import Cluster
 from cluster.workers.fork_server import START_TIMEOUT
@@ -127,9 +128,11 @@ class EvaluationBeside:
             commit = WaitingCommit(step, state.attempt, state.layout.micro_batch)
             self._waiting = {**self._waiting, step: commit}
 
-    def follow(self, state: State, data: PreparedData, shards: str) -> None:
+    def follow(
+        self, state: State, data: PreparedData, shards: str, base: dict[str, Any] | None = None
+    ) -> None:
         """Evaluate the commit that `state` says and no other, or nothing, on the held-out text in `data`, whose digest
-        is `shards`.
+        is `shards`; `base` are the weights that the run began with.
 
         Returns at once: a worker is placed, and the process started in it, in later calls.
         """
@@ -146,9 +149,8 @@ class EvaluationBeside:
         self._gang.poll(0)
         if self._gang.ready():
             try:
-                self._gang.start(
-                    1, self._bundle, ENTRY, self._task(self._waiting[step], data, shards).to_json()
-                )
+                task = self._task(self._waiting[step], data, shards, base)
+                self._gang.start(1, self._bundle, ENTRY, task.to_json())
             except TimeoutError as error:
                 self._fail(step, str(error))
                 return
@@ -185,7 +187,9 @@ class EvaluationBeside:
             self._gang.close()
             self._gang = None
 
-    def _task(self, commit: WaitingCommit, data: PreparedData, shards: str) -> Task:
+    def _task(
+        self, commit: WaitingCommit, data: PreparedData, shards: str, base: dict[str, Any] | None
+    ) -> Task:
         """The task of one process, which writes nothing."""
         faults = (
             () if commit.step in self._tried else self._faults
@@ -201,6 +205,7 @@ class EvaluationBeside:
             faults=faults,
             shards=shards,
             sets=data.sets,
+            base=base,
         )
 
     def _wrong(self, rank: RankStatus, at: float) -> str:

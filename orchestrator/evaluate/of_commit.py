@@ -9,6 +9,7 @@ from orchestrator.checkpoint.identity import check_commit, check_shards
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
+from orchestrator.resolve.base import base_json, base_of_commit
 from orchestrator.resolve.prepared_data import tokens_of
 from orchestrator.storage.row_types import EvaluationRow
 from orchestrator.storage.run_directory import RunDir
@@ -30,8 +31,8 @@ def evaluate_commit(
         trained = spec.checkpoint.model_copy(update={"average": None})
         spec = spec.model_copy(update={"checkpoint": trained})
     size = Layout.from_json(commit.meta["layout"]).micro_batch
-    data, sets = tokens.folder.uri, dict(sets)
-    task = Task.of_evaluation(spec, size, run=run.uri, data=data, restore=commit.step, sets=sets)
+    given = {"sets": dict(sets), "base": base_json(base_of_commit(spec, commit))}
+    task = Task.of_evaluation(spec, size, run=run.uri, data=tokens.folder.uri, restore=commit.step, **given)
     return row_of(spec, task)
 
 

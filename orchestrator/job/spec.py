@@ -19,105 +19,14 @@ from orchestrator.job.data import DataSpec, Source
 from orchestrator.job.errors import InputError
 from orchestrator.job.evaluate import VALIDATION, EvaluateSpec, StopWhen, metric_problem, metrics_of
 from orchestrator.job.limits import LimitSpec
-from orchestrator.job.optimizer import OptimizerSpec, in_steps
 from orchestrator.job.overrides import override
 from orchestrator.job.resources import ResourceSpec
-from orchestrator.job.stability import StabilitySpec
 from orchestrator.job.strict import Count, Positive, StrictModel
 from orchestrator.job.tracking import TrackingSpec
+from orchestrator.job.train import TrainSpec
 from orchestrator.job.tune import TuneSpec
 from orchestrator.job.validation_messages import input_error
-
-
-class WorkloadSpec(StrictModel):
-    """The model and the objective."""
-
-    model: str = Field(description="a preset's name, or hf:<config or checkpoint folder>")
-    changes: dict[str, Any] = Field(default_factory=dict, description="fields of the preset to change")
-    objective: str = Field(default="causal_lm", description="the pre-training recipe")
-    options: dict[str, Any] = Field(default_factory=dict, description="options of the objective")
-    init_from: str | None = Field(
-        default=None,
-        min_length=1,
-        description="begin with the weights of an export's folder, or of another run's commit: the run directory, "
-        "followed by @<step>, @last or @best",
-    )
-    mup: dict[str, Any] | None = Field(
-        default=None,
-        description="sizes of the base model that the learning rate was tuned for, as in changes; weights, learning "
-        "rates and logits are scaled relative to it (maximal update parametrisation)",
-    )
-    dropout: float = Field(
-        default=0.0,
-        ge=0.0,
-        lt=1.0,
-        description="probability with which features of embeddings and of every sub-layer's output are zeroed in "
-        "training; replaces the dropout of a configuration in hf:<folder>",
-    )
-
-
-class TrainSpec(StrictModel):
-    """Length, batch size, optimiser and numerics of training."""
-
-    steps: Positive
-    global_batch: Positive = Field(description="sequences per step; the same at every number of workers")
-    optimizer: OptimizerSpec = Field(default_factory=OptimizerSpec)
-    precision: Literal["fp32", "bf16", "fp16"] = Field(
-        default="fp32", description="dtype of matrix products; weights and optimiser state are fp32"
-    )
-    z_loss: float = Field(
-        default=0.0, ge=0.0, description="weight of the squared logarithm of the softmax normaliser"
-    )
-    compile: bool = Field(default=False, description="torch.compile every block")
-    determinism: Literal["rerun", "bitwise"] = Field(
-        default="rerun",
-        description="bitwise: losses and weights are bit for bit the same at every data-parallel width",
-    )
-    virtual_shards: Positive = Field(
-        default=8, description="parts of the global batch whose gradients bitwise computes separately"
-    )
-    stability: StabilitySpec = Field(default_factory=StabilitySpec)
-
-    @model_validator(mode="before")
-    @classmethod
-    def shares_are_of_the_steps(cls, given: Any) -> Any:
-        if isinstance(given, dict) and "optimizer" in given:
-            return {**given, "optimizer": in_steps(given["optimizer"], given.get("steps"))}
-        return given
-
-    @model_validator(mode="after")
-    def virtual_shards_divide_the_batch(self) -> TrainSpec:
-        shards = self.virtual_shards
-        if self.determinism == "bitwise" and (shards & (shards - 1) or self.global_batch % shards):
-            raise ValueError(
-                f"virtual_shards {shards} must be a power of two that divides global_batch {self.global_batch}; "
-                "change one of them"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def warmup_ends_before_training(self) -> TrainSpec:
-        if self.optimizer.warmup >= self.steps:
-            raise ValueError(
-                f"optimizer.warmup {self.optimizer.warmup} is not below steps {self.steps}; "
-                "shorten the warm-up or train longer"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def decay_fits_after_the_warmup(self) -> TrainSpec:
-        optimizer, left = self.optimizer, self.steps - self.optimizer.warmup
-        if optimizer.decay > left:
-            raise ValueError(
-                f"optimizer.decay {optimizer.decay} is longer than the {left} steps after the warm-up; "
-                "shorten the decay or train longer"
-            )
-        return self
-
-    @property
-    def decay_from(self) -> int | None:
-        """The step with which a decay of the learning rate begins, None without one."""
-        return self.steps - self.optimizer.decay if self.optimizer.decay else None
+from orchestrator.job.workload import WorkloadSpec
 
 
 class ParallelSpec(StrictModel):
@@ -234,6 +143,11 @@ class JobSpec(StrictModel):
         return self
 
     @property
+    def reads_base(self) -> bool:
+        """Whether commits lack weights, which are read from where the run began."""
+        return bool(self.train.freeze)
+
+    @property
     def evaluates_beside(self) -> bool:
         """Whether commits are evaluated beside the run, by one worker more."""
         return self.evaluate is not None and self.evaluate.where == "beside"
@@ -278,6 +192,8 @@ class JobSpec(StrictModel):
         )
         held_out = self.data.validation and self.data.validation.share
         found["data"]["validation"] = {"share": held_out} if held_out else None
+        if not self.train.freeze:  # runs of versions without it are of the same identity
+            del found["train"]["freeze"]
         if self.checkpoint.ema is not None:
             found["checkpoint"] = {"average": {"ema": self.checkpoint.ema}}
         return found

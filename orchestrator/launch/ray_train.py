@@ -153,7 +153,8 @@ class RankZeroHistory:
         """Roll back to the last sound commit and choose a layout; what a task says of that."""
         bundle = self._spec.resources.per_worker.bundle
         base = base_of(self._spec, self._history.base, self._history.newest is not None)
-        job, shards, _ = resolve_over(self._spec, self._data, None if self._history.newest else base)
+        needed = None if self._history.newest and not self._spec.reads_base else base
+        job, shards, _ = resolve_over(self._spec, self._data, needed)
         check_shards(self._history.newest, shards, self._data.uri)
         layout = Planner(self._spec, job.shape, machine_for(smallest_offer(bundle), bundle)).choose(world)
         if layout is None or layout.world != world:

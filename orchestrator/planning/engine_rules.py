@@ -5,7 +5,8 @@ Rules about the layout alone are in `layout`. Torch-free and ray-free.
 
 from __future__ import annotations
 
-from orchestrator.job.spec import JobSpec, TrainSpec
+from orchestrator.job.spec import JobSpec
+from orchestrator.job.train import TrainSpec
 from orchestrator.planning.layout import SPLIT, Layout
 
 

@@ -35,6 +35,7 @@ class ModelShape:
         no_recompute: why layers cannot be recomputed; empty if they can.
         uneven_vocabulary: whether the vocabulary may be split into unequal parts.
         expert_share: share of the parameters that belong to experts.
+        trained_share: share of the parameters that are trained.
     """
 
     parameters: int
@@ -55,6 +56,7 @@ class ModelShape:
     no_recompute: str = ""
     uneven_vocabulary: bool = True
     expert_share: float = 0.0
+    trained_share: float = 1.0
 
 
 @dataclass(frozen=True)

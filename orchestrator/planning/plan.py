@@ -170,14 +170,14 @@ def predict(spec: JobSpec, shape: ModelShape, layout: Layout, machine: Machine) 
     seconds = price * (seconds + launches + traffic)
     return Candidate(
         layout,
-        _states(layout, parameters, spec.checkpoint.ema is not None) + activations,
+        _states(layout, parameters, shape.trained_share, spec.checkpoint.ema is not None) + activations,
         seconds + _host_seconds(layout, parameters, accumulation),
     )
 
 
-def _states(layout: Layout, parameters: float, has_average: bool) -> float:
+def _states(layout: Layout, parameters: float, trained_share: float, has_average: bool) -> float:
     """Bytes of weights, gradients, optimiser state and a moving average on a rank's device, for `parameters` parameters
-    per model replica.
+    per model replica, of which that share is trained.
 
     Offloaded state is in host memory, which is not counted. DeepSpeed keeps a second fp32 copy of the weights that a
     rank updates, and sends gradients to the host as they are summed (Ren et al., 2021, section 4.1).
@@ -185,8 +185,9 @@ def _states(layout: Layout, parameters: float, has_average: bool) -> float:
     replicas = layout.dp * layout.cp
     deepspeed = layout.engine == "deepspeed"
     slots = (12.0 if deepspeed else 8.0) + (4.0 if has_average else 0.0)
-    optimizer = slots * parameters / (replicas if layout.zero >= 1 else 1)
-    gradients = 4.0 * parameters / (replicas if layout.zero >= 2 else 1)
+    trained = trained_share * parameters
+    optimizer = slots * trained / (replicas if layout.zero >= 1 else 1)
+    gradients = 4.0 * trained / (replicas if layout.zero >= 2 else 1)
     weights = 4.0 * parameters / (replicas if layout.zero >= 3 else 1)
     if layout.offload == "none":
         return weights + gradients + optimizer

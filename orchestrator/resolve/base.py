@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.checkpoint.identity import job_of_commit, read_job
+from orchestrator.checkpoint.identity import BASE, job_of_commit, read_job
 from orchestrator.checkpoint.retention import best_commit
 from orchestrator.checkpoint.shard import digest
 from orchestrator.checkpoint.store import Store
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from workloads.model.stored import Part, StoredTensor, StoredWeights
 
 INIT, MODEL = "workload.init_from", "workload.model"
+BACK = "put them back, or name their new place in the run's job.yaml"
 PUT_BACK = "put them back as they were, or start another run"
 FOLDER = "hf:"
 FREE = ("vocab_size", "max_positions", "pooler")
@@ -61,19 +62,38 @@ def base_of(spec: JobSpec, begun: Mapping[str, Any], settled: bool) -> Base | No
     """The weights that the job begins with, None if it begins anew.
 
     `begun` are those that the run has begun with, as JSON, empty for a run that begins; it does not need them any more
-    if it has `settled`: it has a commit. Raises InputError if there are none, or not the same any more.
+    if it has `settled`: it has a commit, which has all weights. Raises InputError if there are none, or not the same
+    any more.
     """
     where = INIT if spec.workload.init_from else MODEL
+    gone = InputError("the weights that the run began with are gone", f"{where} {begun.get('uri')}", BACK)
     try:
         found = _look(spec, begun.get("step"))
     except (InputError, WorkloadError) as error:
-        if begun and settled:
+        if begun and settled and not spec.reads_base:
             return Base(**begun)
+        if begun:
+            raise gone from None
         raise error if isinstance(error, InputError) else InputError(str(error), where) from None
-    if begun and (found is None or found.digest != begun["digest"]):
+    if begun and found is None:
+        raise gone
+    if begun and found is not None and found.digest != begun["digest"]:
         what = "the weights that the run began with are not the same any more"
         raise InputError(what, f"{where} {begun['uri']}", PUT_BACK)
     return found
+
+
+def base_of_commit(spec: JobSpec, commit: CommitManifest) -> Base | None:
+    """The weights that a commit of the job lacks; None if it has all. Raises InputError if they are gone, or not the
+    same any more."""
+    begun = commit.meta.get(BASE)
+    return base_of(spec, begun, True) if spec.reads_base and begun else None
+
+
+def same_base(spec: JobSpec, base: Base | None) -> Base | None:
+    """`base`, looked at again if ranks are to read it again: it may have changed since the attempt before. Raises
+    InputError if it has."""
+    return base_of(spec, asdict(base), True) if base and spec.reads_base else base
 
 
 def _look(spec: JobSpec, step: int | None) -> Base | None:
@@ -127,16 +147,23 @@ def _commit(uri: str, tag: int | str) -> CommitManifest:
 
 
 def _digest_of(folder: str) -> str:
-    """A checksum of the configuration and all weights in a folder."""
+    """A checksum of the configuration and all weights in a folder; files that were not touched are not read again."""
+    names = ("config.json", "model.safetensors.index.json")
+    paths = [p for p in sorted(Path(folder).rglob("*")) if p.suffix == ".safetensors" or p.name in names]
+    found = [(p.stat(), str(p.relative_to(folder))) for p in paths]
+    return _digest_of_files(folder, tuple((name, s.st_size, s.st_mtime_ns, s.st_ino) for s, name in found))
+
+
+@lru_cache(maxsize=8)
+def _digest_of_files(folder: str, files: tuple[tuple[str, int, int, int], ...]) -> str:
     import xxhash
 
     found = xxhash.xxh3_128()
-    for path in sorted(Path(folder).rglob("*")):
-        if path.suffix == ".safetensors" or path.name in ("config.json", "model.safetensors.index.json"):
-            found.update(f"{path.relative_to(folder)}:{path.stat().st_size}\n".encode())
-            with path.open("rb") as file:
-                while block := file.read(BLOCK):
-                    found.update(block)
+    for name, size, _, _ in files:
+        found.update(f"{name}:{size}\n".encode())
+        with Path(folder, name).open("rb") as file:
+            while block := file.read(BLOCK):
+                found.update(block)
     return found.hexdigest()
 
 
@@ -187,7 +214,11 @@ def weights_of(
                 )
             _refuse_unlike(describe(asked.model, asked.changes, 1, asked.objective), config, base.uri)
         average = job.checkpoint if job else CheckpointSpec()
-        found = CommitWeights(averaged.weights_of(store, manifest, average), base)
+        lacks, below = manifest.meta.get(BASE), None
+        if job and job.reads_base and lacks:
+            theirs = same_base(job, Base(**lacks))
+            below = weights_of(theirs, job, retry)(config, shapes, tables, added) if theirs else None
+        found = CommitWeights(averaged.weights_of(store, manifest, average), base, below)
         found.check(config, shapes, tables, added)
         return found
 
@@ -212,12 +243,13 @@ def _refuse_unlike(theirs: Any, ours: TransformerConfig, where: str) -> None:
 
 
 class CommitWeights:
-    """The weights of a run's commit; see `StoredWeights`. Every block that is read is verified."""
+    """The weights of a run's commit; see `StoredWeights`. Every block that is read is verified. What that run did not
+    train is in the weights `below` it, with which it began itself."""
 
     notes: tuple[str, ...] = ()
 
-    def __init__(self, reader: Reader, base: Base) -> None:
-        self._reader, self._base = reader, base
+    def __init__(self, reader: Reader, base: Base, below: StoredWeights | None = None) -> None:
+        self._reader, self._base, self._below = reader, base, below
 
     def check(
         self,
@@ -230,7 +262,9 @@ class CommitWeights:
         from workloads.model.stored import HEADS, misfits, refuse_misfits, refuse_strange, told
 
         where, hint = f"{self._base.uri}@{self._base.step}", "give the model of the base"
-        refuse_misfits(misfits(config, shapes, self._shape, tables, added), where, hint)
+        # rows that the run below added itself are known to that run alone, so there tables are of one size
+        there = {n: s for n in shapes if (s := self._shape(n)) and (n in self._names or s == shapes[n])}
+        refuse_misfits(misfits(config, shapes, there.get, tables, added), where, hint)
         left = sorted(self._names.keys() - shapes.keys())
         refuse_strange([n for n in left if not n.startswith((*HEADS, "generator."))], where, hint)
         self.notes = told(shapes, self._shape, left, where)
@@ -238,6 +272,8 @@ class CommitWeights:
     def find(self, name: str) -> StoredTensor | None:
         """See `StoredWeights`."""
         shape = self._shape(name)
+        if name not in self._names:
+            return self._below.find(name) if self._below else None
         return None if shape is None else _Tensor(self._reader, self._names[name], shape)
 
     @cached_property
@@ -249,8 +285,10 @@ class CommitWeights:
     def _shape(self, name: str) -> torch.Size | None:
         import torch
 
-        stored = self._names.get(name)
-        return None if stored is None else torch.Size(self._reader.manifest.tensors[stored].shape)
+        if name in self._names:
+            return torch.Size(self._reader.manifest.tensors[self._names[name]].shape)
+        found = self._below.find(name) if self._below else None
+        return None if found is None else found.shape
 
 
 @dataclass(frozen=True)

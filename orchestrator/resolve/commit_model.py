@@ -11,6 +11,7 @@ from orchestrator.checkpoint.retention import best_commit
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
+from orchestrator.resolve.base import base_of_commit
 from orchestrator.resolve.prepared_data import data_of
 from orchestrator.resolve.training_inputs import workload_of
 from orchestrator.storage.retry import Retry, patient
@@ -35,7 +36,9 @@ class CommitModel:
     reader: Reader
 
     def read(self, name: str) -> Tensor:
-        """A tensor of the model by its name."""
+        """A tensor of the model by its name. What was not trained is read from where the run began."""
+        if name in self.workload.frozen and f"model.{name}" not in self.commit.tensors:
+            return self.workload.initial(name, self.spec.seed)
         return self.reader.read(f"model.{name}")
 
 
@@ -61,9 +64,11 @@ def model_of_run(run_uri: str, step: int, best: bool = False, raw: bool = False)
 def model_of_commit(
     run: RunDir, spec: JobSpec, commit: CommitManifest, raw: bool = False, retry: Retry | None = None
 ) -> CommitModel:
-    """The model of a commit that is known. Raises InputError if its data is gone."""
+    """The model of a commit that is known. Raises InputError if its data is gone, or of weights that it lacks the
+    base."""
     from orchestrator.checkpoint.averaged import weights_of
 
     tokens, store = data_of(run, commit.meta["data"], retry), Store(run.at("checkpoints"), retry=retry)
     reader = weights_of(store, commit, spec.checkpoint, raw)
-    return CommitModel(spec, commit, tokens, workload_of(spec, tokens), reader)
+    workload = workload_of(spec, tokens, base=base_of_commit(spec, commit))
+    return CommitModel(spec, commit, tokens, workload, reader)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from orchestrator.job.data import TrainBpe
@@ -63,6 +63,10 @@ def resolve(spec: JobSpec, vocabulary_size: int | None = None) -> ResolvedJob:
         objective = asked.objective if asked.objective in COLUMNS else None
         model = describe(asked.model, asked.changes, size, objective, len(spec.data.labels) or None)
         shape = model_shape(model, spec.data.sequence_length)
+    if spec.reads_base:
+        from workloads.load import trained_share
+
+        shape = replace(shape, trained_share=trained_share(model, spec.train.freeze))
     return ResolvedJob(spec, model, special, size, shape)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.job.data import TrainBpe
@@ -144,10 +144,11 @@ def load_workload(
     `model` is the description that the job was resolved to, if it was. Without a `base` a job that names one in
     workload.init_from begins anew. Raises InputError.
     """
+    from workloads.adapters.frozen import frozen_by
     from workloads.load import load
 
     with wrong_input("workload"):
-        return load(
+        workload = load(
             spec.workload.model,
             spec.workload.objective,
             vocabulary,
@@ -162,6 +163,8 @@ def load_workload(
             labels=spec.data.labels,
             begin=weights_of(base, spec, retry) if base and spec.workload.init_from else None,
         )
+    with wrong_input("train.freeze"):
+        return replace(workload, frozen=frozen_by(spec.train.freeze, workload))
 
 
 def vocabulary_before_data(job: ResolvedJob) -> Vocabulary:

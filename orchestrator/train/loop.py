@@ -55,9 +55,8 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
             raise InputError(
                 "these token shards are not the run's", task.data, "let all nodes see one folder"
             )
-        inputs = training_inputs(
-            spec, tokens, task.sets, Base(**task.base) if task.base and task.restore is None else None
-        )
+        read = task.base if task.restore is None or spec.reads_base else None
+        inputs = training_inputs(spec, tokens, task.sets, Base(**read) if read else None)
         engine = make_engine(spec, inputs.workload, layout, device)
         rank = Rank(task, spec, layout, context, engine, inputs, baseline_memory)
         try:

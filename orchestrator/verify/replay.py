@@ -18,6 +18,7 @@ from orchestrator.data.skips import on_record
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
+from orchestrator.resolve.base import base_json, base_of_commit
 from orchestrator.resolve.prepared_data import tokens_of
 from orchestrator.storage.row_line import METRICS
 from orchestrator.storage.run_directory import Row, RunDir
@@ -86,6 +87,7 @@ def replay(spec: JobSpec, run: RunDir, step: int | None, steps: int) -> ReplayRe
         restore=manifest.step,
         until=last,
         commit=False,
+        base=base_json(base_of_commit(spec, manifest)),
         skips=tuple(skip.to_json() for skip in on_record(run.rows("events.jsonl"))),
     )
     bundle = spec.resources.per_worker.bundle

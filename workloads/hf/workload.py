@@ -38,6 +38,7 @@ class HuggingFaceWorkload:
     objective: Objective
     vocabulary: Vocabulary
     dropout: float = 0.0
+    frozen: frozenset[str] = frozenset()
 
     def build(self) -> nn.Module:
         """The module on the current default device."""

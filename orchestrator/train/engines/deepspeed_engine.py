@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,14 +15,14 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
 from orchestrator.train.device import Device
 from orchestrator.train.engines.deepspeed_setup import open_deepspeed, optimizer_of, settings
-from orchestrator.train.engines.deepspeed_state import Partitions
+from orchestrator.train.engines.deepspeed_state import Fragment, Partitions, frozen_fragments
 from orchestrator.train.engines.engine import EvaluationSums, Metrics
 from orchestrator.train.engines.loss_scale import LossScale
 from orchestrator.train.engines.optimizers import set_lr
-from orchestrator.train.engines.state import initialise
+from orchestrator.train.engines.state import committed_shapes, initialise
 from orchestrator.train.parallel.losses import StepLosses
 from orchestrator.train.parallel.mesh import Mesh
-from orchestrator.train.parallel.parallelize import recompute
+from orchestrator.train.parallel.parallelize import freeze, recompute
 from orchestrator.train.parallel.router_load import RouterLoad, ratios
 from workloads.workload import Batch, Workload
 
@@ -37,6 +37,7 @@ class DeepSpeedEngine:
 
     def __init__(self, spec: JobSpec, workload: Workload, layout: Layout, device: Device) -> None:
         self._workload, self._layout, self._device = workload, layout, device
+        self._seed = spec.seed
         self._mesh = Mesh(layout)
         self._losses = StepLosses(spec, workload, layout, self._mesh, device)
         self._routing = RouterLoad(workload, self._mesh, device.device)
@@ -50,14 +51,16 @@ class DeepSpeedEngine:
         elif spec.train.compile:
             for layer in workload.blocks(self.model):
                 layer.compile()
-        scaled = [(p, workload.lr_scale(name)) for name, p in self.model.named_parameters()]
+        trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        scaled = [(p, workload.lr_scale(name)) for name, p in trained.items()]
         optimizer = optimizer_of(spec.train.optimizer, scaled, layout.offload != "none")
         step = _WithLoss(self.model, self._losses, device)
         self._engine, self._zero, _, _ = deepspeed.initialize(
             model=step, optimizer=optimizer, config=config, dist_init_required=False
         )
-        named, ema = dict(self.model.named_parameters()), spec.checkpoint.ema
-        self._partitions = Partitions(self._zero, layout.zero, named, ema)
+        self._partitions = Partitions(self._zero, layout.zero, trained, spec.checkpoint.ema)
+        frozen = {name: p for name, p in self.model.named_parameters() if not p.requires_grad}
+        self._frozen = list(frozen_fragments(frozen, self._mesh.rank))
         self._buffers = {n: b for n, b in self.model.named_buffers() if n in workload.shapes}
 
     def train_step(self, micro_batches: Sequence[Batch], lr: float) -> Metrics:
@@ -126,9 +129,7 @@ class DeepSpeedEngine:
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
         """See `Engine.initialise`."""
-        for fragment in self._partitions.fragments:
-            views = fragment.views(fragment.partition)
-            initialise(self._workload, fragment.name, seed, views)
+        self._begin([*self._partitions.fragments, *self._frozen], seed)
         for name, buffer in self._buffers.items():
             buffer.copy_(self._workload.initial(name, seed))
         self._partitions.begin(0)
@@ -146,7 +147,8 @@ class DeepSpeedEngine:
     @torch.no_grad()
     def load(self, reader: Reader) -> None:
         """See `Engine.load`."""
-        reader.manifest.check_shapes({f"model.{n}": tuple(s) for n, s in self._workload.shapes.items()})
+        reader.manifest.check_shapes(committed_shapes(self._workload))
+        self._begin(self._frozen, self._seed)
         self._partitions.restore(reader)
         for name, buffer in self._buffers.items():
             buffer.copy_(reader.read(f"model.{name}"))
@@ -155,6 +157,10 @@ class DeepSpeedEngine:
     def close(self) -> None:
         """See `Engine.close`."""
         self._engine.destroy()
+
+    def _begin(self, fragments: Iterable[Fragment], seed: int) -> None:
+        for fragment in fragments:
+            initialise(self._workload, fragment.name, seed, fragment.views(fragment.partition))
 
 
 class _WithLoss(nn.Module):
@@ -182,6 +188,7 @@ def _build(
         model = workload.build()
     model.to_empty(device="cpu" if layout.zero == 3 else device)
     model.train()
+    freeze(model, workload)
     if layout.zero == 3:
         deepspeed.zero.Init(module=model, config_dict_or_path=config, dtype=torch.float32)
         for module in model.modules():

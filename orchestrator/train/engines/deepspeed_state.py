@@ -137,6 +137,19 @@ def _fully_sharded(zero: Any, named: Mapping[str, Any]) -> Iterator[Fragment]:
             yield _fragment(name, shape, begin, size, zero.fp32_partitioned_groups_flat[group], start)
 
 
+def frozen_fragments(named: Mapping[str, Any], rank: int) -> Iterator[Fragment]:
+    """This rank's parts of parameters that are not trained: all of them, or under ZeRO 3 a range of each."""
+    for name, parameter in named.items():
+        shape, part = tuple(getattr(parameter, "ds_shape", parameter.shape)), parameter.data
+        begin, size = 0, math.prod(shape)
+        if hasattr(parameter, "ds_tensor"):
+            part = parameter.ds_tensor.data
+            begin = rank * part.numel()
+            size = min(part.numel(), size - begin)
+        if size > 0:
+            yield _fragment(name, shape, begin, size, part.view(-1), 0)
+
+
 def _fragment(
     name: str, shape: tuple[int, ...], begin: int, size: int, partition: Tensor, start: int
 ) -> Fragment:

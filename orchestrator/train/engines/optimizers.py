@@ -70,6 +70,8 @@ def make_optimizer(
     shards = list(shards)
     scaled = [(s.parameter, s.matrix, lr_scale(s.name)) for s in shards]
     groups = groups_of(spec, scaled)
+    if not shards:  # of a rank whose stage is frozen; it may not leave out what all ranks sum
+        return _Nothing(norms if spec.name in ("lamb", "lars") else None)
     if spec.name == "adamw":
         return torch.optim.AdamW(groups, lr=spec.lr, betas=spec.betas, eps=spec.eps, fused=True)
     if spec.name == "lion":
@@ -79,6 +81,21 @@ def make_optimizer(
     if spec.name == "lamb":
         return Lamb(ordered, {"lr": spec.lr, "betas": spec.betas, "eps": spec.eps}, norms, matrices)
     return Lars(ordered, {"lr": spec.lr, "betas": spec.betas, "eps": spec.eps}, norms, matrices)
+
+
+class _Nothing(torch.optim.Optimizer):
+    """The optimiser of a rank that trains nothing. It takes its part in the two norms of LAMB and LARS."""
+
+    def __init__(self, norms: Norms | None) -> None:
+        super().__init__([{"params": [], "lr": 0.0, "lr_scale": 1.0}], {})
+        self._norms = norms
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """No update."""
+        if self._norms is not None:
+            self._norms([])
+            self._norms([])
 
 
 class Lion(torch.optim.Optimizer):

@@ -40,6 +40,12 @@ def pieces(
                 yield TensorPiece(name, shard.cut.shape, box.start, view)
 
 
+def committed_shapes(workload: Workload) -> dict[str, tuple[int, ...]]:
+    """The shapes of the model's tensors that a commit has: not of those that are not trained."""
+    kept = {name: shape for name, shape in workload.shapes.items() if name not in workload.frozen}
+    return {f"model.{name}": tuple(shape) for name, shape in kept.items()}
+
+
 def initialise(workload: Workload, name: str, seed: int, views: Iterable[tuple[Box, Tensor]]) -> None:
     """Fill this rank's parts of a tensor with their initial values; of weights that are stored only they are read."""
     stored = workload.stored(name, seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,12 +18,13 @@ from orchestrator.train.engines.engine import EvaluationSums, Metrics
 from orchestrator.train.engines.loss_scale import LossScale
 from orchestrator.train.engines.moving_average import MovingAverage
 from orchestrator.train.engines.optimizers import SLOTS, make_optimizer, set_lr
-from orchestrator.train.engines.state import initialise, pieces, restore
+from orchestrator.train.engines.state import committed_shapes, initialise, pieces, restore
 from orchestrator.train.parallel.accumulation import Accumulation
 from orchestrator.train.parallel.losses import StepLosses
 from orchestrator.train.parallel.mesh import Mesh
 from orchestrator.train.parallel.norms import GlobalNorms, squared_norm
 from orchestrator.train.parallel.parallelize import parallelize
+from orchestrator.train.parallel.parameter_shard import ParameterShard
 from orchestrator.train.parallel.pipeline import Pipeline
 from orchestrator.train.parallel.router_load import RouterLoad, ratios
 from workloads.workload import Batch, Workload
@@ -34,6 +35,7 @@ class TorchEngine:
 
     def __init__(self, spec: JobSpec, workload: Workload, layout: Layout, device: Device) -> None:
         self._spec, self._workload, self._layout, self._device = spec.train, workload, layout, device
+        self._seed = spec.seed
         self._is_alone_until_reduction = layout.world == layout.dp and layout.zero <= 1 and layout.ep == 1
         self._mesh = Mesh(layout)
         self.parallel = parallelize(workload, layout, self._mesh, device.device, spec.train)
@@ -47,7 +49,7 @@ class TorchEngine:
             self._runner = Accumulation(self._stages[0], self._data, self._losses, device)
         self._scale = LossScale(spec.train.precision == "fp16")
         self._slots = SLOTS[spec.train.optimizer.name]
-        self._optimizer = self._make_optimizer()
+        self._optimizer, self._steps = self._make_optimizer(), 0
         self._average = MovingAverage(spec.checkpoint.ema, [s.parameter for s in self._data.shards])
         self._buffers = {
             name: tensor
@@ -116,12 +118,12 @@ class TorchEngine:
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
         """See `Engine.initialise`."""
-        for shard in self._data.shards:
-            initialise(self._workload, shard.name, seed, shard.views(shard.parameter))
+        self._begin(self._data.shards, seed)
+        self._begin(self.parallel.frozen, seed)
         for name, buffer in self._buffers.items():
             buffer.copy_(self._workload.initial(name, seed))
         self._data.publish()
-        self._optimizer = self._make_optimizer()
+        self._optimizer, self._steps = self._make_optimizer(), 0
         self._average.begin()
 
     def state(self) -> Iterator[TensorPiece]:
@@ -130,15 +132,17 @@ class TorchEngine:
         if self._mesh.data.index == self._mesh.tp.index == 0:
             yield from (full_piece(f"model.{name}", buffer) for name, buffer in self._buffers.items())
         if self._mesh.rank == 0:
-            yield full_piece("optim.step", torch.tensor(self._steps(), dtype=torch.int64))
+            yield full_piece("optim.step", torch.tensor(self._steps, dtype=torch.int64))
             yield from self._scale.pieces()
 
     @torch.no_grad()
     def load(self, reader: Reader) -> None:
         """See `Engine.load`."""
-        reader.manifest.check_shapes({f"model.{n}": tuple(s) for n, s in self._workload.shapes.items()})
+        reader.manifest.check_shapes(committed_shapes(self._workload))
+        self._begin(self.parallel.frozen, self._seed)
         restore(self._data.shards, self._optimizer, self._slots, self._average.of, reader)
-        self._average.go_on(self._steps())
+        self._steps = int(reader.read("optim.step"))
+        self._average.go_on(self._steps)
         for name, buffer in self._buffers.items():
             buffer.copy_(reader.read(f"model.{name}"))
         self._scale.load(reader)
@@ -162,6 +166,7 @@ class TorchEngine:
             torch._foreach_mul_(gradients, scale)
         set_lr(self._optimizer.param_groups, lr)
         self._optimizer.step()
+        self._steps += 1
         self._average.update()
         self._data.publish()
         for stage in self._stages:
@@ -176,5 +181,6 @@ class TorchEngine:
         norms = GlobalNorms(shards, self._workload.shapes)
         return make_optimizer(self._spec.optimizer, shards, norms, self._workload.lr_scale)
 
-    def _steps(self) -> int:
-        return next((int(state["step"]) for state in self._optimizer.state.values()), 0)
+    def _begin(self, shards: Iterable[ParameterShard], seed: int) -> None:
+        for shard in shards:
+            initialise(self._workload, shard.name, seed, shard.views(shard.parameter))

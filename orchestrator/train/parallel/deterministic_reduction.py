@@ -20,7 +20,7 @@ from orchestrator.train.parallel.parameters import Held
 class DeterministicReduction:
     """See `DataParallel`. Every rank holds all parameters."""
 
-    def __init__(self, held: list[Held], mesh: Mesh) -> None:
+    def __init__(self, held: list[Held], mesh: Mesh, device: torch.device) -> None:
         self._group = mesh.data
         mine = mesh.data.index == 0
         whole = [(h, boxes_of(h.cut, 0, h.parameter.numel())) for h in held]
@@ -29,7 +29,7 @@ class DeterministicReduction:
         ]
         size = sum(h.parameter.numel() for h in held)
         ways = self._group.size
-        self._flat = torch.zeros(-(-size // ways) * ways, device=held[0].parameter.device)
+        self._flat = torch.zeros(-(-size // ways) * ways, device=device)
         offset = 0
         for h in held:
             h.parameter.grad = self._flat[offset : offset + h.parameter.numel()].view_as(h.parameter)

@@ -28,16 +28,26 @@ def shard_fully(model: nn.Module, blocks: Iterable[nn.Module], mesh: Mesh, zero:
     for layer in blocks:
         experts = getattr(getattr(layer, "feedforward", None), "experts", None)
         if experts is not None and mesh.expert.size > 1 and mesh.expert_data.size > 1:
-            fully_shard(experts, mesh=_device_mesh(mesh.expert_data, device), reshard_after_forward=free)
-        fully_shard(
-            layer, mesh=dense, reshard_after_forward=free, ignored_params=_unsharded_experts(layer, mesh)
-        )
-    fully_shard(model, mesh=dense, reshard_after_forward=free, ignored_params=_unsharded_experts(model, mesh))
+            whole = _unsharded_frozen(experts, free)
+            of_experts = _device_mesh(mesh.expert_data, device)
+            fully_shard(experts, mesh=of_experts, reshard_after_forward=free, ignored_params=whole)
+        fully_shard(layer, mesh=dense, reshard_after_forward=free, ignored_params=_left(layer, mesh, free))
+    fully_shard(model, mesh=dense, reshard_after_forward=free, ignored_params=_left(model, mesh, free))
     for module in model.modules():
         if isinstance(module, FSDPModule):
             # Gradients are sums here: the loss is already divided by the tokens of the global batch.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+
+
+def _left(module: nn.Module, mesh: Mesh, free: bool) -> set[nn.Parameter]:
+    """The parameters that FSDP2 does not shard."""
+    return _unsharded_experts(module, mesh) | _unsharded_frozen(module, free)
+
+
+def _unsharded_frozen(module: nn.Module, free: bool) -> set[nn.Parameter]:
+    """Under ZeRO 2 frozen parameters, of which there are no gradients, stay whole, so that they are never gathered."""
+    return set() if free else {p for p in module.parameters() if not p.requires_grad}
 
 
 def _unsharded_experts(module: nn.Module, mesh: Mesh) -> set[nn.Parameter]:
@@ -93,6 +103,18 @@ class Fsdp:
             for module in model.modules():
                 if isinstance(module, FSDPModule):
                     module.reshard()
+
+
+def frozen_shards(held: Iterable[Held], mesh: Mesh) -> list[ParameterShard]:
+    """This rank's parts of the parameters that are not trained, which are neither counted nor saved."""
+    alone = ProcessGroup((mesh.rank,), 0, None)
+    found = []
+    for h in held:
+        local = local_of(h.parameter)
+        if not h.parameter.requires_grad and local.numel():
+            mine = nn.Parameter(local, requires_grad=False)
+            found.append(ParameterShard(h.name, h.cut, mine, _rows(h), alone, False, False))
+    return found
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:

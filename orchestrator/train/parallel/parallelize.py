@@ -19,16 +19,16 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from orchestrator.job.spec import TrainSpec
+from orchestrator.job.train import TrainSpec
 from orchestrator.planning.layout import Layout
 from orchestrator.train.parallel.context import apply_context
 from orchestrator.train.parallel.ddp import Ddp
 from orchestrator.train.parallel.deterministic_reduction import DeterministicReduction
 from orchestrator.train.parallel.expert import apply_expert
-from orchestrator.train.parallel.fsdp import Fsdp, shard_fully
+from orchestrator.train.parallel.fsdp import Fsdp, frozen_shards, shard_fully
 from orchestrator.train.parallel.mesh import Mesh
 from orchestrator.train.parallel.offload import Offload
-from orchestrator.train.parallel.parameter_shard import DataParallel
+from orchestrator.train.parallel.parameter_shard import DataParallel, ParameterShard
 from orchestrator.train.parallel.parameters import Held, cut_parameters, held_by
 from orchestrator.train.parallel.partition import Cut, span
 from orchestrator.train.parallel.tensor import apply_tensor
@@ -50,11 +50,13 @@ SAVED = (
 
 @dataclass(frozen=True)
 class Parallel:
-    """The pipeline stages that this rank runs, in order, and how their gradients are reduced."""
+    """The pipeline stages that this rank runs, in order, how their gradients are reduced, and this rank's parts of the
+    parameters that are not trained."""
 
     stages: list[nn.Module]
     shared: TiedGradients
     data: DataParallel
+    frozen: list[ParameterShard]
 
 
 def parallelize(
@@ -63,30 +65,32 @@ def parallelize(
     """This rank's part of the workload's model, with uninitialised memory."""
     at = _stages_with(workload, layout)
     stages: list[nn.Module] = []
-    held: list[Held] = []
+    every: list[Held] = []
     for number in layout.stages_of(mesh.coordinate["pp"]):
         stage, cuts = _stage(workload, layout, mesh, device, train.compile, number)
         stages.append(stage)
-        held += held_by(stage, cuts, {name for name, numbers in at.items() if numbers[0] < number})
+        every += held_by(stage, cuts, {name for name, numbers in at.items() if numbers[0] < number})
+    held = [h for h in every if h.parameter.requires_grad]
     # In the order of the names, since groups are made by all ranks together.
     places = {
         name: frozenset(layout.pipeline_rank_of(n) for n in at[name])
         for name in sorted(at)
-        if len(at[name]) > 1
+        if len(at[name]) > 1 and name not in workload.frozen
     }
     shared = TiedGradients(held, mesh, {name: mesh.of_stages(ranks) for name, ranks in places.items()})
     overlap = layout.pp == 1 and not shared.any
     sharded = layout.zero if mesh.data.size > 1 else 0
     data: DataParallel
     if train.determinism == "bitwise":
-        data = DeterministicReduction(held, mesh)
+        data = DeterministicReduction(held, mesh, device)
     elif sharded >= 2:
         data = Fsdp(stages, held, mesh)
     elif sharded == 1:
         data = Zero1(held, mesh, overlap)
     else:
         data = Ddp(held, mesh, overlap)
-    return Parallel(stages, shared, data if layout.offload == "none" else Offload(data))
+    data = data if layout.offload == "none" else Offload(data)
+    return Parallel(stages, shared, data, frozen_shards(every, mesh))
 
 
 def _stage(
@@ -94,6 +98,7 @@ def _stage(
 ) -> tuple[nn.Module, dict[str, Cut]]:
     styles = workload.sharding()
     model = plain_stage(workload, layout, number)
+    freeze(model, workload)
     cuts = cut_parameters(model, styles, mesh)
     if mesh.tp.size > 1:
         apply_tensor(model, styles, mesh.tp, layout.sequence)
@@ -111,6 +116,12 @@ def _stage(
     model.to_empty(device=device)
     model.train()
     return model, cuts
+
+
+def freeze(model: nn.Module, workload: Workload) -> None:
+    """Have no gradients computed of the parameters that the workload does not train."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in workload.frozen)
 
 
 def plain_stage(workload: Workload, layout: Layout, number: int) -> nn.Module:

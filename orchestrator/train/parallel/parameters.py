@@ -33,7 +33,8 @@ def cut_parameters(model: nn.Module, styles: Mapping[str, str], mesh: Mesh) -> d
         cuts[name] = cut = cut_of(name, parameter.shape, styles, mesh)
         if cut.extent != tuple(parameter.shape):
             module, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(module), leaf, nn.Parameter(torch.empty(cut.extent, device="meta")))
+            part = nn.Parameter(torch.empty(cut.extent, device="meta"), parameter.requires_grad)
+            setattr(model.get_submodule(module), leaf, part)
     return cuts
 
 

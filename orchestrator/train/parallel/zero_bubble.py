@@ -80,7 +80,7 @@ def _add_gradients(waiting: list[Waiting]) -> None:
         x, gradient, weight, bias = waiting.pop(0)
         rows = gradient.flatten(0, -2)
         _add(weight, rows.t() @ x.flatten(0, -2))
-        if bias is not None:
+        if bias is not None and bias.requires_grad:
             _add(bias, rows.sum(0))
 
 

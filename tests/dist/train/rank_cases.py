@@ -22,6 +22,7 @@ from orchestrator.train.device import COMPUTE, Device, close_device, open_device
 from orchestrator.train.engines.choose import make_engine
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.rank_messages import gather_json
+from workloads.adapters.frozen import frozen_by
 from workloads.load import load
 from workloads.model.dropout import KEYS, row_keys
 from workloads.objectives.records import CLOSE, MARK, pack, to_bits
@@ -59,7 +60,7 @@ def job(case: dict[str, Any]) -> JobSpec:
 def workload_of(spec: JobSpec) -> Workload:
     """The case's workload over a made-up vocabulary."""
     asked = spec.workload
-    return load(
+    workload = load(
         asked.model,
         asked.objective,
         VOCABULARY,
@@ -70,6 +71,7 @@ def workload_of(spec: JobSpec) -> Workload:
         seed=spec.seed,
         labels=spec.data.labels,
     )
+    return dataclasses.replace(workload, frozen=workload.frozen | frozen_by(spec.train.freeze, workload))
 
 
 def record_of(objective: str, sample: int) -> np.ndarray:

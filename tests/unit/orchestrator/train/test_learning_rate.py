@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from transformers import get_wsd_schedule
 
 from orchestrator.job.optimizer import OptimizerSpec
-from orchestrator.job.spec import TrainSpec
+from orchestrator.job.train import TrainSpec
 from orchestrator.train.learning_rate import learning_rate
 
 STEPS, WARMUP, DECAY = 40, 4, 10

@@ -1,0 +1,80 @@
+"""How it is trained: length, batch size, optimiser and numerics."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from orchestrator.job.optimizer import OptimizerSpec, in_steps
+from orchestrator.job.stability import StabilitySpec
+from orchestrator.job.strict import Positive, StrictModel
+
+
+class TrainSpec(StrictModel):
+    """Length, batch size, optimiser and numerics of training."""
+
+    steps: Positive
+    global_batch: Positive = Field(description="sequences per step; the same at every number of workers")
+    optimizer: OptimizerSpec = Field(default_factory=OptimizerSpec)
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        default="fp32", description="dtype of matrix products; weights and optimiser state are fp32"
+    )
+    z_loss: float = Field(
+        default=0.0, ge=0.0, description="weight of the squared logarithm of the softmax normaliser"
+    )
+    compile: bool = Field(default=False, description="torch.compile every block")
+    determinism: Literal["rerun", "bitwise"] = Field(
+        default="rerun",
+        description="bitwise: losses and weights are bit for bit the same at every data-parallel width",
+    )
+    virtual_shards: Positive = Field(
+        default=8, description="parts of the global batch whose gradients bitwise computes separately"
+    )
+    stability: StabilitySpec = Field(default_factory=StabilitySpec)
+    freeze: list[str] = Field(
+        default_factory=list,
+        description="patterns, as of file names, of parameters that are not trained; neither gradients nor optimiser "
+        "state are kept of them, and no commit has them: they are read from where the run began",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def shares_are_of_the_steps(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "optimizer" in given:
+            return {**given, "optimizer": in_steps(given["optimizer"], given.get("steps"))}
+        return given
+
+    @model_validator(mode="after")
+    def virtual_shards_divide_the_batch(self) -> TrainSpec:
+        shards = self.virtual_shards
+        if self.determinism == "bitwise" and (shards & (shards - 1) or self.global_batch % shards):
+            raise ValueError(
+                f"virtual_shards {shards} must be a power of two that divides global_batch {self.global_batch}; "
+                "change one of them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def warmup_ends_before_training(self) -> TrainSpec:
+        if self.optimizer.warmup >= self.steps:
+            raise ValueError(
+                f"optimizer.warmup {self.optimizer.warmup} is not below steps {self.steps}; "
+                "shorten the warm-up or train longer"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def decay_fits_after_the_warmup(self) -> TrainSpec:
+        optimizer, left = self.optimizer, self.steps - self.optimizer.warmup
+        if optimizer.decay > left:
+            raise ValueError(
+                f"optimizer.decay {optimizer.decay} is longer than the {left} steps after the warm-up; "
+                "shorten the decay or train longer"
+            )
+        return self
+
+    @property
+    def decay_from(self) -> int | None:
+        """The step with which a decay of the learning rate begins, None without one."""
+        return self.steps - self.optimizer.decay if self.optimizer.decay else None

@@ -1,0 +1,106 @@
+"""A run that trains a part of its model: it survives, its commits are small, and all that reads one has all weights."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jobs import curve, job, weights, write_text
+from local_run import drive_here
+
+from orchestrator.checkpoint.manifest import CorruptCommit
+from orchestrator.checkpoint.store import Store
+from orchestrator.control import decide
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import parse
+from orchestrator.resolve.commit_model import model_of_run
+from orchestrator.storage.run_directory import RunDir
+
+STEPS = 6
+FROZEN = ["tokens.*", "layers.0.*"]
+
+
+def document(text: str, **workload: Any) -> dict[str, Any]:
+    found = job(text, steps=STEPS, optimizer={"lr": 3e-3, "schedule": "constant"})
+    found["workload"] |= workload
+    found["checkpoint"] = {"every": 3, "keep": 3, "export": None}
+    found["parallel"] = {"micro_batch": 2}
+    return found
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_text(tmp_path_factory.mktemp("text"), 20_000)
+
+
+@pytest.fixture(scope="module")
+def base(text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "base"
+    drive_here(document(text) | {"name": "base"}, str(run), Path(text).parent / "cache")
+    return run
+
+
+def test_a_kill_changes_no_bit_and_the_base_is_read_again(
+    text: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decide, "SETTLE", 0.0)
+    cache, mine = Path(text).parent / "cache", tmp_path / "mine"
+    shutil.copytree(base, mine)
+    tuned = document(text, init_from=f"{mine}@last")
+    tuned["train"]["freeze"] = FROZEN
+    drive_here(tuned, str(tmp_path / "quiet"), cache)
+    drive_here(tuned, str(tmp_path / "killed"), cache, faults=("kill@0:5",))
+    assert curve(tmp_path / "quiet") == curve(tmp_path / "killed")
+    kept = weights(tmp_path / "quiet", STEPS)
+    assert kept == weights(tmp_path / "killed", STEPS)
+    assert not [name for name in kept if ".layers.0." in name or ".tokens." in name]
+    shutil.move(tmp_path / "quiet", tmp_path / "moved")
+    RunDir(str(tmp_path / "moved")).write_text("job.yaml", (tmp_path / "killed" / "job.yaml").read_text())
+    model, before = model_of_run(str(tmp_path / "moved"), STEPS), model_of_run(str(mine), STEPS)
+    for name in model.workload.shapes:
+        same = torch.equal(model.read(name), before.read(name))
+        assert same == (".layers.0." in f".{name}" or name.startswith("tokens.")), name
+    second = document(text, init_from=str(tmp_path / "moved")) | {"name": "second"}
+    drive_here(second, str(tmp_path / "second"), cache)
+    shutil.rmtree(mine)
+    with pytest.raises(InputError, match="are gone"):
+        model_of_run(str(tmp_path / "moved"), STEPS)
+    with pytest.raises(InputError, match="are gone"):
+        drive_here(tuned, str(tmp_path / "killed"), cache)
+
+
+def test_a_base_that_is_damaged_is_not_read(text: str, base: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    shutil.copytree(base, mine)
+    tuned = document(text, init_from=f"{mine}@last")
+    tuned["train"] |= {"freeze": FROZEN, "steps": 3}
+    drive_here(tuned, str(tmp_path / "run"), Path(text).parent / "cache")
+    chunk = (
+        Store(str(mine / "checkpoints"))
+        .manifest(6)
+        .tensors["model.layers.0.attention.query.weight"]
+        .chunks[0]
+    )
+    shard = mine / "checkpoints" / "step-00000006" / chunk.file
+    data = bytearray(shard.read_bytes())
+    data[chunk.offset] ^= 1
+    shard.write_bytes(data)
+    found = model_of_run(str(tmp_path / "run"), 3)
+    with pytest.raises(CorruptCommit, match="damaged"):
+        found.read("layers.0.attention.query.weight")
+
+
+def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest_names(text: str) -> None:
+    from orchestrator.launch.preflight import check_job
+
+    wrong = document(text)
+    wrong["train"]["freeze"] = ["layer.0.*"]
+    with pytest.raises(InputError, match=r"matches no parameter; the nearest are layers\.0") as error:
+        check_job(parse(wrong))
+    assert error.value.where == "train.freeze"
+    wrong["train"]["freeze"] = ["*"]
+    with pytest.raises(InputError, match="freeze all parameters"):
+        check_job(parse(wrong))
