@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from workloads import objectives
+from workloads.adapters.adapter import Adapter
 from workloads.describe import FOLDER, SENTENCES, SUPERVISED_HEADS, Description, describe, for_objective
 from workloads.errors import WorkloadError
 from workloads.hf.hf_class import HuggingFaceModel
@@ -48,14 +49,16 @@ def load(
     described: Description | None = None,
     begin: Begin | None = None,
     labels: Sequence[str] = (),
+    adapter: Adapter | None = None,
 ) -> TransformerWorkload | HuggingFaceWorkload:
     """The workload of preset `model` (with `changes`) or of `hf:<folder>`, trained with `objective`.
 
     options are those of the objective; rule is the sampling rule of the run's data, see `workloads.objectives.sampled`;
     mup gives the widths of the base model for muP, see `workloads.model.mup`; dropout is the rate, see
     `workloads.model.dropout`. described is what `describe` said of the model, if it was asked already. begin reads
-    other weights to begin with than those of the folder. A model of a folder gets a row for each token that was added
-    to its tokenizer.
+    other weights to begin with than those of the folder. With an adapter
+    only that is trained, and heads that begin anew. A model of a folder gets a row for each token that was added to its
+    tokenizer.
 
     Raises WorkloadError for an unknown model, field or objective, an objective that the architecture cannot train, a
     sequence longer than the model's positions, a vocabulary larger than the model's, a checkpoint that does not fit,
@@ -84,6 +87,11 @@ def load(
             raise WorkloadError(
                 f"{model} is run as a class of transformers; name its weights in workload.model"
             )
+        if adapter is not None:
+            raise WorkloadError(
+                f"adapters are for classes of this project's own, and {model} is run as a class of transformers; "
+                "train it whole, or a part of it by train.freeze"
+            )
         has_weights(str(root(config.folder)))  # refuses weights that cannot be read
         return HuggingFaceWorkload(model, config, built, vocabulary, dropout)
     config = for_objective(config, objective, len(labels) or None)
@@ -91,7 +99,8 @@ def load(
         config = _completed(config, vocabulary, sequence_length)
     config = replace(config, dropout=dropout)
     if mup is None:
-        return _workload(model, config, built, vocabulary, begin)
+        made = _workload(model, config, built, vocabulary, begin)
+        return made if adapter is None else made.with_adapter(adapter)
     return _workload(model, _scaled(model, beside(config, mup), built, vocabulary), built, vocabulary, begin)
 
 
@@ -170,12 +179,16 @@ def _check(
         )
 
 
-def trained_share(model: Description, freeze: Sequence[str]) -> float:
-    """The share of the parameters of `model` that no pattern in `freeze` matches; heads may be missing in it."""
+def trained_share(model: Description, freeze: Sequence[str], adapter: Adapter | None) -> float:
+    """The share of the parameters of `model` that are trained: those of the adapter, if there is one, and no pattern in
+    `freeze` matches. Heads may be missing in it."""
     with torch.device("meta"):
         built = build_model(model) if isinstance(model, TransformerConfig) else build_class(model)
+        if adapter is not None and isinstance(model, TransformerConfig):
+            adapter.apply(built)
     sizes = {name: parameter.numel() for name, parameter in built.named_parameters()}
-    trained = [n for n in sizes if not any(fnmatchcase(n, pattern) for pattern in freeze)]
+    open_ = [n for n in sizes if adapter is None or adapter.trains(n)]
+    trained = [n for n in open_ if not any(fnmatchcase(n, pattern) for pattern in freeze)]
     return sum(sizes[name] for name in trained) / sum(sizes.values())
 
 

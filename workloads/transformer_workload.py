@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
 
+from workloads.adapters.adapter import Adapter, check_has_biases, merged_reader, styles_with
+from workloads.adapters.frozen import parameters_of
 from workloads.errors import WorkloadError
 from workloads.model import count, losses
 from workloads.model.config import TransformerConfig
@@ -44,15 +46,20 @@ class TransformerWorkload:
     vocabulary: Vocabulary
     pretrained: StoredWeights | None = None
     frozen: frozenset[str] = frozenset()
+    adapter: Adapter | None = None
 
     def build(self) -> nn.Module:
         """The plain module on the current default device."""
-        return build_model(self.config)
+        model = build_model(self.config)
+        if self.adapter:
+            self.adapter.apply(model)
+        return model
 
     @cached_property
     def shapes(self) -> Mapping[str, torch.Size]:
         """Shape of every canonical tensor, parameters and buffers."""
-        return _shapes(self.config)
+        with torch.device("meta"):
+            return {name: tensor.shape for name, tensor in self.build().state_dict().items()}
 
     @cached_property
     def base_shapes(self) -> Mapping[str, torch.Size]:
@@ -66,6 +73,8 @@ class TransformerWorkload:
         """
         if name not in self.shapes:
             raise WorkloadError(f"{self.name} has no tensor {name!r}; its names are those of state_dict()")
+        if self.adapter and self.adapter.adds(name):
+            return self.adapter.initial(name, self.shapes[name], seed, partial(self.initial, seed=seed))
         found = self.stored(name, seed)
         if found is not None:
             return found[whole(self.shapes[name])].float()
@@ -73,7 +82,8 @@ class TransformerWorkload:
 
     def stored(self, name: str, seed: int) -> StoredTensor | None:
         """See Workload.stored. The rows of tokens that were added depend on (seed, name, row) alone."""
-        found = self.pretrained.find(name) if self.pretrained else None
+        added = self.adapter is not None and self.adapter.adds(name)
+        found = self.pretrained.find(name) if self.pretrained and not added else None
         shape = self.shapes[name]
         if found is None or found.shape == shape:
             return found
@@ -94,6 +104,18 @@ class TransformerWorkload:
     def lr_scale(self, name: str) -> float:
         """See Workload.lr_scale."""
         return lr_scale(name, self.shapes[name], self.base_shapes[name])
+
+    def with_adapter(self, adapter: Adapter) -> TransformerWorkload:
+        """This workload with an adapter: of its own tensors only heads that begin anew are trained.
+
+        Raises WorkloadError if there is nothing to adapt.
+        """
+        check_has_biases(adapter.kind, self.shapes, self.name)
+        base = self.pretrained
+        new = {n for n in self.shapes if base is not None and base.find(n) is None}
+        adapted = replace(self, adapter=adapter)
+        names = [name for name in parameters_of(adapted) if not adapter.trains(name) and name not in new]
+        return replace(adapted, frozen=frozenset(names))
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Forward pass and loss of one micro-batch."""
@@ -130,7 +152,8 @@ class TransformerWorkload:
 
         Latent attention is not cut (its rotated key is shared by all heads).
         """
-        return _sharding(self.config)
+        styles = _sharding(self.config)
+        return styles_with(styles) if self.adapter else styles
 
     def stages(self) -> Sequence[str]:
         """Layers 1 to the last; empty where layers are shared or there are two networks."""
@@ -167,14 +190,22 @@ class TransformerWorkload:
         """Raise WorkloadError if transformers has no class for this model, which `to_hf` would raise too."""
         from workloads.hf.checkpoint import check_export
 
-        check_export(self.config, self.vocabulary, self.shapes, self._decoder_start)
+        check_export(self.config, self.vocabulary, _shapes(self.config), self._decoder_start)
 
     def to_hf(self, read: Callable[[str], Tensor], folder: str) -> None:
-        """Write config.json and model.safetensors (fp32) that transformers loads. Raises WorkloadError."""
+        """Write config.json and model.safetensors (fp32) that transformers loads, with the adapter merged into the
+        base. Raises WorkloadError."""
+
+        if self.adapter:
+            read = merged_reader(self.adapter, self.shapes, read)
+        self.base_to_hf(read, folder)
+
+    def base_to_hf(self, read: Callable[[str], Tensor], folder: str) -> None:
+        """As `to_hf`, of the model without its adapter."""
         from workloads.hf.checkpoint import export
 
         labels = getattr(self.objective, "labels", ())
-        export(self.config, self.vocabulary, self.shapes, read, folder, self._decoder_start, labels)
+        export(self.config, self.vocabulary, _shapes(self.config), read, folder, self._decoder_start, labels)
 
     @property
     def decoder_start(self) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -76,9 +76,13 @@ def export(
     step: Step = None,
     to: Annotated[str | None, typer.Option(help="folder or URI [default: <run>/export]")] = None,
     raw_weights: RawWeights = False,
+    form: Annotated[
+        Literal["hf", "adapter"] | None,
+        typer.Option(help="a model for transformers, or the adapter alone for peft [default: the job's]"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Export a commit to a folder that transformers loads, and compare the outputs."""
+    """Export a commit to a folder that transformers or peft loads, and compare the outputs."""
     from orchestrator.export.hugging_face import export as write
     from orchestrator.job.paths import absolute
     from orchestrator.storage.uri import check_uri
@@ -88,7 +92,7 @@ def export(
     if to is not None:
         check_uri(to, "--to")
     target = run.at("export") if to is None else absolute(to, Path.cwd())
-    found = write(run.uri, manifest.step, target, raw=raw_weights)
+    found = write(run.uri, manifest.step, target, raw=raw_weights, form=form)
     if as_json:
         emit(found)
     else:

@@ -8,19 +8,22 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
+from orchestrator.export.peft_adapter import check_adapter_export, write_adapter
 from orchestrator.export.target import MARK, check_target, draft, publish
 from orchestrator.export.tokenizer import write_tokenizer
 from orchestrator.job.spec import JobSpec
+from orchestrator.resolve.resolved_job import wrong_input
 from orchestrator.storage.retry import patient
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from orchestrator.data.tokens import Tokens
+    from workloads.transformer_workload import TransformerWorkload
     from workloads.workload import Batch, Objective, Workload
 
 COMPARED, SHORT = 64, 7
@@ -28,8 +31,16 @@ COMPARED, SHORT = 64, 7
 SAMPLE_TOKENS = 120
 
 
-def export(run_uri: str, step: int, target: str, best: bool = False, raw: bool = False) -> dict[str, Any]:
-    """Export the commit at `step` of a run to the folder `target`: complete and checked, or not at all.
+def export(
+    run_uri: str,
+    step: int,
+    target: str,
+    best: bool = False,
+    raw: bool = False,
+    form: Literal["hf", "adapter"] | None = None,
+) -> dict[str, Any]:
+    """Export the commit at `step` of a run to the folder `target`: complete and checked, or not at all. Its `form` is
+    that of the job, or a model for transformers, if none is given.
 
     With `best` that commit is exported, if there is one, which is best by the metric of checkpoint.keep_best. The
     weights are averaged, if the job has an average of them, unless `raw`.
@@ -46,11 +57,12 @@ def export(run_uri: str, step: int, target: str, best: bool = False, raw: bool =
     spec, tokens, commit = found.spec, found.tokens, found.commit
     weights, step = facts_of(found.reader), commit.step
     with draft(target) as folder:
-        difference = write(spec, tokens, found.workload, found.read, folder)
+        form = form or spec.checkpoint.export or "hf"
+        difference = write(spec, tokens, found.workload, found.read, folder, form)
         facts = {"step": step, "receipt": commit.receipt, "run": spec.name, "logits_difference": difference}
         facts["evaluation"] = _evaluation_facts(spec, commit.meta["layout"]["micro_batch"])
         facts |= weights
-        sample = _sample(tokens, folder)
+        sample = _sample(tokens, folder) if form == "hf" else None
         facts["files"] = [*sorted(os.listdir(folder)), MARK]
         (Path(folder) / MARK).write_text(json.dumps(facts, indent=2) + "\n")
         publish(folder, target, patient(spec.limits.unsaved))
@@ -73,12 +85,23 @@ def _evaluation_facts(spec: JobSpec, micro_batch: int) -> dict[str, Any]:
 
 
 def write(
-    spec: JobSpec, tokens: Tokens, workload: Workload, read: Callable[[str], Tensor], folder: str
+    spec: JobSpec,
+    tokens: Tokens,
+    workload: Workload,
+    read: Callable[[str], Tensor],
+    folder: str,
+    form: Literal["hf", "adapter"] = "hf",
 ) -> float:
     """Write model and tokenizer to the local `folder`. Returns the largest difference to the outputs of transformers.
 
     `read` returns a tensor of the commit by its name. Raises RuntimeError if the difference is too large.
     """
+    if form == "adapter":
+        with wrong_input("checkpoint.export"):
+            check_adapter_export(workload)
+        write_tokenizer(tokens, workload, spec, folder)
+        tried = batches(spec, tokens, workload)
+        return write_adapter(spec, cast("TransformerWorkload", workload), read, folder, tried)
     workload.to_hf(read, folder)
     write_tokenizer(tokens, workload, spec, folder)
     return _compare(spec, tokens, workload, read, folder)

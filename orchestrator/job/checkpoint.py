@@ -64,7 +64,11 @@ class CheckpointSpec(StrictModel):
         description="steps between snapshots into the memory of other nodes; auto: as often as costs one hundredth of "
         "the time, if there are several nodes with enough memory",
     )
-    export: Literal["hf"] | None = Field(default="hf", description="format of the exported model")
+    export: Literal["hf", "adapter"] | None = Field(
+        default="hf",
+        description="what is exported: a model for transformers, with an adapter merged into it; or the adapter alone, "
+        "for peft",
+    )
     export_at: Literal["end", "commit"] = Field(
         default="end", description="once at the end, or at every commit, beside training"
     )

@@ -135,6 +135,19 @@ class JobSpec(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def an_adapter_that_is_exported_is_there(self) -> JobSpec:
+        if self.checkpoint.export == "adapter":
+            if self.workload.adapter is None:
+                raise ValueError(
+                    "checkpoint.export adapter needs an adapter; set it to hf, or workload.adapter"
+                )
+            if self.tracking and self.tracking.register_as:
+                raise ValueError(
+                    "tracking.register_as is about a model, not about an adapter alone; set checkpoint.export to hf"
+                )
+        return self
+
+    @model_validator(mode="after")
     def what_is_registered_is_exported(self) -> JobSpec:
         if self.tracking and self.tracking.register_as and self.checkpoint.export is None:
             raise ValueError(
@@ -145,7 +158,7 @@ class JobSpec(StrictModel):
     @property
     def reads_base(self) -> bool:
         """Whether commits lack weights, which are read from where the run began."""
-        return bool(self.train.freeze)
+        return bool(self.train.freeze or self.workload.adapter)
 
     @property
     def evaluates_beside(self) -> bool:
@@ -194,6 +207,8 @@ class JobSpec(StrictModel):
         found["data"]["validation"] = {"share": held_out} if held_out else None
         if not self.train.freeze:  # runs of versions without it are of the same identity
             del found["train"]["freeze"]
+        if self.workload.adapter is None:
+            del found["workload"]["adapter"]
         if self.checkpoint.ema is not None:
             found["checkpoint"] = {"average": {"ema": self.checkpoint.ema}}
         return found

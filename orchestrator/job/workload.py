@@ -2,11 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
-from orchestrator.job.strict import StrictModel
+from orchestrator.job.strict import Positive, StrictModel
+
+
+class AdapterSpec(StrictModel):
+    """Few parameters that are trained beside a base, whose own weights are not: low-rank matrices (lora, rslora, dora)
+    or the biases (bitfit). Heads that the base lacks are trained too."""
+
+    kind: Literal["lora", "rslora", "dora", "bitfit"]
+    rank: Positive = Field(default=16, description="rows of A and columns of B")
+    alpha: float = Field(
+        default=32.0,
+        gt=0.0,
+        description="B A is multiplied by alpha / rank; of rslora by alpha / sqrt(rank)",
+    )
+    targets: list[str] = Field(
+        default=["*.attention.*"],
+        min_length=1,
+        description="patterns, as of file names, of the linear layers that get matrices",
+    )
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def one_target_may_stand_alone(cls, given: Any) -> Any:
+        return [given] if isinstance(given, str) else given
+
+    @model_validator(mode="after")
+    def bitfit_has_no_matrices(self) -> AdapterSpec:
+        extra = self.model_fields_set & {"rank", "alpha", "targets"} if self.kind == "bitfit" else set()
+        if extra and any(getattr(self, key) != AdapterSpec(kind="bitfit").__dict__[key] for key in extra):
+            raise ValueError(
+                f"bitfit trains the biases and has no {', '.join(sorted(extra))}; leave that out"
+            )
+        return self
 
 
 class WorkloadSpec(StrictModel):
@@ -34,3 +66,19 @@ class WorkloadSpec(StrictModel):
         description="probability with which features of embeddings and of every sub-layer's output are zeroed in "
         "training; replaces the dropout of a configuration in hf:<folder>",
     )
+    adapter: AdapterSpec | None = Field(
+        default=None, description="train an adapter, and keep the weights that the run begins with"
+    )
+
+    @model_validator(mode="after")
+    def an_adapter_has_a_base(self) -> WorkloadSpec:
+        if self.adapter is None:
+            return self
+        if self.init_from is None and not self.model.startswith("hf:"):
+            raise ValueError(
+                f"adapter is for a model that has weights, and {self.model} begins anew; set init_from, or model to "
+                "hf:<folder>"
+            )
+        if self.mup is not None:
+            raise ValueError("mup says nothing of the learning rate of an adapter; set one of them to null")
+        return self

@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint.identity import BASE, check_same_run
+from orchestrator.export.peft_adapter import check_adapter_export
 from orchestrator.export.target import check_target
 from orchestrator.job.data import Source, TrainBpe
 from orchestrator.job.errors import InputError, Problems
@@ -151,6 +152,8 @@ def check_workload(job: ResolvedJob) -> None:
     if job.spec.checkpoint.export:
         with wrong_input("checkpoint.export"):
             workload.check_hf()
+            if job.spec.checkpoint.export == "adapter":
+                check_adapter_export(workload)
     if isinstance(workload.config, HuggingFaceModel):
         _check_hugging_face_class(job.spec, workload)
     check_tasks(job.spec, workload)
@@ -158,11 +161,17 @@ def check_workload(job: ResolvedJob) -> None:
 
 def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
     """The weights of workload.init_from are there and fit; of a run with a `commit`, they are those that it began
-    with."""
+    with. An adapter has weights that it is for."""
     from orchestrator.data.manifest import FORMAT
+    from workloads.hf.hf_config import root
+    from workloads.hf.weights import has_weights
 
     spec = job.spec
     if not spec.workload.init_from:
+        folder = str(root(spec.workload.model.removeprefix("hf:")))
+        if spec.workload.adapter and not has_weights(folder):
+            hint = "give a folder with safetensors, or set workload.init_from"
+            raise InputError("has no weights, which an adapter is for", f"workload.model {folder}", hint)
         return
     begun = (commit.meta.get(BASE) if commit else None) or {}
     base = base_of(spec, begun, commit is not None)

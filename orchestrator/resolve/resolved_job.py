@@ -16,6 +16,7 @@ from orchestrator.planning.model_shape import model_shape
 from workloads.errors import WorkloadError
 
 if TYPE_CHECKING:
+    from workloads.adapters.adapter import Adapter
     from workloads.describe import Description
 
 
@@ -48,6 +49,14 @@ class ResolvedJob:
         ]
 
 
+def adapter_of(spec: JobSpec) -> Adapter | None:
+    """The adapter of the job, None without one."""
+    from workloads.adapters.adapter import Adapter
+
+    asked = spec.workload.adapter
+    return Adapter(asked.kind, asked.rank, asked.alpha, tuple(asked.targets)) if asked else None
+
+
 def resolve(spec: JobSpec, vocabulary_size: int | None = None) -> ResolvedJob:
     """Resolve a job. Its vocabulary is that of its tokenizer, unless `vocabulary_size` says how large that has become.
 
@@ -66,7 +75,9 @@ def resolve(spec: JobSpec, vocabulary_size: int | None = None) -> ResolvedJob:
     if spec.reads_base:
         from workloads.load import trained_share
 
-        shape = replace(shape, trained_share=trained_share(model, spec.train.freeze))
+        with wrong_input("workload.adapter.targets"):
+            share = trained_share(model, spec.train.freeze, adapter_of(spec))
+        shape = replace(shape, trained_share=share)
     return ResolvedJob(spec, model, special, size, shape)
 
 

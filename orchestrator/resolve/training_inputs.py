@@ -12,7 +12,7 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.resolve.base import Base, tokenizer_notes, weights_of
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.resolve.prompts import Prompts, prompts_of
-from orchestrator.resolve.resolved_job import ResolvedJob, resolve, wrong_input
+from orchestrator.resolve.resolved_job import ResolvedJob, adapter_of, resolve, wrong_input
 from orchestrator.storage.retry import Retry
 
 if TYPE_CHECKING:
@@ -162,9 +162,10 @@ def load_workload(
             described=model,
             labels=spec.data.labels,
             begin=weights_of(base, spec, retry) if base and spec.workload.init_from else None,
+            adapter=adapter_of(spec),
         )
     with wrong_input("train.freeze"):
-        return replace(workload, frozen=frozen_by(spec.train.freeze, workload))
+        return replace(workload, frozen=workload.frozen | frozen_by(spec.train.freeze, workload))
 
 
 def vocabulary_before_data(job: ResolvedJob) -> Vocabulary:

@@ -42,6 +42,6 @@ def frozen_by(patterns: Collection[str], workload: Workload) -> frozenset[str]:
         return frozenset()
     names = parameters_of(workload)
     found = matching(patterns, names, "parameter")
-    if len(found) == len(names):
+    if len(found | workload.frozen) == len(names):
         raise WorkloadError(f"{', '.join(patterns)} freeze all parameters; leave some to be trained")
     return found

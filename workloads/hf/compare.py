@@ -33,9 +33,14 @@ Outputs = Mapping[str, Tensor]
 
 
 def difference(
-    config: TransformerConfig | HuggingFaceModel, model: nn.Module, folder: str, batches: Iterable[Batch]
+    config: TransformerConfig | HuggingFaceModel,
+    model: nn.Module,
+    folder: str,
+    batches: Iterable[Batch],
+    change: Callable[[Any], Any] = lambda hf_model: hf_model,
 ) -> float:
-    """Largest difference over all `batches` between `model`, in evaluation mode, and the export in `folder`.
+    """Largest difference over all `batches` between `model`, in evaluation mode, and the export in `folder`, or what
+    `change` makes of it.
 
     It is a share of the largest number of either output, if that is above one. If it exceeds TOLERANCE both are
     computed again in fp64, which decides: in fp32, rounding may make a router choose another expert. Padding is not
@@ -44,7 +49,7 @@ def difference(
     batches, worst = list(batches), 0.0
     with torch.no_grad():
         for part, forward, path in _networks(config, model, folder):
-            hf_model = load(path, strict=not isinstance(part, HuggingFaceModel))
+            hf_model = change(load(path, strict=not isinstance(part, HuggingFaceModel)))
             for batch in batches:
                 found = _difference(part, forward, hf_model, batch)
                 if not found <= TOLERANCE:

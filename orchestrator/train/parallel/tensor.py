@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from orchestrator.train.parallel.collectives import copy, gather, join, reduce, scatter, split
 from orchestrator.train.parallel.mesh import ProcessGroup
 from orchestrator.train.parallel.partition import is_sliced, span, style_of
+from workloads.adapters.lora import LoraLinear
 from workloads.model.attention import Context
 from workloads.model.transformer import IGNORED, Layer
 from workloads.workload import Loss
@@ -33,7 +34,9 @@ def apply_tensor(model: nn.Module, styles: Mapping[str, str], tp: ProcessGroup, 
     for name, module in list(model.named_modules()):
         parent, _, leaf = name.rpartition(".")
         style, sliced = style_of(styles, name), sequence and is_sliced(name)
-        if style == "row" and isinstance(module, nn.Linear):
+        if style == "row" and isinstance(module, LoraLinear):
+            _sum_rows(module, tp, sliced)
+        elif style == "row" and isinstance(module, nn.Linear):
             setattr(model.get_submodule(parent), leaf, RowLinear(module, tp, sliced))
         elif style == "vocab" and isinstance(module, nn.Embedding):
             setattr(model.get_submodule(parent), leaf, VocabularyEmbedding(module, tp))
@@ -41,7 +44,7 @@ def apply_tensor(model: nn.Module, styles: Mapping[str, str], tp: ProcessGroup, 
             module.register_forward_pre_hook(_copy_first(tp))
             if name.startswith("generator"):  # what samples from the logits needs all of them
                 module.register_forward_hook(lambda _, __, out: join(out, -1, tp))
-        elif style == "column" and isinstance(module, nn.Linear) and parent not in entered:
+        elif style == "column" and isinstance(module, nn.Linear | LoraLinear) and parent not in entered:
             entered.add(parent)
             model.get_submodule(parent).register_forward_pre_hook(_enter(tp, sliced))
         elif style == "expert":
@@ -64,6 +67,17 @@ class RowLinear(nn.Module):
         partial = self.product(x, self.weight)
         y = scatter(partial, LENGTH, self._group) if self._sequence else reduce(partial, self._group)
         return y if self.bias is None else y + self.bias.to(y.dtype)
+
+
+def _sum_rows(module: LoraLinear, tp: ProcessGroup, sequence: bool) -> None:
+    """As `RowLinear`, of a layer with a low-rank adapter: products with the weight and with A are summed as one."""
+
+    def total(squares: Tensor) -> Tensor:
+        torch.distributed.all_reduce(squares, group=tp.handle)
+        return squares
+
+    module.total = total
+    module.gather = lambda y: scatter(y, LENGTH, tp) if sequence else reduce(y, tp)
 
 
 class VocabularyEmbedding(nn.Module):

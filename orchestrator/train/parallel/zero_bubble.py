@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from orchestrator.train.parallel.tensor import RowLinear
+from workloads.adapters.lora import Factor, LoraLinear
 from workloads.model.heads import VocabularyProjection
 
 Waiting = tuple[Tensor, Tensor, Tensor, Tensor | None]
@@ -31,7 +32,7 @@ class DeferredGradients:
         for module in stage.modules():
             if isinstance(module, nn.Linear):
                 module.forward = partial(self._of, module)  # type: ignore[method-assign]
-            elif isinstance(module, RowLinear | VocabularyProjection):
+            elif isinstance(module, RowLinear | VocabularyProjection | LoraLinear | Factor):
                 module.product = self.linear
 
     def take(self) -> Callable[[], None]:

@@ -18,6 +18,7 @@ from orchestrator.data.batches import slices
 from orchestrator.job.records import COLUMNS
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.planning.layout import Layout
+from orchestrator.resolve.resolved_job import adapter_of
 from orchestrator.train.device import COMPUTE, Device, close_device, open_device
 from orchestrator.train.engines.choose import make_engine
 from orchestrator.train.engines.engine import Engine
@@ -47,6 +48,7 @@ def job(case: dict[str, Any]) -> JobSpec:
             "objective": case.get("objective", "causal_lm"),
             "mup": case.get("mup"),
             "dropout": case.get("dropout", 0.0),
+            "adapter": case.get("adapter"),
         },
         "data": {
             "sources": [{"uri": "none"}], "tokenizer": "none", "sequence_length": LENGTH,
@@ -70,6 +72,7 @@ def workload_of(spec: JobSpec) -> Workload:
         sequence_length=LENGTH,
         seed=spec.seed,
         labels=spec.data.labels,
+        adapter=adapter_of(spec),
     )
     return dataclasses.replace(workload, frozen=workload.frozen | frozen_by(spec.train.freeze, workload))
 

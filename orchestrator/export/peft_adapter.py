@@ -1,0 +1,66 @@
+"""Exports the adapter of a commit to a folder that peft loads onto its base, and compares the outputs."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import JobSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from workloads.transformer_workload import TransformerWorkload
+    from workloads.workload import Batch
+
+WHERE = "checkpoint.export"
+
+
+def check_adapter_export(workload: Any) -> None:
+    """Raise InputError or WorkloadError if the adapter of a workload cannot be exported."""
+    from workloads.hf.adapter_folder import check_adapter
+
+    if find_spec("peft") is None:
+        hint = "pip install 'training-orchestrator[peft]', or set it to hf for the merged model"
+        raise InputError("an adapter is checked with peft, which is not installed", WHERE, hint)
+    check_adapter(workload)
+
+
+def write_adapter(
+    spec: JobSpec,
+    workload: TransformerWorkload,
+    read: Callable[[str], Tensor],
+    folder: str,
+    batches: Iterable[Batch],
+) -> float:
+    """Write the adapter to the local `folder`. Returns the largest difference between the outputs of our model and of
+    what peft loads from there onto the base, on `batches`.
+
+    `read` returns a tensor of the commit by its name. Raises RuntimeError if the difference is too large.
+    """
+    from workloads.hf import adapter_folder
+    from workloads.hf.compare import TOLERANCE, difference
+    from workloads.load import with_weights
+
+    adapter_folder.write_adapter(workload, read, folder, _name_of_base(spec))
+    with tempfile.TemporaryDirectory(prefix="base-") as base:
+        workload.base_to_hf(read, base)
+        model = with_weights(workload, read)
+        found = difference(workload.config, model, base, batches, lambda hf_model: _with(hf_model, folder))
+    if not found <= TOLERANCE:
+        raise RuntimeError(f"the adapter on its base differs by {found:.2e}; nothing was published")
+    return found
+
+
+def _with(hf_model: Any, folder: str) -> Any:
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(hf_model, folder).eval()
+
+
+def _name_of_base(spec: JobSpec) -> str:
+    """Where the base is, as far as transformers may load it from there."""
+    return spec.workload.init_from or spec.workload.model.removeprefix("hf:")

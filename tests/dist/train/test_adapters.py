@@ -1,0 +1,100 @@
+"""Adapters under every kind of layout, and both engines: as one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from harness import Results, check_equal, reference_of, same_bits
+
+from cluster.workers.process_gang import ProcessGang
+from orchestrator.planning.layout import Layout
+
+KINDS: dict[str, dict[str, Any]] = {
+    "lora": {"kind": "lora", "rank": 4, "targets": ["*.attention.*", "*.feedforward.*"]},
+    "rslora": {"kind": "rslora", "rank": 3, "targets": ["*.attention.query", "*.feedforward.down"]},
+    "dora": {"kind": "dora", "rank": 4, "targets": ["*.attention.*", "*.down"]},
+    "bitfit": {"kind": "bitfit"},
+}
+DENSE, EXPERTS = "dense", "experts"
+QUICK: list[tuple[str, str, dict[str, Any]]] = [
+    ("lora", DENSE, {"tp": 2, "sequence": True}),
+    ("dora", DENSE, {"tp": 2}),
+    ("lora", DENSE, {"pp": 2}),
+    ("lora", DENSE, {"dp": 2, "zero": 3}),
+]
+REST: list[tuple[str, str, dict[str, Any]]] = [
+    *((kind, DENSE, {"dp": 2, "zero": zero}) for kind in KINDS for zero in (0, 1, 2, 3)),
+    *((kind, DENSE, {"tp": 2, "sequence": sequence}) for kind in KINDS for sequence in (False, True)),
+    *((kind, DENSE, {"pp": 2}) for kind in KINDS),
+    *((kind, DENSE, {"pp": 2, "schedule": "zbv", "recompute": "full"}) for kind in ("lora", "dora")),
+    *((kind, DENSE, {"cp": 2}) for kind in KINDS),
+    *((kind, DENSE, {"dp": 2, "zero": z, "engine": "deepspeed"}) for kind in KINDS for z in (1, 2, 3)),
+    *(("lora", EXPERTS, {"dp": 2, "ep": 2, "zero": zero}) for zero in (0, 3)),
+    ("lora", EXPERTS, {"tp": 2}),
+    ("dora", EXPERTS, {"pp": 2}),
+]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM
+
+    torch.manual_seed(0)
+    wide = {"initializer_range": 0.1, "vocab_size": 160}
+    experts = MixtralConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=32,
+        num_local_experts=4, max_position_embeddings=64, sliding_window=None, **wide,
+    )  # fmt: skip
+    dense = GPT2Config(n_positions=64, n_embd=32, n_layer=2, n_head=4, **wide)
+    found = {}
+    for name, model in ((DENSE, GPT2LMHeadModel(dense)), (EXPERTS, MixtralForCausalLM(experts))):
+        found[name] = str(tmp_path_factory.mktemp(name))
+        model.save_pretrained(found[name])
+    return found
+
+
+def case_of(
+    folders: dict[str, str], kind: str, model: str, layout: dict[str, Any], **more: Any
+) -> dict[str, Any]:
+    adapter = KINDS[kind] | ({"targets": ["*.attention.*"]} if model == EXPERTS else {})
+    found = Layout(**{"micro_batch": 2, **layout})
+    fields = {"name": f"{kind} {model}", "model": f"hf:{folders[model]}", "changes": {}, "adapter": adapter}
+    return {**fields, "steps": 3, "layout": found.to_json(), "id": f"{kind} {model} {found}", **more}
+
+
+@pytest.mark.parametrize("layouts", [QUICK, pytest.param(REST, marks=pytest.mark.slow)], ids=["few", "all"])
+def test_an_adapter_is_the_same_under_every_layout(
+    layouts: list[tuple[str, str, dict[str, Any]]],
+    folders: dict[str, str],
+    gang: ProcessGang,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    results = Results(tmp_path_factory.mktemp("cases"), gang)
+    cases = [case_of(folders, *each) for each in layouts]
+    alone = {case["id"]: reference_of(case) for case in cases}
+    results.run(1, list({case["id"]: case for case in alone.values()}.values()))
+    results.run(2, cases)
+    for case in cases:
+        check_equal(results.of(case), results.of(alone[case["id"]]))
+        ends = ("bias",) if "bitfit" in case["id"] else ("lora_a.weight", "lora_b.weight", "magnitude.weight")
+        names = [n for n in results.of(case)["state"] if n.startswith("model.") and "router" not in n]
+        assert names
+        assert all(name.endswith(ends) for name in names)
+
+
+@pytest.mark.slow
+def test_a_commit_of_one_layout_goes_on_under_another(
+    folders: dict[str, str], gang: ProcessGang, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    results = Results(tmp_path_factory.mktemp("cases"), gang)
+    through = case_of(folders, "dora", DENSE, {"tp": 2}, steps=4, id="through")
+    half = case_of(folders, "dora", DENSE, {"tp": 2}, steps=2, id="half", commit=True)
+    same = case_of(folders, "dora", DENSE, {"tp": 2}, steps=2, id="same", restore="half")
+    other = case_of(folders, "dora", DENSE, {"dp": 2, "zero": 3}, steps=2, id="other", restore="half")
+    results.run(2, [through, half, same, other])
+    whole, first, second = results.of(through), results.of(half), results.of(same)
+    joined = {k: first[k] + second[k] for k in ("losses", "norms")} | {"state": second["state"]}
+    same_bits(joined, whole)
+    assert results.of(other)["losses"] == pytest.approx(whole["losses"][2:], rel=1e-5)

@@ -1,0 +1,161 @@
+"""Low-rank adapters against peft: the same weights and batches, twenty steps of AdamW."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from workloads.adapters.adapter import Adapter
+from workloads.load import load, with_weights
+from workloads.transformer_workload import TransformerWorkload
+from workloads.workload import Batch, Vocabulary
+
+KNOWN = Vocabulary(size=160, eos=2, pad=1, bos=0, cls=3, sep=4, mask=5)
+LENGTH, STEPS, TOLERANCE = 16, 20, 1e-5
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+OURS = {
+    "query": "q_proj",
+    "key": "k_proj",
+    "value": "v_proj",
+    "output": "o_proj",
+    "up": "up_proj",
+    "down": "down_proj",
+}
+KINDS = {
+    "lora": {},
+    "rslora": {"use_rslora": True},
+    "dora": {"use_dora": True},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=160, max_position_embeddings=64, num_key_value_heads=2, initializer_range=0.1, **SIZES
+    )
+    found = str(tmp_path_factory.mktemp("base"))
+    transformers.LlamaForCausalLM(config).save_pretrained(found)
+    return found
+
+
+def workload_of(folder: str, adapter: Adapter | None) -> TransformerWorkload:
+    found = load(f"hf:{folder}", "causal_lm", KNOWN, sequence_length=LENGTH, adapter=adapter)
+    assert isinstance(found, TransformerWorkload)
+    return found
+
+
+def batch_of(step: int) -> Batch:
+    random = torch.Generator().manual_seed(step)
+    tokens = torch.randint(6, 150, (4, LENGTH + 1), generator=random)
+    return {"tokens": tokens[:, :-1], "labels": tokens[:, 1:]}
+
+
+def trained_by_us(workload: TransformerWorkload, model: nn.Module) -> list[float]:
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in workload.frozen)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2, eps=1e-4)
+    losses = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = workload.loss(model.train(), batch_of(step))
+        (loss.total / loss.count).backward()
+        optimizer.step()
+        losses.append(float(loss.total / loss.count))
+    return losses
+
+
+def trained_by_peft(model: Any) -> list[float]:
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2, eps=1e-4)
+    losses = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        batch = batch_of(step)
+        logits = model.train()(input_ids=batch["tokens"]).logits
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    return losses
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_twenty_steps_are_those_of_peft(kind: str, folder: str) -> None:
+    workload = workload_of(folder, Adapter(kind, 4, 8.0, ("*.attention.*", "*.feedforward.down")))
+    model = with_weights(workload, lambda name: workload.initial(name, 3))
+    hf = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    config = peft.LoraConfig(
+        r=4, lora_alpha=8, target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "down_proj"], **KINDS[kind]
+    )
+    theirs = peft.get_peft_model(hf, config)
+    pairs = {}
+    for name, parameter in theirs.named_parameters():
+        if parameter.requires_grad:
+            parts = name.split(".")
+            layer, block, leaf = parts[4], parts[5], parts[6]
+            room = "attention" if block == "self_attn" else "feedforward"
+            part = next(ours for ours, theirs_ in OURS.items() if theirs_ == leaf)
+            end = {"lora_A": "lora_a.weight", "lora_B": "lora_b.weight"}.get(parts[7], "magnitude.weight")
+            pairs[f"layers.{layer}.{room}.{part}.{end}"] = parameter
+    ours = dict(model.named_parameters())
+    assert pairs.keys() == {name for name in ours if name not in workload.frozen}
+    with torch.no_grad():
+        for name, parameter in pairs.items():
+            if name.endswith("magnitude.weight"):
+                torch.testing.assert_close(parameter.flatten(), ours[name], rtol=1e-6, atol=0)
+            parameter.copy_(ours[name].view_as(parameter))
+    assert trained_by_us(workload, model) == pytest.approx(trained_by_peft(theirs), rel=TOLERANCE)
+    for name, parameter in pairs.items():
+        torch.testing.assert_close(ours[name], parameter.view_as(ours[name]), rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_export_is_merged(kind: str, folder: str, tmp_path: Path) -> None:
+    workload = workload_of(folder, Adapter(kind, 4, 8.0, ("*.attention.*",)))
+    model = with_weights(workload, lambda name: workload.initial(name, 3))
+    trained_by_us(workload, model)
+    state = {name: tensor.detach() for name, tensor in model.named_parameters()}
+    workload.to_hf(state.__getitem__, str(tmp_path))
+    hf = transformers.LlamaForCausalLM.from_pretrained(str(tmp_path), dtype=torch.float32)
+    batch = batch_of(99)
+    with torch.no_grad():
+        ours, theirs = model.eval()(batch).logits, hf(input_ids=batch["tokens"]).logits
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE)
+
+
+def test_before_the_first_step_the_model_is_the_base(folder: str) -> None:
+    base = workload_of(folder, None)
+    plain = with_weights(base, lambda name: base.initial(name, 3))
+    for kind in KINDS:
+        workload = workload_of(folder, Adapter(kind, 4, 8.0, ("*.attention.*",)))
+        model = with_weights(workload, lambda name, w=workload: w.initial(name, 3))
+        with torch.no_grad():
+            torch.testing.assert_close(
+                model(batch_of(0)).logits, plain(batch_of(0)).logits, rtol=0, atol=1e-5
+            )
+
+
+def test_a_new_head_is_trained_too(folder: str) -> None:
+    found = load(
+        f"hf:{folder}", "sequence_classification", KNOWN, sequence_length=LENGTH, labels=("bad", "good"),
+        adapter=Adapter("lora", 4, 8.0, ("*.attention.query",)),
+    )  # fmt: skip
+    trained = set(found.shapes) - found.frozen
+    assert "head.output.weight" in trained
+    assert all("lora" in name or name.startswith("head.") for name in trained)
+
+
+def test_bitfit_trains_the_biases() -> None:
+    plain = load("gpt-tiny", "causal_lm", KNOWN, sequence_length=LENGTH)
+    assert isinstance(plain, TransformerWorkload)
+    found = replace(plain).with_adapter(Adapter("bitfit", 16, 32.0, ()))
+    assert {name for name in found.shapes if name not in found.frozen} == {
+        name for name in plain.shapes if name.endswith("bias")
+    }

@@ -1,0 +1,108 @@
+"""An adapter of a model of this project: which tensors it adds, how they begin, and how they may be cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from workloads.adapters.frozen import matching
+from workloads.adapters.lora import LoraLinear, merged
+from workloads.errors import WorkloadError
+from workloads.model.initialise import normal
+from workloads.model.stored import HEADS
+
+LOW_RANK = ("lora", "rslora", "dora")
+A, B, LENGTH = ".lora_a.weight", ".lora_b.weight", ".magnitude.weight"
+"""How the names of the tensors end that a low-rank adapter adds to a linear layer."""
+Read = Callable[[str], Tensor]
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """What is trained beside a base whose own weights are not.
+
+    kind: one of LOW_RANK, or bitfit, which adds nothing and trains the biases (Ben Zaken et al., 2022). targets are
+    patterns of names of linear layers; what a low-rank adapter adds is scaled by alpha / rank, or alpha / sqrt(rank) if
+    it is rank-stabilised.
+    """
+
+    kind: str
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+
+    @property
+    def scale(self) -> float:
+        """The factor of B A."""
+        return self.alpha / (self.rank**0.5 if self.kind == "rslora" else self.rank)
+
+    def apply(self, model: nn.Module) -> None:
+        """Replace the targets of a model. Raises WorkloadError if a pattern matches no linear layer."""
+        if self.kind not in LOW_RANK:
+            return
+        linear = {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
+        inside = [name for name in linear if not f"{name}.".startswith(HEADS)]
+        for name in sorted(matching(self.targets, inside, "linear layer")):
+            parent, _, leaf = name.rpartition(".")
+            adapted = LoraLinear(linear[name], self.rank, self.scale, self.kind == "dora")
+            setattr(model.get_submodule(parent), leaf, adapted)
+
+    def trains(self, name: str) -> bool:
+        """Whether it trains the parameter `name`, other than a head that is new."""
+        return name.endswith((A, B, LENGTH)) if self.kind in LOW_RANK else name.endswith("bias")
+
+    def adds(self, name: str) -> bool:
+        """Whether the tensor `name` is no tensor of the base."""
+        return self.kind in LOW_RANK and self.trains(name)
+
+    def initial(self, name: str, shape: torch.Size, seed: int, base: Read) -> Tensor:
+        """The initial value of a tensor that it adds, fp32 on CPU: what the model computes does not change.
+
+        B is zero, and A normal with the variance of the reference implementation's uniform values (peft's
+        kaiming_uniform with a = sqrt(5)): one in three times the inputs. `base` gives the tensors of the base.
+        """
+        if name.endswith(B):
+            return torch.zeros(shape)
+        if name.endswith(A):
+            return normal(seed, name, shape).mul_((3 * shape[1]) ** -0.5)
+        return base(name.removesuffix(LENGTH) + ".weight").norm(dim=1)
+
+    def merged(self, name: str, names: Mapping[str, object], read: Read) -> Tensor:
+        """The tensor `name` of a plain model that computes what the adapted one does, whose tensors are `names`."""
+        module, weight = name.removesuffix(".weight"), read(name)
+        if f"{module}{A}" not in names:
+            return weight
+        length = read(f"{module}{LENGTH}") if f"{module}{LENGTH}" in names else None
+        return merged(weight, read(f"{module}{A}"), read(f"{module}{B}"), self.scale, length)
+
+
+def styles_with(styles: Mapping[str, str]) -> dict[str, str]:
+    """The styles of a workload with those of low-rank adapters, see `Workload.sharding`.
+
+    Of a layer that is cut over its outputs B is cut so too, over its inputs A. The other one every rank has whole, and
+    sees a part of its gradient.
+    """
+    found = dict(styles)
+    for pattern, style in styles.items():
+        if style == "column":
+            found |= {f"{pattern}.lora_a": "heads", f"{pattern}.lora_b": "column"}
+            found[f"{pattern}.magnitude"] = "column"
+        elif style == "row":
+            found |= {f"{pattern}.lora_a": "row", f"{pattern}.lora_b": "heads"}
+            found[f"{pattern}.magnitude"] = "heads"
+    return found
+
+
+def check_has_biases(kind: str, names: Mapping[str, object], model: str) -> None:
+    """Raise WorkloadError if the model has no biases that BitFit could train."""
+    if kind == "bitfit" and not any(name.endswith("bias") for name in names):
+        raise WorkloadError(f"{model} has no biases, which are all that bitfit trains; use lora")
+
+
+def merged_reader(adapter: Adapter, names: Mapping[str, object], read: Read) -> Read:
+    """Reads the tensors of the plain model, see `Adapter.merged`."""
+    return partial(adapter.merged, names=names, read=read)

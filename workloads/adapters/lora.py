@@ -1,0 +1,88 @@
+"""Low-rank adapters: what is learned of a linear layer is a product of two narrow matrices.
+
+LoRA (Hu et al., 2021, section 4.1), rank-stabilised LoRA (Kalajdzievski, 2023, theorem 3.2) and DoRA (Liu et al., 2024,
+equation 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Factor(nn.Module):
+    """One of the two matrices: a linear map [out, in] without a bias."""
+
+    def __init__(self, out: int, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out, size))
+        self.product: Callable[..., Tensor] = F.linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[.., in] to [.., out]."""
+        return self.product(x, self.weight)
+
+
+class Magnitude(nn.Module):
+    """DoRA's length of each row of the weight."""
+
+    def __init__(self, out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out))
+
+    def forward(self, norms: Tensor) -> Tensor:
+        """By what rows of these norms are multiplied: [out] to the same."""
+        return self.weight / norms
+
+
+class LoraLinear(nn.Module):
+    """W x + scale * B A x + b, of a linear layer whose W and b keep their names; with a magnitude m, rows of
+    W + scale * B A have the length m.
+
+    Under tensor parallelism a rank has a part of W, and of A or of B. Where W is cut over its inputs, `gather` sums the
+    products of all ranks, and `total` the squares of their parts of each row; here they do nothing.
+    """
+
+    def __init__(self, whole: nn.Linear, rank: int, scale: float, magnitude: bool) -> None:
+        super().__init__()
+        self.weight, self.bias = whole.weight, whole.bias
+        self.lora_a = Factor(rank, whole.in_features)
+        self.lora_b = Factor(whole.out_features, rank)
+        self.magnitude = Magnitude(whole.out_features) if magnitude else None
+        self.scale = scale
+        self.product: Callable[..., Tensor] = F.linear
+        self.gather: Callable[[Tensor], Tensor] = _same
+        self.total: Callable[[Tensor], Tensor] = _same
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[.., in] to [.., out]."""
+        y = self.product(x, self.weight) + self.lora_b(self.lora_a(x)) * self.scale
+        if self.magnitude is not None:
+            y = y * self.magnitude(self._norms()).to(y.dtype)
+        y = self.gather(y)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    @torch.no_grad()
+    def _norms(self) -> Tensor:
+        """The norms of the rows of W + scale * B A, of which no gradient is computed (DoRA, section 4.3)."""
+        with torch.autocast(self.weight.device.type, enabled=False):
+            moved = direction(self.weight, self.lora_a.weight, self.lora_b.weight, self.scale)
+            return self.total(moved.square().sum(1)).sqrt()
+
+
+def direction(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """W + scale * B A."""
+    return torch.addmm(weight, b, a, alpha=scale)
+
+
+def merged(weight: Tensor, a: Tensor, b: Tensor, scale: float, magnitude: Tensor | None) -> Tensor:
+    """The weight [out, in] of a plain linear layer that computes what the adapted one does."""
+    moved = direction(weight, a, b, scale)
+    return moved if magnitude is None else moved * (magnitude / moved.norm(dim=1)).unsqueeze(1)
+
+
+def _same(x: Tensor) -> Tensor:
+    return x

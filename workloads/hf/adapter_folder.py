@@ -1,0 +1,177 @@
+"""A low-rank adapter of our model as a folder that peft loads onto a class of transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from workloads.adapters.adapter import LENGTH, LOW_RANK, A, Adapter, B
+from workloads.errors import WorkloadError
+from workloads.hf.convert import row_of, to_hf
+from workloads.hf.families import family_of
+from workloads.hf.family import Row
+from workloads.transformer_workload import TransformerWorkload
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+"""What peft puts before the names of tensors."""
+TASKS = {
+    "CausalLM": "CAUSAL_LM",
+    "LMHeadModel": "CAUSAL_LM",
+    "SequenceClassification": "SEQ_CLS",
+    "TokenClassification": "TOKEN_CLS",
+    "QuestionAnswering": "QUESTION_ANS",
+    "ConditionalGeneration": "SEQ_2_SEQ_LM",
+}
+"""peft's name of a task by the end of the class's name; others have none."""
+Read = Callable[[str], Tensor]
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A linear layer of the class of transformers, and those of ours that it is made of."""
+
+    module: str
+    row: Row
+    number: str
+
+    @property
+    def parts(self) -> list[str]:
+        """The names of our layers."""
+        return [name.replace("{n}", self.number).removesuffix(".weight") for name in self.row.names]
+
+
+def check_adapter(workload: TransformerWorkload) -> None:
+    """Raise WorkloadError if the adapter cannot be written for peft."""
+    adapter = _adapter_of(workload)
+    if adapter.kind not in LOW_RANK:
+        raise WorkloadError(f"peft has no {adapter.kind}; set checkpoint.export to hf")
+    if workload.config.generator:
+        raise WorkloadError("peft adapts one network, and this model has two; set checkpoint.export to hf")
+    blank = {name: torch.empty(shape, device="meta") for name, shape in workload.shapes.items()}
+    with torch.device("meta"):
+        config = config_of(workload, "")
+        _tensors(workload, blank.__getitem__)
+    assert config["target_modules"]
+
+
+def write_adapter(workload: TransformerWorkload, read: Read, folder: str, base: str) -> None:
+    """Write adapter_config.json and adapter_model.safetensors for the base that is named so; `read(name)` gives a
+    tensor of our model."""
+    place = Path(folder)
+    tensors = {name: tensor.contiguous() for name, tensor in _tensors(workload, read).items()}
+    save_file(tensors, place / WEIGHTS, metadata={"format": "pt"})
+    (place / CONFIG).write_text(json.dumps(config_of(workload, base), indent=2) + "\n")
+
+
+def config_of(workload: TransformerWorkload, base: str) -> dict[str, Any]:
+    """What adapter_config.json says.
+
+    A layer of transformers that is several of ours has their matrices on one another and the sum of their ranks, with
+    an alpha that leaves the scale as it is.
+    """
+    adapter, layers = _adapter_of(workload), list(_layers(workload))
+    ranks = {layer.module: adapter.rank * len(_adapted(layer, workload.shapes)) for layer in layers}
+    odd = {module: rank for module, rank in ranks.items() if rank != adapter.rank}
+    kind = family_of(workload.config).head(workload.config).kind
+    return {
+        "peft_type": "LORA",
+        "task_type": next((task for end, task in TASKS.items() if kind.endswith(end)), None),
+        "base_model_name_or_path": base,
+        "r": adapter.rank,
+        "lora_alpha": adapter.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "use_rslora": adapter.kind == "rslora",
+        "use_dora": adapter.kind == "dora",
+        "fan_in_fan_out": any(layer.row.transposed for layer in layers),
+        "target_modules": sorted(ranks),
+        "rank_pattern": odd,
+        "alpha_pattern": {module: _alpha(adapter, rank) for module, rank in odd.items()},
+        "modules_to_save": sorted(_heads(workload)) or None,
+        "inference_mode": True,
+    }
+
+
+def _alpha(adapter: Adapter, rank: int) -> float:
+    return adapter.scale * (rank**0.5 if adapter.kind == "rslora" else rank)
+
+
+def _adapter_of(workload: TransformerWorkload) -> Adapter:
+    if workload.adapter is None:
+        raise WorkloadError("there is no adapter to write; set workload.adapter, or checkpoint.export to hf")
+    return workload.adapter
+
+
+def _layers(workload: TransformerWorkload) -> Iterator[_Layer]:
+    """The layers of transformers that have an adapter."""
+    family, found = family_of(workload.config), set()
+    for name in workload.shapes:
+        if not name.endswith(A):
+            continue
+        row, _, number = row_of(family, workload.config, name.removesuffix(A) + ".weight")
+        module = row.hf_name.replace("{n}", number).removesuffix(".weight")
+        if module not in found:
+            found.add(module)
+            yield _Layer(module, row, number)
+
+
+def _adapted(layer: _Layer, names: Mapping[str, object]) -> list[str]:
+    return [part for part in layer.parts if f"{part}{A}" in names]
+
+
+def _heads(workload: TransformerWorkload) -> set[str]:
+    """The modules of transformers that are trained as they are: heads that the base lacks."""
+    family, adapter = family_of(workload.config), _adapter_of(workload)
+    own = [n for n in workload.shapes if n not in workload.frozen and not adapter.adds(n)]
+    names = [row_of(family, workload.config, name)[0].hf_name for name in own]
+    return {name.rpartition(".")[0] for name in names}
+
+
+def _tensors(workload: TransformerWorkload, read: Read) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for layer in _layers(workload):
+        for leaf, tensor in _of_layer(layer, workload, read):
+            found[f"{PREFIX}{layer.module}.{leaf}"] = tensor
+    if heads := _heads(workload):
+        shapes = {n: s for n, s in workload.shapes.items() if n not in workload.frozen}
+        own = {n: s for n, s in shapes.items() if not _adapter_of(workload).adds(n)}
+        for name, tensor in to_hf(family_of(workload.config), workload.config, own, read):
+            if name.rpartition(".")[0] in heads:
+                found[f"{PREFIX}{name}"] = tensor
+    return found
+
+
+def _of_layer(layer: _Layer, workload: TransformerWorkload, read: Read) -> Iterator[tuple[str, Tensor]]:
+    """A of all parts on one another, B with a block for each, and for DoRA the lengths of the rows of all parts: of
+    one that is not adapted the norms that they have."""
+    names, shapes = workload.shapes, workload.shapes
+    adapted = _adapted(layer, names)
+    yield "lora_A.weight", torch.cat([read(f"{part}{A}") for part in adapted])
+    rank = _adapter_of(workload).rank
+    rows = []
+    for part in layer.parts:
+        block = torch.zeros(shapes[f"{part}.weight"][0], rank * len(adapted))
+        if part in adapted:
+            at = rank * adapted.index(part)
+            block[:, at : at + rank] = read(f"{part}{B}")
+        rows.append(block)
+    order = None
+    if layer.row.order:
+        order = torch.tensor(layer.row.order(workload.config)).argsort()
+    stacked = torch.cat(rows)
+    yield "lora_B.weight", stacked if order is None else stacked[order]
+    if _adapter_of(workload).kind == "dora":
+        lengths = [
+            read(f"{part}{LENGTH}") if part in adapted else read(f"{part}.weight").norm(dim=1)
+            for part in layer.parts
+        ]
+        length = torch.cat(lengths)
+        yield "lora_magnitude_vector", length if order is None else length[order]
