@@ -27,6 +27,7 @@ SUPERVISED_HEADS = {
     "regression": "sequence",
     "token_classification": "token",
     "span_extraction": "span",
+    "reward": "sequence",
 }
 """The heads of supervised objectives."""
 
@@ -65,7 +66,9 @@ def for_objective(config: TransformerConfig, objective: str, classes: int | None
     Raises WorkloadError if the model cannot have them.
     """
     if head := SUPERVISED_HEADS.get(objective):
-        count = {"regression": 1, "span_extraction": 2}.get(objective, classes or config.classes or 2)
+        count = {"regression": 1, "reward": 1, "span_extraction": 2}.get(
+            objective, classes or config.classes or 2
+        )
         return config.changed({"head": head, "sentence_head": False, "generator": 0, "classes": count})
     if config.architecture not in ("encoder", "prefix"):
         return config

@@ -30,8 +30,14 @@ Begin: TypeAlias = Callable[
     [TransformerConfig, Mapping[str, torch.Size], Collection[str], int], StoredWeights
 ]
 """Reads the weights of a model of these shapes, with its tables and the least added token, as in `stored.misfits`."""
-NOT_OF_HF_CLASSES = (*SENTENCES, "replaced_token_detection", *SUPERVISED_HEADS, "seq2seq")
-"""Objectives that need heads which a Hugging Face class run as it is does not have."""
+NOT_OF_HF_CLASSES = (
+    *SENTENCES,
+    "replaced_token_detection",
+    *SUPERVISED_HEADS,
+    "seq2seq",
+    *(name for name in objectives.NAMES if objectives.compares(name)),
+)
+"""Objectives that need heads or losses which a Hugging Face class run as it is does not have."""
 
 
 def load(
@@ -172,6 +178,8 @@ def _check(
             "use the model's own tokenizer, or leave vocab_size out"
         )
     limited = isinstance(config, HuggingFaceModel) or config.positions == "learned"
+    if objectives.compares(objective):  # each of two answers begins at 0
+        sequence_length //= 2
     if limited and sequence_length > config.max_positions:
         raise WorkloadError(
             f"sequence_length {sequence_length} exceeds the {config.max_positions} positions of {model}; "

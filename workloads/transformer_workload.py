@@ -22,6 +22,7 @@ from workloads.model.mup import lr_scale
 from workloads.model.seq2seq import EncoderDecoder
 from workloads.model.stored import ExtendedTable, StoredTensor, StoredWeights, whole
 from workloads.model.transformer import Output, Transformer
+from workloads.objectives.preferences import preference_loss
 from workloads.workload import Batch, Ended, Loss, Objective, Sampling, Vocabulary
 
 
@@ -128,6 +129,8 @@ class TransformerWorkload:
         of_tokens: losses.TokenLoss = losses.token_loss,
     ) -> Loss:
         """The loss of the output of a forward pass (the last pipeline stage)."""
+        if compared := preference_loss(self.objective, output, batch, of_tokens):
+            return compared
         return losses.loss(self.config, output, batch, of_tokens)
 
     def balance(self, model: nn.Module, routed: Mapping[str, Tensor]) -> None:

@@ -76,7 +76,8 @@ class Loss:
     Sums add over micro-batches and ranks, so the mean over the global batch is the same number in every
     layout. `extra` is a further loss (auxiliary router losses, z-loss), already weighted and in units of the mean loss.
     `metrics` are detached scalars to log, each a mean over the micro-batch. `correct` is how many of the predicted
-    tokens are the most likely ones, where that was asked for.
+    tokens are the most likely ones, where that was asked for. `sums` are detached, each a sum and of how many it is;
+    their means over the global batch are logged.
     """
 
     total: Tensor
@@ -84,6 +85,7 @@ class Loss:
     extra: Tensor | None = None
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
     correct: Tensor | None = None
+    sums: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,22 @@ ROLES = ("system", "user", "assistant", "tool", "developer")
 MARKS_ANSWERS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
-def template_of(location: str, given: str | None) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """The chat template in the file `given`, or else beside the tokenizer at `location`, and the special tokens that it
-    may name. Raises InputError if there is none."""
-    where = "data.chat_template" if given else f"data.tokenizer {location}"
+NamedTemplate = tuple[str, tuple[tuple[str, str], ...]]
+"""A chat template, and the special tokens that it may name."""
+
+
+def template_of(location: str, given: str | None) -> NamedTemplate:
+    """The chat template in the file `given`, or else beside the tokenizer at `location`. Raises InputError if there is
+    none."""
+    found = find_template(location, given)
+    if found is None:
+        where = "data.chat_template" if given else f"data.tokenizer {location}"
+        raise InputError("has no chat template", where, "name a Jinja file in data.chat_template")
+    return found
+
+
+def find_template(location: str, given: str | None) -> NamedTemplate | None:
+    """As `template_of`; None if there is none, and none was `given`. Raises InputError for a file that is missing."""
     head, _, tail = location.rpartition("/")
     folder = DataFolder(head or ".") if tail.endswith(".json") else DataFolder(location)
     config = folder.read_json("tokenizer_config.json") or {}
@@ -32,9 +44,9 @@ def template_of(location: str, given: str | None) -> tuple[str, tuple[tuple[str,
         several = found if isinstance(found, list) else []
         found = next((each["template"] for each in several if each.get("name") == "default"), found)
         text = found.encode() if isinstance(found, str) else None
-    if text is None:
-        raise InputError("has no chat template", where, "name a Jinja file in data.chat_template")
-    return text.decode(), tokens
+    if text is None and given:
+        raise InputError("there is no such file", f"data.chat_template {given}", "give a Jinja file")
+    return None if text is None else (text.decode(), tokens)
 
 
 class Template:

@@ -8,19 +8,21 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
 from tokenizers import Encoding, Tokenizer
 
+from orchestrator.data.answers import answered, marked, paired, unmarked
 from orchestrator.data.conversations import Template
 from orchestrator.data.documents import BATCH_ROWS, LINE_BYTES, is_unicode
 from orchestrator.data.lines import line_break, line_number
 from orchestrator.data.sources import Span, opened
 from orchestrator.job.errors import InputError
-from orchestrator.job.records import COLUMNS
-from workloads.objectives.records import MARK, pack, to_bits
+from orchestrator.job.records import COLUMNS, COMPARED, PREFERENCES
+from workloads.objectives.records import pack, to_bits
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,11 @@ class WrongRow(Exception):
         self.what, self.hint = what, hint
 
 
-def records_of(span: Span, kind: RecordKind, encoder: Tokenizer) -> Iterator[Record]:
-    """The records of a span, in order. Raises InputError that names file and row."""
+def records_of(span: Span, kind: RecordKind, encoder: Tokenizer, eos: int) -> Iterator[Record]:
+    """The records of a span, in order; `eos` is the token that ends a text. Raises InputError that names file and
+    row."""
     encode = _ENCODERS[kind.objective]
+    encode = partial(encode, eos=eos) if kind.objective in PREFERENCES else encode
     columns = span.file.field if isinstance(span.file.field, dict) else {}
     template = Template(kind.template, dict(kind.tokens)) if kind.template else None
     with opened(span) as file:
@@ -190,7 +194,7 @@ def _ids(encoder: Tokenizer, text: str) -> list[int]:
 Encoded = tuple[np.ndarray, np.ndarray]
 
 
-def _joined(*parts: Sequence[int]) -> np.ndarray:
+def _joined(*parts: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
 
 
@@ -262,17 +266,33 @@ def _spoken(
         text, answers = template.render(values["messages"])
     except ValueError as error:
         raise WrongRow(str(error)) from None
-    # The template writes special tokens as text, so that here they are read as such.
-    encoder.encode_special_tokens = False
-    found: Encoding = encoder.encode(text, add_special_tokens=False)
-    ids = np.array(found.ids, dtype=np.int64)
-    starts, stops = (np.array([pair[side] for pair in found.offsets], dtype=np.int64) for side in (0, 1))
-    predicted = np.zeros(len(ids), dtype=bool)
-    for begin, end in answers:
-        predicted |= (starts >= begin) & (starts < end) & (stops <= end) & (stops > starts)
-    if not predicted.any():
+    words = marked(text, answers, encoder)
+    ids = unmarked(words)
+    if np.array_equal(ids, words):
         raise WrongRow("it has no answer of the assistant", "remove it")
-    return (ids | np.where(predicted, MARK, 0)).astype(np.uint32), ids
+    return words, ids
+
+
+def _compared(
+    values: Mapping[str, Any], kind: RecordKind, encoder: Tokenizer, template: Template | None, eos: int
+) -> Encoded:
+    try:
+        chosen, rejected = paired(values, encoder, template, eos)
+    except ValueError as error:
+        raise WrongRow(str(error)) from None
+    return pack([chosen, rejected]), _joined(unmarked(chosen), unmarked(rejected))
+
+
+def _judged(
+    values: Mapping[str, Any], kind: RecordKind, encoder: Tokenizer, template: Template | None, eos: int
+) -> Encoded:
+    if not isinstance(values["label"], bool):
+        raise WrongRow(f"its label {values['label']!r} is not true or false")
+    try:
+        words = answered(values["prompt"], values["completion"], "completion", encoder, template, eos)
+    except ValueError as error:
+        raise WrongRow(str(error)) from None
+    return pack([words, [int(values["label"])]]), unmarked(words)
 
 
 _ENCODERS: Mapping[str, Callable[..., Encoded]] = {
@@ -282,4 +302,6 @@ _ENCODERS: Mapping[str, Callable[..., Encoded]] = {
     "span_extraction": _answered,
     "seq2seq": _translated,
     "conversation": _spoken,
+    **dict.fromkeys(COMPARED, _compared),
+    "kto": _judged,
 }

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import torch
 
 from orchestrator.data.windows import Streams, Windows
 from workloads.workload import Batch, Objective
@@ -23,6 +24,7 @@ class SampleReader:
         self._windows = windows
         self._ends = np.cumsum([len(found) for found in windows])
         self._held: dict[int, np.ndarray] = {}
+        self._beside: dict[str, np.ndarray] = {}
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -54,9 +56,17 @@ class SampleReader:
         held._held = {int(number): self(int(number)) for number in ids}
         return held
 
+    def beside(self, name: str, values: np.ndarray) -> SampleReader:
+        """This reader, whose batches have `values` of their samples too, [samples, ...], under that name."""
+        found = copy.copy(self)
+        found._beside = {**self._beside, name: values}
+        return found
+
     def collate(self, ids: Sequence[int] | np.ndarray, turn: int) -> Batch:
         """The samples `ids` as the objective puts them into a batch; `turn` is as in `Objective.collate`."""
-        return self.objective.collate(self, [int(number) for number in ids], turn)
+        batch = self.objective.collate(self, [int(number) for number in ids], turn)
+        rows = np.asarray(ids, dtype=np.int64) % len(self)
+        return batch | {name: torch.from_numpy(values[rows]) for name, values in self._beside.items()}
 
     def _place(self, sample: int) -> tuple[int, int]:
         """The source of a sample, and its index there."""

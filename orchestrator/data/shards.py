@@ -111,7 +111,7 @@ def _write_records(
     ends: list[int] = []
     contents, counts = ContentIndex(), np.zeros(vocabulary, dtype=np.int64)
     text_bytes = length = 0
-    for record in (record for span in part for record in records_of(span, kind, encoder)):
+    for record in (record for span in part for record in records_of(span, kind, encoder, roles["eos"])):
         found.append(np.append(record.words, [CLOSE]).astype("<u4"))
         length += len(found[-1])
         ends.append(length)

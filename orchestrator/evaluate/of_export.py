@@ -16,6 +16,7 @@ from orchestrator.evaluate.of_commit import row_of
 from orchestrator.export.target import MARK
 from orchestrator.job.errors import InputError
 from orchestrator.job.overrides import override
+from orchestrator.job.records import REFERENCED
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.resolve.resolved_job import resolve, wrong_input
@@ -85,6 +86,11 @@ def spec_of_export(
     }
     for text in overrides:
         override(document, text)
+    if (objective := document["workload"]["objective"]) in REFERENCED:
+        what = f"was trained with {objective}, by a reference that an export does not have"
+        raise InputError(
+            what, folder, "evaluate the run's commit, or by another --set workload.objective=NAME"
+        )
     return parse(document, folder), int(facts.get("step") or 0)
 
 

@@ -8,13 +8,19 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field, model_validator
 
 from orchestrator.job.data import Source, refuse_weights
-from orchestrator.job.records import COLUMNS
+from orchestrator.job.records import COLUMNS, PREFERENCES
 from orchestrator.job.strict import Count, Positive, StrictModel
 
 VALIDATION = "validation"
 """The name of the set that `data.validation` gives."""
-Metric = Literal["loss", "perplexity", "bits_per_byte", "accuracy"]
-LARGER_IS_BETTER: frozenset[str] = frozenset({"accuracy"})
+OfAnswers = Literal["reward_margin", "chosen_reward", "rejected_reward"]
+"""Metrics of objectives that read which answers people prefer."""
+OfWords = Literal["chosen_log_probability", "rejected_log_probability"]
+"""Those of them that a model of text has, and a reward model does not."""
+Metric = Literal["loss", "perplexity", "bits_per_byte", "accuracy", OfAnswers, OfWords]
+LARGER_IS_BETTER: frozenset[str] = frozenset(
+    {"accuracy", "reward_margin", "chosen_reward", "chosen_log_probability"}
+)
 """Metrics of which the largest value is the best; of the others it is the least."""
 SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,30}$")]
 
@@ -71,7 +77,8 @@ class EvaluateSpec(StrictModel):
     metrics: list[Metric] | None = Field(
         default=None,
         description="loss (nats a token), perplexity, bits_per_byte (comparable across tokenizers), accuracy (share of "
-        "the tokens that are predicted right); those that the objective gives if unset",
+        "the tokens that are predicted right; of pairs, that the chosen answer has the larger reward), of answers that "
+        "people prefer reward_margin and others, see the guide; those that the objective gives if unset",
     )
     tasks: list[str] = Field(
         default_factory=list,
@@ -118,6 +125,10 @@ def metrics_of(objective: str) -> tuple[str, ...]:
         left_out |= {"perplexity"}
     if objective == "regression":
         left_out |= {"accuracy"}
+    if objective not in PREFERENCES:
+        left_out |= {*get_args(OfAnswers), *get_args(OfWords)}
+    if objective == "reward":
+        left_out |= {*get_args(OfWords)}
     return tuple(m for m in get_args(Metric) if m not in left_out)
 
 

@@ -13,6 +13,12 @@ class Columns(NamedTuple):
     optional: tuple[str, ...] = ()
 
 
+COMPARED = ("dpo", "ipo", "orpo", "reward")
+"""Objectives that compare two answers."""
+REFERENCED = ("dpo", "ipo", "kto")
+"""Objectives that compare the model with a reference, which is the model that the run begins with."""
+PREFERENCES = (*COMPARED, "kto")
+"""Objectives that read which answers people prefer."""
 COLUMNS: Mapping[str, Columns] = {
     "sequence_classification": Columns(("text", "label"), ("pair",)),
     "regression": Columns(("text", "label"), ("pair",)),
@@ -20,6 +26,8 @@ COLUMNS: Mapping[str, Columns] = {
     "span_extraction": Columns(("question", "context", "answer", "start")),
     "seq2seq": Columns(("source", "target")),
     "conversation": Columns(("messages",)),
+    **dict.fromkeys(COMPARED, Columns(("chosen", "rejected"), ("prompt",))),
+    "kto": Columns(("prompt", "completion", "label")),
 }
 """By the objective's name. Objectives that are not here read text."""
 LABELLED = ("sequence_classification", "token_classification")

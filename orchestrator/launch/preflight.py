@@ -14,7 +14,7 @@ from orchestrator.export.peft_adapter import check_adapter_export
 from orchestrator.export.target import check_target
 from orchestrator.job.data import Source, TrainBpe
 from orchestrator.job.errors import InputError, Problems
-from orchestrator.job.records import COLUMNS, LABELLED, problem_of
+from orchestrator.job.records import COLUMNS, LABELLED, PREFERENCES, REFERENCED, problem_of
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning import prices
 from orchestrator.planning.machines import BOUNDLESS
@@ -56,7 +56,7 @@ def preflight(spec: JobSpec, run_dir: RunDir, until: int | None, address: str | 
 def check_job(spec: JobSpec) -> ResolvedJob:
     """What is wrong with a job wherever it runs. Returns the job, resolved."""
     problems = Problems()
-    for check in (check_text, check_records, prices.check):
+    for check in (check_text, check_records, check_preferences, prices.check):
         with problems.noted():
             check(spec)
     if spec.checkpoint.export_to:
@@ -131,6 +131,23 @@ def check_records(spec: JobSpec) -> None:
         hint = "name that of the model, or train one on text first"
         raise InputError(f"{name} reads records, on which no tokenizer is trained", "data.tokenizer", hint)
     kind_of(spec)
+
+
+def check_preferences(spec: JobSpec) -> None:
+    """An objective that compares with a reference has one, which is what the run begins with; and nothing is asked for
+    that is not defined where the loss is of whole answers."""
+    from workloads.hf.weights import has_weights
+
+    asked = spec.workload
+    if asked.objective in PREFERENCES and spec.train.z_loss:
+        raise InputError(f"{asked.objective} has no z-loss", "train.z_loss", "set it to 0")
+    if asked.objective not in REFERENCED or asked.init_from:
+        return
+    with wrong_input("workload.model"):
+        begins = asked.model.startswith("hf:") and has_weights(asked.model.removeprefix("hf:"))
+    if not begins:
+        what = f"{asked.objective} compares with the model that the run begins with, and this one begins anew"
+        raise InputError(what, "workload.init_from", "name a run or an export, or a model with weights")
 
 
 def _sources(spec: JobSpec) -> list[tuple[str, Source]]:

@@ -84,10 +84,12 @@ def base_of(spec: JobSpec, begun: Mapping[str, Any], settled: bool) -> Base | No
 
 
 def base_of_commit(spec: JobSpec, commit: CommitManifest) -> Base | None:
-    """The weights that a commit of the job lacks; None if it has all. Raises InputError if they are gone, or not the
-    same any more."""
+    """The weights that the run of a commit began with, None if it began anew. If the commit lacks some of them, raises
+    InputError if they are gone, or not the same any more."""
     begun = commit.meta.get(BASE)
-    return base_of(spec, begun, True) if spec.reads_base and begun else None
+    if spec.reads_base and begun:
+        return base_of(spec, begun, True)
+    return Base(**begun) if begun else None
 
 
 def same_base(spec: JobSpec, base: Base | None) -> Base | None:

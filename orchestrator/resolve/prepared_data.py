@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestrator.job.errors import InputError
-from orchestrator.job.records import COLUMNS
+from orchestrator.job.records import COLUMNS, PREFERENCES
 from orchestrator.job.spec import JobSpec
 from orchestrator.resolve.resolved_job import special_tokens_of
 from orchestrator.storage.retry import Retry, storage_failed
@@ -37,7 +37,7 @@ class PreparedData:
 
 def kind_of(spec: JobSpec) -> RecordKind | None:
     """How the job's rows become records, None if its objective reads text. Raises InputError."""
-    from orchestrator.data.conversations import template_of
+    from orchestrator.data.conversations import find_template, template_of
     from orchestrator.data.records import RecordKind
 
     objective, location = spec.workload.objective, spec.data.tokenizer
@@ -45,6 +45,10 @@ def kind_of(spec: JobSpec) -> RecordKind | None:
         return None
     if objective == "conversation" and isinstance(location, str):
         return RecordKind(objective, (), *template_of(location, spec.data.chat_template))
+    if objective in PREFERENCES and isinstance(
+        location, str
+    ):  # whose rows may be texts, which need no template
+        return RecordKind(objective, (), *(find_template(location, spec.data.chat_template) or ()))
     return RecordKind(objective, tuple(spec.data.labels))
 
 

@@ -29,6 +29,7 @@ from orchestrator.train.rank_messages import agree
 from orchestrator.train.sampler import Sampler
 from workloads.model.masks import DECODER_REAL, REAL
 from workloads.model.transformer import IGNORED
+from workloads.objectives.preferences import means
 from workloads.workload import Batch
 
 ROUTED = ((REAL, "tokens", "padding"), (DECODER_REAL, "decoder_tokens", "decoder_padding"))
@@ -142,6 +143,8 @@ class Evaluator:
             if name in batch:
                 none = math.nan if batch[name].is_floating_point() else IGNORED
                 batch[name] = batch[name].masked_fill(_wide(~there, batch[name]), none)
+        if "compared" in batch:
+            batch["compared"] &= there
         for name, read, padding in ROUTED if self._has_routers else ():  # nor is it routed, which would count
             if read in batch:
                 real = batch.get(padding, torch.ones_like(batch[read], dtype=torch.bool))
@@ -161,6 +164,7 @@ def measures(sums: EvaluationSums, tokens_per_byte: float, metrics: Iterable[str
         "perplexity": math.exp(loss) if loss < 700 else math.inf,
         "bits_per_byte": loss / math.log(2) * tokens_per_byte,
         "accuracy": sums.correct / max(sums.tokens, 1.0),
+        **means(sums.sums),
     }
     wanted = {name: value for name, value in values.items() if name in metrics}
     return {**wanted, **ratios(sums.routed), "tokens": sums.tokens}

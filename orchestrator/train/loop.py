@@ -23,7 +23,7 @@ from orchestrator.data.tokens import Tokens
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.planning.layout import Layout
-from orchestrator.resolve.base import Base
+from orchestrator.resolve.base import Base, base_of
 from orchestrator.resolve.training_inputs import TrainingInputs, training_inputs
 from orchestrator.storage.retry import patient
 from orchestrator.storage.row_line import Row
@@ -37,6 +37,7 @@ from orchestrator.train.instability import check_stable
 from orchestrator.train.learning_rate import learning_rate
 from orchestrator.train.progress import TrainingProgress
 from orchestrator.train.rank_messages import agree
+from orchestrator.train.reference import References, needs_reference
 from orchestrator.train.task import Task
 from workloads import load as _load  # noqa: F401  (a fork of what has it imported begins sooner)
 from workloads.model.dropout import KEYS, row_keys
@@ -50,16 +51,27 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     baseline_memory = peak_memory()
     device = open_device(spec, context)
     try:
-        tokens = Tokens.open(task.data, patient(spec.limits.unsaved, context.stop_requested))
+        patience = patient(spec.limits.unsaved, context.stop_requested)
+        tokens = Tokens.open(task.data, patience)
         if task.shards not in ("", tokens.manifest.digest):
             raise InputError(
                 "these token shards are not the run's", task.data, "let all nodes see one folder"
             )
-        read = task.base if task.restore is None or spec.reads_base else None
-        inputs = training_inputs(spec, tokens, task.sets, Base(**read) if read else None)
+        base = Base(**task.base) if task.base else None
+        needed = base if task.restore is None or spec.reads_base else None
+        inputs, references = training_inputs(spec, tokens, task.sets, needed), None
+        if needs_reference(spec):
+            if base is None:
+                what = f"{spec.workload.objective} compares with the model that the run began with, and there is none"
+                raise InputError(what, "workload.init_from", "name a run or an export")
+            references = References(spec, task, inputs, base, patience)
+            if needed is None and not references.are_complete:
+                inputs = training_inputs(
+                    spec, tokens, task.sets, base_of(spec, dataclasses.asdict(base), False)
+                )
         engine = make_engine(spec, inputs.workload, layout, device)
-        rank = Rank(task, spec, layout, context, engine, inputs, baseline_memory)
         try:
+            rank = Rank(task, spec, layout, context, engine, inputs, baseline_memory, references)
             return rank.evaluate() if task.evaluate_only else rank.train()
         finally:
             engine.close()
@@ -79,14 +91,19 @@ class Rank:
         engine: Engine,
         inputs: TrainingInputs,
         baseline_memory: int = 0,
+        references: References | None = None,
     ) -> None:
         self._task, self._spec, self._layout, self._context = task, spec, layout, context
-        self._engine, self._batches = engine, inputs.batches
+        self._engine = engine
+        self._faults = [FaultSpec.parse(text) for text in task.faults]
+        self._stopped = False
+        if references is not None:
+            inputs = self._compared(inputs, references)
+        self._batches = inputs.batches
         self._evaluator = Evaluator(
             spec, layout, context, engine, inputs, lambda step: self._inject(step, True)
         )
         self._last = min(task.until, spec.train.steps)
-        self._faults = [FaultSpec.parse(text) for text in task.faults]
         self._baseline_memory = baseline_memory  # bytes of the process before the model was built
         self._commits = Commits(task, spec, layout, context, engine)
         self._weights: dict[str, Any] = {}  # what the row of an evaluation alone says of them
@@ -97,7 +114,7 @@ class Rank:
         """Train to the end of the task. The last commit is published when this returns."""
         with self._commits, Prefetch(self._samples, self._progress.step) as prefetched:
             # Before the first step, or when a stop came before it.
-            stop = not self._is_over and not self._evaluate()
+            stop = self._stopped or (not self._is_over and not self._evaluate())
             if not self._is_over:
                 self._commits.before_training(dataclasses.asdict(self._progress))
             while not self._is_over and not stop:
@@ -107,6 +124,18 @@ class Rank:
         plateau = "plateau" if self._progress.is_on_plateau(self._spec.stop_when) else "until"
         ended = "steps" if step >= self._spec.train.steps else "stop" if stop else plateau
         return {"step": step, "ended": ended}
+
+    def _compared(self, inputs: TrainingInputs, references: References) -> TrainingInputs:
+        """The inputs with the log-probabilities of the reference, computed now where they are missing. A stop cuts that
+        short: what is there is kept, and this gang only commits."""
+        if not references.are_complete:
+            self._engine.initialise(self._spec.seed)
+            heeds_stop = not self._task.evaluate_only
+            references.compute(
+                self._engine, self._layout, self._context, heeds_stop, lambda: self._inject(0, True)
+            )
+            self._stopped = not references.are_complete
+        return references.joined(inputs)
 
     def evaluate(self) -> dict[str, Any]:
         """Evaluate the commit that was restored, whether or not that is due."""

@@ -8,34 +8,13 @@ from typing import Any
 
 import pytest
 from jobs import curve, job, rows, weights
+from letters import letters, write_tokenizer
 from local_run import drive_here
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from orchestrator.control import decide
 
 STEPS = 8
-WORDS = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-    "<|endoftext|>",
-    *"abcdefghijklmnop",
-    "user",
-    "assistant",
-    ":",
-]
-TEMPLATE = (
-    "{% for m in messages %}{{ m.role }} : {{ m.content }} <|endoftext|> {% endfor %}"
-    "{% if add_generation_prompt %}assistant : {% endif %}"
-)
 SMALL = {"hidden": 32, "layers": 2, "heads": 4, "intermediate": 64}
-
-
-def letters(number: int) -> str:
-    return " ".join("abcdefghijklmnop"[(number * 7 + place) % 16] for place in range(4 + number % 9))
-
 
 ROWS = [
     {
@@ -64,12 +43,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with rows, a tokenizer and a template."""
     folder = tmp_path_factory.mktemp("records")
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    made = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    made.add_special_tokens(WORDS[:6])
-    made.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    write_tokenizer(folder)
     return folder
 
 

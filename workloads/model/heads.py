@@ -80,8 +80,12 @@ class LastTokenHead(nn.Module):
         super().__init__()
         self.output = nn.Linear(config.hidden, config.classes, bias=False)
 
-    def forward(self, hidden: Tensor, padding: Tensor | None) -> Tensor:
-        """[B, L, hidden] and padding bool [B, L] (True is real) to [B, classes]."""
+    def forward(self, hidden: Tensor, padding: Tensor | None, places: Tensor | None = None) -> Tensor:
+        """[B, L, hidden] and padding bool [B, L] (True is real) to [B, classes]; to [B, n, classes] of the tokens at
+        `places` int64 [B, n], if they are given."""
+        if places is not None:
+            rows = torch.arange(len(hidden), device=hidden.device).unsqueeze(1)
+            return self.output(hidden[rows, places])
         last = hidden[:, -1]
         if padding is not None:
             end = (padding * torch.arange(hidden.shape[1], device=hidden.device)).argmax(-1)

@@ -192,7 +192,7 @@ class Transformer(nn.Module):
         if isinstance(self.head, DiscriminatorHead | TokenHead):
             return output._replace(logits=self.head(hidden))
         if isinstance(self.head, LastTokenHead):
-            return output._replace(sentence=self.head(hidden, batch.get("padding")))
+            return output._replace(sentence=self.head(hidden, batch.get("padding"), batch.get("places")))
         return output if self.head is None else output._replace(sentence=self.head(hidden))
 
     def keep(self, start: int, stop: int) -> None:

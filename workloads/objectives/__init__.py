@@ -23,6 +23,10 @@ token_classification      BERT, Devlin et al. 2019, section 5.3               de
 span_extraction           BERT, Devlin et al. 2019, section 4.2               encoder
 seq2seq                   T5, Raffel et al. 2020                              encoder-decoder
 conversation              InstructGPT, Ouyang et al. 2022                     decoder
+dpo                       DPO, Rafailov et al. 2023                           decoder
+ipo                       IPO, Azar et al. 2023                               decoder
+orpo                      ORPO, Hong et al. 2024                              decoder
+reward                    InstructGPT, Ouyang et al. 2022                     decoder
 
 Batch keys, B samples of L tokens, all of one shape for a given sequence length:
 tokens [B, L], labels [B, L or decoder length] (aligned with what predicts them, -100 where nothing is),
@@ -54,6 +58,7 @@ from workloads.objectives.masked_lm import (
 from workloads.objectives.mass import Mass
 from workloads.objectives.pairs import NextSentence, SentenceOrder
 from workloads.objectives.permuted import PermutedLM
+from workloads.objectives.preferences import Dpo, Ipo, Orpo, Reward
 from workloads.objectives.sampled import RULE, SampledObjective
 from workloads.objectives.span_corruption import SpanCorruption
 from workloads.objectives.supervised import (
@@ -93,6 +98,10 @@ _CLASSES: Mapping[str, type[SampledObjective]] = MappingProxyType(
             SpanExtraction,
             Seq2Seq,
             Conversation,
+            Dpo,
+            Ipo,
+            Orpo,
+            Reward,
         )
     }
 )
@@ -159,6 +168,11 @@ def architectures(name: str) -> frozenset[str]:
 def reads_pairs(name: str) -> bool:
     """Whether a document is two texts to the objective; raises WorkloadError for an unknown name."""
     return _find(name).unit == "documents"
+
+
+def compares(name: str) -> bool:
+    """Whether a sample is two answers to the objective; raises WorkloadError for an unknown name."""
+    return _find(name).compares
 
 
 def _find(name: str) -> type[SampledObjective]:

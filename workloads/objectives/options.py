@@ -13,6 +13,13 @@ def fraction(default: float) -> Any:
     return field(default=default, metadata={"fits": lambda v: 0 < v < 1, "what": "between 0 and 1"})
 
 
+def fraction_or_zero(most: float) -> Any:
+    """An option from 0, the default, to below `most`."""
+    return field(
+        default=0.0, metadata={"fits": lambda v: 0 <= v < most, "what": f"at least 0 and below {most}"}
+    )
+
+
 def at_least(least: float, default: float) -> Any:
     """A numeric option with a lower bound."""
     return field(default=default, metadata={"fits": lambda v: v >= least, "what": f"at least {least}"})

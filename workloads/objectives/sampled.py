@@ -69,6 +69,9 @@ class SampledObjective(ABC):
     partial: ClassVar[bool] = False
     """Whether a window of a stream may be shorter, see `Reading`."""
 
+    compares: ClassVar[bool] = False
+    """Whether a sample is two answers, see `workloads.objectives.preferences`; then it has `compare`, its loss."""
+
     vocabulary: Vocabulary
     sequence_length: int
     seed: int
@@ -82,12 +85,17 @@ class SampledObjective(ABC):
             raise WorkloadError(
                 f"{self.name}: sequence_length is {self.sequence_length}; make it at least {SHORTEST}"
             )
+        if self.compares and self.sequence_length % 2:
+            raise WorkloadError(
+                f"{self.name}: sequence_length is {self.sequence_length}, of which each answer has half; make it even"
+            )
         options.check(self.name, self)
         self._check_vocabulary()
 
     def window(self, sequence_length: int) -> int:
-        """Tokens of raw text that one sample reads, so that its model input is `sequence_length` long."""
-        return sequence_length
+        """Tokens of raw text that one sample reads, so that its model input is `sequence_length` long; of two
+        answers, what each may have."""
+        return sequence_length // 2 if self.compares else sequence_length
 
     @abstractmethod
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:

@@ -103,8 +103,7 @@ class DeepSpeedEngine:
         """See `Engine.eval_step`."""
         self._losses.begin_evaluation()
         self._evaluate(micro_batches)
-        sums = self._losses.evaluated()
-        return EvaluationSums(sums["loss"], sums["count"], sums["correct"], self._routing.take([self.model]))
+        return self._losses.evaluated(self._routing.take([self.model]))
 
     @torch.no_grad()
     def next_logits(self, micro_batches: Sequence[Batch]) -> list[tuple[int, Tensor]]:
@@ -113,6 +112,14 @@ class DeepSpeedEngine:
         self._evaluate(micro_batches)
         self._routing.take([self.model])
         return self._losses.predicted()
+
+    @torch.no_grad()
+    def log_probabilities(self, micro_batches: Sequence[Batch]) -> list[Tensor]:
+        """See `Engine.log_probabilities`."""
+        self._losses.begin_reference()
+        self._evaluate(micro_batches)
+        self._routing.take([self.model])
+        return self._losses.said()
 
     def _evaluate(self, micro_batches: Sequence[Batch]) -> None:
         self._engine.eval()

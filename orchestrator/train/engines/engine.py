@@ -40,17 +40,24 @@ class EvaluationSums:
         tokens: how many were predicted.
         correct: how many of them were predicted right.
         routed: what each router did, as `Workload.routing` counts it.
+        sums: other metrics of the workload, each a sum and of how many it is.
     """
 
     loss: float = 0.0
     tokens: float = 0.0
     correct: float = 0.0
     routed: Mapping[str, Tensor] = field(default_factory=dict)
+    sums: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def __add__(self, other: EvaluationSums) -> EvaluationSums:
         routed = {name: seen + self.routed.get(name, 0.0) for name, seen in other.routed.items()}
+        none = (0.0, 0.0)
+        sums = {
+            name: (a + self.sums.get(name, none)[0], b + self.sums.get(name, none)[1])
+            for name, (a, b) in other.sums.items()
+        }
         return EvaluationSums(
-            self.loss + other.loss, self.tokens + other.tokens, self.correct + other.correct, routed
+            self.loss + other.loss, self.tokens + other.tokens, self.correct + other.correct, routed, sums
         )
 
 
@@ -72,6 +79,10 @@ class Engine(Protocol):
     def next_logits(self, micro_batches: Sequence[Batch]) -> list[tuple[int, Tensor]]:
         """The logits at the labels in the micro-batches of all ranks, at least one each: of every label itself and
         fp32 [vocabulary], each on one rank. No state changes."""
+
+    def log_probabilities(self, micro_batches: Sequence[Batch]) -> list[Tensor]:
+        """The log-probabilities of both answers of each row, fp32 [B, 2] of each micro-batch, on one of the ranks that
+        computed it and empty on the others. No state changes."""
 
     def swap_average(self) -> None:
         """Exchange the weights and their moving average, on all ranks together; a second time to go back to the same

@@ -91,8 +91,7 @@ class TorchEngine:
         """See `Engine.eval_step`."""
         self._losses.begin_evaluation()
         self._evaluate(micro_batches)
-        sums = self._losses.evaluated()
-        return EvaluationSums(sums["loss"], sums["count"], sums["correct"], self._routing.take(self._stages))
+        return self._losses.evaluated(self._routing.take(self._stages))
 
     @torch.no_grad()
     def next_logits(self, micro_batches: Sequence[Batch]) -> list[tuple[int, Tensor]]:
@@ -101,6 +100,14 @@ class TorchEngine:
         self._evaluate(micro_batches)
         self._routing.take(self._stages)
         return self._losses.predicted()
+
+    @torch.no_grad()
+    def log_probabilities(self, micro_batches: Sequence[Batch]) -> list[Tensor]:
+        """See `Engine.log_probabilities`."""
+        self._losses.begin_reference()
+        self._evaluate(micro_batches)
+        self._routing.take(self._stages)
+        return self._losses.said()
 
     def _evaluate(self, micro_batches: Sequence[Batch]) -> None:
         for stage in self._stages:

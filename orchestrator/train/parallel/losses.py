@@ -12,14 +12,19 @@ from torch import Tensor
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
 from orchestrator.train.device import Device
+from orchestrator.train.engines.engine import EvaluationSums
+from orchestrator.train.parallel.collectives import reduce
 from orchestrator.train.parallel.context import slice_batch
 from orchestrator.train.parallel.deterministic_reduction import tree_sum
 from orchestrator.train.parallel.mesh import Mesh
 from orchestrator.train.parallel.tensor import VocabularyLoss
 from orchestrator.train.rank_messages import gather_json
 from workloads.model.transformer import IGNORED
+from workloads.objectives.preferences import log_probabilities, means
 from workloads.workload import Batch, Loss, Workload
 
+SUM, COUNT = "sum", "count"
+"""What the names of further sums begin with."""
 EXACT = 2.0**-20
 """To a multiple of this many nats the loss of a micro-batch is rounded in an evaluation."""
 
@@ -34,7 +39,8 @@ class StepLosses:
 
     def __init__(self, spec: JobSpec, workload: Workload, layout: Layout, mesh: Mesh, device: Device) -> None:
         self._workload, self._layout, self._mesh, self._device = workload, layout, mesh, device
-        self.expected = float(spec.train.global_batch * spec.data.sequence_length)
+        self._compares = getattr(workload.objective, "compares", False)
+        self.expected = float(spec.train.global_batch * (1 if self._compares else spec.data.sequence_length))
         config = workload.config
         self._has_means = bool(
             config.moe
@@ -44,27 +50,46 @@ class StepLosses:
         )
         vocabulary = workload.shapes["tokens.weight"][0] if mesh.tp.size > 1 else 0
         self._token_loss = VocabularyLoss(vocabulary, mesh.tp, spec.train.z_loss)
+        # What compares answers has the sum over all of an answer's tokens on each rank that has some of them.
+        self._of_tokens = self._of_answer if self._compares and mesh.cp.size > 1 else self._token_loss
+        self._measures = mesh.tp.index == 0  # tensor-parallel ranks measure the same
+        self._counts = self._measures and (mesh.cp.index == 0 or not self._compares)
         self.scale = 1.0
         self._parts: dict[str, list[Tensor]] = {}
         self._names: dict[bool, list[str]] = {}
         self._evaluating = False
         self._marked: list[tuple[int, Tensor]] | None = None  # in a prediction
+        self._said: list[Tensor] | None = None  # while log-probabilities are computed
 
     def begin(self, micro_batches: Sequence[Batch]) -> None:
         """Forget the last step, and count what the next one predicts where the loss is more than a sum over tokens."""
-        self._parts, self._marked = {}, None
+        self._forget()
         self._evaluating = self._token_loss.counts_correct = False
         if self._has_means:
             self.expected = max(float(self._count(micro_batches)), 1.0)
 
     def begin_evaluation(self) -> None:
         """Forget the last step; what follows is not differentiated, and right predictions are counted."""
-        self._parts, self._marked = {}, None
+        self._forget()
         self._evaluating = self._token_loss.counts_correct = True
 
     def begin_prediction(self) -> None:
         """Forget the last step; of what follows, the logits at labels are taken."""
-        self._parts, self._marked = {}, []
+        self._forget()
+        self._marked = []
+
+    def begin_reference(self) -> None:
+        """Forget the last step; of what follows, the log-probabilities of answers are taken."""
+        self._forget()
+        self._said = []
+
+    def said(self) -> list[Tensor]:
+        """The log-probabilities since then, fp32 [B, 2] of each micro-batch; on one of the ranks that computed it."""
+        assert self._said is not None
+        return self._said if self._counts else []
+
+    def _forget(self) -> None:
+        self._parts, self._marked, self._said = {}, None, None
 
     def predicted(self) -> list[tuple[int, Tensor]]:
         """Each label since then, and the logits there: fp32 [vocabulary]; every one on one rank."""
@@ -76,8 +101,11 @@ class StepLosses:
         its weight whatever share of the tokens is predicted."""
         place = self._mesh.coordinate
         mine = place["pp"] == place["cp"] == place["tp"] == 0
-        named = [batch.get("labels", batch.get("sequence_labels")) for batch in micro_batches]
-        labels = sum(int((found != IGNORED).sum()) for found in named if found is not None)
+        if self._compares:
+            labels = sum(int(batch["compared"].sum()) for batch in micro_batches)
+        else:
+            named = [batch.get("labels", batch.get("sequence_labels")) for batch in micro_batches]
+            labels = sum(int((found != IGNORED).sum()) for found in named if found is not None)
         total = torch.tensor([labels if mine else 0])
         dist.all_reduce(total)
         return int(total)
@@ -91,12 +119,15 @@ class StepLosses:
         """The loss of a forward pass as the backward pass wants it, of one of `parts` micro-batches."""
         if self._marked is not None:
             return self._workload.criterion(output, batch, self._mark).total
-        loss: Loss = self._workload.criterion(output, batch, self._token_loss)
+        if self._said is not None:
+            self._said.append(log_probabilities(output.logits, batch["labels"], self._of_tokens))
+            return self._said[-1].sum()
+        loss: Loss = self._workload.criterion(output, batch, self._of_tokens)
         if self._evaluating:
             return self._add_exactly(loss)
         share = 1.0 / (parts * self._layout.dp * self._layout.cp)
-        self._add({"loss": loss.total.detach(), "count": loss.count}, 1.0)
-        self._add(loss.metrics, share)
+        self._add({"loss": loss.total.detach(), "count": loss.count, **_flat(loss)}, float(self._counts))
+        self._add(loss.metrics, share if self._measures else 0.0)
         total = loss.total / self.expected
         total = total if loss.extra is None else total + loss.extra * share
         return total * self.scale if self.scale != 1.0 else total
@@ -108,29 +139,32 @@ class StepLosses:
         nothing = torch.zeros((), device=logits.device)
         return Loss(nothing, nothing)
 
+    def _of_answer(self, logits: Tensor, labels: Tensor) -> Loss:
+        found, cp = self._token_loss(logits, labels), self._mesh.cp
+        return Loss(reduce(found.total, cp), reduce(found.count, cp))
+
     def _add_exactly(self, loss: Loss) -> Tensor:
         """Sums of multiples of one small number have no rounding: how batches are cut and added changes no bit."""
         correct = torch.zeros_like(loss.count) if loss.correct is None else loss.correct
-        exact = (loss.total.double() / EXACT).round() * EXACT
-        self._add({"loss": exact, "count": loss.count, "correct": correct}, 1.0)
+        summed = {"loss": loss.total, **_flat(loss)}
+        exact = {name: (value.double() / EXACT).round() * EXACT for name, value in summed.items()}
+        self._add({**exact, "count": loss.count, "correct": correct}, float(self._counts))
         return loss.total
 
     def _add(self, values: Mapping[str, Tensor], share: float) -> None:
         for name, value in values.items():
-            # Tensor-parallel ranks measure the same.
-            mine = value.detach().double() * (share if self._mesh.tp.index == 0 else 0.0)
-            self._parts.setdefault(name, []).append(mine)
+            self._parts.setdefault(name, []).append(value.detach().double() * share)
 
     def over_ranks(self, square: Tensor) -> tuple[float, dict[str, float], float, float]:
         """(mean loss, means of other metrics, tokens predicted, sum of `square`), the same bits on every rank."""
         total, named = self._sums(square)
         count = max(named.pop("count"), 1.0)
-        return named.pop("loss") / count, named, count, total
+        return named.pop("loss") / count, {**means(_summed(named)), **named}, count, total
 
-    def evaluated(self) -> dict[str, float]:
-        """The sums over all ranks of an evaluation: of the "loss" in nats, the "count" of predicted tokens and how many
-        of them are "correct". The same bits on every rank."""
-        return self._sums(torch.zeros(()))[1]
+    def evaluated(self, routed: Mapping[str, Tensor]) -> EvaluationSums:
+        """The sums over all ranks of an evaluation, in which routers did what `routed` says."""
+        sums = self._sums(torch.zeros(()))[1]
+        return EvaluationSums(sums.pop("loss"), sums.pop("count"), sums.pop("correct"), routed, _summed(sums))
 
     def _sums(self, square: Tensor) -> tuple[float, dict[str, float]]:
         names = self._agreed_names()
@@ -150,3 +184,16 @@ class StepLosses:
             everyone = gather_json(mine) if self._layout.pp > 1 else [mine]
             self._names[self._evaluating] = list(dict.fromkeys(name for names in everyone for name in names))
         return self._names[self._evaluating]
+
+
+def _flat(loss: Loss) -> dict[str, Tensor]:
+    """The further sums of a loss by name, and how many each is of."""
+    return {
+        f"{kind}:{name}": pair[i] for name, pair in loss.sums.items() for i, kind in enumerate((SUM, COUNT))
+    }
+
+
+def _summed(values: dict[str, float]) -> dict[str, tuple[float, float]]:
+    """The inverse of `_flat`; what it finds is taken from `values`."""
+    names = [name.removeprefix(f"{SUM}:") for name in values if name.startswith(f"{SUM}:")]
+    return {name: (values.pop(f"{SUM}:{name}"), values.pop(f"{COUNT}:{name}")) for name in names}

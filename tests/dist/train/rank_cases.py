@@ -15,7 +15,7 @@ from texts import Corpus
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.checkpoint.store import Store
 from orchestrator.data.batches import slices
-from orchestrator.job.records import COLUMNS
+from orchestrator.job.records import COLUMNS, PREFERENCES, REFERENCED
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.planning.layout import Layout
 from orchestrator.resolve.resolved_job import adapter_of
@@ -26,6 +26,7 @@ from orchestrator.train.rank_messages import gather_json
 from workloads.adapters.frozen import frozen_by
 from workloads.load import load
 from workloads.model.dropout import KEYS, row_keys
+from workloads.objectives.preferences import means
 from workloads.objectives.records import CLOSE, MARK, pack, to_bits
 from workloads.workload import Batch, Vocabulary, Workload
 
@@ -92,6 +93,9 @@ def record_of(objective: str, sample: int) -> np.ndarray:
             return pack([text[:3], text, [sample % 2, sample % 2 * 2]])
         case "seq2seq":
             return pack([text, text[::-1]])
+    if objective in PREFERENCES:  # answers of 2 to 7 tokens after a prompt of two, of which some are cut
+        sizes = (2 + sample % 6, 2 + sample * 5 % 6)
+        return pack([np.concatenate([text[:2], draw.integers(6, 50, size) | MARK]) for size in sizes])
     said = np.tile(text, 2)
     talks = [np.where(np.arange(size) > 2, said[:size] | MARK, said[:size]) for size in (6, 5)]
     return np.concatenate([talks[0], [CLOSE], talks[1]])
@@ -114,6 +118,11 @@ def micro_batches(
     place = layout.coordinate(dist.get_rank())
     mine = slices(step * size, size, place["dp"], layout.dp, layout.micro_batch)
     batches = [workload.objective.collate(read, range(start, start + count), 0) for start, count in mine]
+    if workload.objective.name in REFERENCED:
+        for batch, (start, count) in zip(batches, mine, strict=True):
+            batch["reference"] = torch.tensor(
+                [[-20.0 - n % 3, -21.0 - n % 4] for n in range(start, start + count)]
+            )
     if spec.workload.dropout:
         for batch, (start, count) in zip(batches, mine, strict=True):
             batch[KEYS] = row_keys(spec.seed, start, count)
@@ -202,6 +211,13 @@ def run_case(case: dict[str, Any], folder: Path, device: Device) -> None:
         commit(engine, str(folder / case["id"]), start + steps)
     sums = engine.eval_step(micro_batches(workload, spec, layout, 99))
     evaluated = {"loss": sums.loss / sums.tokens, "tokens": sums.tokens, "correct": sums.correct}
+    # not the difference of two of them, which has fewer digits
+    evaluated |= {name: value for name, value in means(sums.sums).items() if name != "reward_margin"}
+    if spec.workload.objective in REFERENCED:
+        found = engine.log_probabilities(micro_batches(workload, spec, layout, 98))
+        said = sum((each.sum(0) for each in found), torch.zeros(2))
+        dist.all_reduce(said)
+        evaluated["said"] = said.tolist()
     engine.close()
     if dist.get_rank() == 0:
         found = {"losses": losses, "norms": norms, "extras": extras, "eval": evaluated, "averaged": averaged}

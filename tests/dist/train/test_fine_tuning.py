@@ -18,6 +18,15 @@ TASKS: dict[str, dict[str, Any]] = {
     "words": {"model": "bert-tiny", "objective": "token_classification", "labels": LABELS},
     "span": {"model": "bert-tiny", "objective": "span_extraction"},
     "pair": {"model": "t5-tiny", "objective": "seq2seq"},
+    "dpo": {"model": "qwen3-tiny", "changes": {"kv_heads": 2}, "objective": "dpo"},
+    "ipo": {"model": "gpt-tiny", "objective": "ipo"},
+    "orpo": {"model": "gpt-tiny", "objective": "orpo"},
+    "reward": {"model": "gpt-tiny", "objective": "reward"},
+    "dpo of experts": {
+        "model": "mixtral-tiny",
+        "changes": {"kv_heads": 2, "moe": {"experts": 4, "intermediate": 32}, "initial_std": 0.1},
+        "objective": "dpo",
+    },
     "talk": {"model": "qwen3-tiny", "changes": {"kv_heads": 2}, "objective": "conversation"},
     "experts": {
         "model": "mixtral-tiny",
@@ -30,6 +39,10 @@ QUICK: list[tuple[str, dict[str, Any]]] = [
     ("span", {"pp": 2}),
     ("words", {"dp": 2, "zero": 3}),
     ("talk", {"cp": 2}),
+    ("dpo", {"cp": 2}),
+    ("dpo", {"pp": 2}),
+    ("dpo", {"tp": 2, "sequence": True}),
+    ("reward", {"dp": 2, "zero": 3}),
 ]
 REST: list[tuple[str, dict[str, Any]]] = [
     *((task, {"tp": 2}) for task in TASKS),
@@ -37,6 +50,10 @@ REST: list[tuple[str, dict[str, Any]]] = [
     *((task, {"dp": 2, "zero": zero}) for task in TASKS for zero in (0, 1, 2, 3)),
     *((task, {"dp": 2, "zero": zero, "engine": "deepspeed"}) for task in TASKS for zero in (1, 3)),
     *((task, {"tp": 2, "sequence": True}) for task in ("last", "number", "words", "span", "talk")),
+    *((task, {"cp": 2}) for task in ("ipo", "orpo", "dpo of experts")),
+    ("reward", {"tp": 2, "sequence": True}),
+    ("dpo", {"pp": 2, "schedule": "zbv", "micro_batch": 2}),
+    ("dpo of experts", {"dp": 2, "ep": 2}),
     ("experts", {"dp": 2, "ep": 2}),
     ("experts", {"cp": 2}),
     ("words", {"cp": 2}),

@@ -51,7 +51,7 @@ def read(
 ) -> list[Record]:
     files = sources.resolve([Source(uri=str(path), field=columns)])
     cut = sources.cut(files, max(1, -(-files[0].size // parts)))
-    return [record for part in cut for span in part for record in records_of(span, kind, encoder)]
+    return [record for part in cut for span in part for record in records_of(span, kind, encoder, 0)]
 
 
 def written(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -226,3 +226,70 @@ def test_a_line_without_end_is_refused(
     )
     with pytest.raises(InputError, match="line 2: is longer than 1 MiB"):
         read(path, RecordKind("sequence_classification", ("bad",)), {"text": "t", "label": "l"}, encoder)
+
+
+PAIR = {"prompt": "p", "chosen": "c", "rejected": "r"}
+
+
+def said_in(words: np.ndarray) -> tuple[str, str]:
+    """All words of an answer with its prompt, and those that are predicted."""
+    words = words.astype(np.int64)
+    everything = [WORDS[word & ~MARK] for word in words]
+    return " ".join(everything), " ".join(WORDS[word & ~MARK] for word in words if word & MARK)
+
+
+def test_pairs_of_texts_end_and_those_of_messages_are_written_by_the_template(
+    encoder: Tokenizer, tmp_path: Path
+) -> None:
+    row = {"p": "a film ", "c": "is good", "r": "is bad"}
+    first, second = unpack(one(row, RecordKind("dpo"), PAIR, encoder, tmp_path))
+    assert said_in(first) == ("a film is good <|endoftext|>", "is good <|endoftext|>")
+    assert said_in(second) == ("a film is bad <|endoftext|>", "is bad <|endoftext|>")
+    wanted = ("user : a film | assistant : is good | user : it | assistant : is bad |", "is bad |")
+    for template in (CHATML, MARKED):
+        kind = RecordKind("dpo", (), template)
+        good = [{"role": "assistant", "content": "good"}]
+        for row in (
+            {"p": TALK[:3], "c": good, "r": TALK[3:]},
+            {"p": TALK[:3], "c": "good", "r": "is bad"},
+            {"c": [*TALK[:3], *good], "r": TALK},
+        ):
+            columns = PAIR if "p" in row else {"chosen": "c", "rejected": "r"}
+            first, second = unpack(one(row, kind, columns, encoder, tmp_path))
+            assert said_in(second) == wanted
+            assert said_in(first)[1] == "good |"
+
+
+def test_a_judged_answer(encoder: Tokenizer, tmp_path: Path) -> None:
+    columns = {"prompt": "p", "completion": "c", "label": "l"}
+    words, label = unpack(
+        one({"p": "a ", "c": "film", "l": False}, RecordKind("kto"), columns, encoder, tmp_path)
+    )
+    assert said_in(words) == ("a film <|endoftext|>", "film <|endoftext|>")
+    assert label.tolist() == [0]
+    with pytest.raises(InputError, match=r"line 1: its label 1 is not true or false; fix or remove it"):
+        one({"p": "a", "c": "film", "l": 1}, RecordKind("kto"), columns, encoder, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        ({"p": "a", "c": "film", "r": "film"}, "its chosen and its rejected answer are equal"),
+        ({"p": "a", "c": "film"}, "has no 'r'; map the columns"),
+        ({"c": "a film", "r": "a bad"}, "it has no prompt, and its answers are no conversations"),
+        ({"p": TALK[:1], "c": "film", "r": "it"}, "the tokenizer has no chat template; name one in data.chat_template"),
+        ({"p": "a", "c": TALK[1:2], "r": "it"}, "its prompt is a text, and its chosen is none"),
+        ({"p": 3, "c": "a", "r": "it"}, "its prompt is int, not a text or a list of messages"),
+        ({"p": "", "c": "", "r": "it"}, "its chosen is empty"),
+        ({"p": [{"role": "judge", "content": "a"}], "c": "it", "r": "a"}, "the role 'judge' of its message 1"),
+        ({"p": TALK[:1], "c": TALK[:1], "r": "it"}, "it has no answer of the assistant"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_pair(
+    row: dict[str, Any], what: str, encoder: Tokenizer, tmp_path: Path
+) -> None:
+    kind = RecordKind("dpo", (), "" if "template" in what else CHATML)
+    with pytest.raises(InputError, match=what) as found:
+        one(row, kind, PAIR, encoder, tmp_path)
+    assert "line 1: " in str(found.value)
+    assert "\n" not in str(found.value)

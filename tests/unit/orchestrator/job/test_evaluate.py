@@ -36,7 +36,10 @@ SHARE = {"share": 0.1}
         (with_(None, SHARE | SOURCES), "either share, as in 0.01, or sources"),
         (with_({"sets": {"validation": SOURCES}}, SHARE), "give the one in evaluate.sets another name"),
         (with_({"sets": {"a.b": SOURCES}}, None), "a.b"),
-        (with_({"metrics": ["rouge"]}, SHARE), "'loss', 'perplexity', 'bits_per_byte' or 'accuracy'"),
+        (
+            with_({"metrics": ["rouge"]}, SHARE),
+            "'loss', 'perplexity', 'bits_per_byte', 'accuracy', 'reward_margin'",
+        ),
         (with_(None, SHARE, stop_when={}), "stop_when.metric validation.loss is not measured; add evaluate"),
         (with_({}, SHARE, stop_when={"metric": "wiki.loss"}), "name one of validation.loss, "),
         (

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import transformers
 from jobs import job
+from letters import write_tokenizer
 
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.launch.preflight import (
     check_objective,
     check_places,
+    check_preferences,
     check_records,
     check_text,
     check_workload,
@@ -27,7 +29,7 @@ from orchestrator.storage.run_directory import RunDir
 def spec(**changes: Any) -> JobSpec:
     document = job("a.txt")
     for part, values in changes.items():
-        document[part] = {**document[part], **values}
+        document[part] = {**document.get(part, {}), **values}
     return parse(document)
 
 
@@ -115,6 +117,55 @@ def test_what_is_wrong_with_records_is_told_before_anything_starts(
     found = {"sources": [ROWS], "tokenizer": "nowhere", **data}
     with pytest.raises(InputError, match=says):
         check_records(spec(workload={"model": "gpt-tiny", "objective": objective}, data=found))
+
+
+PAIRS = {"uri": "a.jsonl", "field": {"prompt": "p", "chosen": "c", "rejected": "r"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"workload": {"init_from": None}}, "compares with the model that the run begins with, and"),
+        ({"workload": {"init_from": None, "model": "hf:"}}, r"workload\.init_from: dpo compares"),
+        ({"workload": {"objective": "orpo"}, "train": {"z_loss": 0.1}}, r"train\.z_loss: orpo has no z-loss; set it"),
+        ({"data": {"sources": [{**PAIRS, "field": {"chosen": "c"}}]}}, r"sources\.0\.field: lacks rejected, which dpo"),
+        ({"data": {"sources": [{**PAIRS, "field": {"text": "c"}}]}}, r"sources\.0\.field: lacks chosen, rejected"),
+        ({"data": {"chat_template": "no.jinja"}}, r"data\.chat_template no\.jinja: there is no such file; give"),
+        ({"workload": {"model": "bert-tiny"}}, r"workload\.objective: dpo does not train bert-tiny, which is a"),
+        ({"evaluate": {"metrics": ["perplexity"]}}, "perplexity needs an objective that predicts every token once"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_preferences_is_told_before_anything_starts(
+    changes: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    transformers.LlamaConfig(
+        vocab_size=600, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64
+    ).save_pretrained(tmp_path)
+    write_tokenizer(tmp_path, template=False)
+    workload = {
+        "model": "gpt-tiny",
+        "objective": "dpo",
+        "init_from": "runs/base",
+        **changes.get("workload", {}),
+    }
+    if workload["model"] == "hf:":  # a configuration without weights
+        workload |= {"model": f"hf:{tmp_path}", "changes": {}}
+    data = {
+        "sources": [PAIRS],
+        "tokenizer": str(tmp_path),
+        "validation": {"share": 0.1},
+        **changes.get("data", {}),
+    }
+    more = {key: changes[key] for key in ("train", "evaluate") if key in changes}
+
+    def check() -> None:
+        found = spec(workload=workload, data=data, **more)
+        check_records(found)
+        check_preferences(found)
+        check_objective(resolve(found))
+
+    with pytest.raises(InputError, match=says):
+        check()
 
 
 def held_out(folder: Path, sources: list[dict[str, Any]], **changes: Any) -> JobSpec:

@@ -1,0 +1,180 @@
+"""Preferences here and in TRL's own trainers: twenty steps on the same batches from the same weights, and the losses of
+every step within 1e-5."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from datasets import Dataset
+
+from workloads.load import load
+from workloads.objectives.records import MARK, pack
+from workloads.objectives.samples import Samples
+from workloads.transformer_workload import TransformerWorkload
+from workloads.workload import Batch, Vocabulary
+
+SIZE, LENGTH, STEPS, ROWS, RECORDS = 97, 32, 20, 4, 40
+KNOWN = Vocabulary(SIZE, eos=2, pad=1, bos=0)
+LLAMA = {"vocab_size": SIZE, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 64,
+         "pad_token_id": 1, "eos_token_id": 2}  # fmt: skip
+BETA = 0.3
+
+
+def answer(number: int, length: int) -> np.ndarray:
+    return np.random.default_rng(number).integers(6, SIZE, length)
+
+
+def prompt(number: int, length: int = 0) -> np.ndarray:
+    return answer(1000 + number, length or 2 + number % 3)
+
+
+def a_pair(number: int, first: int = 0, said: int = 0) -> np.ndarray:
+    """A prompt of 2 to 4 tokens, a chosen answer of 3 to 7 and a rejected one of 2 to 9."""
+    begin = prompt(number, first)
+    sizes = (said or 3 + number % 5, 2 + number * 7 % 8)
+    return pack([
+        np.concatenate([begin, answer(which * 5000 + number, size) | MARK]) for which, size in enumerate(sizes)
+    ])  # fmt: skip
+
+
+def rows_of(record: np.ndarray) -> dict[str, Any]:
+    """A record as TRL reads it."""
+    count = int(record[0])
+    sizes, rest = record[1 : 1 + count], record[1 + count :].astype(np.int64)
+    chosen, rejected = rest[: sizes[0]], rest[sizes[0] :]
+    begin = int((chosen & MARK == 0).sum())
+    parts = {"prompt_ids": chosen[:begin], "chosen_ids": chosen[begin:], "rejected_ids": rejected[begin:]}
+    return {name: (ids & ~MARK).tolist() for name, ids in parts.items()}
+
+
+def model_of(folder: Path, kind: str, **sizes: Any) -> Any:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**LLAMA, **sizes)
+    model = getattr(transformers, kind)(config)
+    model.get_input_embeddings().padding_idx = None
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4.0)  # so that answers differ in more than rounding
+    model.save_pretrained(folder)
+    return model
+
+
+def a_tokenizer(folder: Path) -> Any:
+    from tokenizers import Tokenizer, models
+
+    words = {f"w{n}": n for n in range(SIZE)}
+    made = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w3")), pad_token="w1", eos_token="w2"
+    )
+    made.save_pretrained(folder)
+    return made
+
+
+def trainer_of(name: str, folder: Path, model: Any, records: list[np.ndarray], **options: Any) -> Any:
+    import trl
+
+    rows = [rows_of(record) for record in records]
+    if name == "reward":
+        rows = [
+            {
+                "chosen_ids": row["prompt_ids"] + row["chosen_ids"],
+                "rejected_ids": row["prompt_ids"] + row["rejected_ids"],
+            }
+            for row in rows
+        ]
+        kinds = (trl.RewardConfig, trl.RewardTrainer)
+    else:
+        kinds = (trl.DPOConfig, trl.DPOTrainer)
+    given = {"output_dir": str(folder / "trl"), "report_to": [], "use_cpu": True, "max_length": LENGTH // 2,
+             "per_device_train_batch_size": ROWS, "bf16": False, "gradient_checkpointing": False,
+             "disable_dropout": True, **options}  # fmt: skip
+
+    class Trainer(kinds[1]):
+        def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
+            return dataset  # which is of tokens
+
+    reference = {} if name == "reward" else {"ref_model": copy.deepcopy(model)}
+    return Trainer(
+        model=model, args=kinds[0](**given), train_dataset=Dataset.from_list(rows),
+        processing_class=a_tokenizer(folder), **reference,
+    )  # fmt: skip
+
+
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "dpo": ("dpo", {"beta": BETA}, {"beta": BETA, "loss_type": ["sigmoid"]}),
+    "dpo hinge": ("dpo", {"beta": BETA, "loss": "hinge"}, {"beta": BETA, "loss_type": ["hinge"]}),
+    "dpo robust": (
+        "dpo", {"beta": BETA, "loss": "robust", "label_smoothing": 0.2},
+        {"beta": BETA, "loss_type": ["robust"], "label_smoothing": 0.2},
+    ),
+    "dpo, the beginning lost": (
+        "dpo", {"beta": BETA, "truncate": "start"},
+        {"beta": BETA, "loss_type": ["sigmoid"], "truncation_mode": "keep_end"},
+    ),
+    "ipo": ("ipo", {"beta": BETA}, {"beta": BETA, "loss_type": ["ipo"]}),
+    "reward": ("reward", {"center": 0.05}, {"center_rewards_coefficient": 0.05}),
+}  # fmt: skip
+
+
+def referenced(workload: TransformerWorkload, model: torch.nn.Module, read: Samples) -> torch.Tensor:
+    """The log-probabilities of all records under a model, [records, 2]."""
+    from workloads.model.losses import token_loss
+    from workloads.objectives.preferences import log_probabilities
+
+    batch = workload.objective.collate(read, range(RECORDS), 0)
+    with torch.no_grad():
+        return log_probabilities(model(batch).logits, batch["labels"], token_loss)
+
+
+def begun(workload: TransformerWorkload) -> torch.nn.Module:
+    ours = workload.build()
+    ours.load_state_dict({tensor: workload.initial(tensor, 0) for tensor in workload.shapes})
+    return ours
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_twenty_steps_have_the_losses_of_trl(name: str, tmp_path: Path) -> None:
+    objective, options, theirs = CASES[name]
+    kind = "LlamaForSequenceClassification" if objective == "reward" else "LlamaForCausalLM"
+    model = model_of(tmp_path / "model", kind, **({"num_labels": 1} if objective == "reward" else {}))
+    workload = load(f"hf:{tmp_path / 'model'}", objective, KNOWN, sequence_length=LENGTH, options=options)
+    assert workload.notes == ()
+    records = [a_pair(number) for number in range(RECORDS)]
+    trainer = trainer_of(objective, tmp_path, model, records, **theirs)
+    collated = [trainer.train_dataset[number] for number in range(RECORDS)]
+    compare(workload, records, trainer.model, lambda ids: trainer.compute_loss(
+        trainer.model, trainer.data_collator([collated[i] for i in ids])))  # fmt: skip
+
+
+def compare(
+    workload: TransformerWorkload,
+    records: list[np.ndarray],
+    theirs: Any,
+    loss_of: Callable[[range], torch.Tensor],
+) -> None:
+    ours, read = begun(workload), Samples(lambda number: records[number], RECORDS)
+    reference = None if workload.objective.name in ("orpo", "reward") else referenced(workload, ours, read)
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-3, eps=1e-4) for each in (ours, theirs)]
+    seen: list[float] = []
+    for step in range(STEPS):
+        ids = range(step % 5 * ROWS, (step % 5 + 1) * ROWS)
+        batch: Batch = workload.objective.collate(read, ids, 0)
+        if reference is not None:
+            batch["reference"] = reference[ids.start : ids.stop]
+        found = workload.loss(ours, batch)
+        losses = [found.total / found.count, loss_of(ids)]
+        torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-5)
+        for optimizer, loss in zip(optimizers, losses, strict=True):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        seen.append(float(losses[0].detach()))
+    assert seen[-1] < seen[0]

@@ -1,0 +1,267 @@
+"""Objectives over answers that people prefer: the data says which of two is better, or whether one is good.
+
+A sample is two answers to one prompt, each after it: the first in the first half of the row, the second in the second.
+Each sees itself alone (attention, bool [length, length]), and its positions begin at 0, so that one forward pass has
+the log-probabilities of both, and a row is split as any other. compared, bool: False where one of them has lost its
+answer, or both are alike since they were cut; such a sample is not trained on. answer_tokens, int64 [2]. reference,
+fp32 [2], which the data gives: the log-probabilities of both answers under the reference, which is the model that the
+run began with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from workloads.objectives.causal_lm import positions_in
+from workloads.objectives.options import at_least, choice, fraction_or_zero
+from workloads.objectives.records import MARK, unpack
+from workloads.objectives.sampled import IGNORE, Read, Sample, SampledObjective
+from workloads.objectives.spans import padded
+from workloads.workload import Batch, Loss, Objective
+
+REFERENCE = "reference"
+"""The batch's entry with the log-probabilities under the reference."""
+
+
+def kept(words: np.ndarray, objective: Objective) -> np.ndarray:
+    """What half a row has of an answer with its prompt; `truncate` says which end of it is lost."""
+    half = objective.window(objective.sequence_length)  # type: ignore[attr-defined]
+    from_end = objective.truncate == "start"  # type: ignore[attr-defined]
+    return np.asarray(words[-half:] if from_end else words[:half], dtype=np.int64)
+
+
+def comparable(answers: list[np.ndarray]) -> bool:
+    """Whether two answers, as they were kept, differ and are predicted."""
+    return not np.array_equal(answers[0], answers[1]) and all((words[1:] & MARK).any() for words in answers)
+
+
+def two_answers(objective: SampledObjective, answers: list[np.ndarray]) -> dict[str, np.ndarray]:
+    """A row of two answers as they were kept, see this module."""
+    half = objective.sequence_length // 2
+    tokens, labels, parts = [], [], []
+    for number, words in enumerate(answers):
+        ids, predicted = words & ~MARK, (words & MARK) > 0
+        follows = np.append(predicted[1:], False)
+        tokens.append(padded(ids, half, objective.vocabulary.padding))
+        labels.append(padded(np.where(follows, np.roll(ids, -1), IGNORE), half, IGNORE))
+        parts.append(2 * number + (np.arange(half) >= len(ids)))
+    part, targets = np.concatenate(parts), np.concatenate(labels)
+    compared = comparable(answers)
+    return {
+        "tokens": np.concatenate(tokens),
+        "labels": targets if compared else np.full_like(targets, IGNORE),
+        "padding": part % 2 == 0,
+        "attention": np.tril(part[:, None] == part[None, :]),
+        "positions": positions_in(part),
+        "answer_tokens": np.array([(found != IGNORE).sum() for found in labels]),
+        "compared": np.array(compared),
+    }
+
+
+def log_probabilities(logits: Tensor, labels: Tensor, of_tokens: Callable[[Tensor, Tensor], Loss]) -> Tensor:
+    """Of both answers of each row, summed over their tokens: fp32 [B, 2]. `of_tokens` as in `Workload.criterion`."""
+    rows = [
+        [
+            -of_tokens(part, found).total
+            for part, found in zip(row.chunk(2, 1), of_row.chunk(2, 1), strict=True)
+        ]
+        for row, of_row in zip(logits.split(1), labels.split(1), strict=True)
+    ]
+    return torch.stack([torch.stack(row) for row in rows])
+
+
+def preference_loss(
+    objective: Objective, output: Any, batch: Batch, of_tokens: Callable[[Tensor, Tensor], Loss]
+) -> Loss | None:
+    """The loss of an `Output` for an objective that compares answers; None for another objective."""
+    if not isinstance(objective, Dpo | Ipo | Orpo | Reward):
+        return None
+    if isinstance(objective, Reward):
+        said = output.sentence.squeeze(-1)
+    else:
+        said = log_probabilities(output.logits, batch["labels"], of_tokens)
+    found = objective.compare(said, batch)
+    if output.extra is None:
+        return found
+    return replace(found, extra=output.extra, metrics={"router_loss": output.extra.detach()})
+
+
+def judged(each: Tensor, rewards: Tensor, batch: Batch, said: Tensor | None = None) -> Loss:
+    """The loss of pairs: `each` [B] is that of a pair, `rewards` [B, 2] of its answers, `said` [B, 2] their
+    log-probabilities."""
+    compared = batch["compared"]
+    count = compared.sum().float()
+    rewards = rewards.detach()
+    values = {"reward": rewards} | ({} if said is None else {"log_probability": said.detach()})
+    sums = {
+        f"{side}_{name}": (value[:, number].where(compared, 0.0).sum(), count)
+        for name, value in values.items()
+        for number, side in enumerate(("chosen", "rejected"))
+    }
+    correct = ((rewards[:, 0] > rewards[:, 1]) & compared).sum().float()
+    sums["accuracy"] = (correct, count)
+    return Loss(each.where(compared, 0.0).sum(), count, correct=correct, sums=sums)
+
+
+def _is_cut(objective: SampledObjective, record: np.ndarray) -> bool:
+    half = objective.window(objective.sequence_length)
+    return any(len(words) > half for words in unpack(record))
+
+
+def _pair(objective: SampledObjective, record: np.ndarray) -> list[np.ndarray]:
+    return [kept(words, objective) for words in unpack(record)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dpo(SampledObjective):
+    """Direct preference optimisation (Rafailov et al. 2023, equation 7).
+
+    The loss of a pair is -log sigmoid(beta x margin), where the margin is how much more the log-probability of the
+    chosen answer has risen above the reference's than that of the rejected one. `loss` "hinge": max(0, 1 - beta x
+    margin) (Zhao et al. 2023). `label_smoothing` is the share of pairs that are taken to be the wrong way round: the
+    loss is "sigmoid" of both ways (cDPO, Mitchell 2023), or its unbiased form, "robust" (Chowdhury et al. 2024).
+    """
+
+    name = "dpo"
+    architectures = frozenset({"decoder"})
+    unit = "record"
+    compares: ClassVar[bool] = True
+    truncate: str = choice("end", "start")
+    beta: float = at_least(1e-6, 0.1)
+    label_smoothing: float = fraction_or_zero(0.5)
+    loss: str = choice("sigmoid", "hinge", "robust")
+
+    def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
+        return two_answers(self, _pair(self, read(sample)))
+
+    def is_cut(self, record: np.ndarray) -> bool:
+        return _is_cut(self, record)
+
+    def is_lost(self, record: np.ndarray) -> bool:
+        return not comparable(_pair(self, record))
+
+    def compare(self, said: Tensor, batch: Batch) -> Loss:
+        """The loss of log-probabilities [B, 2]."""
+        rewards = self.beta * (said - batch[REFERENCE])
+        margin, smooth = rewards[:, 0] - rewards[:, 1], self.label_smoothing
+        right, wrong = -F.logsigmoid(margin), -F.logsigmoid(-margin)
+        each = (1 - smooth) * right + smooth * wrong
+        if self.loss == "hinge":
+            each = torch.relu(1 - margin)
+        elif self.loss == "robust":
+            each = ((1 - smooth) * right - smooth * wrong) / (1 - 2 * smooth)
+        return judged(each, rewards, batch, said)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ipo(SampledObjective):
+    """Identity preference optimisation (Azar et al. 2023, equation 17, where beta is tau): the squared distance of the
+    margin of the log-probabilities of a token from 1 / (2 beta)."""
+
+    name = "ipo"
+    architectures = frozenset({"decoder"})
+    unit = "record"
+    compares: ClassVar[bool] = True
+    truncate: str = choice("end", "start")
+    beta: float = at_least(1e-6, 0.1)
+
+    def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
+        return two_answers(self, _pair(self, read(sample)))
+
+    def is_cut(self, record: np.ndarray) -> bool:
+        return _is_cut(self, record)
+
+    def is_lost(self, record: np.ndarray) -> bool:
+        return not comparable(_pair(self, record))
+
+    def compare(self, said: Tensor, batch: Batch) -> Loss:
+        """The loss of log-probabilities [B, 2]."""
+        ratios = said - batch[REFERENCE]
+        mean = ratios / batch["answer_tokens"].clamp(min=1)
+        each = (mean[:, 0] - mean[:, 1] - 1 / (2 * self.beta)).square()
+        return judged(each, self.beta * ratios, batch, said)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orpo(SampledObjective):
+    """Odds ratio preference optimisation, which needs no reference (Hong et al. 2024, equations 6 and 7, where beta is
+    lambda).
+
+    The mean negative log-probability of a token of the chosen answer, and beta x -log sigmoid of the logarithm of the
+    ratio of both answers' odds, each by the mean log-probability of its tokens.
+    """
+
+    name = "orpo"
+    architectures = frozenset({"decoder"})
+    unit = "record"
+    compares: ClassVar[bool] = True
+    truncate: str = choice("end", "start")
+    beta: float = at_least(1e-6, 0.1)
+
+    def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
+        return two_answers(self, _pair(self, read(sample)))
+
+    def is_cut(self, record: np.ndarray) -> bool:
+        return _is_cut(self, record)
+
+    def is_lost(self, record: np.ndarray) -> bool:
+        return not comparable(_pair(self, record))
+
+    def compare(self, said: Tensor, batch: Batch) -> Loss:
+        """The loss of log-probabilities [B, 2]."""
+        mean = said / batch["answer_tokens"].clamp(min=1)
+        mean = mean.where(batch["compared"][:, None], -1.0)  # of what is left out there may be no token
+        odds = mean - torch.log(-torch.expm1(mean))
+        each = -mean[:, 0] - self.beta * F.logsigmoid(odds[:, 0] - odds[:, 1])
+        return judged(each, self.beta * mean, batch, said)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reward(SampledObjective):
+    """A reward model (InstructGPT, Ouyang et al. 2022, equation 1; Bradley and Terry 1952): a number for an answer.
+
+    It is that of the last token; the loss of a pair is -log sigmoid of how much the number of the chosen one is larger.
+    `center` weighs the square of the sum of both, which keeps rewards around zero (Eisenstein et al. 2023). places,
+    int64 [2]: the last token of each answer.
+    """
+
+    name = "reward"
+    architectures = frozenset({"decoder"})
+    unit = "record"
+    compares: ClassVar[bool] = True
+    truncate: str = choice("end", "start")
+    center: float = at_least(0.0, 0.0)
+
+    def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
+        answers = _pair(self, read(sample))
+        half = self.sequence_length // 2
+        places = np.array([len(answers[0]) - 1, half + len(answers[1]) - 1])
+        row = two_answers(self, answers)
+        return {**{name: value for name, value in row.items() if name != "labels"}, "places": places}
+
+    def is_cut(self, record: np.ndarray) -> bool:
+        return _is_cut(self, record)
+
+    def is_lost(self, record: np.ndarray) -> bool:
+        return not comparable(_pair(self, record))
+
+    def compare(self, said: Tensor, batch: Batch) -> Loss:
+        """The loss of rewards [B, 2]."""
+        said = said.float()
+        each = -F.logsigmoid(said[:, 0] - said[:, 1]) + self.center * said.sum(1).square()
+        return judged(each, said, batch)
+
+
+def means(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """The means of what was summed beside the loss, with the margin of the rewards."""
+    found = {name: total / max(count, 1.0) for name, (total, count) in sums.items()}
+    if "chosen_reward" in found:
+        found["reward_margin"] = found["chosen_reward"] - found["rejected_reward"]
+    return found
