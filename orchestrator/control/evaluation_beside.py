@@ -21,7 +21,6 @@ from orchestrator.control.run_history import RunHistory
 from orchestrator.control.state import Phase, State
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
-from orchestrator.resolve.base import Base, base_json
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.task import ENTRY, EVALUATION_PATIENCE, Task

@@ -29,7 +29,7 @@ from orchestrator.train.rank_messages import agree
 from orchestrator.train.sampler import Sampler
 from workloads.model.masks import DECODER_REAL, REAL
 from workloads.model.transformer import IGNORED
-from workloads.objectives.preferences import means
+from workloads.objectives.preferences import DIVERGENCE, means
 from workloads.workload import Batch
 
 ROUTED = ((REAL, "tokens", "padding"), (DECODER_REAL, "decoder_tokens", "decoder_padding"))
@@ -105,6 +105,9 @@ class Evaluator:
         for name, held_out in self._sets.items():
             self._context.set_waiting(not found)  # the first forward pass may compile
             sums = self._sums(held_out, step, heeds_stop)
+            if sums is not None and DIVERGENCE in sums.sums:  # known only after all samples
+                self._engine.take_baseline(sums)
+                sums = self._sums(held_out, step, heeds_stop)
             self._context.set_waiting(False)
             if sums is None:
                 return None

@@ -160,18 +160,19 @@ def test_a_stop_while_the_reference_is_made_loses_nothing(quiet: Path, place: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", ["ipo", "orpo", "reward"])
+@pytest.mark.parametrize("objective", ["ipo", "kto", "orpo", "reward"])
 def test_every_objective_survives_kills(
     objective: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decide, "SETTLE", 0.0)
     for name, faults in (("quiet", ()), ("killed", ("kill@1:0e", "kill@0:5/2", "kill@1:7/3"))):
-        found = document(place, objective)
+        columns = {"prompt": "asked", "completion": "better", "label": "good"}
+        found = document(place, objective, columns if objective == "kto" else COLUMNS)
         drive_here(found, str(tmp_path / name), tmp_path / f"{name}_cache", faults=faults)
     same_bits(tmp_path / "quiet", tmp_path / "killed")
     last = evaluations(tmp_path / "quiet")[-1]
-    assert last["accuracy"] > 0.6 or objective == "reward"
-    assert bool(parts(tmp_path / "quiet_cache")) == (objective == "ipo")
+    assert last["accuracy"] > 0.6 or objective in ("kto", "reward")
+    assert bool(parts(tmp_path / "quiet_cache")) == (objective in ("ipo", "kto"))
 
 
 @pytest.mark.slow

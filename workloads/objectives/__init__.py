@@ -26,6 +26,7 @@ conversation              InstructGPT, Ouyang et al. 2022                     de
 dpo                       DPO, Rafailov et al. 2023                           decoder
 ipo                       IPO, Azar et al. 2023                               decoder
 orpo                      ORPO, Hong et al. 2024                              decoder
+kto                       KTO, Ethayarajh et al. 2024                         decoder
 reward                    InstructGPT, Ouyang et al. 2022                     decoder
 
 Batch keys, B samples of L tokens, all of one shape for a given sequence length:
@@ -58,7 +59,7 @@ from workloads.objectives.masked_lm import (
 from workloads.objectives.mass import Mass
 from workloads.objectives.pairs import NextSentence, SentenceOrder
 from workloads.objectives.permuted import PermutedLM
-from workloads.objectives.preferences import Dpo, Ipo, Orpo, Reward
+from workloads.objectives.preferences import Dpo, Ipo, Kto, Orpo, Reward
 from workloads.objectives.sampled import RULE, SampledObjective
 from workloads.objectives.span_corruption import SpanCorruption
 from workloads.objectives.supervised import (
@@ -101,6 +102,7 @@ _CLASSES: Mapping[str, type[SampledObjective]] = MappingProxyType(
             Dpo,
             Ipo,
             Orpo,
+            Kto,
             Reward,
         )
     }

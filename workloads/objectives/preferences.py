@@ -26,8 +26,10 @@ from workloads.objectives.sampled import IGNORE, Read, Sample, SampledObjective
 from workloads.objectives.spans import padded
 from workloads.workload import Batch, Loss, Objective
 
-REFERENCE = "reference"
-"""The batch's entry with the log-probabilities under the reference."""
+REFERENCE, BASELINE = "reference", "baseline"
+"""The batch's entries with the log-probabilities under the reference, and with what rewards are counted from."""
+DIVERGENCE = "divergence"
+"""The sum whose mean over the global batch, at least 0, is the baseline."""
 
 
 def kept(words: np.ndarray, objective: Objective) -> np.ndarray:
@@ -37,23 +39,28 @@ def kept(words: np.ndarray, objective: Objective) -> np.ndarray:
     return np.asarray(words[-half:] if from_end else words[:half], dtype=np.int64)
 
 
+def predicted(words: np.ndarray) -> bool:
+    """Whether something of an answer, as it was kept, is predicted."""
+    return bool((words[1:] & MARK).any())
+
+
 def comparable(answers: list[np.ndarray]) -> bool:
     """Whether two answers, as they were kept, differ and are predicted."""
-    return not np.array_equal(answers[0], answers[1]) and all((words[1:] & MARK).any() for words in answers)
+    return not np.array_equal(answers[0], answers[1]) and all(map(predicted, answers))
 
 
-def two_answers(objective: SampledObjective, answers: list[np.ndarray]) -> dict[str, np.ndarray]:
+def two_answers(
+    objective: SampledObjective, answers: list[np.ndarray], compared: bool
+) -> dict[str, np.ndarray]:
     """A row of two answers as they were kept, see this module."""
     half = objective.sequence_length // 2
     tokens, labels, parts = [], [], []
     for number, words in enumerate(answers):
-        ids, predicted = words & ~MARK, (words & MARK) > 0
-        follows = np.append(predicted[1:], False)
+        ids, follows = words & ~MARK, np.append((words[1:] & MARK) > 0, False)
         tokens.append(padded(ids, half, objective.vocabulary.padding))
         labels.append(padded(np.where(follows, np.roll(ids, -1), IGNORE), half, IGNORE))
         parts.append(2 * number + (np.arange(half) >= len(ids)))
     part, targets = np.concatenate(parts), np.concatenate(labels)
-    compared = comparable(answers)
     return {
         "tokens": np.concatenate(tokens),
         "labels": targets if compared else np.full_like(targets, IGNORE),
@@ -81,7 +88,7 @@ def preference_loss(
     objective: Objective, output: Any, batch: Batch, of_tokens: Callable[[Tensor, Tensor], Loss]
 ) -> Loss | None:
     """The loss of an `Output` for an objective that compares answers; None for another objective."""
-    if not isinstance(objective, Dpo | Ipo | Orpo | Reward):
+    if not isinstance(objective, Dpo | Ipo | Orpo | Kto | Reward):
         return None
     if isinstance(objective, Reward):
         said = output.sentence.squeeze(-1)
@@ -115,6 +122,11 @@ def _is_cut(objective: SampledObjective, record: np.ndarray) -> bool:
     return any(len(words) > half for words in unpack(record))
 
 
+def _row(objective: SampledObjective, record: np.ndarray) -> dict[str, np.ndarray]:
+    answers = _pair(objective, record)
+    return two_answers(objective, answers, comparable(answers))
+
+
 def _pair(objective: SampledObjective, record: np.ndarray) -> list[np.ndarray]:
     return [kept(words, objective) for words in unpack(record)]
 
@@ -139,7 +151,7 @@ class Dpo(SampledObjective):
     loss: str = choice("sigmoid", "hinge", "robust")
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
-        return two_answers(self, _pair(self, read(sample)))
+        return _row(self, read(sample))
 
     def is_cut(self, record: np.ndarray) -> bool:
         return _is_cut(self, record)
@@ -173,7 +185,7 @@ class Ipo(SampledObjective):
     beta: float = at_least(1e-6, 0.1)
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
-        return two_answers(self, _pair(self, read(sample)))
+        return _row(self, read(sample))
 
     def is_cut(self, record: np.ndarray) -> bool:
         return _is_cut(self, record)
@@ -206,7 +218,7 @@ class Orpo(SampledObjective):
     beta: float = at_least(1e-6, 0.1)
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
-        return two_answers(self, _pair(self, read(sample)))
+        return _row(self, read(sample))
 
     def is_cut(self, record: np.ndarray) -> bool:
         return _is_cut(self, record)
@@ -221,6 +233,65 @@ class Orpo(SampledObjective):
         odds = mean - torch.log(-torch.expm1(mean))
         each = -mean[:, 0] - self.beta * F.logsigmoid(odds[:, 0] - odds[:, 1])
         return judged(each, self.beta * mean, batch, said)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kto(SampledObjective):
+    """Kahneman-Tversky optimisation (Ethayarajh et al. 2024, equations 7 and 8) of answers that are each good or not.
+
+    The second answer in a row is that of the next record, after this one's prompt: over such pairs that do not belong
+    together the divergence from the reference is measured (section 4.1). baseline, a scalar that the engine gives, is
+    its mean over the global batch, at least 0, without a gradient. desirable bool: whether the answer is good.
+    `desirable_weight` and `undesirable_weight` are lambda of both kinds.
+    """
+
+    name = "kto"
+    architectures = frozenset({"decoder"})
+    unit = "record"
+    least_documents: ClassVar[int] = 2
+    compares: ClassVar[bool] = True
+    truncate: str = choice("end", "start")
+    beta: float = at_least(1e-6, 0.1)
+    desirable_weight: float = at_least(0.0, 1.0)
+    undesirable_weight: float = at_least(0.0, 1.0)
+
+    def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
+        words, (label,) = unpack(read(sample))
+        other, _ = unpack(read((sample + 1) % len(read)))
+        prompt, answer = words[: _begin(words)], other[_begin(other) :]
+        answers = [kept(each, self) for each in (words, np.concatenate([prompt, answer]))]
+        row = two_answers(self, answers, all(map(predicted, answers)))
+        return {**row, "desirable": np.array(bool(label))}
+
+    def is_cut(self, record: np.ndarray) -> bool:
+        return len(unpack(record)[0]) > self.sequence_length // 2
+
+    def is_lost(self, record: np.ndarray) -> bool:
+        return not predicted(kept(unpack(record)[0], self))
+
+    def compare(self, said: Tensor, batch: Batch) -> Loss:
+        """The loss of log-probabilities [B, 2]."""
+        ratio, apart = (said - batch[REFERENCE]).unbind(1)
+        good, compared = batch["desirable"], batch["compared"]
+        above = (ratio - batch[BASELINE]) * torch.where(good, 1.0, -1.0)
+        weight = torch.where(good, self.desirable_weight, self.undesirable_weight)
+        each = weight * (1 - torch.sigmoid(self.beta * above))
+        values = {"reward": self.beta * ratio.detach(), "log_probability": said[:, 0].detach()}
+        count, kinds = compared.sum().float(), {"chosen": good & compared, "rejected": ~good & compared}
+        sums = {
+            f"{kind}_{name}": (value.where(chosen, 0.0).sum(), chosen.sum().float())
+            for name, value in values.items()
+            for kind, chosen in kinds.items()
+        }
+        sums[DIVERGENCE] = (apart.detach().where(compared, 0.0).sum(), count)
+        correct = ((above > 0) & compared).sum().float()
+        sums["accuracy"] = (correct, count)
+        return Loss(each.where(compared, 0.0).sum(), count, correct=correct, sums=sums)
+
+
+def _begin(words: np.ndarray) -> int:
+    """Where in a prompt with its answer the answer begins."""
+    return int(np.argmax((words & MARK) > 0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +314,7 @@ class Reward(SampledObjective):
         answers = _pair(self, read(sample))
         half = self.sequence_length // 2
         places = np.array([len(answers[0]) - 1, half + len(answers[1]) - 1])
-        row = two_answers(self, answers)
+        row = two_answers(self, answers, comparable(answers))
         return {**{name: value for name, value in row.items() if name != "labels"}, "places": places}
 
     def is_cut(self, record: np.ndarray) -> bool:

@@ -65,6 +65,8 @@ class DeepSpeedEngine:
 
     def train_step(self, micro_batches: Sequence[Batch], lr: float) -> Metrics:
         """See `Engine.train_step`."""
+        if self._losses.has_baseline:
+            self.take_baseline(self.eval_step(micro_batches))
         self._losses.begin(micro_batches)
         self._losses.scale, self._zero.loss_scale = self._scale.value, 1.0
         for number, batch in enumerate(micro_batches, start=1):
@@ -104,6 +106,10 @@ class DeepSpeedEngine:
         self._losses.begin_evaluation()
         self._evaluate(micro_batches)
         return self._losses.evaluated(self._routing.take([self.model]))
+
+    def take_baseline(self, sums: EvaluationSums) -> None:
+        """See `Engine.take_baseline`."""
+        self._losses.take_baseline(sums)
 
     @torch.no_grad()
     def next_logits(self, micro_batches: Sequence[Batch]) -> list[tuple[int, Tensor]]:

@@ -76,6 +76,10 @@ class Engine(Protocol):
     def eval_step(self, micro_batches: Sequence[Batch]) -> EvaluationSums:
         """The sums of a forward pass over the micro-batches of all ranks, at least one each; no state changes."""
 
+    def take_baseline(self, sums: EvaluationSums) -> None:
+        """Of an objective whose rewards are counted from a mean over all samples (kto): count them from that in `sums`
+        in further calls of `eval_step`."""
+
     def next_logits(self, micro_batches: Sequence[Batch]) -> list[tuple[int, Tensor]]:
         """The logits at the labels in the micro-batches of all ranks, at least one each: of every label itself and
         fp32 [vocabulary], each on one rank. No state changes."""

@@ -60,6 +60,8 @@ class TorchEngine:
 
     def train_step(self, micro_batches: Sequence[Batch], lr: float) -> Metrics:
         """See `Engine.train_step`."""
+        if self._losses.has_baseline:
+            self.take_baseline(self.eval_step(micro_batches))
         self._data.begin()
         self._losses.begin(micro_batches)
         self._losses.scale = self._scale.value
@@ -92,6 +94,10 @@ class TorchEngine:
         self._losses.begin_evaluation()
         self._evaluate(micro_batches)
         return self._losses.evaluated(self._routing.take(self._stages))
+
+    def take_baseline(self, sums: EvaluationSums) -> None:
+        """See `Engine.take_baseline`."""
+        self._losses.take_baseline(sums)
 
     @torch.no_grad()
     def next_logits(self, micro_batches: Sequence[Batch]) -> list[tuple[int, Tensor]]:

@@ -20,7 +20,7 @@ from orchestrator.train.parallel.mesh import Mesh
 from orchestrator.train.parallel.tensor import VocabularyLoss
 from orchestrator.train.rank_messages import gather_json
 from workloads.model.transformer import IGNORED
-from workloads.objectives.preferences import log_probabilities, means
+from workloads.objectives.preferences import BASELINE, DIVERGENCE, log_probabilities, means
 from workloads.workload import Batch, Loss, Workload
 
 SUM, COUNT = "sum", "count"
@@ -40,6 +40,7 @@ class StepLosses:
     def __init__(self, spec: JobSpec, workload: Workload, layout: Layout, mesh: Mesh, device: Device) -> None:
         self._workload, self._layout, self._mesh, self._device = workload, layout, mesh, device
         self._compares = getattr(workload.objective, "compares", False)
+        self.has_baseline, self.baseline = workload.objective.name == "kto", 0.0
         self.expected = float(spec.train.global_batch * (1 if self._compares else spec.data.sequence_length))
         config = workload.config
         self._has_means = bool(
@@ -110,9 +111,16 @@ class StepLosses:
         dist.all_reduce(total)
         return int(total)
 
+    def take_baseline(self, sums: EvaluationSums) -> None:
+        """Count rewards from now on from what an evaluation of the same samples has found."""
+        total, count = sums.sums[DIVERGENCE]
+        self.baseline = max(total / max(count, 1.0), 0.0)
+
     def prepare(self, batch: Batch) -> Batch:
         """This rank's part of a micro-batch, on its device."""
         batch = {k: v.to(self._device.device, non_blocking=True) for k, v in batch.items()}
+        if self.has_baseline:
+            batch[BASELINE] = torch.tensor(self.baseline, device=self._device.device)
         return slice_batch(batch, self._workload.config, self._mesh.cp) if self._mesh.cp.size > 1 else batch
 
     def of(self, output: Any, batch: Batch, parts: int) -> Tensor:

@@ -95,7 +95,8 @@ def record_of(objective: str, sample: int) -> np.ndarray:
             return pack([text, text[::-1]])
     if objective in PREFERENCES:  # answers of 2 to 7 tokens after a prompt of two, of which some are cut
         sizes = (2 + sample % 6, 2 + sample * 5 % 6)
-        return pack([np.concatenate([text[:2], draw.integers(6, 50, size) | MARK]) for size in sizes])
+        said = [np.concatenate([text[:2], draw.integers(6, 50, size) | MARK]) for size in sizes]
+        return pack([said[0], [sample % 3 > 0]] if objective == "kto" else said)
     said = np.tile(text, 2)
     talks = [np.where(np.arange(size) > 2, said[:size] | MARK, said[:size]) for size in (6, 5)]
     return np.concatenate([talks[0], [CLOSE], talks[1]])

@@ -20,6 +20,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "pair": {"model": "t5-tiny", "objective": "seq2seq"},
     "dpo": {"model": "qwen3-tiny", "changes": {"kv_heads": 2}, "objective": "dpo"},
     "ipo": {"model": "gpt-tiny", "objective": "ipo"},
+    "kto": {"model": "gpt-tiny", "objective": "kto"},
     "orpo": {"model": "gpt-tiny", "objective": "orpo"},
     "reward": {"model": "gpt-tiny", "objective": "reward"},
     "dpo of experts": {
@@ -43,6 +44,7 @@ QUICK: list[tuple[str, dict[str, Any]]] = [
     ("dpo", {"pp": 2}),
     ("dpo", {"tp": 2, "sequence": True}),
     ("reward", {"dp": 2, "zero": 3}),
+    ("kto", {"dp": 2, "zero": 1}),
 ]
 REST: list[tuple[str, dict[str, Any]]] = [
     *((task, {"tp": 2}) for task in TASKS),
@@ -50,7 +52,7 @@ REST: list[tuple[str, dict[str, Any]]] = [
     *((task, {"dp": 2, "zero": zero}) for task in TASKS for zero in (0, 1, 2, 3)),
     *((task, {"dp": 2, "zero": zero, "engine": "deepspeed"}) for task in TASKS for zero in (1, 3)),
     *((task, {"tp": 2, "sequence": True}) for task in ("last", "number", "words", "span", "talk")),
-    *((task, {"cp": 2}) for task in ("ipo", "orpo", "dpo of experts")),
+    *((task, {"cp": 2}) for task in ("ipo", "kto", "orpo", "dpo of experts")),
     ("reward", {"tp": 2, "sequence": True}),
     ("dpo", {"pp": 2, "schedule": "zbv", "micro_batch": 2}),
     ("dpo of experts", {"dp": 2, "ep": 2}),

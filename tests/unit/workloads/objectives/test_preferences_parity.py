@@ -55,6 +55,18 @@ def rows_of(record: np.ndarray) -> dict[str, Any]:
     return {name: (ids & ~MARK).tolist() for name, ids in parts.items()}
 
 
+def judged(records: list[np.ndarray]) -> list[dict[str, Any]]:
+    """The first answers of records, each with that of the next one, as TRL reads them."""
+    rows = [rows_of(record) for record in records]
+    return [
+        {
+            "prompt_ids": row["prompt_ids"], "completion_ids": row["chosen_ids"],
+            "KL_completion_ids": rows[(number + 1) % len(rows)]["chosen_ids"], "label": number % 3 > 0,
+        }
+        for number, row in enumerate(rows)
+    ]  # fmt: skip
+
+
 def model_of(folder: Path, kind: str, **sizes: Any) -> Any:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(**LLAMA, **sizes)
@@ -91,6 +103,9 @@ def trainer_of(name: str, folder: Path, model: Any, records: list[np.ndarray], *
             for row in rows
         ]
         kinds = (trl.RewardConfig, trl.RewardTrainer)
+    elif name == "kto":
+        rows = judged(records)
+        kinds = (trl.KTOConfig, trl.KTOTrainer)
     else:
         kinds = (trl.DPOConfig, trl.DPOTrainer)
     given = {"output_dir": str(folder / "trl"), "report_to": [], "use_cpu": True, "max_length": LENGTH // 2,
@@ -120,6 +135,10 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"beta": BETA, "loss_type": ["sigmoid"], "truncation_mode": "keep_end"},
     ),
     "ipo": ("ipo", {"beta": BETA}, {"beta": BETA, "loss_type": ["ipo"]}),
+    "kto": (
+        "kto", {"beta": BETA, "desirable_weight": 1.5, "undesirable_weight": 0.7},
+        {"beta": BETA, "desirable_weight": 1.5, "undesirable_weight": 0.7},
+    ),
     "reward": ("reward", {"center": 0.05}, {"center_rewards_coefficient": 0.05}),
 }  # fmt: skip
 
@@ -150,6 +169,9 @@ def test_twenty_steps_have_the_losses_of_trl(name: str, tmp_path: Path) -> None:
     records = [a_pair(number) for number in range(RECORDS)]
     trainer = trainer_of(objective, tmp_path, model, records, **theirs)
     collated = [trainer.train_dataset[number] for number in range(RECORDS)]
+    if objective == "kto":
+        firsts = [record[3 : 3 + int(record[1])] for record in records]
+        records = [pack([words, [number % 3 > 0]]) for number, words in enumerate(firsts)]
     compare(workload, records, trainer.model, lambda ids: trainer.compute_loss(
         trainer.model, trainer.data_collator([collated[i] for i in ids])))  # fmt: skip
 
@@ -164,11 +186,16 @@ def compare(
     reference = None if workload.objective.name in ("orpo", "reward") else referenced(workload, ours, read)
     optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-3, eps=1e-4) for each in (ours, theirs)]
     seen: list[float] = []
+    baselines = [0.0]
     for step in range(STEPS):
         ids = range(step % 5 * ROWS, (step % 5 + 1) * ROWS)
         batch: Batch = workload.objective.collate(read, ids, 0)
         if reference is not None:
             batch["reference"] = reference[ids.start : ids.stop]
+        if workload.objective.name == "kto":  # as an engine does it
+            total, count = workload.loss(ours, batch | {"baseline": torch.tensor(0.0)}).sums["divergence"]
+            batch["baseline"] = (total / count).clamp(min=0)
+            baselines.append(float(batch["baseline"]))
         found = workload.loss(ours, batch)
         losses = [found.total / found.count, loss_of(ids)]
         torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-5)
@@ -178,3 +205,34 @@ def compare(
             optimizer.step()
         seen.append(float(losses[0].detach()))
     assert seen[-1] < seen[0]
+    assert (max(baselines) > 0.01) == (workload.objective.name == "kto")
+
+
+def test_twenty_steps_of_orpo_have_the_losses_of_trl(tmp_path: Path) -> None:
+    """For prompts of one token, whose own tokens TRL adds to the loss, and chosen answers of one length."""
+    from accelerate import Accelerator
+    from trl.experimental.orpo import ORPOTrainer
+
+    model = model_of(tmp_path / "model", "LlamaForCausalLM")
+    workload = load(f"hf:{tmp_path / 'model'}", "orpo", KNOWN, sequence_length=LENGTH, options={"beta": BETA})
+    records = [a_pair(number, first=1, said=6) for number in range(RECORDS)]
+    trainer = object.__new__(ORPOTrainer)
+    trainer.__dict__ |= {
+        "beta": BETA, "is_encoder_decoder": False, "padding_value": 1, "aux_loss_enabled": False,
+        "accelerator": Accelerator(cpu=True),
+    }  # fmt: skip
+
+    def loss_of(ids: range) -> torch.Tensor:
+        batch: dict[str, Any] = {}
+        for side in ("chosen", "rejected"):
+            rows = [rows_of(records[i]) for i in ids]
+            full = [torch.tensor((row["prompt_ids"] + row[f"{side}_ids"])[: LENGTH // 2]) for row in rows]
+            batch[f"{side}_input_ids"] = torch.nn.utils.rnn.pad_sequence(full, True, 1)
+            batch[f"{side}_attention_mask"] = torch.nn.utils.rnn.pad_sequence(
+                [ids * 0 + 1 for ids in full], True
+            )
+            batch[f"{side}_labels"] = torch.nn.utils.rnn.pad_sequence(full, True, -100)
+            batch[f"{side}_labels"][:, 0] = -100
+        return trainer.get_batch_loss_metrics(model, batch)[0]
+
+    compare(workload, records, model, loss_of)
