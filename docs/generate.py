@@ -56,7 +56,8 @@ def job_file() -> str:
 INTRODUCTION = """
 YAML, or the same object in Python. Unknown keys are refused with the nearest known one; everything wrong is one line
 with the place and what to do about it, before anything is written. `orchestrator schema` prints the JSON Schema for
-your editor; `--set train.steps=50` overrides any key. A key without a default is required.
+your editor; `--set train.steps=50` overrides any key. A key without a default is required. A file with `stages`
+holds several jobs, see [Chains](../guides/chains.md).
 """
 
 

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from orchestrator.data import manifest, shards, sources, tokenizer
 from orchestrator.data.data_folder import DataFolder
-from orchestrator.data.prepare import _fingerprint
+from orchestrator.data.fingerprint import fingerprint
 from orchestrator.job.data import TrainBpe
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.resolve.prepared_data import kind_of
@@ -51,7 +51,7 @@ def _prepare(spec: JobSpec, cache: str) -> str:
     else:
         chosen = tokenizer.load(spec.data.tokenizer, extra)
     kind = kind_of(spec)
-    name = _fingerprint(files, chosen, part_bytes, kind=kind)
+    name = fingerprint(files, chosen, part_bytes, kind=kind)
     folder = DataFolder(f"{cache}/{name}")
     if shards.is_complete(folder):
         return folder.uri

@@ -7,8 +7,9 @@ from typing import Any
 
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.store import Store
+from orchestrator.job.document import parse_yaml
 from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec, parse, parse_yaml
+from orchestrator.job.spec import STAGES, JobSpec, parse
 from orchestrator.storage.run_directory import RunDir
 
 IDENTITY, SHARDS, BASE = "identity", "shards", "base"
@@ -21,13 +22,19 @@ DAMAGED = "put it back; or remove it and run the job again, whose commits know w
 
 
 def read_job(run: RunDir) -> JobSpec | None:
-    """The job of a run directory, from its job.yaml; None if there is none. Raises InputError if it is damaged."""
+    """The job of a run directory, from its job.yaml; None if there is none. Raises InputError if it is damaged, or the
+    directory is that of a chain."""
     text = run.read_text(JOB)
     if text is None:
         return None
     where = run.at(JOB)
     try:
-        return parse(parse_yaml(text, where), where)
+        document = parse_yaml(text, where)
+        if STAGES in document:
+            places = [run.at(str(stage["name"])) for stage in document[STAGES]]
+            hint = f"name one of its stages: {', '.join(places)}"
+            raise InputError("is the directory of a chain, and no run", run.uri, hint)
+        return parse(document, where)
     except InputError as error:
         raise InputError(error.what, error.where, error.hint or DAMAGED) from None
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.options import Job, Json, Set, emit, job_of, on_this_machine, table
+from orchestrator.cli.chain import plan_chain
+from orchestrator.cli.options import Job, Json, Set, emit, jobs_of, on_this_machine, run_of, table
 from orchestrator.job.errors import InputError
+
+if TYPE_CHECKING:
+    from orchestrator.job.spec import JobSpec
 
 
 def register(app: typer.Typer) -> None:
@@ -38,8 +42,9 @@ def init(
     name: Annotated[str | None, typer.Option(help="the run's name [default: the file's]")] = None,
 ) -> None:
     """Write a job file to start from; with --data it is checked as a run would be."""
+    from orchestrator.job.document import parse_yaml
     from orchestrator.job.paths import resolve_paths
-    from orchestrator.job.spec import parse, parse_yaml
+    from orchestrator.job.spec import parse
     from orchestrator.launch.first_job import job_text, write_job
     from orchestrator.launch.preflight import check_job
 
@@ -56,9 +61,9 @@ def init(
 
 def schema() -> None:
     """Print the JSON Schema of the job file, for editors."""
-    from orchestrator.job import spec
+    from orchestrator.job import chain
 
-    print(spec.schema())
+    print(chain.schema())
 
 
 def doctor(as_json: Json = False) -> None:
@@ -83,13 +88,24 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Check a job, and show its legal layouts on this kind of machine with predicted memory and time."""
+    from orchestrator.job.chain import ChainSpec
+
+    spec = jobs_of(job, overrides)
+    if isinstance(spec, ChainSpec):
+        plan_chain(spec, run_of(spec, None), lambda each: _plan(each, workers, as_json), as_json)
+    elif found := _plan(spec, workers, as_json):
+        emit(found)
+
+
+def _plan(spec: JobSpec, workers: int | None, as_json: bool) -> dict[str, Any] | None:
+    """The plan of a job as JSON; or None, when it is printed."""
     from orchestrator.cli import plan_table as planning_text
     from orchestrator.job.errors import Problems
     from orchestrator.launch.preflight import check_job, check_machine
     from orchestrator.planning import plan as planning
     from orchestrator.planning.machines import machine_for
 
-    spec, problems = job_of(job, overrides), Problems()
+    problems = Problems()
     with problems.noted():
         shape = check_job(spec).shape
     with problems.noted():
@@ -98,6 +114,6 @@ def plan(
     machine = machine_for(None, spec.resources.per_worker.bundle)
     found = planning.plan(spec, shape, workers or spec.resources.workers.max, machine)
     if as_json:
-        emit(found.to_json())
-    else:
-        planning_text.show(spec, shape, found)
+        return dict(found.to_json())
+    planning_text.show(spec, shape, found)
+    return None

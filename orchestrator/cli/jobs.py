@@ -17,7 +17,7 @@ from orchestrator.cli.options import (
     RunDirectory,
     Set,
     emit,
-    job_of,
+    jobs_of,
     on_this_machine,
     run_of,
     table,
@@ -67,6 +67,7 @@ def submit(
 ) -> None:
     """Submit a job to a cluster; a job of the same name continues from its last commit."""
     from cluster.jobs.ray_jobs import own_packages, working_tree
+    from orchestrator.job.chain import ChainSpec
     from orchestrator.launch import submission
 
     if working_dir is not None and package:
@@ -77,8 +78,10 @@ def submit(
         raise InputError("there is no folder to leave it out of", "--exclude", "give --working-dir too")
     if working_dir is not None and not working_dir.is_dir():
         raise InputError("there is no such folder", f"--working-dir {working_dir}", "give another")
-    spec = job_of(job, overrides)
+    spec = jobs_of(job, overrides)
     run = run_of(spec, run_dir)
+    if isinstance(spec, ChainSpec) and until is not None:
+        raise InputError("is a step of one run, and this is a chain", "--until", "leave it out")
     environment = own_packages() if package else {}
     if working_dir is not None:
         environment = working_tree(working_dir.absolute(), exclude or ())

@@ -13,6 +13,7 @@ import typer
 from orchestrator.job.errors import Absent, InputError
 
 if TYPE_CHECKING:
+    from orchestrator.job.chain import ChainSpec
     from orchestrator.job.spec import JobSpec
     from orchestrator.storage.run_directory import RunDir
 
@@ -56,7 +57,16 @@ def job_of(path: Path, overrides: list[str] | None) -> JobSpec:
     return resolve_paths(load(path, overrides or ()), Path.cwd())
 
 
-def run_of(spec: JobSpec, run_dir: str | None) -> RunDir:
+def jobs_of(path: Path, overrides: list[str] | None) -> JobSpec | ChainSpec:
+    """As `job_of`, for a command that takes a chain of jobs too."""
+    from orchestrator.job.chain import ChainSpec, load_job
+    from orchestrator.job.paths import resolve_paths
+
+    found = load_job(path, overrides or ())
+    return found.with_paths(Path.cwd()) if isinstance(found, ChainSpec) else resolve_paths(found, Path.cwd())
+
+
+def run_of(spec: JobSpec | ChainSpec, run_dir: str | None) -> RunDir:
     """The run directory of --run-dir, or the job's default. Raises InputError if it cannot be one."""
     from orchestrator.job.paths import absolute
     from orchestrator.storage.run_directory import RunDir

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.cli.chain import chain_at, write_report
 from orchestrator.cli.options import Json, Run, emit, existing_run, table
 
 
@@ -46,6 +47,9 @@ def report(run_dir: Run) -> None:
     from orchestrator.track.report import report as make
     from orchestrator.track.tracker import deliver
 
+    if (chain := chain_at(run_dir)) is not None:
+        write_report(*chain)
+        return
     run, spec = existing_run(run_dir)
     run.write_text("report.html", make(run))
     delivery = deliver(spec, run)

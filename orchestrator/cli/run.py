@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from orchestrator.cli.chain import chain_at, check, run_chain, show_status, stop_stages
 from orchestrator.cli.options import (
     Address,
     Cluster,
@@ -18,7 +19,7 @@ from orchestrator.cli.options import (
     Set,
     emit,
     existing_run,
-    job_of,
+    jobs_of,
     run_of,
 )
 from orchestrator.job.errors import Absent, InputError, Unreachable
@@ -65,11 +66,22 @@ def run(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Train a job to its end, or continue it from its last commit."""
+    """Train a job, or a chain of jobs, to its end, or continue it from its last commit."""
+    from orchestrator.job.chain import ChainSpec
     from orchestrator.launch.run import run as drive
     from orchestrator.track.console import ProgressDisplay, final_table
 
-    spec = job_of(job, overrides)
+    spec = jobs_of(job, overrides)
+    if isinstance(spec, ChainSpec):
+        if until is not None or smoke:
+            option = "--until" if until is not None else "--smoke"
+            raise InputError("is about one run, and this is a chain of them", option, "leave it out")
+        directory = run_of(spec, run_dir)
+        if dry_run:
+            check(spec, directory, address, as_json)
+            return
+        run_chain(spec, directory, address, fault or [], priority, as_json)
+        return
     if smoke:
         spec = _smoke_of(spec)
     directory = run_of(spec, run_dir)
@@ -149,7 +161,10 @@ def _dry_run(spec: JobSpec, directory: RunDir, until: int | None, address: str |
 
 
 def status(target: Target, address: Cluster = None, as_json: Json = False) -> None:
-    """Show phase, step, attempt, layout and ranks of a run, here or on a cluster."""
+    """Show phase, step, attempt, layout and ranks of a run, here or on a cluster; or the stages of a chain."""
+    if (chain := None if address else chain_at(target)) is not None:
+        show_status(*chain, as_json)
+        return
     local = None if address else _run_at(target)
     job = None if local else _job_at(target, address)[1]
     directory = local or _run_at(job.run_dir if job else "")
@@ -186,7 +201,8 @@ def stop(
     """Ask a run on a cluster to commit and end. (A run inside `orchestrator run`: Ctrl-C.)"""
     from cluster.jobs.ray_jobs import STOP_GRACE
 
-    local = _run_at(target)
+    chain = chain_at(target)
+    local = chain[0] if chain else _run_at(target)
     jobs: Jobs | None = None
     job: Submission | None = None
     try:
@@ -198,6 +214,9 @@ def stop(
         jobs.stop(job.id)
         job = jobs.wait(job.id, STOP_GRACE) if wait else job
         found, ended = job.to_json(), job.has_ended
+    elif chain is not None:
+        stop_stages(*chain, lambda run: _stop_controller(run, address), as_json)
+        return
     elif (directory := local or _run_at(job.run_dir if job else "")) is not None:
         if _status_of(directory)["controller"] == "ended":
             raise InputError("this run has ended already", target, "see `orchestrator status`")

@@ -19,36 +19,29 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
 from typing import Any
 
 import ray
 import ray.data
-import xxhash
 
 from orchestrator.data import manifest, shards, sources, tokenizer
 from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.documents import LINE_BYTES
+from orchestrator.data.fingerprint import SOURCES, chosen_tokenizer, format_and_fingerprint
 from orchestrator.data.quiet_logging import quiet
 from orchestrator.data.records import RecordKind
 from orchestrator.data.sources import Part, SourceFile
 from orchestrator.data.tokens import AGAIN, read_tokenizer
-from orchestrator.job.data import DataSpec, Source, TrainBpe
+from orchestrator.job.data import DataSpec, Source
 from orchestrator.job.errors import InputError, Unreachable
 from orchestrator.storage.retry import storage_failed, transient
 
 Progress = Callable[[str, int, int], None]
 
-SOURCES = "data.sources"
-
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 SAMPLE_BYTES = 64 * 2**20
 """Most bytes of text that a tokenizer is trained on, taken evenly from all parts."""
-
-
-class TextChanged(InputError):
-    """The text is not that which a run began with."""
 
 
 def prepare(
@@ -87,13 +80,10 @@ def prepare(
         raise InputError("all files are empty", where, "give files with text")
     if tokenizer_of:
         chosen: Any = _tokenizer_of(tokenizer_of)
-    elif isinstance(data.tokenizer, TrainBpe):
-        tokenizer.check_size(data.tokenizer.train_bpe, objective_special_tokens)
-        chosen = [data.tokenizer.train_bpe, tokenizer.all_special(objective_special_tokens)]
     else:
-        chosen = tokenizer.load(data.tokenizer, objective_special_tokens)
+        chosen = chosen_tokenizer(data, objective_special_tokens)
     part_bytes = part_bytes or sources.part_size(files)
-    data_format, name = _format_and_fingerprint(files, chosen, part_bytes, before, kind)
+    data_format, name = format_and_fingerprint(files, chosen, part_bytes, before, kind)
     folder = DataFolder(f"{DataFolder(cache).uri}/{name}")
     try:
         folder.remove_old_drafts()
@@ -123,26 +113,6 @@ def prepare(
         hint = "make room or name another data.cache; the same command goes on"
         raise InputError(f"cannot be written ({reason})", str(place), hint) from None
     return folder.uri
-
-
-def _format_and_fingerprint(
-    files: Sequence[SourceFile], chosen: Any, part_bytes: int, before: str, kind: RecordKind | None
-) -> tuple[int, str]:
-    """The current format and the fingerprint of the data in it; or the format in which it has the fingerprint `before`.
-    Raises InputError if there is none."""
-    names = {
-        data_format: _fingerprint(files, chosen, part_bytes, data_format, kind)
-        for data_format in manifest.FORMATS
-    }
-    if not before:
-        return manifest.FORMAT, names[manifest.FORMAT]
-    for data_format, name in names.items():
-        if name == before:
-            return data_format, name
-    hint = "put the files back as they were, or start another run"
-    raise TextChanged(
-        "the text has changed since the run began, and its token shards are gone", SOURCES, hint
-    )
 
 
 def _tokenizer_of(uri: str) -> tuple[str, dict[str, int]]:
@@ -191,20 +161,6 @@ def _refuse_pairs_without_separator(files: Sequence[SourceFile], roles: dict[str
     if paired and "sep" not in roles:
         hint = "use a tokenizer with a separator, or train one"
         raise InputError("holds pairs, and the tokenizer has no separator token", paired.uri, hint)
-
-
-def _fingerprint(
-    files: Sequence[SourceFile],
-    tokenizer_: Any,
-    part_bytes: int,
-    data_format: int = manifest.FORMAT,
-    kind: RecordKind | None = None,
-) -> str:
-    """xxh3_128 of everything that determines the shards' bytes; where the files are does not."""
-    content = [{k: v for k, v in asdict(file).items() if k not in ("uri", "sums")} for file in files]
-    records = [kind.to_json()] if kind else []
-    whole = json.dumps([data_format, part_bytes, tokenizer_, content, *records], sort_keys=True)
-    return xxhash.xxh3_128_hexdigest(whole.encode())
 
 
 def _tokenizer(

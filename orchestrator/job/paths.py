@@ -10,6 +10,9 @@ from pathlib import Path
 from orchestrator.job.data import Source
 from orchestrator.job.spec import JobSpec
 
+REFERENCE = "stage:"
+"""How the name of a stage of the same job file begins where it is an input."""
+
 
 def resolve_paths(spec: JobSpec, base: Path) -> JobSpec:
     """The job with relative local paths made absolute against `base`, so that they mean the same on every node."""
@@ -62,5 +65,5 @@ def _absolute(sources: Sequence[Source], base: Path) -> list[Source]:
 
 
 def absolute(uri: str, base: Path) -> str:
-    """`uri` itself if it has a protocol, else the absolute path of it relative to `base`."""
-    return uri if "://" in uri or "::" in uri else os.path.normpath(base / uri)
+    """`uri` itself if it has a protocol or names a stage, else the absolute path of it relative to `base`."""
+    return uri if "://" in uri or "::" in uri or uri.startswith(REFERENCE) else os.path.normpath(base / uri)

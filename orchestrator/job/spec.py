@@ -16,10 +16,10 @@ from pydantic import Field, ValidationError, model_validator
 
 from orchestrator.job.checkpoint import CheckpointSpec
 from orchestrator.job.data import DataSpec, Source
+from orchestrator.job.document import read_document
 from orchestrator.job.errors import InputError
 from orchestrator.job.evaluate import VALIDATION, EvaluateSpec, StopWhen, metric_problem, metrics_of
 from orchestrator.job.limits import LimitSpec
-from orchestrator.job.overrides import override
 from orchestrator.job.resources import ResourceSpec
 from orchestrator.job.strict import Count, Positive, StrictModel
 from orchestrator.job.tracking import TrackingSpec
@@ -51,6 +51,10 @@ class ParallelSpec(StrictModel):
         default="none",
         description="what is kept in host memory instead of the GPU's: optimiser state, or weights too",
     )
+
+
+STAGES = "stages"
+"""The key that makes a job file that of a chain, see `orchestrator.job.chain`."""
 
 
 class JobSpec(StrictModel):
@@ -216,51 +220,14 @@ class JobSpec(StrictModel):
 
 def load(path: str | Path, overrides: Iterable[str] = ()) -> JobSpec:
     """Read and validate the job file at `path`, with `a.b=c` overrides applied. Raises InputError."""
-    path = Path(path)
-    try:
-        document = parse_yaml(path.read_text(), str(path))
-    except FileNotFoundError:
-        raise InputError(
-            "there is no such job file", str(path), "write one with `orchestrator init`"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise InputError(f"cannot be read ({why})", str(path), "give a job file") from None
-    for text in overrides:
-        override(document, text)
-    return parse(document, str(path))
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """Refuses a key that stands twice in a mapping, of which YAML takes the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """See `yaml.SafeLoader`."""
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key '{key.value}' stands twice; remove one", key.start_mark
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def parse_yaml(text: str, where: str) -> dict[str, Any]:
-    """The mapping in the text of a job file; `where` is for messages. Raises InputError."""
-    try:
-        document = _UniqueKeys(text).get_single_data()
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # an impossible date is a plain ValueError
-        mark = getattr(error, "problem_mark", None)
-        line = f"{where}:{mark.line + 1}" if mark else where
-        raise InputError(f"is not YAML ({getattr(error, 'problem', None) or error})", line) from None
-    if not isinstance(document, dict):
-        raise InputError("must be a mapping of keys to values", where, "see `orchestrator init`")
-    return document
+    return parse(read_document(path, overrides), str(path))
 
 
 def parse(document: Mapping[str, Any], where: str = "job") -> JobSpec:
     """Validate a job given as a mapping; `where` is for messages. Raises InputError."""
+    if STAGES in document:
+        hint = "name one of its stages: the directory of each has a job.yaml"
+        raise InputError("is a chain of stages, and one job is wanted", where, hint)
     try:
         return JobSpec.model_validate(document)
     except ValidationError as error:

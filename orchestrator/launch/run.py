@@ -61,7 +61,8 @@ def run(
     try:
         for last in (False, False, True):
             with connected_ray(address, most * worker.cpu, gpus):
-                outcome = _watch(_attach(spec, run_dir, until, faults, queue), run_dir, show)
+                controller = attach(spec, run_dir, until, faults, queue)
+                outcome = _watch(WatchedRun(controller, run_dir), show)
             if not outcome.fallen or last:
                 break
         return outcome
@@ -91,51 +92,66 @@ def done_already(spec: JobSpec, run_dir: RunDir) -> dict[str, Any] | None:
     return None if commit is not None and isinstance(last, int) and commit.step < last else found
 
 
-def _watch(controller: Any, run_dir: RunDir, show: Callable[[dict[str, Any]], None]) -> RunOutcome:
-    import ray
-    from ray.exceptions import GetTimeoutError, RayActorError, RayError
+class WatchedRun:
+    """A run that a controller drives, as it is seen from the outside. `status` is the last one that it gave."""
 
-    from cluster.workers.ray_internals import dead_main_process
+    def __init__(self, controller: Any, run_dir: RunDir) -> None:
+        self.status: dict[str, Any] = {}
+        self.stopping = False
+        """Whether the user wants it to stop."""
+        self._controller, self._run_dir = controller, run_dir
+        self._began, self._heard = time.time(), time.monotonic()
+        self._heeded = False  # the controller has been asked to stop since it last was silent
 
-    began, heard = time.time(), time.monotonic()
-    stopping = heeded = False  # the user wants a stop; the controller has been asked since it last was silent
-    status: dict[str, Any] = {}
-    while True:
-        if gone := dead_main_process():
-            show({**status, "phase": "wait", "note": f"Ray's {gone} has died; Ray is started again"})
-            line = f"Ray's {gone} on this machine has died; the same command goes on from the last commit"
-            return RunOutcome(Outcome.FAILED, None, line, fallen="" if stopping else gone)
+    def look(self) -> RunOutcome | None:
+        """How it has ended; None while it is at work, or while Ray starts its controller again."""
+        import ray
+        from ray.exceptions import GetTimeoutError, RayActorError, RayError
+
         try:
-            if stopping and not heeded:
-                controller.request_stop.remote("stopped by the user")
-                heeded = True
-            status = ray.get(controller.status.remote(), timeout=LOOK)
-            heard = time.monotonic()
-            show(status)
-            if status["summary"] or status["error"]:
-                return _outcome(status)
-            time.sleep(REFRESH)
-        except KeyboardInterrupt:
-            if stopping:
-                raise
-            stopping = True
+            if self.stopping and not self._heeded:
+                self._controller.request_stop.remote("stopped by the user")
+                self._heeded = True
+            self.status = ray.get(self._controller.status.remote(), timeout=LOOK)
+            self._heard = time.monotonic()
+            return _outcome(self.status) if self.status["summary"] or self.status["error"] else None
         except (RayActorError, GetTimeoutError) as error:
-            heeded = False  # Ray starts a dead controller again, and that one knows of no stop
-            if (summary := finished_summary(run_dir)) and (summary["ended"] or 0.0) > began:
+            self._heeded = False  # Ray starts a dead controller again, and that one knows of no stop
+            summary = finished_summary(self._run_dir)
+            if summary and (summary["ended"] or 0.0) > self._began:
                 return RunOutcome(Outcome(summary["state"]), summary, summary["reason"] or "")
-            if time.monotonic() - heard > SILENCE:
-                return RunOutcome(
-                    Outcome.FAILED, None, f"the controller is gone: {' '.join(str(error).split())[:200]}"
-                )
-            time.sleep(REFRESH)
+            if time.monotonic() - self._heard <= SILENCE:
+                return None
+            line = f"the controller is gone: {' '.join(str(error).split())[:200]}"
+            return RunOutcome(Outcome.FAILED, None, line)
         except RayError as error:
             why = " ".join(str(error).strip().splitlines()[-1:])[:300]
-            return RunOutcome(
-                Outcome.FAILED, None, f"the controller does not answer: {type(error).__name__}: {why}"
-            )
+            line = f"the controller does not answer: {type(error).__name__}: {why}"
+            return RunOutcome(Outcome.FAILED, None, line)
 
 
-def _attach(
+def _watch(run: WatchedRun, show: Callable[[dict[str, Any]], None]) -> RunOutcome:
+    from cluster.workers.ray_internals import dead_main_process
+
+    while True:
+        if gone := dead_main_process():
+            show({**run.status, "phase": "wait", "note": f"Ray's {gone} has died; Ray is started again"})
+            line = f"Ray's {gone} on this machine has died; the same command goes on from the last commit"
+            return RunOutcome(Outcome.FAILED, None, line, fallen="" if run.stopping else gone)
+        try:
+            outcome = run.look()
+            if run.status:
+                show(run.status)
+            if outcome is not None:
+                return outcome
+            time.sleep(REFRESH)
+        except KeyboardInterrupt:
+            if run.stopping:
+                raise
+            run.stopping = True
+
+
+def attach(
     spec: JobSpec, run_dir: RunDir, until: int | None, faults: tuple[str, ...], priority: int | None
 ) -> Any:
     """The run's controller: the one that is at work with the same job, else a new one."""

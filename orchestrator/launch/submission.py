@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.job.chain import ChainSpec
 from orchestrator.job.errors import Absent, InputError
 from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec
@@ -41,12 +42,12 @@ def no_cluster(error: Exception, address: str | None) -> InputError:
     return kind(str(error), f"--address {address}" if address else "", hint)
 
 
-def entrypoint(spec: JobSpec, run: RunDir, until: int | None, priority: int) -> str:
+def entrypoint(spec: JobSpec | ChainSpec, run: RunDir, until: int | None, priority: int) -> str:
     """The shell command that drives the run on the cluster, the job file included.
 
     Raises InputError if the job carries a credential: whoever may list jobs could read it.
     """
-    document = spec.model_dump(mode="json")
+    document = spec.document() if isinstance(spec, ChainSpec) else spec.model_dump(mode="json")
     if redact(document) != document:
         hint = "take it out, and set it in the environment of the cluster's nodes"
         raise InputError(
@@ -61,7 +62,12 @@ def entrypoint(spec: JobSpec, run: RunDir, until: int | None, priority: int) -> 
 
 
 def submit(
-    jobs: Jobs, spec: JobSpec, run: RunDir, until: int | None, priority: int, runtime_env: dict[str, Any]
+    jobs: Jobs,
+    spec: JobSpec | ChainSpec,
+    run: RunDir,
+    until: int | None,
+    priority: int,
+    runtime_env: dict[str, Any],
 ) -> tuple[Submission, bool]:
     """The job's submission, and whether it is new: one that is at work already is found again.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 
     from orchestrator.checkpoint.manifest import CommitManifest
     from orchestrator.checkpoint.reader import Reader
+    from workloads.load import Begin
     from workloads.model.config import TransformerConfig
     from workloads.model.stored import Part, StoredTensor, StoredWeights
+    from workloads.transformer_workload import TransformerWorkload
 
 INIT, MODEL = "workload.init_from", "workload.model"
 BACK = "put them back, or name their new place in the run's job.yaml"
@@ -188,9 +190,7 @@ def tokenizer_notes(base: Base, tokenizer: Tokenizer) -> list[str]:
     ]
 
 
-def weights_of(
-    base: Base, spec: JobSpec, retry: Retry | None = None
-) -> Callable[[TransformerConfig, Mapping[str, torch.Size], Collection[str], int], StoredWeights]:
+def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None) -> Begin:
     """What reads the weights of `base` for a model of the job, given its configuration, its shapes, the tables with a
     row a token, and the least id from which on all tokens were added; raises WorkloadError if they do not fit."""
 
@@ -209,22 +209,39 @@ def weights_of(
         if digest(manifest.to_bytes()) != base.digest:
             raise InputError(f"the commit at step {base.step} is another one", base.uri, PUT_BACK)
         if job := job_of_commit(manifest):
-            asked = job.workload
-            if asked.mup != spec.workload.mup:
-                raise WorkloadError(
-                    f"{base.uri} was trained with mup {asked.mup}; set workload.mup to the same"
-                )
-            _refuse_unlike(describe(asked.model, asked.changes, 1, asked.objective), config, base.uri)
+            _refuse_other_make(job, spec, config, base.uri)
         average = job.checkpoint if job else CheckpointSpec()
         lacks, below = manifest.meta.get(BASE), None
         if job and job.reads_base and lacks:
             theirs = same_base(job, Base(**lacks))
             below = weights_of(theirs, job, retry)(config, shapes, tables, added) if theirs else None
-        found = CommitWeights(averaged.weights_of(store, manifest, average), base, below)
+        reader = averaged.weights_of(store, manifest, average)
+        there = {name: tensor.shape for name, tensor in reader.manifest.tensors.items()}
+        found = CommitWeights(there, f"{base.uri}@{base.step}", reader, below)
         found.check(config, shapes, tables, added)
         return found
 
     return read
+
+
+def check_base_to_come(
+    theirs: JobSpec, there: TransformerWorkload, spec: JobSpec, ours: TransformerWorkload, where: str
+) -> None:
+    """Raise WorkloadError if the weights of a run of `theirs` at `where`, which has no commit yet and trains the
+    workload `there`, will not fit the workload `ours` of the job `spec`."""
+    _refuse_other_make(theirs, spec, ours.config, where)
+    found = CommitWeights({f"model.{name}": shape for name, shape in there.shapes.items()}, where)
+    found.check(ours.config, ours.shapes, ours.tables, ours.vocabulary.added)
+
+
+def _refuse_other_make(theirs: JobSpec, spec: JobSpec, config: TransformerConfig, where: str) -> None:
+    """Raise WorkloadError if the weights of a run of `theirs` mean something else in a run of `spec`."""
+    from workloads.describe import describe
+
+    asked = theirs.workload
+    if asked.mup != spec.workload.mup:
+        raise WorkloadError(f"{where} was trained with mup {asked.mup}; set workload.mup to the same")
+    _refuse_unlike(describe(asked.model, asked.changes, 1, asked.objective), config, where)
 
 
 def _refuse_unlike(theirs: Any, ours: TransformerConfig, where: str) -> None:
@@ -250,8 +267,15 @@ class CommitWeights:
 
     notes: tuple[str, ...] = ()
 
-    def __init__(self, reader: Reader, base: Base, below: StoredWeights | None = None) -> None:
-        self._reader, self._base, self._below = reader, base, below
+    def __init__(
+        self,
+        shapes: Mapping[str, Sequence[int]],
+        where: str,
+        reader: Reader | None = None,
+        below: StoredWeights | None = None,
+    ) -> None:
+        """Those of a commit at `where` with tensors of these shapes; without a `reader` they are only checked."""
+        self._shapes, self._where, self._reader, self._below = shapes, where, reader, below
 
     def check(
         self,
@@ -263,7 +287,7 @@ class CommitWeights:
         """Raise WorkloadError if they do not fit a model of these shapes."""
         from workloads.model.stored import HEADS, misfits, refuse_misfits, refuse_strange, told
 
-        where, hint = f"{self._base.uri}@{self._base.step}", "give the model of the base"
+        where, hint = self._where, "give the model of the base"
         # rows that the run below added itself are known to that run alone, so there tables are of one size
         there = {n: s for n in shapes if (s := self._shape(n)) and (n in self._names or s == shapes[n])}
         refuse_misfits(misfits(config, shapes, there.get, tables, added), where, hint)
@@ -276,19 +300,22 @@ class CommitWeights:
         shape = self._shape(name)
         if name not in self._names:
             return self._below.find(name) if self._below else None
-        return None if shape is None else _Tensor(self._reader, self._names[name], shape)
+        if shape is None:
+            return None
+        assert self._reader is not None
+        return _Tensor(self._reader, self._names[name], shape)
 
     @cached_property
     def _names(self) -> dict[str, str]:
         """The names of the commit's tensors by those of the model's. ELECTRA's discriminator is trained on alone."""
-        names = [n.removeprefix("model.") for n in self._reader.manifest.tensors if n.startswith("model.")]
+        names = [n.removeprefix("model.") for n in self._shapes if n.startswith("model.")]
         return {name.removeprefix("discriminator."): f"model.{name}" for name in names}
 
     def _shape(self, name: str) -> torch.Size | None:
         import torch
 
         if name in self._names:
-            return torch.Size(self._reader.manifest.tensors[self._names[name]].shape)
+            return torch.Size(self._shapes[self._names[name]])
         found = self._below.find(name) if self._below else None
         return None if found is None else found.shape
 

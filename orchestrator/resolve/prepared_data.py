@@ -90,7 +90,7 @@ def _prepared_set(
     """
     from orchestrator.data import manifest
     from orchestrator.data.data_folder import DataFolder
-    from orchestrator.data.prepare import TextChanged
+    from orchestrator.data.fingerprint import TextChanged
     from orchestrator.data.prepare import prepare as prepare_data
     from orchestrator.data.shards import is_complete
 

@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from orchestrator.job.errors import InputError, Unreachable
 from orchestrator.storage.atomic import remove_drafts, replace_file
-from orchestrator.storage.file_names import ATTEMPT_FILE, COMMITS, MANIFEST
+from orchestrator.storage.file_names import ATTEMPT_FILE, CHAIN, COMMITS, MANIFEST
 from orchestrator.storage.file_system import open_file_system
 from orchestrator.storage.lease import LOCK, Lease, lock_file
 from orchestrator.storage.retry import Retry, transient
@@ -49,8 +49,8 @@ FILES = (
     "summary.json",
     REPORT,
 )
-OURS = frozenset({LOCK, COMMITS, "events.jsonl", TRIALS, "origin.json", "failed.json"})
-"""Names that show that a directory belongs to a run or a search. A job.yaml alone may be the user's own."""
+OURS = frozenset({LOCK, COMMITS, "events.jsonl", TRIALS, CHAIN, "origin.json", "failed.json"})
+"""Names that show that a directory belongs to a run, a search or a chain. A job.yaml alone may be the user's own."""
 PROBE = ".probe-"
 
 

@@ -28,6 +28,7 @@ KEY_LENGTH = 250
 INTEGERS = ("step", "attempt", "tokens", "memory_bytes")
 """Metrics that are integers in a row; MLflow stores all as floats."""
 URI_TAG, BORN_TAG = "orchestrator.run_uri", "orchestrator.born"
+PARENT_TAG = "mlflow.parentRunId"
 # Set unless the user has set them: by MLflow's defaults one call may take minutes, and telemetry is on.
 _CLIENT_DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",

@@ -10,11 +10,10 @@ from orchestrator.control.background_export import LONGEST
 from orchestrator.job.spec import JobSpec
 from orchestrator.job.tune import TuneSpec
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.track.mlflow_run import URI_TAG, MlflowRun, quotable, within
+from orchestrator.track.mlflow_run import PARENT_TAG, URI_TAG, MlflowRun, quotable, within
 from orchestrator.track.redact import redact
 from orchestrator.track.registry import Candidate, register
 
-PARENT_TAG = "mlflow.parentRunId"
 DOCUMENTS = ("job.yaml", "sweep.json", "report.html", "best.yaml")
 PATIENCE = 300.0
 """Seconds that the end of a search waits for a server; what it missed is sent by the same command."""

@@ -35,7 +35,7 @@ ROOMS = {
             "export",
             "evaluate",
         ),
-        *("control", "launch", "tune", "verify", "cli"),
+        *("control", "launch", "chain", "tune", "verify", "cli"),
     ],
     "cluster": ["workers", "local", "jobs", "render"],
     "workloads": ["model", "adapters", "objectives", "hf"],

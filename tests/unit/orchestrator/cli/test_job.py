@@ -11,7 +11,7 @@ import transformers
 from jobs import job, write_job, write_text
 
 from orchestrator.data import tokenizer
-from orchestrator.job import spec
+from orchestrator.job import chain, spec
 from orchestrator.launch.doctor import Finding
 
 
@@ -92,7 +92,7 @@ def test_init_quotes_the_text(command: Any, folder: Path) -> None:
 def test_schema_is_what_the_job_file_is(command: Any) -> None:
     said = command("schema")
     assert (said.code, said.err) == (0, "")
-    assert json.loads(said.out) == json.loads(spec.schema())
+    assert json.loads(said.out) == json.loads(chain.schema())
 
 
 def test_a_plan_is_shown(command: Any, folder: Path) -> None:

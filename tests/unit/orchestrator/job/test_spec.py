@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from orchestrator.job import spec
 from orchestrator.job.data import TrainBpe
+from orchestrator.job.document import parse_yaml
 from orchestrator.job.errors import InputError
 from orchestrator.job.resources import Workers
 from orchestrator.job.spec import JobSpec, ParallelSpec
@@ -185,8 +186,8 @@ def test_a_key_that_stands_twice_is_refused() -> None:
     with pytest.raises(
         InputError, match=r"job.yaml:2: is not YAML \(the key 'seed' stands twice; remove one\)"
     ):
-        spec.parse_yaml("seed: 1\nseed: 2\n", "job.yaml")
-    assert spec.parse_yaml("a: &x {b: 1}\nc: {<<: *x, b: 2}\n", "job.yaml")["c"] == {"b": 2}
+        parse_yaml("seed: 1\nseed: 2\n", "job.yaml")
+    assert parse_yaml("a: &x {b: 1}\nc: {<<: *x, b: 2}\n", "job.yaml")["c"] == {"b": 2}
 
 
 def test_a_warm_up_may_be_a_share_of_the_steps() -> None:

@@ -1,0 +1,76 @@
+"""The display of a chain on standard error while it runs, and its stages as a table."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import IO, Any
+
+from orchestrator.track.console import LINE_SECONDS, head
+
+
+class ChainDisplay:
+    """A live line on a terminal; elsewhere a line every ten seconds, and at every change of a phase."""
+
+    def __init__(self, stream: IO[str] | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._terminal = self._stream.isatty()
+        self._phases: Any = None
+        self._printed_at = -LINE_SECONDS
+
+    def __enter__(self) -> ChainDisplay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._terminal and self._phases is not None:
+            print(file=self._stream)
+
+    def update(self, stages: Mapping[str, Any]) -> None:
+        """Show the stages that are at work, by name, each with the status of its run."""
+        phases = {name: (found.get("phase"), found.get("attempt")) for name, found in stages.items()}
+        recent = time.monotonic() - self._printed_at < LINE_SECONDS
+        if not self._terminal and phases == self._phases and recent:
+            return
+        self._phases, self._printed_at = phases, time.monotonic()
+        text = "  |  ".join(line(name, found) for name, found in stages.items())
+        if self._terminal:
+            print(f"\r\x1b[2K{text}", end="", file=self._stream, flush=True)
+        elif text:
+            print(text, file=self._stream, flush=True)
+
+
+def line(name: str, status: Mapping[str, Any]) -> str:
+    """A stage that is at work, with phase, step and loss."""
+    parts = [f"{name}: {head(status)}"]
+    if status.get("step"):
+        parts.append(f"step {status['step']}/{status.get('steps') or '?'}")
+    if status.get("loss") is not None:
+        parts.append(f"loss {status['loss']:.4f}")
+    return " ".join(parts)
+
+
+COLUMNS = ["stage", "state", "begins with", "step", "loss", "run directory", "why"]
+
+
+def rows(found: Mapping[str, Any]) -> list[list[str]]:
+    """The rows of the table of what chain.json holds."""
+    return [
+        [
+            stage["stage"],
+            stage["state"],
+            _base(stage),
+            f"{stage['step']} of {stage['steps']}",
+            "-" if stage["loss"] is None else f"{stage['loss']:.4f}",
+            stage["run_dir"],
+            stage["reason"] or "",
+        ]
+        for stage in found["stages"]
+    ]
+
+
+def _base(stage: Mapping[str, Any]) -> str:
+    base = stage["begins_with"]
+    if base is None:
+        return "-"
+    return f"{base['stage']}@{base['tag'] if base['step'] is None else base['step']}"

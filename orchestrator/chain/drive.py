@@ -1,0 +1,220 @@
+"""A chain from start to end: each stage is a run of its own, started as soon as those that it needs are done.
+
+All that is needed to go on stands in the stages' run directories, so that this may be killed at any moment. Stages that
+are ready at once share the cluster by its queue, as other runs do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from orchestrator.chain.preflight import check_chain, of_stage
+from orchestrator.chain.results import finish, record
+from orchestrator.chain.stage_run import StageRun, stage_runs
+from orchestrator.job.chain import ChainSpec
+from orchestrator.job.errors import InputError
+from orchestrator.job.outcome import Outcome
+from orchestrator.launch.controller_actor import controller_of
+from orchestrator.launch.preflight import gpus_here, preflight
+from orchestrator.launch.run import REFRESH, RunOutcome, WatchedRun, attach, done_already
+from orchestrator.launch.submission import no_cluster
+from orchestrator.storage.file_names import CHAIN
+from orchestrator.storage.run_directory import REPORT, RunDir, remove_empty
+
+Show = Callable[[Mapping[str, Any]], None]
+Faults = Mapping[str, tuple[str, ...]]
+"""Injected faults of each stage, for tests."""
+
+
+@dataclass(frozen=True)
+class ChainOutcome:
+    """How a command ended, what chain.json holds, and a line for the user."""
+
+    outcome: Outcome
+    summary: dict[str, Any]
+    line: str = ""
+
+
+def run(
+    chain: ChainSpec, root: RunDir, address: str | None, show: Show, faults: Faults, priority: int = 0
+) -> ChainOutcome:
+    """Drive a chain to its end, or on from where it is. `show` gets the status of the stages that are at work, by name,
+    several times a second.
+
+    Raises InputError before anything is written if one of the jobs is wrong, or belongs to another run.
+    """
+    stages = stage_runs(chain, root)
+    done = check_chain(chain, stages, root, address)
+    before = root.read_json_or_empty(CHAIN)
+    if done == set(stages) and before.get("state") == Outcome.DONE and root.exists(REPORT):
+        line = f"{root.uri} is finished: nothing to do"
+        return ChainOutcome(Outcome.DONE, record(chain, stages, root), line)
+    made = root.create()
+    try:
+        with root.lock():
+            root.write_text("job.yaml", yaml.safe_dump(chain.document(), sort_keys=False))
+            driver = Driver(chain, stages, root, done, show, address, faults, priority)
+            driver.record()
+            if done != set(stages):
+                _drive(driver, stages, address)
+            return driver.finish()
+    finally:
+        remove_empty([*made, *(stage.run.uri for stage in stages.values() if stage.run.local)])
+
+
+def _drive(driver: Driver, stages: Mapping[str, StageRun], address: str | None) -> None:
+    from cluster.local.ray_session import NoCluster, connected_ray
+
+    jobs = [stage.job for stage in stages.values()]
+    cpus = max(
+        (each.resources.workers.max + each.evaluates_beside) * each.resources.per_worker.cpu for each in jobs
+    )
+    with_gpu = [each for each in jobs if each.resources.per_worker.gpu]
+    gpus = max((gpus_here(each) for each in with_gpu), default=0) if address is None else 0
+    try:
+        for _ in range(3):
+            with connected_ray(address, cpus, gpus):
+                if not driver.drive():
+                    return
+    except NoCluster as error:
+        raise no_cluster(error, address) from None
+
+
+class Driver:
+    """The stages that are at work, and how the others have ended."""
+
+    def __init__(
+        self,
+        chain: ChainSpec,
+        stages: Mapping[str, StageRun],
+        root: RunDir,
+        done: set[str],
+        show: Show,
+        address: str | None,
+        faults: Faults,
+        priority: int,
+    ) -> None:
+        """`done` are the stages that are done already."""
+        self._chain, self._stages, self._root, self._show = chain, stages, root, show
+        self._address, self._faults, self._priority = address, faults, priority
+        self._working: dict[str, WatchedRun] = {}
+        self._ended = {name: RunOutcome(Outcome.DONE, None) for name in done}
+        self._stopping = False  # the user wants a stop, or a stage was stopped: no further one begins
+        self._fallen = ""  # which process of the Ray on this machine has died
+
+    def drive(self) -> bool:
+        """Run until nothing is at work and nothing can begin. Returns whether to connect to Ray again and go on."""
+        from cluster.workers.ray_internals import dead_main_process
+
+        while True:
+            try:
+                if gone := dead_main_process():
+                    self._fallen = f"Ray's {gone} on this machine has died"
+                    self._working.clear()
+                    return not self._stopping
+                self._fallen = ""
+                self._begin()
+                if not self._working:
+                    return False
+                self._look()
+                time.sleep(REFRESH)
+            except KeyboardInterrupt:
+                if self._stopping and all(run.stopping for run in self._working.values()):
+                    raise
+                self._stop()
+
+    def record(self) -> dict[str, Any]:
+        """Write chain.json; returns what it holds."""
+        lines = {name: outcome.line for name, outcome in self._ended.items() if not outcome.summary}
+        found = record(self._chain, self._stages, self._root, lines)
+        self._root.write_json(CHAIN, found)
+        return found
+
+    def finish(self) -> ChainOutcome:
+        """What there is to write and to say once nothing is at work."""
+        outcome, line = self._outcome()
+        found = self.record() | {"state": str(outcome), "ended": time.time()}
+        return ChainOutcome(outcome, finish(self._chain, self._stages, self._root, found), line)
+
+    def _stop(self) -> None:
+        """Ask all stages to commit and end, one that was just being started too."""
+        self._stopping = True
+        for name, stage in self._stages.items():
+            begins = name not in self._working and name not in self._ended
+            if begins and (controller := controller_of(stage.run)) is not None:
+                self._working[name] = WatchedRun(controller, stage.run)
+        for run in self._working.values():
+            run.stopping = True
+
+    def _begin(self) -> None:
+        """Start the stages that are ready."""
+        for name, stage in self._stages.items():
+            needed = [self._ended.get(other) for other in stage.stage.needs]
+            ready = all(each is not None and each.outcome == Outcome.DONE for each in needed)
+            if self._stopping or not ready or name in self._working or name in self._ended:
+                continue
+            try:
+                with of_stage(name):
+                    self._start(name, stage)
+            except InputError as error:
+                self._end(name, RunOutcome(Outcome.WRONG_INPUT, None, str(error)))
+
+    def _start(self, name: str, stage: StageRun) -> None:
+        if (found := done_already(stage.job, stage.run)) is not None:
+            self._end(name, RunOutcome(Outcome.DONE, found))
+            return
+        preflight(stage.job, stage.run, None, self._address)
+        stage.run.create()
+        faults = self._faults.get(name, ())
+        self._working[name] = WatchedRun(
+            attach(stage.job, stage.run, None, faults, self._priority), stage.run
+        )
+
+    def _look(self) -> None:
+        for name, run in list(self._working.items()):
+            if (outcome := run.look()) is not None:
+                self._end(name, outcome)
+        self._show({name: run.status for name, run in self._working.items()})
+
+    def _end(self, name: str, outcome: RunOutcome) -> None:
+        if outcome.summary and outcome.summary["state"] == Outcome.STOPPED:
+            outcome, self._stopping = RunOutcome(Outcome.STOPPED, outcome.summary, outcome.line), True
+        self._working.pop(name, None)
+        self._ended[name] = outcome
+        self.record()
+
+    def _outcome(self) -> tuple[Outcome, str]:
+        """How the chain has ended, and a line that says which stages are to blame and which did not begin."""
+        found = {name: each for name, each in self._ended.items() if each.outcome != Outcome.DONE}
+        left = [name for name in self._stages if name not in self._ended]
+        bad = [name for name, each in found.items() if each.outcome != Outcome.STOPPED]
+        if not (found or left):
+            return Outcome.DONE, ""
+        if self._fallen:
+            return Outcome.FAILED, f"{self._fallen}; the same command goes on from the last commits"
+        if not bad:
+            return self._stopped(found, left)
+        lines = []
+        for name in bad:
+            waiting = [other for other in self._chain.after(name) if other in left]
+            ends = (
+                f"; {', '.join(waiting)} {'did' if len(waiting) > 1 else 'does'} not begin" if waiting else ""
+            )
+            lines.append(f"{name} failed: {found[name].line}{ends}")
+        wrong = all(found[name].outcome == Outcome.WRONG_INPUT for name in bad)
+        return Outcome.WRONG_INPUT if wrong else Outcome.FAILED, " -- ".join(lines)
+
+    def _stopped(self, found: Mapping[str, RunOutcome], left: list[str]) -> tuple[Outcome, str]:
+        """As `_outcome`, where no stage has failed. Exit code 3 says that there is a commit to go on from."""
+        line = "; ".join(f"{name}: {each.line}" for name, each in found.items()) or "stopped by the user"
+        if left:
+            line += f"; still to come: {', '.join(left)}"
+        committed = any((each.summary or {}).get("commit") is not None for each in found.values())
+        if committed or any(each.outcome == Outcome.DONE for each in self._ended.values()):
+            return Outcome.STOPPED, f"{line}; the same command goes on"
+        return Outcome.FAILED, f"{line}; there is no commit yet, and the same command begins anew"

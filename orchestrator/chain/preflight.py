@@ -1,0 +1,174 @@
+"""All that is checked of a chain before its first stage begins, those stages included whose inputs are not there yet.
+
+A stage that has begun keeps the inputs that it began with: its job, the commit of its base, its text. If one of them
+has changed, the chain is refused: neither are older results passed off as those of the new inputs, nor is anybody's
+commit removed. Under another name, or with its folder moved away, the stage is run again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from orchestrator.chain.stage_run import StageRun
+from orchestrator.checkpoint.identity import BASE, check_same_run
+from orchestrator.checkpoint.manifest import CommitManifest
+from orchestrator.control.events import EventHistory
+from orchestrator.job.chain import ChainSpec
+from orchestrator.job.data import TrainBpe
+from orchestrator.job.errors import InputError, Problems
+from orchestrator.job.spec import STAGES, JobSpec
+from orchestrator.launch.preflight import check_base, check_job, check_machine, check_places
+from orchestrator.launch.run import done_already
+from orchestrator.resolve.base import INIT, base_of, check_base_to_come
+from orchestrator.resolve.prepared_data import EXCERPT, kind_of
+from orchestrator.resolve.resolved_job import ResolvedJob, special_tokens_of, wrong_input
+from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
+from orchestrator.storage.row_line import EVENTS, TRIALS
+from orchestrator.storage.run_directory import RunDir
+
+AGAIN = "set it back, give the stage another name, or move its folder away: it is then run again"
+
+
+def check_chain(
+    chain: ChainSpec, stages: Mapping[str, StageRun], root: RunDir, address: str | None
+) -> set[str]:
+    """Find all that can be found wrong of a chain without starting anything; returns the stages that are done.
+
+    Raises InputError with the problems of all stages.
+    """
+    for name, what in ((TRIALS, "the folder of a search"), (EVENTS, "the directory of a run")):
+        if root.rows(name):
+            raise InputError(f"is {what}, and no chain", root.uri, "give another name or --run-dir")
+    done: set[str] = set()
+    resolved: dict[str, ResolvedJob] = {}
+    problems = Problems()
+    with stand_ins(chain, stages) as jobs:
+        for name, stage in stages.items():
+            with problems.noted(), of_stage(name):
+                if check_inputs(stage, done):
+                    done.add(name)
+                    continue
+                check_places(stage.job, stage.run)
+                check_machine(stage.job, address)
+                resolved[name] = check_job(jobs[name])
+                base = stage.stage.begins_with
+                if base is None or base.stage in done:
+                    check_base(resolved[name], check_same_run(stage.job, stage.run))
+                elif base.stage in resolved:
+                    with wrong_input(INIT):
+                        _check_to_come(resolved[base.stage], resolved[name], stages[base.stage].run.uri)
+    problems.raise_noted()
+    return done
+
+
+def check_inputs(stage: StageRun, done: set[str]) -> bool:
+    """Whether a stage is done; `done` are those before it that are. Raises InputError if what it has begun with is not
+    what it would begin with now."""
+    job, run = stage.job, stage.run
+    try:
+        commit, is_done = check_same_run(job, run), done_already(job, run) is not None
+    except InputError as error:
+        raise InputError(error.what, error.where, AGAIN) from None
+    history = EventHistory(run.rows(EVENTS))
+    begun = (commit.meta.get(BASE) if commit else None) or history.base
+    if begun:
+        _check_same_base(stage, begun, commit, is_done, done)
+    if data := (commit.meta.get("data") if commit else "") or history.data:
+        _check_same_text(job, str(data))
+    return is_done
+
+
+def _check_same_base(
+    stage: StageRun, begun: Mapping[str, Any], commit: CommitManifest | None, is_done: bool, done: set[str]
+) -> None:
+    """The weights that the stage began with are those that it would begin with now, or they are gone and it does not
+    need them any more."""
+    base = stage.stage.begins_with
+    if base is None:
+        base_of(stage.job, begun, is_done or commit is not None)
+        return
+    where = f"{INIT} {begun['uri']}"
+    if base.stage not in done:
+        what = f"it began with the commit of {base.stage} at step {begun['step']}, and {base.stage} trains on"
+        raise InputError(what, where, AGAIN)
+    try:
+        now = base_of(stage.job, {}, False)
+    except InputError:
+        if is_done or commit is not None:
+            return
+        raise
+    if now is None or now.digest != begun["digest"]:
+        at = f" at step {now.step}" if now else ""
+        what = f"it began with the commit of {base.stage} at step {begun['step']}, and now that is another one{at}"
+        raise InputError(what, where, AGAIN)
+
+
+def _check_same_text(job: JobSpec, data: str) -> None:
+    from orchestrator.data.fingerprint import TextChanged, check_same_text
+
+    before = data.rstrip("/").rsplit("/", 1)[-1]
+    try:
+        check_same_text(job.data, special_tokens_of(job), before, kind_of(job))
+    except TextChanged as error:
+        raise InputError("the text has changed since the stage began", error.where, AGAIN) from None
+    except InputError:
+        return  # it is gone; where it is needed still, that is found out and told
+
+
+def _check_to_come(base: ResolvedJob, job: ResolvedJob, where: str) -> None:
+    """What a stage would begin with will fit it."""
+    from orchestrator.data.manifest import FORMAT
+    from workloads.errors import WorkloadError
+    from workloads.transformer_workload import TransformerWorkload
+
+    theirs, ours = (
+        load_workload(each.spec, vocabulary_before_data(each), FORMAT, each.model) for each in (base, job)
+    )
+    for each, workload in ((base, theirs), (job, ours)):
+        if not isinstance(workload, TransformerWorkload):
+            raise WorkloadError(
+                f"{each.spec.workload.model} is run as a class of transformers, which begins with its folder alone"
+            )
+    assert isinstance(theirs, TransformerWorkload)
+    assert isinstance(ours, TransformerWorkload)
+    check_base_to_come(base.spec, theirs, job.spec, ours, where)
+
+
+@contextlib.contextmanager
+def of_stage(name: str) -> Iterator[None]:
+    """Name the stage in what is wrong with it."""
+    try:
+        yield
+    except InputError as error:
+        first, *others = (
+            InputError(each.what, ": ".join(filter(None, (f"{STAGES}.{name}", each.where))), each.hint)
+            for each in (error, *error.others)
+        )
+        raise InputError(first.what, first.where, first.hint, others) from None
+
+
+@contextlib.contextmanager
+def stand_ins(chain: ChainSpec, stages: Mapping[str, StageRun]) -> Iterator[dict[str, JobSpec]]:
+    """The jobs of the stages, by name, as far as they are known before the first one runs: a tokenizer that an earlier
+    stage will train is one of the same kind that has seen no text, in a folder that lasts as long as this."""
+    from orchestrator.data import tokenizer
+
+    with tempfile.TemporaryDirectory(prefix="chain-") as folder:
+        jobs = {}
+        for name, stage in stages.items():
+            origin, jobs[name] = chain.tokenizer_origin(stage.stage), stage.job
+            wanted = origin.job.data.tokenizer
+            kept = stages[origin.name].run.exists(f"{EXCERPT}/tokenizer.json")
+            if origin.name == name or not isinstance(wanted, TrainBpe) or kept:
+                continue
+            place = Path(folder, origin.name)
+            place.mkdir(exist_ok=True)
+            text = tokenizer.train((), wanted.train_bpe, special_tokens_of(origin.job))
+            (place / "tokenizer.json").write_text(text)
+            data = stage.job.data.model_copy(update={"tokenizer": str(place)})
+            jobs[name] = stage.job.model_copy(update={"data": data})
+        yield jobs

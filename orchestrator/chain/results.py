@@ -1,0 +1,123 @@
+"""How far a chain has come, from the run directories of its stages: chain.json, the report and MLflow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.chain.stage_run import StageRun
+from orchestrator.control.events import EventHistory
+from orchestrator.control.finish import draw
+from orchestrator.job.chain import ChainSpec
+from orchestrator.job.outcome import ENDED, Outcome
+from orchestrator.storage.file_names import CHAIN
+from orchestrator.storage.row_line import EVENTS
+from orchestrator.storage.run_directory import RunDir
+
+WAITING = "not begun"
+"""The state of a stage without a run."""
+
+
+def record(
+    chain: ChainSpec, stages: Mapping[str, StageRun], root: RunDir, lines: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """What chain.json holds. `lines` say of some stages why they ended, where their run directory does not; without
+    them those of chain.json count."""
+    before = root.read_json_or_empty(CHAIN)
+    if lines is None:
+        told = [each for each in before.get("stages") or () if each["state"] == Outcome.FAILED]
+        lines = {each["stage"]: each["reason"] for each in told}
+    found = [_stage(stage, lines.get(name, "")) for name, stage in stages.items()]
+    for each in found:  # what a stage waits for
+        unfit = [other["stage"] for other in found if other["stage"] in each["needs"] and _is_over(other)]
+        if each["state"] == WAITING and not each["reason"] and unfit:
+            each["reason"] = f"needs {', '.join(unfit)}"
+    begun = [each["started"] for each in found if each["started"]]
+    costs = [each["cost_usd"] for each in found if each["cost_usd"] is not None]
+    return {
+        "name": chain.name,
+        "state": _state(found),
+        "started": before.get("started") or min(begun, default=time.time()),
+        "ended": before.get("ended"),
+        "cost_usd": sum(costs) if costs else None,
+        "worker_hours": sum(each["worker_hours"] for each in found),
+        "stages": found,
+    }
+
+
+def _stage(stage: StageRun, line: str) -> dict[str, Any]:
+    """What is known of a stage from its run directory."""
+    run = stage.run
+    status, summary = (run.read_json_or_empty(name) for name in ("status.json", "summary.json"))
+    phase = status.get("phase")
+    ended = bool(summary) and phase in (None, *ENDED)
+    state = summary["state"] if ended else phase or (Outcome.FAILED if line else WAITING)
+    base = stage.stage.begins_with
+    begun = _base(run) if base else {}
+    evaluation = summary.get("evaluation") or {}
+    return {
+        "stage": stage.name,
+        "run_dir": run.uri,
+        "state": str(state),
+        "reason": (summary.get("reason") if ended else None) or ("" if ended else line),
+        "needs": list(stage.stage.needs),
+        "begins_with": {"stage": base.stage, "tag": base.tag, "step": begun.get("step")} if base else None,
+        "model": stage.job.workload.model,
+        "objective": stage.job.workload.objective,
+        "step": (summary if ended else status).get("step") or 0,
+        "steps": stage.job.train.steps,
+        "loss": (summary.get("final_loss") if ended else status.get("loss")),
+        "evaluation": dict(evaluation.get("sets") or {}),
+        "started": summary.get("started") or _started(run),
+        "ended": summary.get("ended") if ended else None,
+        "worker_hours": summary.get("worker_hours") or 0.0,
+        "cost_usd": summary.get("cost_usd"),
+        "receipt": summary.get("receipt"),
+    }
+
+
+def _base(run: RunDir) -> Mapping[str, Any]:
+    return EventHistory(run.rows(EVENTS)).base
+
+
+def _started(run: RunDir) -> float | None:
+    first = next(iter(run.log(EVENTS).rows()), None)
+    return first["time"] if first else None
+
+
+def _is_over(stage: Mapping[str, Any]) -> bool:
+    """Whether a stage has ended without being done."""
+    return stage["state"] in ENDED and stage["state"] != Outcome.DONE
+
+
+def _state(stages: list[dict[str, Any]]) -> str:
+    """The state of a chain whose stages are in these."""
+    states = {stage["state"] for stage in stages}
+    if states == {Outcome.DONE}:
+        return str(Outcome.DONE)
+    if states - {WAITING} - ENDED:
+        return "running"
+    for outcome in (Outcome.FAILED, Outcome.STOPPED):
+        if outcome in states:
+            return str(outcome)
+    return "running" if Outcome.DONE in states else WAITING
+
+
+def finish(
+    chain: ChainSpec, stages: Mapping[str, StageRun], root: RunDir, found: dict[str, Any]
+) -> dict[str, Any]:
+    """Write chain.json and report.html and bring MLflow up to date. Returns what chain.json holds."""
+    from orchestrator.chain.mlflow_chain import publish
+
+    root.write_json(CHAIN, found)
+    found["problem"] = draw(root, _report)
+    found["tracking"] = publish(chain, stages, root, found)
+    root.write_json(CHAIN, found)
+    return found
+
+
+def _report(root: RunDir) -> str:
+    from orchestrator.chain.report import report
+
+    return report(root)

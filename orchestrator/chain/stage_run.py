@@ -1,0 +1,59 @@
+"""The stages of a chain as runs: where each one is, and its job with other stages' names replaced by places."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.job.chain import INIT, ChainSpec, Stage
+from orchestrator.job.data import TrainBpe
+from orchestrator.job.spec import JobSpec, parse
+from orchestrator.resolve.prepared_data import EXCERPT, data_cache
+from orchestrator.storage.run_directory import RunDir
+
+
+@dataclass(frozen=True)
+class StageRun:
+    """A stage as a run: its job, in which other stages stand as the places of their runs, and its run directory."""
+
+    stage: Stage
+    job: JobSpec
+    run: RunDir
+
+    @property
+    def name(self) -> str:
+        """The stage's name."""
+        return self.stage.name
+
+
+def stage_runs(chain: ChainSpec, root: RunDir) -> dict[str, StageRun]:
+    """The stages of a chain in the directory `root`, by name, each after those that it needs."""
+    return {
+        stage.name: StageRun(stage, placed(chain, stage, root), RunDir(root.at(stage.name)))
+        for stage in chain.stages
+    }
+
+
+def placed(chain: ChainSpec, stage: Stage, root: RunDir) -> JobSpec:
+    """The job of a stage as it is run. Prepared data is kept where other runs keep theirs, beside the chain.
+
+    The tokenizer of a stage that trains one is in its run directory. Its model has a row for each entry that was asked
+    for, however many the text gave; so has the model of a stage that takes the tokenizer over.
+    """
+    document = stage.job.model_dump(mode="json")
+    data: dict[str, Any] = document["data"]
+    workload: dict[str, Any] = document["workload"]
+    data["cache"] = data_cache(stage.job, root)
+    for key, other, tag in stage.inputs:
+        if key == INIT:
+            workload["init_from"] = f"{root.at(other)}@{tag}"
+            continue
+        origin = chain.tokenizer_origin(stage)
+        trained = origin.job.data.tokenizer
+        if not isinstance(trained, TrainBpe):
+            data["tokenizer"] = trained
+            continue
+        data["tokenizer"] = f"{root.at(origin.name)}/{EXCERPT}"
+        if not workload["model"].startswith("hf:"):
+            workload["changes"] = {"vocab_size": trained.train_bpe, **workload["changes"]}
+    return parse(document, f"stages.{stage.name}")

@@ -1,0 +1,165 @@
+"""What the commands run, submit, plan, status, stop and report do with a chain."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from orchestrator.cli.options import emit, table
+from orchestrator.job.errors import InputError
+
+if TYPE_CHECKING:
+    from orchestrator.job.chain import ChainSpec
+    from orchestrator.job.spec import JobSpec
+    from orchestrator.storage.run_directory import RunDir
+
+
+def run_chain(
+    chain: ChainSpec, root: RunDir, address: str | None, faults: list[str], priority: int, as_json: bool
+) -> None:
+    """Drive a chain to its end, or on from where it is."""
+    from orchestrator.chain.console import ChainDisplay
+    from orchestrator.chain.drive import run
+
+    injected: dict[str, tuple[str, ...]] = {}
+    for text in faults:
+        stage, _, fault = text.partition(":")
+        injected[stage] = (*injected.get(stage, ()), fault)
+    with ChainDisplay() as progress:
+        ended = run(chain, root, address, progress.update, injected, priority)
+    if as_json:
+        emit(
+            {
+                "exit_code": ended.outcome.exit_code,
+                "run_dir": root.uri,
+                "line": ended.line,
+                "chain": ended.summary,
+            }
+        )
+    else:
+        show(ended.summary)
+        for problem in filter(None, (ended.summary.get("problem"), ended.summary.get("tracking"))):
+            print(f"orchestrator: {problem}", file=sys.stderr)
+        print(f"report.html and chain.json are in {root.uri}", file=sys.stderr)
+        if ended.line:
+            print(f"orchestrator: {ended.line}", file=sys.stderr)
+    raise typer.Exit(ended.outcome.exit_code)
+
+
+def check(chain: ChainSpec, root: RunDir, address: str | None, as_json: bool) -> None:
+    """All checks of a chain, and what would be done, without doing anything."""
+    from orchestrator.chain.preflight import check_chain
+    from orchestrator.chain.stage_run import stage_runs
+
+    stages = stage_runs(chain, root)
+    done = check_chain(chain, stages, root, address)
+    if as_json:
+        needs = {stage.name: list(stage.needs) for stage in chain.stages}
+        emit({"run_dir": root.uri, "done": [name for name in stages if name in done], "stages": needs})
+        return
+    for name, stage in stages.items():
+        after = f" after {', '.join(stage.stage.needs)}" if stage.stage.needs else ""
+        print(f"{name}: {'done' if name in done else f'to be run{after}'}, {stage.run.uri}")
+    print("nothing was started or written")
+
+
+def plan_chain(chain: ChainSpec, root: RunDir, plan: Callable[[JobSpec], Any], as_json: bool) -> None:
+    """Plan every stage; a tokenizer that an earlier stage will train has the size that was asked for."""
+    from orchestrator.chain.preflight import of_stage, stand_ins
+    from orchestrator.chain.stage_run import stage_runs
+
+    plans = {}
+    with stand_ins(chain, stage_runs(chain, root)) as jobs:
+        for name, job in jobs.items():
+            with of_stage(name):
+                if not as_json:
+                    print(f"\n{name}")
+                plans[name] = plan(job)
+    if as_json:
+        emit(plans)
+
+
+def chain_at(target: str) -> tuple[RunDir, ChainSpec] | None:
+    """The directory of a chain and its job, None if there is none at that place."""
+    from orchestrator.job.chain import parse_chain
+    from orchestrator.job.document import parse_yaml
+    from orchestrator.job.paths import absolute
+    from orchestrator.job.spec import STAGES
+    from orchestrator.storage.file_names import CHAIN
+    from orchestrator.storage.run_directory import RunDir
+    from orchestrator.storage.uri import check_uri
+
+    try:
+        check_uri(target)
+        root = RunDir(absolute(target, Path.cwd()))
+        text = root.read_text("job.yaml") if root.exists(CHAIN) else None
+    except (InputError, OSError):
+        return None
+    if text is None:
+        return None
+    document = parse_yaml(text, root.at("job.yaml"))
+    return (root, parse_chain(document, root.at("job.yaml"))) if STAGES in document else None
+
+
+def found_of(root: RunDir, chain: ChainSpec) -> dict[str, Any]:
+    """How far a chain has come, from the run directories of its stages."""
+    from orchestrator.chain.results import record
+    from orchestrator.chain.stage_run import stage_runs
+
+    return record(chain, stage_runs(chain, root), root)
+
+
+def show_status(root: RunDir, chain: ChainSpec, as_json: bool) -> None:
+    """Print the stages of a chain, each with its state."""
+    found = found_of(root, chain)
+    if as_json:
+        emit(found)
+    else:
+        show(found)
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print the stages as a table."""
+    from orchestrator.chain.console import COLUMNS, rows
+
+    table(f"{found['name']}: {found['state']}", COLUMNS, rows(found))
+
+
+def write_report(root: RunDir, chain: ChainSpec) -> None:
+    """Write chain.json and report.html again, and send MLflow what it lacks."""
+    from orchestrator.chain.results import finish
+    from orchestrator.chain.stage_run import stage_runs
+
+    stages = stage_runs(chain, root)
+    with root.lock():
+        found = finish(chain, stages, root, found_of(root, chain))
+    print(root.at("report.html"))
+    for problem in filter(None, (found["problem"], found["tracking"])):
+        print(f"orchestrator: {problem}", file=sys.stderr)
+
+
+def stop_stages(root: RunDir, chain: ChainSpec, stop: Callable[[RunDir], None], as_json: bool) -> None:
+    """Ask all stages that are at work to commit and end; no other begins then."""
+    from orchestrator.job.outcome import ENDED
+
+    found = found_of(root, chain)
+    working = [each for each in found["stages"] if each["state"] not in (*ENDED, "not begun")]
+    if not working:
+        raise InputError("no stage of this chain is at work", root.uri, "see `orchestrator status`")
+    for each in working:
+        stop(_run(each["run_dir"]))
+    names = [each["stage"] for each in working]
+    if as_json:
+        emit({"name": chain.name, "run_dir": root.uri, "state": "stopping", "stages": names})
+    else:
+        print(f"{', '.join(names)} of {root.uri} will commit and end")
+
+
+def _run(uri: str) -> RunDir:
+    from orchestrator.storage.run_directory import RunDir
+
+    return RunDir(uri)

@@ -1,0 +1,76 @@
+"""The fingerprint of prepared data: a checksum of all that determines its tokens, by which it is found again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import xxhash
+
+from orchestrator.data import manifest, sources, tokenizer
+from orchestrator.data.records import RecordKind
+from orchestrator.data.sources import SourceFile
+from orchestrator.job.data import DataSpec, TrainBpe
+from orchestrator.job.errors import InputError
+
+SOURCES = "data.sources"
+
+
+class TextChanged(InputError):
+    """The text is not that which a run began with."""
+
+
+def chosen_tokenizer(data: DataSpec, special_tokens: Sequence[str]) -> Any:
+    """What the fingerprint has of the tokenizer: its JSON with the ids of its roles, or the number of entries of one
+    that is to be trained, with its special tokens. Raises InputError."""
+    if isinstance(data.tokenizer, TrainBpe):
+        tokenizer.check_size(data.tokenizer.train_bpe, special_tokens)
+        return [data.tokenizer.train_bpe, tokenizer.all_special(special_tokens)]
+    return tokenizer.load(data.tokenizer, special_tokens)
+
+
+def check_same_text(
+    data: DataSpec, special_tokens: Sequence[str], before: str, kind: RecordKind | None
+) -> None:
+    """Raise TextChanged if `data` does not have the fingerprint `before` any more, and InputError if it cannot be
+    read."""
+    files = sources.resolve(data.sources)
+    format_and_fingerprint(
+        files, chosen_tokenizer(data, special_tokens), sources.part_size(files), before, kind
+    )
+
+
+def format_and_fingerprint(
+    files: Sequence[SourceFile], chosen: Any, part_bytes: int, before: str, kind: RecordKind | None
+) -> tuple[int, str]:
+    """The current format and the fingerprint of the data in it; or the format in which it has the fingerprint `before`.
+    Raises TextChanged if there is none."""
+    names = {
+        data_format: fingerprint(files, chosen, part_bytes, data_format, kind)
+        for data_format in manifest.FORMATS
+    }
+    if not before:
+        return manifest.FORMAT, names[manifest.FORMAT]
+    for data_format, name in names.items():
+        if name == before:
+            return data_format, name
+    hint = "put the files back as they were, or start another run"
+    raise TextChanged(
+        "the text has changed since the run began, and its token shards are gone", SOURCES, hint
+    )
+
+
+def fingerprint(
+    files: Sequence[SourceFile],
+    chosen: Any,
+    part_bytes: int,
+    data_format: int = manifest.FORMAT,
+    kind: RecordKind | None = None,
+) -> str:
+    """xxh3_128 of everything that determines the shards' bytes; where the files are does not."""
+    content = [{k: v for k, v in asdict(file).items() if k not in ("uri", "sums")} for file in files]
+    records = [kind.to_json()] if kind else []
+    whole = json.dumps([data_format, part_bytes, chosen, content, *records], sort_keys=True)
+    return xxhash.xxh3_128_hexdigest(whole.encode())

@@ -1,0 +1,57 @@
+"""The text of a job file as a mapping, before it is known whether that is a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from orchestrator.job.errors import InputError
+from orchestrator.job.overrides import override
+
+
+def read_document(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """The mapping in the job file at `path`, with `a.b=c` overrides applied. Raises InputError."""
+    path = Path(path)
+    try:
+        document = parse_yaml(path.read_text(), str(path))
+    except FileNotFoundError:
+        raise InputError(
+            "there is no such job file", str(path), "write one with `orchestrator init`"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot be read ({why})", str(path), "give a job file") from None
+    for text in overrides:
+        override(document, text)
+    return document
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses a key that stands twice in a mapping, of which YAML takes the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """See `yaml.SafeLoader`."""
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key '{key.value}' stands twice; remove one", key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def parse_yaml(text: str, where: str) -> dict[str, Any]:
+    """The mapping in the text of a job file; `where` is for messages. Raises InputError."""
+    try:
+        document = _UniqueKeys(text).get_single_data()
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # an impossible date is a plain ValueError
+        mark = getattr(error, "problem_mark", None)
+        line = f"{where}:{mark.line + 1}" if mark else where
+        raise InputError(f"is not YAML ({getattr(error, 'problem', None) or error})", line) from None
+    if not isinstance(document, dict):
+        raise InputError("must be a mapping of keys to values", where, "see `orchestrator init`")
+    return document

@@ -1,0 +1,174 @@
+"""Which stages begin when, and how the command ends: the runs themselves are scripted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import job
+
+from orchestrator.chain import drive
+from orchestrator.chain.drive import Driver
+from orchestrator.chain.stage_run import stage_runs
+from orchestrator.job.chain import parse_chain
+from orchestrator.job.errors import InputError
+from orchestrator.job.outcome import Outcome
+from orchestrator.launch.run import RunOutcome
+from orchestrator.storage.run_directory import RunDir
+
+DONE, FAILED = RunOutcome(Outcome.DONE, None), RunOutcome(Outcome.FAILED, None, "a fault")
+WRONG = RunOutcome(Outcome.WRONG_INPUT, None, "no such file")
+
+
+def stopped(commit: int | None) -> RunOutcome:
+    summary = {"state": "stopped", "commit": commit}
+    return RunOutcome(Outcome.STOPPED if commit else Outcome.FAILED, summary, "stopped by the user")
+
+
+Script = Callable[["Scripted"], RunOutcome | None]
+
+
+class Scripted:
+    """A run that ends as `how` says, which is asked at every look."""
+
+    def __init__(self, name: str, how: Script) -> None:
+        self.name, self.stopping, self.looks, self.status = name, False, 0, {"phase": "train"}
+        self._how = how
+
+    def look(self) -> RunOutcome | None:
+        self.looks += 1
+        return self._how(self)
+
+
+def ending(outcome: RunOutcome, after: int = 1) -> Script:
+    return lambda run: outcome if run.looks >= after else None
+
+
+@pytest.fixture
+def driven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Driver, list[str]]]:
+    """Drives base, and left and right that need it, and end that needs left; by name how each ends."""
+    monkeypatch.setattr(drive, "REFRESH", 0.0)
+    begun: list[str] = []
+    scripts: Mapping[str, Script] = {}
+
+    def attach(spec: Any, run: RunDir, *_: Any) -> str:
+        begun.append(run.name)
+        return run.name
+
+    monkeypatch.setattr(drive, "preflight", lambda *_: None)
+    monkeypatch.setattr(drive, "attach", attach)
+    monkeypatch.setattr(drive, "WatchedRun", lambda name, _: Scripted(name, scripts[name]))
+
+    def make(**how: Script) -> tuple[Driver, list[str]]:
+        nonlocal scripts
+        scripts = {
+            "base": ending(DONE),
+            "left": ending(DONE),
+            "right": ending(DONE),
+            "end": ending(DONE),
+        } | how
+        takes = [{"name": name, "data": {"tokenizer": "stage:base"}} for name in ("left", "right")]
+        stages = [{"name": "base"}, *takes, {"name": "end", "data": {"tokenizer": "stage:left"}}]
+        chain = parse_chain(job("a.txt") | {"name": "c", "stages": stages})
+        root = RunDir(str(tmp_path / "c"))
+        root.create()
+        return Driver(chain, stage_runs(chain, root), root, set(), lambda _: None, None, {}, 0), begun
+
+    return make
+
+
+def test_each_stage_begins_when_those_that_it_needs_are_done(driven: Any) -> None:
+    driver, begun = driven(left=ending(DONE, after=3))
+    assert driver.drive() is False
+    assert begun == ["base", "left", "right", "end"]
+    ended = driver.finish()
+    assert (ended.outcome, ended.line) == (Outcome.DONE, "")
+    assert ended.summary["state"] == "done"
+
+
+def test_a_stage_that_fails_ends_those_that_need_it_and_no_others(driven: Any) -> None:
+    driver, begun = driven(left=ending(FAILED), right=ending(DONE, after=5))
+    driver.drive()
+    assert begun == ["base", "left", "right"]
+    ended = driver.finish()
+    assert ended.outcome == Outcome.FAILED
+    assert ended.line == "left failed: a fault; end does not begin"
+    states = {stage["stage"]: (stage["state"], stage["reason"]) for stage in ended.summary["stages"]}
+    assert states["left"] == ("failed", "a fault")
+    assert states["end"] == ("not begun", "needs left")
+
+
+def test_the_first_stage_that_fails_ends_all(driven: Any) -> None:
+    driver, begun = driven(base=ending(WRONG))
+    driver.drive()
+    assert begun == ["base"]
+    ended = driver.finish()
+    assert ended.outcome == Outcome.WRONG_INPUT
+    assert ended.line == "base failed: no such file; left, right, end did not begin"
+
+
+def test_input_that_is_wrong_once_a_stage_begins_is_that_stages(
+    driven: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(spec: Any, run: RunDir, *_: Any) -> None:
+        if run.name == "right":
+            raise InputError("is gone", "data.sources.0.uri a.txt", "put it back")
+
+    driver, begun = driven()
+    monkeypatch.setattr(drive, "preflight", check)
+    driver.drive()
+    assert begun == ["base", "left", "end"]
+    line = "right failed: stages.right: data.sources.0.uri a.txt: is gone; put it back"
+    assert driver.finish().line == line
+
+
+def test_a_stop_reaches_all_stages_and_no_further_one_begins(
+    driven: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(run: Scripted) -> RunOutcome | None:
+        if run.looks == 1:
+            raise KeyboardInterrupt
+        return stopped(4) if run.stopping else None
+
+    monkeypatch.setattr(drive, "controller_of", lambda _: None)
+    driver, begun = driven(left=interrupted, right=ending(DONE, after=3))
+    driver.drive()
+    assert begun == ["base", "left", "right"]
+    ended = driver.finish()
+    assert ended.outcome == Outcome.STOPPED
+    assert ended.line == "left: stopped by the user; still to come: end; the same command goes on"
+
+
+def test_a_stop_before_any_commit_says_so(driven: Any) -> None:
+    driver, _ = driven(base=ending(stopped(None)))
+    driver.drive()
+    ended = driver.finish()
+    assert ended.outcome == Outcome.FAILED
+    assert "there is no commit yet, and the same command begins anew" in ended.line
+
+
+def test_a_second_interrupt_ends_the_command_at_once(driven: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(run: Scripted) -> RunOutcome | None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(drive, "controller_of", lambda _: None)
+    driver, _ = driven(base=interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        driver.drive()
+
+
+def test_what_dies_of_ray_is_started_again_and_then_told(
+    driven: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cluster.workers import ray_internals
+
+    driver, begun = driven()
+    gone = iter(["raylet", *[""] * 20])
+    monkeypatch.setattr(ray_internals, "dead_main_process", lambda: next(gone))
+    assert driver.drive() is True
+    line = "Ray's raylet on this machine has died; the same command goes on from the last commits"
+    assert driver._outcome() == (Outcome.FAILED, line)
+    assert driver.drive() is False
+    assert begun == ["base", "left", "right", "end"]
