@@ -17,6 +17,7 @@ from typing import BinaryIO, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from orchestrator.data.arrow_files import batches, rows_before
 from orchestrator.data.lines import Line, line_at, line_break, line_number, lines
 from orchestrator.data.manifest import FORMAT
 from orchestrator.data.sources import Span, opened
@@ -48,7 +49,7 @@ def pieces(span: Span, data_format: int = FORMAT) -> Iterator[TextPiece]:
     Raises InputError for text that is not UTF-8, for rows without the field, and for a file that has changed since its
     content was identified.
     """
-    read = {".parquet": _rows, ".jsonl": _json, ".txt": _text}[span.file.kind]
+    read = {".parquet": _rows, ".arrow": _rows, ".jsonl": _json, ".txt": _text}[span.file.kind]
     with opened(span) as file:
         yield from read(span, file, data_format)
 
@@ -143,11 +144,9 @@ def _bad(span: Span, file: BinaryIO, at: int, what: str, hint: str) -> InputErro
 
 
 def _rows(span: Span, file: BinaryIO, data_format: int) -> Iterator[TextPiece]:
-    groups = range(span.start, span.stop)
+    row = 0
     try:
-        table = pq.ParquetFile(file)
-        row = sum(table.metadata.row_group(group).num_rows for group in range(span.start))
-        for batch in table.iter_batches(BATCH_ROWS, row_groups=list(groups), columns=list(span.file.fields)):
+        for row, batch in batches_of(span, file, list(span.file.fields)):
             for texts in zip(*(_column(span, batch, key) for key in span.file.fields), strict=True):
                 if None not in texts:
                     yield from _document(texts, data_format)
@@ -157,6 +156,22 @@ def _rows(span: Span, file: BinaryIO, data_format: int) -> Iterator[TextPiece]:
             raise
         what = f"cannot be read from row {row} on ({' '.join(str(error).split())[:200]})"
         raise InputError(what, span.file.uri, "write the file anew") from None
+
+
+def batches_of(span: Span, file: BinaryIO, columns: list[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The rows of a span of a .parquet or .arrow file, some at once, with the number of those before them. Raises
+    OSError and ValueError."""
+    if span.file.kind == ".arrow":
+        row = rows_before(file, span.start)
+        found = (batch.select(columns) for batch in batches(file, span.start, span.stop))
+    else:
+        table = pq.ParquetFile(file)
+        row = sum(table.metadata.row_group(group).num_rows for group in range(span.start))
+        groups = list(range(span.start, span.stop))
+        found = table.iter_batches(BATCH_ROWS, row_groups=groups, columns=columns)
+    for batch in found:
+        yield row, batch
+        row += batch.num_rows
 
 
 def _column(span: Span, batch: pa.RecordBatch, key: str) -> list[str | None]:

@@ -12,12 +12,12 @@ from functools import partial
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
-import pyarrow.parquet as pq
 from tokenizers import Encoding, Tokenizer
 
 from orchestrator.data.answers import answered, marked, paired, unmarked
+from orchestrator.data.arrow_files import label_names
 from orchestrator.data.conversations import Template
-from orchestrator.data.documents import BATCH_ROWS, LINE_BYTES, is_unicode
+from orchestrator.data.documents import LINE_BYTES, batches_of, is_unicode
 from orchestrator.data.lines import line_break, line_number
 from orchestrator.data.sources import Span, opened
 from orchestrator.job.errors import InputError
@@ -70,6 +70,7 @@ def records_of(span: Span, kind: RecordKind, encoder: Tokenizer, eos: int) -> It
     columns = span.file.field if isinstance(span.file.field, dict) else {}
     template = Template(kind.template, dict(kind.tokens)) if kind.template else None
     with opened(span) as file:
+        _check_label_names(span, file, kind)
         for place, row in _READERS[span.file.kind](span, file):
             try:
                 values = _values(row, columns, kind.objective)
@@ -77,6 +78,21 @@ def records_of(span: Span, kind: RecordKind, encoder: Tokenizer, eos: int) -> It
             except WrongRow as error:
                 raise InputError(f"{place()}: {error.what}", span.file.uri, error.hint) from None
             yield Record(words, tokens, json.dumps(values, sort_keys=True, ensure_ascii=False, default=str))
+
+
+def _check_label_names(span: Span, file: BinaryIO, kind: RecordKind) -> None:
+    """Raise InputError if a dataset of Hugging Face numbers the same labels in another order than the job."""
+    column = (
+        span.file.field.get("label", span.file.field.get("labels"))
+        if isinstance(span.file.field, dict)
+        else None
+    )
+    if span.file.kind != ".arrow" or column is None:
+        return
+    theirs = label_names(file, column)
+    if theirs != list(kind.labels) and sorted(theirs) == sorted(kind.labels):
+        what = f"column '{column}' numbers its labels as {', '.join(theirs)}"
+        raise InputError(what, span.file.uri, "give data.labels in that order")
 
 
 Place = Callable[[], str]
@@ -104,15 +120,11 @@ def _json_rows(span: Span, file: BinaryIO) -> Iterator[tuple[Place, Mapping[str,
         file.seek(at)  # a message may have looked elsewhere
 
 
-def _parquet_rows(span: Span, file: BinaryIO) -> Iterator[tuple[Place, Mapping[str, Any]]]:
+def _column_rows(span: Span, file: BinaryIO) -> Iterator[tuple[Place, Mapping[str, Any]]]:
+    names = sorted({column.split(".")[0] for column in span.file.fields})
     try:
-        table = pq.ParquetFile(file)
-        number = sum(table.metadata.row_group(group).num_rows for group in range(span.start))
-        names = sorted({column.split(".")[0] for column in span.file.fields})
-        groups = list(range(span.start, span.stop))
-        for batch in table.iter_batches(BATCH_ROWS, row_groups=groups, columns=names):
-            for row in batch.to_pylist():
-                number += 1
+        for before, batch in batches_of(span, file, names):
+            for number, row in enumerate(batch.to_pylist(), before + 1):
                 yield (lambda number=number: f"row {number}"), row  # type: ignore[misc]
     except (OSError, ValueError) as error:
         if isinstance(error, FileNotFoundError | PermissionError | InputError):
@@ -130,7 +142,7 @@ def _csv_rows(span: Span, file: BinaryIO) -> Iterator[tuple[Place, Mapping[str, 
         raise InputError(f"is no CSV in UTF-8 ({error})", span.file.uri, "convert it") from None
 
 
-_READERS = {".jsonl": _json_rows, ".parquet": _parquet_rows, ".csv": _csv_rows}
+_READERS = {".jsonl": _json_rows, ".parquet": _column_rows, ".arrow": _column_rows, ".csv": _csv_rows}
 KINDS = tuple(_READERS)
 """Kinds of files that hold rows of named columns."""
 

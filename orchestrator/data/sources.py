@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 import pyarrow.parquet as pq
 
+from orchestrator.data.arrow_files import batch_ends, saved_files, schema_of
 from orchestrator.data.source_files import (
     BLOCK_BYTES,
     SUM_DIGITS,
@@ -29,7 +30,7 @@ from orchestrator.storage.input_files import TIMEOUT
 from orchestrator.storage.retry import Retry, transient
 from orchestrator.storage.uri import is_local
 
-KINDS = (".txt", ".jsonl", ".parquet", ".csv")
+KINDS = (".txt", ".jsonl", ".parquet", ".csv", ".arrow")
 PARTS = 64
 PART_BYTES = (2**20, 2**25)
 """Least and most bytes of a part: enough that starting a task is cheap, and little enough for one core's memory."""
@@ -64,7 +65,8 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Span:
-    """The lines of a file that begin within bytes [start, stop), or row groups [start, stop) of a .parquet file.
+    """The lines of a file that begin within bytes [start, stop), row groups [start, stop) of a .parquet file, or the
+    record batches in these bytes of an .arrow file.
 
     `sums`, if not empty, are the checksums of the file from block `first` on, as many as the span may need.
     """
@@ -100,7 +102,7 @@ def opened(span: Span) -> Iterator[BinaryIO]:
 def _with_sums(span: Span, reach: int | None) -> Span:
     """The span with only those of its file's checksums that it needs."""
     file, first, last = span.file, 0, None
-    if file.kind != ".parquet" and reach is not None:
+    if file.kind not in (".parquet", ".arrow") and reach is not None:
         first = max(span.start - 1, 0) // BLOCK_BYTES
         last = (span.stop + reach) // BLOCK_BYTES + 1
     sums = file.sums[first * SUM_DIGITS : None if last is None else last * SUM_DIGITS]
@@ -116,8 +118,8 @@ def resolve(sources: Sequence[Source], where: str = "data.sources") -> list[Sour
     """All files of all sources, whose key in the job file is `where`: in the order of the sources, and by name within a
     source.
 
-    Raises InputError for a source that matches nothing, cannot be listed, or has files that are not .txt, .jsonl or
-    .parquet.
+    A folder is a dataset that `Dataset.save_to_disk` wrote. Raises InputError for a source that matches nothing, cannot
+    be listed, or has files of another kind than KINDS.
     """
     found = [_match(number, source, where) for number, source in enumerate(sources)]
     with ThreadPoolExecutor(8) as pool:
@@ -133,7 +135,7 @@ def part_size(files: Sequence[SourceFile]) -> int:
 def cut(files: Sequence[SourceFile], part_bytes: int) -> list[Part]:
     """Divide all files into parts of about `part_bytes`: large files are cut, small ones of a source combined.
 
-    Raises InputError for a .parquet file that is damaged or lacks the field.
+    Raises InputError for a .parquet or .arrow file that is damaged or lacks the field.
     """
     parts: list[Part] = []
     held: list[Span] = []
@@ -148,8 +150,8 @@ def cut(files: Sequence[SourceFile], part_bytes: int) -> list[Part]:
 
 
 def _spans(file: SourceFile, part_bytes: int) -> list[Span]:
-    if file.kind == ".parquet":
-        return _row_groups(file, part_bytes)
+    if file.kind in (".parquet", ".arrow"):
+        return _whole_rows(file, part_bytes)
     if file.kind == ".csv":  # a line may end within a quoted value
         return [Span(file, 0, file.size, file.size)]
     count = -(-file.size // part_bytes)
@@ -163,13 +165,17 @@ def _match(number: int, source: Source, where: str) -> list[tuple[int, Source, A
     try:
         fs, path = open_file_system(source.uri, TIMEOUT)
         retry = Retry()
+        infos: list[Any] | None
         if retry(fs.isfile, path):
             infos = [retry(fs.info, path)]
         elif retry(fs.isdir, path):
-            infos = None
+            saved = saved_files(fs, path, where)
+            infos = None if saved is None else [retry(fs.info, name) for name in saved]
         else:
             found = retry(fs.glob, path, detail=True)
             infos = [found[name] for name in sorted(found) if found[name]["type"] != "directory"]
+    except InputError:
+        raise
     except Exception as error:  # every fsspec backend raises errors of its own
         kind = Unreachable if transient(error) else InputError
         raise kind(f"cannot be listed ({error})", where, "check the address and credentials") from None
@@ -204,22 +210,29 @@ def _identify(number: int, source: Source, fs: Any, info: dict[str, Any]) -> Sou
     return SourceFile(number, uri, kind, size, content, source.field if kind != ".txt" else "", sums)
 
 
-def _row_groups(file: SourceFile, part_bytes: int) -> list[Span]:
+def _whole_rows(file: SourceFile, part_bytes: int) -> list[Span]:
+    """Spans that end with a row group of a .parquet file, or with a record batch of an .arrow file."""
     try:
         with open_source(file.uri, file.size, file.content, file.sums) as handle:
-            parquet = pq.ParquetFile(handle)
-            names, meta = parquet.schema_arrow.names, parquet.metadata
-            sizes = [meta.row_group(i).total_byte_size for i in range(meta.num_row_groups)]
+            if file.kind == ".arrow":
+                names, ends = schema_of(handle).names, batch_ends(handle)
+                sizes, places = [b - a for a, b in pairwise(ends)], ends
+            else:
+                parquet = pq.ParquetFile(handle)
+                names, meta = parquet.schema_arrow.names, parquet.metadata
+                sizes = [meta.row_group(i).total_byte_size for i in range(meta.num_row_groups)]
+                places = list(range(len(sizes) + 1))
     except (OSError, ValueError) as error:
-        what = f"is not a parquet file ({' '.join(str(error).split())[:200]})"
+        kind = "an Arrow" if file.kind == ".arrow" else "a parquet"
+        what = f"is not {kind} file ({' '.join(str(error).split())[:200]})"
         raise InputError(what, file.uri, "write the file anew") from None
     for key in file.fields:
         if key not in names and not (isinstance(file.field, dict) and key.split(".")[0] in names):
             raise InputError(f"has no column '{key}'", file.uri, f"set field to one of {', '.join(names)}")
-    spans, start, held = [], 0, 0
-    for group, size in enumerate(sizes):
+    spans, first, held = [], 0, 0
+    for number, size in enumerate(sizes):
         held += size
-        if held >= part_bytes or group == len(sizes) - 1:
-            spans.append(Span(file, start, group + 1, held))
-            start, held = group + 1, 0
+        if held >= part_bytes or number == len(sizes) - 1:
+            spans.append(Span(file, places[first], places[number + 1], held))
+            first, held = number + 1, 0
     return spans

@@ -12,12 +12,15 @@ from orchestrator.job.strict import StrictModel
 class Source(StrictModel):
     """Files of text or of records, and how many passes over them one epoch makes."""
 
-    uri: str = Field(description="a path, glob or fsspec URI of .txt, .jsonl, .parquet or .csv files")
+    uri: str = Field(
+        description="a path, glob or fsspec URI of .txt, .jsonl, .parquet, .csv or .arrow files; or the folder of a "
+        "dataset that Hugging Face's Dataset.save_to_disk wrote"
+    )
     weight: float = Field(default=1.0, gt=0.0, description="passes over this source in one epoch")
     field: str | tuple[str, str] | dict[str, str] = Field(
         default="text",
-        description="the key or column of the text in .jsonl and .parquet; two keys for pairs of source and target; "
-        "for records the column of each thing that the objective reads, as in {text: review, label: stars}",
+        description="the key or column of the text in .jsonl, .parquet and .arrow; two keys for pairs of source and "
+        "target; for records the column of each thing that the objective reads, as in {text: review, label: stars}",
     )
 
 

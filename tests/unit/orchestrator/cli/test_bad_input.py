@@ -69,7 +69,7 @@ SOURCE = "data.sources=[{uri: %s}]"
         (["job.yaml", "--set", SOURCE % "nowhere.txt"], ["nowhere.txt: there is no such file"]),
         (["job.yaml", "--set", SOURCE % "'*.csv'"], ["*.csv: there is no such file"]),
         (["job.yaml", "--set", SOURCE % "."], ["is a folder", "/*.txt"]),
-        (["job.yaml", "--set", SOURCE % "file"], ["is not a .txt, .jsonl, .parquet, .csv file"]),
+        (["job.yaml", "--set", SOURCE % "file"], ["is not a .txt, .jsonl, .parquet, .csv, .arrow file"]),
         (["job.yaml", "--set", SOURCE % "nosuch://a/b.txt"], ["nosuch://a/b.txt: cannot be listed"]),
         (["job.yaml", "--set", SOURCE % "empty.txt"], ["data.sources: the corpus has 0 bytes"]),
         (["job.yaml", "--set", SOURCE % "short.txt"], ["has 9 bytes, fewer than one sequence of 32 tokens"]),

@@ -64,8 +64,8 @@ def test_a_name_with_brackets_is_a_name_first(tmp_path: Path) -> None:
         ("none.txt", "there is no such file"),
         ("*.jsonl", "there is no such file"),
         ("", "is a folder; name its files"),
-        ("*", r"b.md is not a .txt, .jsonl, .parquet, .csv file"),
-        ("b.md", r"b.md is not a .txt, .jsonl, .parquet, .csv file"),
+        ("*", r"b.md is not a .txt, .jsonl, .parquet, .csv, .arrow file"),
+        ("b.md", r"b.md is not a .txt, .jsonl, .parquet, .csv, .arrow file"),
     ],
 )
 def test_a_source_that_names_no_text_is_told(tmp_path: Path, name: str, message: str) -> None:

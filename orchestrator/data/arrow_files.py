@@ -1,0 +1,110 @@
+"""Datasets that Hugging Face's `Dataset.save_to_disk` has written: a folder of Arrow files and a state.json.
+
+A file is an Arrow IPC stream: a schema, then record batches. It has no index, so that a span of it is given by the byte
+at which a batch begins and that at which another one ends.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+
+from orchestrator.job.errors import InputError
+
+STATE, SPLITS = "state.json", "dataset_dict.json"
+"""In the folder of a dataset, and in that of several splits."""
+BATCH, SCHEMA = "record batch", "schema"
+END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+"""What follows the last batch of a stream that was written to its end."""
+
+
+def saved_files(fs: Any, folder: str, where: str) -> list[str] | None:
+    """The files of a dataset that was saved in `folder`, in their order; None if it is another folder.
+
+    Raises InputError for a folder of several splits, which it names, and for a dataset whose rows are to be read in
+    another order than that of the files.
+    """
+    folder = folder.rstrip("/")
+    if fs.isfile(f"{folder}/{SPLITS}"):
+        splits = _json(fs, f"{folder}/{SPLITS}", where).get("splits") or []
+        hint = f"name one of them, as in {where.split()[-1].rstrip('/')}/{splits[0] if splits else 'train'}"
+        raise InputError(f"holds the splits {', '.join(map(str, splits))}", where, hint)
+    if not fs.isfile(f"{folder}/{STATE}"):
+        return None
+    state = _json(fs, f"{folder}/{STATE}", where)
+    if state.get("_indices_data_files"):
+        raise InputError("reads its rows in an order of its own", where, "save it after flatten_indices()")
+    try:
+        return [f"{folder}/{file['filename']}" for file in state["_data_files"]]
+    except (KeyError, TypeError):
+        raise InputError(f"has a {STATE} without files", where, "save the dataset anew") from None
+
+
+def _json(fs: Any, path: str, where: str) -> dict[str, Any]:
+    try:
+        found = json.loads(fs.cat_file(path))
+    except ValueError:
+        raise InputError(f"{path} is not JSON", where, "save the dataset anew") from None
+    return found if isinstance(found, dict) else {}
+
+
+def schema_of(file: BinaryIO) -> pa.Schema:
+    """The schema of an Arrow file. Raises OSError or ValueError if it is none."""
+    file.seek(0)
+    return pa.ipc.open_stream(pa.PythonFile(file, mode="r")).schema
+
+
+def label_names(file: BinaryIO, column: str) -> list[str]:
+    """The names of a column's labels in the order of their numbers, if it is a ClassLabel or has such; else none."""
+    stored = (schema_of(file).metadata or {}).get(b"huggingface", b"{}")
+    try:
+        feature = json.loads(stored)["info"]["features"][column]
+    except (ValueError, KeyError, TypeError):
+        return []
+    while isinstance(feature, dict) and isinstance(inner := feature.get("feature"), dict):
+        feature = inner
+    names = feature.get("names") if isinstance(feature, dict) else None
+    return [str(name) for name in names] if isinstance(names, list) else []
+
+
+def batch_ends(file: BinaryIO) -> list[int]:
+    """The byte at which the schema ends, and that at which each batch does. Raises OSError or ValueError."""
+    ends = []
+    for kind, _, end in _messages(file, 0):
+        if kind not in (SCHEMA, BATCH):
+            raise ValueError(f"it has a {kind}, as of columns that are encoded by dictionaries")
+        ends.append(end)
+    file.seek(ends[-1])
+    if not file.read(len(END)).startswith(END):
+        raise ValueError("it is cut off")
+    return ends
+
+
+def batches(file: BinaryIO, start: int, stop: int) -> Iterator[pa.RecordBatch]:
+    """The batches in bytes [start, stop) of a file. Raises OSError or ValueError."""
+    schema = schema_of(file)
+    for _, message, end in _messages(file, start):
+        if message.type == BATCH:
+            yield pa.ipc.read_record_batch(message, schema)
+        if end >= stop:
+            return
+
+
+def rows_before(file: BinaryIO, at: int) -> int:
+    """How many rows there are before the batch that begins at byte `at`."""
+    return sum(batch.num_rows for batch in batches(file, 0, at)) if at else 0
+
+
+def _messages(file: BinaryIO, start: int) -> Iterator[tuple[str, Any, int]]:
+    """The messages from byte `start` on, each with its kind and the byte at which it ends."""
+    file.seek(start)
+    stream = pa.PythonFile(file, mode="r")
+    while True:
+        try:
+            message = pa.ipc.read_message(stream)
+        except EOFError:
+            return
+        yield message.type, message, file.tell()
