@@ -50,6 +50,8 @@ def export(
     transformers disagrees.
     """
     from orchestrator.checkpoint.averaged import facts_of
+    from orchestrator.checkpoint.evaluations import metrics_of
+    from orchestrator.export.model_card import NAME, model_card
     from orchestrator.resolve.commit_model import model_of_run
 
     check_target(target)
@@ -63,6 +65,8 @@ def export(
         facts["evaluation"] = _evaluation_facts(spec, commit.meta["layout"]["micro_batch"])
         facts |= weights
         sample = _sample(tokens, folder) if form == "hf" else None
+        evaluation = metrics_of(found.store, commit)
+        (Path(folder) / NAME).write_text(model_card(found, evaluation, weights, difference))
         facts["files"] = [*sorted(os.listdir(folder)), MARK]
         (Path(folder) / MARK).write_text(json.dumps(facts, indent=2) + "\n")
         publish(folder, target, patient(spec.limits.unsaved))

@@ -30,6 +30,7 @@ class CommitModel:
     """A commit of a run of the job `spec`: its prepared data, its workload, and a reader of its weights."""
 
     spec: JobSpec
+    store: Store
     commit: CommitManifest
     tokens: Tokens
     workload: Workload
@@ -71,4 +72,4 @@ def model_of_commit(
     tokens, store = data_of(run, commit.meta["data"], retry), Store(run.at("checkpoints"), retry=retry)
     reader = weights_of(store, commit, spec.checkpoint, raw)
     workload = workload_of(spec, tokens, base=base_of_commit(spec, commit))
-    return CommitModel(spec, commit, tokens, workload, reader)
+    return CommitModel(spec, store, commit, tokens, workload, reader)

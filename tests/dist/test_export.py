@@ -43,9 +43,13 @@ def test_an_export_unpickles_nothing_and_agrees(run: Path, tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["logits_difference"] < 1e-4
-    assert {"config.json", "model.safetensors", "tokenizer.json", "export.json"} <= {
+    assert {"README.md", "config.json", "model.safetensors", "tokenizer.json", "export.json"} <= {
         path.name for path in (tmp_path / "export").iterdir()
     }
+    card = (tmp_path / "export/README.md").read_text()
+    receipt = json.loads((tmp_path / "export/export.json").read_text())["receipt"]
+    for part in ("library_name: transformers", "| objective | causal_lm |", "| trained | 2 of", receipt):
+        assert part in card
 
 
 def test_a_class_run_as_it_is_leaves_though_it_has_tables_that_no_commit_holds(tmp_path: Path) -> None:

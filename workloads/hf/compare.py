@@ -71,6 +71,7 @@ def load(folder: str, strict: bool = True) -> Any:
 
     named = json.loads((Path(folder) / "config.json").read_text())["architectures"][0]
     kind = getattr(transformers, named)
+    transformers.logging.disable_progress_bar()  # in commands, among their own lines
     model, report = kind.from_pretrained(
         folder,
         local_files_only=True,

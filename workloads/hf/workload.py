@@ -168,11 +168,14 @@ class HuggingFaceWorkload:
 @lru_cache(maxsize=1)
 def _initialised(config: HuggingFaceModel, seed: int) -> nn.Module:
     """The model with its initial weights, on CPU. The last one is cached, since it is read tensor by tensor."""
+    import transformers
+
     folder = root(config.folder)
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(seed)
         if not has_weights(str(folder)):
             return build(config)
+        transformers.logging.disable_progress_bar()  # in commands, among their own lines
         try:
             model, found = auto_class(config).from_pretrained(
                 folder, config=training_config(config), dtype=torch.float32, local_files_only=True,

@@ -1,0 +1,64 @@
+"""The README.md of an exported model: what it is, what it was trained on, and how far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from orchestrator.checkpoint.identity import BASE
+from orchestrator.planning.layout import Layout
+from orchestrator.track.redact import redact
+
+if TYPE_CHECKING:
+    from orchestrator.resolve.commit_model import CommitModel
+
+NAME = "README.md"
+SHOWN = 8
+"""Most sources that are named."""
+
+
+def model_card(
+    model: CommitModel, evaluation: Mapping[str, float], weights: Mapping[str, Any], difference: float
+) -> str:
+    """The card of a commit's model as Markdown, with a header that model hubs read.
+
+    `evaluation` are the commit's metrics by name, `weights` says of an average of them, `difference` is the largest one
+    between its outputs and those of transformers. Credentials in addresses are hidden.
+    """
+    spec, commit, data = model.spec, model.commit, model.tokens.manifest
+    base = redact((commit.meta.get(BASE) or {}).get("uri", ""))
+    head = {"library_name": "transformers", "tags": ["training-orchestrator", spec.workload.objective]}
+    size = sum(shape.numel() for shape in model.workload.shapes.values())
+    uris = [redact(source.uri) for source in data.sources]
+    more = f" and {len(uris) - SHOWN} more" if len(uris) > SHOWN else ""
+    seen = f"{commit.position:,} samples of {spec.data.sequence_length} tokens"
+    averaged = weights.get("averaged_steps")
+    rows = {
+        "model": f"`{spec.workload.model}`, {size:,} weights" + (f", begun with `{base}`" if base else ""),
+        "objective": spec.workload.objective,
+        "data": f"{', '.join(f'`{uri}`' for uri in uris[:SHOWN])}{more}: {data.tokens:,} tokens",
+        "trained": f"{commit.step:,} of {spec.train.steps:,} steps, {seen} in batches of {spec.train.global_batch}",
+        "optimiser": f"{spec.train.optimizer.name}, learning rate {spec.train.optimizer.lr:g}, {spec.train.precision}",
+        "layout": f"{Layout.from_json(commit.meta['layout'])}, which the weights do not depend on",
+        "loss in training": _number(commit.meta.get("loss")),
+        **{
+            name: _number(value) for name, value in sorted(evaluation.items()) if not name.endswith(".tokens")
+        },
+        "weights": f"averaged over the commits {averaged}"
+        if averaged
+        else weights.get("weights", "as trained"),
+        "receipt": f"`{commit.receipt}`, a hash of all samples in their order",
+        "checked": f"outputs as those of transformers within {difference:.1e}",
+        "made with": ", ".join(
+            f"{name} {metadata.version(name)}" for name in ("training-orchestrator", "torch", "transformers")
+        ),
+    }
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items() if value)
+    return f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# {spec.name}\n\n| | |\n|---|---|\n{table}\n"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
