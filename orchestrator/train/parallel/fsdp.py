@@ -81,6 +81,7 @@ class Fsdp:
 
     def begin(self) -> None:
         """See `DataParallel.begin`."""
+        self.publish()
         for model in self._models:
             model.zero_grad(set_to_none=True)
         for shard in self.shards:
@@ -98,7 +99,8 @@ class Fsdp:
             )
 
     def publish(self) -> None:
-        """Weights are gathered when they are needed; those that an evaluation under ZeRO 2 has left are stale now."""
+        """Weights are gathered when they are needed. Those that an evaluation under ZeRO 2 has left, where no backward
+        pass frees them, are stale after a step; and a step that begins with them has wrong gradients from then on."""
         for model in self._models:
             for module in model.modules():
                 if isinstance(module, FSDPModule):

@@ -177,7 +177,8 @@ def run_case(case: dict[str, Any], folder: Path, device: Device) -> None:
 
     With `restore` the run goes on from that case's commit; with `commit` it leaves one. At each
     [rank, step] in `overflow`, steps counted from 0, the gradients are infinite. A case with a moving average is
-    evaluated with it after every step; what that gives is in `averaged`.
+    evaluated with it after every step; what that gives is in `averaged`. One that is to be `evaluated` is so before every
+    step.
     """
     spec = job(case)
     layout = Layout(**{"dp": 1, **case["layout"]})
@@ -198,6 +199,8 @@ def run_case(case: dict[str, Any], folder: Path, device: Device) -> None:
         infinite = [dist.get_rank(), step] in case.get("overflow", [])
         engine._losses.of = (lambda *call: of(*call) * math.inf) if infinite else of
         batches = micro_batches(workload, spec, layout, step, case.get("ragged", False))
+        if case.get("evaluated"):
+            engine.eval_step(micro_batches(workload, spec, layout, 99))
         metrics = engine.train_step(batches, spec.train.optimizer.lr)
         losses.append(metrics.loss)
         norms.append(metrics.grad_norm)
