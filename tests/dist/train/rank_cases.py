@@ -177,8 +177,8 @@ def run_case(case: dict[str, Any], folder: Path, device: Device) -> None:
 
     With `restore` the run goes on from that case's commit; with `commit` it leaves one. At each
     [rank, step] in `overflow`, steps counted from 0, the gradients are infinite. A case with a moving average is
-    evaluated with it after every step; what that gives is in `averaged`. One that is to be `evaluated` is so before every
-    step.
+    evaluated with it after every step; what that gives is in `averaged`. One that is to be `evaluated` is so before
+    every step.
     """
     spec = job(case)
     layout = Layout(**{"dp": 1, **case["layout"]})
