@@ -239,6 +239,8 @@ def _refuse_other_make(theirs: JobSpec, spec: JobSpec, config: TransformerConfig
     from workloads.describe import describe
 
     asked = theirs.workload
+    if asked.adapter and asked.adapter.kind != "bitfit":
+        raise WorkloadError(f"{where} was trained with an adapter; export it, and begin with the export")
     if asked.mup != spec.workload.mup:
         raise WorkloadError(f"{where} was trained with mup {asked.mup}; set workload.mup to the same")
     _refuse_unlike(describe(asked.model, asked.changes, 1, asked.objective), config, where)
