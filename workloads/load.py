@@ -77,7 +77,8 @@ def load(
     config = describe(model, changes, vocabulary.size) if described is None else described
     if isinstance(config, TransformerConfig) and vocabulary.added <= config.vocab_size < vocabulary.size:
         config = config.changed({"vocab_size": vocabulary.size})
-    _check(model, config, objective, vocabulary, sequence_length)
+    taken = adapter.positions if adapter else 0
+    _check(model, config, objective, vocabulary, sequence_length + taken)
     built = objectives.build(
         objective,
         vocabulary=vocabulary,
@@ -193,7 +194,7 @@ def trained_share(model: Description, freeze: Sequence[str], adapter: Adapter | 
     with torch.device("meta"):
         built = build_model(model) if isinstance(model, TransformerConfig) else build_class(model)
         if adapter is not None and isinstance(model, TransformerConfig):
-            adapter.apply(built)
+            adapter.apply(built, model)
     sizes = {name: parameter.numel() for name, parameter in built.named_parameters()}
     open_ = [n for n in sizes if adapter is None or adapter.trains(n)]
     trained = [n for n in open_ if not any(fnmatchcase(n, pattern) for pattern in freeze)]

@@ -53,7 +53,7 @@ class TransformerWorkload:
         """The plain module on the current default device."""
         model = build_model(self.config)
         if self.adapter:
-            self.adapter.apply(model)
+            self.adapter.apply(model, self.config)
         return model
 
     @cached_property
@@ -186,22 +186,32 @@ class TransformerWorkload:
         ended: Ended | None = None,
     ) -> list[list[int]]:
         """See Workload.generate."""
-        eos = self.vocabulary.eos
-        return generate(model, self.config, prompts, max_tokens, eos, self.decoder_start, sampling, ended)
+        eos, taken = self.vocabulary.eos, self.adapter.positions if self.adapter else 0
+        config = replace(self.config, max_positions=self.config.max_positions - taken)
+        return generate(model, config, prompts, max_tokens, eos, self.decoder_start, sampling, ended)
 
     def check_hf(self) -> None:
         """Raise WorkloadError if transformers has no class for this model, which `to_hf` would raise too."""
         from workloads.hf.checkpoint import check_export
 
+        self._check_merges()
         check_export(self.config, self.vocabulary, _shapes(self.config), self._decoder_start)
 
     def to_hf(self, read: Callable[[str], Tensor], folder: str) -> None:
         """Write config.json and model.safetensors (fp32) that transformers loads, with the adapter merged into the
         base. Raises WorkloadError."""
 
+        self._check_merges()
         if self.adapter:
             read = merged_reader(self.adapter, self.shapes, read)
         self.base_to_hf(read, folder)
+
+    def _check_merges(self) -> None:
+        if self.adapter and not self.adapter.merges:
+            raise WorkloadError(
+                f"transformers has no class with {self.adapter.kind} adapters, and they cannot be merged; set "
+                "checkpoint.export to null"
+            )
 
     def base_to_hf(self, read: Callable[[str], Tensor], folder: str) -> None:
         """As `to_hf`, of the model without its adapter."""

@@ -10,11 +10,14 @@ from orchestrator.job.strict import Positive, StrictModel
 
 
 class AdapterSpec(StrictModel):
-    """Few parameters that are trained beside a base, whose own weights are not: low-rank matrices (lora, rslora, dora)
-    or the biases (bitfit). Heads that the base lacks are trained too."""
+    """Few parameters that are trained beside a base, whose own weights are not: low-rank matrices (lora, rslora, dora),
+    keys and values before the tokens in every layer (prefix), bottlenecks behind sub-layers (houlsby) or the biases
+    (bitfit). Heads that the base lacks are trained too."""
 
-    kind: Literal["lora", "rslora", "dora", "bitfit"]
-    rank: Positive = Field(default=16, description="rows of A and columns of B")
+    kind: Literal["lora", "rslora", "dora", "prefix", "houlsby", "bitfit"]
+    rank: Positive = Field(
+        default=16, description="rows of A and columns of B; width of a bottleneck; length of a prefix"
+    )
     alpha: float = Field(
         default=32.0,
         gt=0.0,
@@ -32,12 +35,13 @@ class AdapterSpec(StrictModel):
         return [given] if isinstance(given, str) else given
 
     @model_validator(mode="after")
-    def bitfit_has_no_matrices(self) -> AdapterSpec:
-        extra = self.model_fields_set & {"rank", "alpha", "targets"} if self.kind == "bitfit" else set()
-        if extra and any(getattr(self, key) != AdapterSpec(kind="bitfit").__dict__[key] for key in extra):
-            raise ValueError(
-                f"bitfit trains the biases and has no {', '.join(sorted(extra))}; leave that out"
-            )
+    def nothing_is_said_that_does_not_count(self) -> AdapterSpec:
+        narrow, none = ("alpha", "targets"), ("rank", "alpha", "targets")
+        unused = {"prefix": narrow, "houlsby": narrow, "bitfit": none}.get(self.kind, ())
+        fields = type(self).model_fields
+        said = [key for key in unused if getattr(self, key) != fields[key].default]
+        if said:
+            raise ValueError(f"{self.kind} has no {', '.join(said)}; leave it out")
         return self
 
 

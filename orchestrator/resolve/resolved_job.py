@@ -78,6 +78,10 @@ def resolve(spec: JobSpec, vocabulary_size: int | None = None) -> ResolvedJob:
         with wrong_input("workload.adapter.targets"):
             share = trained_share(model, spec.train.freeze, adapter_of(spec))
         shape = replace(shape, trained_share=share)
+        if spec.workload.adapter and spec.workload.adapter.kind == "prefix":
+            shape = replace(
+                shape, no_context_split="every rank's tokens attend to a prefix that none of them holds"
+            )
     return ResolvedJob(spec, model, special, size, shape)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -9,15 +10,21 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from workloads.adapters.bottleneck import add_bottlenecks
 from workloads.adapters.frozen import matching
 from workloads.adapters.lora import LoraLinear, merged
+from workloads.adapters.prefix import add_prefixes
 from workloads.errors import WorkloadError
+from workloads.model.config import TransformerConfig
 from workloads.model.initialise import normal
 from workloads.model.stored import HEADS
 
 LOW_RANK = ("lora", "rslora", "dora")
 A, B, LENGTH = ".lora_a.weight", ".lora_b.weight", ".magnitude.weight"
 """How the names of the tensors end that a low-rank adapter adds to a linear layer."""
+KEY, VALUE = ".prefix.key", ".prefix.value"
+PREFIX_STD = 0.02
+LAYER_NORM = re.compile(r"layers\.\d+\.(attention|cross|feedforward)_norm\.")
 Read = Callable[[str], Tensor]
 
 
@@ -25,9 +32,10 @@ Read = Callable[[str], Tensor]
 class Adapter:
     """What is trained beside a base whose own weights are not.
 
-    kind: one of LOW_RANK, or bitfit, which adds nothing and trains the biases (Ben Zaken et al., 2022). targets are
-    patterns of names of linear layers; what a low-rank adapter adds is scaled by alpha / rank, or alpha / sqrt(rank) if
-    it is rank-stabilised.
+    kind: one of LOW_RANK; prefix, `rank` keys and values in every layer; houlsby, bottlenecks of width `rank`, beside
+    which the layers' norms are trained; or bitfit, which adds nothing and trains the biases (Ben Zaken et al., 2022).
+    targets are patterns of names of linear layers; what a low-rank adapter adds is scaled by alpha / rank, or
+    alpha / sqrt(rank) if it is rank-stabilised.
     """
 
     kind: str
@@ -40,9 +48,14 @@ class Adapter:
         """The factor of B A."""
         return self.alpha / (self.rank**0.5 if self.kind == "rslora" else self.rank)
 
-    def apply(self, model: nn.Module) -> None:
-        """Replace the targets of a model. Raises WorkloadError if a pattern matches no linear layer."""
+    def apply(self, model: nn.Module, config: TransformerConfig) -> None:
+        """Put it into a model of that configuration. Raises WorkloadError if a pattern matches no linear layer, or the
+        model can have none of its kind."""
         if self.kind not in LOW_RANK:
+            if self.kind == "houlsby":
+                add_bottlenecks(model, config.hidden, self.rank)
+            elif self.kind == "prefix":
+                add_prefixes(model, config, self.rank)
             return
         linear = {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
         inside = [name for name in linear if not f"{name}.".startswith(HEADS)]
@@ -53,18 +66,39 @@ class Adapter:
 
     def trains(self, name: str) -> bool:
         """Whether it trains the parameter `name`, other than a head that is new."""
-        return name.endswith((A, B, LENGTH)) if self.kind in LOW_RANK else name.endswith("bias")
+        if self.kind == "bitfit":
+            return name.endswith("bias")
+        return self.adds(name) or (self.kind == "houlsby" and LAYER_NORM.search(name) is not None)
 
     def adds(self, name: str) -> bool:
         """Whether the tensor `name` is no tensor of the base."""
-        return self.kind in LOW_RANK and self.trains(name)
+        if self.kind == "houlsby":
+            return "_adapter." in name
+        if self.kind == "prefix":
+            return name.endswith((KEY, VALUE))
+        return self.kind in LOW_RANK and name.endswith((A, B, LENGTH))
+
+    @property
+    def positions(self) -> int:
+        """Positions that it takes from the tokens."""
+        return self.rank if self.kind == "prefix" else 0
+
+    @property
+    def merges(self) -> bool:
+        """Whether there is a plain model that computes the same."""
+        return self.kind not in ("houlsby", "prefix")
 
     def initial(self, name: str, shape: torch.Size, seed: int, base: Read) -> Tensor:
-        """The initial value of a tensor that it adds, fp32 on CPU: what the model computes does not change.
+        """The initial value of a tensor that it adds, fp32 on CPU: what the model computes does not change, or hardly.
 
         B is zero, and A normal with the variance of the reference implementation's uniform values (peft's
-        kaiming_uniform with a = sqrt(5)): one in three times the inputs. `base` gives the tensors of the base.
+        kaiming_uniform with a = sqrt(5)): one in three times the inputs. Bottlenecks begin near the identity, with a
+        standard deviation of 0.01 (Houlsby et al., section 3.6). `base` gives the tensors of the base.
         """
+        if self.kind == "prefix":
+            return normal(seed, name, shape).mul_(PREFIX_STD)
+        if self.kind == "houlsby":
+            return torch.zeros(shape) if len(shape) == 1 else normal(seed, name, shape, 2.0).mul_(0.01)
         if name.endswith(B):
             return torch.zeros(shape)
         if name.endswith(A):
@@ -81,12 +115,12 @@ class Adapter:
 
 
 def styles_with(styles: Mapping[str, str]) -> dict[str, str]:
-    """The styles of a workload with those of low-rank adapters, see `Workload.sharding`.
+    """The styles of a workload with those of adapters, see `Workload.sharding`.
 
     Of a layer that is cut over its outputs B is cut so too, over its inputs A. The other one every rank has whole, and
     sees a part of its gradient.
     """
-    found = dict(styles)
+    found = {**styles, "*layers.*_adapter.*": "sequence", "*attention.prefix": "column"}
     for pattern, style in styles.items():
         if style == "column":
             found |= {f"{pattern}.lora_a": "heads", f"{pattern}.lora_b": "column"}

@@ -1,4 +1,4 @@
-"""A low-rank adapter of our model as a folder that peft loads onto a class of transformers."""
+"""An adapter of our model as a folder that peft loads onto a class of transformers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from workloads.adapters.adapter import LENGTH, LOW_RANK, A, Adapter, B
+from workloads.adapters.adapter import KEY, LENGTH, LOW_RANK, VALUE, A, Adapter, B
 from workloads.errors import WorkloadError
 from workloads.hf.convert import row_of, to_hf
 from workloads.hf.families import family_of
@@ -51,15 +51,18 @@ class _Layer:
 def check_adapter(workload: TransformerWorkload) -> None:
     """Raise WorkloadError if the adapter cannot be written for peft."""
     adapter = _adapter_of(workload)
-    if adapter.kind not in LOW_RANK:
+    if adapter.kind not in (*LOW_RANK, "prefix"):
         raise WorkloadError(f"peft has no {adapter.kind}; set checkpoint.export to hf")
     if workload.config.generator:
         raise WorkloadError("peft adapts one network, and this model has two; set checkpoint.export to hf")
     blank = {name: torch.empty(shape, device="meta") for name, shape in workload.shapes.items()}
+    if adapter.kind == "prefix" and _task(workload) is None:
+        raise WorkloadError(
+            "peft has no prefix for this class of transformers; set checkpoint.export to null"
+        )
     with torch.device("meta"):
-        config = config_of(workload, "")
+        config_of(workload, "")
         _tensors(workload, blank.__getitem__)
-    assert config["target_modules"]
 
 
 def write_adapter(workload: TransformerWorkload, read: Read, folder: str, base: str) -> None:
@@ -78,13 +81,27 @@ def config_of(workload: TransformerWorkload, base: str) -> dict[str, Any]:
     an alpha that leaves the scale as it is.
     """
     adapter, layers = _adapter_of(workload), list(_layers(workload))
+    general = {
+        "task_type": _task(workload),
+        "base_model_name_or_path": base,
+        "modules_to_save": sorted(_heads(workload)) or None,
+        "inference_mode": True,
+    }
+    if adapter.kind == "prefix":
+        config = workload.config
+        return general | {
+            "peft_type": "PREFIX_TUNING",
+            "num_virtual_tokens": adapter.rank,
+            "token_dim": config.kv_heads * config.head_dim,
+            "num_attention_heads": config.kv_heads,
+            "num_layers": config.layers,
+            "num_transformer_submodules": 1,
+            "prefix_projection": False,
+        }
     ranks = {layer.module: adapter.rank * len(_adapted(layer, workload.shapes)) for layer in layers}
     odd = {module: rank for module, rank in ranks.items() if rank != adapter.rank}
-    kind = family_of(workload.config).head(workload.config).kind
-    return {
+    return general | {
         "peft_type": "LORA",
-        "task_type": next((task for end, task in TASKS.items() if kind.endswith(end)), None),
-        "base_model_name_or_path": base,
         "r": adapter.rank,
         "lora_alpha": adapter.alpha,
         "lora_dropout": 0.0,
@@ -95,9 +112,12 @@ def config_of(workload: TransformerWorkload, base: str) -> dict[str, Any]:
         "target_modules": sorted(ranks),
         "rank_pattern": odd,
         "alpha_pattern": {module: _alpha(adapter, rank) for module, rank in odd.items()},
-        "modules_to_save": sorted(_heads(workload)) or None,
-        "inference_mode": True,
     }
+
+
+def _task(workload: TransformerWorkload) -> str | None:
+    kind = family_of(workload.config).head(workload.config).kind
+    return next((task for end, task in TASKS.items() if kind.endswith(end)), None)
 
 
 def _alpha(adapter: Adapter, rank: int) -> float:
@@ -137,6 +157,9 @@ def _heads(workload: TransformerWorkload) -> set[str]:
 
 def _tensors(workload: TransformerWorkload, read: Read) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
+    if _adapter_of(workload).kind == "prefix":
+        names = [f"layers.{n}.attention{end}" for n in range(workload.config.layers) for end in (KEY, VALUE)]
+        found["prompt_embeddings"] = torch.cat([read(name).t() for name in names], dim=1)
     for layer in _layers(workload):
         for leaf, tensor in _of_layer(layer, workload, read):
             found[f"{PREFIX}{layer.module}.{leaf}"] = tensor

@@ -88,6 +88,7 @@ class Attention(nn.Module):
         self.query_norm = norm(config, config.head_dim) if config.qk_norm else None
         self.key_norm = norm(config, config.head_dim) if config.qk_norm else None
         self.core = AttentionCore(score_scale(config))
+        self.prefix: nn.Module | None = None  # of an adapter, see `workloads.adapters.prefix`
 
     def forward(self, hidden: Tensor, context: Context) -> Tensor:
         """[B, L, hidden] to the same."""
@@ -99,6 +100,8 @@ class Attention(nn.Module):
             query, key = rotate(query, context.rotary), rotate(key, context.rotary)
         if not self.cross:
             key, value = context.with_read(key, value)
+        if self.prefix is not None:
+            key, value = self.prefix(key, value)
         mask, bias = (context.memory_mask, None) if self.cross else (context.mask, context.bias)
         mixed = self.core(query, key, value, mask, bias)
         return self.output(mixed.transpose(1, 2).flatten(2))

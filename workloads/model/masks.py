@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from workloads.model.config import TransformerConfig
@@ -27,6 +28,13 @@ class Mask:
 
     allowed: Tensor | None = None
     causal: bool = False
+
+    def behind(self, count: int, length: int, device: torch.device) -> Mask:
+        """The mask of `length` queries whose keys stand behind `count` others, to which all may attend."""
+        allowed = self.dense(length, device)
+        if allowed is None:
+            return self
+        return Mask(F.pad(allowed.view((1,) * (4 - allowed.dim()) + allowed.shape), (count, 0), value=True))
 
     def dense(self, length: int, device: torch.device) -> Tensor | None:
         """The full mask as one tensor, causality included; None if nothing is hidden."""

@@ -65,29 +65,37 @@ class Layer(nn.Module):
         self.feedforward: nn.Module = (
             MixtureOfExperts(config, moe) if moe and moe.at(index) else FeedForward(config)
         )
+        # What an adapter does with a sub-layer's output, see `workloads.adapters.bottleneck`.
+        self.attention_adapter: nn.Module | None = None
+        self.feedforward_adapter: nn.Module | None = None
 
     def forward(self, hidden: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
         """[B, L, hidden] to the same, and the router's extra loss if the layer has experts."""
         if self.pre:
-            hidden = hidden + self._drop(self.attention(self.attention_norm(hidden), context), context, 0)
+            hidden = hidden + self._attend(self.attention_norm(hidden), context)
             if self.cross_attention is not None and self.cross_norm is not None:
                 read = self.cross_attention(self.cross_norm(hidden), context)
                 hidden = hidden + self._drop(read, context, 1)
             mixed, extra = self._feed(self.feedforward_norm(hidden), context)
             return hidden + mixed, extra
-        hidden = self.attention_norm(hidden + self._drop(self.attention(hidden, context), context, 0))
+        hidden = self.attention_norm(hidden + self._attend(hidden, context))
         if self.cross_attention is not None and self.cross_norm is not None:
             read = self.cross_attention(hidden, context)
             hidden = self.cross_norm(hidden + self._drop(read, context, 1))
         mixed, extra = self._feed(hidden, context)
         return self.feedforward_norm(hidden + mixed), extra
 
+    def _attend(self, hidden: Tensor, context: Context) -> Tensor:
+        mixed = self._drop(self.attention(hidden, context), context, 0)
+        return mixed if self.attention_adapter is None else self.attention_adapter(mixed)
+
     def _feed(self, hidden: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
         if isinstance(self.feedforward, MixtureOfExperts):
             mixed, extra = self.feedforward(hidden, context.real)
         else:
             mixed, extra = self.feedforward(hidden), None
-        return self._drop(mixed, context, 2), extra
+        mixed = self._drop(mixed, context, 2)
+        return mixed if self.feedforward_adapter is None else self.feedforward_adapter(mixed), extra
 
     def _drop(self, mixed: Tensor, context: Context, site: int) -> Tensor:
         return drop(mixed, self.dropout, context.keys, site)
@@ -137,6 +145,7 @@ class Transformer(nn.Module):
         self.norm = norm(config) if config.final_norm else None
         self.head = make_head(config)
         self.sentence_head = SentenceHead(config, 2) if config.sentence_head else None
+        self.prefix_length = 0  # positions before the tokens that an adapter has taken
 
     def forward(
         self,
@@ -156,7 +165,7 @@ class Transformer(nn.Module):
             assert self.tokens is not None
             assert self.embeddings is not None
             vectors, types = self.tokens(batch["tokens"]), batch.get("token_types")
-            hidden = self.embeddings(vectors, positions, types, context.keys)
+            hidden = self.embeddings(vectors, positions + self.prefix_length, types, context.keys)
             hidden = hidden if self.projection is None else self.projection(hidden)
         repeat = self.config.layers if self.config.shared_layers else 1
         hidden, extra = run_layers(self.layers, hidden, context, extra, repeat)
@@ -175,10 +184,12 @@ class Transformer(nn.Module):
         )
         table: Rotary | None = None
         if self.config.positions == "rotary":
-            table = rotary(self.config, positions)
+            table = rotary(self.config, positions + self.prefix_length)
         bias = None
         if self.relative_bias is not None:
             bias = relative_scores(self.relative_bias, mask, length, cache)
+        if self.prefix_length:
+            mask = mask.behind(self.prefix_length, length, batch["tokens"].device)
         keys, real = token_keys(self, batch, length), batch.get(REAL, batch.get("padding"))
         return Context(mask, table, bias, keys=keys, real=real, cache=cache)
 
