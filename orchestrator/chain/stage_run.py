@@ -47,6 +47,8 @@ def placed(chain: ChainSpec, stage: Stage, root: RunDir) -> JobSpec:
     for key, other, tag in stage.inputs:
         if key == INIT:
             workload["init_from"] = f"{root.at(other)}@{tag}"
+            if chain[other].job.workload.adapter:  # whose commits lack its base
+                workload["init_from"] = chain[other].job.checkpoint.export_to or f"{root.at(other)}/export"
             continue
         origin = chain.tokenizer_origin(stage)
         trained = origin.job.data.tokenizer

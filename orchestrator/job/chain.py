@@ -227,6 +227,8 @@ def _check_inputs(chain: ChainSpec, stage: Stage, where: str) -> None:
         if key == TOKENIZER:
             if tag != "last":
                 raise InputError("a stage has one tokenizer", place, f"leave out @{tag}")
+        elif other.workload.adapter:
+            _check_adapted(other, name, tag, place)
         elif tag == "best":
             if other.checkpoint.best_metric is None:
                 hint = f"set checkpoint.keep_best of {name} to a metric, or name @last"
@@ -237,6 +239,16 @@ def _check_inputs(chain: ChainSpec, stage: Stage, where: str) -> None:
     base = stage.begins_with
     if base and isinstance(stage.job.data.tokenizer, TrainBpe):
         _check_same_tokenizer(chain, stage.job, chain[base.stage], where)
+
+
+def _check_adapted(other: JobSpec, name: str, tag: str, place: str) -> None:
+    """The model of a stage that trains an adapter is in its export alone, merged. Raises InputError."""
+    exported = "best" if other.checkpoint.best_metric else "last"
+    if other.checkpoint.export != "hf":
+        hint = f"set checkpoint.export of {name} to hf, which has both merged"
+        raise InputError(f"{name} trains an adapter, and its commits lack its base", place, hint)
+    if tag != exported:
+        raise InputError(f"{name} trains an adapter, whose export is that of @{exported}", place, "name that")
 
 
 def _keeps(job: JobSpec, tag: str) -> bool:

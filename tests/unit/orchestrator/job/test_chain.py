@@ -86,6 +86,7 @@ def test_a_job_without_stages_is_a_job(tmp_path: Path) -> None:
 
 
 BASE = {"name": "base"}
+LORA = {"kind": "lora", "rank": 4}
 
 
 def on(reference: str, **more: Any) -> dict[str, Any]:
@@ -124,6 +125,12 @@ def on(reference: str, **more: Any) -> dict[str, Any]:
          "stages.base.tune: a stage is trained, and not searched over"),
         ([BASE | {"tracking": {"uri": "file:a"}}, {"name": "b", "tracking": {"uri": "file:b"}}],
          "job: tracking: the stages of a chain are under one run in MLflow"),
+        ([BASE, on("stage:base", workload={"init_from": "stage:base", "adapter": LORA}),
+          {"name": "more", "workload": {"init_from": "stage:next"}, "data": {"tokenizer": "stage:base"}}],
+         "next trains an adapter, and its commits lack its base; set checkpoint.export of next to hf"),
+        ([BASE, on("stage:base", workload={"init_from": "stage:base", "adapter": LORA}, checkpoint={"export": "hf"}),
+          {"name": "more", "workload": {"init_from": "stage:next@8"}, "data": {"tokenizer": "stage:base"}}],
+         "next trains an adapter, whose export is that of @last; name that"),
         ([BASE | {"checkpoint": {"export_to": "/x"}}, {"name": "b", "checkpoint": {"export_to": "/x"}}],
          "base and b are exported to the same place"),
     ],
