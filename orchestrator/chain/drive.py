@@ -19,7 +19,6 @@ from orchestrator.chain.stage_run import StageRun, stage_runs
 from orchestrator.job.chain import ChainSpec
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
-from orchestrator.launch.controller_actor import controller_of
 from orchestrator.launch.preflight import gpus_here, preflight
 from orchestrator.launch.run import REFRESH, RunOutcome, WatchedRun, attach, done_already
 from orchestrator.launch.submission import no_cluster
@@ -83,6 +82,14 @@ def _drive(driver: Driver, stages: Mapping[str, StageRun], address: str | None) 
                     return
     except NoCluster as error:
         raise no_cluster(error, address) from None
+
+
+def controller_of(run: RunDir) -> Any | None:
+    """The controller that is at work on a run. Imports Ray, which must not be before it is connected to: then it is
+    settled whether it asks for a token."""
+    from orchestrator.launch.controller_actor import controller_of as found
+
+    return found(run)
 
 
 class Driver:

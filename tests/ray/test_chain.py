@@ -99,9 +99,9 @@ def test_a_finished_chain_is_left_alone(quiet: Path, folder: Path) -> None:
     assert again.returncode == 0
     assert "nothing to do" in again.stderr
     assert {path: path.stat().st_mtime_ns for path in quiet.rglob("*") if path.is_file()} == before
-    shown = orchestrator("status", quiet, cwd=folder)
-    assert [line.split()[:2] for line in shown.stdout.splitlines() if "/runs/" in line] == [
-        [name, "done"] for name in STAGES
+    shown = json.loads(orchestrator("status", quiet, "--json", cwd=folder).stdout)
+    assert [(stage["stage"], stage["state"]) for stage in shown["stages"]] == [
+        (name, "done") for name in STAGES
     ]
 
 

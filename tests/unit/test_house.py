@@ -46,6 +46,7 @@ LIGHT = {
     "orchestrator.job.spec": ("torch", "ray", "transformers", "mlflow", "numpy"),
     "orchestrator.planning.layout": ("torch", "ray", "transformers", "mlflow", "numpy", "pydantic"),
     "orchestrator.control.decide": ("torch", "ray", "transformers", "mlflow"),
+    "orchestrator.chain.drive": ("ray", "mlflow"),
     "orchestrator.planning.plan": ("torch", "ray", "transformers", "mlflow"),
     "orchestrator.tune.space": ("torch", "ray", "transformers", "mlflow", "optuna"),
     "orchestrator.tune.rungs": ("torch", "ray", "transformers", "mlflow", "optuna"),
