@@ -36,6 +36,7 @@ class ModelShape:
         uneven_vocabulary: whether the vocabulary may be split into unequal parts.
         expert_share: share of the parameters that belong to experts.
         trained_share: share of the parameters that are trained.
+        chunked_head: whether the loss is computed in chunks of tokens, so that logits never stand whole.
     """
 
     parameters: int
@@ -57,6 +58,7 @@ class ModelShape:
     uneven_vocabulary: bool = True
     expert_share: float = 0.0
     trained_share: float = 1.0
+    chunked_head: bool = True
 
 
 @dataclass(frozen=True)

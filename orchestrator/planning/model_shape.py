@@ -31,6 +31,7 @@ def model_shape(config: TransformerConfig | HuggingFaceModel, sequence_length: i
         no_recompute=""
         if isinstance(config, TransformerConfig) or config.has_blocks
         else "its class has no repeated layer",
+        chunked_head=not config.generator if isinstance(config, TransformerConfig) else config.ends_in_head,
     )
     return _splits(config, shape) if isinstance(config, TransformerConfig) else shape
 

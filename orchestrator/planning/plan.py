@@ -33,6 +33,11 @@ HOST_LINK, HOST_MEMORY = 2e10, 5e10
 """Bytes per second between a GPU and its host (PCIe 4.0, 16 lanes), and of the host's memory: cautious guesses."""
 
 
+HEAD_TOKENS = {"cpu": 256, "cuda": 2048}
+"""Tokens whose logits a head computes at once. Fewer make matrix products slower: on a CPU 256 are as fast as all
+(docs/benchmarks.md), on a GPU a guess by its ratio of FLOPs to bandwidth. The bits of a run depend on them."""
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A layout with its prediction: memory in bytes per rank, seconds per step."""
@@ -147,11 +152,11 @@ def predict(spec: JobSpec, shape: ModelShape, layout: Layout, machine: Machine) 
     attention = 2.5 * shape.heads * shape.sequence_length / shape.hidden
     kept = {"none": 17.0 + attention, "selective": 12.0, "full": 2.0}[layout.recompute]
     per_layer = tokens * shape.hidden * width * kept
-    logits = 3.0 * tokens * shape.vocabulary * 4
+    head = _head(spec, shape, tokens)
     accumulation = max(layout.accumulation(spec.train.global_batch), 1)
     # a pipeline keeps the activations of the micro-batches in flight: at most one per stage
     flight = min(layout.pp, accumulation) if layout.schedule != "gpipe" else accumulation
-    activations = flight * shape.layers / layout.pp * per_layer / layout.tp + logits / layout.tp
+    activations = flight * shape.layers / layout.pp * per_layer / layout.tp + head / layout.tp
     work = shape.flops_per_token * spec.train.global_batch * shape.sequence_length / layout.world
     recomputed = {"none": 1.0, "selective": 1.05, "full": 4 / 3}[layout.recompute]
     bubble = (
@@ -173,6 +178,14 @@ def predict(spec: JobSpec, shape: ModelShape, layout: Layout, machine: Machine) 
         _states(layout, parameters, shape.trained_share, spec.checkpoint.ema is not None) + activations,
         seconds + _host_seconds(layout, parameters, accumulation),
     )
+
+
+def _head(spec: JobSpec, shape: ModelShape, tokens: float) -> float:
+    """Bytes that the head holds: logits, their softmax and their gradient of the tokens that it computes at once, and
+    from there to the backward pass the gradient of its weight."""
+    at_once = HEAD_TOKENS["cuda" if spec.resources.per_worker.gpu else "cpu"]
+    tokens = min(tokens, at_once) if shape.chunked_head else tokens
+    return 4.0 * shape.vocabulary * (3 * tokens + (shape.hidden if shape.chunked_head else 0))
 
 
 def _states(layout: Layout, parameters: float, trained_share: float, has_average: bool) -> float:

@@ -28,6 +28,7 @@ from orchestrator.planning.layout import Layout
 from orchestrator.storage.retry import patient
 from orchestrator.storage.run_directory import Row
 from orchestrator.train.engines.engine import Engine
+from orchestrator.train.progress import CHUNKS_HEAD
 from orchestrator.train.rank_messages import Agreed, agree
 from orchestrator.train.task import Task
 
@@ -173,7 +174,10 @@ class Commits:
             "tokens": progress["tokens"],
             "losses": progress["losses"],
             "skips": progress["skips"],
-            **{key: progress[key] for key in ("last_evaluation_step", "evaluation", "best", "stale")},
+            **{
+                key: progress[key]
+                for key in ("last_evaluation_step", "evaluation", "best", "stale", CHUNKS_HEAD)
+            },
             TO_EVALUATE: self._is_evaluated(progress),
             "attempt": self._task.attempt,
             "layout": self._layout.to_json(),

@@ -11,6 +11,9 @@ from orchestrator.data.receipt import START
 from orchestrator.data.skips import Skip, merged
 from orchestrator.job.evaluate import LARGER_IS_BETTER, StopWhen, by_name
 
+CHUNKS_HEAD = "chunks_head"
+"""Key of a commit's meta; see `TrainingProgress`."""
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainingProgress:
@@ -27,6 +30,8 @@ class TrainingProgress:
         evaluation: its metrics by name, as in validation.loss.
         best: the best value so far of the metric of `stop_when`, None before the first evaluation.
         stale: evaluations since then.
+        chunks_head: whether heads compute the loss in chunks of tokens, as they did not before; their sums have other
+            bits.
     """
 
     step: int = 0
@@ -39,6 +44,7 @@ class TrainingProgress:
     evaluation: Mapping[str, float] = dataclasses.field(default_factory=dict)
     best: float | None = None
     stale: int = 0
+    chunks_head: bool = True
 
     @classmethod
     def of_commit(
@@ -56,6 +62,7 @@ class TrainingProgress:
             evaluation=meta.get("evaluation", {}),
             best=meta.get("best"),
             stale=meta.get("stale", 0),
+            chunks_head=meta.get(CHUNKS_HEAD, False),
         )
 
     def with_evaluation(

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from workloads.errors import WorkloadError
 from workloads.hf.hf_config import nested_configs, random_attributes, read_hf_config
@@ -70,6 +71,25 @@ class HuggingFaceModel:
         """Whether it has layers that can be recomputed or compiled one by one."""
         return bool(blocks_of(self.bare))
 
+    @cached_property
+    def ends_in_head(self) -> bool:
+        """Whether its logits are what its output embeddings give for a hidden state, and nothing is done with them."""
+        head = self.bare.get_output_embeddings()
+        if type(head) is not nn.Linear:
+            return False
+        tokens = torch.zeros(1, 2, dtype=torch.int64, device="meta")
+        pair = {"decoder_input_ids": tokens} if self.architecture == "encoder-decoder" else {}
+        given: list[torch.Tensor] = []
+        handle = head.register_forward_hook(lambda _, __, out: given.append(out))
+        try:
+            with torch.no_grad(), _NoData():
+                logits = self.bare(input_ids=tokens, use_cache=False, **pair).logits
+        except Exception:  # a class that cannot be run without data, each in its own way
+            return False
+        finally:
+            handle.remove()
+        return len(given) == 1 and logits is given[0]
+
     def parameters(self) -> int:
         """Number of trained parameters."""
         return sum(parameter.numel() for parameter in self.bare.parameters())
@@ -77,6 +97,15 @@ class HuggingFaceModel:
     def flops(self, sequence_length: int) -> float:
         """6 N FLOPs per token; attention is not counted, since the class may have any kind."""
         return 6.0 * self.parameters()
+
+
+class _NoData(TorchDispatchMode):
+    """Whoever asks for an element of a tensor on the meta device is told 0."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return 0
+        return func(*args, **(kwargs or {}))
 
 
 def describe_hf_class(folder: str, changes: Mapping[str, Any] | None = None) -> HuggingFaceModel:

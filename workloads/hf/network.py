@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from workloads.hf.dropout import counted
 from workloads.hf.routers import balance_of
+from workloads.model.chunked_loss import ChunkedLoss
 from workloads.model.dropout import KEYS
 from workloads.model.transformer import Output
 from workloads.workload import Batch
@@ -23,19 +24,27 @@ class HuggingFaceNetwork(nn.Module):
 
     `fixed_buffers` are the values of buffers outside the state (rotary frequencies). Moving the model to another device
     would lose them and untie tied weights, so both are restored after every move. causal: whether it is a decoder.
-    dropout is the rate of its dropout modules.
+    dropout is the rate of its dropout modules; ends_in_head says whether its logits are what its output embeddings
+    give.
     """
 
     def __init__(
-        self, network: nn.Module, fixed_buffers: Mapping[str, Tensor], causal: bool, dropout: float = 0.0
+        self,
+        network: nn.Module,
+        fixed_buffers: Mapping[str, Tensor],
+        causal: bool,
+        dropout: float = 0.0,
+        ends_in_head: bool = False,
     ) -> None:
         super().__init__()
+        self._ends_in_head = ends_in_head
         self._dropouts = counted(network, dropout) if dropout else []
         self.network = network
         self._fixed_buffers, self._causal, self.balance = fixed_buffers, causal, balance_of(network)
 
-    def forward(self, batch: Batch) -> Output:
-        """Logits [B, L, vocabulary] of the batch, and the routers' loss if the class has one."""
+    def forward(self, batch: Batch, in_chunks: ChunkedLoss | None = None) -> Output:
+        """Logits [B, L, vocabulary] of the batch, or the sums of `in_chunks` where the class allows it, and the
+        routers' loss if the class has one."""
         arguments: dict[str, Any] = {
             hf_name: batch[name] for name, hf_name in ARGUMENTS.items() if name in batch
         }
@@ -53,10 +62,34 @@ class HuggingFaceNetwork(nn.Module):
         extra = None
         if self.balance is not None:
             arguments["output_router_logits"] = True
-        output = self.network(**arguments, use_cache=False)
+        sums = None
+        if in_chunks is not None and self._ends_in_head:
+            output, sums = self._in_chunks(arguments, batch["labels"], in_chunks)
+        else:
+            output = self.network(**arguments, use_cache=False)
         if self.balance is not None:
             extra = self.balance(output.router_logits, len(batch["tokens"]))
-        return Output(output.logits, extra, output.logits)
+        return Output(output.logits, extra, None if sums else output.logits, sums=sums)
+
+    def _in_chunks(
+        self, arguments: Mapping[str, Any], labels: Tensor, in_chunks: ChunkedLoss
+    ) -> tuple[Any, tuple[Tensor, ...]]:
+        """The output of the class with the sum of the loss in place of each token's logits, and all sums."""
+        head: Any = self.network.get_output_embeddings()  # type: ignore[operator]
+        others: list[Tensor] = []
+
+        def read(hidden: Tensor) -> Tensor:
+            total, *rest = in_chunks(hidden, head.weight, head.bias, labels)
+            others.extend(rest)
+            # What leaves the module is its loss, so that hooks on its output see the backward pass.
+            return total.expand(*hidden.shape[:-1], 1)
+
+        plain, head.forward = head.forward, read
+        try:
+            output = self.network(**arguments, use_cache=False)
+        finally:
+            head.forward = plain
+        return output, (output.logits.flatten()[0], *others)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> HuggingFaceNetwork:
         super()._apply(fn, recurse)

@@ -79,8 +79,7 @@ class HuggingFaceWorkload:
         self, output: Output, batch: Batch, of_tokens: losses.TokenLoss = losses.token_loss
     ) -> Loss:
         """The loss of the output of a forward pass."""
-        assert output.logits is not None
-        result = of_tokens(output.logits, batch["labels"])
+        result = losses.of_output(output, batch, of_tokens)
         if output.extra is None:
             return result
         return replace(
@@ -153,9 +152,8 @@ class HuggingFaceWorkload:
 
     def wrap(self, bare: nn.Module) -> HuggingFaceNetwork:
         """A model of transformers inside our module."""
-        return HuggingFaceNetwork(
-            bare, self._fixed_buffers, self.config.architecture == "decoder", self.dropout
-        )
+        causal = self.config.architecture == "decoder"
+        return HuggingFaceNetwork(bare, self._fixed_buffers, causal, self.dropout, self.config.ends_in_head)
 
     @cached_property
     def _fixed_buffers(self) -> Mapping[str, Tensor]:

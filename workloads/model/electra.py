@@ -53,9 +53,10 @@ class Electra(nn.Module):
         self.generator = Trunk(config.generator_config())
         self.discriminator = Trunk(config)
 
-    def forward(self, batch: Batch) -> ElectraOutput:
+    def forward(self, batch: Batch, in_chunks: object = None) -> ElectraOutput:
         """tokens (masked), targets (original) and labels (targets where masked, else -100), all [B, L];
-        sample_seed int64 [B] seeds the generator's samples."""
+        sample_seed int64 [B] seeds the generator's samples. These come from whole logits of the masked tokens, whatever
+        is asked for `in_chunks`."""
         tokens, corrupted = batch["tokens"], batch["targets"].clone()
         masked = batch["labels"] != IGNORED
         logits = self.guess(batch, masked)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from workloads.model.chunked_loss import ChunkedLoss
 from workloads.model.config import TransformerConfig
 from workloads.model.layers import activation, norm
 from workloads.model.mup import logit_scale
@@ -23,11 +25,24 @@ class VocabularyProjection(nn.Module):
         self.bias = nn.Parameter(torch.empty(config.vocab_size)) if bias else None
         self.product: Callable[..., Tensor] = F.linear
 
-    def forward(self, hidden: Tensor, tokens: Tensor | None) -> Tensor:
-        """[.., size] to [.., vocabulary]; tokens is the embedding [vocabulary, size]."""
+    def forward(
+        self,
+        hidden: Tensor,
+        tokens: Tensor | None,
+        labels: Tensor | None = None,
+        in_chunks: ChunkedLoss | None = None,
+    ) -> Any:
+        """[.., size] to [.., vocabulary], or with `in_chunks` to the sums that it gives for labels [..].
+
+        tokens is the embedding [vocabulary, size].
+        """
         weight = tokens if self.weight is None else self.weight
         assert weight is not None
-        return self.product(hidden if self.scale == 1.0 else hidden * self.scale, weight, self.bias)
+        hidden = hidden if self.scale == 1.0 else hidden * self.scale
+        if in_chunks is not None:
+            assert labels is not None
+            return in_chunks(hidden, weight, self.bias, labels)
+        return self.product(hidden, weight, self.bias)
 
 
 class MaskedHead(nn.Module):
@@ -40,9 +55,15 @@ class MaskedHead(nn.Module):
         self.norm = norm(config, config.embedding_size)
         self.output = VocabularyProjection(config, config.embedding_size, bias=True)
 
-    def forward(self, hidden: Tensor, tokens: Tensor | None) -> Tensor:
-        """[.., hidden] to [.., vocabulary]."""
-        return self.output(self.norm(self.activation(self.dense(hidden))), tokens)
+    def forward(
+        self,
+        hidden: Tensor,
+        tokens: Tensor | None,
+        labels: Tensor | None = None,
+        in_chunks: ChunkedLoss | None = None,
+    ) -> Any:
+        """[.., hidden] to [.., vocabulary], or with `in_chunks` to sums, as `VocabularyProjection`."""
+        return self.output(self.norm(self.activation(self.dense(hidden))), tokens, labels, in_chunks)
 
 
 class DiscriminatorHead(nn.Module):

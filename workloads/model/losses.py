@@ -64,8 +64,7 @@ def loss(
         labels = batch["labels"]
         found = _span(output.logits, labels) if config.head == "span" else _by_token(output.logits, labels)
         return _with_routers(found, output)
-    assert output.logits is not None
-    result = of_tokens(output.logits, batch["labels"])
+    result = of_output(output, batch, of_tokens)
     metrics = dict(result.metrics)
     extra = output.extra
     if extra is not None:
@@ -77,6 +76,15 @@ def loss(
         metrics["sentence_accuracy"] = _accuracy(output.sentence, batch["sequence_labels"])
         extra = sentence if extra is None else extra + sentence
     return replace(result, extra=extra, metrics=metrics)
+
+
+def of_output(output: Output, batch: Batch, of_tokens: TokenLoss) -> Loss:
+    """The token loss of logits of the vocabulary, or of the sums that were computed in their place."""
+    if output.sums is not None:
+        total, count, *correct = output.sums
+        return Loss(total, count, correct=correct[0] if correct else None)
+    assert output.logits is not None
+    return of_tokens(output.logits, batch["labels"])
 
 
 def _sequence(logits: Tensor, labels: Tensor) -> Loss:

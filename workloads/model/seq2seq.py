@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from workloads.model.attention import ALL, Context
 from workloads.model.cache import Cache
+from workloads.model.chunked_loss import ChunkedLoss
 from workloads.model.config import TransformerConfig
 from workloads.model.dropout import token_keys
 from workloads.model.embeddings import Embeddings, batch_positions
@@ -89,8 +90,10 @@ class EncoderDecoder(nn.Module):
         extra: Tensor | None = None,
         memory: Tensor | None = None,
         cache: Cache | None = None,
+        in_chunks: ChunkedLoss | None = None,
     ) -> Output:
-        """tokens and padding [B, L] and decoder_tokens [B, M] to logits [B, M, vocabulary].
+        """tokens and padding [B, L] and decoder_tokens [B, M] to logits [B, M, vocabulary], or with `in_chunks` to the
+        sums of the loss of labels [B, M].
 
         A later pipeline stage is given the `hidden`, `extra` and `memory` of the one before. With a `cache` of what the
         decoder has read before, the batch has `decoder_positions` [B, M]; the encoder runs where no memory is given.
@@ -115,6 +118,9 @@ class EncoderDecoder(nn.Module):
         real = batch.get(DECODER_REAL, batch.get("decoder_padding"))
         hidden, extra = self.decoder(hidden, mask, steps, extra, keys, real, memory, reads, cache)
         tied = None if self.tokens is None else self.tokens.weight
+        if self.head is not None and in_chunks is not None:
+            sums = self.head(hidden, tied, batch["labels"], in_chunks)
+            return Output(hidden, extra, memory=memory, sums=sums)
         logits = None if self.head is None else self.head(hidden, tied)
         return Output(hidden, extra, logits, memory=memory)
 

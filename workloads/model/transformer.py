@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from workloads.model.attention import Attention, Context, LatentMultiHeadAttention
 from workloads.model.cache import Cache, LayerCache
+from workloads.model.chunked_loss import ChunkedLoss
 from workloads.model.config import TransformerConfig
 from workloads.model.dropout import drop, keyed, token_keys
 from workloads.model.embeddings import Embeddings, batch_positions
@@ -38,7 +39,8 @@ class Output(NamedTuple):
     hidden [B, L, hidden] as the last layer or norm leaves it; extra the routers' losses summed, fp32 scalar;
     logits [B, L, vocabulary], [B, L] (discriminator) or [B, L, classes] (token); sentence [B, classes]. A
     masked head that is given labels computes only what they ask for: logits [predicted, vocabulary]. memory is
-    what the decoder of a pair reads, [B, L, hidden], where a later pipeline stage needs it.
+    what the decoder of a pair reads, [B, L, hidden], where a later pipeline stage needs it. sums are those of a
+    `ChunkedLoss`, in place of logits of the vocabulary.
     """
 
     hidden: Tensor
@@ -46,6 +48,7 @@ class Output(NamedTuple):
     logits: Tensor | None = None
     sentence: Tensor | None = None
     memory: Tensor | None = None
+    sums: tuple[Tensor, ...] | None = None
 
 
 class Layer(nn.Module):
@@ -153,9 +156,11 @@ class Transformer(nn.Module):
         hidden: Tensor | None = None,
         extra: Tensor | None = None,
         cache: Cache | None = None,
+        in_chunks: ChunkedLoss | None = None,
     ) -> Output:
         """Output for `batch`; a later pipeline stage is given the `hidden` and `extra` of the one before.
 
+        With `in_chunks` a head of the vocabulary computes the loss of the batch's labels instead of logits.
         With a `cache`, what it has kept was read before, at lower positions; the batch has `positions` [B, L], and the
         output is that of each row's last token.
         """
@@ -173,7 +178,7 @@ class Transformer(nn.Module):
             hidden = _last(hidden, batch.get("padding"))
         hidden = hidden if self.norm is None else self.norm(hidden)
         sentence = None if self.sentence_head is None else self.sentence_head(hidden)
-        return self._headed(Output(hidden, extra, sentence=sentence), batch)
+        return self._headed(Output(hidden, extra, sentence=sentence), batch, in_chunks)
 
     def _context(self, batch: Batch, positions: Tensor, cache: Cache | None = None) -> Context:
         length = batch["tokens"].shape[1]
@@ -193,12 +198,15 @@ class Transformer(nn.Module):
         keys, real = token_keys(self, batch, length), batch.get(REAL, batch.get("padding"))
         return Context(mask, table, bias, keys=keys, real=real, cache=cache)
 
-    def _headed(self, output: Output, batch: Batch) -> Output:
+    def _headed(self, output: Output, batch: Batch, in_chunks: ChunkedLoss | None) -> Output:
         hidden = output.hidden
         if isinstance(self.head, VocabularyProjection | MaskedHead):
-            tokens = None if self.tokens is None else self.tokens.weight
-            if isinstance(self.head, MaskedHead) and "labels" in batch:
-                hidden = hidden[batch["labels"] != IGNORED]
+            tokens, labels = None if self.tokens is None else self.tokens.weight, batch.get("labels")
+            if isinstance(self.head, MaskedHead) and labels is not None:
+                predicted = labels != IGNORED
+                hidden, labels = hidden[predicted], labels[predicted]
+            if in_chunks is not None:
+                return output._replace(sums=self.head(hidden, tokens, labels, in_chunks))
             return output._replace(logits=self.head(hidden, tokens))
         if isinstance(self.head, DiscriminatorHead | TokenHead):
             return output._replace(logits=self.head(hidden))

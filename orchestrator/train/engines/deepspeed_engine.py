@@ -24,6 +24,7 @@ from orchestrator.train.parallel.losses import StepLosses
 from orchestrator.train.parallel.mesh import Mesh
 from orchestrator.train.parallel.parallelize import freeze, recompute
 from orchestrator.train.parallel.router_load import RouterLoad, ratios
+from orchestrator.train.progress import CHUNKS_HEAD
 from workloads.workload import Batch, Workload
 
 
@@ -166,6 +167,7 @@ class DeepSpeedEngine:
         for name, buffer in self._buffers.items():
             buffer.copy_(reader.read(f"model.{name}"))
         self._scale.load(reader)
+        self._losses.chunks_head = reader.manifest.meta.get(CHUNKS_HEAD, False)
 
     def close(self) -> None:
         """See `Engine.close`."""
@@ -186,7 +188,8 @@ class _WithLoss(nn.Module):
     def forward(self, batch: Batch, parts: int) -> Tensor:
         """fp32 scalar."""
         with self._device.autocast():
-            return self._losses.of(self.model(batch), batch, parts)
+            output = self.model(batch, in_chunks=self._losses.in_chunks)
+            return self._losses.of(output, batch, parts)
 
 
 def _build(

@@ -27,6 +27,7 @@ from orchestrator.train.parallel.parallelize import parallelize
 from orchestrator.train.parallel.parameter_shard import ParameterShard
 from orchestrator.train.parallel.pipeline import Pipeline
 from orchestrator.train.parallel.router_load import RouterLoad, ratios
+from orchestrator.train.progress import CHUNKS_HEAD
 from workloads.workload import Batch, Workload
 
 
@@ -159,6 +160,7 @@ class TorchEngine:
         for name, buffer in self._buffers.items():
             buffer.copy_(reader.read(f"model.{name}"))
         self._scale.load(reader)
+        self._losses.chunks_head = reader.manifest.meta.get(CHUNKS_HEAD, False)
         self._data.publish()
 
     @torch.no_grad()

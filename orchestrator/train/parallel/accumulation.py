@@ -24,7 +24,8 @@ class Accumulation:
             self._data.micro_batch(number == len(micro_batches))
             batch = self._losses.prepare(batch)
             with self._device.autocast():
-                loss = self._losses.of(self._model(batch), batch, len(micro_batches))
+                output = self._model(batch, in_chunks=self._losses.in_chunks)
+                loss = self._losses.of(output, batch, len(micro_batches))
             loss.backward()
 
     def evaluate(self, micro_batches: Sequence[Batch]) -> None:
@@ -32,4 +33,5 @@ class Accumulation:
         for batch in micro_batches:
             batch = self._losses.prepare(batch)
             with self._device.autocast():
-                self._losses.of(self._model(batch), batch, len(micro_batches))
+                output = self._model(batch, in_chunks=self._losses.in_chunks)
+                self._losses.of(output, batch, len(micro_batches))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
+from orchestrator.planning.plan import HEAD_TOKENS
 from orchestrator.train.device import Device
 from orchestrator.train.engines.engine import EvaluationSums
 from orchestrator.train.parallel.collectives import reduce
@@ -19,6 +20,7 @@ from orchestrator.train.parallel.deterministic_reduction import tree_sum
 from orchestrator.train.parallel.mesh import Mesh
 from orchestrator.train.parallel.tensor import VocabularyLoss
 from orchestrator.train.rank_messages import gather_json
+from workloads.model.chunked_loss import ChunkedLoss
 from workloads.model.transformer import IGNORED
 from workloads.objectives.preferences import BASELINE, DIVERGENCE, log_probabilities, means
 from workloads.workload import Batch, Loss, Workload
@@ -34,7 +36,7 @@ class StepLosses:
 
     The sum of losses is divided by the tokens that a full batch predicts before the backward pass, so that
     gradients have their usual size in any type, and corrected to the true count after it. `scale` multiplies what
-    is differentiated, not what is reported.
+    is differentiated, not what is reported. `chunks_head` says whether a head computes the loss in chunks of tokens.
     """
 
     def __init__(self, spec: JobSpec, workload: Workload, layout: Layout, mesh: Mesh, device: Device) -> None:
@@ -56,6 +58,8 @@ class StepLosses:
         self._measures = mesh.tp.index == 0  # tensor-parallel ranks measure the same
         self._counts = self._measures and (mesh.cp.index == 0 or not self._compares)
         self.scale = 1.0
+        self.chunks_head = True
+        self._tokens_at_once = HEAD_TOKENS[device.device.type]
         self._parts: dict[str, list[Tensor]] = {}
         self._names: dict[bool, list[str]] = {}
         self._evaluating = False
@@ -122,6 +126,18 @@ class StepLosses:
         if self.has_baseline:
             batch[BASELINE] = torch.tensor(self.baseline, device=self._device.device)
         return slice_batch(batch, self._workload.config, self._mesh.cp) if self._mesh.cp.size > 1 else batch
+
+    @property
+    def in_chunks(self) -> ChunkedLoss | None:
+        """How the head computes the loss of the next micro-batch; None if logits are wanted."""
+        if not self.chunks_head or self._marked is not None:
+            return None
+        return ChunkedLoss(self._token_loss, self._tokens_at_once, self._weighed)
+
+    def _weighed(self, total: Tensor) -> Tensor:
+        """What is differentiated of a sum of losses."""
+        total = total / self.expected
+        return total * self.scale if self.scale != 1.0 else total
 
     def of(self, output: Any, batch: Batch, parts: int) -> Tensor:
         """The loss of a forward pass as the backward pass wants it, of one of `parts` micro-batches."""

@@ -113,7 +113,8 @@ class Pipeline:
         def run(*received: Tensor, number: Tensor) -> Tensor | tuple[Tensor, ...]:
             batch = self._batches[int(number)]
             with self._device.autocast():
-                output = forward(batch, **({} if first else self._unpack(received)))
+                how = {"in_chunks": self._losses.in_chunks} if last else {}
+                output = forward(batch, **({} if first else self._unpack(received)), **how)
                 if last:
                     return self._losses.of(output, batch, len(self._batches))
             return self._pack(output)

@@ -87,6 +87,16 @@ def test_larger_micro_batches_take_more_memory_and_no_more_time() -> None:
     assert found == sorted(found, key=lambda pair: -pair[1])
 
 
+def test_a_head_holds_the_logits_of_some_tokens_and_the_gradient_of_its_weight() -> None:
+    large = dataclasses.replace(TINY, vocabulary=10**6, layers=0)
+    whole = dataclasses.replace(large, chunked_head=False)
+    of = [predict(job(64), large, Layout(micro_batch=size), ROOMY).memory for size in (8, 64)]
+    assert of[0] == of[1]  # 8 x 32 tokens are a chunk
+    states = 16 * TINY.parameters
+    assert of[0] - states == 4e6 * (3 * 256 + TINY.hidden)
+    assert predict(job(64), whole, Layout(micro_batch=64), ROOMY).memory - states == 4e6 * 3 * 2048
+
+
 def test_recomputation_buys_memory_with_time() -> None:
     whole, again = (predicted(Layout(micro_batch=64, recompute=how)) for how in ("none", "full"))
     assert again[0] < whole[0]

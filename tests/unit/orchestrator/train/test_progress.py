@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import pytest
 
 from orchestrator.job.evaluate import StopWhen
-from orchestrator.train.progress import TrainingProgress
+from orchestrator.train.progress import CHUNKS_HEAD, TrainingProgress
 
 
 def after(values: list[float], stop_when: StopWhen) -> list[bool]:
@@ -60,3 +63,12 @@ def test_what_a_commit_says_goes_on() -> None:
     }
     again = TrainingProgress.of_commit(4, 0, "", meta, [])
     assert again.with_evaluation({"validation": {"loss": 2.5}}, stop).is_on_plateau(stop)
+
+
+def test_a_run_that_began_with_whole_logits_keeps_them() -> None:
+    """Their sums have other bits than those of chunks."""
+    before: dict[str, Any] = {"tokens": 7}
+    assert not TrainingProgress.of_commit(1, 8, "", before, ()).chunks_head
+    assert TrainingProgress().chunks_head
+    now = before | {CHUNKS_HEAD: dataclasses.asdict(TrainingProgress())[CHUNKS_HEAD]}
+    assert TrainingProgress.of_commit(1, 8, "", now, ()).chunks_head
