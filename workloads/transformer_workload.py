@@ -14,6 +14,7 @@ from workloads.adapters.frozen import parameters_of
 from workloads.errors import WorkloadError
 from workloads.model import count, losses
 from workloads.model.config import TransformerConfig
+from workloads.model.depth import depth
 from workloads.model.electra import Electra, ElectraOutput
 from workloads.model.generate import generate
 from workloads.model.initialise import initial, new_rows
@@ -117,6 +118,10 @@ class TransformerWorkload:
         adapted = replace(self, adapter=adapter)
         names = [name for name in parameters_of(adapted) if not adapter.trains(name) and name not in new]
         return replace(adapted, frozen=frozenset(names))
+
+    def depth(self, name: str) -> int:
+        """See Workload.depth."""
+        return depth(self.config, name)
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Forward pass and loss of one micro-batch."""

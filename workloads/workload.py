@@ -214,6 +214,10 @@ class Workload(Protocol):
     def lr_scale(self, name: str) -> float:
         """Factor of the learning rate of the parameter `name` (muP, see `workloads.model.mup`)."""
 
+    def depth(self, name: str) -> int:
+        """How far the parameter `name` is from the output, in layers: 0 for heads, 1 for the last layer, one more than
+        the number of layers for embeddings."""
+
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Forward pass and loss of one micro-batch."""
 

@@ -9,6 +9,8 @@ from pydantic import Field, WithJsonSchema, model_validator
 
 from orchestrator.job.strict import Count, Fraction, StrictModel
 
+NEWER = ("momentum", "layer_decay")
+"""Keys that jobs of earlier versions lack; where they have their default they are no part of a run's identity."""
 SHARE = r"^[0-9]+(\.[0-9]+)?%$"
 Steps = Annotated[
     Count,
@@ -30,16 +32,25 @@ def in_steps(optimizer: Any, steps: Any) -> Any:
 
 
 class OptimizerSpec(StrictModel):
-    """AdamW (Loshchilov and Hutter, 2019), LAMB (You et al., 2020), LARS (You et al., 2017), Lion (Chen et al., 2023).
+    """AdamW (Loshchilov and Hutter, 2019), LAMB (You et al., 2020), LARS (You et al., 2017), Lion (Chen et al., 2023),
+    Muon (Jordan et al., 2024) for the matrices of the layers beside AdamW for the rest.
 
     LARS uses the first of betas as its momentum.
     """
 
-    name: Literal["adamw", "lamb", "lars", "lion"] = "adamw"
+    name: Literal["adamw", "lamb", "lars", "lion", "muon"] = "adamw"
     lr: float = Field(default=3e-4, gt=0.0)
     betas: tuple[Fraction, Fraction] = (0.9, 0.95)
     eps: float = Field(default=1e-8, gt=0.0)
     weight_decay: float = Field(default=0.1, ge=0.0, description="applied to matrices, not to vectors")
+    momentum: Fraction = Field(default=0.95, description="muon: momentum of the matrices")
+    layer_decay: float = Field(
+        default=1.0,
+        gt=0.0,
+        le=1.0,
+        description="factor of the learning rate from each layer to the one below it: heads learn at lr, the last "
+        "layer at lr times this, embeddings slowest",
+    )
     clip: float | None = Field(default=1.0, gt=0.0, description="largest global gradient norm")
     warmup: Steps = Field(
         default=0, description="steps of linear warm-up, or a share of train.steps such as 5%"
@@ -56,6 +67,12 @@ class OptimizerSpec(StrictModel):
     final_lr: float = Field(
         default=0.1, ge=0.0, le=1.0, description="linear, cosine, wsd: last learning rate as a share of lr"
     )
+
+    @model_validator(mode="after")
+    def only_muon_has_a_momentum(self) -> OptimizerSpec:
+        if self.name != "muon" and self.at_default("momentum") == set():
+            raise ValueError(f"momentum is for muon, and this is {self.name}; remove it, or set betas")
+        return self
 
     @model_validator(mode="after")
     def only_wsd_has_a_decay(self) -> OptimizerSpec:

@@ -20,6 +20,7 @@ from orchestrator.job.document import read_document
 from orchestrator.job.errors import InputError
 from orchestrator.job.evaluate import VALIDATION, EvaluateSpec, StopWhen, metric_problem, metrics_of
 from orchestrator.job.limits import LimitSpec
+from orchestrator.job.optimizer import NEWER
 from orchestrator.job.resources import ResourceSpec
 from orchestrator.job.strict import Count, Positive, StrictModel
 from orchestrator.job.tracking import TrackingSpec
@@ -205,7 +206,10 @@ class JobSpec(StrictModel):
         found = self.model_dump(
             mode="json",
             include={"seed", "workload", "data", "train"},
-            exclude={"data": {"cache"}, "train": {"stability"}},
+            exclude={
+                "data": {"cache"},
+                "train": {"stability": True, "optimizer": self.train.optimizer.at_default(*NEWER)},
+            },
         )
         held_out = self.data.validation and self.data.validation.share
         found["data"]["validation"] = {"share": held_out} if held_out else None

@@ -17,3 +17,8 @@ class StrictModel(BaseModel):
     """A part of a job file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+    def at_default(self, *names: str) -> set[str]:
+        """Those of the keys that have their default."""
+        known = type(self).model_fields
+        return {name for name in names if getattr(self, name) == known[name].get_default()}

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.job.errors import InputError
+from orchestrator.job.records import PREFERENCES
 from orchestrator.job.spec import JobSpec, ParallelSpec
 from orchestrator.planning.engine_rules import engine_problems
 from orchestrator.planning.layout import Layout, ModelShape, divisors, fit, nearest
@@ -184,8 +185,9 @@ def _head(spec: JobSpec, shape: ModelShape, tokens: float) -> float:
     """Bytes that the head holds: logits, their softmax and their gradient of the tokens that it computes at once, and
     from there to the backward pass the gradient of its weight."""
     at_once = HEAD_TOKENS["cuda" if spec.resources.per_worker.gpu else "cpu"]
-    tokens = min(tokens, at_once) if shape.chunked_head else tokens
-    return 4.0 * shape.vocabulary * (3 * tokens + (shape.hidden if shape.chunked_head else 0))
+    chunked = shape.chunked_head and spec.workload.objective not in PREFERENCES
+    tokens = min(tokens, at_once) if chunked else tokens
+    return 4.0 * shape.vocabulary * (3 * tokens + (shape.hidden if chunked else 0))
 
 
 def _states(layout: Layout, parameters: float, trained_share: float, has_average: bool) -> float:

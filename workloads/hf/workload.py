@@ -71,6 +71,24 @@ class HuggingFaceWorkload:
         """1: muP does not apply to these classes."""
         return 1.0
 
+    def depth(self, name: str) -> int:
+        """See Workload.depth: by the layers that the class itself can recompute, in their order; what it has before
+        the first of them counts as embeddings, the rest as its head."""
+        return self._depths[name]
+
+    @cached_property
+    def _depths(self) -> Mapping[str, int]:
+        with torch.device("meta"):
+            model = self.build()
+        blocks = blocks_of(model)
+        number = {id(p): i for i, block in enumerate(blocks) for p in block.parameters()}
+        found, seen = {}, False
+        for name, parameter in model.named_parameters():
+            seen |= id(parameter) in number
+            place = number.get(id(parameter), len(blocks) if seen else -1)
+            found[name] = len(blocks) - place
+        return dict.fromkeys(self.shapes, 0) | found
+
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Forward pass and loss of one micro-batch."""
         return self.criterion(model(batch), batch)

@@ -18,7 +18,7 @@ from orchestrator.train.engines.deepspeed_setup import open_deepspeed, optimizer
 from orchestrator.train.engines.deepspeed_state import Fragment, Partitions, frozen_fragments
 from orchestrator.train.engines.engine import EvaluationSums, Metrics
 from orchestrator.train.engines.loss_scale import LossScale
-from orchestrator.train.engines.optimizers import set_lr
+from orchestrator.train.engines.optimizers import rates_of, set_lr
 from orchestrator.train.engines.state import committed_shapes, initialise
 from orchestrator.train.parallel.losses import StepLosses
 from orchestrator.train.parallel.mesh import Mesh
@@ -53,7 +53,8 @@ class DeepSpeedEngine:
             for layer in workload.blocks(self.model):
                 layer.compile()
         trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        scaled = [(p, workload.lr_scale(name)) for name, p in trained.items()]
+        rate = rates_of(spec.train.optimizer, workload)
+        scaled = [(p, rate(name)) for name, p in trained.items()]
         optimizer = optimizer_of(spec.train.optimizer, scaled, layout.offload != "none")
         step = _WithLoss(self.model, self._losses, device)
         self._engine, self._zero, _, _ = deepspeed.initialize(

@@ -21,7 +21,7 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.optimizer import OptimizerSpec
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
-from orchestrator.train.engines.optimizers import groups_of
+from orchestrator.train.engines.optimizers import Rate, groups_of
 
 log = logging.getLogger(__name__)
 
@@ -85,16 +85,15 @@ def settings(spec: JobSpec, layout: Layout, elements: int, hidden: int) -> dict[
 
 
 def optimizer_of(
-    spec: OptimizerSpec, parameters: Iterable[tuple[nn.Parameter, float]], offload: bool
+    spec: OptimizerSpec, parameters: Iterable[tuple[nn.Parameter, Rate]], offload: bool
 ) -> torch.optim.Optimizer:
-    """AdamW over the full parameters, each with its `lr_scale`; DeepSpeed replaces them by its partitions.
+    """AdamW over the full parameters, each with the factors of its learning rate; DeepSpeed replaces them by its
+    partitions.
 
     With offload it is DeepSpeed's AdamW for CPUs (Ren et al., 2021, section 5).
     """
     # partitioned parameters are empty; their shape is in ds_shape
-    groups = groups_of(
-        spec, ((p, len(getattr(p, "ds_shape", p.shape)) > 1, scale) for p, scale in parameters)
-    )
+    groups = groups_of(spec, ((p, len(getattr(p, "ds_shape", p.shape)) > 1, rate) for p, rate in parameters))
     if not offload:
         return torch.optim.AdamW(groups, lr=spec.lr, betas=spec.betas, eps=spec.eps, fused=True)
     from deepspeed.ops.adam import DeepSpeedCPUAdam

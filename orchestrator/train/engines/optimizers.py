@@ -1,57 +1,84 @@
 """Optimisers over shards: the update is the same whatever part of a parameter a rank holds.
 
 AdamW is torch's fused kernel. LAMB and LARS scale the update of a matrix by norms of the full matrix, which `norms`
-computes from its parts.
+computes from its parts. Muon is in `muon`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Container, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from orchestrator.job.optimizer import OptimizerSpec
+from orchestrator.train.engines.muon import Muon
+from orchestrator.train.parallel.full_matrices import FullMatrices
 from orchestrator.train.parallel.parameter_shard import ParameterShard
+from workloads.workload import Workload
 
 SLOTS = {
     "adamw": ("exp_avg", "exp_avg_sq"),
     "lamb": ("exp_avg", "exp_avg_sq"),
     "lion": ("exp_avg",),
     "lars": ("momentum",),
+    "muon": ("momentum_buffer",),
 }
-"""Optimiser state of one parameter, by the optimiser's name."""
+"""Optimiser state of one parameter, by the optimiser's name; under muon that of a matrix of the layers."""
 
 Norms = Callable[[Sequence[Tensor]], list[Tensor]]
 """Maps one tensor per shard, in the order of the shards, to the norms of the full tensors they are parts of."""
 
 
-def plain(name: str) -> float:
-    """`lr_scale` 1 for every parameter."""
-    return 1.0
+class Rate(NamedTuple):
+    """Factors of a parameter's learning rate: of its width (muP) and of its depth (`layer_decay`)."""
+
+    width: float = 1.0
+    depth: float = 1.0
+
+
+def plain(name: str) -> Rate:
+    """The learning rate of the job for every parameter."""
+    return Rate()
+
+
+def rates_of(spec: OptimizerSpec, workload: Workload) -> Callable[[str], Rate]:
+    """The factors by parameter name."""
+
+    def rate(name: str) -> Rate:
+        decay = spec.layer_decay
+        return Rate(workload.lr_scale(name), 1.0 if decay == 1.0 else decay ** workload.depth(name))
+
+    return rate
 
 
 def groups_of(
-    spec: OptimizerSpec, parameters: Iterable[tuple[nn.Parameter, bool, float]]
+    spec: OptimizerSpec, parameters: Iterable[tuple[nn.Parameter, bool, Rate]]
 ) -> list[dict[str, Any]]:
-    """Parameter groups for tuples (parameter, whether it is a matrix, its `lr_scale`).
+    """Parameter groups for tuples (parameter, whether it is a matrix, the factors of its learning rate).
 
-    Weight decay applies to matrices only. It is divided by the scale, so that learning rate times decay does not depend
-    on the width (Wang and Aitchison, 2024; the mup package does the same).
+    Weight decay applies to matrices only. It is divided by the factor of the width, so that learning rate times decay
+    does not depend on it (Wang and Aitchison, 2024; the mup package does the same), and not by that of the depth
+    (Clark et al., 2020, and Bao et al., 2022, decay so).
     """
-    found: dict[tuple[bool, float], list[nn.Parameter]] = {}
-    for parameter, matrix, scale in parameters:
-        found.setdefault((matrix, scale), []).append(parameter)
+    found: dict[tuple[bool, Rate], list[nn.Parameter]] = {}
+    for parameter, matrix, rate in parameters:
+        found.setdefault((matrix, rate), []).append(parameter)
     return [
         {
-            "params": found[matrix, scale],
-            "lr": spec.lr * scale,
-            "lr_scale": scale,
-            "weight_decay": spec.weight_decay / scale if matrix else 0.0,
+            "params": found[matrix, rate],
+            "lr": spec.lr * rate.width * rate.depth,
+            "lr_scale": rate.width * rate.depth,
+            "weight_decay": spec.weight_decay / rate.width if matrix else 0.0,
         }
-        for matrix, scale in sorted(found, reverse=True)
+        for matrix, rate in sorted(found, reverse=True)
     ]
+
+
+def slots_of(spec: OptimizerSpec, name: str, matrices: Container[str]) -> tuple[str, ...]:
+    """The optimiser state of a parameter; `matrices` are the names of those that Muon updates."""
+    return SLOTS["adamw" if spec.name == "muon" and name not in matrices else spec.name]
 
 
 def set_lr(groups: Iterable[dict[str, Any]], lr: float) -> None:
@@ -64,11 +91,12 @@ def make_optimizer(
     spec: OptimizerSpec,
     shards: Iterable[ParameterShard],
     norms: Norms,
-    lr_scale: Callable[[str], float] = plain,
+    rate: Callable[[str], Rate] = plain,
 ) -> torch.optim.Optimizer:
-    """The optimiser that the job names; `lr_scale` gives the factor of the learning rate by parameter name."""
+    """The optimiser that the job names, other than Muon; `rate` gives the factors of the learning rate by parameter
+    name."""
     shards = list(shards)
-    scaled = [(s.parameter, s.matrix, lr_scale(s.name)) for s in shards]
+    scaled = [(s.parameter, s.matrix, rate(s.name)) for s in shards]
     groups = groups_of(spec, scaled)
     if not shards:  # of a rank whose stage is frozen; it may not leave out what all ranks sum
         return _Nothing(norms if spec.name in ("lamb", "lars") else None)
@@ -96,6 +124,23 @@ class _Nothing(torch.optim.Optimizer):
         if self._norms is not None:
             self._norms([])
             self._norms([])
+
+
+def make_muon(
+    spec: OptimizerSpec,
+    shards: Sequence[ParameterShard],
+    full: FullMatrices,
+    rate: Callable[[str], Rate],
+    dtype: torch.dtype,
+) -> Muon:
+    """Muon for the shards of the matrices in `full`, AdamW for the others."""
+    groups: list[dict[str, Any]] = []
+    for muon in (True, False):
+        mine = [(s.parameter, s.matrix, rate(s.name)) for s in shards if (s.name in full.names) == muon]
+        groups += [{**group, "muon": muon} for group in groups_of(spec, mine)]
+    # A rank without a shard takes its part in bringing together those of others.
+    nothing = {"params": [], "lr": 0.0, "lr_scale": 1.0, "weight_decay": 0.0, "muon": True}
+    return Muon(groups or [nothing], spec, full, dtype)
 
 
 class Lion(torch.optim.Optimizer):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -21,15 +21,15 @@ READ_BYTES = 2**22
 def pieces(
     shards: Iterable[ParameterShard],
     optimizer: torch.optim.Optimizer,
-    slots: Sequence[str],
+    slots: Callable[[str], Sequence[str]],
     averages: Mapping[Tensor, Tensor],
 ) -> Iterator[TensorPiece]:
     """The weights, optimiser states and `averages` of weights that this rank saves; over all ranks they tile every
-    tensor once."""
+    tensor once. `slots` gives the states of a parameter by its name."""
     for shard in shards_to_save(shards):
         tensors: dict[str, Tensor] = {f"model.{shard.name}": shard.parameter.detach()}
         state = optimizer.state.get(shard.parameter, {})
-        for slot in slots:
+        for slot in slots(shard.name):
             found = state.get(slot)
             empty = torch.zeros_like(shard.parameter)
             tensors[f"optim.{shard.name}.{slot}"] = empty if found is None else found
@@ -92,7 +92,7 @@ def shards_to_save(shards: Iterable[ParameterShard]) -> list[ParameterShard]:
 def restore(
     shards: Iterable[ParameterShard],
     optimizer: torch.optim.Optimizer,
-    slots: Sequence[str],
+    slots: Callable[[str], Sequence[str]],
     averages: Mapping[Tensor, Tensor],
     reader: Reader,
 ) -> None:
@@ -101,7 +101,7 @@ def restore(
     for shard in shards:
         tensors = {f"model.{shard.name}": shard.parameter.detach()}
         state: dict[str, Tensor] = {}
-        for slot in slots:
+        for slot in slots(shard.name):
             tensors[f"optim.{shard.name}.{slot}"] = state[slot] = torch.zeros_like(shard.parameter)
         if shard.parameter in averages:
             tensors[f"{AVERAGE}{shard.name}"] = averages[shard.parameter]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,14 +18,16 @@ from orchestrator.train.device import Device
 from orchestrator.train.engines.engine import EvaluationSums, Metrics
 from orchestrator.train.engines.loss_scale import LossScale
 from orchestrator.train.engines.moving_average import MovingAverage
-from orchestrator.train.engines.optimizers import SLOTS, make_optimizer, set_lr
+from orchestrator.train.engines.optimizers import make_muon, make_optimizer, rates_of, set_lr, slots_of
 from orchestrator.train.engines.state import committed_shapes, initialise, pieces, restore
 from orchestrator.train.parallel.accumulation import Accumulation
+from orchestrator.train.parallel.full_matrices import FullMatrices
 from orchestrator.train.parallel.losses import StepLosses
 from orchestrator.train.parallel.mesh import Mesh
 from orchestrator.train.parallel.norms import GlobalNorms, squared_norm
 from orchestrator.train.parallel.parallelize import parallelize
 from orchestrator.train.parallel.parameter_shard import ParameterShard
+from orchestrator.train.parallel.partition import Cut
 from orchestrator.train.parallel.pipeline import Pipeline
 from orchestrator.train.parallel.router_load import RouterLoad, ratios
 from orchestrator.train.progress import CHUNKS_HEAD
@@ -49,7 +52,8 @@ class TorchEngine:
         else:
             self._runner = Accumulation(self._stages[0], self._data, self._losses, device)
         self._scale = LossScale(spec.train.precision == "fp16")
-        self._slots = SLOTS[spec.train.optimizer.name]
+        self._full = FullMatrices(self._matrices(), self._data.shards, self._mesh)
+        self._slots = partial(slots_of, spec.train.optimizer, matrices=self._full.names)
         self._optimizer, self._steps = self._make_optimizer(), 0
         self._average = MovingAverage(spec.checkpoint.ema, [s.parameter for s in self._data.shards])
         self._buffers = {
@@ -192,9 +196,21 @@ class TorchEngine:
         return 1.0 if most is None else min(1.0, most / (norm + 1e-6))
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
-        shards = self._data.shards
-        norms = GlobalNorms(shards, self._workload.shapes)
-        return make_optimizer(self._spec.optimizer, shards, norms, self._workload.lr_scale)
+        shards, spec = self._data.shards, self._spec.optimizer
+        rate = rates_of(spec, self._workload)
+        if spec.name == "muon":
+            dtype = torch.float32 if self._device.compute is torch.float32 else torch.bfloat16
+            return make_muon(spec, shards, self._full, rate, dtype)
+        return make_optimizer(spec, shards, GlobalNorms(shards, self._workload.shapes), rate)
+
+    def _matrices(self) -> dict[str, Cut]:
+        """Those of the layers, which Muon updates: also every expert of a stack."""
+        top = max(map(self._workload.depth, self._workload.shapes))
+        return {
+            name: cut
+            for name, cut in self.parallel.cuts.items()
+            if (len(cut.shape) == 2 or cut.expert) and 0 < self._workload.depth(name) < top
+        }
 
     def _begin(self, shards: Iterable[ParameterShard], seed: int) -> None:
         for shard in shards:

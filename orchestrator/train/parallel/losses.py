@@ -129,8 +129,9 @@ class StepLosses:
 
     @property
     def in_chunks(self) -> ChunkedLoss | None:
-        """How the head computes the loss of the next micro-batch; None if logits are wanted."""
-        if not self.chunks_head or self._marked is not None:
+        """How the head computes the loss of the next micro-batch; None if logits are wanted: where they are read
+        themselves, and where answers are compared, whose loss is no sum over tokens."""
+        if not self.chunks_head or self._compares or self._marked is not None:
             return None
         return ChunkedLoss(self._token_loss, self._tokens_at_once, self._weighed)
 

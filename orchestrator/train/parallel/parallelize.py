@@ -50,10 +50,11 @@ SAVED = (
 
 @dataclass(frozen=True)
 class Parallel:
-    """The pipeline stages that this rank runs, in order, how their gradients are reduced, and this rank's parts of the
-    parameters that are not trained."""
+    """The pipeline stages that this rank runs, in order, the cuts of their trained parameters by name, how gradients
+    are reduced, and this rank's parts of the parameters that are not trained."""
 
     stages: list[nn.Module]
+    cuts: dict[str, Cut]
     shared: TiedGradients
     data: DataParallel
     frozen: list[ParameterShard]
@@ -90,7 +91,7 @@ def parallelize(
     else:
         data = Ddp(held, mesh, overlap)
     data = data if layout.offload == "none" else Offload(data)
-    return Parallel(stages, shared, data, frozen_shards(every, mesh))
+    return Parallel(stages, {h.name: h.cut for h in held}, shared, data, frozen_shards(every, mesh))
 
 
 def _stage(

@@ -84,7 +84,8 @@ def refusal(document: dict[str, Any]) -> str:
             1,
             ["train.optimizer.learning_rate: unknown key", "train.optimizer.lr"],
         ),
-        ("train.optimizer.momentum", 0.9, ["train.optimizer.momentum: unknown key", "lr, betas"]),
+        ("train.optimizer.nesterov", 0.9, ["train.optimizer.nesterov: unknown key", "lr, betas"]),
+        ("train.optimizer.momentum", 0.9, ["momentum is for muon, and this is adamw"]),
         ("train.gradient_accumulation", 2, ["unknown key", "it follows from global_batch"]),
         ("train.optimizer.name", "adam", ["input should be 'adamw'", "adamw with weight_decay 0 is Adam"]),
         ("train.precision", "bfloat16", ["it is bf16 here"]),
@@ -340,6 +341,15 @@ def test_a_wrong_override_is_one_line(tmp_path: Path, override: str, wanted: str
 
 
 # -- identity
+
+
+def test_newer_keys_count_only_where_they_are_set() -> None:
+    """So that a run of an earlier version is still the same run."""
+    found = spec.parse(SMALLEST).identity()
+    assert not {"momentum", "layer_decay"} & found["train"]["optimizer"].keys()
+    assert spec.parse(changed("train.optimizer.layer_decay", 0.9)).identity() != found
+    muon = spec.parse(changed("train.optimizer.name", "muon")).identity()
+    assert "momentum" not in muon["train"]["optimizer"]
 
 
 @pytest.mark.parametrize(

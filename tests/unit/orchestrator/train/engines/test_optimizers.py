@@ -2,19 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from orchestrator.job.optimizer import OptimizerSpec
-from orchestrator.train.engines.optimizers import SLOTS, groups_of, make_optimizer, set_lr
+from orchestrator.train.engines.optimizers import SLOTS, Rate, groups_of, make_optimizer, rates_of, set_lr
 from orchestrator.train.parallel.mesh import ProcessGroup
 from orchestrator.train.parallel.parameter_shard import ParameterShard, boxes_of
 from orchestrator.train.parallel.partition import Cut
 
 START = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
 GRADIENTS = [torch.randn(4, 3, generator=torch.Generator().manual_seed(seed)) for seed in (2, 3, 4)]
+PLAIN = ["adamw", "lamb", "lars", "lion"]
 
 
 def norms(parts: Sequence[Tensor]) -> list[Tensor]:
@@ -84,7 +87,9 @@ def test_a_scaled_parameter_learns_at_its_own_rate(name: str) -> None:
     spec = OptimizerSpec(name=name, lr=0.1, eps=1e-6, weight_decay=0.01)  # type: ignore[arg-type]
     fast, slow, vector = shard_of(START), shard_of(START), shard_of(START[0])
     slow = replace(slow, name="q")
-    optimizer = make_optimizer(spec, [fast, slow, vector], norms, lambda name: 0.25 if name == "q" else 1.0)
+    optimizer = make_optimizer(
+        spec, [fast, slow, vector], norms, lambda name: Rate(0.25 if name == "q" else 1.0)
+    )
     set_lr(optimizer.param_groups, 0.1)
     for shard in (fast, slow, vector):
         shard.parameter.grad = torch.zeros_like(shard.parameter)
@@ -104,12 +109,12 @@ def test_a_scaled_parameter_learns_at_its_own_rate(name: str) -> None:
 
 def test_groups_without_scales_are_matrices_and_vectors() -> None:
     matrix, vector = nn.Parameter(START), nn.Parameter(START[0])
-    groups = groups_of(OptimizerSpec(weight_decay=0.5), [(vector, False, 1.0), (matrix, True, 1.0)])
+    groups = groups_of(OptimizerSpec(weight_decay=0.5), [(vector, False, Rate()), (matrix, True, Rate())])
     assert [(len(g["params"]), g["weight_decay"]) for g in groups] == [(1, 0.5), (1, 0.0)]
     assert groups[0]["params"][0] is matrix
 
 
-@pytest.mark.parametrize("name", sorted(SLOTS))
+@pytest.mark.parametrize("name", PLAIN)
 def test_vectors_are_neither_decayed_nor_scaled(name: str) -> None:
     plain = OptimizerSpec(name=name, lr=0.01, eps=1e-6, weight_decay=0.0)  # type: ignore[arg-type]
     decayed = plain.model_copy(update={"weight_decay": 0.5})
@@ -118,9 +123,27 @@ def test_vectors_are_neither_decayed_nor_scaled(name: str) -> None:
     assert not torch.equal(updated(plain), updated(decayed))
 
 
-@pytest.mark.parametrize("name", sorted(SLOTS))
+@pytest.mark.parametrize("name", PLAIN)
 def test_a_weight_of_zero_still_moves(name: str) -> None:
     spec = OptimizerSpec(name=name, lr=0.01)  # type: ignore[arg-type]
     moved = updated(spec, torch.zeros(4, 3))
     assert torch.isfinite(moved).all()
     assert (moved != 0).all()
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb", "lion"])
+def test_layer_decay_is_the_plain_loop_over_parameter_groups(name: str) -> None:
+    """Of each depth a group of its own with lr times a power of the decay, and the same weight decay."""
+    spec = OptimizerSpec(name=name, lr=0.1, eps=1e-6, weight_decay=0.1, layer_decay=0.5)  # type: ignore[arg-type]
+    depths = {"head": 0, "top": 1, "bottom": 2, "tokens": 3}
+    workload: Any = SimpleNamespace(depth=depths.__getitem__, lr_scale=lambda name: 1.0)
+    shards = [replace(shard_of(START), name=each) for each in depths]
+    optimizer = make_optimizer(spec, shards, norms, rates_of(spec, workload))
+    for gradient in GRADIENTS:
+        set_lr(optimizer.param_groups, spec.lr)
+        for shard in shards:
+            shard.parameter.grad = gradient.clone()
+        optimizer.step()
+    for shard in shards:
+        alone = spec.model_copy(update={"lr": 0.1 * 0.5 ** depths[shard.name], "layer_decay": 1.0})
+        torch.testing.assert_close(shard.parameter.detach(), updated(alone), rtol=1e-6, atol=1e-7)

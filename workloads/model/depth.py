@@ -1,0 +1,25 @@
+"""How far a parameter is from the output, in layers. Torch-free."""
+
+from __future__ import annotations
+
+from workloads.model.config import TransformerConfig
+
+OUTPUT = ("norm", "head", "sentence_head")
+"""What comes after the last layer, within a stack or beside it."""
+
+
+def depth(config: TransformerConfig, name: str) -> int:
+    """0 for heads and the last norm, 1 for the last layer, and one more than the number of layers for embeddings.
+
+    The layers of a decoder come after those of its encoder. Layers that share their weights are one.
+    """
+    pair = config.architecture == "encoder-decoder"
+    count = 1 if config.shared_layers else config.layers + (config.decoder_layers if pair else 0)
+    parts = name.split(".")
+    if "layers" in parts:
+        number = int(parts[parts.index("layers") + 1])
+        return count - number - (config.layers if pair and parts[0] == "decoder" else 0)
+    if pair and parts[:2] == ["encoder", "norm"]:
+        return count - config.layers + 1
+    within = parts[1:] if parts[0] in ("decoder", "generator", "discriminator") else parts
+    return 0 if within[0] in OUTPUT else count + 1
