@@ -102,7 +102,8 @@ def run(
         )
     elif outcome.summary:
         final_table(outcome.summary)
-        _where_next(directory.uri, spec.tracking.uri if spec.tracking else None, outcome.summary)
+        tracking = spec.tracking.uri if spec.tracking else None
+        _where_next(directory.uri, tracking, spec.checkpoint.export, outcome.summary)
     if outcome.line and not as_json:
         print(f"orchestrator: {outcome.line}", file=sys.stderr)
     raise typer.Exit(outcome.outcome.exit_code)
@@ -304,7 +305,7 @@ def _faults(texts: list[str]) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _where_next(run_dir: str, tracking: str | None, summary: dict[str, Any]) -> None:
+def _where_next(run_dir: str, tracking: str | None, form: str | None, summary: dict[str, Any]) -> None:
     import os
 
     near = os.path.relpath(run_dir) if os.path.isabs(run_dir) else run_dir
@@ -314,7 +315,12 @@ def _where_next(run_dir: str, tracking: str | None, summary: dict[str, Any]) -> 
     _say("Where to look next")
     _say(f"  {shown}/report.html          the run as pictures")
     if summary.get("export"):
-        _say(f"  {shown}/export/              the model, for transformers.AutoModel.from_pretrained")
+        what = (
+            "the adapter, for peft.PeftModel"
+            if form == "adapter"
+            else "the model, for transformers.AutoModel"
+        )
+        _say(f"  {shown}/export/              {what}.from_pretrained")
     _say(f"  orchestrator verify-resume {shown}      replay steps from a commit and compare")
     _say(f"  orchestrator checkpoint list {shown}    the commits")
     if tracking:

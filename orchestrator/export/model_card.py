@@ -21,16 +21,21 @@ SHOWN = 8
 
 
 def model_card(
-    model: CommitModel, evaluation: Mapping[str, float], weights: Mapping[str, Any], difference: float
+    model: CommitModel,
+    evaluation: Mapping[str, float],
+    weights: Mapping[str, Any],
+    difference: float,
+    library: str = "transformers",
 ) -> str:
     """The card of a commit's model as Markdown, with a header that model hubs read.
 
     `evaluation` are the commit's metrics by name, `weights` says of an average of them, `difference` is the largest one
-    between its outputs and those of transformers. Credentials in addresses are hidden.
+    between its outputs and those of the `library` that loads it, transformers or peft. Credentials in addresses are
+    hidden.
     """
     spec, commit, data = model.spec, model.commit, model.tokens.manifest
     base = redact((commit.meta.get(BASE) or {}).get("uri", ""))
-    head = {"library_name": "transformers", "tags": ["training-orchestrator", spec.workload.objective]}
+    head = {"library_name": library, "tags": ["training-orchestrator", spec.workload.objective]}
     size = sum(shape.numel() for shape in model.workload.shapes.values())
     uris = [redact(source.uri) for source in data.sources]
     more = f" and {len(uris) - SHOWN} more" if len(uris) > SHOWN else ""
@@ -51,7 +56,7 @@ def model_card(
         if averaged
         else weights.get("weights", "as trained"),
         "receipt": f"`{commit.receipt}`, a hash of all samples in their order",
-        "checked": f"outputs as those of transformers within {difference:.1e}",
+        "checked": f"outputs as those of {library} within {difference:.1e}",
         "made with": ", ".join(
             f"{name} {metadata.version(name)}" for name in ("training-orchestrator", "torch", "transformers")
         ),

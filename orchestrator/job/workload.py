@@ -8,6 +8,17 @@ from pydantic import Field, field_validator, model_validator
 
 from orchestrator.job.strict import Positive, StrictModel
 
+ELSEWHERE = {
+    "qlora": "a base in 4 bits needs a GPU and bitsandbytes; use lora",
+    "prompt": "there are no prompts at the input alone; use prefix, in every layer",
+    "prompt_tuning": "there are no prompts at the input alone; use prefix, in every layer",
+    "p_tuning": "there are no prompts at the input alone; use prefix, in every layer",
+    "prefix_tuning": "it is called prefix here",
+    "p_tuning_v2": "it is called prefix here",
+    "adapter": "the bottlenecks behind sub-layers are called houlsby here",
+}
+"""Kinds of adapters that are not there, or under another name, with the hint."""
+
 
 class AdapterSpec(StrictModel):
     """Few parameters that are trained beside a base, whose own weights are not: low-rank matrices (lora, rslora, dora),
@@ -33,6 +44,13 @@ class AdapterSpec(StrictModel):
     @classmethod
     def one_target_may_stand_alone(cls, given: Any) -> Any:
         return [given] if isinstance(given, str) else given
+
+    @field_validator("kind", mode="before")
+    @classmethod
+    def known_by_another_name(cls, given: Any) -> Any:
+        if isinstance(given, str) and given.lower() in ELSEWHERE:
+            raise ValueError(f"{given} is not supported: {ELSEWHERE[given.lower()]}")
+        return given
 
     @model_validator(mode="after")
     def nothing_is_said_that_does_not_count(self) -> AdapterSpec:

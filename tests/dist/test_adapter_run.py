@@ -95,6 +95,7 @@ def test_another_run_goes_on_from_the_base_alone(text: str, base: Path, tmp_path
         ),
         ({"kind": "lora", "rank": 0}, "workload.adapter.rank", "greater than or equal to 1"),
         ({"kind": "ia3"}, "workload.adapter.kind", "'lora', 'rslora'"),
+        ({"kind": "qlora"}, "workload.adapter.kind", "qlora is not supported: a base in 4 bits needs a GPU"),
         ({"kind": "bitfit", "rank": 4}, "workload.adapter", "bitfit has no rank"),
     ],
 )

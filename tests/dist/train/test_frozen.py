@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from harness import Results, check_equal, reference_of, same_bits
+from harness import Results, check_equal, reference_of, same_bits, write_hf_class
 
 from cluster.workers.process_gang import ProcessGang
 from orchestrator.planning.layout import Layout
@@ -62,6 +62,40 @@ def test_what_is_not_trained_is_not_committed_under_any_layout(
         assert "model.layers.1.attention.query.bias" in kept or case["name"] in ("norms", "router")
         lost = {"biases": "layers.1.attention.query.weight", "norms": "norm.weight"}
         assert f"model.{lost.get(case['name'], 'layers.0.feedforward.experts.down')}" not in kept
+
+
+@pytest.mark.slow
+def test_a_class_that_runs_as_it_is_is_frozen_in_part(
+    gang: ProcessGang, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = str(tmp_path_factory.mktemp("class"))
+    write_hf_class(folder)
+    results = Results(tmp_path_factory.mktemp("cases"), gang)
+    frozen = {"model": f"hf:{folder}", "changes": {}, "train": {"freeze": ["*embed_in*", "*layers.0.*"]}}
+    cases = []
+    for layout in ({"dp": 2}, {"dp": 2, "zero": 3}, {"dp": 2, "zero": 2, "engine": "deepspeed"}):
+        found = Layout(**{"micro_batch": 2, **layout})
+        fields = {"name": "class", **frozen, "steps": 3, "layout": found.to_json()}
+        cases.append({**fields, "id": f"class {found}"})
+    alone = reference_of(cases[0])
+    results.run(1, [alone])
+    results.run(2, cases)
+    for case in cases:
+        check_equal(results.of(case), results.of(alone))
+        assert not [name for name in results.of(case)["state"] if ".layers.0." in name]
+
+
+@pytest.mark.slow
+def test_bits_do_not_depend_on_the_width_where_that_is_asked_for(
+    gang: ProcessGang, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    results = Results(tmp_path_factory.mktemp("cases"), gang)
+    exact = {"determinism": "bitwise", "virtual_shards": 4, "freeze": MODELS["below"]["freeze"]}
+    two = case_of("below", {"dp": 2}, train=exact, id="two")
+    one = case_of("below", {}, train=exact, id="one")
+    results.run(1, [one])
+    results.run(2, [two])
+    same_bits(results.of(two), results.of(one))
 
 
 def test_a_restored_run_has_the_weights_that_its_commit_lacks(
