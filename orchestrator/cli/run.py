@@ -22,13 +22,12 @@ from orchestrator.cli.options import (
     jobs_of,
     run_of,
 )
+from orchestrator.cli.try_run import dry_run_of, smoke_of
 from orchestrator.job.errors import Absent, InputError, Unreachable
 from orchestrator.job.outcome import ENDED
 
 if TYPE_CHECKING:
     from cluster.jobs.ray_jobs import Jobs, Submission
-    from orchestrator.job.spec import JobSpec
-    from orchestrator.planning.layout import Layout
     from orchestrator.storage.run_directory import RunDir
 
 Target = Annotated[str, typer.Argument(help="a run directory, or a job's name", show_default=False)]
@@ -83,11 +82,11 @@ def run(
         run_chain(spec, directory, address, fault or [], priority, as_json)
         return
     if smoke:
-        spec = _smoke_of(spec)
+        spec = smoke_of(spec)
     directory = run_of(spec, run_dir)
     faults = _faults(fault or [])
     if dry_run:
-        _dry_run(spec, directory, until, address, as_json)
+        dry_run_of(spec, directory, until, address, as_json)
         return
     with ProgressDisplay() as progress:
         outcome = drive(spec, directory, until, address, progress.update, faults, priority)
@@ -107,58 +106,6 @@ def run(
     if outcome.line and not as_json:
         print(f"orchestrator: {outcome.line}", file=sys.stderr)
     raise typer.Exit(outcome.outcome.exit_code)
-
-
-def _smoke_of(spec: JobSpec) -> JobSpec:
-    """A try of the job under the layout that is planned for it on this machine, but for the micro-batch."""
-    from dataclasses import replace
-
-    from orchestrator.job.smoke import smoke_of
-    from orchestrator.planning.machines import machine_for
-    from orchestrator.planning.plan import plan
-    from orchestrator.resolve.resolved_job import resolve
-
-    def layout_of(job: JobSpec) -> Layout | None:
-        try:
-            found = plan(job, shape, job.resources.workers.max, machine).chosen.layout
-        except InputError:  # there is none: `preflight` says why
-            return None
-        return replace(found, micro_batch=1)
-
-    shape, machine = resolve(spec).shape, machine_for(None, spec.resources.per_worker.bundle)
-    wanted = layout_of(spec)
-    return smoke_of(spec, lambda job: layout_of(job) == wanted)
-
-
-def _dry_run(spec: JobSpec, directory: RunDir, until: int | None, address: str | None, as_json: bool) -> None:
-    """Check what `run` would check, and show what it would do."""
-    from orchestrator.checkpoint.identity import check_same_run
-    from orchestrator.cli import plan_table
-    from orchestrator.launch.preflight import preflight
-    from orchestrator.launch.run import done_already
-    from orchestrator.planning.machines import machine_for
-    from orchestrator.planning.plan import plan
-
-    done = done_already(spec, directory) is not None
-    shape = preflight(spec, directory, until, address).shape
-    commit = check_same_run(spec, directory)
-    machine = machine_for(None, spec.resources.per_worker.bundle)
-    found = plan(spec, shape, spec.resources.workers.max, machine)
-    begins = "does nothing: it is finished" if done else "begins anew"
-    if commit is not None and not done:
-        begins = f"goes on from step {commit.step}"
-    if as_json:
-        emit(
-            {
-                "run_dir": directory.uri,
-                "step": commit.step if commit else None,
-                "done": done,
-                **found.to_json(),
-            }
-        )
-    else:
-        plan_table.show(spec, shape, found)
-        print(f"{directory.uri} {begins}; nothing was started or written")
 
 
 def status(target: Target, address: Cluster = None, as_json: Json = False) -> None:

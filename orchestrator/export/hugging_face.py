@@ -65,8 +65,8 @@ def export(
         facts["evaluation"] = _evaluation_facts(spec, commit.meta["layout"]["micro_batch"])
         facts |= weights
         sample = _sample(tokens, folder) if form == "hf" else None
-        evaluation, library = metrics_of(found.store, commit), "transformers" if form == "hf" else "peft"
-        (Path(folder) / NAME).write_text(model_card(found, evaluation, weights, difference, library))
+        evaluation = metrics_of(found.store, commit)
+        (Path(folder) / NAME).write_text(model_card(found, form, evaluation, weights, difference))
         facts["files"] = [*sorted(os.listdir(folder)), MARK]
         (Path(folder) / MARK).write_text(json.dumps(facts, indent=2) + "\n")
         publish(folder, target, patient(spec.limits.unsaved))

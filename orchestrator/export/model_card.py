@@ -22,20 +22,24 @@ SHOWN = 8
 
 def model_card(
     model: CommitModel,
+    form: str,
     evaluation: Mapping[str, float],
     weights: Mapping[str, Any],
     difference: float,
-    library: str = "transformers",
 ) -> str:
-    """The card of a commit's model as Markdown, with a header that model hubs read.
+    """The card of a commit's model in the `form` of checkpoint.export as Markdown, with a header that model hubs read.
 
     `evaluation` are the commit's metrics by name, `weights` says of an average of them, `difference` is the largest one
-    between its outputs and those of the `library` that loads it, transformers or peft. Credentials in addresses are
-    hidden.
+    between its outputs and those of the library that loads it. Credentials in addresses are hidden.
     """
     spec, commit, data = model.spec, model.commit, model.tokens.manifest
     base = redact((commit.meta.get(BASE) or {}).get("uri", ""))
-    head = {"library_name": library, "tags": ["training-orchestrator", spec.workload.objective]}
+    library = "peft" if form == "adapter" else "transformers"
+    head = {
+        "library_name": library,
+        **({"base_model": base} if base else {}),
+        "tags": ["training-orchestrator", spec.workload.objective],
+    }
     size = sum(shape.numel() for shape in model.workload.shapes.values())
     uris = [redact(source.uri) for source in data.sources]
     more = f" and {len(uris) - SHOWN} more" if len(uris) > SHOWN else ""

@@ -1,0 +1,67 @@
+"""What `run` would do, and the same in small: --dry-run and --smoke."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator.cli.options import emit
+from orchestrator.job.errors import InputError
+
+if TYPE_CHECKING:
+    from orchestrator.job.spec import JobSpec
+    from orchestrator.planning.layout import Layout
+    from orchestrator.storage.run_directory import RunDir
+
+
+def smoke_of(spec: JobSpec) -> JobSpec:
+    """A try of the job under the layout that is planned for it on this machine, but for the micro-batch."""
+    from dataclasses import replace
+
+    from orchestrator.job.smoke import smoke_of as small
+    from orchestrator.planning.machines import machine_for
+    from orchestrator.planning.plan import plan
+    from orchestrator.resolve.resolved_job import resolve
+
+    def layout_of(job: JobSpec) -> Layout | None:
+        try:
+            found = plan(job, shape, job.resources.workers.max, machine).chosen.layout
+        except InputError:  # there is none: `preflight` says why
+            return None
+        return replace(found, micro_batch=1)
+
+    shape, machine = resolve(spec).shape, machine_for(None, spec.resources.per_worker.bundle)
+    wanted = layout_of(spec)
+    return small(spec, lambda job: layout_of(job) == wanted)
+
+
+def dry_run_of(
+    spec: JobSpec, directory: RunDir, until: int | None, address: str | None, as_json: bool
+) -> None:
+    """Check what `run` would check, and show what it would do."""
+    from orchestrator.checkpoint.identity import check_same_run
+    from orchestrator.cli import plan_table
+    from orchestrator.launch.preflight import preflight
+    from orchestrator.launch.run import done_already
+    from orchestrator.planning.machines import machine_for
+    from orchestrator.planning.plan import plan
+
+    done = done_already(spec, directory) is not None
+    shape = preflight(spec, directory, until, address).shape
+    commit = check_same_run(spec, directory)
+    machine = machine_for(None, spec.resources.per_worker.bundle)
+    found = plan(spec, shape, spec.resources.workers.max, machine)
+    begins = "does nothing: it is finished" if done else "begins anew"
+    if commit is not None and not done:
+        begins = f"goes on from step {commit.step}"
+    if as_json:
+        emit(
+            {
+                "run_dir": directory.uri,
+                "step": commit.step if commit else None,
+                "done": done,
+                **found.to_json(),
+            }
+        )
+    else:
+        plan_table.show(spec, shape, found)
+        print(f"{directory.uri} {begins}; nothing was started or written")
