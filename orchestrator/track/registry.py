@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +19,14 @@ from orchestrator.job.evaluate import LARGER_IS_BETTER
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import is_local, local_path
+from orchestrator.track.mlflow_model import write_flavor
 from orchestrator.track.mlflow_run import within
 from orchestrator.track.redact import redact
 from orchestrator.track.tracker import connect
 
 ALIAS = "best"
+MODEL = "model"
+"""The folder of the artifacts that holds the model."""
 METRIC, VALUE, STEP = "metric", "value", "step"
 """Tags of a version."""
 PATIENCE = 300.0
@@ -102,8 +106,11 @@ def _register_export(spec: JobSpec, run_dir: RunDir, step: int, uri: str) -> Non
     def source() -> str:
         if not is_local(uri):
             return uri
-        run.client.log_artifacts(run.run_id, local_path(uri), "model")
-        return f"{run.client.get_run(run.run_id).info.artifact_uri}/model"
+        run.client.log_artifacts(run.run_id, local_path(uri), MODEL)
+        with tempfile.TemporaryDirectory(prefix="model-") as folder:
+            if write_flavor(local_path(uri), folder):
+                run.client.log_artifacts(run.run_id, folder, MODEL)
+        return f"{run.client.get_run(run.run_id).info.artifact_uri}/{MODEL}"
 
     register(run.client, spec.tracking.register_as, run.run_id, _candidate(spec, run_dir, step), source)
 

@@ -100,7 +100,7 @@ def test_an_export_is_registered_with_the_value_that_it_was_chosen_by(tmp_path: 
         run_dir.append("events.jsonl", [{"time": BORN, "phase": "prepare", "attempt": 1}])
         export = tmp_path / name / "export"
         export.mkdir()
-        (export / "config.json").write_text("{}")
+        (export / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
         run_dir.write_json("summary.json", {"export": {"uri": str(export), "step": step}})
         store = Store(run_dir.at("checkpoints"))
         piece = RawPiece("model.w", "F32", (1,), (0,), (1,), memoryview(bytes(4)))
@@ -131,7 +131,9 @@ def test_an_export_is_registered_with_the_value_that_it_was_chosen_by(tmp_path: 
     assert best[-1] == {"step": "40", "metric": "validation.loss", "value": "1.5"}
     versions = client.search_model_versions("name = 'model'")
     assert len(versions) == 3
-    assert all([a.path for a in client.list_artifacts(v.run_id, "model")] for v in versions)
+    for version in versions:
+        paths = {artifact.path for artifact in client.list_artifacts(version.run_id, "model")}
+        assert {"model/MLmodel", "model/config.json"} <= paths
 
 
 @pytest.mark.slow
