@@ -30,6 +30,7 @@ from orchestrator.resolve.resolved_job import ResolvedJob, special_tokens_of, wr
 from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
 from orchestrator.storage.row_line import EVENTS, TRIALS
 from orchestrator.storage.run_directory import RunDir
+from orchestrator.storage.uri import is_local
 
 AGAIN = "set it back, give the stage another name, or move its folder away: it is then run again"
 
@@ -47,6 +48,7 @@ def check_chain(
     done: set[str] = set()
     resolved: dict[str, ResolvedJob] = {}
     problems = Problems()
+    _check_exports_are_here(chain, root)
     with stand_ins(chain, stages) as jobs:
         for name, stage in stages.items():
             with problems.noted(), of_stage(name):
@@ -64,6 +66,20 @@ def check_chain(
                         _check_to_come(resolved[base.stage], resolved[name], stages[base.stage].run.uri)
     problems.raise_noted()
     return done
+
+
+def _check_exports_are_here(chain: ChainSpec, root: RunDir) -> None:
+    """A run begins with an export only where that is a folder of the file system."""
+    for stage in chain.stages:
+        base = stage.begins_with and chain[stage.begins_with.stage]
+        if not base or not base.job.workload.adapter:
+            continue
+        if not is_local(base.job.checkpoint.export_to or root.uri):
+            what = (
+                f"{base.name} trains an adapter, and its export will be in a store, with which no run begins"
+            )
+            hint = f"set checkpoint.export_to of {base.name} to a folder"
+            raise InputError(what, f"{STAGES}.{stage.name}.{INIT}", hint)
 
 
 def check_inputs(stage: StageRun, done: set[str]) -> bool:

@@ -17,6 +17,8 @@ from orchestrator.storage.run_directory import RunDir
 
 WAITING = "not begun"
 """The state of a stage without a run."""
+LOST_AFTER = 15.0
+"""Seconds without an update of a stage's status.json after which its controller counts as silent."""
 
 
 def record(
@@ -24,7 +26,7 @@ def record(
 ) -> dict[str, Any]:
     """What chain.json holds. `lines` say of some stages why they ended, where their run directory does not; without
     them those of chain.json count."""
-    before = root.read_json_or_empty(CHAIN)
+    before, at_work = root.read_json_or_empty(CHAIN), lines is not None
     if lines is None:
         told = [each for each in before.get("stages") or () if each["state"] == Outcome.FAILED]
         lines = {each["stage"]: each["reason"] for each in told}
@@ -39,7 +41,7 @@ def record(
         "name": chain.name,
         "state": _state(found),
         "started": before.get("started") or min(begun, default=time.time()),
-        "ended": before.get("ended"),
+        "ended": None if at_work else before.get("ended"),
         "cost_usd": sum(costs) if costs else None,
         "worker_hours": sum(each["worker_hours"] for each in found),
         "stages": found,
@@ -53,6 +55,9 @@ def _stage(stage: StageRun, line: str) -> dict[str, Any]:
     phase = status.get("phase")
     ended = bool(summary) and phase in (None, *ENDED)
     state = summary["state"] if ended else phase or (Outcome.FAILED if line else WAITING)
+    silent = time.time() - (status.get("time") or 0.0)
+    if phase and not ended and silent > LOST_AFTER:
+        line = f"no controller has been seen for {silent:.0f} s; the same command goes on"
     base = stage.stage.begins_with
     begun = _base(run) if base else {}
     evaluation = summary.get("evaluation") or {}

@@ -134,7 +134,7 @@ def test_a_second_command_is_refused_and_a_stop_goes_on(quiet: Path, folder: Pat
         second = orchestrator("run", path, cwd=tmp_path)
         assert second.returncode == 2, second.stderr
         assert "another controller is at work" in second.stderr
-        psutil.Process(rank_pid(root / "base", 1)).resume()
+        # Meanwhile the frozen rank has been replaced.
         wait_for(lambda: status(root / "left").get("step", 0) >= 1, "the stages on top of it")
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=240) == 3, (tmp_path / "output.txt").read_text()
