@@ -102,6 +102,8 @@ class Controller:
         history = self._history = self._stored(lambda: RunHistory(self._spec, self._run, self._died))
         begun, died = history.state(self._state.phase), history.event_history.died_last
         self._state = resume(self._spec.limits, begun, died)
+        if self._died and (asked := history.event_history.stop_asked):
+            self._stop = Stop("request", asked)  # who asked may be gone
         self._write_status(force=True)
         try:
             while self._state.phase not in ENDED:
@@ -222,6 +224,7 @@ class Controller:
                 self._workers.prewarm(action.workers)
             case "ask_stop":
                 self._note = f"stopping: {action.reason}"
+                self._event(self._state.phase, self._note, stopping=action.reason)
                 self._workers.request_stop()
             case "halt":
                 self._halt(history, action, before)

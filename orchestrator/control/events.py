@@ -74,7 +74,7 @@ class EventHistory:
             self.length = extended["after"]
         if ceiling := event.get("ceiling"):
             self.ceilings.add((ceiling["key"], ceiling["limit"]))
-        if event["phase"] == "start":
+        if event["phase"] == "start" and not event.get("stopping"):
             self.begun = len(self.events) - 1
         elif event["phase"] == "stop":
             self._stopped = event["time"]
@@ -110,6 +110,18 @@ class EventHistory:
                 since = now - max(date - event["time"], 0.0)
                 found.append(Failure(since, event["step"], "", event["reason"].removeprefix("resumed: ")))
         return tuple(reversed(found))
+
+    @property
+    def stop_asked(self) -> str:
+        """Why the run is to end, as its controllers were told since somebody gave the command; empty if they were
+        not."""
+        for event in reversed(self.events):
+            anew = "last_seen" in event and event.get("controller_died") is None
+            if anew or event["phase"] in ENDED:
+                break
+            if event.get("stopping"):
+                return str(event["stopping"])
+        return ""
 
     @property
     def died_last(self) -> bool:

@@ -68,7 +68,8 @@ class EventFields(TypedDict, total=False):
     events.jsonl, by the numbers of events, `last_seen` the last sign of life of the controller before,
     `controller_died` the step of the newest commit when Ray started the controller again, `ceiling` a limit that is
     near, `extended` how many steps the run had and has from here on, how many of them are the same (`settled`), and
-    the commit that it goes on from; `tasks` is the evaluation of the job's tasks.
+    the commit that it goes on from; `tasks` is the evaluation of the job's tasks, `stopping` why the run was
+    asked to end.
     """
 
     time: float
@@ -95,6 +96,7 @@ class EventFields(TypedDict, total=False):
     missing_events: list[list[int]]
     last_seen: float | None
     controller_died: int
+    stopping: str
     ceiling: dict[str, Any]
     extended: dict[str, int]
     tasks: EvaluationRow

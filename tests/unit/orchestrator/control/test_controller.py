@@ -82,6 +82,7 @@ class Runs:
         until: int | None = None,
         faults: tuple[str, ...] = (),
         queue: Any = None,
+        died: bool = False,
     ) -> Controller:
         def gang() -> FakeGang:
             return FakeGang(lambda attempt: self.training(attempt), self.refusals, lambda: self.capacity())
@@ -104,7 +105,7 @@ class Runs:
             request_workers=lambda bundle, workers: self.wants.append(workers),
             machines=machines,
         )
-        return Controller(spec or self.job(), self.run, until, cluster, faults, queue)
+        return Controller(spec or self.job(), self.run, until, cluster, faults, queue, died)
 
     @property
     def path(self) -> Path:
@@ -738,11 +739,33 @@ def test_a_stop_ends_with_a_commit_and_the_run_goes_on(runs: Runs, quiet_curve: 
     assert (summary["state"], summary["reason"]) == ("stopped", "stopped by the user")
     assert summary["commit"] == summary["step"]
     assert 5 < summary["step"] < 10
-    assert runs.phases() == [*QUIET[:-1], "stopped"]
+    assert runs.phases() == [*QUIET[:-2], "train", "stop", "stopped"]
+    assert [event["reason"] for event in runs.events() if event.get("stopping")] == [
+        "stopping: stopped by the user"
+    ]
     runs.training = Training()
     assert runs.controller().drive()["state"] == "done"
     assert runs.training.gangs[0].config["restore"] == summary["step"]
     assert curve(runs.path) == quiet_curve
+
+
+def test_a_stop_outlives_the_controller_that_heard_it(runs: Runs) -> None:
+    """Ray starts another, and who had asked may be gone. A command that is given later knows nothing of it."""
+    controller = runs.controller()
+
+    def look(beat: GangStatus) -> None:
+        if beat.ranks[0].step >= 5:
+            controller.request_stop("stopped by the user")
+        if any(event.get("stopping") for event in controller._history.events):  # type: ignore[union-attr]
+            raise KeyboardInterrupt
+
+    watched(runs, look)
+    with pytest.raises(KeyboardInterrupt):
+        controller.drive()
+    runs.training = Training()
+    summary = runs.controller(died=True).drive()
+    assert (summary["state"], summary["reason"]) == ("stopped", "stopped by the user")
+    assert runs.controller().drive()["state"] == "done"
 
 
 def test_a_stop_before_the_gang(runs: Runs) -> None:
