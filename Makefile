@@ -14,10 +14,10 @@ QUICK := not slow and not gpu and not bench
 BY_FILE := --numprocesses 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart example-reviews example-chain example-summarise example-chain example-summarise test test-unit test-dist test-ray test-long test-partition soak test-gpu bench docs check format lock clean
+.PHONY: help install quickstart example-reviews example-chat example-preferences example-chain example-summarise test test-unit test-dist test-ray test-long test-partition soak test-gpu bench docs check format lock clean
 
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-20s %s\n", $$1, $$2}'
 
 install: $(STAMP) ## make the environment in .venv; quick when nothing changed
 
@@ -37,6 +37,15 @@ example-reviews: install ## fine-tune a pretrained encoder on film reviews, and 
 	@$(BIN)/python examples/reviews.py
 	@$(BIN)/orchestrator run examples/reviews.yaml
 	@$(BIN)/orchestrator run examples/reviews.yaml --set name=reviews-scratch --set workload.model=hf:reviews/scratch
+
+example-chat: install ## a small chat model: pre-trained on the corpus, then taught to answer questions about functions
+	@$(BIN)/orchestrator data corpus corpus
+	@$(BIN)/python examples/chat.py
+	@$(BIN)/orchestrator run examples/chat_pretrain.yaml
+	@$(BIN)/orchestrator run examples/chat.yaml
+
+example-preferences: example-chat ## of two answers the right one is preferred: DPO on top of example-chat
+	@$(BIN)/orchestrator run examples/preferences.yaml
 
 example-chain: install ## pre-train a small GPT, fine-tune it, and fan out adapters for two packages
 	@$(BIN)/orchestrator data corpus corpus

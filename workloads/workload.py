@@ -77,7 +77,8 @@ class Loss:
     layout. `extra` is a further loss (auxiliary router losses, z-loss), already weighted and in units of the mean loss.
     `metrics` are detached scalars to log, each a mean over the micro-batch. `correct` is how many of the predicted
     tokens are the most likely ones, where that was asked for. `sums` are detached, each a sum and of how many it is;
-    their means over the global batch are logged.
+    their means over the global batch are logged. `each`, [B, 2], detached, has the prediction and the label of every
+    sample, where a sample has one.
     """
 
     total: Tensor
@@ -86,6 +87,7 @@ class Loss:
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
     correct: Tensor | None = None
     sums: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    each: Tensor | None = None
 
 
 @dataclass(frozen=True)

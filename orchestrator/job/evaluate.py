@@ -17,9 +17,11 @@ OfAnswers = Literal["reward_margin", "chosen_reward", "rejected_reward"]
 """Metrics of objectives that read which answers people prefer."""
 OfWords = Literal["chosen_log_probability", "rejected_log_probability"]
 """Those of them that a model of text has, and a reward model does not."""
-Metric = Literal["loss", "perplexity", "bits_per_byte", "accuracy", OfAnswers, OfWords]
+OfPredictions = Literal["f1", "matthews", "spearman"]
+"""Metrics of all predictions together, which are given where they are asked for."""
+Metric = Literal["loss", "perplexity", "bits_per_byte", "accuracy", OfAnswers, OfWords, OfPredictions]
 LARGER_IS_BETTER: frozenset[str] = frozenset(
-    {"accuracy", "reward_margin", "chosen_reward", "chosen_log_probability"}
+    {"accuracy", "reward_margin", "chosen_reward", "chosen_log_probability", *get_args(OfPredictions)}
 )
 """Metrics of which the largest value is the best; of the others it is the least."""
 SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,30}$")]
@@ -77,8 +79,9 @@ class EvaluateSpec(StrictModel):
     metrics: list[Metric] | None = Field(
         default=None,
         description="loss (nats a token), perplexity, bits_per_byte (comparable across tokenizers), accuracy (share of "
-        "the tokens that are predicted right; of pairs, that the chosen answer has the larger reward), of answers that "
-        "people prefer reward_margin and others, see the guide; those that the objective gives if unset",
+        "the tokens that are predicted right, or of pairs whose chosen answer has the larger reward), reward_margin "
+        "and more of pairs, see the guide; f1 and matthews of classes, spearman of numbers, where they are asked for; "
+        "those that the objective gives if unset",
     )
     tasks: list[str] = Field(
         default_factory=list,
@@ -87,7 +90,12 @@ class EvaluateSpec(StrictModel):
 
     def metrics_for(self, objective: str) -> tuple[str, ...]:
         """The metrics of an evaluation: those that were asked for, or all that the objective gives."""
-        return tuple(self.metrics or metrics_of(objective))
+        return tuple(self.metrics or [m for m in metrics_of(objective) if m not in get_args(OfPredictions)])
+
+    @property
+    def of_predictions(self) -> tuple[str, ...]:
+        """Those of the metrics that need all predictions together."""
+        return tuple(metric for metric in self.metrics or () if metric in get_args(OfPredictions))
 
     def is_due(self, step: int, last: int) -> bool:
         """Whether to evaluate after `step` of a run of `last` steps."""
@@ -127,6 +135,10 @@ def metrics_of(objective: str) -> tuple[str, ...]:
         left_out |= {"accuracy"}
     if objective not in PREFERENCES:
         left_out |= {*get_args(OfAnswers), *get_args(OfWords)}
+    if objective != "sequence_classification":
+        left_out |= {"f1", "matthews"}
+    if objective != "regression":
+        left_out |= {"spearman"}
     if objective == "reward":
         left_out |= {*get_args(OfWords)}
     return tuple(m for m in get_args(Metric) if m not in left_out)

@@ -105,8 +105,8 @@ class JobSpec(StrictModel):
         )
         if lacking:
             raise ValueError(
-                f"{', '.join(lacking)} needs an objective that predicts every token once, and "
-                f"{self.workload.objective} does not; leave it out of evaluate.metrics"
+                f"{', '.join(sorted(lacking))} is no metric of {self.workload.objective}, which has "
+                f"{', '.join(metrics_of(self.workload.objective))}; leave it out of evaluate.metrics"
             )
         if self.evaluate is not None and self.data.validation and VALIDATION in self.evaluate.sets:
             raise ValueError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from cluster.workers.clock import wall
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.data.batches import Prefetch
 from orchestrator.data.held_out_set import HeldOut
-from orchestrator.job.evaluate import EvaluateSpec
+from orchestrator.job.evaluate import EvaluateSpec, OfPredictions
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
 from orchestrator.resolve.training_inputs import TrainingInputs
@@ -168,9 +169,23 @@ def measures(sums: EvaluationSums, tokens_per_byte: float, metrics: Iterable[str
         "bits_per_byte": loss / math.log(2) * tokens_per_byte,
         "accuracy": sums.correct / max(sums.tokens, 1.0),
         **means(sums.sums),
+        **{
+            name: _of_predictions(name, sums.predictions)
+            for name in metrics
+            if name in get_args(OfPredictions)
+        },
     }
     wanted = {name: value for name, value in values.items() if name in metrics}
     return {**wanted, **ratios(sums.routed), "tokens": sums.tokens}
+
+
+def _of_predictions(metric: str, predictions: Tensor) -> float:
+    from workloads.objectives.metrics import measure  # whose libraries no other run needs
+
+    found = sorted(predictions.tolist())  # so that the order of samples changes no bit
+    kind = float if metric == "spearman" else int
+    values, labels = ([kind(row[side]) for row in found] for side in (0, 1))
+    return measure(metric, values, labels)
 
 
 def _samples(held_out: HeldOut, spec: EvaluateSpec | None, batch_size: int) -> int:

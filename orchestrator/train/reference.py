@@ -148,9 +148,12 @@ def _key(spec: JobSpec, base: Base, name: str | None) -> str:
     workload, data = spec.workload, spec.data
     share = data.validation.share if data.validation and name is not None else None
     model = "" if workload.model.startswith("hf:") else workload.model
+    adapter = workload.adapter and workload.adapter.model_dump(
+        mode="json"
+    )  # which may begin with more than nothing
     known = [
         *(base.digest, name, share, model, workload.changes),
-        *(workload.objective, workload.options.get("truncate"), workload.mup),
+        *(workload.objective, workload.options.get("truncate"), workload.mup, adapter),
         *(data.sequence_length, spec.seed, spec.train.precision),
     ]
     return xxhash.xxh3_64_hexdigest(json.dumps(known, sort_keys=True).encode())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from jobs import curve, job, rows, weights
 from letters import letters, write_tokenizer
-from local_run import drive_here
+from local_run import LocalGang, drive_here
 
 from orchestrator.control import decide
 
@@ -83,3 +83,26 @@ def test_a_kill_changes_no_bit(
     told = [json.loads(line)["reason"] for line in (quiet / "events.jsonl").read_text().splitlines()]
     cut = [line for line in told if "are longer than 16 tokens, and cut" in line]
     assert bool(cut) == (objective in ("span_extraction", "conversation"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "parallel", [{"micro_batch": 2}, {"tp": 2}, {"pp": 2}, {"zero": 3, "micro_batch": 4}], ids=str
+)
+@pytest.mark.parametrize("objective", ["sequence_classification", "regression"])
+def test_metrics_of_all_predictions_are_those_of_one_process(
+    objective: str, parallel: dict[str, Any], place: Path, tmp_path: Path
+) -> None:
+    """Of 24 rows, which no pass divides."""
+    metrics = (
+        ["f1", "matthews", "accuracy"] if objective == "sequence_classification" else ["spearman", "loss"]
+    )
+    found = document(place, objective) | {"evaluate": {"every": 4, "at_start": True, "metrics": metrics}}
+    drive_here(found, str(tmp_path / "alone"), place / "cache", gang=lambda: LocalGang([1]))
+    drive_here(found | {"parallel": parallel}, str(tmp_path / "run"), place / "cache")
+    for ours, theirs in zip(
+        rows(tmp_path / "run", "evals.jsonl"), rows(tmp_path / "alone", "evals.jsonl"), strict=True
+    ):
+        one, other = ours["sets"]["validation"], theirs["sets"]["validation"]
+        assert one.keys() == {*metrics, "tokens"}
+        assert one == pytest.approx(other, rel=1e-4, abs=1e-6)

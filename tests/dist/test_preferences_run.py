@@ -176,6 +176,23 @@ def test_every_objective_survives_kills(
 
 
 @pytest.mark.slow
+def test_an_adapter_is_compared_with_its_base(
+    quiet: Path, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decide, "SETTLE", 0.0)
+    for name, faults in (("quiet", ()), ("killed", ("kill@1:0e", "kill@0:5/2"))):
+        found = document(place, "dpo")
+        found["workload"]["adapter"] = {"kind": "lora", "rank": 4, "targets": ["*.attention.*"]}
+        drive_here(found, str(tmp_path / name), tmp_path / f"{name}_cache", faults=faults)
+    same_bits(tmp_path / "quiet", tmp_path / "killed")
+    evaluated = evaluations(tmp_path / "quiet")
+    assert evaluated[0]["chosen_log_probability"] == pytest.approx(
+        evaluations(quiet)[0]["chosen_log_probability"], rel=1e-5
+    )
+    assert evaluated[-1]["reward_margin"] > evaluated[0]["reward_margin"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "parallel",
     [

@@ -90,15 +90,18 @@ def of_output(output: Output, batch: Batch, of_tokens: TokenLoss) -> Loss:
 def _sequence(logits: Tensor, labels: Tensor) -> Loss:
     predicted = labels != IGNORED
     total = F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum")
-    correct = ((logits.detach().argmax(-1) == labels) & predicted).sum().float()
+    likeliest = logits.detach().argmax(-1)
+    correct = ((likeliest == labels) & predicted).sum().float()
     metrics = {"accuracy": correct / predicted.sum().clamp(min=1)}
-    return Loss(total, predicted.sum().float(), metrics=metrics, correct=correct)
+    each = torch.stack([likeliest, labels], 1)
+    return Loss(total, predicted.sum().float(), metrics=metrics, correct=correct, each=each)
 
 
 def _regression(logits: Tensor, labels: Tensor) -> Loss:
     predicted = ~labels.isnan()
     apart = logits[:, 0].float() - labels.where(predicted, 0.0)
-    return Loss((apart.square() * predicted).sum(), predicted.sum().float())
+    each = torch.stack([logits.detach()[:, 0].float(), labels], 1)
+    return Loss((apart.square() * predicted).sum(), predicted.sum().float(), each=each)
 
 
 def _by_token(logits: Tensor, labels: Tensor) -> Loss:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from orchestrator.checkpoint.pieces import TensorPiece
@@ -41,6 +42,7 @@ class EvaluationSums:
         correct: how many of them were predicted right.
         routed: what each router did, as `Workload.routing` counts it.
         sums: other metrics of the workload, each a sum and of how many it is.
+        predictions: prediction and label of each sample, float64 [n, 2], where the job asks for metrics of them.
     """
 
     loss: float = 0.0
@@ -48,6 +50,7 @@ class EvaluationSums:
     correct: float = 0.0
     routed: Mapping[str, Tensor] = field(default_factory=dict)
     sums: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    predictions: Tensor = field(default_factory=lambda: torch.empty(0, 2, dtype=torch.float64))
 
     def __add__(self, other: EvaluationSums) -> EvaluationSums:
         routed = {name: seen + self.routed.get(name, 0.0) for name, seen in other.routed.items()}
@@ -57,7 +60,12 @@ class EvaluationSums:
             for name, (a, b) in other.sums.items()
         }
         return EvaluationSums(
-            self.loss + other.loss, self.tokens + other.tokens, self.correct + other.correct, routed, sums
+            self.loss + other.loss,
+            self.tokens + other.tokens,
+            self.correct + other.correct,
+            routed,
+            sums,
+            torch.cat([self.predictions, other.predictions]),
         )
 
 

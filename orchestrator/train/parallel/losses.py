@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -64,6 +65,8 @@ class StepLosses:
         self._names: dict[bool, list[str]] = {}
         self._evaluating = False
         self._marked: list[tuple[int, Tensor]] | None = None  # in a prediction
+        # in an evaluation, where all predictions are asked for
+        self._each: list[Tensor] | None = [] if spec.evaluate and spec.evaluate.of_predictions else None
         self._said: list[Tensor] | None = None  # while log-probabilities are computed
 
     def begin(self, micro_batches: Sequence[Batch]) -> None:
@@ -95,6 +98,7 @@ class StepLosses:
 
     def _forget(self) -> None:
         self._parts, self._marked, self._said = {}, None, None
+        self._each = None if self._each is None else []
 
     def predicted(self) -> list[tuple[int, Tensor]]:
         """Each label since then, and the logits there: fp32 [vocabulary]; every one on one rank."""
@@ -171,6 +175,8 @@ class StepLosses:
     def _add_exactly(self, loss: Loss) -> Tensor:
         """Sums of multiples of one small number have no rounding: how batches are cut and added changes no bit."""
         correct = torch.zeros_like(loss.count) if loss.correct is None else loss.correct
+        if self._each is not None and loss.each is not None and self._counts:
+            self._each.append(loss.each.double())
         summed = {"loss": loss.total, **_flat(loss)}
         exact = {name: (value.double() / EXACT).round() * EXACT for name, value in summed.items()}
         self._add({**exact, "count": loss.count, "correct": correct}, float(self._counts))
@@ -189,7 +195,21 @@ class StepLosses:
     def evaluated(self, routed: Mapping[str, Tensor]) -> EvaluationSums:
         """The sums over all ranks of an evaluation, in which routers did what `routed` says."""
         sums = self._sums(torch.zeros(()))[1]
-        return EvaluationSums(sums.pop("loss"), sums.pop("count"), sums.pop("correct"), routed, _summed(sums))
+        loss, count, correct = (sums.pop(name) for name in ("loss", "count", "correct"))
+        return EvaluationSums(loss, count, correct, routed, _summed(sums), self._predictions())
+
+    def _predictions(self) -> Tensor:
+        """Predictions and labels of all samples, float64 [n, 2]; of those that are no sample, none."""
+        none = torch.empty(0, 2, dtype=torch.float64)
+        if self._each is None:
+            return none
+        mine = torch.cat([none, *(each.cpu() for each in self._each)])
+        longest = torch.tensor(len(mine))
+        dist.all_reduce(longest, dist.ReduceOp.MAX)
+        everyone = mine.new_full((dist.get_world_size() * int(longest), 2), math.nan)
+        mine = torch.cat([mine, mine.new_full((int(longest) - len(mine), 2), math.nan)])
+        dist.all_gather_single(everyone, mine)
+        return everyone[~everyone[:, 1].isnan() & (everyone[:, 1] != IGNORED)]
 
     def _sums(self, square: Tensor) -> tuple[float, dict[str, float]]:
         names = self._agreed_names()

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.metrics import matthews_corrcoef
 
 from orchestrator.train.engines.engine import EvaluationSums
 from orchestrator.train.evaluation import measures
@@ -53,3 +54,15 @@ def test_sums_add_what_routers_did() -> None:
         "router_entropy": 1.0,
         "tokens": 4.0,
     }
+
+
+def test_metrics_of_all_predictions_do_not_depend_on_how_they_were_divided() -> None:
+    pairs = torch.tensor([[1.0, 1.0], [0.0, 1.0], [1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]).double()
+    whole = EvaluationSums(predictions=pairs)
+    parts = EvaluationSums(predictions=pairs[[3, 5]]) + EvaluationSums(predictions=pairs[[0, 4, 2, 1]])
+    for sums in (whole, parts):
+        found = measures(sums, 1.0, ("f1", "matthews"))
+        assert found["f1"] == pytest.approx((0.5 + 2 / 3 + 1) / 3)
+        assert found["matthews"] == matthews_corrcoef(pairs[:, 1].int(), pairs[:, 0].int())
+    numbers = torch.tensor([[0.1, 1.0], [0.9, 2.5], [0.5, 2.0], [0.7, 3.0]]).double()
+    assert measures(EvaluationSums(predictions=numbers), 1.0, ("spearman",))["spearman"] == pytest.approx(0.8)

@@ -159,7 +159,9 @@ def begun(workload: TransformerWorkload) -> torch.nn.Module:
     return ours
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [name if name == "dpo" else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
 def test_twenty_steps_have_the_losses_of_trl(name: str, tmp_path: Path) -> None:
     objective, options, theirs = CASES[name]
     kind = "LlamaForSequenceClassification" if objective == "reward" else "LlamaForCausalLM"
@@ -208,6 +210,7 @@ def compare(
     assert (max(baselines) > 0.01) == (workload.objective.name == "kto")
 
 
+@pytest.mark.slow
 def test_twenty_steps_of_orpo_have_the_losses_of_trl(tmp_path: Path) -> None:
     """For prompts of one token, whose own tokens TRL adds to the loss, and chosen answers of one length."""
     from accelerate import Accelerator
