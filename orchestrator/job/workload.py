@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from orchestrator.job.records import REFERENCED
 from orchestrator.job.strict import Positive, StrictModel
 
 ELSEWHERE = {
@@ -100,6 +101,11 @@ class WorkloadSpec(StrictModel):
             raise ValueError(
                 f"adapter is for a model that has weights, and {self.model} begins anew; set init_from, or model to "
                 "hf:<folder>"
+            )
+        if self.objective in REFERENCED and self.adapter.kind in ("prefix", "houlsby"):
+            raise ValueError(
+                f"{self.objective} compares with the base, and with adapter.kind {self.adapter.kind} the run begins as "
+                "another model; use lora"
             )
         if self.mup is not None:
             raise ValueError("mup says nothing of the learning rate of an adapter; set one of them to null")

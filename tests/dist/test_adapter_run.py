@@ -111,6 +111,8 @@ def test_an_adapter_without_a_base_is_refused(text: str, base: Path, tmp_path: P
     adapter = {"kind": "lora"}
     with pytest.raises(InputError, match="gpt-tiny begins anew"):
         parse(document(text, adapter=adapter))
+    with pytest.raises(InputError, match="dpo compares with the base"):
+        parse(document(text, init_from="run", objective="dpo", adapter={"kind": "prefix"}))
     bare = tmp_path / "bare"
     bare.mkdir()
     (bare / "config.json").write_text((base.parent / "export" / "config.json").read_text())

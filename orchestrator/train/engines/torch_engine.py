@@ -204,12 +204,14 @@ class TorchEngine:
         return make_optimizer(spec, shards, GlobalNorms(shards, self._workload.shapes), rate)
 
     def _matrices(self) -> dict[str, Cut]:
-        """Those of the layers, which Muon updates: also every expert of a stack."""
+        """Those of the layers that are trained, which Muon updates: also every expert of a stack."""
         top = max(map(self._workload.depth, self._workload.shapes))
         return {
             name: cut
             for name, cut in self.parallel.cuts.items()
-            if (len(cut.shape) == 2 or cut.expert) and 0 < self._workload.depth(name) < top
+            if name not in self._workload.frozen
+            and (len(cut.shape) == 2 or cut.expert)
+            and 0 < self._workload.depth(name) < top
         }
 
     def _begin(self, shards: Iterable[ParameterShard], seed: int) -> None:

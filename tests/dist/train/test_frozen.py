@@ -19,6 +19,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "changes": {"kv_heads": 2, "moe": {"experts": 4, "intermediate": 32}, "initial_std": 0.1},
         "freeze": ["*.router.weight", "layers.0.feedforward.experts.down"],
     },
+    "muon": {"model": "gpt-tiny", "freeze": ["layers.0.*", "tokens.*"], "optimizer": {"name": "muon"}},
     "lamb": {"model": "gpt-tiny", "freeze": ["layers.0.*", "tokens.*"], "optimizer": {"name": "lamb"}},
 }
 QUICK: list[tuple[str, dict[str, Any]]] = [
@@ -33,7 +34,7 @@ REST: list[tuple[str, dict[str, Any]]] = [
     *((model, {"pp": 2}) for model in MODELS),
     *((model, {"pp": 2, "schedule": "zbv"}) for model in ("norms", "router")),
     *((model, {"dp": 2, "zero": zero, "engine": "deepspeed"}) for model in MODELS for zero in (1, 2, 3)
-      if model != "lamb"),
+      if model not in ("lamb", "muon")),
     *(("router", {"dp": 2, "ep": 2, "zero": zero}) for zero in (0, 3)),
     ("biases", {"cp": 2}),
 ]  # fmt: skip
