@@ -188,16 +188,19 @@ def _check(
         )
 
 
-def trained_share(model: Description, freeze: Sequence[str], adapter: Adapter | None) -> float:
+def trained_share(
+    model: Description, freeze: Sequence[str], adapter: Adapter | None, thawed: Sequence[str] = ()
+) -> float:
     """The share of the parameters of `model` that are trained: those of the adapter, if there is one, and no pattern in
-    `freeze` matches. Heads may be missing in it."""
+    `freeze` matches, or those that one in `thawed` does. Heads may be missing in it."""
     with torch.device("meta"):
         built = build_model(model) if isinstance(model, TransformerConfig) else build_class(model)
         if adapter is not None and isinstance(model, TransformerConfig):
             adapter.apply(built, model)
     sizes = {name: parameter.numel() for name, parameter in built.named_parameters()}
     open_ = [n for n in sizes if adapter is None or adapter.trains(n)]
-    trained = [n for n in open_ if not any(fnmatchcase(n, pattern) for pattern in freeze)]
+    trained = {n for n in open_ if not any(fnmatchcase(n, pattern) for pattern in freeze)}
+    trained |= {n for n in sizes if any(fnmatchcase(n, pattern) for pattern in thawed)}
     return sum(sizes[name] for name in trained) / sum(sizes.values())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import torch
@@ -49,6 +49,7 @@ class TransformerWorkload:
     pretrained: StoredWeights | None = None
     frozen: frozenset[str] = frozenset()
     adapter: Adapter | None = None
+    thawed_after: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     def build(self) -> nn.Module:
         """The plain module on the current default device."""

@@ -187,6 +187,10 @@ class Workload(Protocol):
         """The parameters that are not trained: no commit has them, since `initial` gives them."""
 
     @property
+    def thawed_after(self) -> Mapping[str, int]:
+        """Of parameters that were frozen at first and are trained later, after how many steps."""
+
+    @property
     def objective(self) -> Objective:
         """The pre-training objective."""
 

@@ -140,6 +140,16 @@ class JobSpec(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def what_thaws_was_frozen(self) -> JobSpec:
+        if self.train.thaw and not self.reads_base:
+            raise ValueError("train.thaw is about frozen parameters, and there are none; set train.freeze")
+        if self.train.thaw and self.checkpoint.averaged:
+            raise ValueError(
+                "checkpoint.average.last is a mean of commits, of which those before a thaw lack weights; use ema"
+            )
+        return self
+
+    @model_validator(mode="after")
     def an_adapter_that_is_exported_is_there(self) -> JobSpec:
         if self.checkpoint.export == "adapter":
             if self.workload.adapter is None:
@@ -215,6 +225,8 @@ class JobSpec(StrictModel):
         found["data"]["validation"] = {"share": held_out} if held_out else None
         if not self.train.freeze:  # runs of versions without it are of the same identity
             del found["train"]["freeze"]
+        if not self.train.thaw:
+            del found["train"]["thaw"]
         if self.workload.adapter is None:
             del found["workload"]["adapter"]
         if self.checkpoint.ema is not None:

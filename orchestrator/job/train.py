@@ -37,6 +37,10 @@ class TrainSpec(StrictModel):
         description="patterns, as of file names, of parameters that are not trained; neither gradients nor optimiser "
         "state are kept of them, and no commit has them: they are read from where the run began",
     )
+    thaw: dict[Positive, list[str]] = Field(
+        default_factory=dict,
+        description="gradual unfreezing: patterns of frozen parameters by the step after which they are trained too",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -73,6 +77,22 @@ class TrainSpec(StrictModel):
                 "shorten the decay or train longer"
             )
         return self
+
+    @model_validator(mode="after")
+    def what_thaws_has_a_step_in_the_run(self) -> TrainSpec:
+        if self.thaw and max(self.thaw) >= self.steps:
+            raise ValueError(
+                f"thaw {max(self.thaw)} is not below steps {self.steps}; thaw earlier or train longer"
+            )
+        if self.thaw and self.precision == "fp16":
+            raise ValueError(
+                "thaw counts the updates of each parameter, and fp16 skips some; set precision to bf16"
+            )
+        return self
+
+    def thawed(self, step: int) -> list[str]:
+        """The patterns of parameters that are frozen no more after `step` steps."""
+        return [pattern for at in sorted(self.thaw) if at <= step for pattern in self.thaw[at]]
 
     @property
     def decay_from(self) -> int | None:

@@ -54,6 +54,11 @@ def _by_deepspeed(train: TrainSpec, layout: Layout) -> list[str]:
             "determinism bitwise adds gradients in an order that DeepSpeed does not; "
             "set train.determinism to rerun, or parallel.engine to torch"
         )
+    if train.thaw:
+        found.append(
+            "DeepSpeed counts the updates of all parameters as one, and with train.thaw some are younger; set "
+            "parallel.engine to torch"
+        )
     if layout.zero == 3 and train.compile:
         found.append(
             "DeepSpeed's ZeRO 3 frees weights between layers, which compiled blocks keep; set train.compile to false"

@@ -75,8 +75,9 @@ def resolve(spec: JobSpec, vocabulary_size: int | None = None) -> ResolvedJob:
     if spec.reads_base:
         from workloads.load import trained_share
 
+        train = spec.train
         with wrong_input("workload.adapter.targets"):
-            share = trained_share(model, spec.train.freeze, adapter_of(spec))
+            share = trained_share(model, train.freeze, adapter_of(spec), train.thawed(train.steps))
         shape = replace(shape, trained_share=share)
         if spec.workload.adapter and spec.workload.adapter.kind == "prefix":
             shape = replace(

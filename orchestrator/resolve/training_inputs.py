@@ -144,7 +144,7 @@ def load_workload(
     `model` is the description that the job was resolved to, if it was. Without a `base` a job that names one in
     workload.init_from begins anew. Raises InputError.
     """
-    from workloads.adapters.frozen import frozen_by
+    from workloads.adapters.frozen import frozen_by, thawed_after
     from workloads.load import load
 
     with wrong_input("workload"):
@@ -165,7 +165,9 @@ def load_workload(
             adapter=adapter_of(spec),
         )
     with wrong_input("train.freeze"):
-        return replace(workload, frozen=workload.frozen | frozen_by(spec.train.freeze, workload))
+        frozen = workload.frozen | frozen_by(spec.train.freeze, workload)
+    with wrong_input("train.thaw"):
+        return replace(workload, frozen=frozen, thawed_after=thawed_after(spec.train.thaw, frozen))
 
 
 def vocabulary_before_data(job: ResolvedJob) -> Vocabulary:

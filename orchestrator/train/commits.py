@@ -105,6 +105,7 @@ class Commits:
         durable = (
             final
             or step == self._spec.train.decay_from
+            or step in self._spec.train.thaw
             or self._is_evaluated(progress)
             or (step % checkpoint.every == 0 and not self._backs_off(agreed.failures))
         )
@@ -127,6 +128,11 @@ class Commits:
             self._record_outcomes(self._saver.poll())
         ended, self._outcomes = self._outcomes, []
         return [asdict(outcome) for outcome in ended]
+
+    def go_on(self, engine: Engine) -> None:
+        """Save the state of another engine from now on, after `finish`."""
+        self._engine = engine
+        self.__enter__()
 
     def finish(self, progress: dict[str, Any]) -> None:
         """Commit this state, and retry until that has succeeded or storage has failed for too long.

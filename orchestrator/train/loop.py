@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ from orchestrator.train.rank_messages import agree
 from orchestrator.train.reference import References, needs_reference
 from orchestrator.train.task import Task
 from workloads import load as _load  # noqa: F401  (a fork of what has it imported begins sooner)
+from workloads.adapters.frozen import after
 from workloads.model.dropout import KEYS, row_keys
 from workloads.workload import Batch
 
@@ -69,12 +71,15 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
                 inputs = training_inputs(
                     spec, tokens, task.sets, base_of(spec, dataclasses.asdict(base), False)
                 )
-        engine = make_engine(spec, inputs.workload, layout, device)
+
+        def make(step: int) -> Engine:
+            return make_engine(spec, after(inputs.workload, step), layout, device)
+
+        rank = Rank(task, spec, layout, context, make, inputs, baseline_memory, references)
         try:
-            rank = Rank(task, spec, layout, context, engine, inputs, baseline_memory, references)
             return rank.evaluate() if task.evaluate_only else rank.train()
         finally:
-            engine.close()
+            rank.close()
     finally:
         close_device()
 
@@ -88,24 +93,26 @@ class Rank:
         spec: JobSpec,
         layout: Layout,
         context: WorkerContext,
-        engine: Engine,
+        make: Callable[[int], Engine],
         inputs: TrainingInputs,
         baseline_memory: int = 0,
         references: References | None = None,
     ) -> None:
+        """`make` gives the engine that goes on after so many steps."""
         self._task, self._spec, self._layout, self._context = task, spec, layout, context
-        self._engine = engine
+        self._make, self._engine = make, make(task.restore or 0)
         self._faults = [FaultSpec.parse(text) for text in task.faults]
         self._stopped = False
         if references is not None:
             inputs = self._compared(inputs, references)
         self._batches = inputs.batches
-        self._evaluator = Evaluator(
+        self._evaluates: Callable[[Engine], Evaluator] = lambda engine: Evaluator(
             spec, layout, context, engine, inputs, lambda step: self._inject(step, True)
         )
+        self._evaluator = self._evaluates(self._engine)
         self._last = min(task.until, spec.train.steps)
         self._baseline_memory = baseline_memory  # bytes of the process before the model was built
-        self._commits = Commits(task, spec, layout, context, engine)
+        self._commits = Commits(task, spec, layout, context, self._engine)
         self._weights: dict[str, Any] = {}  # what the row of an evaluation alone says of them
         self._progress = self._origin = self._restore()
         self._evaluations: list[EvaluationRow] = []  # since the last step's row
@@ -119,11 +126,27 @@ class Rank:
                 self._commits.before_training(dataclasses.asdict(self._progress))
             while not self._is_over and not stop:
                 stop = self._step(prefetched)
+                if not stop and not self._is_over and self._progress.step in self._spec.train.thaw:
+                    self._thaw()
             self._commits.finish(dataclasses.asdict(self._progress))
         step = self._progress.step
         plateau = "plateau" if self._progress.is_on_plateau(self._spec.stop_when) else "until"
         ended = "steps" if step >= self._spec.train.steps else "stop" if stop else plateau
         return {"step": step, "ended": ended}
+
+    def close(self) -> None:
+        """Free the engine's memory."""
+        self._engine.close()
+
+    def _thaw(self) -> None:
+        """Go on with more parameters, as another attempt would: from the commit of this step, which is waited for."""
+        step = self._progress.step
+        self._commits.finish(dataclasses.asdict(self._progress))
+        self._engine.close()
+        self._engine = self._make(step)
+        self._evaluator = self._evaluates(self._engine)
+        self._commits.go_on(self._engine)
+        self._engine.load(self._commits.open(step)[1])
 
     def _compared(self, inputs: TrainingInputs, references: References) -> TrainingInputs:
         """The inputs with the log-probabilities of the reference, computed now where they are missing. A stop cuts that

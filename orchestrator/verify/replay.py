@@ -71,8 +71,11 @@ def replay(spec: JobSpec, run: RunDir, step: int | None, steps: int) -> ReplayRe
         raise InputError(
             f"the layout of step {first}, {layout_text}, is not on record", run.uri, "choose another --step"
         )
+    # what thaws after a step is trained on from the commit of that step, which a replay does not make
+    beyond = min((step for step in spec.train.thaw if step >= first), default=first + steps) + 1
     replayable = itertools.takewhile(
-        lambda n: n in recorded and recorded[n]["layout"] == layout_text, range(first, first + steps)
+        lambda n: n in recorded and recorded[n]["layout"] == layout_text,
+        range(first, min(first + steps, beyond)),
     )
     last = list(replayable)[-1]
     check_commit(manifest, spec, run.at("job.yaml"))

@@ -72,6 +72,35 @@ def test_a_kill_changes_no_bit_and_the_base_is_read_again(
         drive_here(tuned, str(tmp_path / "killed"), cache)
 
 
+@pytest.mark.parametrize("layout", [{"zero": 1}, pytest.param({"zero": 3}, marks=pytest.mark.slow)], ids=str)
+def test_what_thaws_is_trained_from_its_step_on_whenever_it_is_killed(
+    layout: dict[str, Any], text: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decide, "SETTLE", 0.0)
+    cache = Path(text).parent / "cache"
+    tuned = document(text, init_from=f"{base}@last")
+    tuned["train"] |= {"freeze": FROZEN, "thaw": {2: ["layers.0.*"], 4: ["tokens.*"]}}
+    tuned["parallel"] |= layout
+    tuned["checkpoint"] |= {"keep": 9, "average": {"ema": 0.5}}
+    drive_here(tuned, str(tmp_path / "quiet"), cache)
+    # Beside the first thaw, and in the steps behind it.
+    drive_here(tuned, str(tmp_path / "killed"), cache, faults=("kill@1:3", "kill@0:4/2", "kill@1:6/3"))
+    assert curve(tmp_path / "quiet") == curve(tmp_path / "killed")
+    assert weights(tmp_path / "quiet", STEPS) == weights(tmp_path / "killed", STEPS)
+    store = Store(str(tmp_path / "quiet" / "checkpoints"))
+    assert store.steps() == [2, 3, 4, 6]
+    for name, at in (("layers.0.attention.query.weight", 3), ("tokens.weight", 6)):
+        there = [step for step in store.steps() if f"model.{name}" in store.manifest(step).tensors]
+        assert there == [step for step in store.steps() if step >= at]
+        before, after = (model_of_run(str(run), STEPS) for run in (base, tmp_path / "quiet"))
+        assert torch.equal(before.read(name), model_of_run(str(tmp_path / "quiet"), 2).read(name))
+        assert not torch.equal(before.read(name), after.read(name))
+    # Adam's first update is as large as the learning rate, if its moments and their correction begin with the thaw.
+    name = "layers.0.attention.query.weight"
+    first = store.reader(store.manifest(3)).read(f"model.{name}") - model_of_run(str(base), STEPS).read(name)
+    assert float(first.abs().max()) == pytest.approx(3e-3, rel=0.1)
+
+
 def test_a_base_that_is_damaged_is_not_read(text: str, base: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     shutil.copytree(base, mine)
@@ -104,3 +133,9 @@ def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest_names(text: 
     wrong["train"]["freeze"] = ["*"]
     with pytest.raises(InputError, match="freeze all parameters"):
         check_job(parse(wrong))
+    wrong["train"] |= {"freeze": ["layers.0.*"], "thaw": {2: ["layers.1.*"]}}
+    with pytest.raises(InputError, match=r"matches no frozen parameter; the nearest are layers\.0"):
+        check_job(parse(wrong))
+    wrong["train"] |= {"freeze": []}
+    with pytest.raises(InputError, match="thaw is about frozen parameters, and there are none"):
+        parse(wrong)

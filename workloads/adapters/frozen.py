@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
@@ -34,6 +36,23 @@ def matching(patterns: Iterable[str], names: Collection[str], what: str) -> froz
             raise WorkloadError(f"{pattern!r} matches no {what}; the nearest are {', '.join(near)}")
         found |= matched
     return frozenset(found)
+
+
+def thawed_after(thaw: Mapping[int, Sequence[str]], frozen: Collection[str]) -> dict[str, int]:
+    """The step after which a frozen parameter is trained, of those that patterns in `thaw` match; of several the first.
+
+    Raises WorkloadError if a pattern matches none.
+    """
+    found: dict[str, int] = {}
+    for step, patterns in sorted(thaw.items(), reverse=True):
+        found |= dict.fromkeys(matching(patterns, sorted(frozen), "frozen parameter"), step)
+    return found
+
+
+def after(workload: Workload, step: int) -> Workload:
+    """The workload as it is trained after `step` steps."""
+    left = frozenset(name for name in workload.frozen if workload.thawed_after.get(name, math.inf) > step)
+    return workload if left == workload.frozen else replace(workload, frozen=left)  # type: ignore[type-var]
 
 
 def frozen_by(patterns: Collection[str], workload: Workload) -> frozenset[str]:

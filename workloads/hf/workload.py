@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -39,6 +39,7 @@ class HuggingFaceWorkload:
     vocabulary: Vocabulary
     dropout: float = 0.0
     frozen: frozenset[str] = frozenset()
+    thawed_after: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     def build(self) -> nn.Module:
         """The module on the current default device."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -40,9 +40,11 @@ def pieces(
                 yield TensorPiece(name, shard.cut.shape, box.start, view)
 
 
-def committed_shapes(workload: Workload) -> dict[str, tuple[int, ...]]:
-    """The shapes of the model's tensors that a commit has: not of those that are not trained."""
-    kept = {name: shape for name, shape in workload.shapes.items() if name not in workload.frozen}
+def committed_shapes(workload: Workload, thawing: Collection[str] = ()) -> dict[str, tuple[int, ...]]:
+    """The shapes of the model's tensors that a commit has: not of those that are not trained, nor of those that are
+    `thawing`, trained from this commit on."""
+    lacking = {*workload.frozen, *thawing}
+    kept = {name: shape for name, shape in workload.shapes.items() if name not in lacking}
     return {f"model.{name}": tuple(shape) for name, shape in kept.items()}
 
 
@@ -95,10 +97,23 @@ def restore(
     slots: Callable[[str], Sequence[str]],
     averages: Mapping[Tensor, Tensor],
     reader: Reader,
+    thawed: Mapping[str, int],
 ) -> None:
-    """Load this rank's part of weights, optimiser states and `averages` of weights."""
-    steps = float(reader.read("optim.step"))
+    """Load this rank's part of weights, optimiser states and `averages` of weights.
+
+    `thawed` has the step after which a parameter is trained, if that is not the first. What is trained from this very
+    commit on has its weights already, which are their average too.
+    """
+    steps = int(reader.read("optim.step"))
     for shard in shards:
+        age = float(steps - thawed.get(shard.name, 0))
+        if shard.name in thawed and f"model.{shard.name}" not in reader.manifest.tensors:
+            fresh = {slot: torch.zeros_like(shard.parameter) for slot in slots(shard.name)}
+            fresh["step"] = torch.tensor(age, device=shard.parameter.device)
+            optimizer.state[shard.parameter] = fresh
+            if shard.parameter in averages:
+                averages[shard.parameter].copy_(shard.parameter)
+            continue
         tensors = {f"model.{shard.name}": shard.parameter.detach()}
         state: dict[str, Tensor] = {}
         for slot in slots(shard.name):
@@ -109,5 +124,5 @@ def restore(
             for box, view in shard.views(tensor):
                 view.copy_(reader.read(name, box.start, box.extent))
         # the fused kernel expects its step count on the device
-        state["step"] = torch.tensor(steps, device=shard.parameter.device)
+        state["step"] = torch.tensor(age, device=shard.parameter.device)
         optimizer.state[shard.parameter] = state

@@ -156,9 +156,12 @@ class TorchEngine:
     @torch.no_grad()
     def load(self, reader: Reader) -> None:
         """See `Engine.load`."""
-        reader.manifest.check_shapes(committed_shapes(self._workload))
+        thawed, step = self._workload.thawed_after, reader.manifest.step
+        now = [name for name, at in thawed.items() if at == step]
+        reader.manifest.check_shapes(committed_shapes(self._workload, now))
         self._begin(self.parallel.frozen, self._seed)
-        restore(self._data.shards, self._optimizer, self._slots, self._average.of, reader)
+        self._begin([shard for shard in self._data.shards if shard.name in now], self._seed)
+        restore(self._data.shards, self._optimizer, self._slots, self._average.of, reader, thawed)
         self._steps = int(reader.read("optim.step"))
         self._average.go_on(self._steps)
         for name, buffer in self._buffers.items():

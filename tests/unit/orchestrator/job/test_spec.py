@@ -347,6 +347,9 @@ def test_newer_keys_count_only_where_they_are_set() -> None:
     """So that a run of an earlier version is still the same run."""
     found = spec.parse(SMALLEST).identity()
     assert not {"momentum", "layer_decay"} & found["train"]["optimizer"].keys()
+    assert not {"freeze", "thaw"} & found["train"].keys()
+    assert "adapter" not in found["workload"]
+    assert spec.parse(changed("train.freeze", ["tokens.*"])).identity() != found
     assert spec.parse(changed("train.optimizer.layer_decay", 0.9)).identity() != found
     muon = spec.parse(changed("train.optimizer.name", "muon")).identity()
     assert "momentum" not in muon["train"]["optimizer"]
