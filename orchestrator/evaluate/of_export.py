@@ -86,7 +86,7 @@ def spec_of_export(
     }
     for text in overrides:
         override(document, text)
-    if (objective := document["workload"]["objective"]) in REFERENCED:
+    if named and (objective := document["workload"]["objective"]) in REFERENCED:
         what = f"was trained with {objective}, by a reference that an export does not have"
         raise InputError(
             what, folder, "evaluate the run's commit, or by another --set workload.objective=NAME"

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from jobs import curve, job, rows, weights
 from letters import letters, write_tokenizer
-from local_run import LocalGang, controller_here, drive_here
+from local_run import LocalGang, controller_here, drive_here, with_evaluator
 
 from orchestrator.checkpoint.store import Store
 from orchestrator.control import decide
 from orchestrator.evaluate.of_commit import evaluate_commit
 from orchestrator.job.spec import parse
 from orchestrator.storage.run_directory import RunDir
+from orchestrator.verify.replay import replay
 
 SMALL = {"hidden": 32, "layers": 2, "heads": 4, "intermediate": 64}
 STEPS, COUNT = 8, 700
@@ -147,6 +148,50 @@ def test_a_commit_is_evaluated_by_the_reference_of_its_run(quiet: Path, place: P
     row = evaluate_commit(spec, run, store.manifest(STEPS), {})
     found = {name: value for name, value in evaluations(quiet)[-1].items() if name != "step"}
     assert row["sets"]["validation"] == pytest.approx(found, rel=1e-6)
+    result = replay(spec, run, None, 2)
+    assert result.same, result.line
+
+
+@pytest.mark.slow
+def test_bitwise_runs_have_the_same_bits_on_one_worker_and_on_two(place: Path, tmp_path: Path) -> None:
+    for workers in (1, 2):
+        found = document(place, "kto", {"prompt": "asked", "completion": "better", "label": "good"})
+        found["train"]["determinism"] = "bitwise"
+        del found["parallel"]
+        run, cache = str(tmp_path / f"{workers}"), tmp_path / f"cache{workers}"
+        drive_here(found, run, cache, gang=lambda workers=workers: LocalGang([workers]))
+    assert weights(tmp_path / "1", STEPS) == weights(tmp_path / "2", STEPS)
+    assert evaluations(tmp_path / "1") == evaluations(tmp_path / "2")
+
+
+@pytest.mark.slow
+def test_an_evaluation_beside_the_run_has_the_same_numbers(quiet: Path, place: Path, tmp_path: Path) -> None:
+    found = document(place, "dpo")
+    found["evaluate"] = {"every": 4, "at_start": True, "where": "beside"}
+    drive_here(found, str(tmp_path / "run"), tmp_path / "cache", gang=with_evaluator([2]))
+    beside = sorted(evaluations(tmp_path / "run"), key=lambda row: row["step"])
+    for ours, theirs in zip(beside, evaluations(quiet), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_a_reference_that_is_lost_with_its_base_ends_the_run(
+    quiet: Path, place: Path, tmp_path: Path
+) -> None:
+    base, cache = tmp_path / "base", tmp_path / "cache"
+    shutil.copytree(place / "base", base)
+    found = document(place, "dpo")
+    found["workload"]["init_from"] = str(base)
+    controller_here(found, str(tmp_path / "run"), cache, until=4).drive()
+    shutil.rmtree(base)
+    found["train"]["steps"] = STEPS
+    for path in parts(cache)[:1]:
+        path.unlink()
+    drive_here(found, str(tmp_path / "run"), cache)
+    last = rows(tmp_path / "run", "events.jsonl")[-1]
+    assert last["phase"] == "failed"
+    assert last["attempt"] == 2  # it is not tried again
+    assert "the weights that the run began with are gone" in last["reason"]
 
 
 @pytest.mark.slow

@@ -46,6 +46,23 @@ def test_an_export_is_evaluated_as_its_commit_was_trained(tmp_path: Path) -> Non
     assert workload_of_export(spec).vocabulary.eos == 0
 
 
+def test_an_export_has_no_reference_to_be_compared_with(tmp_path: Path) -> None:
+    """By itself it would be its own, and every margin 0. What needs none, such as tasks, it can be evaluated by."""
+    known = {
+        **FACTS,
+        "objective": "dpo",
+        "options": {},
+        "field": {"prompt": "p", "chosen": "c", "rejected": "r"},
+    }
+    folder = folder_of("GPT-2", tmp_path / "export", step=12, evaluation=known)
+    with pytest.raises(
+        InputError, match="was trained with dpo, by a reference that an export does not have; evaluate the"
+    ):
+        spec_of_export(folder, {"pairs": "/w/*.jsonl"})
+    spec, _ = spec_of_export(folder, {})
+    assert workload_of_export(spec).objective.name == "dpo"
+
+
 @pytest.mark.parametrize(
     ("title", "objective"), [("GPT-2", "causal_lm"), ("T5", "denoising"), ("BERT", "masked_lm")]
 )
