@@ -29,6 +29,7 @@ class ModelShape:
     Attributes:
         stages: most pipeline stages; 0 is as many as layers.
         expert_feedforward: columns of one expert.
+        no_model_split: why neither tensors nor layers can be divided between ranks; empty if they can.
         heads_split: whether tensor parallelism splits the attention heads.
         no_context_split, no_sequence_split: why the sequence cannot be split over context-parallel or tensor-parallel
             ranks; empty if it can.
@@ -51,6 +52,7 @@ class ModelShape:
     flops_per_token: float = 0.0
     stages: int = 0
     expert_feedforward: int = 0
+    no_model_split: str = ""
     heads_split: bool = True
     no_context_split: str = ""
     no_sequence_split: str = ""
@@ -166,6 +168,13 @@ def _indivisible(degree: int, size: int, axis: str, what: str) -> list[str]:
 
 def _splits(layout: Layout, shape: ModelShape) -> list[str]:
     """Whether each degree divides what it splits of the model."""
+    if shape.no_model_split:
+        cut = {"tp": "tensors", "pp": "layers", "ep": "experts", "cp": "the sequence"}
+        return [
+            f"{axis} {getattr(layout, axis)} divides {what}, and {shape.no_model_split}; set {axis} to 1"
+            for axis, what in cut.items()
+            if getattr(layout, axis) > 1
+        ]
     found = []
     if shape.heads_split:
         found += _indivisible(layout.tp, shape.heads, "tp", "attention heads")

@@ -26,7 +26,7 @@ def model_shape(config: TransformerConfig | HuggingFaceModel, sequence_length: i
         sequence_length=sequence_length,
         flops_per_token=flops(config, sequence_length),
         stages=1,
-        no_context_split="this model's Hugging Face class is run as it is",
+        no_model_split="this model's Hugging Face class is run as it is",
         no_sequence_split="this model's Hugging Face class is run as it is",
         no_recompute=""
         if isinstance(config, TransformerConfig) or config.has_blocks
@@ -45,6 +45,7 @@ def _splits(config: TransformerConfig, shape: ModelShape) -> ModelShape:
         experts = layers * moe.experts * (3 if config.gated else 2) * config.hidden * moe.intermediate
     return dataclasses.replace(
         shape,
+        no_model_split="",
         experts=moe.experts if moe else 0,
         stages=1 if config.generator or config.shared_layers else shape.layers,
         expert_feedforward=moe.intermediate if moe else 0,

@@ -119,3 +119,11 @@ def test_a_layout_survives_json() -> None:
     layout = Layout(pp=2, dp=2, tp=2, zero=1, schedule="zbv", sequence=True, recompute="full")
     assert Layout.from_json(layout.to_json()) == layout
     assert str(layout) == "pp2 dp2 tp2 zbv sequence recompute-full zero1 mb1"
+
+
+def test_a_class_that_is_run_as_it_is_says_so() -> None:
+    shape = dataclasses.replace(DENSE, no_model_split="its class is run as it is")
+    for axis, what in (("tp", "tensors"), ("pp", "layers"), ("cp", "the sequence"), ("ep", "experts")):
+        (line, *_) = Layout(dp=2, **{axis: 2}).problems(shape, 8)
+        assert line == f"{axis} 2 divides {what}, and its class is run as it is; set {axis} to 1"
+    assert Layout(dp=2).problems(shape, 8) == []
