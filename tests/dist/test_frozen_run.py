@@ -43,6 +43,7 @@ def base(text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_a_kill_changes_no_bit_and_the_base_is_read_again(
     text: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,7 +73,8 @@ def test_a_kill_changes_no_bit_and_the_base_is_read_again(
         drive_here(tuned, str(tmp_path / "killed"), cache)
 
 
-@pytest.mark.parametrize("layout", [{"zero": 1}, pytest.param({"zero": 3}, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [{"zero": 1}, {"zero": 3}], ids=str)
 def test_what_thaws_is_trained_from_its_step_on_whenever_it_is_killed(
     layout: dict[str, Any], text: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +103,7 @@ def test_what_thaws_is_trained_from_its_step_on_whenever_it_is_killed(
     assert float(first.abs().max()) == pytest.approx(3e-3, rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_base_that_is_damaged_is_not_read(text: str, base: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     shutil.copytree(base, mine)

@@ -20,10 +20,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 DENSE, EXPERTS = "dense", "experts"
 QUICK: list[tuple[str, str, dict[str, Any]]] = [
-    ("lora", DENSE, {"tp": 2, "sequence": True}),
-    ("dora", DENSE, {"tp": 2}),
-    ("lora", DENSE, {"pp": 2}),
-    ("lora", DENSE, {"dp": 2, "zero": 3}),
+    ("dora", DENSE, {"tp": 2, "sequence": True}),
+    ("prefix", DENSE, {"dp": 2, "zero": 3}),
 ]
 REST: list[tuple[str, str, dict[str, Any]]] = [
     *((kind, DENSE, {"dp": 2, "zero": zero}) for kind in KINDS for zero in (0, 1, 2, 3)),

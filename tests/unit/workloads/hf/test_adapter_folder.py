@@ -42,8 +42,16 @@ def made(model: str, objective: str, adapter: Adapter) -> TransformerWorkload:
     return TransformerWorkload(**{**found.__dict__, "frozen": found.frozen - heads})
 
 
-@pytest.mark.parametrize("kind", ["lora", "rslora", "dora"])
-@pytest.mark.parametrize(("model", "objective", "targets"), CASES, ids=str)
+QUICK = [(*CASES[2], "dora"), (*CASES[4], "lora")]
+REST = [
+    pytest.param(*case, kind, marks=pytest.mark.slow)
+    for case in CASES
+    for kind in ("lora", "rslora", "dora")
+    if (*case, kind) not in QUICK
+]
+
+
+@pytest.mark.parametrize(("model", "objective", "targets", "kind"), [*QUICK, *REST], ids=str)
 def test_peft_loads_it(
     model: str, objective: str, targets: tuple[str, ...], kind: str, tmp_path: Path
 ) -> None:
