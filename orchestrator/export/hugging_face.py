@@ -157,8 +157,11 @@ def _record_batches(tokens: Tokens, objective: Objective, workload: Workload) ->
     source = max(range(tokens.sources), key=tokens.length)
     read = SampleReader(tokens, [windows_of(tokens, source, objective.reading)], objective)
     batch = read.collate(range(min(4, len(read))), 0)
+    if getattr(objective, "compares", False):  # two answers in a row, which transformers reads one by one
+        half = batch["tokens"].shape[1] // 2
+        batch = {name: batch[name].view(-1, half) for name in ("tokens", "padding")}
     yield batch
-    text = batch["tokens"].flatten()
+    text = batch["tokens"][batch["padding"]]  # padding among it would be taken for the end of a row
     length = min(COMPARED, len(text) // 2)
     yield from probes(workload.config, workload.vocabulary, text, (length, length // 2 + 1, SHORT))
 

@@ -16,7 +16,9 @@ from local_run import LocalGang, controller_here, drive_here, with_evaluator
 from orchestrator.checkpoint.store import Store
 from orchestrator.control import decide
 from orchestrator.evaluate.of_commit import evaluate_commit
+from orchestrator.export.hugging_face import write
 from orchestrator.job.spec import parse
+from orchestrator.resolve.commit_model import model_of_run
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.verify.replay import replay
 
@@ -218,6 +220,12 @@ def test_every_objective_survives_kills(
     last = evaluations(tmp_path / "quiet")[-1]
     assert last["accuracy"] > 0.6 or objective in ("kto", "reward")
     assert bool(parts(tmp_path / "quiet_cache")) == (objective in ("ipo", "kto"))
+    made = model_of_run(str(tmp_path / "quiet"), STEPS)
+    assert write(made.spec, made.tokens, made.workload, made.read, str(tmp_path / "export")) < 1e-4
+    config = json.loads((tmp_path / "export/config.json").read_text())
+    kind = "GPT2ForSequenceClassification" if objective == "reward" else "GPT2LMHeadModel"
+    assert config["architectures"] == [kind]
+    assert objective != "reward" or len(config["id2label"]) == 1
 
 
 @pytest.mark.slow

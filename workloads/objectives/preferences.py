@@ -305,6 +305,7 @@ class Reward(SampledObjective):
 
     name = "reward"
     architectures = frozenset({"decoder"})
+    needs: ClassVar[tuple[str, ...]] = ("pad",)  # by which transformers finds the last token
     unit = "record"
     compares: ClassVar[bool] = True
     truncate: str = choice("end", "start")
