@@ -142,11 +142,13 @@ class Rank:
         """Go on with more parameters, as another attempt would: from the commit of this step, which is waited for."""
         step = self._progress.step
         self._commits.finish(dataclasses.asdict(self._progress))
+        self._context.set_waiting(True)
         self._engine.close()
         self._engine = self._make(step)
         self._evaluator = self._evaluates(self._engine)
         self._commits.go_on(self._engine)
         self._engine.load(self._commits.open(step)[1])
+        self._context.set_waiting(False)
 
     def _compared(self, inputs: TrainingInputs, references: References) -> TrainingInputs:
         """The inputs with the log-probabilities of the reference, computed now where they are missing. A stop cuts that
