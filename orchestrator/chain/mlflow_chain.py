@@ -7,6 +7,7 @@ from typing import Any
 
 from orchestrator.chain.stage_run import StageRun
 from orchestrator.job.chain import ChainSpec
+from orchestrator.job.outcome import Outcome
 from orchestrator.job.tracking import TrackingSpec
 from orchestrator.storage.file_names import CHAIN
 from orchestrator.storage.run_directory import REPORT, RunDir
@@ -59,4 +60,5 @@ def _publish(
     for name in DOCUMENTS:
         if (text := root.read_text(name)) is not None:
             parent.log_document(name, text)
-    parent.set_status(MLFLOW_STATUS.get(found["state"], "RUNNING"), found["ended"])
+    wrong = "FAILED" if found["state"] == Outcome.WRONG_INPUT else "RUNNING"
+    parent.set_status(MLFLOW_STATUS.get(found["state"], wrong), found["ended"])

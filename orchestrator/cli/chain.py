@@ -135,8 +135,7 @@ def write_report(root: RunDir, chain: ChainSpec) -> None:
     from orchestrator.chain.stage_run import stage_runs
 
     stages = stage_runs(chain, root)
-    with root.lock():
-        found = finish(chain, stages, root, found_of(root, chain))
+    found = finish(chain, stages, root, found_of(root, chain))
     print(root.at("report.html"))
     for problem in filter(None, (found["problem"], found["tracking"])):
         print(f"orchestrator: {problem}", file=sys.stderr)

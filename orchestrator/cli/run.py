@@ -115,6 +115,9 @@ def status(target: Target, address: Cluster = None, as_json: Json = False) -> No
         return
     local = None if address else _run_at(target)
     job = None if local else _job_at(target, address)[1]
+    if job is not None and (chain := chain_at(job.run_dir)) is not None:
+        show_status(*chain, as_json)
+        return
     directory = local or _run_at(job.run_dir if job else "")
     if directory is None:
         assert job is not None

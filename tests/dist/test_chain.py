@@ -15,6 +15,7 @@ from local_chain import drive_chain_here
 from orchestrator.chain.preflight import check_chain
 from orchestrator.chain.stage_run import stage_runs
 from orchestrator.checkpoint.store import Store
+from orchestrator.cli.app import call
 from orchestrator.control import decide
 from orchestrator.job.chain import parse_chain
 from orchestrator.job.errors import InputError
@@ -199,3 +200,40 @@ def test_a_base_that_will_not_fit_is_refused_before_it_is_trained(tmp_path: Path
 def test_a_run_of_another_kind_is_no_chain(mine: Path, text: str) -> None:
     with pytest.raises(InputError, match="is the directory of a run, and no chain"):
         check(document(text), mine / "base", text)
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    """How a command ended, and what it printed."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        call([str(word) for word in words])
+    printed = capsys.readouterr()
+    return int(ended.value.code or 0), printed.out, printed.err
+
+
+def test_commands_on_the_directory_of_a_chain_say_what_it_is(
+    mine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stages = ", ".join(str(mine / name) for name in ("base", "classify", "more"))
+    chain = parse_chain(document("a.txt")).document()  # which the driver alone writes, as tests here do not
+    (mine / "job.yaml").write_text(json.dumps(chain))
+    for words in (
+        ("evaluate", mine),
+        ("verify-resume", mine),
+        ("generate", mine, "hi"),
+        ("checkpoint", "list", mine),
+    ):
+        code, out, err = said(capsys, *words)
+        line = f"orchestrator: {mine}: is the directory of a chain, and no run; name one of its stages: {stages}\n"
+        assert (code, out, err) == (2, "", line)
+    code, out, _ = said(capsys, "status", mine, "--json")
+    assert (code, [stage["state"] for stage in json.loads(out)["stages"]]) == (0, ["done"] * 3)
+    code, out, _ = said(capsys, "status", mine)
+    assert code == 0
+    assert "classify" in out
+    (mine / "report.html").unlink()
+    code, out, _ = said(capsys, "report", mine)
+    assert (code, out) == (0, f"{mine}/report.html\n")
+    assert (mine / "report.html").exists()
+    code, _, err = said(capsys, "stop", mine)
+    assert (code, err.endswith("no stage of this chain is at work; see `orchestrator status`\n")) == (2, True)
