@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGES = ("networkx", "numpy", "pandas", "scikit-learn", "scipy", "sympy")
-FUNCTIONS, CHOICES, QUIZ = 250, 4, 100
+FUNCTIONS, CHOICES, QUIZ = 100, 4, 60
 WAYS = ("What does {} do?", "Tell me about {}.")
 
 
@@ -106,4 +106,4 @@ def main(target: str = "chat", most: int = FUNCTIONS) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:2])

@@ -152,8 +152,10 @@ def _scores(metrics: Mapping[str, float]) -> str:
 
 
 def _held_out(metrics: Mapping[str, float]) -> str:
-    """Loss, bits per byte and accuracy, as far as they were measured."""
+    """Loss, bits per byte and accuracy, as far as they were measured; of pairs of answers the margin."""
     shown = {"loss": "{:.4f} nats a token", "bits_per_byte": "{:.4f} bits a byte", "accuracy": "{:.1%} right"}
+    if "reward_margin" in metrics:
+        shown |= {"loss": "{:.4f}", "reward_margin": "margin {:.4f}"}
     return ", ".join(text.format(metrics[key]) for key, text in shown.items() if key in metrics)
 
 
