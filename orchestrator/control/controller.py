@@ -33,7 +33,7 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
 from orchestrator.planning.machines import machine_for
 from orchestrator.planning.plan import Planner
-from orchestrator.resolve.base import NO_BASE, base_json, base_of, same_base
+from orchestrator.resolve.base import NO_BASE, base_json, bases_of, same_base
 from orchestrator.resolve.prepared_data import PreparedData, is_whole, keep_excerpt
 from orchestrator.resolve.training_inputs import resolve_over
 from orchestrator.storage.row_types import EventFields
@@ -258,9 +258,7 @@ class Controller:
         self._data = self._preparing.look(history, POLL)
         if not self._data.uri:
             return
-        self._base = self._stored(lambda: base_of(self._spec, history.base, history.newest is not None))
-        # a run that has a commit goes on from that
-        needed = None if history.newest and not self._spec.reads_base else self._base
+        self._base, needed = self._stored(lambda: bases_of(self._spec, history.base, history.newest))
         job, shards, notes = self._stored(lambda: resolve_over(self._spec, self._data, needed))
         self._shards = history.same_shards(shards, self._data.uri)
         for line in notes:
@@ -284,8 +282,7 @@ class Controller:
         for note in notes:
             self._event("wait", f"a commit is passed over: {note}")
         self._restored = commit.step if commit else 0
-        plan = self._planner.plan(layout.world)
-        history.document("plan.json", {"attempt": attempt, **plan.to_json()})
+        history.document("plan.json", {"attempt": attempt, **self._planner.plan(layout.world).to_json()})
         history.tracker.document("plan.json")
         source = f"from the commit at step {commit.step}" if commit else "from the beginning"
         fields: EventFields = {"layout": layout.to_json(), "layout_after": str(layout)}

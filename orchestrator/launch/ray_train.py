@@ -44,7 +44,7 @@ from orchestrator.job.spec import JobSpec, parse
 from orchestrator.launch.preflight import check_job
 from orchestrator.planning.machines import machine_for
 from orchestrator.planning.plan import Planner
-from orchestrator.resolve.base import base_json, base_of
+from orchestrator.resolve.base import base_json, bases_of
 from orchestrator.resolve.prepared_data import PreparedData, prepared
 from orchestrator.resolve.training_inputs import resolve_over
 from orchestrator.storage.row_types import EventFields
@@ -152,8 +152,7 @@ class RankZeroHistory:
     def begin(self, world: int) -> dict[str, Any]:
         """Roll back to the last sound commit and choose a layout; what a task says of that."""
         bundle = self._spec.resources.per_worker.bundle
-        base = base_of(self._spec, self._history.base, self._history.newest is not None)
-        needed = None if self._history.newest and not self._spec.reads_base else base
+        base, needed = bases_of(self._spec, self._history.base, self._history.newest)
         job, shards, _ = resolve_over(self._spec, self._data, needed)
         check_shards(self._history.newest, shards, self._data.uri)
         layout = Planner(self._spec, job.shape, machine_for(smallest_offer(bundle), bundle)).choose(world)

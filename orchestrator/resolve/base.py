@@ -85,6 +85,15 @@ def base_of(spec: JobSpec, begun: Mapping[str, Any], settled: bool) -> Base | No
     return found
 
 
+def bases_of(
+    spec: JobSpec, begun: Mapping[str, Any], commit: CommitManifest | None
+) -> tuple[Base | None, Base | None]:
+    """See `base_of`; and the weights that are read at the next start, none where a run goes on from a `commit` that has
+    all."""
+    base = base_of(spec, begun, commit is not None)
+    return base, base if commit is None or spec.reads_base else None
+
+
 def base_of_commit(spec: JobSpec, commit: CommitManifest) -> Base | None:
     """The weights that the run of a commit began with, None if it began anew. If the commit lacks some of them, raises
     InputError if they are gone, or not the same any more."""
