@@ -49,6 +49,7 @@ def load(
     options: Mapping[str, Any] | None = None,
     mup: Mapping[str, Any] | None = None,
     dropout: float = 0.0,
+    layer_drop: float = 0.0,
     sequence_length: int,
     seed: int = 0,
     rule: int = RULE,
@@ -60,7 +61,7 @@ def load(
     """The workload of preset `model` (with `changes`) or of `hf:<folder>`, trained with `objective`.
 
     options are those of the objective; rule is the sampling rule of the run's data, see `workloads.objectives.sampled`;
-    mup gives the widths of the base model for muP, see `workloads.model.mup`; dropout is the rate, see
+    mup gives the widths of the base model for muP, see `workloads.model.mup`; dropout and layer_drop are rates, see
     `workloads.model.dropout`. described is what `describe` said of the model, if it was asked already. begin reads
     other weights to begin with than those of the folder. With an adapter
     only that is trained, and heads that begin anew. A model of a folder gets a row for each token that was added to its
@@ -99,12 +100,22 @@ def load(
                 f"adapters are for classes of this project's own, and {model} is run as a class of transformers; "
                 "train it whole, or a part of it by train.freeze"
             )
+        if layer_drop:
+            raise WorkloadError(
+                f"layers are skipped in classes of this project's own, and {model} is run as a class of transformers; "
+                "set workload.layer_drop to 0"
+            )
         has_weights(str(root(config.folder)))  # refuses weights that cannot be read
         return HuggingFaceWorkload(model, config, built, vocabulary, dropout)
     config = for_objective(config, objective, len(labels) or None)
     if not model.startswith(FOLDER):
         config = _completed(config, vocabulary, sequence_length)
-    config = replace(config, dropout=dropout)
+    if layer_drop and config.moe:
+        raise WorkloadError(
+            "workload.layer_drop skips layers of single samples, and routers balance experts over all of them; "
+            "set it to 0"
+        )
+    config = replace(config, dropout=dropout, layer_drop=layer_drop)
     if mup is None:
         made = _workload(model, config, built, vocabulary, begin)
         return made if adapter is None else made.with_adapter(adapter)

@@ -218,6 +218,7 @@ class JobSpec(StrictModel):
             include={"seed", "workload", "data", "train"},
             exclude={
                 "data": {"cache"},
+                "workload": self.workload.at_default("layer_drop", "grow"),
                 "train": {"stability": True, "optimizer": self.train.optimizer.at_default(*NEWER)},
             },
         )

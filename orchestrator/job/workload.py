@@ -77,6 +77,10 @@ class WorkloadSpec(StrictModel):
         description="begin with the weights of an export's folder, or of another run's commit: the run directory, "
         "followed by @<step>, @last or @best",
     )
+    grow: Literal["stack"] | None = Field(
+        default=None,
+        description="stack: init_from is a run of fewer layers, which are copied on top of themselves",
+    )
     mup: dict[str, Any] | None = Field(
         default=None,
         description="sizes of the base model that the learning rate was tuned for, as in changes; weights, learning "
@@ -89,9 +93,28 @@ class WorkloadSpec(StrictModel):
         description="probability with which features of embeddings and of every sub-layer's output are zeroed in "
         "training; replaces the dropout of a configuration in hf:<folder>",
     )
+    layer_drop: float = Field(
+        default=0.0,
+        ge=0.0,
+        lt=1.0,
+        description="probability with which a sample skips a layer in training (LayerDrop, stochastic depth)",
+    )
     adapter: AdapterSpec | None = Field(
         default=None, description="train an adapter, and keep the weights that the run begins with"
     )
+
+    @property
+    def draws(self) -> bool:
+        """Whether training draws random numbers, for which batches carry keys."""
+        return bool(self.dropout or self.layer_drop)
+
+    @model_validator(mode="after")
+    def what_grows_has_a_base_that_is_trained_on(self) -> WorkloadSpec:
+        if self.grow and (self.init_from is None or self.adapter is not None):
+            raise ValueError(
+                "grow copies the layers of a run that is trained on; give init_from, and no adapter, or leave grow out"
+            )
+        return self
 
     @model_validator(mode="after")
     def an_adapter_has_a_base(self) -> WorkloadSpec:

@@ -25,13 +25,15 @@ USUAL = ("text", "content", "document", "body", "article", "code")
 """Usual names of the column with the text; else it is that with the longest one."""
 TALKS = ("messages", "conversations")
 """Usual names of the column with a conversation."""
+DROPOUTS = ("hidden_dropout_prob", "resid_pdrop", "dropout_rate", "dropout")
+"""What configurations of transformers call the rate at which hidden states are dropped."""
 GPUS = "/dev/nvidia[0-9]*"
 
 TEMPLATE = """\
 # A job: what to train, on what, and where. `orchestrator schema` describes every key.
 name: {name}
 seed: 17
-workload: {{model: {model}, objective: {objective}}}
+workload: {{model: {model}, objective: {objective}{dropout}}}
 data:
   sources: {sources}   # .txt, .jsonl or .parquet; globs and s3:// work
   tokenizer: {tokenizer}
@@ -56,14 +58,17 @@ def job_text(name: str, data: Sequence[str], folder: str | None = None, tokenize
     """
     gpus = len(glob(GPUS))
     columns = [_columns(uri) for uri in data]
-    objective, length, model = "causal_lm", 128, "gpt-tiny"
+    objective, length, model, dropout = "causal_lm", 128, "gpt-tiny", ""
     if folder is not None:
         from workloads.describe import describe
+        from workloads.model.config import TransformerConfig
 
         with wrong_input(folder):
             described = describe(f"hf:{folder}")
         model, objective = f"hf:{folder}", objective_of(folder, described.architecture)
         length = min(described.max_positions, LONGEST)
+        if isinstance(described, TransformerConfig) and (rate := _published_dropout(folder)):
+            dropout = f", dropout: {rate:g}"
     if any(isinstance(each, dict) for each in columns):
         objective = "conversation"
     sources = [
@@ -75,6 +80,7 @@ def job_text(name: str, data: Sequence[str], folder: str | None = None, tokenize
         name=json.dumps(name),
         model=json.dumps(model),
         objective=objective,
+        dropout=dropout,
         sources=json.dumps(sources),
         tokenizer=json.dumps(chosen) if chosen else "{train_bpe: 4096}",
         length=length,
@@ -83,6 +89,14 @@ def job_text(name: str, data: Sequence[str], folder: str | None = None, tokenize
         workers=gpus or 2,
         gpu=int(gpus > 0),
     )
+
+
+def _published_dropout(folder: str) -> float:
+    """The rate at which hidden states are dropped by the configuration of a folder, 0 if it says none."""
+    path = Path(folder)
+    config = json.loads((path if path.is_file() else path / "config.json").read_text())
+    found = [config[name] for name in DROPOUTS if isinstance(config.get(name), float)]
+    return found[0] if found and 0.0 < found[0] < 1.0 else 0.0
 
 
 def _columns(uri: str) -> str | dict[str, str] | None:

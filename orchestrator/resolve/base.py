@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from orchestrator.checkpoint.store import Store
 from orchestrator.job.checkpoint import CheckpointSpec
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
+from orchestrator.resolve.commit_weights import CommitWeights
 from orchestrator.resolve.prepared_data import EXCERPT
 from orchestrator.storage.retry import Retry
 from orchestrator.storage.run_directory import RunDir
@@ -26,16 +27,16 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from orchestrator.checkpoint.manifest import CommitManifest
-    from orchestrator.checkpoint.reader import Reader
     from workloads.load import Begin
     from workloads.model.config import TransformerConfig
-    from workloads.model.stored import Part, StoredTensor, StoredWeights
+    from workloads.model.stored import StoredWeights
     from workloads.transformer_workload import TransformerWorkload
 
 INIT, MODEL = "workload.init_from", "workload.model"
 BACK = "put them back, or name their new place in the run's job.yaml"
 PUT_BACK = "put them back as they were, or start another run"
 FOLDER = "hf:"
+DEPTH = ("layers", "decoder_layers")
 FREE = ("vocab_size", "max_positions", "pooler")
 """What may differ between a base and a run, as far as the shapes of the weights allow it."""
 BLOCK = 2**24
@@ -211,6 +212,8 @@ def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None) -> Begin:
         from workloads.hf.pretrained import pretrained
 
         if base.step is None:
+            if spec.workload.grow:
+                raise WorkloadError(f"{base.uri} is an export; workload.grow takes a run directory")
             _refuse_unlike(describe(f"{FOLDER}{base.uri}"), config, base.uri)
             return pretrained(config, shapes, base.uri, tables, added)
         store = Store(RunDir(base.uri).at("checkpoints"), retry=retry)
@@ -226,7 +229,8 @@ def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None) -> Begin:
             below = weights_of(theirs, job, retry)(config, shapes, tables, added) if theirs else None
         reader = averaged.weights_of(store, manifest, average)
         there = {name: tensor.shape for name, tensor in reader.manifest.tensors.items()}
-        found = CommitWeights(there, f"{base.uri}@{base.step}", reader, below)
+        grown = shapes if spec.workload.grow else ()
+        found = CommitWeights(there, f"{base.uri}@{base.step}", reader, below, grown)
         found.check(config, shapes, tables, added)
         return found
 
@@ -239,7 +243,8 @@ def check_base_to_come(
     """Raise WorkloadError if the weights of a run of `theirs` at `where`, which has no commit yet and trains the
     workload `there`, will not fit the workload `ours` of the job `spec`."""
     _refuse_other_make(theirs, spec, ours.config, where)
-    found = CommitWeights({f"model.{name}": shape for name, shape in there.shapes.items()}, where)
+    shapes = {f"model.{name}": shape for name, shape in there.shapes.items()}
+    found = CommitWeights(shapes, where, grown=ours.shapes if spec.workload.grow else ())
     found.check(ours.config, ours.shapes, ours.tables, ours.vocabulary.added)
 
 
@@ -252,10 +257,11 @@ def _refuse_other_make(theirs: JobSpec, spec: JobSpec, config: TransformerConfig
         raise WorkloadError(f"{where} was trained with an adapter; export it, and begin with the export")
     if asked.mup != spec.workload.mup:
         raise WorkloadError(f"{where} was trained with mup {asked.mup}; set workload.mup to the same")
-    _refuse_unlike(describe(asked.model, asked.changes, 1, asked.objective), config, where)
+    free = (*FREE, *DEPTH) if spec.workload.grow else FREE
+    _refuse_unlike(describe(asked.model, asked.changes, 1, asked.objective), config, where, free)
 
 
-def _refuse_unlike(theirs: Any, ours: TransformerConfig, where: str) -> None:
+def _refuse_unlike(theirs: Any, ours: TransformerConfig, where: str, free: Sequence[str] = FREE) -> None:
     """Raise WorkloadError if a model of another make would compute otherwise with the same weights."""
     from workloads.hf.checkpoint import structure
     from workloads.model.config import TransformerConfig
@@ -265,79 +271,8 @@ def _refuse_unlike(theirs: Any, ours: TransformerConfig, where: str) -> None:
             f"{where} is a class of transformers that is run as it is; name it in workload.model"
         )
     one, other = structure(ours), structure(theirs)
-    for name in sorted(one.keys() - set(FREE)):
+    for name in sorted(one.keys() - set(free)):
         if one[name] != other[name]:
             raise WorkloadError(
                 f"{where} has {name} {other[name]!r}, and workload.model {one[name]!r}; give the model of the base"
             )
-
-
-class CommitWeights:
-    """The weights of a run's commit; see `StoredWeights`. Every block that is read is verified. What that run did not
-    train is in the weights `below` it, with which it began itself."""
-
-    notes: tuple[str, ...] = ()
-
-    def __init__(
-        self,
-        shapes: Mapping[str, Sequence[int]],
-        where: str,
-        reader: Reader | None = None,
-        below: StoredWeights | None = None,
-    ) -> None:
-        """Those of a commit at `where` with tensors of these shapes; without a `reader` they are only checked."""
-        self._shapes, self._where, self._reader, self._below = shapes, where, reader, below
-
-    def check(
-        self,
-        config: TransformerConfig,
-        shapes: Mapping[str, torch.Size],
-        tables: Collection[str],
-        added: int,
-    ) -> None:
-        """Raise WorkloadError if they do not fit a model of these shapes."""
-        from workloads.model.stored import HEADS, misfits, refuse_misfits, refuse_strange, told
-
-        where, hint = self._where, "give the model of the base"
-        # rows that the run below added itself are known to that run alone, so there tables are of one size
-        there = {n: s for n in shapes if (s := self._shape(n)) and (n in self._names or s == shapes[n])}
-        refuse_misfits(misfits(config, shapes, there.get, tables, added), where, hint)
-        left = sorted(self._names.keys() - shapes.keys())
-        refuse_strange([n for n in left if not n.startswith((*HEADS, "generator."))], where, hint)
-        self.notes = told(shapes, self._shape, left, where)
-
-    def find(self, name: str) -> StoredTensor | None:
-        """See `StoredWeights`."""
-        shape = self._shape(name)
-        if name not in self._names:
-            return self._below.find(name) if self._below else None
-        if shape is None:
-            return None
-        assert self._reader is not None
-        return _Tensor(self._reader, self._names[name], shape)
-
-    @cached_property
-    def _names(self) -> dict[str, str]:
-        """The names of the commit's tensors by those of the model's. ELECTRA's discriminator is trained on alone."""
-        names = [n.removeprefix("model.") for n in self._shapes if n.startswith("model.")]
-        return {name.removeprefix("discriminator."): f"model.{name}" for name in names}
-
-    def _shape(self, name: str) -> torch.Size | None:
-        import torch
-
-        if name in self._names:
-            return torch.Size(self._shapes[self._names[name]])
-        found = self._below.find(name) if self._below else None
-        return None if found is None else found.shape
-
-
-@dataclass(frozen=True)
-class _Tensor:
-    reader: Reader
-    name: str
-    shape: torch.Size
-
-    def __getitem__(self, part: Part) -> torch.Tensor:
-        """See `StoredTensor`."""
-        start = tuple(each.start for each in part)
-        return self.reader.read(self.name, start, tuple(each.stop - each.start for each in part))

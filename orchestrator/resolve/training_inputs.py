@@ -156,6 +156,7 @@ def load_workload(
             options=spec.workload.options,
             mup=spec.workload.mup,
             dropout=spec.workload.dropout,
+            layer_drop=spec.workload.layer_drop,
             sequence_length=spec.data.sequence_length,
             seed=spec.seed,
             rule=data_format,

@@ -265,7 +265,7 @@ class Rank:
         start = start_of(origin.position, step - origin.step, size, origin.skips)
         mine = slices(start, size, coordinate["dp"], self._layout.dp, self._layout.micro_batch)
         parts = [self._batches.batch(position, count) for position, count in mine]
-        if self._spec.workload.dropout:
+        if self._spec.workload.draws:
             for (position, count), (batch, _) in zip(mine, parts, strict=True):
                 batch[KEYS] = row_keys(self._spec.seed, position, count)
         counts = coordinate["pp"] == coordinate["cp"] == coordinate["tp"] == 0

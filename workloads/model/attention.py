@@ -26,6 +26,7 @@ class Context:
 
     bias: additive scores [1 or B, heads, L, L] that include the mask, used in place of `mask`. memory: encoder output
     [B, M, hidden] for cross-attention under memory_mask. keys: int64 [B, L], the dropout keys, None without dropout.
+    samples: int64 [B], the keys of the samples that may skip layers, None if none does.
     real: bool [B, L], False at padding, None without padding; of the full sequence, even if the hidden states are a
     part of it. cache and kept: what a generating model has read, and the part of this layer, see `Cache`.
     """
@@ -36,6 +37,7 @@ class Context:
     memory: Tensor | None = None
     memory_mask: Mask = ALL
     keys: Tensor | None = None
+    samples: Tensor | None = None
     real: Tensor | None = None
     cache: Cache | None = None
     kept: LayerCache | None = None

@@ -72,12 +72,7 @@ class _Chunked(torch.autograd.Function):
         with torch.autocast(kind, enabled=False):
             for start in range(0, max(len(labels), 1), how.tokens):
                 at = slice(start, start + how.tokens)
-                x = hidden[at].to(dtype)
-                logits = F.linear(x, gradients.weight, None if bias is None else bias.to(dtype))
-                loss, ctx.slope = _loss_of(
-                    logits, labels[at], how, gradients if any(ctx.wanted) else None, at, x
-                )
-                found = [t for t in (loss.total.detach(), loss.count, loss.correct) if t is not None]
+                found, ctx.slope = gradients.of_chunk(hidden[at].to(dtype), at, labels[at], how)
                 sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else found
         ctx.found = gradients.hidden, gradients.of_weight, gradients.of_bias
         ctx.mark_non_differentiable(*sums[1:])
@@ -94,15 +89,32 @@ class _Gradients:
     """Those of the hidden states, chunk by chunk, and the sums of those of weight and bias."""
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, wanted: list[bool]) -> None:
-        self.weight, self._wanted = weight, wanted
+        self._weight, self._wanted = weight, wanted
+        self._bias = None if bias is None else bias.to(weight.dtype)
         self.hidden = torch.empty_like(hidden) if wanted[0] else None
         self.of_weight: Tensor | None = None
         self.of_bias: Tensor | None = None
 
-    def add(self, logits: Tensor, at: slice, x: Tensor) -> None:
-        """Those that follow from the gradient `logits` [n, vocabulary] of a chunk whose hidden states are x."""
+    def of_chunk(
+        self, x: Tensor, at: slice, labels: Tensor, how: ChunkedLoss
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """Add those of the chunk with hidden states x. Returns its sums, and the derivative of what is differentiated
+        by the first; nothing else of the chunk is left."""
+        logits = F.linear(x, self._weight, self._bias)
+        if not any(self._wanted):
+            return _sums(how.of_tokens(logits.unsqueeze(0), labels.unsqueeze(0))), None
+        with torch.enable_grad():
+            logits.requires_grad_()
+            loss = how.of_tokens(logits.unsqueeze(0), labels.unsqueeze(0))
+            gradient, slope = torch.autograd.grad(how.weighed(loss.total), (logits, loss.total))
+        del logits
+        self._add(gradient, at, x)
+        return _sums(loss), slope
+
+    def _add(self, logits: Tensor, at: slice, x: Tensor) -> None:
+        """What follows from the gradient `logits` [n, vocabulary]."""
         if self.hidden is not None:
-            self.hidden[at] = logits @ self.weight
+            self.hidden[at] = logits @ self._weight
         if self._wanted[1] and self.of_weight is None:
             self.of_weight = (logits.t() @ x).float()
         elif self.of_weight is not None and logits.dtype is torch.float32:
@@ -114,15 +126,5 @@ class _Gradients:
             self.of_bias = part if self.of_bias is None else self.of_bias.add_(part)
 
 
-def _loss_of(
-    logits: Tensor, labels: Tensor, how: ChunkedLoss, gradients: _Gradients | None, at: slice, x: Tensor
-) -> tuple[Loss, Tensor | None]:
-    """The loss of a chunk, and the derivative of what is differentiated by its sum."""
-    if gradients is None:
-        return how.of_tokens(logits.unsqueeze(0), labels.unsqueeze(0)), None
-    with torch.enable_grad():
-        logits.requires_grad_()
-        loss = how.of_tokens(logits.unsqueeze(0), labels.unsqueeze(0))
-        gradient, slope = torch.autograd.grad(how.weighed(loss.total), (logits, loss.total))
-    gradients.add(gradient, at, x)
-    return loss, slope
+def _sums(loss: Loss) -> list[Tensor]:
+    return [t for t in (loss.total.detach(), loss.count, loss.correct) if t is not None]

@@ -31,8 +31,8 @@ class TransformerConfig:
     family: the published class; it selects the Hugging Face conversion table. max_positions: the longest sequence that
     learned positions allow (and that rotary models declare). counted_positions: positions count only real tokens; the
     padding's id is position_offset - 1 (RoBERTa). head_activation: of a masked head; the body's if empty. dropout: the
-    rate in training, see `workloads.model.dropout`. base: the narrow model for muP, None for none; see
-    `workloads.model.mup`.
+    rate in training, layer_drop that of skipped layers, see `workloads.model.dropout`. base: the narrow model for muP,
+    None for none; see `workloads.model.mup`.
     """
 
     family: str
@@ -85,6 +85,7 @@ class TransformerConfig:
     initial_std: float = 0.02
     residual_scaling: bool = False
     dropout: float = 0.0
+    layer_drop: float = 0.0
     base: TransformerConfig | None = None
 
     def __post_init__(self) -> None:
@@ -187,7 +188,7 @@ class TransformerConfig:
 
         Raises WorkloadError for an unknown field.
         """
-        known = {f.name for f in fields(self)} - {"base", "dropout"}
+        known = {f.name for f in fields(self)} - {"base", "dropout", "layer_drop"}
         nested = {"moe": MoE, "latent": LatentAttention, "rope_scaling": RopeScaling}
         values: dict[str, Any] = {}
         for name, value in changes.items():

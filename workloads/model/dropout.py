@@ -1,12 +1,15 @@
-"""Dropout whose masks do not depend on how batch, sequence and model are split.
+"""Dropout and skipped layers that do not depend on how batch, sequence and model are split.
 
 It zeroes features of the sum of the embeddings and of the output that every sub-layer adds to the residual (Srivastava
 et al. 2014; Vaswani et al. 2017, section 5.4). Attention scores have no dropout, so that fused kernels can be used.
 
+LayerDrop (Fan et al. 2020, section 3; stochastic depth with one rate, Huang et al. 2016) skips layers, here each for
+every sample alone: outside of training all layers are there, and nothing is scaled.
+
 Which features are zeroed is a function of (seed, position in the order of samples, position in the sequence, stack,
-layer, sub-layer, feature): there is no state, and the bits are the same on every device, at every width and when
-recomputed. The generator is counter-based (Salmon et al. 2011): number i of key k is SplitMix64's (Steele, Lea and
-Flood 2014, figure 13).
+layer, sub-layer, feature), and which layers are skipped one of (seed, position in the order, stack, layer): there is
+no state, and the bits are the same on every device, at every width and when recomputed. The generator is counter-based
+(Salmon et al. 2011): number i of key k is SplitMix64's (Steele, Lea and Flood 2014, figure 13).
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ PLACES = "places"
 GAMMA = 0x9E3779B97F4A7C15 - 2**64
 """SplitMix64's increment, as int64."""
 FIRST, SECOND = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
+SKIPS = -2
+"""In place of a position in the sequence, which is never negative: the key of a sample's skipped layers."""
 NUMBERS = 2**16
 """Number of values that a feature's random number has: rates are rounded to 2**-16, and 64 random bits serve four
 features."""
@@ -49,6 +54,16 @@ def token_keys(model: nn.Module, batch: Batch, length: int, stack: int = 0) -> T
     return keyed(keyed(rows, stack), places)
 
 
+def sample_keys(model: nn.Module, batch: Batch, stack: int = 0) -> Tensor | None:
+    """Keys of every sample for the layers that it skips in that stack: int64 [B]; None if none is skipped now.
+
+    Raises KeyError for a training batch without keys.
+    """
+    if not (model.training and model.config.layer_drop):  # type: ignore[union-attr]
+        return None
+    return keyed(keyed(batch[KEYS], stack), SKIPS)
+
+
 def keyed(keys: Tensor, number: int | Tensor) -> Tensor:
     """Keys derived from `keys` and `number`, which broadcast."""
     return _mixed(keys + (torch.as_tensor(number, device=keys.device) + 1) * GAMMA)
@@ -64,6 +79,17 @@ def drop(x: Tensor, rate: float, keys: Tensor | None, site: int) -> Tensor:
         return x
     kept = _numbers(keyed(keys, site), x.shape[-1]) >= zeroed - NUMBERS // 2
     return torch.where(kept, x / (1.0 - zeroed / NUMBERS), 0.0)
+
+
+def skip(x: Tensor, before: Tensor, rate: float, keys: Tensor | None) -> Tensor:
+    """A layer's output x [B, L, hidden], and its input `before` for the share `rate` of the samples that skip it.
+
+    keys int64 [B] are the keys of the samples in this layer, None where none is skipped.
+    """
+    if keys is None:
+        return x
+    kept = _numbers(keys, 1).unsqueeze(-1) >= round(rate * NUMBERS) - NUMBERS // 2
+    return torch.where(kept, x, before)
 
 
 def _numbers(keys: Tensor, count: int) -> Tensor:

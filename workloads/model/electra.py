@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from workloads.model.attention import Context
 from workloads.model.config import TransformerConfig
-from workloads.model.dropout import token_keys
+from workloads.model.dropout import sample_keys, token_keys
 from workloads.model.embeddings import Embeddings, batch_positions
 from workloads.model.heads import DiscriminatorHead, MaskedHead
 from workloads.model.layers import embedding
@@ -74,10 +74,10 @@ class Electra(nn.Module):
 
     def _through(self, trunk: Trunk, batch: Batch, stack: int) -> Tensor:
         length = batch["tokens"].shape[1]
-        keys = token_keys(self, batch, length, stack)
+        keys, samples = token_keys(self, batch, length, stack), sample_keys(self, batch, stack)
         positions, vectors = batch_positions(self.config, batch), self.tokens(batch["tokens"])
         vectors = self.embeddings(vectors, positions, batch.get("token_types"), keys)
-        return trunk(vectors, Context(self_mask(self.config, batch, length), keys=keys))
+        return trunk(vectors, Context(self_mask(self.config, batch, length), keys=keys, samples=samples))
 
 
 def sample(logits: Tensor, numbers: Tensor) -> Tensor:

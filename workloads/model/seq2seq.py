@@ -9,7 +9,7 @@ from workloads.model.attention import ALL, Context
 from workloads.model.cache import Cache
 from workloads.model.chunked_loss import ChunkedLoss
 from workloads.model.config import TransformerConfig
-from workloads.model.dropout import token_keys
+from workloads.model.dropout import sample_keys, token_keys
 from workloads.model.embeddings import Embeddings, batch_positions
 from workloads.model.heads import VocabularyProjection
 from workloads.model.layers import embedding, norm
@@ -48,6 +48,7 @@ class Stack(nn.Module):
         memory: Tensor | None = None,
         memory_mask: Mask = ALL,
         cache: Cache | None = None,
+        samples: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Hidden states [B, L, hidden] to those after the layers, and the routers' extra loss."""
         length = hidden.shape[1]
@@ -55,7 +56,7 @@ class Stack(nn.Module):
         bias = None
         if self.relative_bias is not None:
             bias = relative_scores(self.relative_bias, mask, length, cache)
-        context = Context(mask, table, bias, memory, memory_mask, keys, real, cache)
+        context = Context(mask, table, bias, memory, memory_mask, keys, samples, real, cache)
         hidden, extra = run_layers(self.layers, hidden, context, extra)
         return (hidden if self.norm is None else self.norm(hidden)), extra
 
@@ -110,13 +111,13 @@ class EncoderDecoder(nn.Module):
         if steps is None:
             steps = torch.arange(targets.shape[1], device=targets.device).unsqueeze(0)
         mask = Mask(causal=True) if cache is None else read_mask(self.config, steps, cache)
-        keys = token_keys(self, batch, targets.shape[1], 1)
+        keys, samples = token_keys(self, batch, targets.shape[1], 1), sample_keys(self, batch, 1)
         if hidden is None:
             assert self.tokens is not None
             hidden = self.decoder.embed(self.tokens(targets), steps, keys)
         reads = Mask(batch["padding"][:, None, None, :]) if "padding" in batch else Mask()
         real = batch.get(DECODER_REAL, batch.get("decoder_padding"))
-        hidden, extra = self.decoder(hidden, mask, steps, extra, keys, real, memory, reads, cache)
+        hidden, extra = self.decoder(hidden, mask, steps, extra, keys, real, memory, reads, cache, samples)
         tied = None if self.tokens is None else self.tokens.weight
         if self.head is not None and in_chunks is not None:
             sums = self.head(hidden, tied, batch["labels"], in_chunks)
@@ -133,7 +134,8 @@ class EncoderDecoder(nn.Module):
             assert self.tokens is not None
             hidden = encoder.embed(self.tokens(batch["tokens"]), positions, keys)
         mask = self_mask(self.config, batch, length)
-        return encoder(hidden, mask, positions, extra, keys, batch.get(REAL, batch.get("padding")))
+        real, samples = batch.get(REAL, batch.get("padding")), sample_keys(self, batch)
+        return encoder(hidden, mask, positions, extra, keys, real, samples=samples)
 
     def keep(self, start: int, stop: int) -> None:
         """Become the pipeline stage with layers start to stop - 1, those of the decoder counted after the encoder's.

@@ -12,7 +12,7 @@ from workloads.model.attention import Attention, Context, LatentMultiHeadAttenti
 from workloads.model.cache import Cache, LayerCache
 from workloads.model.chunked_loss import ChunkedLoss
 from workloads.model.config import TransformerConfig
-from workloads.model.dropout import drop, keyed, token_keys
+from workloads.model.dropout import drop, keyed, sample_keys, skip, token_keys
 from workloads.model.embeddings import Embeddings, batch_positions
 from workloads.model.feedforward import FeedForward
 from workloads.model.heads import (
@@ -57,6 +57,7 @@ class Layer(nn.Module):
     def __init__(self, config: TransformerConfig, index: int, cross: bool = False) -> None:
         super().__init__()
         self.pre, self.dropout = config.norm_position == "pre", config.dropout
+        self.layer_drop = config.layer_drop
         self.attention_norm = norm(config)
         self.attention: nn.Module = (
             LatentMultiHeadAttention(config, config.latent) if config.latent else Attention(config)
@@ -74,6 +75,10 @@ class Layer(nn.Module):
 
     def forward(self, hidden: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
         """[B, L, hidden] to the same, and the router's extra loss if the layer has experts."""
+        found, extra = self._through(hidden, context)
+        return skip(found, hidden, self.layer_drop, context.samples), extra
+
+    def _through(self, hidden: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
         if self.pre:
             hidden = hidden + self._attend(self.attention_norm(hidden), context)
             if self.cross_attention is not None and self.cross_norm is not None:
@@ -119,11 +124,13 @@ def run_layers(
     """
     for turn in range(repeat):
         for name, layer in layers.items():
-            keys = None if context.keys is None else keyed(context.keys, 1 + turn + int(name))
+            number = 1 + turn + int(name)
+            keys = None if context.keys is None else keyed(context.keys, number)
+            samples = None if context.samples is None else keyed(context.samples, number)
             kept = (
                 None if context.cache is None else context.cache.layers.setdefault((turn, name), LayerCache())
             )
-            hidden, more = layer(hidden, replace(context, keys=keys, kept=kept))
+            hidden, more = layer(hidden, replace(context, keys=keys, samples=samples, kept=kept))
             if more is not None:
                 extra = more if extra is None else extra + more
     return hidden, extra
@@ -196,7 +203,8 @@ class Transformer(nn.Module):
         if self.prefix_length:
             mask = mask.behind(self.prefix_length, length, batch["tokens"].device)
         keys, real = token_keys(self, batch, length), batch.get(REAL, batch.get("padding"))
-        return Context(mask, table, bias, keys=keys, real=real, cache=cache)
+        samples = sample_keys(self, batch)
+        return Context(mask, table, bias, keys=keys, samples=samples, real=real, cache=cache)
 
     def _headed(self, output: Output, batch: Batch, in_chunks: ChunkedLoss | None) -> Output:
         hidden = output.hidden

@@ -53,6 +53,7 @@ def job(case: dict[str, Any]) -> JobSpec:
             "objective": case.get("objective", "causal_lm"),
             "mup": case.get("mup"),
             "dropout": case.get("dropout", 0.0),
+            "layer_drop": case.get("layer_drop", 0.0),
             "adapter": case.get("adapter"),
         },
         "data": {
@@ -74,6 +75,7 @@ def workload_of(spec: JobSpec) -> Workload:
         changes=asked.changes,
         mup=asked.mup,
         dropout=asked.dropout,
+        layer_drop=asked.layer_drop,
         sequence_length=LENGTH,
         seed=spec.seed,
         labels=spec.data.labels,
@@ -128,7 +130,7 @@ def micro_batches(
             batch["reference"] = torch.tensor(
                 [[-20.0 - n % 3, -21.0 - n % 4] for n in range(start, start + count)]
             )
-    if spec.workload.dropout:
+    if spec.workload.draws:
         for batch, (start, count) in zip(batches, mine, strict=True):
             batch[KEYS] = row_keys(spec.seed, start, count)
     if ragged:

@@ -147,3 +147,39 @@ def test_a_tokenizer_with_other_tokens_is_told(tmp_path: Path) -> None:
     (line,) = tokenizer_notes(base, known("a", "c", "b", "d"))
     assert line.startswith("2 tokens are others in the tokenizer of ")
     assert tokenizer_notes(Base(str(tmp_path), 3, ""), known("a")) == []
+
+
+# -- deeper models
+
+
+def deeper(run: str, layers: int, **fields: Any) -> JobSpec:
+    return job(init_from=run, grow="stack", **{"changes": {**SMALL, "layers": layers}, **fields})
+
+
+@pytest.mark.parametrize("layers", [4, 6])
+def test_layers_are_copied_on_top_of_themselves(run: str, layers: int) -> None:
+    wanted = load("bert-tiny", "masked_lm", KNOWN, changes=SMALL, sequence_length=24)
+    grown = begun(deeper(run, layers))
+    assert "layers are stacked" in grown.notes[0]
+    for name in grown.shapes:
+        parts = name.split(".")
+        if parts[0] == "layers":
+            parts[1] = str(int(parts[1]) % 2)
+        assert torch.equal(grown.initial(name, 0), wanted.initial(".".join(parts), 8)), name
+
+
+@pytest.mark.parametrize(
+    ("layers", "word"), [(3, "two or more times"), (2, "two or more times"), (1, "two or more")]
+)
+def test_a_depth_that_is_no_multiple_is_refused(run: str, layers: int, word: str) -> None:
+    with pytest.raises(InputError, match=word):
+        begun(deeper(run, layers))
+
+
+def test_a_deeper_model_does_not_begin_with_fewer_layers_by_itself(run: str) -> None:
+    with pytest.raises(InputError, match="has layers 2, and"):
+        begun(job(init_from=run, changes={**SMALL, "layers": 4}))
+    with pytest.raises(InputError, match="has embedding_size 32"):
+        begun(deeper(run, 4, changes={**SMALL, "layers": 4, "hidden": 64}))
+    with pytest.raises(InputError, match="give init_from"):
+        job(grow="stack")

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
+from workloads.errors import WorkloadError
 from workloads.load import load
-from workloads.model.dropout import KEYS, PLACES, drop, keyed, row_keys
+from workloads.model.dropout import KEYS, PLACES, SKIPS, drop, keyed, row_keys, sample_keys, skip
+from workloads.model.presets import preset
 from workloads.objectives.samples import Samples
-from workloads.transformer_workload import TransformerWorkload
+from workloads.transformer_workload import TransformerWorkload, build_model
 from workloads.workload import Batch, Vocabulary
 
 RATE, ROWS, LENGTH, FEATURES = 0.1, 6, 16, 50
@@ -175,3 +181,73 @@ def test_a_part_of_the_sequence_draws_for_the_places_that_it_holds() -> None:
     assert whole is not None
     assert part is not None
     assert torch.equal(part, whole[:, places])
+
+
+# -- skipped layers
+
+
+def skipping(model: str, rate: float) -> tuple[Any, Batch]:
+    config = replace(preset(model).changed({"layers": 4}), layer_drop=rate)
+    network = build_model(config).train()
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.2, generator=torch.Generator().manual_seed(parameter.numel()))
+    tokens = torch.randint(0, 100, (6, 5), generator=torch.Generator().manual_seed(0))
+    return network, {"tokens": tokens, KEYS: row_keys(3, 40, 6)}
+
+
+@pytest.mark.parametrize("model", ["gpt-tiny", "bert-tiny"])
+def test_a_sample_is_what_the_model_without_the_layers_that_it_skips_computes(model: str) -> None:
+    """A plain loop: for each sample alone a model of the layers that are left."""
+    network, batch = skipping(model, 0.5)
+    found, all_skipped = network(batch).logits, set()
+    layers = dict(network.layers.items())
+    keys = sample_keys(network, batch)
+    for row in range(6):
+        ones, zeros = torch.ones(1, 1, 1), torch.zeros(1, 1, 1)
+        left = [n for n in layers if bool(skip(ones, zeros, 0.5, keyed(keys[row : row + 1], 1 + int(n))))]
+        all_skipped |= layers.keys() - set(left)
+        network.layers = torch.nn.ModuleDict({n: layers[n] for n in left})
+        alone = {name: tensor[row : row + 1] for name, tensor in batch.items()}
+        with torch.no_grad():
+            wanted = network.eval()(alone).logits
+        torch.testing.assert_close(found[row : row + 1], wanted, rtol=0, atol=1e-5)
+        network.layers = torch.nn.ModuleDict(layers)
+        network.train()
+    assert all_skipped == layers.keys()
+
+
+def test_layers_are_skipped_at_their_rate_and_in_training_alone() -> None:
+    keys = keyed(keyed(row_keys(1, 0, 40_000), 0), SKIPS)
+    ones = torch.ones(40_000, 1, 1)
+    for rate in (0.1, 0.5):
+        share = 1 - float(skip(ones, torch.zeros_like(ones), rate, keys).mean())
+        assert abs(share - rate) < 0.01
+    network, batch = skipping("gpt-tiny", 0.5)
+    plain, _ = skipping("gpt-tiny", 0.0)
+    assert not torch.equal(network(batch).logits, plain(batch).logits)
+    assert torch.equal(network.eval()(batch).logits, plain(batch).logits)
+
+
+@pytest.mark.parametrize(("model", "word"), [("mixtral-tiny", "routers"), ("deepseek-v3-tiny", "routers")])
+def test_layers_with_experts_are_not_skipped(model: str, word: str) -> None:
+    with pytest.raises(WorkloadError, match=word):
+        load(model, "causal_lm", Vocabulary(64, eos=2), sequence_length=8, layer_drop=0.1)
+
+
+@pytest.mark.parametrize("model", ["gpt-tiny", "bert-tiny"])
+def test_stages_of_a_pipeline_and_recomputed_layers_skip_the_same(model: str) -> None:
+    whole, batch = skipping(model, 0.5)
+    wanted = whole(batch).logits
+    wanted.square().sum().backward()
+    again, _ = skipping(model, 0.5)
+    for layer in again.layers.values():
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+    found = again(batch).logits
+    found.square().sum().backward()
+    assert torch.equal(found, wanted)
+    for one, other in zip(again.parameters(), whole.parameters(), strict=True):
+        assert one.grad is None or torch.equal(one.grad, other.grad)
+    (first, _), (second, _) = skipping(model, 0.5), skipping(model, 0.5)
+    first.keep(0, 2)
+    second.keep(2, 4)
+    assert torch.equal(second(batch, first(batch).hidden).logits, wanted)

@@ -1,0 +1,100 @@
+"""The weights of a run's commit, as those that another run begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from workloads.model.grown import stacked
+
+if TYPE_CHECKING:
+    import torch
+
+    from orchestrator.checkpoint.reader import Reader
+    from workloads.model.config import TransformerConfig
+    from workloads.model.stored import Part, StoredTensor, StoredWeights
+
+
+class CommitWeights:
+    """The weights of a run's commit; see `StoredWeights`. Every block that is read is verified. What that run did not
+    train is in the weights `below` it, with which it began itself."""
+
+    notes: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        shapes: Mapping[str, Sequence[int]],
+        where: str,
+        reader: Reader | None = None,
+        below: StoredWeights | None = None,
+        grown: Collection[str] = (),
+    ) -> None:
+        """Those of a commit at `where` with tensors of these shapes; without a `reader` they are only checked. Where
+        layers are stacked, `grown` are the names of the deeper model's tensors."""
+        self._shapes, self._where, self._reader, self._below = shapes, where, reader, below
+        self._grown = grown
+
+    def check(
+        self,
+        config: TransformerConfig,
+        shapes: Mapping[str, torch.Size],
+        tables: Collection[str],
+        added: int,
+    ) -> None:
+        """Raise WorkloadError if they do not fit a model of these shapes."""
+        from workloads.model.stored import HEADS, misfits, refuse_misfits, refuse_strange, told
+
+        where, hint = self._where, "give the model of the base"
+        # rows that the run below added itself are known to that run alone, so there tables are of one size
+        there = {n: s for n in shapes if (s := self._shape(n)) and (n in self._names or s == shapes[n])}
+        refuse_misfits(misfits(config, shapes, there.get, tables, added), where, hint)
+        left = sorted(self._names.keys() - shapes.keys())
+        refuse_strange([n for n in left if not n.startswith((*HEADS, "generator."))], where, hint)
+        copied = (
+            [f"layers are stacked: those that {where} lacks begin as copies of its own"]
+            if self._grown
+            else []
+        )
+        self.notes = (*copied, *told(shapes, self._shape, left, where))
+
+    def find(self, name: str) -> StoredTensor | None:
+        """See `StoredWeights`."""
+        shape = self._shape(name)
+        if name not in self._names:
+            return self._below.find(name) if self._below else None
+        if shape is None:
+            return None
+        assert self._reader is not None
+        return _Tensor(self._reader, self._names[name], shape)
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        """The names of the commit's tensors by those of the model's. ELECTRA's discriminator is trained on alone."""
+        names = [n.removeprefix("model.") for n in self._shapes if n.startswith("model.")]
+        found = {name.removeprefix("discriminator."): f"model.{name}" for name in names}
+        if not self._grown:
+            return found
+        copies = stacked(found.keys(), self._grown, self._where)
+        return found | {name: found[source] for name, source in copies.items()}
+
+    def _shape(self, name: str) -> torch.Size | None:
+        import torch
+
+        if name in self._names:
+            return torch.Size(self._shapes[self._names[name]])
+        found = self._below.find(name) if self._below else None
+        return None if found is None else found.shape
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    reader: Reader
+    name: str
+    shape: torch.Size
+
+    def __getitem__(self, part: Part) -> torch.Tensor:
+        """See `StoredTensor`."""
+        start = tuple(each.start for each in part)
+        return self.reader.read(self.name, start, tuple(each.stop - each.start for each in part))
