@@ -22,7 +22,7 @@ import torch
 
 from orchestrator.data import tokenizer
 from orchestrator.job.optimizer import OptimizerSpec
-from orchestrator.train.engines.optimizers import groups_of, set_lr
+from orchestrator.train.engines.optimizers import Rate, groups_of, set_lr
 from workloads.load import load
 from workloads.workload import Vocabulary, Workload
 
@@ -59,7 +59,7 @@ def trained(workload: Workload, corpus: np.ndarray, lr: float, steps: int, seed:
             parameter.copy_(workload.initial(name, seed))
     spec = OptimizerSpec(lr=lr)
     assert spec.clip is not None
-    named = ((p, p.dim() > 1, workload.lr_scale(n)) for n, p in model.named_parameters())
+    named = ((p, p.dim() > 1, Rate(workload.lr_scale(n))) for n, p in model.named_parameters())
     optimizer = torch.optim.AdamW(groups_of(spec, named), betas=spec.betas, eps=spec.eps, fused=True)
     window = workload.objective.window(LENGTH)
     order = np.random.default_rng(seed).permutation(len(corpus) // window)

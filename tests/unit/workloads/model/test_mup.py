@@ -13,7 +13,7 @@ import torch
 from texts import Corpus
 
 from orchestrator.job.optimizer import OptimizerSpec
-from orchestrator.train.engines.optimizers import groups_of
+from orchestrator.train.engines.optimizers import Rate, groups_of
 from workloads.errors import WorkloadError
 from workloads.hf.parity_table import SWITCH, TOLERANCE, Case, compare
 from workloads.load import load
@@ -59,7 +59,7 @@ def trained(workload: TransformerWorkload, lr: float) -> dict[str, float]:
     """mean |x| of every layer's output and of the logits, after some steps of AdamW on one batch."""
     model = built(workload)
     spec = OptimizerSpec(lr=lr, weight_decay=0.0)
-    named = ((p, p.dim() > 1, workload.lr_scale(n)) for n, p in model.named_parameters())
+    named = ((p, p.dim() > 1, Rate(workload.lr_scale(n))) for n, p in model.named_parameters())
     optimizer = torch.optim.AdamW(groups_of(spec, named), betas=spec.betas)
     window = workload.objective.window(LENGTH)
     batch = workload.objective.collate(
@@ -246,7 +246,7 @@ def test_what_is_learned_is_what_the_table_says() -> None:
     """One step of Adam moves a weight by its learning rate."""
     workload = workload_of("gpt-tiny", 64, widths("gpt-tiny", 32))
     model, before = built(workload), built(workload)
-    named = ((p, p.dim() > 1, workload.lr_scale(n)) for n, p in model.named_parameters())
+    named = ((p, p.dim() > 1, Rate(workload.lr_scale(n))) for n, p in model.named_parameters())
     optimizer = torch.optim.AdamW(groups_of(OptimizerSpec(lr=0.01, weight_decay=0.0), named), eps=1e-12)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
