@@ -45,6 +45,7 @@ def base(text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_a_kill_changes_no_bit_and_exports_are_read_back(
     text: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

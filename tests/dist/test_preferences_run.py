@@ -90,6 +90,7 @@ def quiet(place: Path) -> Path:
     return place / "quiet"
 
 
+@pytest.mark.slow
 def test_dpo_learns_what_is_preferred(quiet: Path, place: Path) -> None:
     """Before the first step both models are one; then the chosen answers' rewards rise above those of the rejected."""
     found = evaluations(quiet)

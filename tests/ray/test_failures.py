@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -200,8 +201,15 @@ def test_the_driver_may_die_and_another_attaches_and_then_the_controller_may_die
     with connected_ray(shared_cluster.address):
         controller = controller_of(RunDir(str(run)))
         assert controller is not None
-        wait_for(lambda: ray.get(controller.status.remote(), timeout=60)["error"], "Ray to start it again")
-        error = ray.get(controller.status.remote(), timeout=60)["error"]
+
+        def told() -> dict[str, Any] | None:
+            with contextlib.suppress(ray.exceptions.ActorUnavailableError):  # while it is being started
+                return ray.get(controller.status.remote(), timeout=60)["error"]
+            return None
+
+        wait_for(told, "Ray to start it again")
+        error = told()
+    assert error is not None
     assert "the run directory is gone" in error["line"]
     assert not run.exists()
 

@@ -25,8 +25,8 @@ EXACT: dict[str, dict[str, Any]] = {
         *[("lamb", layout, {"optimizer": {"name": "lamb"}}) for layout in (TP, PP, DP, FULL)],
         *[("lars", layout, {"optimizer": {"name": "lars", "lr": 1.0}}) for layout in (TP, DP)],
         *[("lion", layout, {"optimizer": {"name": "lion", "lr": 2e-4}}) for layout in (FULL, PP)],
-        *[("muon", layout, {"optimizer": {"name": "muon"}}) for layout in (TP, PP, DP, FULL)],
-        *[("layers", layout, {"optimizer": {"layer_decay": 0.5}}) for layout in (PP, FULL)],
+        *[("muon", layout, {"optimizer": {"name": "muon"}}) for layout in (PP, FULL)],
+        *[("layers", layout, {"optimizer": {"layer_decay": 0.5}}) for layout in (PP,)],
         *[("z-loss", layout, {"train": {"z_loss": 1e-2}}) for layout in (TP, PP)],
     ]
 }
