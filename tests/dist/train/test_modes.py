@@ -22,7 +22,7 @@ EXACT: dict[str, dict[str, Any]] = {
         ("recompute", {**SPLIT, "recompute": "full"}, {}),
         ("offload", {**DP, "offload": "optimizer"}, {}),
         ("offload", {**FULL, "offload": "optimizer"}, {}),
-        *[("lamb", layout, {"optimizer": {"name": "lamb"}}) for layout in (TP, PP, DP, FULL)],
+        *[("lamb", layout, {"optimizer": {"name": "lamb"}}) for layout in (TP, FULL)],
         *[("lars", layout, {"optimizer": {"name": "lars", "lr": 1.0}}) for layout in (TP, DP)],
         *[("lion", layout, {"optimizer": {"name": "lion", "lr": 2e-4}}) for layout in (FULL, PP)],
         *[("muon", layout, {"optimizer": {"name": "muon"}}) for layout in (PP, FULL)],
