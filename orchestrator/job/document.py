@@ -32,16 +32,17 @@ def read_document(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, 
 class _UniqueKeys(yaml.SafeLoader):
     """Refuses a key that stands twice in a mapping, of which YAML takes the last."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """See `yaml.SafeLoader`."""
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """See `yaml.SafeLoader`; keys that are merged in are not in the node yet."""
+        node = super().compose_mapping_node(anchor)
         seen = set()
-        for key, _ in node.value:
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key '{key.value}' stands twice; remove one", key.start_mark
                 )
             seen.add(key.value)
-        return super().construct_mapping(node, deep)
+        return node
 
 
 def parse_yaml(text: str, where: str) -> dict[str, Any]:

@@ -189,6 +189,10 @@ def test_a_key_that_stands_twice_is_refused() -> None:
     ):
         parse_yaml("seed: 1\nseed: 2\n", "job.yaml")
     assert parse_yaml("a: &x {b: 1}\nc: {<<: *x, b: 2}\n", "job.yaml")["c"] == {"b": 2}
+    nested = parse_yaml("d: {<<: &y {<<: &z {b: 3}, b: 4}, e: 1}\nf: *y\ng: *z\n", "job.yaml")
+    assert nested == {"d": {"b": 4, "e": 1}, "f": {"b": 4}, "g": {"b": 3}}
+    with pytest.raises(InputError, match="is not YAML"):
+        parse_yaml("? [a, b]\n: 1\n", "job.yaml")
 
 
 def test_a_warm_up_may_be_a_share_of_the_steps() -> None:
