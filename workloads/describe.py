@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from workloads.errors import WorkloadError
+from workloads.hf.hf_config import FOLDER
 from workloads.model import count
 from workloads.model.config import TransformerConfig
 from workloads.model.presets import preset
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
 Description: TypeAlias = "TransformerConfig | HuggingFaceModel"
 """What a model is made of: one of the project's own, or a class of transformers that is run as it is."""
-FOLDER = "hf:"
 SENTENCES = ("next_sentence", "sentence_order")
 """Objectives with a label of the whole sequence besides those of the tokens."""
 TYPED = (*SENTENCES, "unified_lm", "translation_lm")

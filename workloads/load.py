@@ -17,7 +17,7 @@ from workloads.errors import WorkloadError
 from workloads.hf.hf_class import HuggingFaceModel
 from workloads.hf.hf_class import build as build_class
 from workloads.hf.hf_config import root
-from workloads.hf.weights import has_weights
+from workloads.hf.weights import has_weights, weights_of_model
 from workloads.hf.workload import HuggingFaceWorkload
 from workloads.model.config import TransformerConfig
 from workloads.model.mup import beside
@@ -154,12 +154,11 @@ def _workload(
     vocabulary: Vocabulary,
     begin: Begin | None,
 ) -> TransformerWorkload:
-    folder = str(root(model.removeprefix(FOLDER)))
     workload = TransformerWorkload(model, config, objective, vocabulary)
     if begin is not None:
         weights = begin(config, workload.shapes, workload.tables, vocabulary.added)
         return replace(workload, pretrained=weights)
-    if not model.startswith(FOLDER) or not has_weights(folder):
+    if (folder := weights_of_model(model)) is None:
         return workload
     from workloads.hf.pretrained import pretrained
 

@@ -136,7 +136,7 @@ def check_records(spec: JobSpec) -> None:
 def check_preferences(spec: JobSpec) -> None:
     """An objective that compares with a reference has one, which is what the run begins with; and nothing is asked for
     that is not defined where the loss is of whole answers."""
-    from workloads.hf.weights import has_weights
+    from workloads.hf.weights import weights_of_model
 
     asked = spec.workload
     if asked.objective in PREFERENCES and spec.train.z_loss:
@@ -144,8 +144,8 @@ def check_preferences(spec: JobSpec) -> None:
     if asked.objective not in REFERENCED or asked.init_from:
         return
     with wrong_input("workload.model"):
-        begins = asked.model.startswith("hf:") and has_weights(asked.model.removeprefix("hf:"))
-    if not begins:
+        folder = weights_of_model(asked.model)
+    if folder is None:
         what = f"{asked.objective} compares with the model that the run begins with, and this one begins anew"
         raise InputError(what, "workload.init_from", "name a run or an export, or a model with weights")
 
@@ -180,15 +180,15 @@ def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
     """The weights of workload.init_from are there and fit; of a run with a `commit`, they are those that it began
     with. An adapter has weights that it is for."""
     from orchestrator.data.manifest import FORMAT
-    from workloads.hf.hf_config import root
-    from workloads.hf.weights import has_weights
+    from workloads.hf.weights import weights_of_model
 
     spec = job.spec
     if not spec.workload.init_from:
-        folder = str(root(spec.workload.model.removeprefix("hf:")))
-        if spec.workload.adapter and not has_weights(folder):
+        model = spec.workload.model
+        if spec.workload.adapter and weights_of_model(model) is None:
             hint = "give a folder with safetensors, or set workload.init_from"
-            raise InputError("has no weights, which an adapter is for", f"workload.model {folder}", hint)
+            where = f"workload.model {model.removeprefix('hf:')}"
+            raise InputError("has no weights, which an adapter is for", where, hint)
         return
     begun = (commit.meta.get(BASE) if commit else None) or {}
     base = base_of(spec, begun, commit is not None)

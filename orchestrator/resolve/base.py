@@ -21,6 +21,7 @@ from orchestrator.storage.retry import Retry
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import is_local
 from workloads.errors import WorkloadError
+from workloads.hf.hf_config import FOLDER
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 INIT, MODEL = "workload.init_from", "workload.model"
 BACK = "put them back, or name their new place in the run's job.yaml"
 PUT_BACK = "put them back as they were, or start another run"
-FOLDER = "hf:"
+
 DEPTH = ("layers", "decoder_layers")
 FREE = ("vocab_size", "max_positions", "pooler")
 """What may differ between a base and a run, as far as the shapes of the weights allow it."""
@@ -112,15 +113,12 @@ def same_base(spec: JobSpec, base: Base | None) -> Base | None:
 
 def _look(spec: JobSpec, step: int | None) -> Base | None:
     from workloads.hf.hf_config import root
-    from workloads.hf.weights import has_weights
+    from workloads.hf.weights import has_weights, weights_of_model
 
     asked = spec.workload.init_from
     if asked is None:
-        model = spec.workload.model
-        named = str(root(model.removeprefix(FOLDER)))
-        if not model.startswith(FOLDER) or not has_weights(named):
-            return None
-        return Base(named, None, _digest_of(named))
+        named = weights_of_model(spec.workload.model)
+        return Base(named, None, _digest_of(named)) if named is not None else None
     uri, tag = asked, ""
     if "@" in asked.rsplit("/", 1)[-1]:
         uri, _, tag = asked.rpartition("@")

@@ -8,6 +8,8 @@ from typing import Any
 
 from workloads.errors import WorkloadError
 
+FOLDER = "hf:"
+"""How the name of a model begins that is in a folder of transformers."""
 RANDOM = ("drop", "jitter")
 """Parts of the names of attributes with which a network draws random numbers in training."""
 

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from workloads.errors import WorkloadError
+from workloads.hf.hf_config import FOLDER, root
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -105,6 +106,15 @@ def has_weights(folder: str) -> bool:
             "convert the checkpoint to safetensors"
         )
     return False
+
+
+def weights_of_model(model: str) -> str | None:
+    """The folder with the weights of the model `hf:<folder>`; None for a preset, and for a configuration alone. Raises
+    WorkloadError as `has_weights` does."""
+    if not model.startswith(FOLDER):
+        return None
+    folder = str(root(model.removeprefix(FOLDER)))
+    return folder if has_weights(folder) else None
 
 
 def write(tensors: Iterable[tuple[str, Tensor]], folder: str, shard_bytes: int = SHARD_BYTES) -> None:
