@@ -168,7 +168,7 @@ def of_stage(name: str) -> Iterator[None]:
     except InputError as error:
         first, *others = (
             InputError(each.what, ": ".join(filter(None, (f"{STAGES}.{name}", each.where))), each.hint)
-            for each in (error, *error.others)
+            for each in error.each()
         )
         raise InputError(first.what, first.where, first.hint, others) from None
 

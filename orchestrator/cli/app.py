@@ -96,9 +96,7 @@ def _guarded(command: Callable[[], object], debug: bool, as_json: bool = False) 
     except Exception as error:
         failure, code = error, Outcome.FAILED.exit_code
         line = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    lines = [line]
-    if isinstance(failure, InputError) and failure.others:
-        lines = [str(one) for one in (InputError(failure.what, failure.where, failure.hint), *failure.others)]
+    lines = [str(each) for each in failure.each()] if isinstance(failure, InputError) else [line]
     if debug and failure:
         traceback.print_exception(failure)
     if as_json:

@@ -100,17 +100,11 @@ def plan(
 def _plan(spec: JobSpec, workers: int | None, as_json: bool) -> dict[str, Any] | None:
     """The plan of a job as JSON; or None, when it is printed."""
     from orchestrator.cli import plan_table as planning_text
-    from orchestrator.job.errors import Problems
-    from orchestrator.launch.preflight import check_job, check_machine
+    from orchestrator.launch.preflight import check_here
     from orchestrator.planning import plan as planning
     from orchestrator.planning.machines import machine_for
 
-    problems = Problems()
-    with problems.noted():
-        shape = check_job(spec).shape
-    with problems.noted():
-        check_machine(spec, None)
-    problems.raise_noted()
+    shape = check_here(spec, None).shape
     machine = machine_for(None, spec.resources.per_worker.bundle)
     found = planning.plan(spec, shape, workers or spec.resources.workers.max, machine)
     if as_json:

@@ -24,6 +24,10 @@ class InputError(Exception):
         line += f" (and {len(self.others)} more)" if self.others else ""
         return " ".join(f"{line}; {self.hint}".split()) if self.hint else " ".join(line.split())
 
+    def each(self) -> list[InputError]:
+        """All that is wrong, one by one."""
+        return [InputError(self.what, self.where, self.hint), *self.others] if self.others else [self]
+
 
 class Problems:
     """Collects what is wrong, so that a user reads all of it at once."""
@@ -40,10 +44,12 @@ class Problems:
         try:
             yield
         except InputError as error:
-            self._found += [InputError(error.what, error.where, error.hint), *error.others]
+            self._found += error.each()
 
     def raise_noted(self) -> None:
-        """Raise the first problem with all others, if there are any."""
+        """Raise the only problem as it was found, or the first with all others."""
+        if len(self._found) == 1:
+            raise self._found[0]
         if self._found:
             first, *others = self._found
             raise InputError(first.what, first.where, first.hint, others)

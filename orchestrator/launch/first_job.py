@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from collections.abc import Mapping, Sequence
 from glob import glob
 from pathlib import Path, PurePosixPath
@@ -151,5 +150,5 @@ def write_job(path: Path, text: str) -> None:
     except FileExistsError:
         raise InputError("there is a file already", str(path), "give another name") from None
     except OSError as error:
-        why = os.strerror(error.errno) if error.errno else str(error)
+        why = error.strerror or str(error)
         raise InputError(f"cannot be written ({why})", str(path), "give another path") from None

@@ -42,14 +42,23 @@ def preflight(spec: JobSpec, run_dir: RunDir, until: int | None, address: str | 
             raise InputError("is the folder of a search", run_dir.uri, "give another --run-dir, or use tune")
         commit = check_same_run(spec, run_dir)
     with problems.noted():
-        job = check_job(spec)
-    with problems.noted():
-        check_machine(spec, address)
+        job = check_here(spec, address)
     if until is not None and until > spec.train.steps:
         with problems.noted():
             raise InputError(f"step {until} is beyond train.steps {spec.train.steps}", "--until", "lower it")
     problems.raise_noted()
     check_base(job, commit)
+    return job
+
+
+def check_here(spec: JobSpec, address: str | None) -> ResolvedJob:
+    """What is wrong with a job, and with this machine for it. Returns the job, resolved."""
+    problems = Problems()
+    with problems.noted():
+        job = check_job(spec)
+    with problems.noted():
+        check_machine(spec, address)
+    problems.raise_noted()
     return job
 
 
