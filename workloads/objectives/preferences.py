@@ -117,18 +117,23 @@ def judged(each: Tensor, rewards: Tensor, batch: Batch, said: Tensor | None = No
     return Loss(each.where(compared, 0.0).sum(), count, correct=correct, sums=sums)
 
 
-def _is_cut(objective: SampledObjective, record: np.ndarray) -> bool:
-    half = objective.window(objective.sequence_length)
+def _pair(objective: SampledObjective, record: np.ndarray) -> list[np.ndarray]:
+    return [kept(words, objective) for words in unpack(record)]
+
+
+def _sample_pair(self: SampledObjective, read: Read, sample: int, rng: np.random.Generator) -> Sample:
+    """`SampledObjective.sample` of the objectives over pairs of answers, and so the next two."""
+    answers = _pair(self, read(sample))
+    return two_answers(self, answers, comparable(answers))
+
+
+def _is_pair_cut(self: SampledObjective, record: np.ndarray) -> bool:
+    half = self.window(self.sequence_length)
     return any(len(words) > half for words in unpack(record))
 
 
-def _row(objective: SampledObjective, record: np.ndarray) -> dict[str, np.ndarray]:
-    answers = _pair(objective, record)
-    return two_answers(objective, answers, comparable(answers))
-
-
-def _pair(objective: SampledObjective, record: np.ndarray) -> list[np.ndarray]:
-    return [kept(words, objective) for words in unpack(record)]
+def _is_pair_lost(self: SampledObjective, record: np.ndarray) -> bool:
+    return not comparable(_pair(self, record))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,15 +154,7 @@ class Dpo(SampledObjective):
     beta: float = at_least(1e-6, 0.1)
     label_smoothing: float = fraction_or_zero(0.5)
     loss: str = choice("sigmoid", "hinge", "robust")
-
-    def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
-        return _row(self, read(sample))
-
-    def is_cut(self, record: np.ndarray) -> bool:
-        return _is_cut(self, record)
-
-    def is_lost(self, record: np.ndarray) -> bool:
-        return not comparable(_pair(self, record))
+    sample, is_cut, is_lost = _sample_pair, _is_pair_cut, _is_pair_lost
 
     def compare(self, said: Tensor, batch: Batch) -> Loss:
         """The loss of log-probabilities [B, 2]."""
@@ -183,15 +180,7 @@ class Ipo(SampledObjective):
     compares: ClassVar[bool] = True
     truncate: str = choice("end", "start")
     beta: float = at_least(1e-6, 0.1)
-
-    def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
-        return _row(self, read(sample))
-
-    def is_cut(self, record: np.ndarray) -> bool:
-        return _is_cut(self, record)
-
-    def is_lost(self, record: np.ndarray) -> bool:
-        return not comparable(_pair(self, record))
+    sample, is_cut, is_lost = _sample_pair, _is_pair_cut, _is_pair_lost
 
     def compare(self, said: Tensor, batch: Batch) -> Loss:
         """The loss of log-probabilities [B, 2]."""
@@ -216,15 +205,7 @@ class Orpo(SampledObjective):
     compares: ClassVar[bool] = True
     truncate: str = choice("end", "start")
     beta: float = at_least(1e-6, 0.1)
-
-    def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
-        return _row(self, read(sample))
-
-    def is_cut(self, record: np.ndarray) -> bool:
-        return _is_cut(self, record)
-
-    def is_lost(self, record: np.ndarray) -> bool:
-        return not comparable(_pair(self, record))
+    sample, is_cut, is_lost = _sample_pair, _is_pair_cut, _is_pair_lost
 
     def compare(self, said: Tensor, batch: Batch) -> Loss:
         """The loss of log-probabilities [B, 2]."""
@@ -310,6 +291,7 @@ class Reward(SampledObjective):
     compares: ClassVar[bool] = True
     truncate: str = choice("end", "start")
     center: float = at_least(0.0, 0.0)
+    is_cut, is_lost = _is_pair_cut, _is_pair_lost
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         answers = _pair(self, read(sample))
@@ -317,12 +299,6 @@ class Reward(SampledObjective):
         places = np.array([len(answers[0]) - 1, half + len(answers[1]) - 1])
         row = two_answers(self, answers, comparable(answers))
         return {**{name: value for name, value in row.items() if name != "labels"}, "places": places}
-
-    def is_cut(self, record: np.ndarray) -> bool:
-        return _is_cut(self, record)
-
-    def is_lost(self, record: np.ndarray) -> bool:
-        return not comparable(_pair(self, record))
 
     def compare(self, said: Tensor, batch: Batch) -> Loss:
         """The loss of rewards [B, 2]."""

@@ -87,6 +87,11 @@ def _with_label(objective: SampledObjective, record: np.ndarray) -> tuple[dict[s
     return framed(objective, *texts_of(record))[0], int(label)
 
 
+def _are_texts_cut(self: SampledObjective, record: np.ndarray) -> bool:
+    """`SampledObjective.is_cut` where a record's texts are framed."""
+    return is_longer(self, texts_of(record))
+
+
 @dataclass(frozen=True, kw_only=True)
 class SequenceClassification(SampledObjective):
     """One label a text, or a pair of texts: sequence_labels int64."""
@@ -95,9 +100,7 @@ class SequenceClassification(SampledObjective):
     architectures = frozenset({"encoder", "decoder"})
     unit = "record"
     begins, ends = "cls", "sep"
-
-    def is_cut(self, record: np.ndarray) -> bool:
-        return is_longer(self, texts_of(record))
+    is_cut = _are_texts_cut
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         batch, label = _with_label(self, np.asarray(read(sample)))
@@ -112,9 +115,7 @@ class Regression(SampledObjective):
     architectures = frozenset({"encoder", "decoder"})
     unit = "record"
     begins, ends = "cls", "sep"
-
-    def is_cut(self, record: np.ndarray) -> bool:
-        return is_longer(self, texts_of(record))
+    is_cut = _are_texts_cut
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         batch, label = _with_label(self, np.asarray(read(sample)))
@@ -129,9 +130,7 @@ class TokenClassification(SampledObjective):
     architectures = frozenset({"encoder", "decoder"})
     unit = "record"
     begins, ends = "cls", "sep"
-
-    def is_cut(self, record: np.ndarray) -> bool:
-        return is_longer(self, texts_of(record))
+    is_cut = _are_texts_cut
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         text, labels = unpack(read(sample))
@@ -162,9 +161,7 @@ class SpanExtraction(SampledObjective):
     architectures = frozenset({"encoder"})
     unit = "record"
     begins, ends = "cls", "sep"
-
-    def is_cut(self, record: np.ndarray) -> bool:
-        return is_longer(self, texts_of(record))
+    is_cut = _are_texts_cut
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         question, context, (start, end) = unpack(read(sample))
