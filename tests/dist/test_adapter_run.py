@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from jobs import curve, job, weights, write_text
+from base_run import STEPS, document, run_base
+from jobs import curve, weights, write_text
 from local_run import drive_here
 
 from orchestrator.checkpoint.store import Store
@@ -19,16 +20,7 @@ from orchestrator.job.spec import parse
 from orchestrator.launch.preflight import check_base, check_job
 from orchestrator.resolve.commit_model import model_of_run
 
-STEPS = 6
 ADAPTER = {"kind": "dora", "rank": 4, "targets": ["*.attention.*", "*.down"]}
-
-
-def document(text: str, **workload: Any) -> dict[str, Any]:
-    found = job(text, steps=STEPS, optimizer={"lr": 3e-3, "schedule": "constant"})
-    found["workload"] |= workload
-    found["checkpoint"] = {"every": 3, "keep": 3, "export": None}
-    found["parallel"] = {"micro_batch": 2}
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +31,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def base(text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run, and its export beside it."""
-    run = tmp_path_factory.mktemp("runs") / "base"
-    drive_here(document(text) | {"name": "base"}, str(run), Path(text).parent / "cache")
+    run = run_base(text, tmp_path_factory.mktemp("runs"))
     export(str(run), STEPS, str(run.parent / "export"))
     return run
 

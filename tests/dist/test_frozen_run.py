@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from jobs import curve, job, weights, write_text
+from base_run import STEPS, document, run_base
+from jobs import curve, weights, write_text
 from local_run import drive_here
 
 from orchestrator.checkpoint.manifest import CorruptCommit
@@ -19,16 +20,7 @@ from orchestrator.job.spec import parse
 from orchestrator.resolve.commit_model import model_of_run
 from orchestrator.storage.run_directory import RunDir
 
-STEPS = 6
 FROZEN = ["tokens.*", "layers.0.*"]
-
-
-def document(text: str, **workload: Any) -> dict[str, Any]:
-    found = job(text, steps=STEPS, optimizer={"lr": 3e-3, "schedule": "constant"})
-    found["workload"] |= workload
-    found["checkpoint"] = {"every": 3, "keep": 3, "export": None}
-    found["parallel"] = {"micro_batch": 2}
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +30,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def base(text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("runs") / "base"
-    drive_here(document(text) | {"name": "base"}, str(run), Path(text).parent / "cache")
-    return run
+    return run_base(text, tmp_path_factory.mktemp("runs"))
 
 
 @pytest.mark.slow

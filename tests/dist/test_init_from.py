@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import curve, job, rows, weights, write_text
+from base_run import STEPS, document, run_base
+from jobs import curve, rows, weights, write_text
 from local_run import drive_here
 
 from orchestrator.checkpoint.store import Store
@@ -16,16 +17,6 @@ from orchestrator.control import decide
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import parse
 from orchestrator.resolve.base import base_of
-
-BASE_STEPS, STEPS = 6, 6
-
-
-def document(text: str, **workload: Any) -> dict[str, Any]:
-    found = job(text, steps=STEPS, optimizer={"lr": 3e-3, "schedule": "constant"})
-    found["workload"] |= workload
-    found["checkpoint"] = {"every": 3, "keep": 3, "export": None}
-    found["parallel"] = {"micro_batch": 2}
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +26,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def base(text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("runs") / "base"
-    drive_here(document(text) | {"name": "base"}, str(run), Path(text).parent / "cache")
-    return run
+    return run_base(text, tmp_path_factory.mktemp("runs"))
 
 
 def test_it_begins_where_the_base_ended_and_a_kill_changes_no_bit(

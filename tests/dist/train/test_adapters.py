@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from base_run import save_dense, save_experts
 from harness import Results, check_equal, reference_of, same_bits
 
 from cluster.workers.process_gang import ProcessGang
@@ -40,21 +41,10 @@ REST: list[tuple[str, str, dict[str, Any]]] = [
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    import torch
-    from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM
-
-    torch.manual_seed(0)
-    wide = {"initializer_range": 0.1, "vocab_size": 160}
-    experts = MixtralConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=32,
-        num_local_experts=4, max_position_embeddings=64, sliding_window=None, **wide,
-    )  # fmt: skip
-    dense = GPT2Config(n_positions=64, n_embd=32, n_layer=2, n_head=4, **wide)
-    found = {}
-    for name, model in ((DENSE, GPT2LMHeadModel(dense)), (EXPERTS, MixtralForCausalLM(experts))):
-        found[name] = str(tmp_path_factory.mktemp(name))
-        model.save_pretrained(found[name])
-    return found
+    return {
+        DENSE: save_dense(tmp_path_factory.mktemp(DENSE), 160),
+        EXPERTS: save_experts(tmp_path_factory.mktemp(EXPERTS), 160),
+    }
 
 
 def case_of(
