@@ -14,21 +14,16 @@ or were quarantined because they are damaged, are made again and must come out t
 
 from __future__ import annotations
 
-import errno
-import json
-import logging
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import ray
-import ray.data
 
 from orchestrator.data import manifest, shards, sources, tokenizer
 from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.documents import LINE_BYTES
 from orchestrator.data.fingerprint import SOURCES, chosen_tokenizer, format_and_fingerprint
-from orchestrator.data.quiet_logging import quiet
+from orchestrator.data.part_tasks import encode_error, raise_error, run_tasks
 from orchestrator.data.records import RecordKind
 from orchestrator.data.sources import Part, SourceFile
 from orchestrator.data.tokens import AGAIN, read_tokenizer
@@ -37,8 +32,6 @@ from orchestrator.job.errors import InputError, Unreachable
 from orchestrator.storage.retry import storage_failed, transient
 
 Progress = Callable[[str, int, int], None]
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 SAMPLE_BYTES = 64 * 2**20
 """Most bytes of text that a tokenizer is trained on, taken evenly from all parts."""
@@ -177,7 +170,7 @@ def _tokenizer(
         return tokenizer.size_of(tokenizer.encoder(text)), roles
     if folder.read("tokenizer.json") is None:
         rows = [sources.to_json(part, _reach(data_format)) for part in parts]
-        _raise_error(ray.get(_train.remote(folder.uri, rows, chosen[0], chosen[1], data_format)))
+        raise_error(ray.get(_train.remote(folder.uri, rows, chosen[0], chosen[1], data_format)))
     text = (folder.read("tokenizer.json") or b"").decode()
     # the requested size, even if the text gave fewer entries: the model's size depends on it before data is prepared
     return chosen[0], tokenizer.roles_of(tokenizer.encoder(text), {})
@@ -194,7 +187,7 @@ def _train(uri: str, parts: list[str], entries: int, special_tokens: list[str], 
     try:
         DataFolder(uri).write("tokenizer.json", tokenizer.train(texts, entries, special_tokens).encode())
     except Exception as error:
-        return _encode_error(error, uri)
+        return encode_error(error, uri)
     return ""
 
 
@@ -213,51 +206,11 @@ def _tokenise(
     if not todo:
         return
 
-    def task(row: dict[str, Any]) -> dict[str, Any]:
-        try:
-            part = sources.from_json(row["part"])
-            shards.write_shard(folder_uri, row["number"], part, vocabulary, roles, data_format, kind)
-        except Exception as error:
-            return {"error": _encode_error(error, folder_uri)}
-        return {"error": ""}
+    def task(row: dict[str, Any]) -> None:
+        part = sources.from_json(row["part"])
+        shards.write_shard(folder_uri, row["number"], part, vocabulary, roles, data_format, kind)
 
     folder_uri = folder.uri
     rows = [{"number": n, "part": sources.to_json(parts[n], _reach(data_format))} for n in todo]
-    free = int(ray.available_resources().get("CPU", 1))
-    tasks = ray.data.TaskPoolStrategy(size=max(1, min(free, len(todo))))
-    dataset = ray.data.from_items(rows, override_num_blocks=len(rows)).map(task, compute=tasks, num_cpus=1)
-    dataset.context.enable_progress_bars = False
-    dataset.context.print_on_execution_start = False
-    dataset.context.execution_options.preserve_order = True
-    with _quiet():
-        for done, row in enumerate(dataset.iter_rows(), len(parts) - len(todo) + 1):
-            _raise_error(row["error"])
-            progress("tokens", done, len(parts))
-
-
-def _encode_error(error: Exception, cache: str) -> str:
-    """An error of a task as JSON, since an exception would carry Ray's full stack trace. Errors other than of input or
-    storage are raised."""
-    if not (isinstance(error, InputError) or storage_failed(error)):
-        raise error
-    passing = transient(error)
-    if isinstance(error, InputError):
-        return json.dumps([passing, error.what, error.where, error.hint])
-    hint = "keep sources and cache where all nodes see them"
-    if getattr(error, "errno", None) in FULL:
-        hint = "make room or name another data.cache; the same command goes on"
-    reason, place = getattr(error, "strerror", None) or error, getattr(error, "filename", None) or cache
-    return json.dumps([passing, f"cannot be used on a worker's node ({reason})", str(place), hint])
-
-
-def _raise_error(text: str) -> None:
-    """Raise the error that `_encode_error` encoded: InputError, or Unreachable if it is transient. Nothing for ""."""
-    if text:
-        passing, *arguments = json.loads(text)
-        raise (Unreachable if passing else InputError)(*arguments)
-
-
-def _quiet() -> AbstractContextManager[None]:
-    """Keep Ray Data's progress messages out of the terminal; they stay in Ray's log files."""
-    handlers = [h for h in logging.getLogger("ray.data").handlers if isinstance(h, logging.StreamHandler)]
-    return quiet(handlers, logging.ERROR)
+    for done in run_tasks(task, rows, folder_uri):
+        progress("tokens", len(parts) - len(todo) + done, len(parts))

@@ -5,7 +5,7 @@ import errno
 import pytest
 from botocore.exceptions import EndpointConnectionError
 
-from orchestrator.data.prepare import _encode_error, _raise_error
+from orchestrator.data.part_tasks import encode_error, raise_error
 from orchestrator.job.errors import InputError, Unreachable
 
 
@@ -30,12 +30,12 @@ def test_an_error_of_a_task_is_one_line_and_keeps_whether_it_may_pass(
     error: Exception, kind: type[InputError], line: str
 ) -> None:
     with pytest.raises(InputError) as found:
-        _raise_error(_encode_error(error, "cache"))
+        raise_error(encode_error(error, "cache"))
     assert type(found.value) is kind
     assert line in str(found.value)
 
 
 def test_an_error_of_the_program_is_raised_as_it_is() -> None:
     with pytest.raises(KeyError):
-        _encode_error(KeyError("sep"), "cache")
-    _raise_error("")
+        encode_error(KeyError("sep"), "cache")
+    raise_error("")
