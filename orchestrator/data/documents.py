@@ -17,10 +17,10 @@ from typing import BinaryIO, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from orchestrator.data.arrow_files import batches, rows_before
-from orchestrator.data.lines import Line, line_at, line_break, line_number, lines
 from orchestrator.data.manifest import FORMAT
 from orchestrator.data.sources import Span, opened
+from orchestrator.data.sources.arrow_files import batches, rows_before
+from orchestrator.data.sources.lines import Line, line_at, line_break, line_number, lines
 from orchestrator.job.errors import InputError
 
 SEPARATOR = b"<|endoftext|>"
@@ -203,7 +203,7 @@ def _cut(text: str, data_format: int) -> Iterator[TextPiece]:
 
 
 def _between_words(text: str, start: int, stop: int) -> int:
-    """The last single space in text[start:stop]; `stop` if there is none. See `orchestrator.data.lines`."""
+    """The last single space in text[start:stop]; `stop` if there is none. See `orchestrator.data.sources.lines`."""
     at = stop
     while (at := text.rfind(" ", start + 1, at)) > 0:
         if not text[at - 1].isspace() and not text[at + 1].isspace():

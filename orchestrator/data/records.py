@@ -15,11 +15,11 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from orchestrator.data.answers import answered, marked, paired, unmarked
-from orchestrator.data.arrow_files import label_names
 from orchestrator.data.conversations import Template
 from orchestrator.data.documents import LINE_BYTES, batches_of, is_unicode
-from orchestrator.data.lines import line_break, line_number
 from orchestrator.data.sources import Span, opened
+from orchestrator.data.sources.arrow_files import label_names
+from orchestrator.data.sources.lines import line_break, line_number
 from orchestrator.job.errors import InputError
 from orchestrator.job.records import COLUMNS, COMPARED, PREFERENCES
 from workloads.objectives.records import pack, to_bits

@@ -219,7 +219,7 @@ def test_an_unreadable_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def refuse(path: str) -> tuple[int, str, str]:  # root may read everything
         raise PermissionError(errno.EACCES, "Permission denied", path)
 
-    monkeypatch.setattr(sources, "identify", refuse)
+    monkeypatch.setattr(sources.listing, "identify", refuse)
     with pytest.raises(
         InputError, match=r"a\.txt: cannot be read \(Permission denied\); check its permissions"
     ):

@@ -1,0 +1,90 @@
+"""The files of the sources, and the spans of them that tasks read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import BinaryIO
+
+from orchestrator.data.sources.verified import BLOCK_BYTES, SUM_DIGITS, check_unchanged, open_source
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of source number `source`.
+
+    Attributes:
+        content: identifies its bytes: their hash, or the ETag of a remote object.
+        field: key or column of the text, or of the two texts of a pair, or those of a record by what is read of it;
+            empty for .txt.
+        sums: for a local file the checksums of its blocks, see `orchestrator.data.sources.verified`.
+    """
+
+    source: int
+    uri: str
+    kind: str
+    size: int
+    content: str
+    field: str | tuple[str, str] | dict[str, str]
+    sums: str = dataclasses.field(default="", repr=False)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The keys of a row's text, pair of texts or record."""
+        if isinstance(self.field, dict):
+            return tuple(self.field.values())
+        return (self.field,) if isinstance(self.field, str) else tuple(self.field)
+
+
+@dataclass(frozen=True)
+class Span:
+    """The lines of a file that begin within bytes [start, stop), row groups [start, stop) of a .parquet file, or the
+    record batches in these bytes of an .arrow file.
+
+    `sums`, if not empty, are the checksums of the file from block `first` on, as many as the span may need.
+    """
+
+    file: SourceFile
+    start: int
+    stop: int
+    bytes: int
+    sums: str = ""
+    first: int = 0
+
+
+Part = tuple[Span, ...]
+"""Consecutive spans of one source; one task makes one shard of it."""
+
+
+def to_json(part: Part, reach: int | None = None) -> str:
+    """The part as JSON, for a task on any node that reads at most `reach` bytes after its spans."""
+    return json.dumps([asdict(_with_sums(span, reach)) for span in part])
+
+
+@contextmanager
+def opened(span: Span) -> Iterator[BinaryIO]:
+    """The file of a span, its blocks checked as they are read. Raises InputError if it has changed, also after all was
+    read."""
+    file = span.file
+    sums, first = (span.sums, span.first) if span.sums else (file.sums, 0)
+    with open_source(file.uri, file.size, file.content, sums, first) as found:
+        yield found
+    check_unchanged(file.uri, file.size, file.content, sums)
+
+
+def _with_sums(span: Span, reach: int | None) -> Span:
+    """The span with only those of its file's checksums that it needs."""
+    file, first, last = span.file, 0, None
+    if file.kind not in (".parquet", ".arrow") and reach is not None:
+        first = max(span.start - 1, 0) // BLOCK_BYTES
+        last = (span.stop + reach) // BLOCK_BYTES + 1
+    sums = file.sums[first * SUM_DIGITS : None if last is None else last * SUM_DIGITS]
+    return dataclasses.replace(span, file=dataclasses.replace(file, sums=""), sums=sums, first=first)
+
+
+def from_json(text: str) -> Part:
+    """The inverse of `to_json`."""
+    return tuple(Span(**{**span, "file": SourceFile(**span["file"])}) for span in json.loads(text))
