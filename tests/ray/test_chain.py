@@ -129,13 +129,15 @@ def test_kills_in_every_stage_and_between_two_change_no_bit(
 
 def test_a_second_command_is_refused_and_a_stop_goes_on(quiet: Path, folder: Path, tmp_path: Path) -> None:
     path, root = write_job(tmp_path, document(folder)), tmp_path / "runs" / "c"
-    with started("run", path, "--fault", "base:stop@1:10", cwd=tmp_path) as process:
+    faults = ("--fault", "base:stop@1:10", "--fault", "left:stop@1:4")
+    with started("run", path, *faults, cwd=tmp_path) as process:
         wait_for(lambda: is_frozen(rank_pid(root / "base", 1)), "rank 1 to freeze")
         second = orchestrator("run", path, cwd=tmp_path)
         assert second.returncode == 2, second.stderr
         assert "another controller is at work" in second.stderr
-        # Meanwhile the frozen rank has been replaced.
-        wait_for(lambda: status(root / "left").get("step", 0) >= 1, "the stages on top of it")
+        # Meanwhile the frozen rank has been replaced. One of a stage on top of it freezes as well, so that there is
+        # something to stop.
+        wait_for(lambda: is_frozen(rank_pid(root / "left", 1)), "rank 1 of a stage on top of it to freeze")
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=240) == 3, (tmp_path / "output.txt").read_text()
     found = json.loads((root / "chain.json").read_text())
