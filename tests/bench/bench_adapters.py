@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "dist" / "train")]
+import paths  # noqa: F401
+
 os.environ["OMP_NUM_THREADS"] = "1"
 
 TOKENS, LENGTH, STEPS = 16_000, 128, 2

@@ -17,12 +17,9 @@ import resource
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "dist" / "train"))
-
+import paths  # noqa: F401
 import torch
 from harness import finished
 from parallel_ranks import batches, job, workload_of

@@ -15,7 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path += [str(Path(__file__).parents[1])]
+import paths  # noqa: F401
+
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch

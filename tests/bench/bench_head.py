@@ -10,21 +10,19 @@ import resource
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "dist" / "train")]
+import paths  # noqa: F401
+import torch
 
-import torch  # noqa: E402
-
-from cluster.workers.process_gang import ProcessGang  # noqa: E402
-from cluster.workers.worker_context import WorkerContext  # noqa: E402
-from orchestrator.job.spec import parse  # noqa: E402
-from orchestrator.planning.layout import Layout  # noqa: E402
-from orchestrator.train.device import close_device, open_device  # noqa: E402
-from orchestrator.train.engines.torch_engine import TorchEngine  # noqa: E402
-from workloads.load import load  # noqa: E402
-from workloads.workload import Vocabulary  # noqa: E402
+from cluster.workers.process_gang import ProcessGang
+from cluster.workers.worker_context import WorkerContext
+from orchestrator.job.spec import parse
+from orchestrator.planning.layout import Layout
+from orchestrator.train.device import close_device, open_device
+from orchestrator.train.engines.torch_engine import TorchEngine
+from workloads.load import load
+from workloads.workload import Vocabulary
 
 LENGTH, ROWS, ROUNDS = 256, 2, 5
 

@@ -18,10 +18,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import paths  # noqa: F401
 import yaml
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from jobs import command, rows, write_text
 
 WARM_UP = 10

@@ -13,12 +13,9 @@ from __future__ import annotations
 
 import statistics
 import sys
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "dist" / "train"))
-
+import paths  # noqa: F401
 from harness import finished
 
 Call = tuple[int, str, int]

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+import paths  # noqa: F401
 
 STEP_SECONDS, BEYOND, TOGETHER = 0.05, 10, 100
 PHASES = ("open", "recovery", "end")

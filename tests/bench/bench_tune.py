@@ -30,7 +30,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+import paths  # noqa: F401
 from jobs import job, orchestrator, rows, slow_job, write_job, write_text
 
 WINDOW = 10

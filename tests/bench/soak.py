@@ -18,15 +18,13 @@ import random
 import shutil
 import statistics
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
+import paths  # noqa: F401
 from jobs import command, curve, job, rows, weights, write_job, write_text
 from rich.console import Console
 from rich.table import Table
