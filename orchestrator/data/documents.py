@@ -186,11 +186,11 @@ def _document(texts: Sequence[str], data_format: int) -> Iterator[TextPiece]:
     """The pieces of a row's text, or of the two texts of a pair."""
     *first, last = texts
     for text in first:
-        yield from (piece._replace(ends=False, halves=piece.ends) for piece in _cut(text, data_format))
-    yield from _cut(last, data_format)
+        yield from (piece._replace(ends=False, halves=piece.ends) for piece in cut_text(text, data_format))
+    yield from cut_text(last, data_format)
 
 
-def _cut(text: str, data_format: int) -> Iterator[TextPiece]:
+def cut_text(text: str, data_format: int) -> Iterator[TextPiece]:
     """A document in pieces of at most PIECE_BYTES characters, cut after a line or else between two words."""
     start = 0
     while len(text) - start > PIECE_BYTES:
