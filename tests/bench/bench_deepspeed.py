@@ -13,6 +13,7 @@ allocator counts it, of a processor's machine as resident memory.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import resource
 import statistics
 import sys
@@ -24,6 +25,7 @@ import torch
 from harness import finished
 from parallel_ranks import batches, job, workload_of
 
+from cluster.workers.process_gang import ProcessGang
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.job.spec import parse
 from orchestrator.planning.layout import Layout
@@ -108,7 +110,8 @@ def measured(options: argparse.Namespace, name: str, layers: int) -> dict[str, f
         "gpu": int(options.gpu), "precision": "bf16" if options.gpu else "fp32",
         "layout": {**WAYS[name], "dp": options.ranks, "micro_batch": options.batch // options.ranks},
     }  # fmt: skip
-    rows = finished(options.ranks, config, "bench_deepspeed:measure")
+    with contextlib.closing(ProcessGang()) as gang:
+        rows = finished(options.ranks, config, "bench_deepspeed:measure", gang)
     return {key: max(row[key] for row in rows) for key in rows[0]}
 
 

@@ -11,12 +11,15 @@ Traffic: bytes of every collective, as rings move them. Peers: steps in turns wi
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import sys
 from typing import Any
 
 import paths  # noqa: F401
 from harness import finished
+
+from cluster.workers.process_gang import ProcessGang
 
 Call = tuple[int, str, int]
 """Stage, F(orward), B(ackward) or its halves I(nput) and W(eight), and micro-batch."""
@@ -32,7 +35,8 @@ def main() -> None:
 
 def ranks(world: int, target: str, config: dict[str, Any]) -> list[Any]:
     """What every rank measured."""
-    return finished(world, config, f"parallel_ranks:{target}")
+    with contextlib.closing(ProcessGang()) as gang:
+        return finished(world, config, f"parallel_ranks:{target}", gang)
 
 
 def bubble() -> None:
