@@ -11,6 +11,8 @@ import numpy as np
 import torch
 
 from orchestrator.data import receipt
+from orchestrator.data.mixture.mixed_order import MixedOrder
+from orchestrator.data.mixture.shares import Mixture
 from orchestrator.data.order import Order
 from orchestrator.data.sample_reader import SampleReader
 from orchestrator.data.windows import Streams, windows_of
@@ -20,14 +22,21 @@ from workloads.workload import Batch, Objective
 T = TypeVar("T")
 
 
-def batches_of(tokens: Streams, objective: Objective, seed: int, weights: Sequence[float]) -> Batches:
+def batches_of(
+    tokens: Streams,
+    objective: Objective,
+    seed: int,
+    weights: Sequence[float],
+    mixture: Mixture | None = None,
+) -> Batches:
     """The batches of prepared data for an objective.
 
     Args:
         tokens: the prepared data, or what of it is trained on.
         objective: what reads the samples.
         seed: determines the order.
-        weights: passes over each source in one epoch.
+        weights: passes over each source in one epoch; they do not count where there is a mixture.
+        mixture: the proportions in which sources come.
 
     Raises InputError if a source has no sample for an epoch, or the text too few documents. For data of format 1 an
     empty source is allowed, as it was in the version that made it.
@@ -51,8 +60,11 @@ def batches_of(tokens: Streams, objective: Objective, seed: int, weights: Sequen
             "data.sources",
             "separate documents by lines of <|endoftext|>, or give one a line in .jsonl",
         )
-    order = Order(seed, samples, weights, by_pass=strict)
-    return Batches(SampleReader(tokens, windows, objective), order)
+    read = SampleReader(tokens, windows, objective)
+    if mixture is None:
+        return Batches(read, Order(seed, samples, weights, by_pass=strict))
+    phases = mixture.weights([found.tokens for found in windows], samples)
+    return Batches(read, MixedOrder(seed, samples, phases, mixture.most))
 
 
 def slices(
@@ -74,7 +86,7 @@ def slices(
 class Batches:
     """Micro-batches over prepared data, in a fixed order; `read` reads one sample."""
 
-    def __init__(self, read: SampleReader, order: Order) -> None:
+    def __init__(self, read: SampleReader, order: Order | MixedOrder) -> None:
         self.read = read
         self.order = order
 

@@ -79,6 +79,10 @@ class Order:
         turn = passes.astype(np.int64) + index // samples if self._by_pass else epoch
         return turn, self._offsets[source] + index % samples
 
+    def drawn(self, position: int) -> list[int]:
+        """How many samples of each source come before `position`; within an epoch by their proportion of it."""
+        return [position * taken // self.epoch_size for taken in self.taken]
+
 
 def permute(index: ArrayLike, epoch: ArrayLike, size: int, seed: int) -> np.ndarray:
     """The image of each `index` of [0, size) under the permutation keyed by (seed, epoch); int64.

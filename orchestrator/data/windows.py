@@ -41,6 +41,10 @@ class Windows(Protocol):
     def documents(self) -> int | None:
         """Number of documents; None if it is unknown."""
 
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of all samples together."""
+
     def __len__(self) -> int:
         """Number of samples."""
 
@@ -67,6 +71,12 @@ class TiledWindows:
         covered = (full - 1) * stride + window if full else 0
         return full + (self.whole and self.length > covered and self.length - full * stride > 1)
 
+    @property
+    def tokens(self) -> int:
+        """See `Windows`."""
+        count = len(self)
+        return (count - 1) * self.reading.window + self.at(count - 1)[1] if count else 0
+
     def at(self, sample: int) -> tuple[int, int]:
         """See `Windows`."""
         start = sample * self.reading.stride
@@ -89,6 +99,11 @@ class ListedWindows:
     def documents(self) -> int | None:
         """Number of documents that have a sample."""
         return len(np.unique(np.searchsorted(self.ends, self.starts, side="right")))
+
+    @property
+    def tokens(self) -> int:
+        """See `Windows`."""
+        return int((self.stops - self.starts).sum())
 
     def __len__(self) -> int:
         return len(self.starts)

@@ -6,7 +6,11 @@ from collections.abc import Sequence
 
 from pydantic import Field, model_validator
 
+from orchestrator.job.mixture import MixtureSpec, adds_up
 from orchestrator.job.strict import StrictModel
+
+MIXED = ("share", "max_passes")
+"""Keys of a source that runs of earlier versions do not have."""
 
 
 class Source(StrictModel):
@@ -22,15 +26,27 @@ class Source(StrictModel):
         description="the key or column of the text in .jsonl, .parquet and .arrow; two keys for pairs of source and "
         "target; for records the column of each thing that the objective reads, as in {text: review, label: stars}",
     )
+    share: float | None = Field(
+        default=None,
+        gt=0.0,
+        le=1.0,
+        description="its share of the tokens of training, in place of weight; all sources have one, or none",
+    )
+    max_passes: float | None = Field(
+        default=None,
+        ge=1.0,
+        description="passes after which it comes no more, and the others share its places; of a mixture by shares",
+    )
 
 
 def refuse_weights(sources: Sequence[Source]) -> None:
-    """Raise ValueError if held-out text has weights: all of it is evaluated, once."""
+    """Raise ValueError if held-out text has weights or shares: all of it is evaluated, once."""
     for number, source in enumerate(sources):
-        if source.weight != 1.0:
-            raise ValueError(
-                f"sources.{number}.weight is {source.weight:g}, and held-out text is read once; leave it out"
-            )
+        for key in ("weight", *MIXED):
+            if not source.at_default(key):
+                raise ValueError(
+                    f"sources.{number}.{key} is {getattr(source, key):g}, and held-out text is read once; leave it out"
+                )
 
 
 class TrainBpe(StrictModel):
@@ -74,6 +90,41 @@ class DataSpec(StrictModel):
         description="a Jinja file that writes a conversation as text; that of the tokenizer's folder if unset",
     )
     validation: ValidationSpec | None = Field(default=None, description="text that is held out from training")
+    mixture: MixtureSpec | None = Field(
+        default=None,
+        description="proportions of the sources by their sizes, or that change in the course of the run",
+    )
     cache: str | None = Field(
         default=None, description="folder of the token shards; beside the run directory if unset"
     )
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether sources come in proportions, and not in passes of an epoch."""
+        return self.mixture is not None or any(source.share is not None for source in self.sources)
+
+    @model_validator(mode="after")
+    def proportions_are_of_all_sources(self) -> DataSpec:
+        shares = [source.share for source in self.sources]
+        if self.mixture is not None and any(share is not None for share in shares):
+            raise ValueError("mixture says the proportions of all sources; leave out mixture, or the shares")
+        if self.mixture is not None:
+            self.mixture.check_sources(len(self.sources))
+        elif any(share is not None for share in shares):
+            lacking = [number for number, share in enumerate(shares) if share is None]
+            if lacking:
+                raise ValueError(f"sources.{lacking[0]} has no share, and others have; give all sources one")
+            if not adds_up([share or 0.0 for share in shares]):
+                raise ValueError(
+                    f"the shares of the sources add up to {sum(filter(None, shares)):g}; make it 1"
+                )
+        for number, source in enumerate(self.sources):
+            if self.is_mixed and source.weight != 1.0:
+                raise ValueError(
+                    f"sources.{number}.weight is of an epoch, and a mixture by shares has none; leave it out"
+                )
+            if source.max_passes is not None and not self.is_mixed:
+                raise ValueError(
+                    f"sources.{number}.max_passes is of a mixture by shares; give all sources a share, or a mixture"
+                )
+        return self

@@ -15,7 +15,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from orchestrator.job.checkpoint import CheckpointSpec
-from orchestrator.job.data import DataSpec, Source
+from orchestrator.job.data import MIXED, DataSpec, Source
 from orchestrator.job.document import read_document
 from orchestrator.job.errors import InputError
 from orchestrator.job.evaluate import VALIDATION, EvaluateSpec, StopWhen, metric_problem, metrics_of
@@ -217,13 +217,16 @@ class JobSpec(StrictModel):
             mode="json",
             include={"seed", "workload", "data", "train"},
             exclude={
-                "data": {"cache"},
+                "data": {"cache", *self.data.at_default("mixture")},
                 "workload": self.workload.at_default("layer_drop", "grow"),
                 "train": {"stability": True, "optimizer": self.train.optimizer.at_default(*NEWER)},
             },
         )
         held_out = self.data.validation and self.data.validation.share
         found["data"]["validation"] = {"share": held_out} if held_out else None
+        for source, dumped in zip(self.data.sources, found["data"]["sources"], strict=True):
+            for key in source.at_default(*MIXED):
+                del dumped[key]
         if not self.train.freeze:  # runs of versions without it are of the same identity
             del found["train"]["freeze"]
         if not self.train.thaw:

@@ -51,6 +51,8 @@ def training_inputs(
     from orchestrator.data import batches
     from orchestrator.data.held_out_set import split_set
     from orchestrator.data.held_out_split import split
+    from orchestrator.data.mixture.passes import check_length
+    from orchestrator.data.mixture.shares import Mixture
 
     job = resolve(spec, tokens.manifest.vocabulary)
     workload = workload_of(spec, tokens, job.model, base)
@@ -58,7 +60,9 @@ def training_inputs(
     share = spec.data.validation and spec.data.validation.share
     parts = split(tokens, share) if share else None
     trained = parts.training if parts else tokens
-    made = batches.batches_of(trained, workload.objective, spec.seed, weights)
+    mixture = Mixture.of(spec.data, spec.train.global_batch, spec.train.steps)
+    made = batches.batches_of(trained, workload.objective, spec.seed, weights, mixture)
+    check_length(made.order, spec.train.global_batch * spec.train.steps)
     held_out = _own_sets(spec, tokens, workload.objective, sets or {})
     if parts and spec.evaluate:
         held_out = {VALIDATION: split_set(parts, workload.objective), **held_out}
@@ -87,13 +91,24 @@ def resolve_over(
 
     Raises InputError if training or a set has not one sample, or they do not fit.
     """
+    from orchestrator.data.mixture import passes
     from orchestrator.data.tokens import Tokens
 
     tokens = Tokens.open(data.uri)
     inputs = training_inputs(spec, tokens, data.sets, base)
     notes = [*inputs.job.notes, *inputs.workload.notes, *_cut_notes(inputs)]
+    if spec.data.is_mixed:
+        notes += passes.notes(course_of(inputs, spec))
     notes += tokenizer_notes(base, tokens.tokenizer()) if base else []
     return inputs.job, tokens.manifest.digest, [*notes, *_set_notes(spec, tokens, data.sets)]
+
+
+def course_of(inputs: TrainingInputs, spec: JobSpec) -> dict[str, Any]:
+    """How often the run reads each source, see `orchestrator.data.mixture.passes.course`."""
+    from orchestrator.data.mixture.passes import course
+
+    uris = [source.uri for source in spec.data.sources]
+    return course(inputs.batches.order, uris, spec.train.global_batch, spec.train.steps)
 
 
 def _cut_notes(inputs: TrainingInputs) -> list[str]:

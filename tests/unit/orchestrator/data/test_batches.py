@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from orchestrator.data import receipt
 from orchestrator.data.batches import Batches, Prefetch, batches_of, slices
+from orchestrator.data.mixture.shares import Mixture
 from orchestrator.data.tokens import Tokens
 from orchestrator.job.errors import InputError
 from workloads.workload import Batch, Reading, Text
@@ -147,3 +149,16 @@ def test_prefetch_leaves_no_thread() -> None:
     assert threading.active_count() == before + 1
     prefetch.close()
     assert threading.active_count() == before
+
+
+def test_a_mixture_has_its_proportions_whatever_the_sizes(prepare_here: Prepare) -> None:
+    text = "a few words of text. some more of them!\n<|endoftext|>\n"
+    tokens = Tokens.open(prepare_here([text * 20], [text * 200]))
+    mixture = Mixture(((0, (Fraction(3, 4), Fraction(1, 4))),), Fraction(1), (None, None), 400)
+    mixed = batches_of(tokens, Raw(), 7, [1.0, 1.0], mixture)
+    first = mixed.order.samples[0]
+    turns, ids = mixed.order.at(np.arange(400))
+    assert [(ids[a : a + 8] < first).sum() for a in range(0, 400, 8)] == [6] * 50
+    batch, _ = mixed.batch(100, 100)
+    assert batch["epoch"].tolist() == turns[100:200].tolist()
+    assert len(set(turns[ids < first].tolist())) > 4

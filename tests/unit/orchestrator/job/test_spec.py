@@ -353,6 +353,14 @@ def test_newer_keys_count_only_where_they_are_set() -> None:
     assert not {"momentum", "layer_decay"} & found["train"]["optimizer"].keys()
     assert not {"freeze", "thaw"} & found["train"].keys()
     assert "adapter" not in found["workload"]
+    assert found["data"] == {
+        "sources": [{"uri": "a.txt", "weight": 1.0, "field": "text"}],
+        "tokenizer": {"train_bpe": 512},
+        "sequence_length": 32,
+        "labels": [],
+        "chat_template": None,
+        "validation": None,
+    }
     assert spec.parse(changed("train.freeze", ["tokens.*"])).identity() != found
     assert spec.parse(changed("train.optimizer.layer_decay", 0.9)).identity() != found
     muon = spec.parse(changed("train.optimizer.name", "muon")).identity()
@@ -365,7 +373,8 @@ def test_newer_keys_count_only_where_they_are_set() -> None:
         ("seed", 5), ("workload.changes", {"hidden": 32}), ("data.sequence_length", 64), ("train.steps", 101),
         ("train.global_batch", 16), ("train.optimizer.lr", 1.0), ("train.precision", "bf16"),
         ("data.sources.0.weight", 2.0), ("data.tokenizer", "tokenizer.json"), ("workload.mup", {"hidden": 64}),
-        ("checkpoint.average", {"ema": 0.9}),
+        ("checkpoint.average", {"ema": 0.9}), ("data.mixture", {"alpha": 0.5}),
+        ("data.sources.0.share", 1.0),
     ],
 )  # fmt: skip
 def test_what_decides_the_weights_is_the_identity(key: str, value: Any) -> None:
