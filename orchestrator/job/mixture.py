@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -66,7 +67,7 @@ class MixtureSpec(StrictModel):
             raise ValueError(
                 "every phase but the last has an until; the last one holds to the end of the run"
             )
-        if any(after <= before for before, after in zip(known, known[1:], strict=False)):
+        if any(after <= before for before, after in itertools.pairwise(known)):
             raise ValueError(f"the phases end at {known}; put them in the order of their steps")
         return self
 
