@@ -20,7 +20,7 @@ from typing import Any
 
 import xxhash
 
-from orchestrator.data.documents import SEPARATOR
+from orchestrator.data.sources.text_rows import SEPARATOR
 from orchestrator.job.errors import InputError
 from orchestrator.storage.atomic import replace_folder
 

@@ -21,11 +21,11 @@ import ray
 
 from orchestrator.data import manifest, shards, sources, tokenizer
 from orchestrator.data.data_folder import DataFolder
-from orchestrator.data.documents import LINE_BYTES
 from orchestrator.data.fingerprint import SOURCES, chosen_tokenizer, format_and_fingerprint
 from orchestrator.data.part_tasks import encode_error, raise_error, run_tasks
 from orchestrator.data.records import RecordKind
 from orchestrator.data.sources import Part, SourceFile
+from orchestrator.data.sources.lines import LINE_BYTES
 from orchestrator.data.tokens import AGAIN, read_tokenizer
 from orchestrator.job.data import DataSpec, Source
 from orchestrator.job.errors import InputError, Unreachable

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from orchestrator.data.answers import answered, marked, paired, unmarked
 from orchestrator.data.conversations import Template
-from orchestrator.data.documents import LINE_BYTES, batches_of, is_unicode
 from orchestrator.data.sources import Span, opened
 from orchestrator.data.sources.arrow_files import label_names
-from orchestrator.data.sources.lines import line_break, line_number
+from orchestrator.data.sources.fields import value_of
+from orchestrator.data.sources.rejected import Rejected, Unfit
+from orchestrator.data.sources.repair import is_unicode
+from orchestrator.data.sources.rows import rows
 from orchestrator.job.errors import InputError
 from orchestrator.job.records import COLUMNS, COMPARED, PREFERENCES
 from workloads.objectives.records import pack, to_bits
@@ -54,117 +54,56 @@ class Record(NamedTuple):
     text: str
 
 
-class WrongRow(Exception):
-    """What is wrong with a row, and what to do."""
+class WrongRow(Unfit):
+    """What is wrong with a row for the objective that reads it, and what to do."""
 
     def __init__(self, what: str, hint: str = "fix or remove it") -> None:
-        super().__init__(what)
-        self.what, self.hint = what, hint
+        super().__init__("record", what, hint)
 
 
-def records_of(span: Span, kind: RecordKind, encoder: Tokenizer, eos: int) -> Iterator[Record]:
-    """The records of a span, in order; `eos` is the token that ends a text. Raises InputError that names file and
-    row."""
+def records_of(
+    span: Span, kind: RecordKind, encoder: Tokenizer, eos: int, rejected: Rejected | None = None
+) -> Iterator[Record]:
+    """The records of a span, in order; `eos` is the token that ends a text. What cannot be used goes to `rejected`, see
+    `rows`.
+
+    Raises InputError that names file and row if the policy of the file is to fail.
+    """
+    rejected = rejected or Rejected()
     encode = _ENCODERS[kind.objective]
     encode = partial(encode, eos=eos) if kind.objective in PREFERENCES else encode
     columns = span.file.field if isinstance(span.file.field, dict) else {}
     template = Template(kind.template, dict(kind.tokens)) if kind.template else None
-    with opened(span) as file:
-        _check_label_names(span, file, kind)
-        for place, row in _READERS[span.file.kind](span, file):
-            try:
-                values = _values(row, columns, kind.objective)
-                words, tokens = encode(values, kind, encoder, template)
-            except WrongRow as error:
-                raise InputError(f"{place()}: {error.what}", span.file.uri, error.hint) from None
-            yield Record(words, tokens, json.dumps(values, sort_keys=True, ensure_ascii=False, default=str))
+    _check_label_names(span, kind)
+    for row in rows(span, rejected):
+        try:
+            values = _values(row.values, columns, kind.objective)
+            words, tokens = encode(values, kind, encoder, template)
+        except Unfit as error:
+            rejected.refuse(span.file, error, row.at, row.values)
+            continue
+        yield Record(words, tokens, json.dumps(values, sort_keys=True, ensure_ascii=False, default=str))
 
 
-def _check_label_names(span: Span, file: BinaryIO, kind: RecordKind) -> None:
+def _check_label_names(span: Span, kind: RecordKind) -> None:
     """Raise InputError if a dataset of Hugging Face numbers the same labels in another order than the job."""
-    column = (
-        span.file.field.get("label", span.file.field.get("labels"))
-        if isinstance(span.file.field, dict)
-        else None
-    )
+    field = span.file.field if isinstance(span.file.field, dict) else {}
+    column = field.get("label", field.get("labels"))
     if span.file.kind != ".arrow" or column is None:
         return
-    theirs = label_names(file, column)
+    with opened(span) as file:
+        try:
+            theirs = label_names(file, column)
+        except (OSError, ValueError):  # which reading its rows will tell
+            return
     if theirs != list(kind.labels) and sorted(theirs) == sorted(kind.labels):
         what = f"column '{column}' numbers its labels as {', '.join(theirs)}"
         raise InputError(what, span.file.uri, "give data.labels in that order")
 
 
-Place = Callable[[], str]
-
-
-def _json_rows(span: Span, file: BinaryIO) -> Iterator[tuple[Place, Mapping[str, Any]]]:
-    at = line_break(file, span.start, span.file.size, None)
-    file.seek(at)
-    while at < span.stop and (line := file.readline(LINE_BYTES + 1)):
-        begin, place = at, lambda at=at: f"line {line_number(file, at)}"
-        if len(line) > LINE_BYTES:
-            what = f"{place()}: is longer than {LINE_BYTES >> 20} MiB"
-            raise InputError(what, span.file.uri, "remove it")
-        if line.strip():
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise InputError(
-                    f"{place()}: is not JSON ({error})", span.file.uri, "fix or remove it"
-                ) from None
-            if not isinstance(row, dict):
-                raise InputError(f"{place()}: is no object", span.file.uri, "fix or remove it")
-            yield place, row
-        at = begin + len(line)
-        file.seek(at)  # a message may have looked elsewhere
-
-
-def _column_rows(span: Span, file: BinaryIO) -> Iterator[tuple[Place, Mapping[str, Any]]]:
-    names = sorted({column.split(".")[0] for column in span.file.fields})
-    try:
-        for before, batch in batches_of(span, file, names):
-            for number, row in enumerate(batch.to_pylist(), before + 1):
-                yield (lambda number=number: f"row {number}"), row  # type: ignore[misc]
-    except (OSError, ValueError) as error:
-        if isinstance(error, FileNotFoundError | PermissionError | InputError):
-            raise
-        what = f"cannot be read ({' '.join(str(error).split())[:200]})"
-        raise InputError(what, span.file.uri, "write the file anew") from None
-
-
-def _csv_rows(span: Span, file: BinaryIO) -> Iterator[tuple[Place, Mapping[str, Any]]]:
-    try:
-        found = csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", newline=""), strict=True)
-        for row in found:
-            yield (lambda: f"line {found.line_num}"), row
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise InputError(f"is no CSV in UTF-8 ({error})", span.file.uri, "convert it") from None
-
-
-_READERS = {".jsonl": _json_rows, ".parquet": _column_rows, ".arrow": _column_rows, ".csv": _csv_rows}
-KINDS = tuple(_READERS)
-"""Kinds of files that hold rows of named columns."""
-
-
 def _values(row: Mapping[str, Any], columns: Mapping[str, str], objective: str) -> dict[str, Any]:
-    """What the objective reads of a row, by its own names. A dot in a column's name enters objects and lists."""
-    found = {}
-    for name, column in columns.items():
-        if column in row:
-            found[name] = row[column]
-            continue
-        value: Any = row
-        for key in column.split("."):
-            inside = isinstance(value, Mapping) and key in value
-            if isinstance(value, Sequence) and key.isdigit() and int(key) < len(value):
-                value = value[int(key)]
-            elif inside:
-                value = value[key]
-            else:
-                value = None
-                break
-        found[name] = value
+    """What the objective reads of a row, by its own names. Raises Unfit."""
+    found = {name: value_of(row, column) for name, column in columns.items()}
     optional = ("answer", "start") if objective == "span_extraction" else COLUMNS[objective].optional
     for name, value in found.items():
         if value is None and name not in optional:

@@ -17,6 +17,8 @@ from orchestrator.job.errors import InputError
 STATE, SPLITS = "state.json", "dataset_dict.json"
 """In the folder of a dataset, and in that of several splits."""
 BATCH, SCHEMA = "record batch", "schema"
+MARK = b"ARROW1\0\0"
+"""How a file of Arrow's file format begins, which Feather files are too."""
 END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """What follows the last batch of a stream that was written to its end."""
 
@@ -53,8 +55,14 @@ def _json(fs: Any, path: str, where: str) -> dict[str, Any]:
 
 def schema_of(file: BinaryIO) -> pa.Schema:
     """The schema of an Arrow file. Raises OSError or ValueError if it is none."""
-    file.seek(0)
+    file.seek(_begin(file))
     return pa.ipc.open_stream(pa.PythonFile(file, mode="r")).schema
+
+
+def _begin(file: BinaryIO) -> int:
+    """The byte at which the stream begins: Arrow's file format is a stream between a mark and an index."""
+    file.seek(0)
+    return len(MARK) if file.read(len(MARK)) == MARK else 0
 
 
 def label_names(file: BinaryIO, column: str) -> list[str]:
@@ -70,36 +78,41 @@ def label_names(file: BinaryIO, column: str) -> list[str]:
     return [str(name) for name in names] if isinstance(names, list) else []
 
 
-def batch_ends(file: BinaryIO) -> list[int]:
-    """The byte at which the schema ends, and that at which each batch does. Raises OSError or ValueError."""
-    ends = []
-    for kind, _, end in _messages(file, 0):
-        if kind not in (SCHEMA, BATCH):
-            raise ValueError(f"it has a {kind}, as of columns that are encoded by dictionaries")
-        ends.append(end)
-    file.seek(ends[-1])
+def batch_ends(file: BinaryIO) -> Iterator[tuple[int, int]]:
+    """The byte at which the schema ends, and that at which each batch does, with the rows before that byte. Raises
+    OSError or ValueError where the file is damaged or cut off."""
+    schema, rows = schema_of(file), 0
+    for message, end in _messages(file, _begin(file)):
+        if message.type not in (SCHEMA, BATCH):
+            raise _encoded(message)
+        if message.type == BATCH:
+            rows += pa.ipc.read_record_batch(message, schema).num_rows
+        yield end, rows
+        file.seek(end)
     if not file.read(len(END)).startswith(END):
         raise ValueError("it is cut off")
-    return ends
 
 
 def batches(file: BinaryIO, start: int, stop: int) -> Iterator[pa.RecordBatch]:
-    """The batches in bytes [start, stop) of a file. Raises OSError or ValueError."""
+    """The batches in bytes [start, stop) of a file. Raises OSError or ValueError, also if it ends before `stop`."""
     schema = schema_of(file)
-    for _, message, end in _messages(file, start):
+    for message, end in _messages(file, start):
+        if message.type not in (SCHEMA, BATCH):
+            raise _encoded(message)
         if message.type == BATCH:
             yield pa.ipc.read_record_batch(message, schema)
         if end >= stop:
             return
+        file.seek(end)
+    raise ValueError("it is cut off")
 
 
-def rows_before(file: BinaryIO, at: int) -> int:
-    """How many rows there are before the batch that begins at byte `at`."""
-    return sum(batch.num_rows for batch in batches(file, 0, at)) if at else 0
+def _encoded(message: Any) -> ValueError:
+    return ValueError(f"it has a {message.type}, as of columns that are encoded by dictionaries")
 
 
-def _messages(file: BinaryIO, start: int) -> Iterator[tuple[str, Any, int]]:
-    """The messages from byte `start` on, each with its kind and the byte at which it ends."""
+def _messages(file: BinaryIO, start: int) -> Iterator[tuple[Any, int]]:
+    """The messages from byte `start` on, each with the byte at which it ends."""
     file.seek(start)
     stream = pa.PythonFile(file, mode="r")
     while True:
@@ -107,4 +120,4 @@ def _messages(file: BinaryIO, start: int) -> Iterator[tuple[str, Any, int]]:
             message = pa.ipc.read_message(stream)
         except EOFError:
             return
-        yield message.type, message, file.tell()
+        yield message, file.tell()

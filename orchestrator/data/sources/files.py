@@ -9,7 +9,20 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import BinaryIO
 
-from orchestrator.data.sources.verified import BLOCK_BYTES, SUM_DIGITS, check_unchanged, open_source
+from orchestrator.data.sources.lines import LONGEST_SEPARATOR
+from orchestrator.data.sources.verified import (
+    BLOCK_BYTES,
+    SUM_DIGITS,
+    ReadFailed,
+    check_unchanged,
+    open_source,
+)
+from orchestrator.job.fields import columns_of
+
+TABLES = (".parquet", ".arrow")
+"""Kinds whose spans are not of lines."""
+VANISHED = "vanished"
+"""The content of a file that is named and not there, under a policy that goes on without it."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +34,8 @@ class SourceFile:
         field: key or column of the text, or of the two texts of a pair, or those of a record by what is read of it;
             empty for .txt.
         sums: for a local file the checksums of its blocks, see `orchestrator.data.sources.verified`.
+        compression: what it is compressed by: gz, bz2, xz or zst; empty if it is plain.
+        on_error: what is done about input that cannot be used: fail, skip or repair.
     """
 
     source: int
@@ -30,6 +45,8 @@ class SourceFile:
     content: str
     field: str | tuple[str, str] | dict[str, str]
     sums: str = dataclasses.field(default="", repr=False)
+    compression: str = ""
+    on_error: str = "fail"
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -38,13 +55,24 @@ class SourceFile:
             return tuple(self.field.values())
         return (self.field,) if isinstance(self.field, str) else tuple(self.field)
 
+    @property
+    def plain_size(self) -> int:
+        """Bytes of its text, about: text that is compressed takes a quarter."""
+        return self.size * (4 if self.compression else 1)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns, and paths into columns, of which its fields are made."""
+        return tuple(dict.fromkeys(column for field in self.fields for column in columns_of(field)))
+
 
 @dataclass(frozen=True)
 class Span:
     """The lines of a file that begin within bytes [start, stop), row groups [start, stop) of a .parquet file, or the
     record batches in these bytes of an .arrow file.
 
-    `sums`, if not empty, are the checksums of the file from block `first` on, as many as the span may need.
+    `row` is how many rows of an .arrow file are before it. `sums`, if not empty, are the checksums of the file from block
+    `first` on, as many as the span may need.
     """
 
     file: SourceFile
@@ -53,6 +81,7 @@ class Span:
     bytes: int
     sums: str = ""
     first: int = 0
+    row: int = 0
 
 
 Part = tuple[Span, ...]
@@ -70,16 +99,19 @@ def opened(span: Span) -> Iterator[BinaryIO]:
     read."""
     file = span.file
     sums, first = (span.sums, span.first) if span.sums else (file.sums, 0)
-    with open_source(file.uri, file.size, file.content, sums, first) as found:
-        yield found
+    try:
+        with open_source(file.uri, file.size, file.content, sums, first) as found:
+            yield found
+    except ReadFailed as failed:
+        raise failed.error from None
     check_unchanged(file.uri, file.size, file.content, sums)
 
 
 def _with_sums(span: Span, reach: int | None) -> Span:
     """The span with only those of its file's checksums that it needs."""
     file, first, last = span.file, 0, None
-    if file.kind not in (".parquet", ".arrow") and reach is not None:
-        first = max(span.start - 1, 0) // BLOCK_BYTES
+    if not (file.kind in TABLES or file.compression) and reach is not None:
+        first = max(span.start - LONGEST_SEPARATOR, 0) // BLOCK_BYTES
         last = (span.stop + reach) // BLOCK_BYTES + 1
     sums = file.sums[first * SUM_DIGITS : None if last is None else last * SUM_DIGITS]
     return dataclasses.replace(span, file=dataclasses.replace(file, sums=""), sums=sums, first=first)

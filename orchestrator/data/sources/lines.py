@@ -14,6 +14,8 @@ from typing import BinaryIO, NamedTuple
 WHITE = b" \t\r\n\v\f"
 LONGEST_SEPARATOR = 64
 BLOCK = 2**20
+LINE_BYTES = 2**26
+"""A row that is longer in a file of lines is refused, since all of it must be in memory."""
 
 
 class Line(NamedTuple):
@@ -25,8 +27,9 @@ class Line(NamedTuple):
     whole: bool
 
 
-def line_break(file: BinaryIO, at: int, size: int, longest: int | None) -> int:
-    """The offset of the first break at or after byte `at` of a file of `size` bytes.
+def line_break(file: BinaryIO, at: int, size: int, longest: int | None, stop: int | None = None) -> int:
+    """The offset of the first break at or after byte `at` of a file of `size` bytes; any offset from `stop` on if the
+    first is not before that.
 
     A line of more than `longest` bytes also breaks between words; with None only at its end.
     """
@@ -37,31 +40,35 @@ def line_break(file: BinaryIO, at: int, size: int, longest: int | None) -> int:
     if longest is not None and len(head) > longest and not head.endswith(b"\n"):
         return at - 1 + word_break(head)
     end = at - 1 + len(head)
-    while longest is None and head and not head.endswith(b"\n"):
+    while longest is None and head and not head.endswith(b"\n") and (stop is None or end < stop):
         head = file.readline(BLOCK)
         end += len(head)
     return end
 
 
 def lines(file: BinaryIO, start: int, stop: int, longest: int | None) -> Iterator[Line]:
-    """The lines of bytes [start, stop) of a file, where both are breaks; lines longer than `longest` bytes in parts."""
+    """The lines of bytes [start, stop) of a file, where both are breaks; lines longer than `longest` bytes in parts.
+
+    From byte 0 on the file is read forwards alone, and `stop` may be after its end.
+    """
     if start >= stop:
         return
-    file.seek(max(start - 1, 0))
-    begins = start == 0 or file.read(1) == b"\n"
-    at = start
-    file.seek(at)
+    begins = True
+    if start:
+        file.seek(start - 1)
+        begins = file.read(1) == b"\n"
+    at, rest = start, b""
     while at < stop:
         room = stop - at if longest is None else min(longest + 1, stop - at)
-        data = file.readline(room)
+        data = rest + file.readline(room - len(rest))
         if not data:
             return
-        ended = data.endswith(b"\n")
+        ended, over, rest = data.endswith(b"\n"), len(data) < room, b""
         if longest is not None and len(data) > longest and not ended:
-            data = data[: word_break(data)]
-            file.seek(at + len(data))
+            cut = word_break(data)
+            data, rest, over = data[:cut], data[cut:], False
         at += len(data)
-        yield Line(at - len(data), data, begins and (ended or (at >= stop and _line_ends(file, stop))))
+        yield Line(at - len(data), data, begins and (ended or over or (at >= stop and not file.read(1))))
         begins = ended
 
 
@@ -96,9 +103,3 @@ def word_break(data: bytes) -> int:
     while at > max(1, len(data) - 4) and data[at] & 0xC0 == 0x80:
         at -= 1
     return at
-
-
-def _line_ends(file: BinaryIO, stop: int) -> bool:
-    """Whether the file ends at byte `stop`: its last line needs no line end."""
-    file.seek(stop)
-    return not file.read(1)

@@ -49,9 +49,9 @@ def open_source(uri: str, size: int, content: str, sums: str, first: int = 0) ->
     if not size:
         return io.BytesIO()
     if sums:
-        return io.BufferedReader(VerifiedFile(uri, size, sums, first), READ_BYTES)
+        return Guarded(VerifiedFile(uri, size, sums, first), size)
     check_unchanged(uri, size, content, sums)
-    return open_input(uri)
+    return Guarded(open_input(uri).raw, size)  # type: ignore[attr-defined]
 
 
 def check_unchanged(uri: str, size: int, content: str, sums: str) -> None:
@@ -70,6 +70,57 @@ def changed(uri: str) -> InputError:
         uri,
         "do not change it while it is read; run the same command again",
     )
+
+
+class ReadFailed(Exception):
+    """Storage failed with `error` while a parser read from it, which must not take that for damaged input."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Guarded(io.BufferedReader):
+    """A buffered file of `size` bytes. An error of its storage comes as ReadFailed, and a parser that a damaged length
+    makes ask for more bytes than there are gets those that there are, without memory for the others."""
+
+    def __init__(self, raw: io.RawIOBase, size: int) -> None:
+        super().__init__(_Guard(raw), READ_BYTES)
+        self._size = size
+
+    def read(self, size: int | None = -1) -> bytes:
+        """See `io.BufferedReader`."""
+        left = max(0, self._size - self.tell())
+        return super().read(left if size is None or size < 0 else min(size, left))
+
+
+class _Guard(io.RawIOBase):
+    def __init__(self, raw: io.RawIOBase) -> None:
+        self._raw = raw
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._raw.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._raw.tell()
+
+    def readinto(self, buffer: Any) -> int | None:
+        try:
+            return self._raw.readinto(buffer)
+        except InputError:
+            raise
+        except Exception as error:
+            raise ReadFailed(error) from None
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
 class VerifiedFile(io.RawIOBase):

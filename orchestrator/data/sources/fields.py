@@ -1,0 +1,61 @@
+"""What is read of a row: its texts, by `field` of its source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from orchestrator.data.sources.rejected import Unfit
+from orchestrator.job.fields import keys_of, template_of
+
+
+def value_of(values: Mapping[str, Any], field: str) -> Any:
+    """What a column, a path into one or a template gives of a row; None if the row lacks it.
+
+    A column whose name looks like a path comes before the path. Raises Unfit for a template over what is no text.
+    """
+    if field in values:
+        return values[field]
+    parts = template_of(field)
+    if parts is None:
+        return _at(values, field)
+    text = ""
+    for before, path in parts:
+        text += before
+        if path is None:
+            continue
+        value = values[path] if path in values else _at(values, path)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise Unfit("type", f"has no text '{path}' but {type(value).__name__}", "name a column of texts")
+        text += str(value)
+    return text
+
+
+def _at(values: Mapping[str, Any], path: str) -> Any:
+    try:
+        keys = keys_of(path)
+    except ValueError:  # the name of a column that this row lacks
+        return None
+    found: Any = values
+    for key in keys:
+        if isinstance(found, Mapping) and key in found:
+            found = found[key]
+        elif isinstance(found, list | tuple) and (isinstance(key, int) or key.isdigit()) and int(key) < len(found):
+            found = found[int(key)]
+        else:
+            return None
+    return found
+
+
+def texts_of(values: Mapping[str, Any], fields: Sequence[str]) -> list[str]:
+    """The text of a row, or the two of a pair. Raises Unfit."""
+    texts = []
+    for field in fields:
+        text = value_of(values, field)
+        if not isinstance(text, str):
+            kind, but = ("field", "") if text is None else ("type", f" but {type(text).__name__}")
+            raise Unfit(kind, f"has no text '{field}'{but}", "set field to the text's key")
+        texts.append(text)
+    return texts

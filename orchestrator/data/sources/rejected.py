@@ -1,0 +1,98 @@
+"""What is done about input that cannot be used, by `data.on_error`: the command fails, or it is left out or repaired, and
+counted by file and kind with the first examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from orchestrator.data.sources.files import SourceFile
+from orchestrator.data.sources.lines import line_number
+from orchestrator.data.sources.plain import opened_plain
+from orchestrator.job.errors import InputError
+
+EXAMPLES = 3
+"""Examples that are kept of one kind in one file and part."""
+SHOWN = 200
+"""Most characters of an example's text, and of what is said of it."""
+LEFT_OUT, REPAIRED = "left out", "repaired"
+ROWS = (".parquet", ".arrow", ".tar")
+"""Kinds of files whose rows are counted; in others a row is known by the byte at which its line begins."""
+
+
+class Unfit(Exception):
+    """Why input cannot be used: its kind in one word, what is wrong, and a hint."""
+
+    def __init__(self, kind: str, what: str, hint: str = "fix or remove it") -> None:
+        super().__init__(what)
+        self.kind, self.what, self.hint = kind, what, hint
+
+
+@dataclass
+class Finding:
+    """How often input of one `kind` in one file was left out or repaired, which is the `action`. `count` is of
+    documents; a file that ends too early, or cannot be read at all, counts as one."""
+
+    source: int
+    file: str
+    kind: str
+    action: str
+    count: int = 0
+    examples: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Rejected:
+    """What of the input of a part was left out or repaired."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str, str], Finding] = {}
+
+    def refuse(
+        self, file: SourceFile, error: Unfit, at: int | None = None, sample: object = "", count: int = 1
+    ) -> None:
+        """Count what is left out: `count` documents at `at`, which is the byte of a line or the number of a row, and None
+        for the file. Raises InputError if the policy of the file is to fail."""
+        if file.on_error == "fail":
+            place = "" if at is None else f"{place_of(file, at)}: "
+            raise InputError(f"{place}{error.what}", file.uri, f"{error.hint}, or set data.on_error") from None
+        self._count(file, LEFT_OUT, error, at, sample, count)
+
+    def repair(self, file: SourceFile, error: Unfit, at: int | None = None, sample: object = "") -> None:
+        """Count a document that was repaired."""
+        self._count(file, REPAIRED, error, at, sample, 1)
+
+    def pass_over(self, file: SourceFile, error: Unfit, at: int | None = None) -> None:
+        """Count a document that is left out under every policy."""
+        self._count(file, LEFT_OUT, error, at, "", 1)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The findings in a fixed order, as plain data."""
+        return [asdict(found) for _, found in sorted(self._found.items())]
+
+    def _count(
+        self, file: SourceFile, action: str, error: Unfit, at: int | None, sample: object, count: int
+    ) -> None:
+        key = (file.uri, error.kind, action)
+        found = self._found.setdefault(key, Finding(file.source, file.uri, error.kind, action))
+        found.count += count
+        if len(found.examples) < EXAMPLES:
+            place = {} if at is None else {("row" if file.kind in ROWS else "byte"): at}
+            found.examples.append({**place, "what": error.what[:SHOWN], "text": shown(sample)})
+
+
+def shown(sample: object) -> str:
+    """The beginning of what was given, as text that JSON and a terminal can hold."""
+    if isinstance(sample, bytes):
+        return sample[: 4 * SHOWN].decode(errors="backslashreplace")[:SHOWN]
+    if isinstance(sample, Mapping):
+        sample = str({key: str(value)[:SHOWN] for key, value in list(sample.items())[:8]})
+    return str(sample)[:SHOWN].encode(errors="backslashreplace").decode()
+
+
+def place_of(file: SourceFile, at: int) -> str:
+    """Where in a file something stands, for people. A file of lines is read once more, to count them."""
+    if file.kind in ROWS:
+        return f"row {at + 1}"
+    with opened_plain(file) as plain:
+        return f"line {line_number(plain, at)}, at byte {at}"

@@ -1,0 +1,78 @@
+"""Repairing text: what is no UTF-8 becomes U+FFFD, NULs and byte order marks go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.data.sources.rejected import Unfit
+
+BOM = "\ufeff"
+REPLACEMENT = "\ufffd"
+MOST = 0.1
+"""Share of a text's characters up to which it is repaired; what is worse is no text."""
+
+
+def replaced(data: bytes) -> str:
+    """Bytes as text, with U+FFFD for what is no UTF-8. Raises Unfit for what is hardly text."""
+    text = data.decode(errors="replace")
+    _check_share(text, text.count(REPLACEMENT) + text.count("\0"))
+    return text
+
+
+def sound(text: str, on_error: str) -> tuple[str, Unfit | None]:
+    """A text without halves of surrogate pairs, NULs and a byte order mark before it, and what was repaired, if anything.
+
+    Raises Unfit where the policy is not to repair; a byte order mark is then left.
+    """
+    found = None
+    if not is_unicode(text):
+        found = Unfit("surrogate", "has half a surrogate pair")
+        text = text if on_error != "repair" else joined(text)
+    if "\0" in text:
+        found = found or Unfit("nul", "has NUL characters")
+        if on_error == "repair":
+            _check_share(text, text.count("\0"))
+            text = text.replace("\0", "")
+    if found and on_error != "repair":
+        raise found
+    if on_error == "repair" and text.startswith(BOM):
+        found, text = found or Unfit("bom", "begins with a byte order mark"), text.lstrip(BOM)
+    return text, found
+
+
+def sound_value(value: Any, on_error: str) -> tuple[Any, Unfit | None]:
+    """As `sound`, of all texts within a value of JSON. Raises Unfit."""
+    if isinstance(value, str):
+        return sound(value, on_error)
+    if isinstance(value, bytes):
+        if on_error != "repair":
+            raise Unfit("utf-8", "is not UTF-8")
+        text, _ = sound(replaced(value), on_error)
+        return text, Unfit("utf-8", "is not UTF-8")
+    if isinstance(value, list):
+        found = [sound_value(item, on_error) for item in value]
+        return [item for item, _ in found], next((unfit for _, unfit in found if unfit), None)
+    if isinstance(value, dict):
+        items = {key: sound_value(item, on_error) for key, item in value.items()}
+        first = next((unfit for _, unfit in items.values() if unfit), None)
+        return {key: item for key, (item, _) in items.items()}, first
+    return value, None
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written as UTF-8: it has no half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def joined(text: str) -> str:
+    """A text with its halves of surrogate pairs joined where two meet, and U+FFFD for the others."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def _check_share(text: str, wrong: int) -> None:
+    if wrong > MOST * len(text) + 1:
+        raise Unfit("binary", f"is no text: {wrong} of {len(text)} characters are none", "remove it")

@@ -1,0 +1,155 @@
+"""The rows of .tar files as WebDataset lays them out: members that share a name up to its first dot are one row.
+
+A row has the columns `__key__` and, by what follows the first dot, the members: `.json` as what it holds, others as text.
+tarfile ends in silence at a damaged header, so the headers are walked here: after one the next that is whole is looked for.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO, NamedTuple
+
+from orchestrator.data.sources import lines
+from orchestrator.data.sources.files import Span
+from orchestrator.data.sources.plain import damage_of
+from orchestrator.data.sources.rejected import Rejected, Unfit
+
+BLOCK = tarfile.BLOCKSIZE
+FILES = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
+PAX = tarfile.XHDTYPE
+EMPTY = (tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE)
+"""Members that no data follows."""
+
+
+class Member(NamedTuple):
+    """A file in an archive; `data` is empty for one that is not wanted."""
+
+    name: str
+    data: bytes
+
+
+def read(
+    span: Span, file: BinaryIO, rejected: Rejected, _: int, columns: tuple[str, ...]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of an archive, each with its number."""
+    wanted = {name.split("[")[0] for name in (*span.file.columns, *columns)}
+    wanted |= {name.rsplit(".", depth)[0] for name in wanted for depth in range(1, name.count(".") + 1)}
+    row, key, values, unfit = 0, None, {}, None  # type: int, str | None, dict[str, Any], Unfit | None
+    archive = _Archive(span, file, rejected)
+    for member in archive.members(lambda name: _split(name)[1] in wanted):
+        its_key, extension = _split(member.name)
+        if not extension:
+            continue
+        if key is not None and its_key != key:
+            if unfit:
+                rejected.refuse(span.file, unfit, row, key)
+            else:
+                yield row, values
+            row, values, unfit = row + 1, {}, None
+        key = its_key
+        values["__key__"] = key
+        try:
+            if extension in wanted:
+                values[extension] = _value(member, extension)
+        except Unfit as error:
+            unfit = error
+    if key is not None and archive.whole:
+        if unfit:
+            rejected.refuse(span.file, unfit, row, key)
+        else:
+            yield row, values
+
+
+def _split(name: str) -> tuple[str, str]:
+    """The key of a member, and what follows the first dot of its name; that is empty for a hidden one."""
+    folder, _, base = name.rpartition("/")
+    stem, _, extension = base.partition(".")
+    return (f"{folder}/{stem}" if folder else stem), (extension if stem else "")
+
+
+def _value(member: Member, extension: str) -> Any:
+    """Raises Unfit."""
+    if extension.rsplit(".", 1)[-1] == "json":
+        try:
+            return json.loads(member.data)
+        except (ValueError, RecursionError) as error:
+            raise Unfit("json", f"{member.name} is not JSON ({error})") from None
+    try:
+        return member.data.decode()
+    except UnicodeDecodeError:
+        return member.data
+
+
+class _Archive:
+    """Walks an archive forwards. `whole` is whether it ended with the blocks of zeros that close it."""
+
+    def __init__(self, span: Span, file: BinaryIO, rejected: Rejected) -> None:
+        self._source, self._file, self._rejected = span.file, file, rejected
+        self.whole = False
+
+    def members(self, wanted: Callable[[str], bool]) -> Iterator[Member]:
+        """The files in the archive; the data of those alone whose name is wanted."""
+        found, named, lost = 0, {}, False  # type: int, dict[str, str], bool
+        while len(head := self._take(BLOCK)) == BLOCK:
+            self.whole = not any(head)
+            if self.whole:
+                continue
+            try:
+                info = tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
+            except tarfile.HeaderError as error:
+                if not lost:
+                    self._rejected.refuse(self._source, Unfit("damaged", f"is damaged ({error})"), found)
+                lost = True
+                continue
+            lost = False
+            if info.type in (PAX, tarfile.GNUTYPE_LONGNAME):
+                named |= self._extended(info)
+                continue
+            name, size = named.get("path", info.name), int(named.get("size", info.size))
+            named = {}
+            if info.type in FILES:
+                found += 1
+                if wanted(name) and size > lines.LINE_BYTES:
+                    what = f"{name} is longer than {lines.LINE_BYTES >> 20} MiB"
+                    self._rejected.refuse(self._source, Unfit("long", what, "split the document"), found)
+                elif wanted(name):
+                    data = self._take(size)
+                    if len(data) < size:
+                        break
+                    self._skip(-size % BLOCK)
+                    yield Member(name, data)
+                    continue
+                else:
+                    yield Member(name, b"")
+            if info.type not in EMPTY:
+                self._skip(size + -size % BLOCK)
+        if not self.whole and not damage_of(self._file):
+            unfit = Unfit("torn", "is cut off: the end of the archive is missing", "fetch the file anew")
+            self._rejected.refuse(self._source, unfit)
+
+    def _extended(self, info: tarfile.TarInfo) -> dict[str, str]:
+        """The path and the size of the next member, where they do not fit its header."""
+        data = self._take(min(info.size, lines.LINE_BYTES))
+        self._skip(info.size - len(data) + -info.size % BLOCK)
+        if info.type == tarfile.GNUTYPE_LONGNAME:
+            return {"path": data.rstrip(b"\0").decode(errors="surrogateescape")}
+        found = {}
+        while data:  # records of the form "<length> <key>=<value>\n"
+            length, _, rest = data.partition(b" ")
+            if not length.isdigit() or not int(length):
+                break
+            key, _, value = rest[: max(0, int(length) - len(length) - 2)].partition(b"=")
+            found[key.decode(errors="replace")] = value.decode(errors="surrogateescape")
+            data = data[int(length) :]
+        if not found.get("size", "0").isdigit():
+            del found["size"]
+        return {name: found[name] for name in ("path", "size") if name in found}
+
+    def _take(self, size: int) -> bytes:
+        return self._file.read(size)
+
+    def _skip(self, size: int) -> None:
+        while size > 0 and (taken := len(self._file.read(min(size, lines.BLOCK)))):
+            size -= taken
