@@ -159,7 +159,7 @@ def _without_locations(identity: dict[str, Any]) -> dict[str, Any]:
         model = f"hf:{_base_name(model[3:])}"
     if isinstance(tokenizer, str):
         tokenizer = _base_name(tokenizer)
-    sources = [{**source, "uri": _base_name(source["uri"])} for source in data["sources"]]
+    sources = [{**source, "uri": _base_names(source["uri"])} for source in data["sources"]]
     template = data["chat_template"] and _base_name(data["chat_template"])
     data = {**data, "tokenizer": tokenizer, "sources": sources, "chat_template": template}
     return {**identity, "workload": {**workload, "model": model, "init_from": begins}, "data": data}
@@ -167,6 +167,10 @@ def _without_locations(identity: dict[str, Any]) -> dict[str, Any]:
 
 def _base_name(path: str) -> str:
     return path.rstrip("/").rsplit("/", 1)[-1]
+
+
+def _base_names(named: str | list[str]) -> str | list[str]:
+    return _base_name(named) if isinstance(named, str) else [_base_name(path) for path in named]
 
 
 def _flat(value: Any, key: str = "") -> dict[str, Any]:

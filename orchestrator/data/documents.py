@@ -29,9 +29,7 @@ class TextPiece(NamedTuple):
     halves: bool = False
 
 
-def pieces(
-    span: Span, data_format: int = FORMAT, rejected: Rejected | None = None
-) -> Iterator[TextPiece]:
+def pieces(span: Span, data_format: int = FORMAT, rejected: Rejected | None = None) -> Iterator[TextPiece]:
     """The span's text, in pieces. What cannot be used goes to `rejected`, see `rows`.
 
     Raises InputError as `rows` does, and for rows without the text if the policy of the file is to fail.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import xxhash
@@ -36,7 +35,7 @@ def check_same_text(
 ) -> None:
     """Raise TextChanged if `data` does not have the fingerprint `before` any more, and InputError if it cannot be
     read."""
-    files = sources.resolve(data.sources)
+    files = sources.resolve(data.sources, SOURCES, data.on_error)
     format_and_fingerprint(
         files, chosen_tokenizer(data, special_tokens), sources.part_size(files), before, kind
     )
@@ -70,7 +69,15 @@ def fingerprint(
     kind: RecordKind | None = None,
 ) -> str:
     """xxh3_128 of everything that determines the shards' bytes; where the files are does not."""
-    content = [{k: v for k, v in asdict(file).items() if k not in ("uri", "sums")} for file in files]
+    content = [_content(file) for file in files]
     records = [kind.to_json()] if kind else []
     whole = json.dumps([data_format, part_bytes, chosen, content, *records], sort_keys=True)
     return xxhash.xxh3_128_hexdigest(whole.encode())
+
+
+def _content(file: SourceFile) -> dict[str, Any]:
+    """What of a file determines its tokens."""
+    found = {key: getattr(file, key) for key in ("source", "kind", "size", "content", "field")}
+    if file.compression:
+        found["compression"] = file.compression
+    return {**found, "on_error": file.on_error} if file.on_error != "fail" else found

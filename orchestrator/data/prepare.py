@@ -68,7 +68,7 @@ def prepare(
     Raises InputError for sources or a tokenizer that cannot be used and for a cache that cannot be written, TextChanged
     if `data` does not have the fingerprint `before` any more.
     """
-    files = sources.resolve(data.sources, where)
+    files = sources.resolve(data.sources, where, data.on_error)
     if not any(file.size for file in files):
         raise InputError("all files are empty", where, "give files with text")
     if tokenizer_of:
@@ -139,7 +139,7 @@ def _make(
     progress("tokenizer", 1, 1)
     _refuse_pairs_without_separator(files, roles)
     _tokenise(folder, parts, vocabulary, roles, data_format, progress, kind)
-    name, uris = folder.uri.rsplit("/", 1)[-1], [source.uri for source in named]
+    name, uris = folder.uri.rsplit("/", 1)[-1], [source.name for source in named]
     records = kind.objective if kind else ""
     found = shards.gather(folder, name, uris, parts, vocabulary, roles, data_format, where, records)
     if finished is None:

@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from orchestrator.job.fields import columns_of
 from orchestrator.job.mixture import MixtureSpec, adds_up
 from orchestrator.job.strict import StrictModel
 
 MIXED = ("share", "max_passes")
+"""Keys of a source that say its part in a mixture; runs of earlier versions do not have them."""
+NEWER = (*MIXED, "format")
 """Keys of a source that runs of earlier versions do not have."""
 
 
 class Source(StrictModel):
     """Files of text or of records, and how many passes over them one epoch makes."""
 
-    uri: str = Field(
-        description="a path, glob or fsspec URI of .txt, .jsonl, .parquet, .csv or .arrow files; or the folder of a "
-        "dataset that Hugging Face's Dataset.save_to_disk wrote"
+    uri: str | Annotated[list[str], Field(min_length=1)] = Field(
+        description="a path, glob (`**` enters folders) or fsspec URI of files, a folder of them, a file that ends in "
+        ".list and names one a line, or several of these; .jsonl, .parquet, .csv, .tsv, .arrow and .tar (WebDataset) "
+        "have rows, other files are text; all but .parquet and .arrow may be compressed: .gz, .bz2, .xz, .zst; or a "
+        "folder that Hugging Face's Dataset.save_to_disk wrote"
     )
     weight: float = Field(default=1.0, gt=0.0, description="passes over this source in one epoch")
     field: str | tuple[str, str] | dict[str, str] = Field(
         default="text",
-        description="the key or column of the text in .jsonl, .parquet and .arrow; two keys for pairs of source and "
-        "target; for records the column of each thing that the objective reads, as in {text: review, label: stars}",
+        description="the column of the text in files of rows, a path into it such as a.b[0].text, or a template over "
+        "several, as in '{title}: {body}'; two of these for pairs of source and target; for records the column of each "
+        "thing that the objective reads, as in {text: review, label: stars}",
+    )
+    format: Literal["text", "jsonl", "parquet", "csv", "tsv", "arrow", "tar"] | None = Field(
+        default=None, description="what the files hold, where their names do not say it"
     )
     share: float | None = Field(
         default=None,
@@ -37,6 +47,28 @@ class Source(StrictModel):
         ge=1.0,
         description="passes after which it comes no more, and the others share its places; of a mixture by shares",
     )
+
+    @property
+    def places(self) -> list[str]:
+        """The paths, globs and URIs that it names."""
+        return [self.uri] if isinstance(self.uri, str) else self.uri
+
+    @property
+    def name(self) -> str:
+        """What it names, as one text."""
+        return ", ".join(self.places)
+
+    @field_validator("field")
+    @classmethod
+    def templates_are_of_columns(
+        cls, field: str | tuple[str, str] | dict[str, str]
+    ) -> str | tuple[str, str] | dict[str, str]:
+        """Raise ValueError for a template that is none, or has no column."""
+        named = [field] if isinstance(field, str) else field.values() if isinstance(field, dict) else field
+        for each in named:
+            if not columns_of(each):
+                raise ValueError(f"{each!r} names no column; give one in braces, as in {{text}}")
+        return field
 
 
 def refuse_weights(sources: Sequence[Source]) -> None:
@@ -75,6 +107,22 @@ class ValidationSpec(StrictModel):
         return self
 
 
+def ceiling_of(value: int | str) -> tuple[int | None, float | None]:
+    """A ceiling as a number of documents, or as a share of them. Raises ValueError."""
+    problem = f"{value!r} is neither a number of documents, as in 100, nor a share, as in 1%"
+    if isinstance(value, int):
+        if value < 0:
+            raise ValueError(problem)
+        return value, None
+    try:
+        share = float(value.removesuffix("%")) / 100
+    except ValueError:
+        raise ValueError(problem) from None
+    if not value.endswith("%") or not 0 <= share <= 1:
+        raise ValueError(problem)
+    return None, share
+
+
 class DataSpec(StrictModel):
     """The text, and how it becomes token sequences."""
 
@@ -89,6 +137,16 @@ class DataSpec(StrictModel):
         default=None,
         description="a Jinja file that writes a conversation as text; that of the tokenizer's folder if unset",
     )
+    on_error: Literal["fail", "skip", "repair"] = Field(
+        default="fail",
+        description="what is done about input that cannot be used: end the command, leave it out, or repair it where "
+        "that is possible (U+FFFD for what is no UTF-8, no NULs) and leave out the rest; told in rejected.jsonl beside "
+        "the prepared data",
+    )
+    max_rejected: int | str | None = Field(
+        default=None,
+        description="how much may be left out: a number of documents, or a share of them, as in 1%; any number if unset",
+    )
     validation: ValidationSpec | None = Field(default=None, description="text that is held out from training")
     mixture: MixtureSpec | None = Field(
         default=None,
@@ -97,6 +155,22 @@ class DataSpec(StrictModel):
     cache: str | None = Field(
         default=None, description="folder of the token shards; beside the run directory if unset"
     )
+
+    @field_validator("max_rejected")
+    @classmethod
+    def ceiling_is_a_count_or_a_share(cls, value: int | str | None) -> int | str | None:
+        """Raise ValueError for what is neither a number of documents nor a share."""
+        if value is not None:
+            ceiling_of(value)
+        return value
+
+    @model_validator(mode="after")
+    def ceiling_is_of_what_is_left_out(self) -> DataSpec:
+        if self.max_rejected is not None and self.on_error == "fail":
+            raise ValueError(
+                "max_rejected is of a policy that leaves something out; set on_error to skip or repair"
+            )
+        return self
 
     @property
     def is_mixed(self) -> bool:

@@ -61,7 +61,11 @@ def resolve_paths(spec: JobSpec, base: Path) -> JobSpec:
 
 
 def _absolute(sources: Sequence[Source], base: Path) -> list[Source]:
-    return [source.model_copy(update={"uri": absolute(source.uri, base)}) for source in sources]
+    def moved(source: Source) -> Source:
+        places = [absolute(place, base) for place in source.places]
+        return source.model_copy(update={"uri": places[0] if isinstance(source.uri, str) else places})
+
+    return [moved(source) for source in sources]
 
 
 def absolute(uri: str, base: Path) -> str:

@@ -15,7 +15,8 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from orchestrator.job.checkpoint import CheckpointSpec
-from orchestrator.job.data import MIXED, DataSpec, Source
+from orchestrator.job.data import NEWER as NEWER_OF_SOURCES
+from orchestrator.job.data import DataSpec, Source
 from orchestrator.job.document import read_document
 from orchestrator.job.errors import InputError
 from orchestrator.job.evaluate import VALIDATION, EvaluateSpec, StopWhen, metric_problem, metrics_of
@@ -217,7 +218,7 @@ class JobSpec(StrictModel):
             mode="json",
             include={"seed", "workload", "data", "train"},
             exclude={
-                "data": {"cache", *self.data.at_default("mixture")},
+                "data": {"cache", "max_rejected", *self.data.at_default("mixture", "on_error")},
                 "workload": self.workload.at_default("layer_drop", "grow"),
                 "train": {"stability": True, "optimizer": self.train.optimizer.at_default(*NEWER)},
             },
@@ -225,7 +226,7 @@ class JobSpec(StrictModel):
         held_out = self.data.validation and self.data.validation.share
         found["data"]["validation"] = {"share": held_out} if held_out else None
         for source, dumped in zip(self.data.sources, found["data"]["sources"], strict=True):
-            for key in source.at_default(*MIXED):
+            for key in source.at_default(*NEWER_OF_SOURCES):
                 del dumped[key]
         if not self.train.freeze:  # runs of versions without it are of the same identity
             del found["train"]["freeze"]

@@ -94,7 +94,8 @@ def check_text(spec: JobSpec) -> None:
     """The sources are there, and those of training hold at least one sequence."""
     from orchestrator.data import sources
 
-    size = sum(file.size for file in sources.resolve(spec.data.sources))
+    policy = spec.data.on_error
+    size = sum(f.plain_size for f in sources.resolve(spec.data.sources, on_error=policy))
     if size < spec.data.sequence_length:
         raise InputError(
             f"the corpus has {size} bytes, fewer than one sequence of {spec.data.sequence_length} tokens",
@@ -102,7 +103,7 @@ def check_text(spec: JobSpec) -> None:
             "give more text or lower data.sequence_length",
         )
     for where, held_out in spec.set_sources.values():
-        if not any(file.size for file in sources.resolve(held_out, where)):
+        if not any(file.size for file in sources.resolve(held_out, where, policy)):
             raise InputError("all files are empty", where, "give files with text")
 
 
@@ -271,8 +272,8 @@ def check_places(spec: JobSpec, run_dir: RunDir) -> None:
     for where, uri in places.items():
         if uri is not None:
             check_uri(uri, where)
-    patterns = {f"{where}.uri": source.uri for where, source in _sources(spec)}  # which must be there
-    for where, uri in {**places, **patterns}.items():
+    named = [(f"{where}.uri", place) for where, source in _sources(spec) for place in source.places]
+    for where, uri in [*places.items(), *named]:
         if (uri or "").startswith("memory://"):
             what = f"{uri} is the memory of one process, and a run has several"
             raise InputError(what, where, "give a folder that all nodes see, or a store such as s3://")

@@ -11,8 +11,10 @@ from orchestrator.job.spec import JobSpec
 def reads(spec: JobSpec, mounted: str = "") -> list[str]:
     """What workers must find where they are: paths without a protocol, but those under `mounted`."""
     tokenizer, model = spec.data.tokenizer, spec.workload.model
-    paths = [source.uri for source in spec.data.sources]
-    paths += [source.uri for _, sources in spec.set_sources.values() for source in sources]
+    paths = [place for source in spec.data.sources for place in source.places]
+    paths += [
+        place for _, sources in spec.set_sources.values() for source in sources for place in source.places
+    ]
     paths += spec.evaluate.tasks if spec.evaluate else []
     paths += [tokenizer] if isinstance(tokenizer, str) else []
     paths += [model.removeprefix("hf:")] if model.startswith("hf:") else []

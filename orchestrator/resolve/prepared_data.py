@@ -96,7 +96,7 @@ def _prepared_set(
 
     where, sources = spec.set_sources[name]
     there = manifest.read(DataFolder(before)) if before and is_complete(DataFolder(before)) else None
-    if there and [source.uri for source in there.sources] == [source.uri for source in sources]:
+    if there and [source.uri for source in there.sources] == [source.name for source in sources]:
         return before
     text = spec.data.model_copy(update={"sources": sources})
     try:

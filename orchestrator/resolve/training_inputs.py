@@ -107,7 +107,7 @@ def course_of(inputs: TrainingInputs, spec: JobSpec) -> dict[str, Any]:
     """How often the run reads each source, see `orchestrator.data.mixture.passes.course`."""
     from orchestrator.data.mixture.passes import course
 
-    uris = [source.uri for source in spec.data.sources]
+    uris = [source.name for source in spec.data.sources]
     return course(inputs.batches.order, uris, spec.train.global_batch, spec.train.steps)
 
 

@@ -81,14 +81,16 @@ def label_names(file: BinaryIO, column: str) -> list[str]:
 def batch_ends(file: BinaryIO) -> Iterator[tuple[int, int]]:
     """The byte at which the schema ends, and that at which each batch does, with the rows before that byte. Raises
     OSError or ValueError where the file is damaged or cut off."""
-    schema, rows = schema_of(file), 0
+    schema, rows, last = schema_of(file), 0, 0
     for message, end in _messages(file, _begin(file)):
         if message.type not in (SCHEMA, BATCH):
             raise _encoded(message)
         if message.type == BATCH:
             rows += pa.ipc.read_record_batch(message, schema).num_rows
         yield end, rows
+        last = end
         file.seek(end)
+    file.seek(last)
     if not file.read(len(END)).startswith(END):
         raise ValueError("it is cut off")
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.data.sources.rejected import Unfit
+from orchestrator.data.sources.repair import is_unicode
 from orchestrator.job.fields import keys_of, template_of
 
 
@@ -42,7 +43,11 @@ def _at(values: Mapping[str, Any], path: str) -> Any:
     for key in keys:
         if isinstance(found, Mapping) and key in found:
             found = found[key]
-        elif isinstance(found, list | tuple) and (isinstance(key, int) or key.isdigit()) and int(key) < len(found):
+        elif (
+            isinstance(found, list | tuple)
+            and (isinstance(key, int) or key.isdigit())
+            and int(key) < len(found)
+        ):
             found = found[int(key)]
         else:
             return None
@@ -55,7 +60,11 @@ def texts_of(values: Mapping[str, Any], fields: Sequence[str]) -> list[str]:
     for field in fields:
         text = value_of(values, field)
         if not isinstance(text, str):
+            if isinstance(text, bytes):
+                raise Unfit("utf-8", f"is not UTF-8 in '{field}'", "convert it to UTF-8")
             kind, but = ("field", "") if text is None else ("type", f" but {type(text).__name__}")
             raise Unfit(kind, f"has no text '{field}'{but}", "set field to the text's key")
+        if not is_unicode(text):
+            raise Unfit("surrogate", f"has half a surrogate pair in '{field}'")
         texts.append(text)
     return texts

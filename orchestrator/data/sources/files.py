@@ -71,8 +71,8 @@ class Span:
     """The lines of a file that begin within bytes [start, stop), row groups [start, stop) of a .parquet file, or the
     record batches in these bytes of an .arrow file.
 
-    `row` is how many rows of an .arrow file are before it. `sums`, if not empty, are the checksums of the file from block
-    `first` on, as many as the span may need.
+    `row` is how many rows of an .arrow file are before it. `sums`, if not empty, are the checksums of the file from
+    block `first` on, as many as the span may need.
     """
 
     file: SourceFile

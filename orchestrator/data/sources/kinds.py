@@ -20,11 +20,15 @@ ROWS = {
 """Suffixes of files that hold rows, and the kind of each."""
 COMPRESSED = {".gz": "gz", ".bz2": "bz2", ".xz": "xz", ".zst": "zst", ".zstd": "zst"}
 SHORT = {".tgz": (".tar", "gz"), ".tbz2": (".tar", "bz2"), ".txz": (".tar", "xz")}
-NO_TEXT = frozenset(
-    ".zip .7z .rar .lz4 .lzma .sz .snappy .br .pdf .doc .docx .ppt .pptx .xls .xlsx .odt .epub .png .jpg .jpeg .gif .webp "
-    ".bmp .tif .tiff .mp3 .wav .flac .ogg .mp4 .mkv .avi .npy .npz .pt .pth .bin .safetensors .pkl .pickle .h5 .hdf5 .db "
-    ".sqlite .orc .avro .exe .dll .so .o .a .pyc .class .jar .woff .woff2 .ttf .ico .idx .mdb".split()
-)
+NO_TEXT = {
+    *(".zip", ".7z", ".rar", ".lz4", ".lzma", ".sz", ".snappy", ".br"),
+    *(".pdf", ".doc", ".docx", ".ppt", ".pptx", ".xls", ".xlsx", ".odt", ".epub"),
+    *(".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".ico"),
+    *(".mp3", ".wav", ".flac", ".ogg", ".mp4", ".mkv", ".avi"),
+    *(".npy", ".npz", ".pt", ".pth", ".bin", ".safetensors", ".pkl", ".pickle", ".h5", ".hdf5"),
+    *(".db", ".sqlite", ".mdb", ".idx", ".orc", ".avro"),
+    *(".exe", ".dll", ".so", ".o", ".a", ".pyc", ".class", ".jar", ".woff", ".woff2", ".ttf"),
+}
 """Suffixes of files that hold no plain text. A file of any other suffix, or of none, is text."""
 
 

@@ -2,82 +2,191 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from orchestrator.data.sources.arrow_files import saved_files
-from orchestrator.data.sources.files import SourceFile
+from orchestrator.data.sources.files import VANISHED, SourceFile
+from orchestrator.data.sources.kinds import ROWS, kind_of
 from orchestrator.data.sources.verified import identify, tag
 from orchestrator.job.data import Source
 from orchestrator.job.errors import InputError, Unreachable
 from orchestrator.storage.file_system import open_file_system
 from orchestrator.storage.input_files import TIMEOUT
 from orchestrator.storage.retry import Retry, transient
-from orchestrator.storage.uri import is_local
+from orchestrator.storage.uri import is_local, local_path
 
-KINDS = (".txt", ".jsonl", ".parquet", ".csv", ".arrow")
+LIST = ".list"
+"""How the name of a file ends that names files, one a line."""
+THREADS = 8
 
 
-def resolve(sources: Sequence[Source], where: str = "data.sources") -> list[SourceFile]:
-    """All files of all sources, whose key in the job file is `where`: in the order of the sources, and by name within a
-    source.
+class Listed(NamedTuple):
+    """A file as its file system lists it; without `info` it was named and is not there."""
 
-    A folder is a dataset that `Dataset.save_to_disk` wrote. Raises InputError for a source that matches nothing, cannot
-    be listed, or has files of another kind than KINDS.
+    fs: Any
+    name: str
+    info: dict[str, Any] | None
+    local: bool
+
+
+def resolve(
+    sources: Sequence[Source], where: str = "data.sources", on_error: str = "fail"
+) -> list[SourceFile]:
+    """All files of all sources, whose key in the job file is `where`: in the order of the sources and of what each
+    names, and by name within a glob or a folder.
+
+    A folder is a dataset that `Dataset.save_to_disk` wrote, or stands for all files below it. A file that a list names
+    and that is not there is passed on, unless `on_error` is fail. Raises InputError for a source that matches nothing,
+    cannot be listed, names a file twice, or has files that hold no text.
     """
-    found = [_match(number, source, where) for number, source in enumerate(sources)]
-    with ThreadPoolExecutor(8) as pool:
-        return list(pool.map(lambda item: _identify(*item), [item for files in found for item in files]))
+    found: list[SourceFile] = []
+    with ThreadPoolExecutor(THREADS) as pool:
+        for number, source in enumerate(sources):
+            key = f"{where}.{number}.uri"
+            listed = [file for place in source.places for file in _files(place, key, source, on_error, pool)]
+            _refuse_twice(listed, key)
+            found += pool.map(
+                lambda file, n=number, s=source, k=key: _identify(n, s, k, file, on_error), listed
+            )
+    return found
 
 
-def _match(number: int, source: Source, where: str) -> list[tuple[int, Source, Any, dict[str, Any]]]:
-    """The files of one source, as listed by their file system."""
-    where = f"{where}.{number}.uri {source.uri}"
+def _files(place: str, key: str, source: Source, on_error: str, pool: ThreadPoolExecutor) -> list[Listed]:
+    """What a path, glob or URI stands for."""
+    where = f"{key} {place}"
+    if place.endswith(LIST) and source.format is None:
+        found = list(pool.map(lambda named: _named_in_list(named, where, on_error), _lines(place, where)))
+        return [file for files in found for file in files]
+    found_here = _match(place, where)
+    if not found_here:
+        raise InputError("there is no such file", where, "check the path")
+    return found_here
+
+
+def _match(place: str, where: str) -> list[Listed]:
+    """The files of a path, glob or URI; none if there is no such file."""
     try:
-        fs, path = open_file_system(source.uri, TIMEOUT)
-        retry = Retry()
-        infos: list[Any] | None
-        if retry(fs.isfile, path):
-            infos = [retry(fs.info, path)]
-        elif retry(fs.isdir, path):
-            saved = saved_files(fs, path, where)
-            infos = None if saved is None else [retry(fs.info, name) for name in saved]
-        else:
-            found = retry(fs.glob, path, detail=True)
-            infos = [found[name] for name in sorted(found) if found[name]["type"] != "directory"]
+        fs, path = open_file_system(place, TIMEOUT)
+        return _checked(fs, list(_infos(fs, path, where)), is_local(place), where)
     except InputError:
         raise
     except Exception as error:  # every fsspec backend raises errors of its own
         kind = Unreachable if transient(error) else InputError
         raise kind(f"cannot be listed ({error})", where, "check the address and credentials") from None
-    if infos is None:
-        raise InputError("is a folder", where, f"name its files, for example {source.uri.rstrip('/')}/*.txt")
-    if not infos:
-        raise InputError("there is no such file", where, "check the path")
+
+
+def _infos(fs: Any, path: str, where: str) -> Iterator[dict[str, Any]]:
+    retry = Retry()
+    if retry(fs.isfile, path):
+        yield retry(fs.info, path)
+    elif retry(fs.isdir, path):
+        saved = saved_files(fs, path, where)
+        yield from ([retry(fs.info, name) for name in saved] if saved else _below(fs, path, where))
+    else:
+        found = retry(fs.glob, path, detail=True)
+        yield from (found[name] for name in sorted(found) if found[name]["type"] != "directory")
+
+
+def _below(fs: Any, folder: str, where: str) -> list[dict[str, Any]]:
+    """The files in a folder and those below it, but for what is hidden. Raises InputError for a mixture of texts and
+    rows, of which one may be there by chance."""
+    found = Retry()(fs.find, folder, detail=True)
+    names = [
+        name
+        for name in sorted(found)
+        if not any(step.startswith((".", "_")) for step in name[len(folder) :].strip("/").split("/"))
+    ]
+    if not names:
+        raise InputError("is a folder without files", where, "check the path")
+    kinds: dict[bool, str] = {}
+    for name in names:
+        if kind := kind_of(name, None):
+            kinds.setdefault(kind.kind in ROWS, name)
+    if len(kinds) > 1:
+        what = f"is a folder of rows ({os.path.basename(kinds[True])}) and of texts ({os.path.basename(kinds[False])})"
+        raise InputError(
+            what, where, f"name its files, for example {where.split()[-1].rstrip('/')}/**/*.jsonl"
+        )
+    return [found[name] for name in names]
+
+
+def _checked(fs: Any, infos: list[dict[str, Any]], local: bool, where: str) -> list[Listed]:
     for info in infos:
         if info["type"] != "file":
             raise InputError(f"{info['name']} is not a file", where, "remove it or narrow the glob")
-        if PurePosixPath(info["name"]).suffix not in KINDS:
-            what = f"{info['name']} is not a {', '.join(KINDS)} file"
-            raise InputError(what, where, "convert it or narrow the glob")
-    return [(number, source, fs, info) for info in infos]
+    return [Listed(fs, info["name"], info, local) for info in infos]
 
 
-def _identify(number: int, source: Source, fs: Any, info: dict[str, Any]) -> SourceFile:
-    path, local = info["name"], is_local(source.uri)
+def _lines(place: str, where: str) -> list[str]:
+    """The files that a list names, those without a protocol relative to its folder."""
+    try:
+        fs, path = open_file_system(place, TIMEOUT)
+        text = Retry()(fs.cat_file, path).decode()
+    except FileNotFoundError:
+        raise InputError("there is no such file", where, "check the path") from None
+    except UnicodeDecodeError:
+        raise InputError("is no list of names in UTF-8", where, "give one name a line") from None
+    except Exception as error:
+        kind = Unreachable if transient(error) else InputError
+        raise kind(f"cannot be read ({error})", where, "check the address and credentials") from None
+    folder = place.rsplit("/", 1)[0] if "/" in place else "."
+    names = [line.strip() for line in text.removeprefix("\ufeff").splitlines()]
+    found = [
+        name if "://" in name or name.startswith("/") else f"{folder}/{name}"
+        for name in names
+        if name and not name.startswith("#")
+    ]
+    if not found:
+        raise InputError("is a list without names", where, "give one name a line")
+    return found
+
+
+def _named_in_list(place: str, where: str, on_error: str) -> list[Listed]:
+    found = _match(place, f"{where}: {place}")
+    if not found and on_error == "fail":
+        raise InputError(
+            f"names {place}, and there is no such file", where, "remove it, or set data.on_error"
+        )
+    fs, path = open_file_system(place, TIMEOUT)
+    return found or [Listed(fs, path, None, is_local(place))]
+
+
+def _refuse_twice(listed: Sequence[Listed], key: str) -> None:
+    seen: set[str] = set()
+    for file in listed:
+        if file.name in seen:
+            raise InputError(
+                f"names {file.name} twice", key, "name it once; weight says how often it is read"
+            )
+        seen.add(file.name)
+
+
+def _identify(number: int, source: Source, key: str, file: Listed, on_error: str) -> SourceFile:
+    path = file.name
+    uri = path if file.local else file.fs.unstrip_protocol(path)
+    kind = kind_of(path, source.format)
+    if kind is None:
+        hint = "convert it, narrow the glob, or say its format"
+        raise InputError(f"{path} holds no text that can be read, by the end of its name", key, hint)
+    if kind.kind == ".txt" and not isinstance(source.field, str):
+        raise InputError("a text file cannot hold pairs or records", path, "give them as .jsonl or .parquet")
+    field = source.field if kind.kind != ".txt" else ""
+    gone = SourceFile(number, uri, kind.kind, 0, VANISHED, field, "", kind.compression, on_error)
+    if file.info is None:
+        return gone
     try:
         # the content and not the modification time: the same text downloaded again is the same data
-        size, content, sums = identify(path) if local else (int(info["size"]), tag(fs, path, info), "")
+        if file.local:
+            size, content, sums = identify(local_path(path))
+        else:
+            size, content, sums = int(file.info["size"]), tag(file.fs, path, file.info), ""
+    except FileNotFoundError as error:
+        if on_error != "fail":
+            return gone
+        raise InputError(f"cannot be read ({error.strerror})", path, "check that it is there") from None
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", path, "check its permissions") from None
-    if path.endswith(".txt") and not isinstance(source.field, str):
-        raise InputError("a .txt file cannot hold pairs or records", path, "give them as .jsonl or .parquet")
-    if path.endswith(".csv") and not isinstance(source.field, dict):
-        raise InputError(
-            "is read for records alone", path, "convert it to .jsonl, or name its columns in field"
-        )
-    uri = path if local else fs.unstrip_protocol(path)
-    kind = PurePosixPath(path).suffix
-    return SourceFile(number, uri, kind, size, content, source.field if kind != ".txt" else "", sums)
+    return SourceFile(number, uri, kind.kind, size, content, field, sums, kind.compression, on_error)

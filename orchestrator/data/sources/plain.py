@@ -1,7 +1,8 @@
 """The plain bytes of a file that is compressed, read forwards in bounded memory.
 
-A file is one or more compressed streams, one after the other. One that is cut off gives the bytes before the cut. Of one
-that is damaged in another way only the streams that ended before the damage can be trusted: their checksums were right.
+A file is one or more compressed streams, one after the other. One that is cut off gives the bytes before the cut. Of
+one that is damaged in another way only the streams that ended before the damage can be trusted: their checksums were
+right.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class Plain(io.RawIOBase):
         sound: how many of the bytes read so far can be trusted whatever comes after them.
     """
 
-    def __init__(self, file: BinaryIO, compression: str, known: tuple[int, Damage | None] | None = None) -> None:
+    def __init__(
+        self, file: BinaryIO, compression: str, known: tuple[int, Damage | None] | None = None
+    ) -> None:
         """`known` is what `measured` found: no more bytes than that are given."""
         self._streams = _zstandard(file, self) if compression == "zst" else _streams(file, compression, self)
         self._known, self._made, self._held = known, 0, b""
@@ -55,7 +58,10 @@ class Plain(io.RawIOBase):
         head = file.read(len(MAGIC[compression][-1]))
         file.seek(0)
         if not head.startswith(MAGIC[compression]):
-            self.damage, self._streams = Damage(not head, f"it does not begin as .{compression} does"), iter(())
+            self.damage, self._streams = (
+                Damage(not head, f"it does not begin as .{compression} does"),
+                iter(()),
+            )
 
     def readable(self) -> bool:
         """See `io.RawIOBase`."""

@@ -1,5 +1,5 @@
-"""What is done about input that cannot be used, by `data.on_error`: the command fails, or it is left out or repaired, and
-counted by file and kind with the first examples."""
+"""What is done about input that cannot be used, by `data.on_error`: the command fails, or it is left out or repaired,
+and counted by file and kind with the first examples."""
 
 from __future__ import annotations
 
@@ -51,11 +51,13 @@ class Rejected:
     def refuse(
         self, file: SourceFile, error: Unfit, at: int | None = None, sample: object = "", count: int = 1
     ) -> None:
-        """Count what is left out: `count` documents at `at`, which is the byte of a line or the number of a row, and None
-        for the file. Raises InputError if the policy of the file is to fail."""
+        """Count what is left out: `count` documents at `at`, which is the byte of a line or the number of a row, and
+        None for the file. Raises InputError if the policy of the file is to fail."""
         if file.on_error == "fail":
             place = "" if at is None else f"{place_of(file, at)}: "
-            raise InputError(f"{place}{error.what}", file.uri, f"{error.hint}, or set data.on_error") from None
+            raise InputError(
+                f"{place}{error.what}", file.uri, f"{error.hint}, or set data.on_error"
+            ) from None
         self._count(file, LEFT_OUT, error, at, sample, count)
 
     def repair(self, file: SourceFile, error: Unfit, at: int | None = None, sample: object = "") -> None:

@@ -20,7 +20,8 @@ def replaced(data: bytes) -> str:
 
 
 def sound(text: str, on_error: str) -> tuple[str, Unfit | None]:
-    """A text without halves of surrogate pairs, NULs and a byte order mark before it, and what was repaired, if anything.
+    """A text without halves of surrogate pairs, NULs and a byte order mark before it, and what was repaired, if
+    anything.
 
     Raises Unfit where the policy is not to repair; a byte order mark is then left.
     """

@@ -1,7 +1,7 @@
 """The rows of a span, whatever its kind: texts, pairs of texts and records are made of them.
 
-A line of .jsonl, .csv and .tsv, a row of .parquet and .arrow, and the members of a .tar that share a key are a row. A text
-file has rows with the one column `text`: its documents, or pieces of them where they are long.
+A line of .jsonl, .csv and .tsv, a row of .parquet and .arrow, and the members of a .tar that share a key are a row. A
+text file has rows with the one column `text`: its documents, or pieces of them where they are long.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from orchestrator.data.sources import csv_rows, lines, table_rows, tar_rows, tex
 from orchestrator.data.sources.files import VANISHED, Span, opened
 from orchestrator.data.sources.plain import Damage, Plain, damage_of, measured
 from orchestrator.data.sources.rejected import Rejected, Unfit
+from orchestrator.data.sources.repair import replaced, sound_value
 
 
 class Row(NamedTuple):
@@ -35,8 +36,9 @@ def rows(
 ) -> Iterator[Row]:
     """The rows of a span, in order. What cannot be used goes to `rejected`.
 
-    With `columns`, a table gives those alone besides those that its fields name. Raises InputError for input that cannot
-    be used if the policy of the file is to fail, and for a file that has changed since its content was identified.
+    With `columns`, a table or an archive has those besides those that its fields name; a line has all. Raises
+    InputError for input that cannot be used if the policy of the file is to fail, and for a file that has changed since
+    its content was identified.
     """
     rejected = rejected or Rejected()
     file = span.file
@@ -50,9 +52,28 @@ def rows(
             known = None if file.on_error == "fail" else measured(raw, file.compression)
             handle = io.BufferedReader(Plain(raw, file.compression, known), lines.BLOCK)
         for at, values, *ends in read(span, handle, rejected, data_format, columns):
-            yield Row(at, values, *ends)
+            if file.on_error == "fail" or file.kind == ".txt" or _is_sound(span, at, values, rejected):
+                yield Row(at, values, *ends)
         if damage := damage_of(handle):
             rejected.refuse(file, _unfit(damage))
+
+
+def _is_sound(span: Span, at: int, values: dict[str, Any], rejected: Rejected) -> bool:
+    """Whether the texts that are read of a row are text, after repair if that is the policy; if not, the row goes to
+    `rejected`."""
+    file = span.file
+    names = {column if column in values else column.split(".")[0].split("[")[0] for column in file.columns}
+    repaired = None
+    for name in names & values.keys():
+        try:
+            values[name], found = sound_value(values[name], file.on_error)
+            repaired = repaired or found
+        except Unfit as unfit:
+            rejected.refuse(file, unfit, at, values)
+            return False
+    if repaired:
+        rejected.repair(file, repaired, at, values)
+    return True
 
 
 def _unfit(damage: Damage) -> Unfit:
@@ -98,7 +119,7 @@ def _object(line: bytes, span: Span, at: int, rejected: Rejected) -> dict[str, A
             unfit = Unfit("utf-8", f"is not JSON in UTF-8 ({error})")
             if file.on_error != "repair":
                 raise unfit from None
-            found = json.loads(text_rows.replaced(line))
+            found = json.loads(replaced(line))
             rejected.repair(file, unfit, at, line)
     except Unfit as unfit:
         rejected.refuse(file, unfit, at, line)

@@ -29,8 +29,8 @@ def part_size(files: Sequence[SourceFile]) -> int:
 def cut(files: Sequence[SourceFile], part_bytes: int) -> list[Part]:
     """Divide all files into parts of about `part_bytes`: large files are cut, small ones of a source combined.
 
-    A compressed file, a .csv and a .tar cannot be cut. Raises InputError for a .parquet or .arrow file that is damaged or
-    lacks the field, if its policy is to fail.
+    A compressed file, a .csv and a .tar cannot be cut. Raises InputError for a .parquet or .arrow file that is damaged
+    or lacks the field, if its policy is to fail.
     """
     parts: list[Part] = []
     held: list[Span] = []
@@ -58,8 +58,8 @@ def _spans(file: SourceFile, part_bytes: int) -> list[Span]:
 
 
 def _whole_rows(file: SourceFile, part_bytes: int) -> list[Span]:
-    """Spans that end with a row group of a .parquet file, or with a record batch of an .arrow file. What is damaged is in
-    a span of its own, whose reader tells it."""
+    """Spans that end with a row group of a .parquet file, or with a record batch of an .arrow file. What is damaged
+    is in a span of its own, whose reader tells it."""
     names: list[str] = []
     places: list[tuple[int, int]] = []  # where a group or batch may begin, and the rows before it
     sizes: list[int] = []

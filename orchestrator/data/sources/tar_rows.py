@@ -1,7 +1,8 @@
 """The rows of .tar files as WebDataset lays them out: members that share a name up to its first dot are one row.
 
-A row has the columns `__key__` and, by what follows the first dot, the members: `.json` as what it holds, others as text.
-tarfile ends in silence at a damaged header, so the headers are walked here: after one the next that is whole is looked for.
+A row has the columns `__key__` and, by what follows the first dot, the members: `.json` as what it holds, others as
+text. tarfile ends in silence at a damaged header, so the headers are walked here: after one the next that is whole is
+looked for.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from orchestrator.data.sources.rejected import Rejected, Unfit
 BLOCK = tarfile.BLOCKSIZE
 FILES = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
 PAX = tarfile.XHDTYPE
-EMPTY = (tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE)
+EMPTY = (
+    tarfile.LNKTYPE,
+    tarfile.SYMTYPE,
+    tarfile.DIRTYPE,
+    tarfile.FIFOTYPE,
+    tarfile.CHRTYPE,
+    tarfile.BLKTYPE,
+)
 """Members that no data follows."""
 
 

@@ -1,7 +1,7 @@
 """The documents of a text file, in pieces where they are long.
 
-A file is one document, or several separated by lines with only `<|endoftext|>`. A document may go on in the next span: the
-pieces of all spans in order are the pieces of the file.
+A file is one document, or several separated by lines with only `<|endoftext|>`. A document may go on in the next span:
+the pieces of all spans in order are the pieces of the file.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ def read(
         start, stop = (line_break(file, at, size, longest) for at in (span.start, span.stop))
         last = Line(stop, line_at(file, stop), True) if stop < size else None
     decode = _Decoder(span, rejected, span.file.on_error != "fail" and _goes_on(file, start))
+    if not span.file.compression:
+        file.seek(start)  # what was looked at is elsewhere
     held: list[bytes] = []
     began = held_bytes = 0
     for line, following in pairwise(

@@ -101,7 +101,7 @@ def test_what_is_wrong_is_told_in_one_line(mine: Path) -> None:
     file = mine / "data-00000-of-00002.arrow"
     with pytest.raises(InputError, match=r"arrow: has no column 'txt'; set field to one of in, stars, text"):
         read(mine, "txt")
-    with pytest.raises(InputError, match=r"column 'stars' is int64, not text"):
+    with pytest.raises(InputError, match=r"row 1: has no text 'stars' but int"):
         read(mine, "stars")
     other = RecordKind(KIND.objective, ("good", "bad"))
     with pytest.raises(InputError, match=r"numbers its labels as bad, good; give data.labels in that order"):

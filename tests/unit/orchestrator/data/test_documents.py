@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.data import documents
 from orchestrator.data.documents import pieces
-from orchestrator.data.sources import Span, cut, resolve
+from orchestrator.data.sources import Span, cut, resolve, text_rows
 from orchestrator.job.data import Source
 from orchestrator.job.errors import InputError
 
@@ -84,7 +83,7 @@ def test_rows_of_parquet_are_the_same_documents_however_they_are_cut(tmp_path: P
 
 
 def test_a_long_document_comes_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "PIECE_BYTES", 50)
+    monkeypatch.setattr(text_rows, "PIECE_BYTES", 50)
     text = "\n".join(["word " * 4] * 20) + "x" * 120
     (tmp_path / "a.txt").write_text(text)
     (tmp_path / "b.jsonl").write_text(json.dumps({"text": text}))
@@ -104,9 +103,9 @@ def test_a_windows_file_is_separated_alike(tmp_path: Path) -> None:
     ("name", "data", "message"),
     [
         ("a.txt", b"fine\n\xff\xfe\n", "is not UTF-8"),
-        ("a.jsonl", b'{"text": "fine"}\n{"text": \n', "line 2, at byte 17, is not JSON"),
-        ("a.jsonl", b'{"body": "x"}\n', "line 1, at byte 0, has no text 'text'"),
-        ("a.jsonl", b"[1]\n", "has no text 'text'"),
+        ("a.jsonl", b'{"text": "fine"}\n{"text": \n', "line 2, at byte 17: is not JSON"),
+        ("a.jsonl", b'{"body": "x"}\n', "line 1, at byte 0: has no text 'text'"),
+        ("a.jsonl", b"[1]\n", "is no object"),
         ("a.jsonl", b'{"text": 3}\n', "has no text 'text'"),
         ("a.jsonl", b'{"text": "\xff"}\n', "is not JSON"),
     ],
@@ -120,7 +119,7 @@ def test_what_is_no_text_is_told_with_its_place(tmp_path: Path, name: str, data:
 
 def test_a_column_of_numbers_is_told(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": [1, 2]}), tmp_path / "a.parquet")
-    with pytest.raises(InputError, match="column 'text' is int64, not text"):
+    with pytest.raises(InputError, match="row 1: has no text 'text' but int"):
         read(tmp_path / "a.parquet")
 
 

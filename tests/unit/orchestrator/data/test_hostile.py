@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.data import documents, sources, tokenizer
+from orchestrator.data import sources, tokenizer
 from orchestrator.data.documents import pieces
+from orchestrator.data.sources import lines, text_rows
 from orchestrator.job.data import Source
 from orchestrator.job.errors import InputError
 
@@ -27,7 +28,7 @@ def texts(
     found, held = [], ""
     files = sources.resolve([Source(uri=str(path), field=field) for path in paths])
     for part in sources.cut(files, part_bytes):
-        travelled = sources.from_json(sources.to_json(part, documents.LINE_BYTES))
+        travelled = sources.from_json(sources.to_json(part, lines.LINE_BYTES))
         for piece in (piece for span in travelled for piece in pieces(span, data_format)):
             held += piece.text
             if piece.ends:
@@ -55,18 +56,18 @@ READ: dict[str, tuple[str, bytes, list[str]]] = {
     "a pair of surrogates": ("a.jsonl", b'{"text": "\\ud83d\\ude00"}', ["\U0001f600"]),
 }  # fmt: skip
 REFUSED: dict[str, tuple[str, bytes, str]] = {
-    "other bytes": ("a.txt", b"fine\nso far \xff\n", "is not UTF-8 at byte 12, in line 2"),
-    "another encoding": ("a.txt", "text".encode("utf-16"), "is not UTF-8 at byte 0, in line 1"),
-    "a compressed file": ("a.txt", gzip.compress(b"text"), "is not UTF-8 at byte 1, in line 1"),
-    "a compressed JSON": ("a.jsonl", gzip.compress(b"text"), "line 1, at byte 0, is not JSON"),
-    "half a line": ("a.jsonl", b'{"text": "x"}\n{"text": "y', "line 2, at byte 14, is not JSON"),
-    "a list": ("a.jsonl", b'[{"text": "x"}]', "line 1, at byte 0, has no text 'text'"),
-    "no field": ("a.jsonl", b'{"text": "x"}\n{"body": "x"}', "line 2, at byte 14, has no text 'text'"),
-    "a number": ("a.jsonl", b'{"text": 3}', "line 1, at byte 0, has no text 'text'"),
-    "null": ("a.jsonl", b'{"text": null}', "line 1, at byte 0, has no text 'text'"),
-    "half a surrogate pair": ("a.jsonl", b'{"text": "x"}\n{"text": "\\ud800"}', "line 2, at byte 14, has half"),
-    "a deep one": ("a.jsonl", b'{"text": ' + b"[" * 200_000, "line 1, at byte 0, is not JSON"),
-    "other bytes in JSON": ("a.jsonl", b'{"text": "\xff"}', "line 1, at byte 0, is not JSON"),
+    "other bytes": ("a.txt", b"fine\nso far \xff\n", "line 2, at byte 12: is not UTF-8"),
+    "another encoding": ("a.txt", "text".encode("utf-16"), "line 1, at byte 0: is not UTF-8"),
+    "a compressed file": ("a.txt", gzip.compress(b"text"), "line 1, at byte 1: is not UTF-8"),
+    "a compressed JSON": ("a.jsonl", gzip.compress(b"text"), "line 1, at byte 0: is not JSON"),
+    "half a line": ("a.jsonl", b'{"text": "x"}\n{"text": "y', "line 2, at byte 14: is not JSON"),
+    "a list": ("a.jsonl", b'[{"text": "x"}]', "line 1, at byte 0: is no object"),
+    "no field": ("a.jsonl", b'{"text": "x"}\n{"body": "x"}', "line 2, at byte 14: has no text 'text'"),
+    "a number": ("a.jsonl", b'{"text": 3}', "line 1, at byte 0: has no text 'text'"),
+    "null": ("a.jsonl", b'{"text": null}', "line 1, at byte 0: has no text 'text'"),
+    "half a surrogate pair": ("a.jsonl", b'{"text": "x"}\n{"text": "\\ud800"}', "line 2, at byte 14: has half"),
+    "a deep one": ("a.jsonl", b'{"text": ' + b"[" * 200_000, "line 1, at byte 0: is not JSON"),
+    "other bytes in JSON": ("a.jsonl", b'{"text": "\xff"}', "line 1, at byte 0: is not JSON"),
     "no parquet": ("a.parquet", b"PAR1 or not", "is not a parquet file"),
     "an empty parquet": ("a.parquet", b"", "is not a parquet file"),
 }  # fmt: skip
@@ -109,7 +110,7 @@ def test_tables_with_holes_are_read_and_others_refused(tmp_path: Path) -> None:
 
 def test_folders_loops_and_nothing_are_told(tmp_path: Path) -> None:
     (tmp_path / "x.txt").mkdir()
-    with pytest.raises(InputError, match="is a folder"):
+    with pytest.raises(InputError, match="is a folder without files"):
         texts(tmp_path / "x.txt")
     (tmp_path / "loop.txt").symlink_to(tmp_path / "loop.txt")
     (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere.txt")
@@ -166,7 +167,7 @@ def test_a_text_of_giant_lines_is_read_whole_however_it_is_cut(
     text = "start " + " ".join(words).replace("<|endoftext|>", "<|end")
     path.write_text(text, newline="")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(documents, "PIECE_BYTES", longest)
+        patch.setattr(text_rows, "PIECE_BYTES", longest)
         files = sources.resolve([Source(uri=str(path))])
         found = [p for part in sources.cut(files, part_bytes) for span in part for p in pieces(span)]
     assert "".join(piece.text for piece in found) == text.removesuffix("\n").removesuffix("\r")
@@ -184,7 +185,7 @@ def test_a_line_of_twenty_megabytes_comes_in_bounded_pieces_over_all_parts(tmp_p
         parts = sources.cut(sources.resolve([Source(uri=str(tmp_path / name))]), 2**20)
         sizes = [[p.bytes for span in part for p in pieces(span)] for part in parts]
         assert sum(map(sum, sizes)) == len(text)
-        assert max(max(part, default=0) for part in sizes) <= 2 * documents.PIECE_BYTES
+        assert max(max(part, default=0) for part in sizes) <= 2 * text_rows.PIECE_BYTES
         assert name == "a.jsonl" or min(map(sum, sizes)) > 2**19
 
 
@@ -196,7 +197,7 @@ def test_pieces_of_a_giant_line_are_tokenised_as_the_line_would_be(
     (tmp_path / "a.txt").write_text(text)
     trained = tokenizer.train([text], 400, ())
     encoder = tokenizer.encoder(trained)
-    monkeypatch.setattr(documents, "PIECE_BYTES", 500)
+    monkeypatch.setattr(text_rows, "PIECE_BYTES", 500)
     found = [
         p.text
         for p in pieces(sources.cut(sources.resolve([Source(uri=str(tmp_path / "a.txt"))]), 10**9)[0][0])
@@ -207,9 +208,9 @@ def test_pieces_of_a_giant_line_are_tokenised_as_the_line_would_be(
 
 
 def test_a_line_of_json_beyond_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "LINE_BYTES", 2**20)
+    monkeypatch.setattr(lines, "LINE_BYTES", 2**20)
     (tmp_path / "a.jsonl").write_text('{"text": "x"}\n' + json.dumps({"text": "y" * 2**21}) + "\n")
-    with pytest.raises(InputError, match="line 2, at byte 14, is longer than 1 MiB"):
+    with pytest.raises(InputError, match="line 2, at byte 14: is longer than 1 MiB"):
         texts(tmp_path / "a.jsonl")
 
 

@@ -14,9 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from orchestrator.data import records, sources, tokenizer
+from orchestrator.data import sources, tokenizer
 from orchestrator.data.conversations import Template
 from orchestrator.data.records import Record, RecordKind, records_of
+from orchestrator.data.sources import lines
 from orchestrator.job.data import Source
 from orchestrator.job.errors import InputError
 from orchestrator.job.records import problem_of
@@ -195,7 +196,7 @@ def test_a_wrong_row_is_named_with_its_line(
 ) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("\n\n" + json.dumps(row) + "\n")
-    with pytest.raises(InputError, match=f"rows.jsonl: line 3: .*{says}") as error:
+    with pytest.raises(InputError, match=f"rows.jsonl: line 3, at byte [0-9]+: .*{says}") as error:
         read(path, kind, columns, encoder)
     assert "\n" not in str(error.value)
 
@@ -219,12 +220,12 @@ def test_columns_that_do_not_fit_the_objective(objective: str, field: Any, says:
 def test_a_line_without_end_is_refused(
     encoder: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records, "LINE_BYTES", 2**20)
+    monkeypatch.setattr(lines, "LINE_BYTES", 2**20)
     path = tmp_path / "rows.jsonl"
     path.write_text(
         json.dumps({"t": "a film", "l": 0}) + "\n" + json.dumps({"t": "a" * 2**20, "l": 0}) + "\n"
     )
-    with pytest.raises(InputError, match="line 2: is longer than 1 MiB"):
+    with pytest.raises(InputError, match=r"line 2, at byte [0-9]+: is longer than 1 MiB"):
         read(path, RecordKind("sequence_classification", ("bad",)), {"text": "t", "label": "l"}, encoder)
 
 
@@ -267,7 +268,9 @@ def test_a_judged_answer(encoder: Tokenizer, tmp_path: Path) -> None:
     )
     assert said_in(words) == ("a film <|endoftext|>", "film <|endoftext|>")
     assert label.tolist() == [0]
-    with pytest.raises(InputError, match=r"line 1: its label 1 is not true or false; fix or remove it"):
+    with pytest.raises(
+        InputError, match=r"line 1, at byte 0: its label 1 is not true or false; fix or remove it"
+    ):
         one({"p": "a", "c": "film", "l": 1}, RecordKind("kto"), columns, encoder, tmp_path)
 
 
@@ -291,5 +294,5 @@ def test_what_is_wrong_with_a_pair(
     kind = RecordKind("dpo", (), "" if "template" in what else CHATML)
     with pytest.raises(InputError, match=what) as found:
         one(row, kind, PAIR, encoder, tmp_path)
-    assert "line 1: " in str(found.value)
+    assert "line 1, at byte 0: " in str(found.value)
     assert "\n" not in str(found.value)

@@ -62,18 +62,22 @@ def test_a_name_with_brackets_is_a_name_first(tmp_path: Path) -> None:
     ("name", "message"),
     [
         ("none.txt", "there is no such file"),
-        ("*.jsonl", "there is no such file"),
-        ("", "is a folder; name its files"),
-        ("*", r"b.md is not a .txt, .jsonl, .parquet, .csv, .arrow file"),
-        ("b.md", r"b.md is not a .txt, .jsonl, .parquet, .csv, .arrow file"),
+        ("none*.jsonl", "there is no such file"),
+        ("", r"is a folder of rows \(r.jsonl\) and of texts \(a.txt\); name its files"),
+        ("empty", "is a folder without files"),
+        ("*.pdf", r"b.pdf holds no text that can be read"),
+        ("b.pdf", r"b.pdf holds no text that can be read"),
+        ("c.parquet.gz", r"c.parquet.gz holds no text that can be read"),
     ],
 )
 def test_a_source_that_names_no_text_is_told(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "a.txt").write_text("x")
-    (tmp_path / "b.md").write_text("x")
+    for other in ("b.pdf", "r.jsonl", "c.parquet.gz"):
+        (tmp_path / other).write_text("x")
+    (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=message) as caught:
         resolve([Source(uri=str(tmp_path / "a.txt")), Source(uri=f"{tmp_path}/{name}")])
-    assert str(caught.value).startswith("data.sources.1.uri ")
+    assert str(caught.value).startswith("data.sources.1.uri")
 
 
 def test_an_unknown_protocol_is_told() -> None:
