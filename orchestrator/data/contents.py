@@ -46,7 +46,7 @@ class ContentIndex:
     def add(self, piece: TextPiece) -> None:
         """The next piece of the shard's text."""
         data = piece.text.encode()
-        self._held = self._held.joined(Content(len(data), int.from_bytes(data) % PRIME))
+        self._held = self._held.joined(Content(len(data), _remainder(int.from_bytes(data))))
         if piece.halves:  # a pair is never cut, so that what is no text need not be counted
             self._held = Content(self._held.bytes, (self._held.hash << 8 | BETWEEN) % PRIME)
         if piece.ends:
@@ -56,6 +56,15 @@ class ContentIndex:
     def to_bytes(self) -> bytes:
         """The index as it is stored: an `ENTRY` for each document, and the last."""
         return b"".join([*self._entries, _packed(self._held)])
+
+
+def _remainder(number: int) -> int:
+    """`number` modulo PRIME. Of a long one the halves are added, since a power of two with a multiple of PRIME_BITS
+    leaves 1: that takes a time in proportion to its length, a division much more."""
+    while (bits := number.bit_length()) > 4 * PRIME_BITS:
+        half = bits // 2 // PRIME_BITS * PRIME_BITS
+        number = (number >> half) + (number & ((1 << half) - 1))
+    return number % PRIME
 
 
 def documents_of(indices: Iterable[bytes]) -> np.ndarray:

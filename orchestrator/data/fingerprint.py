@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
 from orchestrator.data import manifest, sources, tokenizer
-from orchestrator.data.records import RecordKind
 from orchestrator.data.sources import SourceFile
 from orchestrator.job.data import DataSpec, TrainBpe
 from orchestrator.job.errors import InputError
+
+if TYPE_CHECKING:
+    from orchestrator.data.records import RecordKind
 
 SOURCES = "data.sources"
 

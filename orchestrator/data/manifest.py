@@ -73,6 +73,8 @@ class DataManifest:
         sentinels: the ids of `<extra_id_0>`, `<extra_id_1>`, ...
         entropy: of the unigram distribution of tokens, in nats: the loss of a model that knows only token frequencies.
         records: the objective whose records it holds, see `orchestrator.data.records`; empty for text.
+        engines: which engines encoded the text, and how much of it was compared with the reference, by name, see
+            `encoding.engines`; empty for data of earlier versions.
         bytes_per_token: turns a loss in nats per token into bits per byte: loss / ln 2 / bytes_per_token.
     """
 
@@ -91,6 +93,7 @@ class DataManifest:
     format: int = field(default=FORMAT)
     tokenizer_xxh3: str = ""
     records: str = ""
+    engines: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
     def shards(self) -> list[TokenShard]:
@@ -111,6 +114,8 @@ class DataManifest:
                 del shard["contents"]
         if not self.records:  # as of earlier versions
             del found["records"]
+        if not self.engines:
+            del found["engines"]
         return found
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Preparing data: raw sources to token shards, with Ray Data.
+"""Preparing data: raw sources to token shards, as tasks of Ray.
 
     <cache>/<fingerprint>/
       tokenizer.json
@@ -15,21 +15,24 @@ or were quarantined because they are damaged, are made again and must come out t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
 from orchestrator.data import manifest, shards, sources, tokenizer
 from orchestrator.data.data_folder import DataFolder
+from orchestrator.data.encoding.engines import REFERENCE
 from orchestrator.data.fingerprint import SOURCES, chosen_tokenizer, format_and_fingerprint
 from orchestrator.data.part_tasks import encode_error, raise_error, run_tasks
-from orchestrator.data.records import RecordKind
 from orchestrator.data.sources import Part, SourceFile
 from orchestrator.data.sources.lines import LINE_BYTES
 from orchestrator.data.tokens import AGAIN, read_tokenizer
 from orchestrator.job.data import DataSpec, Source
 from orchestrator.job.errors import InputError, Unreachable
 from orchestrator.storage.retry import storage_failed, transient
+
+if TYPE_CHECKING:
+    from orchestrator.data.records import RecordKind
 
 Progress = Callable[[str, int, int], None]
 
@@ -91,6 +94,7 @@ def prepare(
                 progress or (lambda phase, done, total: None),
                 where,
                 kind,
+                data.encode_with != REFERENCE,
             )
     except Exception as error:
         if isinstance(error, InputError) or not storage_failed(error):
@@ -127,6 +131,7 @@ def _make(
     progress: Progress,
     where: str,
     kind: RecordKind | None,
+    fast: bool,
 ) -> None:
     """Make the files that are missing in `folder`, the manifest last."""
     try:
@@ -138,7 +143,7 @@ def _make(
     vocabulary, roles = _tokenizer(folder, chosen, parts, data_format)
     progress("tokenizer", 1, 1)
     _refuse_pairs_without_separator(files, roles)
-    _tokenise(folder, parts, vocabulary, roles, data_format, progress, kind)
+    _tokenise(folder, parts, vocabulary, roles, data_format, progress, kind, fast)
     name, uris = folder.uri.rsplit("/", 1)[-1], [source.name for source in named]
     records = kind.objective if kind else ""
     found = shards.gather(folder, name, uris, parts, vocabulary, roles, data_format, where, records)
@@ -199,18 +204,19 @@ def _tokenise(
     data_format: int,
     progress: Progress,
     kind: RecordKind | None,
+    fast: bool,
 ) -> None:
     """Write the shards that have no record or of which a file is missing."""
-    todo = shards.unfinished(folder, len(parts), vocabulary, data_format, kind is not None)
-    progress("tokens", len(parts) - len(todo), len(parts))
-    if not todo:
-        return
 
     def task(row: dict[str, Any]) -> None:
         part = sources.from_json(row["part"])
-        shards.write_shard(folder_uri, row["number"], part, vocabulary, roles, data_format, kind)
+        shards.write_shard(folder_uri, row["number"], part, vocabulary, roles, data_format, kind, fast)
 
-    folder_uri = folder.uri
-    rows = [{"number": n, "part": sources.to_json(parts[n], _reach(data_format))} for n in todo]
-    for done in run_tasks(task, rows, folder_uri):
-        progress("tokens", len(parts) - len(todo) + done, len(parts))
+    folder_uri, refuted = folder.uri, None
+    # once more for what was made by an engine that then differed from the reference
+    while refuted != (refuted := shards.refuted_engine(folder)):
+        todo = shards.unfinished(folder, len(parts), vocabulary, data_format, kind is not None)
+        progress("tokens", len(parts) - len(todo), len(parts))
+        rows = [{"number": n, "part": sources.to_json(parts[n], _reach(data_format))} for n in todo]
+        for done in run_tasks(task, rows, folder_uri) if rows else ():
+            progress("tokens", len(parts) - len(todo) + done, len(parts))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -15,16 +15,21 @@ from orchestrator.data import tokenizer as tokenizers
 from orchestrator.data.contents import ENTRY, ContentIndex
 from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.documents import TextPiece, pieces
+from orchestrator.data.encoding.encoder import EngineDiffers, PartEncoder, closed
+from orchestrator.data.encoding.engines import Compared, add_engine
 from orchestrator.data.manifest import FORMAT, DamagedManifest, DataManifest, PreparedSource, TokenShard, read
-from orchestrator.data.records import RecordKind, records_of
 from orchestrator.data.sources import Part
 from orchestrator.job.errors import InputError
-from workloads.objectives.records import CLOSE
+
+if TYPE_CHECKING:
+    from orchestrator.data.records import RecordKind
 
 BATCH_BYTES = 2**20
 """Bytes of text that are tokenised at once; that takes about fifty times the memory."""
 BLOCK_BYTES = 2**20
 """Bytes of a shard that one checksum covers."""
+REFUTED = "engine.json"
+"""The file with the engine that has differed from the reference; what it made is made again."""
 
 
 def shard_name(number: int) -> str:
@@ -67,34 +72,56 @@ def write_shard(
     roles: Mapping[str, int],
     data_format: int = FORMAT,
     kind: RecordKind | None = None,
+    fast: bool = True,
 ) -> None:
     """Write shard `number` of the prepared data at `uri`, of format `data_format`, and then its record.
 
-    The record holds the numbers of tokens, documents and bytes of text, checksums, and the count of each id. With a
-    `kind` its documents are records. Raises InputError for text that cannot be read.
+    The record holds the numbers of tokens, documents and bytes of text, checksums, the count of each id, and which
+    engine encoded the text: a faster one than the reference if that is allowed (`fast`) and gives the same ids. With a
+    `kind` its documents are records, which only the reference encodes. Raises InputError for text that cannot be read.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a task has one CPU
     folder = DataFolder(uri)
-    encoder = tokenizers.encoder((folder.read("tokenizer.json") or b"").decode())
+    text = (folder.read("tokenizer.json") or b"").decode()
     if kind is not None:
-        _write_records(folder, number, part, vocabulary, roles, kind, encoder)
+        _write_records(folder, number, part, vocabulary, roles, kind, tokenizers.encoder(text))
         return
+    refuted = refuted_engine(folder)
+    try:
+        shard = _encoded(
+            part, PartEncoder(text, number, fast and not refuted), vocabulary, roles, data_format
+        )
+    except EngineDiffers as error:
+        folder.write_json(REFUTED, {"engine": error.name})
+        shard = _encoded(part, PartEncoder(text, number, False), vocabulary, roles, data_format)
+    _write(folder, number, shard, data_format)
+
+
+def refuted_engine(folder: DataFolder) -> str:
+    """The engine that has once differed from the reference on this text, empty if there is none."""
+    return str((folder.read_json(REFUTED) or {}).get("engine", ""))
+
+
+def _encoded(
+    part: Part, encoder: PartEncoder, vocabulary: int, roles: Mapping[str, int], data_format: int
+) -> _Shard:
+    """The tokens of a part. Raises EngineDiffers and InputError."""
     found: list[np.ndarray] = []
-    ends: list[int] = []
-    contents = ContentIndex()
+    ends: list[np.ndarray] = []
+    contents, counts = ContentIndex(), np.zeros(vocabulary, dtype=np.int64)
     text_bytes = length = 0
     for batch in _batches(piece for span in part for piece in pieces(span, data_format)):
+        ids, ended = closed(encoder.encode(batch), batch, roles)
+        ends.append(ended + length)
+        length += len(ids)
+        counts += np.bincount(ids, minlength=vocabulary)
+        found.append(ids.astype(dtype(vocabulary)))
         text_bytes += sum(piece.bytes for piece in batch)
-        encoded = encoder.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
-        for piece, encoding in zip(batch, encoded, strict=True):
-            closing = [roles["eos"]] if piece.ends else [roles["sep"]] if piece.halves else []
-            found.append(np.array(encoding.ids + closing, dtype=dtype(vocabulary)))
-            length += len(found[-1])
-            ends += [length] if piece.ends else []
+        for piece in batch:
             contents.add(piece)
     tokens = np.concatenate(found) if found else np.zeros(0, dtype(vocabulary))
-    counts = np.bincount(tokens, minlength=vocabulary)
-    _write(folder, number, _Shard(tokens, ends, contents, text_bytes, counts), data_format)
+    index = np.concatenate(ends) if ends else np.zeros(0, np.int64)
+    return _Shard(tokens, index, contents, text_bytes, counts, encoder.compared)
 
 
 def _write_records(
@@ -107,6 +134,10 @@ def _write_records(
     encoder: Tokenizer,
 ) -> None:
     """The records of a part as its documents, each with a closing word."""
+    # these import torch, which text does not need: it would cost every worker a second and 200 MiB
+    from orchestrator.data.records import records_of
+    from workloads.objectives.records import CLOSE
+
     found: list[np.ndarray] = []
     ends: list[int] = []
     contents, counts = ContentIndex(), np.zeros(vocabulary, dtype=np.int64)
@@ -121,19 +152,20 @@ def _write_records(
         counts += np.bincount(record.tokens, minlength=vocabulary)
     counts[roles["eos"]] += length - counts.sum()  # what is no token counts as the end that each record has
     words = np.concatenate(found) if found else np.zeros(0, "<u4")
-    _write(folder, number, _Shard(words, ends, contents, text_bytes, counts), FORMAT)
+    _write(folder, number, _Shard(words, np.array(ends), contents, text_bytes, counts), FORMAT)
 
 
 class _Shard(NamedTuple):
     tokens: np.ndarray
-    ends: list[int]
+    ends: np.ndarray
     contents: ContentIndex
     bytes: int
     counts: np.ndarray
+    engine: Compared | None = None
 
 
 def _write(folder: DataFolder, number: int, shard: _Shard, data_format: int) -> None:
-    data, index = shard.tokens.tobytes(), np.array(shard.ends, "<u4").tobytes()
+    data, index = shard.tokens.tobytes(), shard.ends.astype("<u4").tobytes()
     folder.write(shard_name(number), data)
     record: dict[str, Any] = {
         "tokens": len(shard.tokens),
@@ -142,6 +174,8 @@ def _write(folder: DataFolder, number: int, shard: _Shard, data_format: int) -> 
         "xxh3": xxhash.xxh3_128_hexdigest(data),
         "counts": shard.counts.tolist(),
     }
+    if shard.engine:
+        record["engine"] = shard.engine.to_json()
     if data_format > 1:
         folder.write(ends_name(shard_name(number)), index)
         record |= {"blocks": block_sums(data), "ends": xxhash.xxh3_64_hexdigest(index)}
@@ -163,13 +197,13 @@ def read_record(folder: DataFolder, number: int, data_format: int) -> dict[str, 
     """The record of shard `number`; None if it is missing or damaged."""
     try:
         record = folder.read_json(record_name(number))
-        counts = np.array(record.pop("counts"), dtype=np.int64)
+        counts, engine = np.array(record.pop("counts"), dtype=np.int64), record.pop("engine", None)
         TokenShard(file="", **record)
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
     needed = {key for key, since in (("ends", 2), ("contents", 3)) if data_format >= since}
     whole = counts.sum() == record["tokens"] and needed <= record.keys()
-    return {**record, "counts": counts} if whole else None
+    return {**record, "counts": counts, "engine": engine} if whole else None
 
 
 def is_complete(folder: DataFolder) -> bool:
@@ -191,7 +225,8 @@ def is_complete(folder: DataFolder) -> bool:
 def unfinished(
     folder: DataFolder, parts: int, vocabulary: int, data_format: int, of_records: bool = False
 ) -> list[int]:
-    """The numbers of the shards of which a file is missing or of the wrong size."""
+    """The numbers of the shards of which a file is missing or of the wrong size, or that a refuted engine made."""
+    refuted = refuted_engine(folder)
     width, sizes, records = (
         np.dtype(dtype(vocabulary, of_records)).itemsize,
         folder.sizes("shards"),
@@ -202,7 +237,9 @@ def unfinished(
         if os.path.basename(record_name(number)) not in records:
             return True
         record, shard = read_record(folder, number, data_format), os.path.basename(shard_name(number))
-        if record is None or sizes.get(shard) != record["tokens"] * width:
+        if record is None or (refuted and (record["engine"] or {}).get("name") == refuted):
+            return True
+        if sizes.get(shard) != record["tokens"] * width:
             return True
         beside = sizes_beside(shard, record["documents"], data_format)
         return any(sizes.get(name) != size for name, size in beside.items())
@@ -228,6 +265,7 @@ def gather(
     Raises InputError if a record is damaged or the sources have no text.
     """
     prepared: list[list[TokenShard]] = [[] for _ in uris]
+    engines: dict[str, dict[str, int]] = {}
     counts = np.zeros(vocabulary, dtype=np.int64)
     with ThreadPoolExecutor(16) as pool:  # a store answers a read in tens of milliseconds
         found_records = pool.map(lambda number: read_record(folder, number, data_format), range(len(parts)))
@@ -235,6 +273,7 @@ def gather(
         if record is None:
             raise InputError(f"{record_name(number)} is damaged", folder.uri, "run the same command again")
         counts += record.pop("counts")
+        add_engine(engines, record.pop("engine"))
         if record["tokens"] or (data_format > 2 and record["bytes"]):  # text of which no token is made
             prepared[part[0].file.source].append(TokenShard(file=shard_name(number), **record))
     every = [shard for source in prepared for shard in source]
@@ -260,6 +299,7 @@ def gather(
         bytes_per_token=text / tokens,
         format=data_format,
         tokenizer_xxh3=xxhash.xxh3_128_hexdigest(tokenizer),
+        engines=engines,
     )
 
 

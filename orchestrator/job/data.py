@@ -128,6 +128,11 @@ class DataSpec(StrictModel):
 
     sources: list[Source] = Field(min_length=1)
     tokenizer: TrainBpe | str = Field(description="train_bpe: N, or a tokenizer.json, or its folder")
+    encode_with: Literal["fastest", "tokenizers"] = Field(
+        default="fastest",
+        description="what encodes text: the fastest engine that gives the ids of the library tokenizers, compared on a "
+        "share of the text, or that library itself",
+    )
     sequence_length: int = Field(ge=8, description="tokens in one sequence")
     labels: list[str] = Field(
         default_factory=list,

@@ -211,14 +211,14 @@ class JobSpec(StrictModel):
         """What makes two runs the same run: all keys that determine the samples and the weights, and no others.
 
         `train.stability` is left out: what was done about an instability is recorded, and the rules may change for the
-        next one. Of `data.validation` only the share counts, since its documents are missing from training. A moving
-        average of the weights cannot begin later, so it counts too.
+        next one; so is `data.encode_with`, which changes no id. Of `data.validation` only the share counts, since its
+        documents are missing from training. A moving average of the weights cannot begin later, so it counts too.
         """
         found = self.model_dump(
             mode="json",
             include={"seed", "workload", "data", "train"},
             exclude={
-                "data": {"cache", "max_rejected", *self.data.at_default("mixture", "on_error")},
+                "data": {"cache", "encode_with", "max_rejected", *self.data.at_default("mixture", "on_error")},
                 "workload": self.workload.at_default("layer_drop", "grow"),
                 "train": {"stability": True, "optimizer": self.train.optimizer.at_default(*NEWER)},
             },

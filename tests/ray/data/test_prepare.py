@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import io
 import json
-import logging
 import os
 import shutil
 import signal
@@ -17,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import ray
-import ray.data
 from before import unpack
 from jobs import job
 from tmpfs import mounted
@@ -233,20 +230,6 @@ def test_sources_without_text_are_told(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.txt").write_text(text)
     with pytest.raises(InputError, match=r"files are empty|no text in the files"):
         prepare(spec(str(tmp_path / "a.txt")), (), str(tmp_path / "cache"))
-
-
-def test_ray_data_does_not_write_to_the_terminal(tmp_path: Path) -> None:
-    ray.data.from_items([1])  # sets its logging up
-    handlers = logging.getLogger("ray.data").handlers
-    (console,) = [h for h in handlers if isinstance(h, logging.StreamHandler) and h.level == logging.INFO]
-    terminal = io.StringIO()
-    stream = console.setStream(terminal)
-    try:
-        prepare(spec(*write_texts(tmp_path / "texts")), (), str(tmp_path / "cache"))
-    finally:
-        console.setStream(stream)
-    assert terminal.getvalue() == ""
-    assert console.level == logging.INFO
 
 
 def test_an_actor_may_prepare(tmp_path: Path) -> None:

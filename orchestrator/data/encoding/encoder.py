@@ -1,0 +1,73 @@
+"""Encoding the text of a part, by a faster engine that is compared with the reference on a share of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from orchestrator.data.documents import TextPiece
+from orchestrator.data.encoding.engines import Compared, Encoded, Engine, fast, reference, same
+
+EVERY = 64
+"""Of so many pieces of text one is encoded by the reference too, the first of each part always."""
+FIRST_BYTES = 2**14
+"""A longer first piece is not compared: of large documents a part has few pieces."""
+
+
+class EngineDiffers(Exception):
+    """The engine `name` has given other ids than the reference."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} gives other ids than the reference")
+        self.name = name
+
+
+class PartEncoder:
+    """Encodes the pieces of part `number` by the engine that is chosen for the tokenizer's JSON `text`: the reference,
+    or, if it is `allowed`, a faster one."""
+
+    def __init__(self, text: str, number: int, allowed: bool = True) -> None:
+        self._reference = reference(text)
+        self._engine: Engine = (fast(text) if allowed else None) or self._reference
+        self._draw = np.random.default_rng(number)
+        self._first = True
+        self._compared = [0, 0]
+
+    @property
+    def compared(self) -> Compared:
+        """The engine, and how much of the text was compared."""
+        return Compared(self._engine.name, *self._compared)
+
+    def encode(self, pieces: Sequence[TextPiece]) -> Encoded:
+        """The ids of the pieces. Raises EngineDiffers."""
+        found = self._engine.encode([piece.text for piece in pieces])
+        if self._engine is not self._reference:
+            for number in self._drawn(pieces):
+                self._compare(found, number, pieces[number])
+        return found
+
+    def _drawn(self, pieces: Sequence[TextPiece]) -> Iterator[int]:
+        for number, (piece, lot) in enumerate(zip(pieces, self._draw.random(len(pieces)), strict=True)):
+            if lot < 1 / EVERY or (self._first and piece.bytes <= FIRST_BYTES):
+                yield number
+            self._first = False
+
+    def _compare(self, found: Encoded, number: int, piece: TextPiece) -> None:
+        ids = found.of(number)
+        expected = self._reference.encode([piece.text])
+        if not same(Encoded(ids, np.array([len(ids)])), expected):
+            raise EngineDiffers(self._engine.name)
+        self._compared[0] += 1
+        self._compared[1] += piece.bytes
+
+
+def closed(
+    encoded: Encoded, pieces: Sequence[TextPiece], roles: Mapping[str, int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The ids with the token that closes each document or first text of a pair, and the ends of the documents among
+    them, int64."""
+    closing = np.array([roles["eos"] if p.ends else roles["sep"] if p.halves else -1 for p in pieces])
+    closes, ends = closing >= 0, np.array([piece.ends for piece in pieces])
+    ids = np.insert(encoded.ids, encoded.ends[closes], closing[closes].astype(encoded.ids.dtype))
+    return ids, (encoded.ends + np.cumsum(closes))[ends]

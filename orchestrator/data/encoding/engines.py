@@ -1,0 +1,145 @@
+"""What encodes texts: the library `tokenizers`, and where they give the same ids the faster engine `fastokens`.
+
+`tokenizers` is the reference: prepared data has its ids, whichever engine made them. A faster engine is therefore
+compared with it, first on hard texts (`hard_texts`), then on a share of the very text it encodes; where it once
+differs, it is used no more, and what it made is made again by the reference.
+
+fastokens (Apache-2.0) takes byte-level BPE and refuses what it does not know. tokie (MIT or Apache-2.0) was tried and
+is not used: of 3,748 documents 42 had other ids, among them those with the text of a special token.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from importlib.metadata import version
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from orchestrator.data import tokenizer
+from orchestrator.data.encoding.hard_texts import hard_texts
+
+REFERENCE = "tokenizers"
+FAST = "fastokens"
+
+
+class Encoded(NamedTuple):
+    """The ids of several texts, uint32 [tokens], and the end of those of each text, int64 [texts]."""
+
+    ids: np.ndarray
+    ends: np.ndarray
+
+    def of(self, number: int) -> np.ndarray:
+        """The ids of one text."""
+        return self.ids[self.ends[number - 1] if number else 0 : self.ends[number]]
+
+
+class Engine(Protocol):
+    """What encodes texts; `name` is its name and version."""
+
+    name: str
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """The ids of texts, without special tokens: their spelling in a text is ordinary text."""
+
+
+class ReferenceEngine:
+    """The library `tokenizers`, on one thread."""
+
+    def __init__(self, text: str) -> None:
+        self.name = f"{REFERENCE} {version(REFERENCE)}"
+        self._tokenizer: Tokenizer = tokenizer.encoder(text)
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """See `Engine`."""
+        found = [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+        ids = np.fromiter((i for one in found for i in one), np.uint32, sum(map(len, found)))
+        return Encoded(ids, np.cumsum([len(one) for one in found], dtype=np.int64))
+
+
+class FastEngine:
+    """fastokens, on one thread; a text on which it fails is encoded by the reference. Raises ValueError for a tokenizer
+    that it does not know, and ImportError where it is not installed."""
+
+    def __init__(self, text: str) -> None:
+        os.environ["RAYON_NUM_THREADS"] = "1"  # a task has one CPU
+        import fastokens
+
+        self.name = f"{FAST} {version(FAST)}"
+        self._tokenizer = fastokens.Tokenizer.from_json_str(text)
+        self._text = text
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """See `Engine`."""
+        found = self._try(texts)
+        if found is not None:
+            return found
+        singly = [self._try([text]) or reference(self._text).encode([text]) for text in texts]
+        return Encoded(
+            np.concatenate([one.ids for one in singly]), np.cumsum([len(one.ids) for one in singly])
+        )
+
+    def _try(self, texts: Sequence[str]) -> Encoded | None:
+        """The ids, None if the engine fails."""
+        try:
+            ids, offsets = self._tokenizer.encode_batch_flat(list(texts), False, True)
+        except BaseException as error:  # a panic of Rust is no Exception
+            if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+                raise
+            return None
+        return Encoded(np.frombuffer(ids, np.uint32), np.frombuffer(offsets, "<u8")[1:].astype(np.int64))
+
+
+@lru_cache(maxsize=2)
+def reference(text: str) -> ReferenceEngine:
+    """The reference for a tokenizer's JSON; kept, since a process encodes many parts."""
+    return ReferenceEngine(text)
+
+
+@lru_cache(maxsize=2)
+def fast(text: str) -> Engine | None:
+    """The faster engine for a tokenizer's JSON; None where there is none, or where it differs on hard texts."""
+    try:
+        found = FastEngine(text)
+    except ImportError:
+        return None
+    except Exception:  # of its own kinds, for what it does not know
+        return None
+    standard = reference(text)
+    texts = hard_texts(
+        [token.content for token in Tokenizer.from_str(text).get_added_tokens_decoder().values()]
+    )
+    return found if same(found.encode(texts), standard.encode(texts)) else None
+
+
+def same(one: Encoded, other: Encoded) -> bool:
+    """Whether the ids of all texts are equal."""
+    return np.array_equal(one.ends, other.ends) and np.array_equal(one.ids, other.ids)
+
+
+class Compared(NamedTuple):
+    """Which engine encoded, and how much of its text was compared with the reference: documents, or pieces of long
+    ones, and their bytes."""
+
+    name: str
+    documents: int
+    bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The values by name."""
+        return self._asdict()
+
+
+def add_engine(engines: dict[str, dict[str, int]], record: Mapping[str, Any] | None) -> None:
+    """Add what a part's record says of its engine to the sums over all parts, by the engine's name: parts, and of these
+    the documents and bytes that were compared."""
+    if record is not None:
+        held = engines.setdefault(
+            str(record["name"]), {"parts": 0, "compared_documents": 0, "compared_bytes": 0}
+        )
+        held["parts"] += 1
+        held["compared_documents"] += int(record["documents"])
+        held["compared_bytes"] += int(record["bytes"])

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestrator.data import manifest, shards
+from orchestrator.data.data_folder import DataFolder
+from orchestrator.data.documents import TextPiece
+from orchestrator.data.encoding import encoder
+from orchestrator.data.encoding.encoder import closed
+from orchestrator.data.encoding.engines import Encoded, FastEngine, fast
+from orchestrator.data.sources import cut, resolve
+from orchestrator.job.data import Source
+
+TEXT = "".join(f"Sentence {n}, number {n * n}.\n<|endoftext|>\n" for n in range(400))
+Prepare = Callable[..., str]
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept() -> Iterator[None]:
+    fast.cache_clear()
+    yield
+    fast.cache_clear()
+
+
+def bytes_of(uri: str) -> dict[str, bytes]:
+    return {str(path.relative_to(uri)): path.read_bytes() for path in sorted(Path(uri).glob("shards/*"))}
+
+
+def by_the_reference(prepare_here: Prepare, monkeypatch: pytest.MonkeyPatch, uri: str) -> str:
+    with monkeypatch.context() as patched:
+        patched.setattr(encoder, "fast", lambda text: None)
+        return prepare_here([TEXT], part_bytes=1500, uri=uri)
+
+
+def test_shards_are_the_same_by_either_engine(
+    prepare_here: Prepare, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    quick = prepare_here([TEXT], part_bytes=1500, uri=str(tmp_path / "quick"))
+    plain = by_the_reference(prepare_here, monkeypatch, str(tmp_path / "plain"))
+    assert bytes_of(quick) == bytes_of(plain)
+    found, other = (manifest.read(DataFolder(uri)) for uri in (quick, plain))
+    assert found is not None
+    assert other is not None
+    ((name, said),) = found.engines.items()
+    assert name.startswith("fastokens ")
+    assert said["parts"] == len(found.shards)
+    assert said["compared_documents"] >= said["parts"]
+    assert [*other.engines] != [*found.engines]
+    assert found.digest == other.digest
+
+
+def test_what_an_engine_made_that_later_differs_is_made_again(
+    prepare_here: Prepare, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It goes wrong from the third part on, in every text: parts made before are made again by the reference too."""
+    encode = FastEngine.encode
+    calls: list[int] = []
+
+    def wrong(self: FastEngine, texts: Any) -> Encoded:
+        calls.append(1)
+        found = encode(self, texts)
+        return (
+            Encoded(found.ids ^ 1, found.ends) if len(calls) > 3 else found
+        )  # the first is that of hard texts
+
+    plain = by_the_reference(prepare_here, monkeypatch, str(tmp_path / "plain"))
+    monkeypatch.setattr(FastEngine, "encode", wrong)
+    uri = prepare_here([TEXT], part_bytes=1500, uri=str(tmp_path / "prepared"))
+    folder, before = DataFolder(uri), manifest.read(DataFolder(uri))
+    assert before is not None
+    assert len(calls) == 4  # no part after the one that differed
+    assert shards.unfinished(folder, len(before.shards), 320, manifest.FORMAT) == [0, 1]
+    parts = cut(resolve([Source(uri=str(tmp_path / "source-0" / "*.txt"))]), 1500)
+    for number in (0, 1):
+        shards.write_shard(uri, number, parts[number], 320, before.roles)
+    assert shards.unfinished(folder, len(before.shards), 320, manifest.FORMAT) == []
+    assert bytes_of(uri) == bytes_of(plain)
+
+
+def test_documents_are_closed_where_they_end() -> None:
+    pieces = [
+        TextPiece("a", False, 1), TextPiece("b", True, 1), TextPiece("", True, 0), TextPiece("c", False, 1, True),
+        TextPiece("d", True, 1),
+    ]  # fmt: skip
+    encoded = Encoded(np.array([1, 2, 3, 4, 5], np.uint32), np.array([2, 3, 3, 4, 5]))
+    ids, ends = closed(encoded, pieces, {"eos": 90, "sep": 91})
+    assert ids.tolist() == [1, 2, 3, 90, 90, 4, 91, 5, 90]
+    assert ends.tolist() == [4, 5, 9]
