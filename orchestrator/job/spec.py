@@ -218,7 +218,12 @@ class JobSpec(StrictModel):
             mode="json",
             include={"seed", "workload", "data", "train"},
             exclude={
-                "data": {"cache", "encode_with", "max_rejected", *self.data.at_default("mixture", "on_error")},
+                "data": {
+                    "cache",
+                    "encode_with",
+                    "max_rejected",
+                    *self.data.at_default("mixture", "on_error"),
+                },
                 "workload": self.workload.at_default("layer_drop", "grow"),
                 "train": {"stability": True, "optimizer": self.train.optimizer.at_default(*NEWER)},
             },
