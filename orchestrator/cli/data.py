@@ -108,6 +108,7 @@ def prepared_with_progress(
 
 def _held_out(spec: JobSpec, data: PreparedData) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """What is held out by the name of its set, and what a user should know of it, one line each."""
+    from orchestrator.data.rejections import notes_of
     from orchestrator.data.summary import sizes
     from orchestrator.job.evaluate import VALIDATION
     from orchestrator.resolve.training_inputs import resolve_over
@@ -115,7 +116,7 @@ def _held_out(spec: JobSpec, data: PreparedData) -> tuple[dict[str, dict[str, An
     share = spec.data.validation and spec.data.validation.share
     found: dict[str, dict[str, Any]] = {VALIDATION: {**sizes(data.uri, share)}} if share else {}
     sets = {**found, **{name: {"uri": uri, **sizes(uri)} for name, uri in data.sets.items()}}
-    return sets, resolve_over(spec, data)[2] if sets else []
+    return sets, resolve_over(spec, data)[2] if sets else notes_of(data.uri)
 
 
 def inspect(

@@ -34,8 +34,9 @@ def pieces(span: Span, data_format: int = FORMAT, rejected: Rejected | None = No
 
     Raises InputError as `rows` does, and for rows without the text if the policy of the file is to fail.
     """
+    found = rows(span, rejected, data_format)
     rejected = rejected or Rejected()
-    for row in rows(span, rejected, data_format):
+    for row in found:
         if span.file.kind == ".txt":
             text = row.values["text"]
             yield TextPiece(text, row.ends, len(text.encode()))

@@ -75,6 +75,7 @@ class DataManifest:
         records: the objective whose records it holds, see `orchestrator.data.records`; empty for text.
         engines: which engines encoded the text, and how much of it was compared with the reference, by name, see
             `encoding.engines`; empty for data of earlier versions.
+        rejected: how many documents were left out and how many repaired, by kind; empty if none.
         bytes_per_token: turns a loss in nats per token into bits per byte: loss / ln 2 / bytes_per_token.
     """
 
@@ -94,6 +95,7 @@ class DataManifest:
     tokenizer_xxh3: str = ""
     records: str = ""
     engines: dict[str, dict[str, int]] = field(default_factory=dict)
+    rejected: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
     def shards(self) -> list[TokenShard]:
@@ -116,6 +118,8 @@ class DataManifest:
             del found["records"]
         if not self.engines:
             del found["engines"]
+        if not self.rejected:
+            del found["rejected"]
         return found
 
     @classmethod

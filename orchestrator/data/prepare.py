@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from orchestrator.data import manifest, shards, sources, tokenizer
+from orchestrator.data import manifest, rejections, shards, sources, tokenizer
 from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.encoding.engines import REFERENCE
 from orchestrator.data.fingerprint import SOURCES, chosen_tokenizer, format_and_fingerprint
@@ -95,7 +95,9 @@ def prepare(
                 where,
                 kind,
                 data.encode_with != REFERENCE,
+                rejections.Ceiling(data.max_rejected, folder),
             )
+        rejections.check(data.max_rejected, folder)
     except Exception as error:
         if isinstance(error, InputError) or not storage_failed(error):
             raise
@@ -132,6 +134,7 @@ def _make(
     where: str,
     kind: RecordKind | None,
     fast: bool,
+    ceiling: rejections.Ceiling,
 ) -> None:
     """Make the files that are missing in `folder`, the manifest last."""
     try:
@@ -143,7 +146,7 @@ def _make(
     vocabulary, roles = _tokenizer(folder, chosen, parts, data_format)
     progress("tokenizer", 1, 1)
     _refuse_pairs_without_separator(files, roles)
-    _tokenise(folder, parts, vocabulary, roles, data_format, progress, kind, fast)
+    _tokenise(folder, parts, vocabulary, roles, data_format, progress, kind, fast, ceiling)
     name, uris = folder.uri.rsplit("/", 1)[-1], [source.name for source in named]
     records = kind.objective if kind else ""
     found = shards.gather(folder, name, uris, parts, vocabulary, roles, data_format, where, records)
@@ -205,8 +208,10 @@ def _tokenise(
     progress: Progress,
     kind: RecordKind | None,
     fast: bool,
+    ceiling: rejections.Ceiling,
 ) -> None:
-    """Write the shards that have no record or of which a file is missing."""
+    """Write the shards that have no record or of which a file is missing, until it is certain that `ceiling` is
+    exceeded."""
 
     def task(row: dict[str, Any]) -> None:
         part = sources.from_json(row["part"])
@@ -219,4 +224,7 @@ def _tokenise(
         progress("tokens", len(parts) - len(todo), len(parts))
         rows = [{"number": n, "part": sources.to_json(parts[n], _reach(data_format))} for n in todo]
         for done in run_tasks(task, rows, folder_uri) if rows else ():
+            if ceiling.limited:
+                number = todo[done - 1]
+                ceiling.check(number, shards.read_record(folder, number, data_format), parts)
             progress("tokens", len(parts) - len(todo) + done, len(parts))

@@ -11,6 +11,7 @@ import numpy as np
 import xxhash
 from tokenizers import Tokenizer
 
+from orchestrator.data import rejections
 from orchestrator.data import tokenizer as tokenizers
 from orchestrator.data.contents import ENTRY, ContentIndex
 from orchestrator.data.data_folder import DataFolder
@@ -19,6 +20,7 @@ from orchestrator.data.encoding.encoder import EngineDiffers, PartEncoder, close
 from orchestrator.data.encoding.engines import Compared, add_engine
 from orchestrator.data.manifest import FORMAT, DamagedManifest, DataManifest, PreparedSource, TokenShard, read
 from orchestrator.data.sources import Part
+from orchestrator.data.sources.rejected import Rejected
 from orchestrator.job.errors import InputError
 
 if TYPE_CHECKING:
@@ -110,7 +112,8 @@ def _encoded(
     ends: list[np.ndarray] = []
     contents, counts = ContentIndex(), np.zeros(vocabulary, dtype=np.int64)
     text_bytes = length = 0
-    for batch in _batches(piece for span in part for piece in pieces(span, data_format)):
+    rejected = Rejected()
+    for batch in _batches(piece for span in part for piece in pieces(span, data_format, rejected)):
         ids, ended = closed(encoder.encode(batch), batch, roles)
         ends.append(ended + length)
         length += len(ids)
@@ -121,7 +124,7 @@ def _encoded(
             contents.add(piece)
     tokens = np.concatenate(found) if found else np.zeros(0, dtype(vocabulary))
     index = np.concatenate(ends) if ends else np.zeros(0, np.int64)
-    return _Shard(tokens, index, contents, text_bytes, counts, encoder.compared)
+    return _Shard(tokens, index, contents, text_bytes, counts, rejected, encoder.compared)
 
 
 def _write_records(
@@ -142,7 +145,8 @@ def _write_records(
     ends: list[int] = []
     contents, counts = ContentIndex(), np.zeros(vocabulary, dtype=np.int64)
     text_bytes = length = 0
-    for record in (record for span in part for record in records_of(span, kind, encoder, roles["eos"])):
+    rejected, eos = Rejected(), roles["eos"]
+    for record in (one for span in part for one in records_of(span, kind, encoder, eos, rejected)):
         found.append(np.append(record.words, [CLOSE]).astype("<u4"))
         length += len(found[-1])
         ends.append(length)
@@ -152,7 +156,7 @@ def _write_records(
         counts += np.bincount(record.tokens, minlength=vocabulary)
     counts[roles["eos"]] += length - counts.sum()  # what is no token counts as the end that each record has
     words = np.concatenate(found) if found else np.zeros(0, "<u4")
-    _write(folder, number, _Shard(words, np.array(ends), contents, text_bytes, counts), FORMAT)
+    _write(folder, number, _Shard(words, np.array(ends), contents, text_bytes, counts, rejected), FORMAT)
 
 
 class _Shard(NamedTuple):
@@ -161,6 +165,7 @@ class _Shard(NamedTuple):
     contents: ContentIndex
     bytes: int
     counts: np.ndarray
+    rejected: Rejected
     engine: Compared | None = None
 
 
@@ -183,6 +188,8 @@ def _write(folder: DataFolder, number: int, shard: _Shard, data_format: int) -> 
         listed = shard.contents.to_bytes()
         folder.write(contents_name(shard_name(number)), listed)
         record["contents"] = xxhash.xxh3_64_hexdigest(listed)
+    if found := shard.rejected.to_json():
+        record["rejected"] = found
     folder.write_json(record_name(number), record)
 
 
@@ -194,16 +201,17 @@ def block_sums(data: bytes) -> str:
 
 
 def read_record(folder: DataFolder, number: int, data_format: int) -> dict[str, Any] | None:
-    """The record of shard `number`; None if it is missing or damaged."""
+    """The record of shard `number`; None if it is missing or damaged. `rejected` has what was left out or repaired."""
     try:
         record = folder.read_json(record_name(number))
         counts, engine = np.array(record.pop("counts"), dtype=np.int64), record.pop("engine", None)
+        rejected = record.pop("rejected", [])
         TokenShard(file="", **record)
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
     needed = {key for key, since in (("ends", 2), ("contents", 3)) if data_format >= since}
     whole = counts.sum() == record["tokens"] and needed <= record.keys()
-    return {**record, "counts": counts, "engine": engine} if whole else None
+    return {**record, "counts": counts, "engine": engine, "rejected": rejected} if whole else None
 
 
 def is_complete(folder: DataFolder) -> bool:
@@ -259,14 +267,15 @@ def gather(
     where: str = "data.sources",
     records: str = "",
 ) -> DataManifest:
-    """The manifest of all shards in `folder`, from their records. `uris` are those of the sources, `where` their key in
-    the job file, `records` the objective whose records they hold.
+    """The manifest of all shards in `folder`, from their records, and rejected.jsonl beside it. `uris` are those of the
+    sources, `where` their key in the job file, `records` the objective whose records they hold.
 
     Raises InputError if a record is damaged or the sources have no text.
     """
     prepared: list[list[TokenShard]] = [[] for _ in uris]
     engines: dict[str, dict[str, int]] = {}
     counts = np.zeros(vocabulary, dtype=np.int64)
+    findings: list[rejections.Finding] = []
     with ThreadPoolExecutor(16) as pool:  # a store answers a read in tens of milliseconds
         found_records = pool.map(lambda number: read_record(folder, number, data_format), range(len(parts)))
     for number, (part, record) in enumerate(zip(parts, found_records, strict=True)):
@@ -274,12 +283,15 @@ def gather(
             raise InputError(f"{record_name(number)} is damaged", folder.uri, "run the same command again")
         counts += record.pop("counts")
         add_engine(engines, record.pop("engine"))
+        findings += record.pop("rejected")
         if record["tokens"] or (data_format > 2 and record["bytes"]):  # text of which no token is made
             prepared[part[0].file.source].append(TokenShard(file=shard_name(number), **record))
     every = [shard for source in prepared for shard in source]
     tokens, text = sum(s.tokens for s in every), sum(s.bytes for s in every)
+    rejected = rejections.write(folder, findings)
     if not text:
-        raise InputError("there is no text in the files", where, "give files with text")
+        hint = "; ".join(["give files with text", *rejections.notes(rejected, folder.uri)])
+        raise InputError("there is no text in the files", where, hint)
     share = counts[counts > 0] / tokens
     tokenizer = folder.read("tokenizer.json") or b""
     encoder = tokenizers.encoder(tokenizer.decode())
@@ -300,6 +312,7 @@ def gather(
         format=data_format,
         tokenizer_xxh3=xxhash.xxh3_128_hexdigest(tokenizer),
         engines=engines,
+        rejected=rejected,
     )
 
 

@@ -51,6 +51,7 @@ def inspect(uri: str, share: float | None = None) -> dict[str, Any]:
         "tokens": found.tokens,
         "documents": found.documents,
         "bytes": found.bytes,
+        **({"rejected": found.rejected} if found.rejected else {}),
         "vocabulary": found.vocabulary,
         "dtype": found.dtype,
         "bytes_per_token": found.bytes_per_token,

@@ -150,7 +150,7 @@ class DataSpec(StrictModel):
     )
     max_rejected: int | str | None = Field(
         default=None,
-        description="how much may be left out: a number of documents, or a share of them, as in 1%; any number if unset",
+        description="how much may be left out: a number of documents, or a share of them, as in 1%; any if unset",
     )
     validation: ValidationSpec | None = Field(default=None, description="text that is held out from training")
     mixture: MixtureSpec | None = Field(

@@ -91,12 +91,14 @@ def resolve_over(
 
     Raises InputError if training or a set has not one sample, or they do not fit.
     """
+    from orchestrator.data import rejections
     from orchestrator.data.mixture import passes
     from orchestrator.data.tokens import Tokens
 
     tokens = Tokens.open(data.uri)
     inputs = training_inputs(spec, tokens, data.sets, base)
     notes = [*inputs.job.notes, *inputs.workload.notes, *_cut_notes(inputs)]
+    notes += rejections.notes_of(data.uri, *data.sets.values())
     if spec.data.is_mixed:
         notes += passes.notes(course_of(inputs, spec))
     notes += tokenizer_notes(base, tokens.tokenizer()) if base else []

@@ -34,14 +34,15 @@ class Row(NamedTuple):
 def rows(
     span: Span, rejected: Rejected | None = None, data_format: int = FORMAT, columns: tuple[str, ...] = ()
 ) -> Iterator[Row]:
-    """The rows of a span, in order. What cannot be used goes to `rejected`.
+    """The rows of a span, in order. What cannot be used goes to `rejected`; without one it is not counted, and a
+    compressed file is not checked before it is read.
 
     With `columns`, a table or an archive has those besides those that its fields name; a line has all. Raises
     InputError for input that cannot be used if the policy of the file is to fail, and for a file that has changed since
     its content was identified.
     """
+    file, checked = span.file, rejected is not None and span.file.on_error != "fail"
     rejected = rejected or Rejected()
-    file = span.file
     if file.content == VANISHED:
         rejected.refuse(file, Unfit("vanished", "there is no such file", "remove it from the list"))
         return
@@ -49,7 +50,7 @@ def rows(
     with opened(span) as raw:
         handle = raw
         if file.compression:
-            known = None if file.on_error == "fail" else measured(raw, file.compression)
+            known = measured(raw, file.compression) if checked else None
             handle = io.BufferedReader(Plain(raw, file.compression, known), lines.BLOCK)
         for at, values, *ends in read(span, handle, rejected, data_format, columns):
             if file.on_error == "fail" or file.kind == ".txt" or _is_sound(span, at, values, rejected):
