@@ -24,14 +24,15 @@ BOM = b"\xef\xbb\xbf"
 def read(
     span: Span, file: BinaryIO, rejected: Rejected, _: int, __: tuple[str, ...]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of a file, each with the byte at which it begins."""
+    """The rows of a file, each with the byte at which it begins. A row of too few values lacks the last of them;
+    under a policy that goes on without a row, it is taken for one that is cut off."""
     csv.field_size_limit(lines.LINE_BYTES)  # its own limit is 128 KiB
     reader = _Reader(span, file, rejected)
     names: list[str] | None = None
     for at, values in reader:
         if names is None:
             names = values
-        elif len(values) > len(names):
+        elif len(values) > len(names) or (len(values) < len(names) and span.file.on_error != "fail"):
             what = f"has {len(values)} values, and there are {len(names)} columns"
             rejected.refuse(span.file, Unfit("columns", what), at, ",".join(values))
         else:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import BinaryIO
 
 from orchestrator.data.sources.lines import LONGEST_SEPARATOR
@@ -90,7 +90,8 @@ Part = tuple[Span, ...]
 
 def to_json(part: Part, reach: int | None = None) -> str:
     """The part as JSON, for a task on any node that reads at most `reach` bytes after its spans."""
-    return json.dumps([asdict(_with_sums(span, reach)) for span in part])
+    spans = (_with_sums(span, reach) for span in part)
+    return json.dumps([{**vars(span), "file": vars(span.file)} for span in spans])
 
 
 @contextmanager

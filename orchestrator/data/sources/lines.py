@@ -84,8 +84,7 @@ def line_at(file: BinaryIO, at: int) -> bytes:
 
 
 def line_number(file: BinaryIO, at: int) -> int:
-    """The number, from 1, of the line with byte `at`."""
-    file.seek(0)
+    """The number, from 1, of the line with byte `at` of a file that was just opened."""
     count, left = 1, at
     while left > 0 and (block := file.read(min(left, BLOCK))):
         count += block.count(b"\n")

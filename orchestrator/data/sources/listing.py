@@ -80,9 +80,13 @@ def _match(place: str, where: str) -> list[Listed]:
 
 def _infos(fs: Any, path: str, where: str) -> Iterator[dict[str, Any]]:
     retry = Retry()
-    if retry(fs.isfile, path):
-        yield retry(fs.info, path)
-    elif retry(fs.isdir, path):
+    try:
+        info = retry(fs.info, path)
+    except FileNotFoundError:
+        info = None
+    if info is not None and info["type"] == "file":
+        yield info
+    elif info is not None and info["type"] == "directory":
         saved = saved_files(fs, path, where)
         yield from ([retry(fs.info, name) for name in saved] if saved else _below(fs, path, where))
     else:
@@ -145,13 +149,12 @@ def _lines(place: str, where: str) -> list[str]:
 
 
 def _named_in_list(place: str, where: str, on_error: str) -> list[Listed]:
-    found = _match(place, f"{where}: {place}")
-    if not found and on_error == "fail":
-        raise InputError(
-            f"names {place}, and there is no such file", where, "remove it, or set data.on_error"
-        )
+    if found := _match(place, f"{where}: {place}"):
+        return found
+    if on_error == "fail":
+        raise InputError(f"names {place}, and there is no such file", where, "remove it, or set data.on_error")
     fs, path = open_file_system(place, TIMEOUT)
-    return found or [Listed(fs, path, None, is_local(place))]
+    return [Listed(fs, path, None, is_local(place))]
 
 
 def _refuse_twice(listed: Sequence[Listed], key: str) -> None:
