@@ -15,9 +15,10 @@ from orchestrator.data.mixture.mixed_order import MixedOrder
 from orchestrator.data.mixture.shares import Mixture
 from orchestrator.data.order import Order
 from orchestrator.data.sample_reader import SampleReader
-from orchestrator.data.windows import Streams, windows_of
+from orchestrator.data.windows import Streams, Windows, packed_windows, windows_of
 from orchestrator.job.errors import InputError
-from workloads.workload import Batch, Objective
+from workloads.model.masks import REAL
+from workloads.workload import Batch, Objective, Reading
 
 T = TypeVar("T")
 
@@ -28,6 +29,8 @@ def batches_of(
     seed: int,
     weights: Sequence[float],
     mixture: Mixture | None = None,
+    packed: bool = False,
+    routed: bool = False,
 ) -> Batches:
     """The batches of prepared data for an objective.
 
@@ -37,12 +40,15 @@ def batches_of(
         seed: determines the order.
         weights: passes over each source in one epoch; they do not count where there is a mixture.
         mixture: the proportions in which sources come.
+        packed: whether whole documents are packed by best fit.
+        routed: whether the model routes tokens to experts, which must then know what is padding.
 
     Raises InputError if a source has no sample for an epoch, or the text too few documents. For data of format 1 an
     empty source is allowed, as it was in the version that made it.
     """
     reading = objective.reading
-    windows = [windows_of(tokens, source, reading) for source in range(tokens.sources)]
+    make: Callable[[Streams, int, Reading], Windows] = packed_windows if packed else windows_of
+    windows = [make(tokens, source, reading) for source in range(tokens.sources)]
     samples = [len(found) for found in windows]
     strict = tokens.manifest.format > 1
     for number, count in enumerate(samples):
@@ -62,9 +68,9 @@ def batches_of(
         )
     read = SampleReader(tokens, windows, objective)
     if mixture is None:
-        return Batches(read, Order(seed, samples, weights, by_pass=strict))
+        return Batches(read, Order(seed, samples, weights, by_pass=strict), packed, routed)
     phases = mixture.weights([found.tokens for found in windows], samples)
-    return Batches(read, MixedOrder(seed, samples, phases, mixture.most))
+    return Batches(read, MixedOrder(seed, samples, phases, mixture.most), packed, routed)
 
 
 def slices(
@@ -86,9 +92,17 @@ def slices(
 class Batches:
     """Micro-batches over prepared data, in a fixed order; `read` reads one sample."""
 
-    def __init__(self, read: SampleReader, order: Order | MixedOrder) -> None:
+    def __init__(
+        self, read: SampleReader, order: Order | MixedOrder, packed: bool = False, routed: bool = False
+    ) -> None:
+        """`packed` and `routed` are as in `batches_of`."""
         self.read = read
         self.order = order
+        self.packed, self._routed = packed, routed
+
+    def reading(self, read: SampleReader) -> Batches:
+        """These batches of what `read` gives for the samples."""
+        return Batches(read, self.order, self.packed, self._routed)
 
     def batch(self, position: int, count: int) -> tuple[Batch, int]:
         """The samples at positions [position, position + count), collated, and the sum of their receipt digests.
@@ -103,7 +117,24 @@ class Batches:
         collated = [text.collate(ids[of], int(turns[of[0]])) for of in alike]
         back = torch.from_numpy(np.argsort(np.concatenate(alike)))
         batch = {name: torch.cat([part[name] for part in collated])[back] for name in collated[0]}
+        if self.packed and self._routed:
+            batch[REAL] = torch.arange(self._stride) < torch.from_numpy(self._real(ids)).unsqueeze(1)
         return batch, receipt.add(digests)
+
+    def padding(self, position: int, count: int) -> float:
+        """The share of padding in the model's input of the samples at [position, position + count)."""
+        _, ids = self.order.at(np.arange(position, position + count))
+        return 1.0 - float(self._real(ids).sum()) / (count * self._stride)
+
+    def _real(self, ids: np.ndarray) -> np.ndarray:
+        """Tokens of the input of each of these samples that are no padding."""
+        reading = self.read.objective.reading
+        return np.array([self.read.length(int(i)) for i in ids]) - (reading.window - reading.stride)
+
+    @property
+    def _stride(self) -> int:
+        """Tokens of the input of a sample of a stream."""
+        return self.read.objective.reading.stride
 
 
 class Prefetch(Generic[T]):

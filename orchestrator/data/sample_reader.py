@@ -34,14 +34,25 @@ class SampleReader:
         if sample in self._held:
             return self._held[sample]
         source, index = self._place(sample)
-        start, length = self._windows[source].at(index)
-        return self.streams.window(source, start, length)
+        found = [self.streams.window(source, *piece) for piece in self._windows[source].pieces(index)]
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def length(self, sample: int) -> int:
+        """The number of tokens of a sample, which is not read."""
+        source, index = self._place(sample)
+        return sum(length for _, length in self._windows[source].pieces(index))
+
+    def origin(self, sample: int) -> tuple[int, Sequence[tuple[int, int]]]:
+        """The source of a sample, and where its pieces are, see `Windows.pieces`."""
+        source, index = self._place(sample)
+        return source, self._windows[source].pieces(index)
 
     def longer_than(self, length: int) -> Iterator[int]:
         """The ids of the samples with more words than `length`."""
         before = 0
         for windows in self._windows:
-            yield from (before + n for n in range(len(windows)) if windows.at(n)[1] > length)
+            numbers = range(before, before + len(windows))
+            yield from (sample for sample in numbers if self.length(sample) > length)
             before += len(windows)
 
     def siblings(self, sample: int) -> range:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
+import xxhash
 
 from orchestrator.data.manifest import DataManifest
 from orchestrator.data.windows import Streams
@@ -28,6 +30,19 @@ class Subset:
     def manifest(self) -> DataManifest:
         """That of the prepared data, of which these documents are a part."""
         return self._streams.manifest
+
+    @property
+    def digest(self) -> str:
+        """See `Tokens.digest`."""
+        found = xxhash.xxh3_128(self._streams.digest.encode())
+        for starts, stops in self._runs:
+            found.update(np.concatenate(([len(starts)], starts, stops)).astype("<i8").tobytes())
+        return found.hexdigest()
+
+    @property
+    def derived(self) -> Path:
+        """See `Tokens.derived`."""
+        return self._streams.derived
 
     @property
     def sources(self) -> int:
@@ -66,6 +81,10 @@ class Subset:
             (starts[run] < ends) & (ends <= stops[run])
         ]
         return found
+
+    def document_ends_by_part(self, source: int) -> Iterator[np.ndarray]:
+        """See `Tokens.document_ends_by_part`; all at once."""
+        yield self.document_ends(source)
 
 
 def _runs(ends: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

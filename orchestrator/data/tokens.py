@@ -96,13 +96,28 @@ class Tokens:
 
         Raises DamagedShard if the index file is missing or damaged.
         """
-        shards = self.manifest.sources[source].shards
-        found, begin = [], 0
+        found = list(self.document_ends_by_part(source))
+        return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+
+    def document_ends_by_part(self, source: int) -> Iterator[np.ndarray]:
+        """`document_ends` shard by shard. Raises DamagedShard."""
+        shards, begin = self.manifest.sources[source].shards, 0
         indices = self._indices({ends_name(shard.file): shard.ends for shard in shards})
         for shard, data in zip(shards, indices, strict=True):
-            found.append(np.frombuffer(data, "<u4").astype(np.int64) + begin)
+            yield np.frombuffer(data, "<u4").astype(np.int64) + begin
             begin += shard.tokens
-        return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+
+    @property
+    def digest(self) -> str:
+        """Data of equal digests has the same tokens."""
+        return self.manifest.digest
+
+    @property
+    def derived(self) -> Path:
+        """The folder on this node's disk for what is derived from the data."""
+        if self.folder.local and os.access(self.folder.uri, os.W_OK):
+            return Path(self.folder.uri)
+        return _copies(self.manifest)
 
     def contents(self, source: int) -> np.ndarray:
         """Bytes and hash of the text of each document of a source, `contents.ENTRY` [documents].
@@ -188,14 +203,20 @@ def _local(folder: DataFolder, found: DataManifest, shard: TokenShard) -> Path:
 def _downloaded(folder: DataFolder, found: DataManifest, shard: TokenShard) -> Path:
     """The path of a local copy of a remote shard, downloaded if needed. Its name contains its checksum, so it is never
     stale."""
-    kept = Path(tempfile.gettempdir()) / f"orchestrator-tokens-{os.getuid()}" / found.fingerprint
-    kept.mkdir(parents=True, exist_ok=True, mode=0o700)
+    kept = _copies(found)
     path = kept / f"{Path(shard.file).stem}-{shard.xxh3}.bin"
     size = shard.tokens * np.dtype(found.dtype).itemsize
-    with _locked(path.with_suffix(".lock")):
+    with locked(path.with_suffix(".lock")):
         if not path.exists() or path.stat().st_size != size:
             _download(folder, shard, path)
     return path
+
+
+def _copies(found: DataManifest) -> Path:
+    """This node's folder for copies of prepared data, and what is derived from it."""
+    kept = Path(tempfile.gettempdir()) / f"orchestrator-tokens-{os.getuid()}" / found.fingerprint
+    kept.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return kept
 
 
 def _download(folder: DataFolder, shard: TokenShard, path: Path) -> None:
@@ -220,7 +241,7 @@ def _download(folder: DataFolder, shard: TokenShard, path: Path) -> None:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Hold a file lock, which ends with the process: one rank of a node downloads while the others wait."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from orchestrator.data.manifest import DataManifest
+from orchestrator.data.packing.index import open_index
+from orchestrator.data.packing.windows import PackedWindows
 
 if TYPE_CHECKING:
     from workloads.workload import Reading
@@ -33,6 +37,17 @@ class Streams(Protocol):
     def document_ends(self, source: int) -> np.ndarray:
         """The index after the closing token of each document of a source, int64 [documents], ascending."""
 
+    def document_ends_by_part(self, source: int) -> Iterator[np.ndarray]:
+        """The same in parts."""
+
+    @property
+    def digest(self) -> str:
+        """Streams of equal digests have the same tokens and documents."""
+
+    @property
+    def derived(self) -> Path:
+        """The folder on this node's disk for what is derived from the data."""
+
 
 class Windows(Protocol):
     """Where the samples 0, 1, ... of one source are."""
@@ -48,8 +63,8 @@ class Windows(Protocol):
     def __len__(self) -> int:
         """Number of samples."""
 
-    def at(self, sample: int) -> tuple[int, int]:
-        """The index of a sample's first token, and its number of tokens."""
+    def pieces(self, sample: int) -> Sequence[tuple[int, int]]:
+        """The index of the first token of each piece of the stream that a sample has, and its number of tokens."""
 
     def siblings(self, sample: int) -> range:
         """The samples of the same document."""
@@ -78,9 +93,13 @@ class TiledWindows:
         return (count - 1) * self.reading.window + self.at(count - 1)[1] if count else 0
 
     def at(self, sample: int) -> tuple[int, int]:
-        """See `Windows`."""
+        """The index of a sample's first token, and its number of tokens."""
         start = sample * self.reading.stride
         return start, min(self.reading.window, self.length - start)
+
+    def pieces(self, sample: int) -> Sequence[tuple[int, int]]:
+        """See `Windows`."""
+        return (self.at(sample),)
 
     def siblings(self, sample: int) -> range:
         """See `Windows`. Not available: documents are not considered."""
@@ -109,8 +128,12 @@ class ListedWindows:
         return len(self.starts)
 
     def at(self, sample: int) -> tuple[int, int]:
-        """See `Windows`."""
+        """See `TiledWindows`."""
         return int(self.starts[sample]), int(self.stops[sample] - self.starts[sample])
+
+    def pieces(self, sample: int) -> Sequence[tuple[int, int]]:
+        """See `Windows`."""
+        return (self.at(sample),)
 
     def siblings(self, sample: int) -> range:
         """See `Windows`."""
@@ -137,6 +160,13 @@ def windows_of(tokens: Streams, source: int, reading: Reading, whole: bool = Fal
         if reading.unit == "document"
         else _full_documents(ends, reading.window)
     )
+
+
+def packed_windows(tokens: Streams, source: int, reading: Reading) -> PackedWindows:
+    """The samples of a source's stream, packed by best fit. Raises DamagedShard as `windows_of`."""
+    ends = tokens.document_ends_by_part(source)
+    index = open_index(tokens.derived, tokens.digest, source, ends, reading.window, reading.stride)
+    return PackedWindows(index)
 
 
 def _document_parts(ends: np.ndarray, window: int) -> ListedWindows:

@@ -157,6 +157,11 @@ class DataSpec(StrictModel):
         default=None,
         description="proportions of the sources by their sizes, or that change in the course of the run",
     )
+    packing: Literal["cut", "best_fit"] = Field(
+        default="cut",
+        description="how a causal language model's documents become sequences: cut, one stream cut at equal "
+        "distances; best_fit, whole documents packed by best fit, only those that are longer than a sequence are cut",
+    )
     cache: str | None = Field(
         default=None, description="folder of the token shards; beside the run directory if unset"
     )

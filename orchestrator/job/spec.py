@@ -116,6 +116,15 @@ class JobSpec(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def what_is_packed_is_a_language_model(self) -> JobSpec:
+        if self.data.packing != "cut" and self.workload.objective != "causal_lm":
+            raise ValueError(
+                f"data.packing {self.data.packing} is of causal_lm, and the objective is {self.workload.objective}; "
+                "leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def what_is_decided_in_a_step_is_evaluated_there(self) -> JobSpec:
         early = "stop_when" if self.stop_when else "tune" if self.tune else ""
         if early and self.evaluates_beside:
@@ -222,7 +231,7 @@ class JobSpec(StrictModel):
                     "cache",
                     "encode_with",
                     "max_rejected",
-                    *self.data.at_default("mixture", "on_error"),
+                    *self.data.at_default("mixture", "packing", "on_error"),
                 },
                 "workload": self.workload.at_default("layer_drop", "grow"),
                 "train": {"stability": True, "optimizer": self.train.optimizer.at_default(*NEWER)},

@@ -61,7 +61,10 @@ def training_inputs(
     parts = split(tokens, share) if share else None
     trained = parts.training if parts else tokens
     mixture = Mixture.of(spec.data, spec.train.global_batch, spec.train.steps)
-    made = batches.batches_of(trained, workload.objective, spec.seed, weights, mixture)
+    routed = bool(workload.config.moe)
+    made = batches.batches_of(
+        trained, workload.objective, spec.seed, weights, mixture, is_packed(spec), routed
+    )
     check_length(made.order, spec.train.global_batch * spec.train.steps)
     held_out = _own_sets(spec, tokens, workload.objective, sets or {})
     if parts and spec.evaluate:
@@ -103,6 +106,11 @@ def resolve_over(
         notes += passes.notes(course_of(inputs, spec))
     notes += tokenizer_notes(base, tokens.tokenizer()) if base else []
     return inputs.job, tokens.manifest.digest, [*notes, *_set_notes(spec, tokens, data.sets)]
+
+
+def is_packed(spec: JobSpec) -> bool:
+    """Whether the job's samples are packed by best fit."""
+    return spec.data.packing == "best_fit"
 
 
 def course_of(inputs: TrainingInputs, spec: JobSpec) -> dict[str, Any]:

@@ -15,7 +15,8 @@ class StepRow(TypedDict, total=False):
 
     Times are unix seconds, durations seconds. `samples` is the receipt after the step, `saves` the outcome of
     each commit that ended since the row before, `busy_seconds` the time that each rank computed by itself,
-    `evaluations` those of held-out text since the row before. An
+    `evaluations` those of held-out text since the row before, `padding` the share of the tokens that are padding, where
+    samples are packed. An
     objective or a router adds metrics of its own, which the type cannot name.
     """
 
@@ -31,6 +32,7 @@ class StepRow(TypedDict, total=False):
     data_seconds: float
     commit_seconds: float
     samples: str
+    padding: float
     layout: str
     memory_bytes: int
     saves: list[dict[str, Any]]

@@ -74,6 +74,7 @@ def summary(
         "measured": measured(rows),
         "worker_hours": used,
         "evaluated_beside": _beside(spec, rows),
+        **({} if rows.padding is None else {"padding": rows.padding}),
         **_footprint(spec, used, cost(phases, rows, events, spec.limits.usd_per_worker_hour)),
         "sample": sample,
     }

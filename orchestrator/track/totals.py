@@ -69,6 +69,7 @@ class RunTotals:
         """The evaluations that count, newest first."""
         self.beside_seconds = 0.0
         """Seconds of those that were made beside the run, each on a worker of its own."""
+        self._padding = (0.0, 0)
         self.points = {key: Thinned() for key in CHARTED}
         self.latest = 0
         """The time of the last row, in microseconds since the epoch."""
@@ -134,6 +135,8 @@ class RunTotals:
         self._first_rows[attempt] = row
         if is_number(row.get("memory_bytes")):
             self.memory_bytes = max(self.memory_bytes or 0, row["memory_bytes"])
+        if is_number(row.get("padding")):
+            self._padding = (self._padding[0] + row["padding"], self._padding[1] + 1)
         self.evaluations += reversed(evaluations_in([row]))
         for key, points in self.points.items():
             if isinstance(row.get(key), int | float):
@@ -162,6 +165,12 @@ class RunTotals:
         """Steps without a row, as (first, last) of each gap."""
         begun = [(self._first, int(self._lowest) - 1)] if self._first < self._lowest < math.inf else []
         return [*begun, *reversed(self._gaps)]
+
+    @property
+    def padding(self) -> float | None:
+        """The mean share of padding over the steps that count; None where samples are not packed."""
+        total, count = self._padding
+        return total / count if count else None
 
     def median(self, key: str) -> float | None:
         """The median of a key in MEASURED over the steps that count, but the first of each attempt, which is slower."""

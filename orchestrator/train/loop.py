@@ -307,6 +307,9 @@ class Rank:
             "memory_bytes": peak_memory() - self._baseline_memory,
             "time": wall(),
         }
+        if self._batches.packed and self._context.rank_info.rank == 0:
+            size = self._spec.train.global_batch
+            row["padding"] = self._batches.padding(self._progress.position - size, size)
         return {**row, **metrics.extra}
 
 

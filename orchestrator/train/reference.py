@@ -94,7 +94,7 @@ class References:
         }
         batches, sets = inputs.batches, dict(inputs.sets)
         if TRAINING in found:
-            batches = type(batches)(found[TRAINING], batches.order)
+            batches = batches.reading(found[TRAINING])
         sets = {
             name: dataclasses.replace(held, read=found[name]) if name in found else held
             for name, held in sets.items()
