@@ -40,11 +40,11 @@ def pieces(span: Span, data_format: int = FORMAT, rejected: Rejected | None = No
         if span.file.kind == ".txt":
             text = row.values["text"]
             yield TextPiece(text, row.ends, len(text.encode()))
-        elif (texts := _texts(span, row, rejected)) is not None:
+        elif (texts := texts_of_row(span, row, rejected)) is not None:
             yield from _document(texts, data_format)
 
 
-def _texts(span: Span, row: Row, rejected: Rejected) -> list[str] | None:
+def texts_of_row(span: Span, row: Row, rejected: Rejected) -> list[str] | None:
     """The text of a row, or the two of a pair; None if it goes to `rejected`. A row of a table with an empty cell is no
     document under any policy."""
     file = span.file

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from orchestrator.data import manifest, sources, tokenizer
+from orchestrator.data.clean.plan import cleaning_of
 from orchestrator.data.sources import SourceFile
 from orchestrator.job.data import DataSpec, TrainBpe
 from orchestrator.job.errors import InputError
@@ -38,18 +39,24 @@ def check_same_text(
     """Raise TextChanged if `data` does not have the fingerprint `before` any more, and InputError if it cannot be
     read."""
     files = sources.resolve(data.sources, SOURCES, data.on_error)
-    format_and_fingerprint(
-        files, chosen_tokenizer(data, special_tokens), sources.part_size(files), before, kind
-    )
+    part_bytes = sources.part_size(files)
+    cleaning = cleaning_of(data, files, part_bytes)
+    chosen = chosen_tokenizer(data, special_tokens)
+    format_and_fingerprint(files, chosen, part_bytes, before, kind, cleaning.key if cleaning else "")
 
 
 def format_and_fingerprint(
-    files: Sequence[SourceFile], chosen: Any, part_bytes: int, before: str, kind: RecordKind | None
+    files: Sequence[SourceFile],
+    chosen: Any,
+    part_bytes: int,
+    before: str,
+    kind: RecordKind | None,
+    clean: str = "",
 ) -> tuple[int, str]:
     """The current format and the fingerprint of the data in it; or the format in which it has the fingerprint `before`.
     Raises TextChanged if there is none."""
     names = {
-        data_format: fingerprint(files, chosen, part_bytes, data_format, kind)
+        data_format: fingerprint(files, chosen, part_bytes, data_format, kind, clean)
         for data_format in manifest.FORMATS
     }
     if not before:
@@ -69,11 +76,14 @@ def fingerprint(
     part_bytes: int,
     data_format: int = manifest.FORMAT,
     kind: RecordKind | None = None,
+    clean: str = "",
 ) -> str:
-    """xxh3_128 of everything that determines the shards' bytes; where the files are does not."""
+    """xxh3_128 of everything that determines the shards' bytes; where the files are does not. `clean` is the key of the
+    steps that clean the text."""
     content = [_content(file) for file in files]
     records = [kind.to_json()] if kind else []
-    whole = json.dumps([data_format, part_bytes, chosen, content, *records], sort_keys=True)
+    cleaned = [{"clean": clean}] if clean else []
+    whole = json.dumps([data_format, part_bytes, chosen, content, *records, *cleaned], sort_keys=True)
     return xxhash.xxh3_128_hexdigest(whole.encode())
 
 

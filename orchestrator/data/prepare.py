@@ -20,6 +20,11 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from orchestrator.data import manifest, rejections, shards, sources, tokenizer
+from orchestrator.data.clean.cleaned_text import CleanedText
+from orchestrator.data.clean.documents import aligned
+from orchestrator.data.clean.plan import Cleaning, cleaning_of
+from orchestrator.data.clean.run import clean
+from orchestrator.data.clean.totals import TOTALS, totals
 from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.encoding.engines import REFERENCE
 from orchestrator.data.fingerprint import SOURCES, chosen_tokenizer, format_and_fingerprint
@@ -79,7 +84,11 @@ def prepare(
     else:
         chosen = chosen_tokenizer(data, objective_special_tokens)
     part_bytes = part_bytes or sources.part_size(files)
-    data_format, name = format_and_fingerprint(files, chosen, part_bytes, before, kind)
+    cleaning = cleaning_of(data, files, part_bytes)
+    if cleaning and kind:
+        raise InputError(f"cleans text, and {kind.objective} reads records", "data.clean", "leave it out")
+    clean_key = cleaning.key if cleaning else ""
+    data_format, name = format_and_fingerprint(files, chosen, part_bytes, before, kind, clean_key)
     folder = DataFolder(f"{DataFolder(cache).uri}/{name}")
     try:
         folder.remove_old_drafts()
@@ -96,6 +105,7 @@ def prepare(
                 kind,
                 data.encode_with != REFERENCE,
                 rejections.Ceiling(data.max_rejected, folder),
+                cleaning,
             )
         rejections.check(data.max_rejected, folder)
     except Exception as error:
@@ -135,18 +145,23 @@ def _make(
     kind: RecordKind | None,
     fast: bool,
     ceiling: rejections.Ceiling,
+    cleaning: Cleaning | None,
 ) -> None:
     """Make the files that are missing in `folder`, the manifest last."""
     try:
         finished = manifest.read(folder)
     except manifest.DamagedManifest:
         finished = None
-    parts = sources.cut(files, part_bytes)
+    parts, text = sources.cut(files, part_bytes), None
+    if cleaning:
+        parts = aligned(parts)
+        text = clean(cleaning, parts, folder.uri.rsplit("/", 1)[0], progress)
+        folder.write_json(TOTALS, totals(text, parts, len(named)))
     progress("tokenizer", 0, 1)
-    vocabulary, roles = _tokenizer(folder, chosen, parts, data_format)
+    vocabulary, roles = _tokenizer(folder, chosen, parts, data_format, text)
     progress("tokenizer", 1, 1)
     _refuse_pairs_without_separator(files, roles)
-    _tokenise(folder, parts, vocabulary, roles, data_format, progress, kind, fast, ceiling)
+    _tokenise(folder, parts, vocabulary, roles, data_format, progress, kind, fast, ceiling, text)
     name, uris = folder.uri.rsplit("/", 1)[-1], [source.name for source in named]
     records = kind.objective if kind else ""
     found = shards.gather(folder, name, uris, parts, vocabulary, roles, data_format, where, records)
@@ -165,23 +180,23 @@ def _refuse_pairs_without_separator(files: Sequence[SourceFile], roles: dict[str
 
 
 def _tokenizer(
-    folder: DataFolder, chosen: Any, parts: list[Part], data_format: int
+    folder: DataFolder, chosen: Any, parts: list[Part], data_format: int, text: CleanedText | None
 ) -> tuple[int, dict[str, int]]:
     """Train the tokenizer if that is asked for, and write it; returns the size of the vocabulary and the roles.
 
     `chosen` is the tokenizer as JSON with its roles, or the number of entries of one to train with its special tokens.
     """
     if isinstance(chosen[0], str):
-        text, roles = chosen
-        if folder.read("tokenizer.json") != text.encode():
-            folder.write("tokenizer.json", text.encode())
-        return tokenizer.size_of(tokenizer.encoder(text)), roles
+        given, roles = chosen
+        if folder.read("tokenizer.json") != given.encode():
+            folder.write("tokenizer.json", given.encode())
+        return tokenizer.size_of(tokenizer.encoder(given)), roles
     if folder.read("tokenizer.json") is None:
         rows = [sources.to_json(part, _reach(data_format)) for part in parts]
-        raise_error(ray.get(_train.remote(folder.uri, rows, chosen[0], chosen[1], data_format)))
-    text = (folder.read("tokenizer.json") or b"").decode()
+        raise_error(ray.get(_train.remote(folder.uri, rows, chosen[0], chosen[1], data_format, text)))
+    made = (folder.read("tokenizer.json") or b"").decode()
     # the requested size, even if the text gave fewer entries: the model's size depends on it before data is prepared
-    return chosen[0], tokenizer.roles_of(tokenizer.encoder(text), {})
+    return chosen[0], tokenizer.roles_of(tokenizer.encoder(made), {})
 
 
 def _reach(data_format: int) -> int | None:
@@ -190,8 +205,15 @@ def _reach(data_format: int) -> int | None:
 
 
 @ray.remote(num_cpus=1)
-def _train(uri: str, parts: list[str], entries: int, special_tokens: list[str], data_format: int) -> str:
-    texts = shards.sample([sources.from_json(part) for part in parts], SAMPLE_BYTES, data_format)
+def _train(
+    uri: str,
+    parts: list[str],
+    entries: int,
+    special_tokens: list[str],
+    data_format: int,
+    text: CleanedText | None,
+) -> str:
+    texts = shards.sample([sources.from_json(part) for part in parts], SAMPLE_BYTES, data_format, text)
     try:
         DataFolder(uri).write("tokenizer.json", tokenizer.train(texts, entries, special_tokens).encode())
     except Exception as error:
@@ -209,13 +231,14 @@ def _tokenise(
     kind: RecordKind | None,
     fast: bool,
     ceiling: rejections.Ceiling,
+    text: CleanedText | None,
 ) -> None:
     """Write the shards that have no record or of which a file is missing, until it is certain that `ceiling` is
     exceeded."""
 
     def task(row: dict[str, Any]) -> None:
         part = sources.from_json(row["part"])
-        shards.write_shard(folder_uri, row["number"], part, vocabulary, roles, data_format, kind, fast)
+        shards.write_shard(folder_uri, row["number"], part, vocabulary, roles, data_format, kind, fast, text)
 
     folder_uri, refuted = folder.uri, None
     # once more for what was made by an engine that then differed from the reference

@@ -24,6 +24,7 @@ from orchestrator.data.sources.rejected import Rejected
 from orchestrator.job.errors import InputError
 
 if TYPE_CHECKING:
+    from orchestrator.data.clean.cleaned_text import CleanedText
     from orchestrator.data.records import RecordKind
 
 BATCH_BYTES = 2**20
@@ -75,12 +76,14 @@ def write_shard(
     data_format: int = FORMAT,
     kind: RecordKind | None = None,
     fast: bool = True,
+    cleaned: CleanedText | None = None,
 ) -> None:
     """Write shard `number` of the prepared data at `uri`, of format `data_format`, and then its record.
 
     The record holds the numbers of tokens, documents and bytes of text, checksums, the count of each id, and which
     engine encoded the text: a faster one than the reference if that is allowed (`fast`) and gives the same ids. With a
-    `kind` its documents are records, which only the reference encodes. Raises InputError for text that cannot be read.
+    `kind` its documents are records, which only the reference encodes; with `cleaned` they are what is left of the
+    part. Raises InputError for text that cannot be read.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a task has one CPU
     folder = DataFolder(uri)
@@ -91,11 +94,11 @@ def write_shard(
     refuted = refuted_engine(folder)
     try:
         shard = _encoded(
-            part, PartEncoder(text, number, fast and not refuted), vocabulary, roles, data_format
+            part, PartEncoder(text, number, fast and not refuted), vocabulary, roles, data_format, cleaned
         )
     except EngineDiffers as error:
         folder.write_json(REFUTED, {"engine": error.name})
-        shard = _encoded(part, PartEncoder(text, number, False), vocabulary, roles, data_format)
+        shard = _encoded(part, PartEncoder(text, number, False), vocabulary, roles, data_format, cleaned)
     _write(folder, number, shard, data_format)
 
 
@@ -105,7 +108,12 @@ def refuted_engine(folder: DataFolder) -> str:
 
 
 def _encoded(
-    part: Part, encoder: PartEncoder, vocabulary: int, roles: Mapping[str, int], data_format: int
+    part: Part,
+    encoder: PartEncoder,
+    vocabulary: int,
+    roles: Mapping[str, int],
+    data_format: int,
+    cleaned: CleanedText | None,
 ) -> _Shard:
     """The tokens of a part. Raises EngineDiffers and InputError."""
     found: list[np.ndarray] = []
@@ -113,7 +121,7 @@ def _encoded(
     contents, counts = ContentIndex(), np.zeros(vocabulary, dtype=np.int64)
     text_bytes = length = 0
     rejected = Rejected()
-    for batch in _batches(piece for span in part for piece in pieces(span, data_format, rejected)):
+    for batch in _batches(_pieces(part, data_format, cleaned, rejected)):
         ids, ended = closed(encoder.encode(batch), batch, roles)
         ends.append(ended + length)
         length += len(ids)
@@ -316,16 +324,27 @@ def gather(
     )
 
 
-def sample(parts: Sequence[Part], limit: int, data_format: int = FORMAT) -> Iterator[str]:
+def sample(
+    parts: Sequence[Part], limit: int, data_format: int = FORMAT, cleaned: CleanedText | None = None
+) -> Iterator[str]:
     """About `limit` bytes of text: the beginning of each part, in proportion to its size."""
     share = limit / max(1, sum(span.bytes for part in parts for span in part))
     for part in parts:
         held, due = 0, share * sum(span.bytes for span in part)
-        for piece in (piece for span in part for piece in pieces(span, data_format)):
+        for piece in _pieces(part, data_format, cleaned):
             yield piece.text
             held += piece.bytes
             if held >= due:
                 break
+
+
+def _pieces(
+    part: Part, data_format: int, cleaned: CleanedText | None, rejected: Rejected | None = None
+) -> Iterator[TextPiece]:
+    """The text of a part, or what cleaning leaves of it."""
+    if cleaned is not None:
+        return cleaned.pieces(part, rejected)
+    return (piece for span in part for piece in pieces(span, data_format, rejected))
 
 
 def _batches(items: Iterator[TextPiece]) -> Iterator[list[TextPiece]]:

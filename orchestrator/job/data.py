@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from orchestrator.job.clean import CleanStep
 from orchestrator.job.fields import columns_of
 from orchestrator.job.mixture import MixtureSpec, adds_up
 from orchestrator.job.strict import StrictModel
@@ -161,6 +162,11 @@ class DataSpec(StrictModel):
         default="cut",
         description="how a causal language model's documents become sequences: cut, one stream cut at equal "
         "distances; best_fit, whole documents packed by best fit, only those that are longer than a sequence are cut",
+    )
+    clean: list[CleanStep] = Field(
+        default_factory=list,
+        description="steps that change or remove documents before they are tokenised, in order, each a name with "
+        "options, as in [gopher_quality, {near_duplicates: {threshold: 0.8}}]",
     )
     cache: str | None = Field(
         default=None, description="folder of the token shards; beside the run directory if unset"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from orchestrator.job.data import Source
@@ -48,6 +49,7 @@ def resolve_paths(spec: JobSpec, base: Path) -> JobSpec:
                     "chat_template": template,
                     "validation": validation,
                     "tokenizer": tokenizer,
+                    "clean": [step.located(partial(absolute, base=base)) for step in spec.data.clean],
                     "cache": cache,
                 }
             ),

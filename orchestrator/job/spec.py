@@ -246,6 +246,8 @@ class JobSpec(StrictModel):
             del found["train"]["freeze"]
         if not self.train.thaw:
             del found["train"]["thaw"]
+        if not self.data.clean:
+            del found["data"]["clean"]
         if self.workload.adapter is None:
             del found["workload"]["adapter"]
         if self.checkpoint.ema is not None:

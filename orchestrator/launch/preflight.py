@@ -65,7 +65,7 @@ def check_here(spec: JobSpec, address: str | None) -> ResolvedJob:
 def check_job(spec: JobSpec) -> ResolvedJob:
     """What is wrong with a job wherever it runs. Returns the job, resolved."""
     problems = Problems()
-    for check in (check_text, check_records, check_preferences, prices.check):
+    for check in (check_text, check_records, check_preferences, check_cleaning, prices.check):
         with problems.noted():
             check(spec)
     if spec.checkpoint.export_to:
@@ -141,6 +141,16 @@ def check_records(spec: JobSpec) -> None:
         hint = "name that of the model, or train one on text first"
         raise InputError(f"{name} reads records, on which no tokenizer is trained", "data.tokenizer", hint)
     kind_of(spec)
+
+
+def check_cleaning(spec: JobSpec) -> None:
+    """The objective reads text that can be cleaned, and each step has what it needs."""
+    from orchestrator.data.clean.plan import check_steps
+
+    if spec.data.clean and spec.workload.objective in COLUMNS:
+        what = f"cleans text, and {spec.workload.objective} reads records"
+        raise InputError(what, "data.clean", "leave it out, and clean the records before")
+    check_steps(spec.data)
 
 
 def check_preferences(spec: JobSpec) -> None:

@@ -98,7 +98,7 @@ def _prepared_set(
     there = manifest.read(DataFolder(before)) if before and is_complete(DataFolder(before)) else None
     if there and [source.uri for source in there.sources] == [source.name for source in sources]:
         return before
-    text = spec.data.model_copy(update={"sources": sources})
+    text = spec.data.model_copy(update={"sources": sources, "clean": []})
     try:
         return prepare_data(
             text,

@@ -1,0 +1,32 @@
+"""What cleaning leaves of the text of a part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from orchestrator.data.clean.documents import texts
+from orchestrator.data.clean.passes import changed, changes, kept_of
+from orchestrator.data.clean.plan import Cleaning, part_key
+from orchestrator.data.data_folder import DataFolder
+from orchestrator.data.documents import TextPiece, cut_text
+from orchestrator.data.manifest import FORMAT
+from orchestrator.data.sources import Part
+from orchestrator.data.sources.rejected import Rejected
+
+
+@dataclass(frozen=True)
+class CleanedText:
+    """Text of which all steps have decided; decisions are in the folder `uri`."""
+
+    cleaning: Cleaning
+    uri: str
+
+    def pieces(self, part: Part, rejected: Rejected | None = None) -> Iterator[TextPiece]:
+        """What is left of a part, in pieces; what cannot be used goes to `rejected`. Raises InputError as reading the
+        part does."""
+        kept = kept_of(DataFolder(self.uri), self.cleaning.key, part_key(part))
+        steps = changes(self.uri, self.cleaning, None)
+        for number, (text, row) in enumerate(texts(part, self.cleaning.columns, rejected)):
+            if kept[number]:
+                yield from cut_text(changed(text, row, steps, part), FORMAT)

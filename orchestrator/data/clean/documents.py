@@ -1,0 +1,105 @@
+"""Whole documents of a part: rules judge a document, so none may be divided between two parts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, BinaryIO
+
+from orchestrator.data.documents import texts_of_row
+from orchestrator.data.manifest import FORMAT
+from orchestrator.data.sources import Part, Span, opened
+from orchestrator.data.sources.rejected import Rejected
+from orchestrator.data.sources.rows import rows
+from orchestrator.data.sources.text_rows import SEPARATOR
+from orchestrator.job.errors import InputError
+
+DOCUMENT_BYTES = 2**26
+"""A longer document is refused, since all of it must be in memory."""
+BLOCK = 2**20
+_SEPARATOR = re.compile(rb"(?:^|\n)" + re.escape(SEPARATOR) + rb"\r?\n")
+_LONGEST = len(SEPARATOR) + 3
+
+
+def aligned(parts: Sequence[Part]) -> list[Part]:
+    """The same text in parts that end where documents do: only .txt files are cut elsewhere.
+
+    Raises InputError for a document of more than DOCUMENT_BYTES that is to be cut.
+    """
+    moved: dict[tuple[str, int], int] = {}
+
+    def edge(span: Span, at: int) -> int:
+        if span.file.kind != ".txt" or not 0 < at < span.file.size:
+            return at
+        key = span.file.uri, at
+        if key not in moved:
+            with opened(replace(span, sums="", first=0)) as file:
+                moved[key] = _next_document(file, at, span)
+        return moved[key]
+
+    found = []
+    for part in parts:
+        spans = [
+            replace(
+                span, start=start, stop=stop, bytes=span.bytes if span.file.kind != ".txt" else stop - start
+            )
+            for span in part
+            for start, stop in [(edge(span, span.start), edge(span, span.stop))]
+            if start < stop or span.start >= span.stop
+        ]
+        if spans:
+            found.append(tuple(spans))
+    return found
+
+
+def _next_document(file: BinaryIO, at: int, span: Span) -> int:
+    """Where the first document that begins at or after byte `at` does; the size of the file if none does."""
+    begin = max(0, at - _LONGEST)
+    file.seek(begin)
+    held = file.read(BLOCK)
+    while held:
+        for match in _SEPARATOR.finditer(held):
+            if begin + match.end() >= at:
+                return begin + match.end()
+        if begin - at > DOCUMENT_BYTES:
+            raise _too_long(span, at)
+        begin += max(0, len(held) - _LONGEST)
+        file.seek(begin)
+        held = file.read(BLOCK)
+        if len(held) <= _LONGEST and not _SEPARATOR.search(held):
+            break
+    return span.file.size
+
+
+def _too_long(span: Span, at: int | None = None) -> InputError:
+    what = f"has a document of more than {DOCUMENT_BYTES >> 20} MiB" + (f" at byte {at}" if at else "")
+    hint = "data.clean judges whole documents: divide it by lines of <|endoftext|>, or prepare it without data.clean"
+    return InputError(what, span.file.uri, hint)
+
+
+def texts(
+    part: Part, columns: tuple[str, ...] = (), rejected: Rejected | None = None
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The documents of a part, each with the row that it is the text of, which has these columns as far as there are
+    such. What cannot be used goes to `rejected`.
+
+    Raises InputError as `rows` does, and for a document of more than DOCUMENT_BYTES.
+    """
+    rejected = rejected or Rejected()
+    for span in part:
+        held: list[str] = []
+        size = 0
+        for row in rows(span, rejected, FORMAT, columns):
+            if span.file.kind != ".txt":
+                found = texts_of_row(span, row, rejected)
+                if found is not None:
+                    yield found[0], row.values
+                continue
+            held.append(row.values["text"])
+            size += len(held[-1])
+            if size > DOCUMENT_BYTES:
+                raise _too_long(span)
+            if row.ends:
+                yield "".join(held), {}
+                held, size = [], 0

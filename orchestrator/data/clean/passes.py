@@ -1,0 +1,221 @@
+"""One part in one pass: the text is read once, each step decides on the documents that those before it have kept."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import numpy as np
+import xxhash
+
+from orchestrator.data.clean import decisions, gopher, grams, signatures, text_steps, web
+from orchestrator.data.clean.decisions import Decision
+from orchestrator.data.clean.documents import texts
+from orchestrator.data.clean.plan import CHANGE_TEXT, CORPUS, Cleaning, PlannedStep, code_of, part_key
+from orchestrator.data.clean.removed import Removed
+from orchestrator.data.clean.text_steps import Decide, Row
+from orchestrator.data.clean.words import plain_words
+from orchestrator.data.data_folder import DataFolder
+from orchestrator.data.sources import Part
+from orchestrator.job.errors import InputError
+
+FOLDER = "clean"
+"""The folder of all decisions in a cache."""
+EMPTY = "nothing is left"
+
+
+@lru_cache(maxsize=32)
+def decide_of(uri: str, step: PlannedStepJson) -> Decide:
+    """What a step decides. Kept, since a model takes long to load. Raises InputError."""
+    folder, planned = DataFolder(uri), PlannedStep(*json.loads(step))
+    rule, name = planned.rule, planned.name
+    if name == "url":
+        lists = json.loads(folder.read(f"{planned.key}/lists.json") or b"{}")
+        return text_steps.url(rule, {key: frozenset(entries) for key, entries in lists.items()})
+    if name == "decontaminate":
+        return grams.decontaminate(folder, planned)
+    if name == "c4":
+        return lambda text, row: web.c4(text, rule)
+    if name in ("gopher_quality", "gopher_repetition", "fineweb"):
+        return _unless(
+            {
+                "gopher_quality": lambda text: gopher.quality(text, rule),
+                "gopher_repetition": lambda text: gopher.repetition(text, rule),
+                "fineweb": lambda text: web.fineweb(text, rule),
+            }[name]
+        )
+    if planned.code and code_of(rule) != planned.code:
+        raise InputError(
+            "is another on this node", f"data.clean.own {rule.function}", "install the same code everywhere"
+        )
+    made: Decide = getattr(text_steps, name)(rule)
+    return made
+
+
+PlannedStepJson = str
+"""A step as JSON, which a cache can hold."""
+
+
+def _unless(reason_of: Callable[[str], str]) -> Decide:
+    return lambda text, row: Removed(reason) if (reason := reason_of(text)) else text
+
+
+def _decide(uri: str, step: PlannedStep) -> Decide:
+    return decide_of(uri, json.dumps([step.name, step.options, step.key, step.compared, step.code]))
+
+
+class _Comparing:
+    """What a part's documents are compared by, as they are kept one after the other."""
+
+    def __init__(self, step: PlannedStep) -> None:
+        self.step = step
+        self._documents: list[int] = []
+        self._sizes: list[int] = []
+        self._exact: list[bytes] = []
+        self._keys: list[np.ndarray] = []
+        self._signatures: list[np.ndarray] = []
+        self._rows: list[np.ndarray] = []
+        self._waiting = 0
+        self._words: list[bool] = []
+        self._hashes = signatures.WordHashes()
+
+    def add(self, number: int, text: str, size: int) -> None:
+        """A document that is kept so far."""
+        rows: Sequence[int] | np.ndarray = ()
+        if self.step.name == "exact_duplicates":
+            self._exact.append(xxhash.xxh3_128_digest(text.encode()))
+        else:
+            rows = self._hashes.of_rows(plain_words(text), self.step.options["words"])
+            self._rows.append(rows)
+            self._waiting += len(rows)
+            if self._waiting >= signatures.BATCH:
+                self._sign()
+        self._words.append(self.step.name == "exact_duplicates" or len(rows) > 0)
+        self._documents.append(number)
+        self._sizes.append(min(size, 2**32 - 1))
+
+    def _sign(self) -> None:
+        rule = self.step.rule
+        how = signatures.comparison(rule.threshold, rule.hashes)
+        keys, signed = signatures.near(self._rows, rule.hashes, rule.seed, how.bands)
+        self._keys.append(keys)
+        self._signatures.append(signed)
+        self._rows, self._waiting = [], 0
+
+    def write(self, folder: DataFolder, key: str, part: str) -> None:
+        """Store it."""
+        if self.step.name == "exact_duplicates":
+            keys, signed = signatures.exact(self._exact)
+        else:
+            self._sign()
+            keys, signed = np.concatenate(self._keys), np.concatenate(self._signatures)
+        documents, sizes = np.array(self._documents, np.uint32), np.array(self._sizes, np.uint32)
+        signatures.write(
+            folder, compared_name(key, part), documents, sizes, keys, signed, np.array(self._words, bool)
+        )
+
+
+def compared_name(key: str, part: str) -> str:
+    """The file of what a part's documents are compared by."""
+    return f"{key}/{part}.bin"
+
+
+def decide_part(uri: str, cleaning: Cleaning, number: int, part: Part) -> None:
+    """Decide pass `number` of one part, as far as it is not decided, in the folder `uri`. Raises InputError."""
+    os.environ["RAYON_NUM_THREADS"] = "1"  # a task has one CPU
+    folder, name, passes = DataFolder(uri), part_key(part), cleaning.passes()
+    steps = [step for step in passes[number] if step.name not in CORPUS]
+    comparing = [_Comparing(step) for step in passes[number] if step.name in CORPUS]
+    mask = kept_of(folder, passes[number - 1][-1].key, name) if number else None
+    while steps and (found := decisions.read(folder, steps[0].key, name)) is not None:
+        mask = found.kept
+        steps = steps[1:]
+    decided = _decide_all(uri, cleaning, steps, comparing, mask, part)
+    for step, decision in zip(steps, decided, strict=True):
+        decisions.write(folder, step.key, name, decision)
+    for compared in comparing:
+        compared.write(folder, compared.step.compared, name)
+
+
+def _decide_all(
+    uri: str,
+    cleaning: Cleaning,
+    steps: Sequence[PlannedStep],
+    comparing: Sequence[_Comparing],
+    mask: np.ndarray | None,
+    part: Part,
+) -> list[Decision]:
+    """The decisions of `steps` on the documents in `mask`; all others before them in the pass were decided."""
+    todo = [(_decide(uri, step), Decision(np.zeros(0, bool))) for step in steps]
+    first = steps[0] if steps else comparing[0].step if comparing else None
+    before = changes(uri, cleaning, first)
+    count = 0
+    kept: list[list[int]] = [[] for _ in todo]
+    for count, (text, row) in enumerate(texts(part, cleaning.columns), 1):
+        if mask is not None and not mask[count - 1]:
+            continue
+        text = changed(text, row, before, part)
+        size = len(text.encode())
+        for (decide, decision), left in zip(todo, kept, strict=True):
+            decision.documents += 1
+            decision.bytes += size
+            after = decide(text, row)
+            after = after or Removed(EMPTY)
+            if isinstance(after, Removed):
+                decision.remove(text, size, after.reason)
+                break
+            if after is not text and after != text:
+                decision.changed += 1
+                text, size = after, len(after.encode())
+            decision.bytes_after += size
+            left.append(count - 1)
+        else:
+            for compared in comparing:
+                compared.add(count - 1, text, size)
+    for (_, decision), left in zip(todo, kept, strict=True):
+        decision.kept = np.zeros(count, bool)
+        decision.kept[left] = True
+    return [decision for _, decision in todo]
+
+
+def changes(uri: str, cleaning: Cleaning, until: PlannedStep | None) -> list[Decide]:
+    """The steps before `until` that change text; all of them if it is None."""
+    found = []
+    for step in cleaning.steps:
+        if step == until:
+            break
+        if step.name in CHANGE_TEXT:
+            found.append(_decide(uri, step))
+    return found
+
+
+def changed(text: str, row: Row, steps: Sequence[Decide], part: Part) -> str:
+    """A document that these steps keep, as they leave it. Raises InputError if they do not any more."""
+    for decide in steps:
+        after = decide(text, row)
+        if isinstance(after, Removed):
+            what = "a step of data.clean keeps a document and removes it when it is asked again"
+            raise InputError(what, part[0].file.uri, "make the function depend on its arguments alone")
+        text = after
+    return text
+
+
+def compare_part(uri: str, step: PlannedStep, key: str, part: Part) -> None:
+    """Store what the documents of a part of other text are compared by, under `key`."""
+    os.environ["RAYON_NUM_THREADS"] = "1"
+    comparing = _Comparing(step)
+    for number, (text, _) in enumerate(texts(part)):
+        comparing.add(number, text, len(text.encode()))
+    comparing.write(DataFolder(uri), key, part_key(part))
+
+
+def kept_of(folder: DataFolder, key: str, part: str) -> np.ndarray:
+    """Which documents of a part are left after a step. Raises InputError if that is gone."""
+    found = decisions.read(folder, key, part)
+    if found is None:
+        raise InputError(
+            "is missing or damaged", folder.at(decisions.name(key, part)), "run the same command again"
+        )
+    return found.kept

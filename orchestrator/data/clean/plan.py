@@ -1,0 +1,219 @@
+"""The steps of a job with keys: equal keys mean equal decisions on equal documents.
+
+The key of a step covers all steps up to it. One that compares all documents covers all sources too; before such a step
+decisions depend on a part alone, so that files which are added leave those on other parts as they are.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from orchestrator.data import manifest, sources
+from orchestrator.data.clean import signatures
+from orchestrator.data.clean.text_steps import language, needs_extra, own_function
+from orchestrator.data.sources import Part, SourceFile
+from orchestrator.job.clean import CleanStep, Decontaminate, Language, Own, Url
+from orchestrator.job.data import DataSpec, Source
+from orchestrator.job.errors import InputError
+from orchestrator.storage.input_files import open_input
+
+CORPUS = ("exact_duplicates", "near_duplicates")
+"""Steps that compare all documents."""
+CHANGE_TEXT = ("normalize", "c4", "pii", "own")
+VERSION = 1
+"""Raised when a rule comes to other decisions."""
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """A step with its options as in a job file, and its key; the key of what documents are compared by, and a hash of
+    the user's code."""
+
+    name: str
+    options: dict[str, Any]
+    key: str
+    compared: str = ""
+    code: str = ""
+
+    @property
+    def rule(self) -> Any:
+        """The options as the job's model of them."""
+        return CleanStep.model_validate({self.name: self.options}).options
+
+
+@dataclass(frozen=True)
+class Cleaning:
+    """The steps in order; `held_out` is text that training must not have."""
+
+    steps: tuple[PlannedStep, ...]
+    held_out: tuple[Source, ...] = ()
+    on_error: str = "fail"
+
+    @property
+    def key(self) -> str:
+        """The key of all steps, which is part of the fingerprint of prepared data."""
+        return self.steps[-1].key
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of a row that the steps need beside the text."""
+        found: list[str] = []
+        for step in self.steps:
+            rule = step.rule
+            found += [rule.column] if isinstance(rule, Url) else rule.columns if isinstance(rule, Own) else []
+        return tuple(dict.fromkeys(found))
+
+    def passes(self) -> list[tuple[PlannedStep, ...]]:
+        """The steps, divided after those that compare all documents: a pass reads the text once."""
+        found: list[tuple[PlannedStep, ...]] = []
+        held: tuple[PlannedStep, ...] = ()
+        for step in self.steps:
+            if held and held[-1].name in CORPUS and step.name not in CORPUS:
+                found, held = [*found, held], ()
+            held = (*held, step)
+        return [*found, held] if held else found
+
+    def to_json(self) -> str:
+        """As JSON, for a task on any node."""
+        held_out = [text.model_dump() for text in self.held_out]
+        return json.dumps([[asdict(step) for step in self.steps], held_out, self.on_error])
+
+    @classmethod
+    def from_json(cls, text: str) -> Cleaning:
+        """The inverse of `to_json`."""
+        steps, held_out, on_error = json.loads(text)
+        return cls(tuple(PlannedStep(**s) for s in steps), tuple(Source(**s) for s in held_out), on_error)
+
+
+def cleaning_of(data: DataSpec, files: Sequence[SourceFile], part_bytes: int) -> Cleaning | None:
+    """The steps of a job over these files, None if it names none. Raises InputError for what cannot be used."""
+    if not data.clean:
+        return None
+    validation = data.validation.sources if data.validation else []
+    held_out = tuple(source for source in validation if isinstance(source.field, str))
+    whole = [part_bytes, [_identity(file) for file in files]]
+    key, steps = _hash([VERSION, manifest.FORMAT]), []
+    local = key
+    for step in data.clean:
+        options = step.options.model_dump(mode="json")
+        shown = [step.name, _without_places(options), _beside(step, held_out, data.on_error)]
+        if step.name in CORPUS:
+            # what documents are compared by depends on the steps before that look at one document
+            compared = _hash([local, step.name, _how(step), "compared"])
+            key = _hash([key, shown, whole])
+            steps.append(PlannedStep(step.name, options, key, compared))
+        else:
+            key = local = _hash([key, shown])
+            code = code_of(step.options) if isinstance(step.options, Own) else ""
+            steps.append(PlannedStep(step.name, options, key, code=code))
+    return Cleaning(tuple(steps), held_out, data.on_error)
+
+
+def check_steps(data: DataSpec) -> None:
+    """Raise InputError for steps that lack what they need: a library, a file, a function, or a column."""
+    for number, source in enumerate(data.sources if data.clean else ()):
+        if not isinstance(source.field, str):
+            hint = "leave it out, and clean the pairs before"
+            raise InputError(f"cleans text, and data.sources.{number} holds pairs", "data.clean", hint)
+    for step in data.clean:
+        if isinstance(step.options, Language):
+            language(step.options)
+    cleaning_of(data, [], 0)
+
+
+def part_key(part: Part) -> str:
+    """What identifies the text of a part."""
+    return _hash([[_identity(span.file), span.start, span.stop] for span in part])
+
+
+def lists_of(rule: Url) -> dict[str, list[str]]:
+    """The lists of the step `url`, of which some may be files. Raises InputError."""
+    found: dict[str, list[str]] = {}
+    for name in Url.LISTS:
+        given: str | list[str] = getattr(rule, name)
+        if isinstance(given, str):
+            lines = _read(given, f"data.clean.url.{name}").splitlines()
+            given = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        found[name] = sorted(set(given))
+    if not any(found.values()):
+        raise InputError("names nothing to remove", "data.clean.url", "give domains, urls, words or parts")
+    return found
+
+
+def _read(uri: str, where: str) -> str:
+    try:
+        with open_input(uri) as file:
+            return file.read().decode()
+    except (OSError, ValueError, ImportError) as error:
+        raise InputError(f"cannot be read ({error})", f"{where} {uri}", "give a file of UTF-8 text") from None
+
+
+def others(rule: Any, held_out: Sequence[Source]) -> list[Source]:
+    """The text that documents are compared with beside the sources."""
+    given = rule.sources if isinstance(rule, Decontaminate) else rule.against
+    named = [Source(uri=text.uri, field=text.field, format=text.format) for text in given]
+    if isinstance(rule, Decontaminate):
+        return named
+    return [*named, *(text for text in held_out if text not in named)]
+
+
+def _beside(step: CleanStep, held_out: Sequence[Source], on_error: str) -> Any:
+    """What a step depends on beside its options. Raises InputError for what is missing."""
+    rule = step.options
+    if step.name in CORPUS or isinstance(rule, Decontaminate):
+        files = sources.resolve(others(rule, held_out), f"data.clean.{step.name}", on_error)
+        return [_how(step), [_identity(file) for file in files]]
+    if isinstance(rule, Url):
+        return _hash(lists_of(rule))
+    if isinstance(rule, Own):
+        return code_of(rule)
+    if step.name == "language":
+        return needs_extra("language", "py3langid").__version__
+    if step.name == "normalize" and rule.fix:
+        return needs_extra("normalize with fix", "ftfy").__version__
+    return None
+
+
+def _without_places(options: dict[str, Any]) -> dict[str, Any]:
+    """Options without where files are: their content counts."""
+    found = {key: None if key in Url.LISTS else value for key, value in options.items()}
+    for key in ("against", "sources"):
+        found |= {key: [text["field"] for text in options[key]]} if key in options else {}
+    return found
+
+
+def _how(step: CleanStep) -> Any:
+    """What a signature depends on."""
+    if step.name != "near_duplicates":
+        return None
+    rule = step.options
+    return [rule.threshold, rule.words, rule.hashes, rule.seed, signatures.algorithm()]
+
+
+def code_of(rule: Own) -> str:
+    """A hash of the module that has the function."""
+    function = own_function(rule)
+    try:
+        return _hash(Path(inspect.getsourcefile(inspect.unwrap(function)) or "").read_text())
+    except (OSError, TypeError, ValueError):
+        raise InputError(
+            "has no source code", f"data.clean.own {rule.function}", "write it in Python"
+        ) from None
+
+
+def _identity(file: SourceFile) -> Mapping[str, Any]:
+    """What of a file determines its text."""
+    return {
+        key: getattr(file, key) for key in ("kind", "size", "content", "field", "compression", "on_error")
+    }
+
+
+def _hash(value: Any) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(value, sort_keys=True).encode())

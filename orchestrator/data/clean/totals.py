@@ -1,0 +1,64 @@
+"""How much each step has removed, by source, with samples: clean.json beside the manifest of prepared data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from orchestrator.data.clean import decisions
+from orchestrator.data.clean.cleaned_text import CleanedText
+from orchestrator.data.clean.plan import part_key
+from orchestrator.data.data_folder import DataFolder
+from orchestrator.data.sources import Part
+from orchestrator.job.errors import InputError
+
+TOTALS = "clean.json"
+COUNTS = ("documents", "bytes", "removed", "removed_bytes", "changed", "bytes_after")
+SAMPLES = 20
+"""Samples of what a step has removed."""
+REASONS = 40
+"""Reasons that are told one by one."""
+
+
+def totals(text: CleanedText, parts: Sequence[Part], sources: int) -> list[dict[str, Any]]:
+    """For each step its name, options, reasons and samples, and what it was given and removed of each of the `sources`.
+
+    Raises InputError if nothing is left.
+    """
+    folder, keys = DataFolder(text.uri), [part_key(part) for part in parts]
+    found: list[dict[str, Any]] = []
+    for step in text.cleaning.steps:
+        counts: list[Counter[str]] = [Counter() for _ in range(sources)]
+        reasons: Counter[str] = Counter()
+        samples: list[list[str]] = []
+        with ThreadPoolExecutor(16) as pool:  # a store answers a read in tens of milliseconds
+            read = pool.map(lambda key, step=step: decisions.read(folder, step.key, key), keys)
+            for part, decision in zip(parts, read, strict=True):
+                if decision is None:
+                    what = f"a decision of {step.name} is missing or damaged"
+                    raise InputError(what, text.uri, "run the same command again")
+                counts[part[0].file.source].update({name: getattr(decision, name) for name in COUNTS})
+                reasons += decision.reasons
+                samples = decisions.sample([*samples, *decision.samples], SAMPLES)
+        found.append(
+            {
+                "step": step.name,
+                "options": step.options,
+                "sources": [{name: count[name] for name in COUNTS} for count in counts],
+                "reasons": dict(reasons.most_common(REASONS)),
+                "samples": [{"reason": reason, "text": beginning} for _, reason, beginning in samples],
+            }
+        )
+    if not sum(count["documents"] - count["removed"] for count in found[-1]["sources"]):
+        most = max(found, key=lambda entry: sum(entry["reasons"].values()))
+        what = f"removes every document, {most['step']} most of them"
+        raise InputError(what, "data.clean", "loosen it, or look whether the sources are what was meant")
+    return found
+
+
+def read_totals(folder: DataFolder) -> list[dict[str, Any]]:
+    """The totals beside prepared data; empty for data that was not cleaned."""
+    found: list[dict[str, Any]] = folder.read_json(TOTALS) or []
+    return found

@@ -1,0 +1,163 @@
+"""Cleaning on real Ray tasks: what is kept, what is done again, and that nothing else decides it."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cleaning_texts import PROSE
+
+from orchestrator.data.clean import run
+from orchestrator.data.clean.totals import read_totals
+from orchestrator.data.prepare import prepare
+from orchestrator.data.tokens import Tokens
+from orchestrator.job.data import DataSpec
+from orchestrator.job.errors import InputError
+
+pytestmark = pytest.mark.usefixtures("two_cpus")
+STEPS = [
+    "normalize",
+    {"gopher_quality": {"min_words": 20, "min_stop_words": 1, "min_alphabetic": 0.7}},
+    "exact_duplicates",
+    {"near_duplicates": {"threshold": 0.7, "words": 3}},
+    {"pii": {"kinds": ["email"]}},
+]
+
+
+def document(draw: random.Random) -> str:
+    return " ".join(draw.choice(PROSE.split()) for _ in range(draw.randint(30, 80)))
+
+
+def corpus(folder: Path, count: int = 120) -> dict[str, list[str]]:
+    """Documents in two .txt files, and copies, near copies, short ones and others in a .jsonl."""
+    folder.mkdir()
+    draw = random.Random(1)
+    first = [document(draw) for _ in range(count)]
+    near = [text.replace("the", "a", 1) + " Indeed." for text in first[:40]]
+    second = [*first[40:60], *near, *(document(draw) + " me@there.org" for _ in range(40)), "Too short."]
+    held_out = [first[70], first[71] + " More."]
+    half = count // 2
+    for name, texts in (("a", first[:half]), ("b", first[half:])):
+        (folder / f"{name}.txt").write_text("\n<|endoftext|>\n".join(texts) + "\n")
+    for name, texts in (("c", second), ("held", held_out)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return {"first": first, "near": near, "second": second, "held_out": held_out}
+
+
+def spec(folder: Path, steps: list[Any], **more: Any) -> DataSpec:
+    return DataSpec(
+        sources=[{"uri": str(folder / "*.txt")}, {"uri": str(folder / "c.jsonl")}],
+        tokenizer={"train_bpe": 300},
+        sequence_length=16,
+        clean=steps,
+        **more,
+    )
+
+
+def documents(uri: str) -> list[list[str]]:
+    """The documents of each source."""
+    tokens = Tokens.open(uri)
+    found = []
+    for source in range(tokens.sources):
+        ids = tokens.window(source, 0, tokens.length(source)).tolist()
+        text = tokens.tokenizer().decode(ids, skip_special_tokens=False)
+        found.append(text.split("<|endoftext|>")[:-1])
+    return found
+
+
+def test_what_is_left_is_what_the_steps_keep_whatever_the_parts(tmp_path: Path) -> None:
+    texts = corpus(tmp_path / "texts")
+    data = spec(
+        tmp_path / "texts", STEPS, validation={"sources": [{"uri": str(tmp_path / "texts/held.jsonl")}]}
+    )
+    uris = [prepare(data, (), str(tmp_path / "cache"), part_bytes=size) for size in (1500, 7000, 10**6)]
+    found = [documents(uri) for uri in uris]
+    assert found[0] == found[1] == found[2]
+    longest = [text for n, text in enumerate(texts["first"]) if n >= 40 and n not in (70, 71)]
+    assert found[0][0] == longest
+    assert found[0][1] == [
+        *texts["near"],
+        *(text.replace("me@there.org", "email@example.com") for text in texts["second"][60:100]),
+    ]
+    totals = [read_totals(Tokens.open(uri).folder) for uri in uris]
+    for entry in totals[0]:
+        assert entry["samples"] or not entry["reasons"]
+    assert [[e["step"], e["sources"], e["reasons"]] for e in totals[0]] == [
+        [e["step"], e["sources"], e["reasons"]] for e in totals[2]
+    ]
+    by_step = {entry["step"]: [source["removed"] for source in entry["sources"]] for entry in totals[0]}
+    assert by_step == {
+        "normalize": [0, 0], "gopher_quality": [0, 1], "exact_duplicates": [1, 20],
+        "near_duplicates": [41, 0], "pii": [0, 0],
+    }  # fmt: skip
+
+
+def test_a_changed_step_redoes_itself_and_what_comes_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus(tmp_path / "texts")
+    ran: list[int] = []
+    run_tasks = run.run_tasks
+
+    def counted(task: Any, rows: Any, cache: str) -> Any:
+        ran.append(len(rows))
+        return run_tasks(task, rows, cache)
+
+    monkeypatch.setattr(run, "run_tasks", counted)
+    cache = str(tmp_path / "cache")
+    uri = prepare(spec(tmp_path / "texts", STEPS), (), cache, part_bytes=7000)
+    clean = tmp_path / "cache" / "clean"
+    before = {path: path.stat().st_mtime_ns for path in clean.rglob("*") if path.is_file()}
+    parts = ran[0]
+    assert ran == [parts, 1, ran[2], parts]
+    ran.clear()
+    other = prepare(
+        spec(tmp_path / "texts", [*STEPS[:-1], {"pii": {"action": "drop"}}]), (), cache, part_bytes=7000
+    )
+    assert ran == [parts]  # the last pass alone
+    assert len(documents(other)[1]) == 40 < len(documents(uri)[1])
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    ran.clear()
+    assert prepare(spec(tmp_path / "texts", STEPS), (), cache, part_bytes=7000) == uri
+    assert ran == []
+    # a damaged decision is made again, and nothing else
+    last = max(before, key=lambda path: (path.suffix == ".json", before[path]))
+    last.write_bytes(last.read_bytes()[:-9])
+    (tmp_path / "cache" / Path(uri).name / "manifest.json").unlink()
+    assert prepare(spec(tmp_path / "texts", STEPS), (), cache, part_bytes=7000) == uri
+    assert ran == [1]
+
+
+def test_own_functions_evaluation_text_and_addresses(tmp_path: Path) -> None:
+    texts = corpus(tmp_path / "texts")
+    (tmp_path / "eval.jsonl").write_text(json.dumps({"question": " ".join(texts["first"][3].split()[5:25])}))
+    data = spec(
+        tmp_path / "texts",
+        [{"decontaminate": {"sources": [{"uri": str(tmp_path / "eval.jsonl"), "field": "question"}]}}],
+    )
+    found = documents(prepare(data, (), str(tmp_path / "cache")))
+    assert texts["first"][3] not in found[0]
+    assert len(found[0]) == 119
+    (tmp_path / "texts/c.jsonl").write_text(
+        "".join(
+            json.dumps({"text": text, "meta": {}, "url": f"https://{'bad' if n % 3 else 'good'}.org/{n}"})
+            + "\n"
+            for n, text in enumerate(texts["first"])
+        )
+    )
+    steps = [{"url": {"domains": ["bad.org"]}}]
+    found = documents(
+        prepare(
+            spec(tmp_path / "texts", steps).model_copy(update={"sources": data.sources[1:]}),
+            (),
+            str(tmp_path / "cache"),
+        )
+    )
+    assert found == [texts["first"][::3]]
+    with pytest.raises(InputError, match="removes every document, gopher_quality most of them"):
+        prepare(spec(tmp_path / "texts", [{"gopher_quality": {"min_words": 1000}}]), (), str(tmp_path))
+    with pytest.raises(InputError, match=r"own textwrap:indent: failed \(TypeError"):
+        prepare(spec(tmp_path / "texts", [{"own": {"function": "textwrap:indent"}}]), (), str(tmp_path))
