@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from orchestrator.data import manifest, shards, sources, tokenizer
 from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.fingerprint import fingerprint
+from orchestrator.data.part_text import sample
 from orchestrator.job.data import TrainBpe
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.resolve.prepared_data import kind_of
@@ -57,7 +58,7 @@ def _prepare(spec: JobSpec, cache: str) -> str:
         return folder.uri
     if isinstance(spec.data.tokenizer, TrainBpe):
         entries = spec.data.tokenizer.train_bpe
-        text = tokenizer.train(shards.sample(parts, 2**20), entries, extra)
+        text = tokenizer.train(sample(parts, 2**20), entries, extra)
         roles = tokenizer.roles_of(Tokenizer.from_str(text), {})
     else:
         text, roles = chosen

@@ -29,6 +29,7 @@ from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.encoding.engines import REFERENCE
 from orchestrator.data.fingerprint import SOURCES, chosen_tokenizer, format_and_fingerprint
 from orchestrator.data.part_tasks import encode_error, raise_error, run_tasks
+from orchestrator.data.part_text import sample
 from orchestrator.data.sources import Part, SourceFile
 from orchestrator.data.sources.lines import LINE_BYTES
 from orchestrator.data.tokens import AGAIN, read_tokenizer
@@ -213,7 +214,7 @@ def _train(
     data_format: int,
     text: CleanedText | None,
 ) -> str:
-    texts = shards.sample([sources.from_json(part) for part in parts], SAMPLE_BYTES, data_format, text)
+    texts = sample([sources.from_json(part) for part in parts], SAMPLE_BYTES, data_format, text)
     try:
         DataFolder(uri).write("tokenizer.json", tokenizer.train(texts, entries, special_tokens).encode())
     except Exception as error:

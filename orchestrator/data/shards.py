@@ -15,10 +15,11 @@ from orchestrator.data import rejections
 from orchestrator.data import tokenizer as tokenizers
 from orchestrator.data.contents import ENTRY, ContentIndex
 from orchestrator.data.data_folder import DataFolder
-from orchestrator.data.documents import TextPiece, pieces
+from orchestrator.data.documents import TextPiece
 from orchestrator.data.encoding.encoder import EngineDiffers, PartEncoder, closed
 from orchestrator.data.encoding.engines import Compared, add_engine
 from orchestrator.data.manifest import FORMAT, DamagedManifest, DataManifest, PreparedSource, TokenShard, read
+from orchestrator.data.part_text import part_pieces
 from orchestrator.data.sources import Part
 from orchestrator.data.sources.rejected import Rejected
 from orchestrator.job.errors import InputError
@@ -121,7 +122,7 @@ def _encoded(
     contents, counts = ContentIndex(), np.zeros(vocabulary, dtype=np.int64)
     text_bytes = length = 0
     rejected = Rejected()
-    for batch in _batches(_pieces(part, data_format, cleaned, rejected)):
+    for batch in _batches(part_pieces(part, data_format, cleaned, rejected)):
         ids, ended = closed(encoder.encode(batch), batch, roles)
         ends.append(ended + length)
         length += len(ids)
@@ -322,29 +323,6 @@ def gather(
         engines=engines,
         rejected=rejected,
     )
-
-
-def sample(
-    parts: Sequence[Part], limit: int, data_format: int = FORMAT, cleaned: CleanedText | None = None
-) -> Iterator[str]:
-    """About `limit` bytes of text: the beginning of each part, in proportion to its size."""
-    share = limit / max(1, sum(span.bytes for part in parts for span in part))
-    for part in parts:
-        held, due = 0, share * sum(span.bytes for span in part)
-        for piece in _pieces(part, data_format, cleaned):
-            yield piece.text
-            held += piece.bytes
-            if held >= due:
-                break
-
-
-def _pieces(
-    part: Part, data_format: int, cleaned: CleanedText | None, rejected: Rejected | None = None
-) -> Iterator[TextPiece]:
-    """The text of a part, or what cleaning leaves of it."""
-    if cleaned is not None:
-        return cleaned.pieces(part, rejected)
-    return (piece for span in part for piece in pieces(span, data_format, rejected))
 
 
 def _batches(items: Iterator[TextPiece]) -> Iterator[list[TextPiece]]:

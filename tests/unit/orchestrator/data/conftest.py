@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from orchestrator.data import manifest, shards, sources, tokenizer
 from orchestrator.data.data_folder import DataFolder
+from orchestrator.data.part_text import sample
 from orchestrator.job.data import Source
 
 ENTRIES = 320
@@ -31,7 +32,7 @@ def prepare_here(tmp_path: Path) -> Callable[..., str]:
             named.append(Source(uri=str(tmp_path / f"source-{number}" / "*.txt")))
         parts = sources.cut(sources.resolve(named), part_bytes)
         folder = DataFolder(uri or str(tmp_path / "prepared"))
-        text = tokenizer.train(shards.sample(parts, 2**20), ENTRIES, special)
+        text = tokenizer.train(sample(parts, 2**20), ENTRIES, special)
         roles = tokenizer.roles_of(Tokenizer.from_str(text), {})
         folder.write("tokenizer.json", text.encode())
         for number, part in enumerate(parts):

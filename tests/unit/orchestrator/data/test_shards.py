@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from orchestrator.data import manifest, shards
 from orchestrator.data.contents import digests
 from orchestrator.data.data_folder import DataFolder
+from orchestrator.data.part_text import sample
 from orchestrator.data.sources import cut, resolve
 from orchestrator.data.tokens import Tokens
 from orchestrator.job.data import Source
@@ -89,7 +90,7 @@ def test_a_sample_takes_every_parts_due(tmp_path: Path, limit: int) -> None:
     (part,) = cut(resolve([Source(uri=str(tmp_path / "*.txt"))]), 10**5)
     parts = [(span,) for span in part]
     total = sum(span.bytes for span in part)
-    taken = list(shards.sample(parts, limit))
+    taken = list(sample(parts, limit))
     of_a, of_b = sum("few" in text for text in taken), sum("others" in text for text in taken)
     if limit > total:
         assert (of_a, of_b) == (200, 50)
