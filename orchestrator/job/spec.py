@@ -125,6 +125,22 @@ class JobSpec(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def rows_are_cut_of_a_language_model(self) -> JobSpec:
+        asked, whole = self.train.sequence_warmup, self.data.sequence_length
+        if asked is None:
+            return self
+        if self.workload.objective != "causal_lm":
+            raise ValueError(
+                f"train.sequence_warmup is of causal_lm, and the objective is {self.workload.objective}; leave it out"
+            )
+        if not asked.fits(whole):
+            raise ValueError(
+                f"train.sequence_warmup.length {asked.length} is not data.sequence_length {whole} halved some times; "
+                "change one of them"
+            )
+        return self
+
+    @model_validator(mode="after")
     def what_is_decided_in_a_step_is_evaluated_there(self) -> JobSpec:
         early = "stop_when" if self.stop_when else "tune" if self.tune else ""
         if early and self.evaluates_beside:
@@ -248,6 +264,8 @@ class JobSpec(StrictModel):
             del found["train"]["thaw"]
         if not self.data.clean:
             del found["data"]["clean"]
+        if self.train.sequence_warmup is None:
+            del found["train"]["sequence_warmup"]
         if self.workload.adapter is None:
             del found["workload"]["adapter"]
         if self.checkpoint.ema is not None:

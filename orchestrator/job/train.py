@@ -11,6 +11,27 @@ from orchestrator.job.stability import StabilitySpec
 from orchestrator.job.strict import Positive, StrictModel
 
 
+class SequenceWarmup(StrictModel):
+    """Shorter sequences at the beginning: samples are cut into rows, and no token is left out."""
+
+    length: Positive = Field(
+        ge=8, description="tokens of a row at first; data.sequence_length is this, doubled some times"
+    )
+    steps: Positive = Field(
+        description="steps after which rows are whole samples; between, the length is doubled"
+    )
+
+    def at(self, step: int, whole: int) -> int:
+        """Tokens of a row in the step that follows `step` steps, of samples of `whole` tokens."""
+        doublings = (whole // self.length).bit_length() - 1
+        return min(self.length << (step * doublings // self.steps), whole) if step < self.steps else whole
+
+    def fits(self, whole: int) -> bool:
+        """Whether samples of `whole` tokens are reached by doubling, once at least."""
+        times, rest = divmod(whole, self.length)
+        return rest == 0 and times > 1 and times & (times - 1) == 0
+
+
 class TrainSpec(StrictModel):
     """Length, batch size, optimiser and numerics of training."""
 
@@ -40,6 +61,10 @@ class TrainSpec(StrictModel):
     thaw: dict[Positive, list[str]] = Field(
         default_factory=dict,
         description="gradual unfreezing: patterns of frozen parameters by the step after which they are trained too",
+    )
+
+    sequence_warmup: SequenceWarmup | None = Field(
+        default=None, description="shorter sequences in the first steps, for a causal language model"
     )
 
     @model_validator(mode="before")

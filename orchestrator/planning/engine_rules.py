@@ -20,6 +20,8 @@ def engine_problems(spec: JobSpec, layout: Layout) -> list[str]:
         )
     if layout.offload != "none" and not spec.resources.per_worker.gpu:
         found.append("offload takes state off a GPU, and workers have none; set offload to none")
+    if train.sequence_warmup:
+        found += _with_sequence_warmup(spec, layout)
     if layout.engine == "deepspeed":
         found += _by_deepspeed(train, layout)
     if train.determinism != "bitwise":
@@ -37,6 +39,30 @@ def engine_problems(spec: JobSpec, layout: Layout) -> list[str]:
         found.append(
             f"determinism bitwise computes each of {train.virtual_shards} virtual shards alone; leave micro_batch "
             f"out or set it to {whole}, on a number of workers that divides {train.virtual_shards}"
+        )
+    return found
+
+
+def _with_sequence_warmup(spec: JobSpec, layout: Layout) -> list[str]:
+    """What takes the shape of a micro-batch from the first one, or cuts rows itself."""
+    found = [
+        f"train.sequence_warmup changes the length of rows, which {axis} {getattr(layout, axis)} fixes; set {axis} to 1"
+        for axis in ("pp", "cp")
+        if getattr(layout, axis) > 1
+    ]
+    if layout.engine == "deepspeed":
+        found.append(
+            "train.sequence_warmup changes the rows of a micro-batch, which DeepSpeed fixes; set parallel.engine "
+            "to torch"
+        )
+    if spec.train.compile:
+        found.append(
+            "train.sequence_warmup would compile every block anew for each length; set train.compile to false"
+        )
+    if layout.sequence and spec.train.sequence_warmup and spec.train.sequence_warmup.length % layout.tp:
+        found.append(
+            f"train.sequence_warmup.length is no multiple of tp {layout.tp}, over which sequence parallelism cuts it; "
+            "raise it, or set parallel.sequence to false"
         )
     return found
 

@@ -16,7 +16,7 @@ class StepRow(TypedDict, total=False):
     Times are unix seconds, durations seconds. `samples` is the receipt after the step, `saves` the outcome of
     each commit that ended since the row before, `busy_seconds` the time that each rank computed by itself,
     `evaluations` those of held-out text since the row before, `padding` the share of the tokens that are padding, where
-    samples are packed. An
+    samples are packed, `sequence_length` the tokens of a row, where they change. An
     objective or a router adds metrics of its own, which the type cannot name.
     """
 
@@ -33,6 +33,7 @@ class StepRow(TypedDict, total=False):
     commit_seconds: float
     samples: str
     padding: float
+    sequence_length: int
     layout: str
     memory_bytes: int
     saves: list[dict[str, Any]]

@@ -39,6 +39,7 @@ from orchestrator.train.learning_rate import learning_rate
 from orchestrator.train.progress import TrainingProgress
 from orchestrator.train.rank_messages import agree
 from orchestrator.train.reference import References, needs_reference
+from orchestrator.train.sequence_warmup import shortened
 from orchestrator.train.task import Task
 from workloads import load as _load  # noqa: F401  (a fork of what has it imported begins sooner)
 from workloads.adapters.frozen import after
@@ -268,8 +269,15 @@ class Rank:
         if self._spec.workload.draws:
             for (position, count), (batch, _) in zip(mine, parts, strict=True):
                 batch[KEYS] = row_keys(self._spec.seed, position, count)
+        if length := self._row_length(step):
+            parts = [(shortened(batch, length), digest) for batch, digest in parts]
         counts = coordinate["pp"] == coordinate["cp"] == coordinate["tp"] == 0
         return [batch for batch, _ in parts], add(digest for _, digest in parts) if counts else 0
+
+    def _row_length(self, step: int) -> int | None:
+        """Tokens of a row in the step after `step` steps, None where they are those of a sample all along."""
+        warmup = self._spec.train.sequence_warmup
+        return warmup.at(step, self._spec.data.sequence_length) if warmup else None
 
     def _advance(self, digest: int, loss: float) -> None:
         size, before, stability = self._spec.train.global_batch, self._progress, self._spec.train.stability
@@ -310,6 +318,8 @@ class Rank:
         if self._batches.packed and self._context.rank_info.rank == 0:
             size = self._spec.train.global_batch
             row["padding"] = self._batches.padding(self._progress.position - size, size)
+        if length := self._row_length(self._progress.step - 1):
+            row["sequence_length"] = length
         return {**row, **metrics.extra}
 
 

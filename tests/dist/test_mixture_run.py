@@ -41,6 +41,7 @@ def mixed(folder: Path, **train: Any) -> dict[str, Any]:
 @pytest.mark.timeout(900)
 def test_a_killed_run_goes_on_at_another_width_with_its_quiet_twins_bits(tmp_path: Path) -> None:
     document = mixed(tmp_path / "text", determinism="bitwise")
+    document["train"]["sequence_warmup"] = {"length": 8, "steps": 9}
     document["resources"]["workers"] = {"min": 1, "max": 4}
     quiet, killed = tmp_path / "quiet", tmp_path / "killed"
     drive_here(dict(document), str(quiet), tmp_path / "cache", gang=lambda: LocalGang([1]))
@@ -54,6 +55,8 @@ def test_a_killed_run_goes_on_at_another_width_with_its_quiet_twins_bits(tmp_pat
     assert curve(killed) == curve(quiet)
     assert weights(killed, STEPS) == weights(quiet, STEPS)
     assert {row["samples"] for row in rows(killed)} == {row["samples"] for row in rows(quiet)}
+    assert [row["sequence_length"] for row in rows(quiet)] == [8] * 5 + [16] * 4 + [32] * 7
+    assert [row["tokens"] for row in rows(quiet)] == [8 * 32 * step for step in range(1, STEPS + 1)]
     assert all(0.0 <= row["padding"] < 0.5 for row in rows(quiet))
 
 

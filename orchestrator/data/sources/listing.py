@@ -152,7 +152,9 @@ def _named_in_list(place: str, where: str, on_error: str) -> list[Listed]:
     if found := _match(place, f"{where}: {place}"):
         return found
     if on_error == "fail":
-        raise InputError(f"names {place}, and there is no such file", where, "remove it, or set data.on_error")
+        raise InputError(
+            f"names {place}, and there is no such file", where, "remove it, or set data.on_error"
+        )
     fs, path = open_file_system(place, TIMEOUT)
     return [Listed(fs, path, None, is_local(place))]
 

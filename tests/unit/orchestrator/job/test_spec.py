@@ -351,7 +351,7 @@ def test_newer_keys_count_only_where_they_are_set() -> None:
     """So that a run of an earlier version is still the same run."""
     found = spec.parse(SMALLEST).identity()
     assert not {"momentum", "layer_decay"} & found["train"]["optimizer"].keys()
-    assert not {"freeze", "thaw"} & found["train"].keys()
+    assert not {"freeze", "thaw", "sequence_warmup"} & found["train"].keys()
     assert "adapter" not in found["workload"]
     assert found["data"] == {
         "sources": [{"uri": "a.txt", "weight": 1.0, "field": "text"}],
@@ -373,7 +373,8 @@ def test_newer_keys_count_only_where_they_are_set() -> None:
         ("seed", 5), ("workload.changes", {"hidden": 32}), ("data.sequence_length", 64), ("train.steps", 101),
         ("train.global_batch", 16), ("train.optimizer.lr", 1.0), ("train.precision", "bf16"),
         ("data.sources.0.weight", 2.0), ("data.tokenizer", "tokenizer.json"), ("workload.mup", {"hidden": 64}),
-        ("checkpoint.average", {"ema": 0.9}), ("data.packing", "best_fit"), ("data.mixture", {"alpha": 0.5}),
+        ("checkpoint.average", {"ema": 0.9}), ("data.packing", "best_fit"),
+        ("train.sequence_warmup", {"length": 8, "steps": 50}), ("data.mixture", {"alpha": 0.5}),
         ("data.sources.0.share", 1.0),
     ],
 )  # fmt: skip
