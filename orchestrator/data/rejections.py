@@ -84,11 +84,11 @@ def check(limit: int | str | None, folder: DataFolder) -> None:
 
 class Ceiling:
     """Ends a preparation as soon as it is certain that more than `data.max_rejected` is left out, whatever the parts
-    hold that are not done. `limited` is whether there is a limit at all."""
+    hold that are not done. `limited` is whether there is a limit at all; `folder` is where the data is prepared."""
 
     def __init__(self, limit: int | str | None, folder: DataFolder) -> None:
         self.limited = limit is not None
-        self._limit, self._folder = limit, folder
+        self._limit, self.folder = limit, folder
         self._done: dict[int, Mapping[str, Any]] = {}
 
     def check(self, number: int, record: Mapping[str, Any] | None, parts: Sequence[Part]) -> None:
@@ -101,7 +101,7 @@ class Ceiling:
         if findings:
             left = _most_documents(part for n, part in enumerate(parts) if n not in self._done)
             documents = sum(one["documents"] for one in self._done.values())
-            _check(self._limit, findings, documents, left, self._folder)
+            _check(self._limit, findings, documents, left, self.folder)
 
 
 def _check(

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from orchestrator.job.errors import InputError
+from orchestrator.storage.retry import Retry
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
 """In the folder of a dataset, and in that of several splits."""
@@ -29,12 +30,12 @@ def saved_files(fs: Any, folder: str, where: str) -> list[str] | None:
     Raises InputError for a folder of several splits, which it names, and for a dataset whose rows are to be read in
     another order than that of the files.
     """
-    folder = folder.rstrip("/")
-    if fs.isfile(f"{folder}/{SPLITS}"):
+    folder, retry = folder.rstrip("/"), Retry()
+    if retry(fs.isfile, f"{folder}/{SPLITS}"):
         splits = _json(fs, f"{folder}/{SPLITS}", where).get("splits") or []
         hint = f"name one of them, as in {where.split()[-1].rstrip('/')}/{splits[0] if splits else 'train'}"
         raise InputError(f"holds the splits {', '.join(map(str, splits))}", where, hint)
-    if not fs.isfile(f"{folder}/{STATE}"):
+    if not retry(fs.isfile, f"{folder}/{STATE}"):
         return None
     state = _json(fs, f"{folder}/{STATE}", where)
     if state.get("_indices_data_files"):
@@ -47,7 +48,7 @@ def saved_files(fs: Any, folder: str, where: str) -> list[str] | None:
 
 def _json(fs: Any, path: str, where: str) -> dict[str, Any]:
     try:
-        found = json.loads(fs.cat_file(path))
+        found = json.loads(Retry()(fs.cat_file, path))
     except ValueError:
         raise InputError(f"{path} is not JSON", where, "save the dataset anew") from None
     return found if isinstance(found, dict) else {}

@@ -103,6 +103,10 @@ def refusal(document: dict[str, Any]) -> str:
         ("seed", -1, ["seed: input should be greater than or equal to 0 (got -1)"]),
         ("workload", "gpt-tiny", ["workload: must be a mapping", "its keys: model, changes, objective"]),
         ("train", None, ["train: must be a mapping", "its keys: steps, global_batch"]),
+        ("data.max_rejected", "1%", ["data: max_rejected is of a policy", "set on_error to skip or repair"]),
+        ("data.max_rejected", "1", ["data.max_rejected: '1' is neither a number of documents"]),
+        ("data.sources.0.field", "{a!r}", ["data.sources.0.field: '{a!r}' formats {a}"]),
+        ("data.sources.0.uri", [], ["data.sources.0.uri"]),
         ("data.sources", ["a.txt"], ["data.sources.0: must be a mapping", "its keys: uri, weight, field"]),
         ("data.sources", "a.txt", ["data.sources: input should be a valid list (got 'a.txt')"]),
         ("data.sources", [], ["data.sources: list should have at least 1 item"]),
@@ -361,6 +365,8 @@ def test_newer_keys_count_only_where_they_are_set() -> None:
         "chat_template": None,
         "validation": None,
     }
+    assert spec.parse(changed("data.on_error", "skip")).identity() != found
+    assert spec.parse(changed("data.sources.0.format", "jsonl")).identity() != found
     assert spec.parse(changed("train.freeze", ["tokens.*"])).identity() != found
     assert spec.parse(changed("train.optimizer.layer_decay", 0.9)).identity() != found
     muon = spec.parse(changed("train.optimizer.name", "muon")).identity()

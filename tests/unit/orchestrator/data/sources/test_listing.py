@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import os
 import uuid
 from dataclasses import replace
@@ -11,7 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from orchestrator.data import sources
+from orchestrator.data.documents import pieces
+from orchestrator.data.fingerprint import fingerprint
 from orchestrator.data.sources import SourceFile, cut, resolve
+from orchestrator.data.sources.kinds import kind_of
+from orchestrator.data.sources.rejected import Rejected
 from orchestrator.job.data import Source
 from orchestrator.job.errors import InputError
 
@@ -128,3 +133,89 @@ def test_a_part_travels_as_text(tmp_path: Path) -> None:
     assert [replace(span, sums="", file=replace(span.file, sums="")) for span in found] == [
         replace(span, file=replace(span.file, sums="")) for span in part
     ]
+
+
+def names(*places: str, on_error: str = "fail", **keys: object) -> list[str]:
+    uri = places[0] if len(places) == 1 else list(places)
+    return [Path(file.uri).name for file in resolve([Source(uri=uri, **keys)], on_error=on_error)]
+
+
+def test_folders_globs_and_lists_name_files(tmp_path: Path) -> None:
+    for name in ("b/c/3.txt", "b/2.md", "a/1", "b/.hidden", "b/_SUCCESS", ".git/config", "b/4.txt.gz"):
+        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "data" / name).write_text("x")
+    data = tmp_path / "data"
+    assert names(str(data)) == ["1", "2.md", "4.txt.gz", "3.txt"]
+    assert names(f"{data}/**/*.txt") == ["3.txt"]
+    assert names(f"{data}/*/*.txt*", f"{data}/b/2.md") == ["4.txt.gz", "2.md"]
+    (tmp_path / "files.list").write_text(f"# texts\ndata/b/2.md\n\n{data}/a/1\ndata/**/3.*\n")
+    assert names(str(tmp_path / "files.list")) == ["2.md", "1", "3.txt"]
+
+
+def test_a_file_that_is_named_twice_is_told(tmp_path: Path) -> None:
+    glob = files(tmp_path, a="x", b="y")
+    with pytest.raises(InputError, match=r"names .*a.txt twice; name it once"):
+        names(glob, str(tmp_path / "a.txt"))
+
+
+def test_a_list_is_told_what_is_wrong_with_it(tmp_path: Path) -> None:
+    for text, said in (
+        ("", "a list without names"),
+        ("gone.txt", "names .*gone.txt, and there is no such file"),
+    ):
+        (tmp_path / "a.list").write_text(text)
+        with pytest.raises(InputError, match=said):
+            names(str(tmp_path / "a.list"))
+    with pytest.raises(InputError, match="there is no such file"):
+        names(str(tmp_path / "none.list"))
+
+
+def test_a_file_of_a_list_that_is_gone_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n')
+    (tmp_path / "files.list").write_text("gone.jsonl\na.jsonl\n")
+    found = resolve([Source(uri=str(tmp_path / "files.list"))], on_error="skip")
+    (part,) = cut(found, 10**9)
+    rejected = Rejected()
+    texts = [piece.text for span in part for piece in pieces(span, rejected=rejected)]
+    assert texts == ["x"]
+    assert [(f["file"], f["kind"], f["count"]) for f in rejected.to_json()] == [
+        (str(tmp_path / "gone.jsonl"), "vanished", 1)
+    ]
+
+
+def test_what_a_file_holds_may_be_said(tmp_path: Path) -> None:
+    (tmp_path / "part-0").write_text('{"text": "x"}\n')
+    for form, kind in (("jsonl", ".jsonl"), ("text", ".txt"), (None, ".txt")):
+        (file,) = resolve([Source(uri=str(tmp_path / "part-0"), format=form)])
+        assert (file.kind, file.compression) == (kind, "")
+    assert kind_of("a.tgz", None) == (".tar", "gz")
+    assert kind_of("a.JSONL.GZ", None) == (".jsonl", "gz")
+    assert kind_of("a.zst", None) == (".txt", "zst")
+    assert kind_of("a.zst", "csv") == (".csv", "zst")
+    assert kind_of("a.arrow.gz", None) is None
+
+
+def test_compressed_objects_and_lists_are_read_from_other_file_systems() -> None:
+    place = f"memory://{uuid.uuid4().hex}"
+    for name, data in (
+        ("a/1.jsonl.gz", gzip.compress(b'{"text": "x"}\n')),
+        ("a/b/2.jsonl", b'{"text": "y"}'),
+    ):
+        with fsspec.open(f"{place}/{name}", "wb") as file:
+            file.write(data)
+    with fsspec.open(f"{place}/all.list", "w") as file:
+        file.write(f"{place}/a/b/2.jsonl\na/1.jsonl.gz\n")
+    for name, expected in (("a", ["x", "y"]), ("**/*.jsonl*", ["x", "y"]), ("all.list", ["y", "x"])):
+        for on_error in ("fail", "skip"):
+            (part,) = cut(resolve([Source(uri=f"{place}/{name}")], on_error=on_error), 10**9)
+            assert [piece.text for span in part for piece in pieces(span, rejected=Rejected())] == expected
+
+
+def test_the_policy_is_part_of_the_fingerprint_only_if_set(tmp_path: Path) -> None:
+    glob = files(tmp_path, a="x")
+    found = {
+        on_error: fingerprint(resolve([Source(uri=glob)], on_error=on_error), ["x", {}], 300)
+        for on_error in ("fail", "skip", "repair")
+    }
+    assert len(set(found.values())) == 3
+    assert found["fail"] == fingerprint(resolve([Source(uri=glob)]), ["x", {}], 300)

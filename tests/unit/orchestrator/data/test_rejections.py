@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.data import rejections
+from orchestrator.data.data_folder import DataFolder
+from orchestrator.data.rejections import Ceiling, merged, notes, totals
+from orchestrator.data.sources import SourceFile, Span
+from orchestrator.job.errors import InputError
+
+
+def finding(
+    count: int, kind: str = "json", file: str = "a.jsonl", action: str = "left out"
+) -> dict[str, object]:
+    places = [{"byte": n, "what": "", "text": ""} for n in range(min(count, 3))]
+    return {"source": 0, "file": file, "kind": kind, "action": action, "count": count, "examples": places}
+
+
+def test_findings_of_parts_are_one_a_file_and_kind(tmp_path: Path) -> None:
+    found = [
+        finding(2),
+        finding(5, "utf-8"),
+        finding(4),
+        finding(1, file="b.jsonl"),
+        finding(3, action="repaired"),
+    ]
+    whole = merged(found)
+    assert [(f["file"], f["kind"], f["action"], f["count"], len(f["examples"])) for f in whole] == [
+        ("a.jsonl", "json", "left out", 6, 3),
+        ("a.jsonl", "utf-8", "left out", 5, 3),
+        ("b.jsonl", "json", "left out", 1, 1),
+        ("a.jsonl", "json", "repaired", 3, 3),
+    ]
+    folder = DataFolder(str(tmp_path))
+    told = rejections.write(folder, found)
+    assert told == {"left out": {"json": 7, "utf-8": 5}, "repaired": {"json": 3}} == totals(found)
+    assert rejections.read(folder) == whole
+    assert len((tmp_path / "rejected.jsonl").read_text().splitlines()) == 4
+    assert notes(told, "here") == [
+        "12 documents left out (json 7, utf-8 5), 3 documents repaired (json 3); see here/rejected.jsonl"
+    ]
+    assert notes({}, "here") == []
+    assert rejections.write(DataFolder(str(tmp_path / "none")), []) == {}
+    assert not (tmp_path / "none").exists()
+
+
+def parts_of(kind: str, count: int) -> list[tuple[Span, ...]]:
+    return [(Span(SourceFile(0, "a", kind, 100, "", "text"), 0, 100, 100),) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("limit", "kind", "ends_after"),
+    [
+        (25, ".jsonl", 3),  # as soon as there are more
+        ("20%", ".jsonl", 4),  # 40, where 80 were read, and six parts have 13.5 documents each at most
+        ("20%", ".parquet", 10),  # whose rows nobody knows before
+        ("60%", ".jsonl", None),
+        (100, ".jsonl", None),
+        (None, ".jsonl", None),
+    ],
+)
+def test_a_preparation_ends_when_too_much_is_left_out_for_certain(
+    limit: int | str | None, kind: str, ends_after: int | None, tmp_path: Path
+) -> None:
+    """Ten parts, of each of which ten documents are right and ten are not."""
+    parts, ceiling = parts_of(kind, 10), Ceiling(limit, DataFolder(str(tmp_path)))
+    for number in range(10):
+        record = {"rejected": [finding(10)], "documents": 10}
+        if number + 1 == ends_after:
+            with pytest.raises(
+                InputError, match=r"of [0-9]+ documents are left out \(json [0-9]+\)"
+            ) as caught:
+                ceiling.check(number, record, parts)
+            assert f"data.max_rejected {limit}" in str(caught.value)
+            assert [f["count"] for f in rejections.read(ceiling.folder)] == [10 * (number + 1)] * (number < 9)
+            return
+        ceiling.check(number, record, parts)
+    assert ends_after is None
