@@ -19,9 +19,9 @@ from orchestrator.checkpoint.identity import BASE, check_same_run
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.control.events import EventHistory
 from orchestrator.job.chain import ChainSpec
-from orchestrator.job.data import TrainBpe
 from orchestrator.job.errors import InputError, Problems
 from orchestrator.job.spec import STAGES, JobSpec
+from orchestrator.job.tokenizer_training import TrainedTokenizer
 from orchestrator.launch.preflight import check_base, check_job, check_machine, check_places
 from orchestrator.launch.run import done_already
 from orchestrator.resolve.base import INIT, base_of, check_base_to_come
@@ -185,11 +185,11 @@ def stand_ins(chain: ChainSpec, stages: Mapping[str, StageRun]) -> Iterator[dict
             origin, jobs[name] = chain.tokenizer_origin(stage.stage), stage.job
             wanted = origin.job.data.tokenizer
             kept = stages[origin.name].run.exists(f"{EXCERPT}/tokenizer.json")
-            if origin.name == name or not isinstance(wanted, TrainBpe) or kept:
+            if origin.name == name or not isinstance(wanted, TrainedTokenizer) or kept:
                 continue
             place = Path(folder, origin.name)
             place.mkdir(exist_ok=True)
-            text = tokenizer.train((), wanted.train_bpe, special_tokens_of(origin.job))
+            text = tokenizer.train((), wanted.recipe.vocabulary, special_tokens_of(origin.job))
             (place / "tokenizer.json").write_text(text)
             data = stage.job.data.model_copy(update={"tokenizer": str(place)})
             jobs[name] = stage.job.model_copy(update={"data": data})

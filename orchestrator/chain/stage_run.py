@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.job.chain import INIT, ChainSpec, Stage
-from orchestrator.job.data import TrainBpe
 from orchestrator.job.spec import JobSpec, parse
+from orchestrator.job.tokenizer_training import TrainedTokenizer
 from orchestrator.resolve.prepared_data import EXCERPT, data_cache
 from orchestrator.storage.run_directory import RunDir
 
@@ -52,10 +52,10 @@ def placed(chain: ChainSpec, stage: Stage, root: RunDir) -> JobSpec:
             continue
         origin = chain.tokenizer_origin(stage)
         trained = origin.job.data.tokenizer
-        if not isinstance(trained, TrainBpe):
+        if not isinstance(trained, TrainedTokenizer):
             data["tokenizer"] = trained
             continue
         data["tokenizer"] = f"{root.at(origin.name)}/{EXCERPT}"
         if not workload["model"].startswith("hf:"):
-            workload["changes"] = {"vocab_size": trained.train_bpe, **workload["changes"]}
+            workload["changes"] = {"vocab_size": trained.recipe.vocabulary, **workload["changes"]}
     return parse(document, f"stages.{stage.name}")

@@ -10,9 +10,11 @@ import xxhash
 
 from orchestrator.data import manifest, sources, tokenizer
 from orchestrator.data.clean.plan import cleaning_of
+from orchestrator.data.encoding import training
 from orchestrator.data.sources import SourceFile
-from orchestrator.job.data import DataSpec, TrainBpe
+from orchestrator.job.data import DataSpec
 from orchestrator.job.errors import InputError
+from orchestrator.job.tokenizer_training import TrainedTokenizer
 
 if TYPE_CHECKING:
     from orchestrator.data.records import RecordKind
@@ -26,10 +28,15 @@ class TextChanged(InputError):
 
 def chosen_tokenizer(data: DataSpec, special_tokens: Sequence[str]) -> Any:
     """What the fingerprint has of the tokenizer: its JSON with the ids of its roles, or the number of entries of one
-    that is to be trained, with its special tokens. Raises InputError."""
-    if isinstance(data.tokenizer, TrainBpe):
-        tokenizer.check_size(data.tokenizer.train_bpe, special_tokens)
-        return [data.tokenizer.train_bpe, tokenizer.all_special(special_tokens)]
+    that is to be trained, with its special tokens, and its recipe unless that is the byte-level BPE.
+
+    Raises InputError.
+    """
+    if isinstance(data.tokenizer, TrainedTokenizer):
+        recipe = data.tokenizer.recipe
+        training.check_size(recipe, special_tokens)
+        others = [recipe.to_json()] if recipe.to_json() else []
+        return [recipe.vocabulary, tokenizer.all_special(special_tokens), *others]
     return tokenizer.load(data.tokenizer, special_tokens)
 
 

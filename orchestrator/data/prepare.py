@@ -26,6 +26,7 @@ from orchestrator.data.clean.plan import Cleaning, cleaning_of
 from orchestrator.data.clean.run import clean
 from orchestrator.data.clean.totals import TOTALS, totals
 from orchestrator.data.data_folder import DataFolder
+from orchestrator.data.encoding import training
 from orchestrator.data.encoding.engines import REFERENCE
 from orchestrator.data.fingerprint import SOURCES, chosen_tokenizer, format_and_fingerprint
 from orchestrator.data.part_tasks import encode_error, raise_error, run_tasks
@@ -35,15 +36,13 @@ from orchestrator.data.sources.lines import LINE_BYTES
 from orchestrator.data.tokens import AGAIN, read_tokenizer
 from orchestrator.job.data import DataSpec, Source
 from orchestrator.job.errors import InputError, Unreachable
+from orchestrator.job.tokenizer_training import TokenizerRecipe
 from orchestrator.storage.retry import storage_failed, transient
 
 if TYPE_CHECKING:
     from orchestrator.data.records import RecordKind
 
 Progress = Callable[[str, int, int], None]
-
-SAMPLE_BYTES = 64 * 2**20
-"""Most bytes of text that a tokenizer is trained on, taken evenly from all parts."""
 
 
 def prepare(
@@ -194,7 +193,7 @@ def _tokenizer(
         return tokenizer.size_of(tokenizer.encoder(given)), roles
     if folder.read("tokenizer.json") is None:
         rows = [sources.to_json(part, _reach(data_format)) for part in parts]
-        raise_error(ray.get(_train.remote(folder.uri, rows, chosen[0], chosen[1], data_format, text)))
+        raise_error(ray.get(_train.remote(folder.uri, rows, chosen, data_format, text)))
     made = (folder.read("tokenizer.json") or b"").decode()
     # the requested size, even if the text gave fewer entries: the model's size depends on it before data is prepared
     return chosen[0], tokenizer.roles_of(tokenizer.encoder(made), {})
@@ -207,16 +206,14 @@ def _reach(data_format: int) -> int | None:
 
 @ray.remote(num_cpus=1)
 def _train(
-    uri: str,
-    parts: list[str],
-    entries: int,
-    special_tokens: list[str],
-    data_format: int,
-    text: CleanedText | None,
+    uri: str, parts: list[str], chosen: list[Any], data_format: int, text: CleanedText | None
 ) -> str:
-    texts = sample([sources.from_json(part) for part in parts], SAMPLE_BYTES, data_format, text)
+    entries, special_tokens, *others = chosen
+    recipe = TokenizerRecipe(vocabulary=entries, **(others[0] if others else {}))
     try:
-        DataFolder(uri).write("tokenizer.json", tokenizer.train(texts, entries, special_tokens).encode())
+        limit = training.SAMPLE_BYTES[recipe.kind]
+        texts = sample([sources.from_json(part) for part in parts], limit, data_format, text)
+        DataFolder(uri).write("tokenizer.json", training.train(texts, recipe, special_tokens).encode())
     except Exception as error:
         return encode_error(error, uri)
     return ""

