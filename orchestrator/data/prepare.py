@@ -205,9 +205,7 @@ def _reach(data_format: int) -> int | None:
 
 
 @ray.remote(num_cpus=1)
-def _train(
-    uri: str, parts: list[str], chosen: list[Any], data_format: int, text: CleanedText | None
-) -> str:
+def _train(uri: str, parts: list[str], chosen: list[Any], data_format: int, text: CleanedText | None) -> str:
     entries, special_tokens, *others = chosen
     recipe = TokenizerRecipe(vocabulary=entries, **(others[0] if others else {}))
     try:

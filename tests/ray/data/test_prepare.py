@@ -120,6 +120,15 @@ def test_prepared_data_is_not_prepared_again(tmp_path: Path) -> None:
     assert len({uri, *others}) == 5
 
 
+def test_a_tokenizer_is_trained_by_a_recipe(tmp_path: Path) -> None:
+    recipe = {"kind": "unigram", "vocabulary": 600, "byte_fallback": True, "digits": "single"}
+    data = spec(*write_texts(tmp_path / "texts"), tokens={"train": recipe})
+    tokens = Tokens.open(prepare(data, ("<extra_id_0>",), str(tmp_path / "cache")))
+    assert text_of(tokens, 1) == "".join(SENTENCES[200:300])
+    assert tokens.manifest.vocabulary == 600
+    assert [name.split()[0] for name in tokens.manifest.engines] == ["tokenizers"]
+
+
 def test_a_tokenizer_may_be_brought_along(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(tokenizer.train(SENTENCES, 400, ()))
     data = spec(*write_texts(tmp_path / "texts"), tokens=str(tmp_path))
