@@ -1,4 +1,4 @@
-"""The commands data corpus, prepare and inspect."""
+"""The commands data corpus, prepare, inspect and report."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def register(app: typer.Typer) -> None:
     group.command()(corpus)
     group.command()(prepare)
     group.command()(inspect)
+    group.command()(report)
     app.add_typer(group, name="data")
 
 
@@ -70,9 +71,12 @@ def prepare(
     check_job(spec)
     data = prepared_with_progress(spec, run, PreparedData(), address)
     sets, notes = _held_out(spec, data)
+    removed = _removed(data.uri)
     if as_json:
-        emit({"data": data.uri, "held_out": sets, "notes": notes})
+        emit({"data": data.uri, "held_out": sets, "notes": notes, "clean": removed})
         return
+    if removed:
+        show_removed(removed)
     print(data.uri)
     for name, found in sets.items():
         print(
@@ -119,6 +123,44 @@ def _held_out(spec: JobSpec, data: PreparedData) -> tuple[dict[str, dict[str, An
     return sets, resolve_over(spec, data)[2] if sets else notes_of(data.uri)
 
 
+def _removed(uri: str) -> list[dict[str, Any]]:
+    """What each step of data.clean has removed, without samples."""
+    from orchestrator.data.census import with_tokens
+    from orchestrator.data.clean.totals import read_totals
+    from orchestrator.data.data_folder import DataFolder
+    from orchestrator.data.tokens import Tokens
+
+    steps = read_totals(DataFolder(uri))
+    found = with_tokens(steps, Tokens.open(uri)) if steps else []
+    return [{key: value for key, value in step.items() if key != "samples"} for step in found]
+
+
+def show_removed(steps: list[dict[str, Any]]) -> None:
+    """Print what each step of data.clean has removed."""
+    from orchestrator.cli.options import table
+    from orchestrator.track.console import count
+    from orchestrator.track.page import size
+
+    rows = []
+    for step in steps:
+        total = {key: sum(source[key] for source in step["sources"]) for key in step["sources"][0]}
+        share = total["removed"] / total["documents"] if total["documents"] else 0.0
+        reasons = ", ".join(f"{reason} {number}" for reason, number in list(step["reasons"].items())[:3])
+        rows.append(
+            [
+                step["step"],
+                str(total["documents"]),
+                f"{total['removed']} ({share:.1%})",
+                str(total["changed"] or ""),
+                size(total["bytes"] - total["bytes_after"]),
+                f"about {count(total['removed_tokens'])}",
+                reasons,
+            ]
+        )
+    columns = ["step", "documents", "removed", "changed", "text less", "tokens less", "most for"]
+    table("Cleaning", columns, rows)
+
+
 def inspect(
     data: Annotated[str, typer.Argument(help="a folder of prepared data")],
     share: Annotated[
@@ -127,15 +169,60 @@ def inspect(
             help="show what this data.validation.share would hold out", min=0.0, max=1.0, callback=finite
         ),
     ] = None,
+    removed_by: Annotated[
+        str | None,
+        typer.Option("--removed-by", help="show documents that this step of data.clean has removed"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show what a folder of prepared data contains."""
+    from orchestrator.data.clean.totals import removed_by as look_removed
     from orchestrator.data.summary import inspect as look
     from orchestrator.job.paths import absolute
 
+    if removed_by is not None:
+        steps = look_removed(absolute(data, Path.cwd()), removed_by)
+        if as_json:
+            emit(steps)
+            return
+        for step in steps:
+            print(
+                f"{step['step']}: "
+                + (", ".join(f"{why} {n}" for why, n in step["reasons"].items()) or "nothing")
+            )
+            for sample in step["samples"]:
+                print(f"- {sample['reason']}\n    " + sample["text"].replace("\n", "\n    "))
+        return
     found = look(absolute(data, Path.cwd()), share)
     if as_json:
         emit(found)
         return
     for key, value in found.items():
         print(f"{key}: {value}")
+
+
+def report(
+    data: Annotated[str, typer.Argument(help="a folder of prepared data")],
+    out: Annotated[
+        str | None, typer.Option(help="the page [default: data-report.html]", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write one page about prepared data: lengths, languages, sources, duplicates, what was rejected and removed."""
+    from orchestrator.data.census import census
+    from orchestrator.job.errors import InputError
+    from orchestrator.job.paths import absolute
+    from orchestrator.track.data_report import page
+
+    found = census(absolute(data, Path.cwd()))
+    if as_json:
+        emit(found)
+        return
+    target = Path(out or "data-report.html").absolute()
+    try:
+        target.write_text(page(found), encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"cannot be written ({error.strerror})", str(target), "name another file by --out"
+        ) from None
+    print(target)

@@ -60,11 +60,16 @@ def normalize(rule: Normalize) -> Decide:
     return lambda text, row: ftfy.fix_text(text, config)
 
 
+def identifier() -> Any:
+    """The model that tells languages, with probabilities. Raises InputError without py3langid."""
+    langid = needs_extra("language", "py3langid.langid")
+    return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
+
+
 def language(rule: Language) -> Decide:
     """Keep documents whose most probable language is one of `keep`. Raises InputError without py3langid, and for a
     language that it does not know."""
-    langid = needs_extra("language", "py3langid.langid")
-    model = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
+    model = identifier()
     if unknown := sorted(set(rule.keep) - set(model.labels)):
         hint = "give ISO 639 codes, as in en"
         raise InputError(f"no language is called {', '.join(unknown)}", "data.clean.language.keep", hint)

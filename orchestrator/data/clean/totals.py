@@ -62,3 +62,17 @@ def read_totals(folder: DataFolder) -> list[dict[str, Any]]:
     """The totals beside prepared data; empty for data that was not cleaned."""
     found: list[dict[str, Any]] = folder.read_json(TOTALS) or []
     return found
+
+
+def removed_by(uri: str, step: str) -> list[dict[str, Any]]:
+    """The totals of the steps of this name of prepared data. Raises InputError if there is none."""
+    folder = DataFolder(uri)
+    found = read_totals(folder)
+    if named := [entry for entry in found if entry["step"] == step]:
+        return named
+    if not found:
+        raise InputError(
+            "was not cleaned, or there is no prepared data", uri, "name data of a job with data.clean"
+        )
+    names = ", ".join(dict.fromkeys(entry["step"] for entry in found))
+    raise InputError(f"has no step {step}", "--removed-by", f"choose from {names}")

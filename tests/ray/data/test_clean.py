@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 from cleaning_texts import PROSE
 
+from orchestrator.data.census import census
 from orchestrator.data.clean import run
-from orchestrator.data.clean.totals import read_totals
+from orchestrator.data.clean.totals import read_totals, removed_by
 from orchestrator.data.prepare import prepare
 from orchestrator.data.tokens import Tokens
 from orchestrator.job.data import DataSpec
 from orchestrator.job.errors import InputError
+from orchestrator.track.data_report import page
 
 pytestmark = pytest.mark.usefixtures("two_cpus")
 STEPS = [
@@ -93,6 +95,14 @@ def test_what_is_left_is_what_the_steps_keep_whatever_the_parts(tmp_path: Path) 
         "normalize": [0, 0], "gopher_quality": [0, 1], "exact_duplicates": [1, 20],
         "near_duplicates": [41, 0], "pii": [0, 0],
     }  # fmt: skip
+    (near,) = removed_by(uris[0], "near_duplicates")
+    assert near["reasons"] == {"another document": 40, "held-out text": 1}
+    assert all(sample["reason"].startswith(("kept: ", "held-out text")) for sample in near["samples"])
+    with pytest.raises(InputError, match="has no step c4; choose from normalize, gopher_quality, exact_dup"):
+        removed_by(uris[0], "c4")
+    found_in = census(uris[0])
+    assert [source["duplicates"] for source in found_in["sources"]] == [0, 0]
+    assert "near_duplicates: 41 removed, with" in page(found_in)
 
 
 def test_a_changed_step_redoes_itself_and_what_comes_after_it(
