@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.workers.gang import Bundle, GangStatus
+from cluster.workers.rank_output import OutputTarget
 
 
 @dataclass
@@ -54,6 +55,7 @@ class FakeGang:
         config: dict[str, Any],
         ranks_per_group: int = 1,
         avoid: Set[str] = frozenset(),
+        output: OutputTarget | None = None,
     ) -> None:
         """See `Gang.start`."""
         if self._refusals and (refusal := self._refusals.pop(0)):
@@ -88,6 +90,13 @@ class FakeGang:
         """See `Gang.request_stop`."""
         if self._attempt is not None:
             self._attempt.stop_requested = True
+
+    def output(self, rank: int) -> str:
+        """See `Gang.output`."""
+        return ""
+
+    def print_stacks(self) -> None:
+        """See `Gang.print_stacks`."""
 
     def stop(self) -> None:
         """See `Gang.stop`."""

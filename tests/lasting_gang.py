@@ -10,6 +10,7 @@ from typing import Any
 
 from cluster.workers.gang import Bundle
 from cluster.workers.process_gang import ProcessGang
+from cluster.workers.rank_output import OutputTarget
 
 
 class LastingGang(ProcessGang):
@@ -28,10 +29,11 @@ class LastingGang(ProcessGang):
         config: dict[str, Any],
         ranks_per_group: int = 1,
         avoid: Set[str] = frozenset(),
+        output: OutputTarget | None = None,
     ) -> None:
         """See `Gang.start`."""
         given = {"target": target, "config": config, "environment": dict(os.environ)}
-        super().start(world_size, bundle, self._entry, given, ranks_per_group, avoid)
+        super().start(world_size, bundle, self._entry, given, ranks_per_group, avoid, output)
 
     def close(self) -> None:
         """See `Gang.close`; the next start is as quick as this gang's last."""

@@ -57,6 +57,14 @@ class LocalGang:
         """See `Gang.request_stop`."""
         self._ranks.request_stop()
 
+    def output(self, rank: int) -> str:
+        """See `Gang.output`."""
+        return self._ranks.output(rank)
+
+    def print_stacks(self) -> None:
+        """See `Gang.print_stacks`."""
+        self._ranks.print_stacks()
+
     def stop(self) -> None:
         """See `Gang.stop`."""
         self._ranks.stop()

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from cluster.workers.rank_output import OutputTarget
+
 RankState = Literal["starting", "running", "done", "failed", "dead"]
 End = Literal["raised", "exited", "starved", "lost", "silent", "still", "unplaced", "unknown"]
 ErrorKind = Literal[
@@ -154,9 +156,10 @@ class Gang(Protocol):
         config: dict[str, Any],
         ranks_per_group: int = 1,
         avoid: Set[str] = frozenset(),
+        output: OutputTarget | None = None,
     ) -> None:
         """Run `target` on `world_size` ranks; every `ranks_per_group` consecutive ones share a node if one is large
-        enough.
+        enough. What they print is kept in `output`.
 
         Raises TimeoutError if they cannot all be placed.
         """
@@ -183,6 +186,13 @@ class Gang(Protocol):
 
     def request_stop(self) -> None:
         """Ask the ranks to commit and end at the next step boundary."""
+
+    def output(self, rank: int) -> str:
+        """The last of what a rank printed, which may have ended; empty if its node does not answer at once. Not after
+        `stop`."""
+
+    def print_stacks(self) -> None:
+        """Have the ranks print the Python stacks of their threads: of a gang that hangs they tell where."""
 
     def stop(self) -> None:
         """Kill the ranks. Their workers stay ready for the next start."""

@@ -12,6 +12,7 @@ from typing import Any
 from cluster.workers.fork_server import ForkServer
 from cluster.workers.gang import Bundle, Cause, GangStatus, RankStatus
 from cluster.workers.heartbeat import HeartbeatServer
+from cluster.workers.rank_output import FLUSH_TIMEOUT, TRACE, OutputTarget, RankOutput
 from cluster.workers.worker_context import RankInfo
 
 LOOPBACK = "127.0.0.1"
@@ -23,6 +24,7 @@ class ProcessGang:
     def __init__(self) -> None:
         self._heartbeats = HeartbeatServer(LOOPBACK)
         self._fork_server: ForkServer | None = None
+        self._outputs: list[tuple[RankOutput, int]] = []
 
     def capacity(self, bundle: Bundle, avoid: Set[str] = frozenset()) -> int:
         """See `Gang.capacity`. As many as there are CPUs for; `start` accepts more."""
@@ -36,6 +38,7 @@ class ProcessGang:
         config: dict[str, Any],
         ranks_per_group: int = 1,
         avoid: Set[str] = frozenset(),
+        output: OutputTarget | None = None,
     ) -> None:
         """See `Gang.start`."""
         if self._fork_server is None or self._fork_server.target != target:
@@ -47,7 +50,9 @@ class ProcessGang:
         try:
             for rank in range(world_size):
                 rank_info = dataclasses.asdict(RankInfo(rank, world_size, rank, LOOPBACK))
-                pid = self._fork_server.launch(rank_info=rank_info, **arguments)
+                printed = RankOutput(rank, output)
+                pid = self._fork_server.launch(rank_info=rank_info, **arguments, output=printed.path)
+                self._outputs.append((printed, pid))
                 self._heartbeats.mark(rank, pid=pid, last_heartbeat=time.monotonic())
         except OSError as error:
             self._end()
@@ -76,6 +81,18 @@ class ProcessGang:
         """See `Gang.request_stop`."""
         self._heartbeats.broadcast({"stop": True})
 
+    def output(self, rank: int) -> str:
+        """See `Gang.output`."""
+        return self._outputs[rank][0].tail() if rank < len(self._outputs) else ""
+
+    def print_stacks(self) -> None:
+        """See `Gang.print_stacks`."""
+        with contextlib.suppress(OSError):
+            ended = self._fork_server.exits() if self._fork_server is not None else {}
+            for _, pid in self._outputs:
+                if pid not in ended:
+                    os.kill(pid, TRACE)
+
     def stop(self) -> None:
         """See `Gang.stop`."""
         if self._fork_server is not None:
@@ -83,6 +100,11 @@ class ProcessGang:
                 self._fork_server.end_ranks()
             except OSError:
                 self._end()
+        for output, _ in self._outputs:
+            output.close()
+        for output, _ in self._outputs:
+            output.join(FLUSH_TIMEOUT)
+        self._outputs = []
 
     def close(self) -> None:
         """See `Gang.close`."""

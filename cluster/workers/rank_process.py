@@ -20,6 +20,7 @@ from typing import Any
 
 from cluster.workers.clock import wall
 from cluster.workers.error_kind import cause_of
+from cluster.workers.rank_output import redirect
 from cluster.workers.worker_context import RankInfo, WorkerContext
 
 INTERVAL = 0.1
@@ -32,13 +33,18 @@ FENCE_TIMEOUT = 60.0
 """Seconds without a message from the heartbeat server after which a rank ends itself: the run may have replaced it."""
 
 
-def run(rank_info: dict[str, Any], target: str, config: dict[str, Any], server: str, token: str) -> int:
+def run(
+    rank_info: dict[str, Any], target: str, config: dict[str, Any], server: str, token: str, output: str = ""
+) -> int:
     """Run `target` ("module:function") as `function(config, context)`, and report to the heartbeat server at `server`
-    ("host:port"). `rank_info` are the fields of a `RankInfo`.
+    ("host:port"). `rank_info` are the fields of a `RankInfo`. It prints to `output`, see `rank_output.redirect`; if
+    that is empty, to where the process does that forked it.
 
     Returns the exit code: 0 if the entry point returned, 1 if it raised.
     """
     context = WorkerContext(RankInfo(**rank_info))
+    if output:
+        redirect(output, context)
     signal.signal(signal.SIGTERM, lambda *_: context.notice_preemption())
     heartbeat = HeartbeatSender(context, server, token)
     module, _, function = target.partition(":")

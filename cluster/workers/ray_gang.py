@@ -14,6 +14,7 @@ from cluster.workers import nodes
 from cluster.workers.fork_server import START_TIMEOUT
 from cluster.workers.gang import Bundle, Cause, End, GangStatus, RankStatus
 from cluster.workers.heartbeat import HeartbeatServer
+from cluster.workers.rank_output import FLUSH_TIMEOUT, OutputTarget
 from cluster.workers.worker_context import RankInfo
 from cluster.workers.worker_group import PendingGroup, UnresponsiveGroup, WorkerGroup
 
@@ -27,6 +28,8 @@ SUSPECT_SECONDS = 60.0
 """Seconds during which a node that did not answer gets no ranks, unless it answers or Ray declares it dead before."""
 LAUNCH_TIMEOUT = 20.0
 """Seconds for a prewarmed worker to start a rank, which takes it milliseconds."""
+OUTPUT_TIMEOUT = 0.2
+"""Seconds for a worker's actor to tell what its rank printed: a recovery waits for it."""
 NODE_CHECK_INTERVAL = 1.0
 """Seconds between checks of which nodes are being drained."""
 
@@ -67,6 +70,7 @@ class RayGang:
         config: dict[str, Any],
         ranks_per_group: int = 1,
         avoid: Set[str] = frozenset(),
+        output: OutputTarget | None = None,
     ) -> None:
         """See `Gang.start`."""
         spec = (ranks_per_group, bundle, target)
@@ -84,7 +88,7 @@ class RayGang:
         self._groups.sort(key=lambda group: group.locations[0][::-1])
         chosen = self._groups[: world_size // ranks_per_group]
         self._slots = [(group, index) for group in chosen for index in range(ranks_per_group)]
-        self._launch(target, config)
+        self._launch(target, config, output)
 
     def prewarm(self, count: int, bundle: Bundle | None = None, target: str = "") -> None:
         """See `Gang.prewarm`."""
@@ -116,6 +120,22 @@ class RayGang:
         """See `Gang.request_stop`."""
         self._heartbeats.broadcast({"stop": True})
 
+    def output(self, rank: int) -> str:
+        """See `Gang.output`."""
+        if rank >= len(self._slots):
+            return ""
+        group, index = self._slots[rank]
+        try:
+            return str(ray.get(group.hosts[index].output.remote(), timeout=OUTPUT_TIMEOUT))
+        except RayError:
+            return ""
+
+    def print_stacks(self) -> None:
+        """See `Gang.print_stacks`."""
+        asked = [group.hosts[index].print_stacks.remote() for group, index in self._slots]
+        if asked:
+            ray.wait(asked, num_returns=len(asked), timeout=OUTPUT_TIMEOUT)
+
     def stop(self) -> None:
         """See `Gang.stop`."""
         # Those without ranks too: their nodes may be gone as well.
@@ -138,6 +158,9 @@ class RayGang:
 
     def close(self) -> None:
         """See `Gang.close`."""
+        finished = [host.finish_output.remote() for group in self._groups for host in group.hosts]
+        if finished:
+            ray.wait(finished, num_returns=len(finished), timeout=FLUSH_TIMEOUT)
         for pending in self._pending:
             pending.release()
         for group in list(self._groups):
@@ -280,7 +303,7 @@ class RayGang:
 
     # -- ranks
 
-    def _launch(self, target: str, config: dict[str, Any]) -> None:
+    def _launch(self, target: str, config: dict[str, Any], output: OutputTarget | None) -> None:
         locations = [group.locations[index] for group, index in self._slots]
         token = self._heartbeats.expect([address for _, address in locations])
         arguments = {"target": target, "config": config, "server": self._heartbeats.address, "token": token}
@@ -290,7 +313,9 @@ class RayGang:
             local_rank = local_ranks[node] = local_ranks.get(node, -1) + 1
             rank_info = RankInfo(number, len(locations), local_rank, locations[0][1], node=address)
             launches.append(
-                group.hosts[index].launch.remote({"rank_info": dataclasses.asdict(rank_info), **arguments})
+                group.hosts[index].launch.remote(
+                    {"rank_info": dataclasses.asdict(rank_info), **arguments}, output
+                )
             )
         for (group, _), (_, address), reference in zip(self._slots, locations, launches, strict=True):
             try:

@@ -20,6 +20,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from cluster.workers import nodes
 from cluster.workers.fork_server import ForkServer
 from cluster.workers.gang import Bundle, Cause
+from cluster.workers.rank_output import FLUSH_TIMEOUT, TRACE, OutputTarget, RankOutput
 from cluster.workers.rank_process import FENCE_TIMEOUT
 
 CONNECT_INTERVAL = 5.0
@@ -47,6 +48,8 @@ class WorkerHost:
 
     def __init__(self, target: str) -> None:
         self._fork_server = ForkServer(target)
+        self._output: RankOutput | None = None
+        self._pid = 0
         head = ray.get_runtime_context().gcs_address
         threading.Thread(target=self._exit_when_cut_off, args=(head,), name="fence", daemon=True).start()
 
@@ -59,14 +62,34 @@ class WorkerHost:
         """The id and the address of its node."""
         return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 
-    def launch(self, rank: dict[str, Any]) -> int:
-        """End the rank before, and fork the next; returns its process id."""
+    def launch(self, rank: dict[str, Any], output: OutputTarget | None) -> int:
+        """End the rank before, and fork the next, whose output is kept there; returns its process id."""
         self.end_ranks()
-        return self._fork_server.launch(**rank)
+        self._output = RankOutput(rank["rank_info"]["rank"], output)
+        self._pid = self._fork_server.launch(**rank, output=self._output.path)
+        return self._pid
 
     def end_ranks(self) -> None:
         """Kill the rank. Raises OSError if the fork server is gone; the rank ended with it."""
-        self._fork_server.end_ranks()
+        try:
+            self._fork_server.end_ranks()
+        finally:
+            if self._output is not None:
+                self._output.close()
+
+    def output(self) -> str:
+        """The last of what the rank printed."""
+        return self._output.tail() if self._output is not None else ""
+
+    def print_stacks(self) -> None:
+        """Have the rank print the Python stacks of its threads."""
+        if self._pid and self._pid not in self.exits():
+            os.kill(self._pid, TRACE)
+
+    def finish_output(self) -> None:
+        """Wait until all is copied that a rank which has ended printed, for some seconds at most."""
+        if self._output is not None:
+            self._output.join(FLUSH_TIMEOUT)
 
     def exits(self) -> dict[int, int]:
         """See `ForkServer.exits`."""

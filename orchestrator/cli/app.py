@@ -32,6 +32,7 @@ for _module in (
     "job",
     "run",
     "jobs",
+    "logs",
     "report",
     "checkpoint",
     "evaluate",

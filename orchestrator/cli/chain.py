@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from orchestrator.cli.options import emit, table
+from orchestrator.cli.options import emit, place_of, table
 from orchestrator.job.errors import InputError
 
 if TYPE_CHECKING:
@@ -87,15 +86,12 @@ def chain_at(target: str) -> tuple[RunDir, ChainSpec] | None:
     """The directory of a chain and its job, None if there is none at that place."""
     from orchestrator.job.chain import parse_chain
     from orchestrator.job.document import parse_yaml
-    from orchestrator.job.paths import absolute
     from orchestrator.job.spec import STAGES
     from orchestrator.storage.file_names import CHAIN
     from orchestrator.storage.run_directory import RunDir
-    from orchestrator.storage.uri import check_uri
 
     try:
-        check_uri(target)
-        root = RunDir(absolute(target, Path.cwd()))
+        root = RunDir(place_of(target))
         text = root.read_text("job.yaml") if root.exists(CHAIN) else None
     except (InputError, OSError):
         return None

@@ -1,4 +1,4 @@
-"""The commands submit, attach, logs and list: runs as jobs of a cluster."""
+"""The commands submit, attach and list: runs as jobs of a cluster."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     app.command()(submit)
     app.command()(attach)
-    app.command()(logs)
     app.command("list")(list_jobs)
 
 
@@ -107,27 +106,6 @@ def attach(name: Name, address: Cluster = None, as_json: Json = False) -> None:
 
     jobs = submission.jobs_at(address)
     _follow(jobs, submission.existing(jobs, name), as_json)
-
-
-def logs(
-    name: Name,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="follow until the job ends")] = False,
-    address: Cluster = None,
-    as_json: Json = False,
-) -> None:
-    """Print the output of a job."""
-    from orchestrator.launch import submission
-
-    jobs = submission.jobs_at(address)
-    found = submission.existing(jobs, name)
-    if as_json:
-        ended = jobs.wait(found.id, float("inf")) if follow else found
-        emit({**ended.to_json(), "lines": jobs.logs(found.id).splitlines()})
-    elif follow:
-        for part in jobs.follow(found.id):
-            print(part, end="", flush=True)
-    else:
-        print(jobs.logs(found.id), end="")
 
 
 def list_jobs(address: Cluster = None, as_json: Json = False) -> None:

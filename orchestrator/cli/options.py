@@ -77,15 +77,25 @@ def run_of(spec: JobSpec | ChainSpec, run_dir: str | None) -> RunDir:
     return RunDir(absolute(run_dir or f"{RUNS}/{spec.name}", Path.cwd()))
 
 
-def existing_run(run_dir: str) -> tuple[RunDir, JobSpec]:
-    """An existing run directory and its job. Raises InputError if there is no run."""
-    from orchestrator.checkpoint.identity import read_job
+def place_of(run: str) -> str:
+    """The absolute path or URI of what a user calls a run: a path or URI, or its name in the folder RUNS. Raises
+    InputError if it cannot be one."""
     from orchestrator.job.paths import absolute
-    from orchestrator.storage.run_directory import RunDir
     from orchestrator.storage.uri import check_uri
 
-    check_uri(run_dir)
-    run = RunDir(absolute(run_dir, Path.cwd()))
+    check_uri(run)
+    if "/" not in run and not Path(run).exists() and (Path(RUNS) / run).is_dir():
+        run = f"{RUNS}/{run}"
+    return absolute(run, Path.cwd())
+
+
+def existing_run(run_dir: str) -> tuple[RunDir, JobSpec]:
+    """An existing run directory and its job; `run_dir` may be the name of one in the folder RUNS. Raises InputError if
+    there is no run."""
+    from orchestrator.checkpoint.identity import read_job
+    from orchestrator.storage.run_directory import RunDir
+
+    run = RunDir(place_of(run_dir))
     spec = read_job(run)
     if spec is None or not run.holds_a_run():
         raise Absent("there is no run here", run.uri, "give a run directory, such as runs/<name>")

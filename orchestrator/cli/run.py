@@ -22,15 +22,14 @@ from orchestrator.cli.options import (
     jobs_of,
     run_of,
 )
+from orchestrator.cli.targets import Target, job_at, job_named, run_at
 from orchestrator.cli.try_run import dry_run_of, smoke_of
-from orchestrator.job.errors import Absent, InputError, Unreachable
-from orchestrator.job.outcome import ENDED
+from orchestrator.job.errors import InputError
+from orchestrator.job.outcome import ENDED, Outcome
 
 if TYPE_CHECKING:
     from cluster.jobs.ray_jobs import Jobs, Submission
     from orchestrator.storage.run_directory import RunDir
-
-Target = Annotated[str, typer.Argument(help="a run directory, or a job's name", show_default=False)]
 
 LOST_AFTER = 15.0
 """Seconds without an update of status.json after which `status` calls the controller silent."""
@@ -103,6 +102,8 @@ def run(
         final_table(outcome.summary)
         tracking = spec.tracking.uri if spec.tracking else None
         _where_next(directory.uri, tracking, spec.checkpoint.export, outcome.summary)
+    if outcome.outcome == Outcome.FAILED and not as_json:
+        _printed_last(outcome.summary or {})
     if outcome.line and not as_json:
         print(f"orchestrator: {outcome.line}", file=sys.stderr)
     raise typer.Exit(outcome.outcome.exit_code)
@@ -113,12 +114,13 @@ def status(target: Target, address: Cluster = None, as_json: Json = False) -> No
     if (chain := None if address else chain_at(target)) is not None:
         show_status(*chain, as_json)
         return
-    local = None if address else _run_at(target)
-    job = None if local else _job_at(target, address)[1]
+    local = None if address else run_at(target)
+    named = job_named(target, address) if local else job_at(target, address)
+    job = named[1] if named else None
     if job is not None and (chain := chain_at(job.run_dir)) is not None:
         show_status(*chain, as_json)
         return
-    directory = local or _run_at(job.run_dir if job else "")
+    directory = local or run_at(job.run_dir if job else "")
     if directory is None:
         assert job is not None
         found: dict[str, Any] = {
@@ -153,11 +155,11 @@ def stop(
     from cluster.jobs.ray_jobs import STOP_GRACE
 
     chain = chain_at(target)
-    local = chain[0] if chain else _run_at(target)
+    local = chain[0] if chain else run_at(target)
     jobs: Jobs | None = None
     job: Submission | None = None
     try:
-        jobs, job = _job_at(local.uri if local else target, address)
+        jobs, job = job_at(local.uri if local else target, address)
     except InputError:
         if local is None:  # it was not submitted; its controller may be on a Ray without a Jobs API
             raise
@@ -168,7 +170,7 @@ def stop(
     elif chain is not None:
         stop_stages(*chain, lambda run: _stop_controller(run, address), as_json)
         return
-    elif (directory := local or _run_at(job.run_dir if job else "")) is not None:
+    elif (directory := local or run_at(job.run_dir if job else "")) is not None:
         if _status_of(directory)["controller"] == "ended":
             raise InputError("this run has ended already", target, "see `orchestrator status`")
         _stop_controller(directory, address)
@@ -182,26 +184,6 @@ def stop(
         print(f"{found['id']}: {found['state']}; the same job goes on from its last commit")
     else:
         print(f"{found['run_dir']} will commit and end")
-
-
-def _job_at(target: str, address: str | None) -> tuple[Jobs, Submission]:
-    """The newest submission of that name and its cluster. Raises InputError if there is none, or no cluster."""
-    from orchestrator.launch.submission import existing, jobs_at
-
-    try:
-        jobs = jobs_at(address)
-        return jobs, existing(jobs, target)
-    except Absent:
-        existing_run(target)  # which raises: there is neither such a run nor a cluster
-        raise
-
-
-def _run_at(target: str) -> RunDir | None:
-    """The run directory of that name; None if it holds no run or cannot be read from this machine."""
-    try:
-        return existing_run(target)[0] if target else None
-    except (Absent, Unreachable):
-        return None
 
 
 def _status_of(directory: RunDir) -> dict[str, Any]:
@@ -280,6 +262,15 @@ def _where_next(run_dir: str, tracking: str | None, form: str | None, summary: d
         _say(
             f"MLflow lacks some rows ({problem}); `orchestrator report {shown}` sends them when it answers again"
         )
+
+
+def _printed_last(summary: dict[str, Any]) -> None:
+    """What the rank printed that failed last."""
+    fault: dict[str, Any] = next(iter(reversed(summary.get("faults") or ())), {})
+    if fault.get("output"):
+        _say(f"\n{fault['first_fault']}; printed last:")
+        for line in fault["output"]:
+            _say(f"  {line}")
 
 
 def _say(text: str) -> None:

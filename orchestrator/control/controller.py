@@ -312,8 +312,8 @@ class Controller:
     def _halt(self, history: RunHistory, action: Action, before: State) -> None:
         """End the gang; after a fault, count what must be done again."""
         self._record(history, self._workers.poll(history.saved, wait=0.0))
+        step, printed = max(self._state.step, history.step), self._workers.printed(action.fault)
         self._workers.stop()
-        step = max(self._state.step, history.step)
         if action.fault is None:
             self._note = action.reason
             self._event("stop", action.reason, step=step)
@@ -329,7 +329,7 @@ class Controller:
         history.leave_out(self._workers.lost_nodes())
         commit, _ = self._stored(lambda: history.last_commit(self._state.bad_commits))
         lost = self._stored(lambda: history.beyond(commit.step if commit else 0))
-        reason, fields = fault_event(before, self._state, action.fault, lost)
+        reason, fields = fault_event(before, self._state, action.fault, lost, printed)
         self._event("stop", reason, step=step, **fields)
 
     def _tell(self, note: str) -> None:

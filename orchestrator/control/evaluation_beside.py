@@ -23,6 +23,7 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.storage.run_directory import RunDir
+from orchestrator.track.rank_log import output_of_evaluation
 from orchestrator.train.task import ENTRY, EVALUATION_PATIENCE, Task
 
 SILENCE = 60.0
@@ -150,7 +151,8 @@ class EvaluationBeside:
         if self._gang.ready():
             try:
                 task = self._task(self._waiting[step], data, shards, base)
-                self._gang.start(1, self._bundle, ENTRY, task.to_json())
+                output = output_of_evaluation(self._run.uri, step)
+                self._gang.start(1, self._bundle, ENTRY, task.to_json(), output=output)
             except TimeoutError as error:
                 self._fail(step, str(error))
                 return

@@ -129,14 +129,17 @@ class EventHistory:
         return bool(self.events) and self.events[-1].get("controller_died") is not None
 
 
-def fault_event(before: State, after: State, fault: Failure, lost: Sequence[Row]) -> tuple[str, EventFields]:
+def fault_event(
+    before: State, after: State, fault: Failure, lost: Sequence[Row], printed: Sequence[str]
+) -> tuple[str, EventFields]:
     """Reason and fields of the event of a fault that took a run from state `before` to `after`.
 
-    `lost` are the rows of steps that must be done again.
+    `lost` are the rows of steps that must be done again, `printed` the last lines of the rank at fault.
     """
     fields: EventFields = {
         **fault.to_json(),
         "explained": hint_for(fault.cause),
+        "output": list(printed),
         "seen": wall() - (time.monotonic() - fault.time),
         "still_seconds": time.monotonic() - before.moved if before.phase == "train" else 0.0,
         "lost_steps": len(lost),

@@ -8,6 +8,7 @@ from typing import Any
 from cluster.workers.cluster import Cluster
 from cluster.workers.gang import GangStatus, RankStatus
 from cluster.workers.machine import Offer
+from cluster.workers.rank_output import last_lines
 from orchestrator.control.capacity import Capacity
 from orchestrator.control.health import Failure
 from orchestrator.control.snapshot_servers import SnapshotServers
@@ -15,6 +16,8 @@ from orchestrator.control.state import Phase
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout, ModelShape
 from orchestrator.storage.run_directory import Row
+from orchestrator.track.rank_log import output_of_attempt
+from orchestrator.track.redact import redact
 from orchestrator.train.task import ENTRY_OF, PREEMPTION_NOTICES, Task
 
 POLL = 0.1
@@ -72,18 +75,32 @@ class Workers:
         return self.status.rows
 
     def start(self, layout: Layout, task: Task) -> None:
-        """Start a gang on that task. Raises TimeoutError, with no rank left running, if it cannot be placed."""
+        """Start a gang on that task; what its ranks print is kept in the run directory. Raises TimeoutError, with no
+        rank left running, if it cannot be placed."""
         self.status = GangStatus()
         if self._notices is not None:
             self._notices.ensure_running()
         entry, arguments = ENTRY_OF[layout.engine], task.to_json()
         try:
-            self._gang.start(layout.world, self.bundle, entry, arguments, layout.tp, self._capacity.avoid)
+            avoid, output = self._capacity.avoid, output_of_attempt(task.run, task.attempt)
+            self._gang.start(layout.world, self.bundle, entry, arguments, layout.tp, avoid, output)
             self.running = True
             self.prewarm(layout.world)
         except TimeoutError:
             self.stop()
             raise
+
+    def printed(self, fault: Failure | None) -> list[str]:
+        """The last lines of the rank at fault, or of the first one if none is known to be. Of a gang that hangs, the
+        Python stacks of one that is alive: they say what it waits for. Secrets are hidden."""
+        if fault is None or fault.cause.end == "lost":
+            return []  # with its node: who asks would wait
+        rank = max(fault.rank, 0)
+        if fault.cause.end in ("silent", "still"):
+            self._gang.print_stacks()
+        if fault.cause.end == "silent":
+            rank = int(rank == 0)  # it is frozen, and prints nothing
+        return last_lines(redact(self._gang.output(rank)))
 
     def prewarm(self, workers: int) -> None:
         """Have so many workers ready, and the job's spares, as far as there is room."""

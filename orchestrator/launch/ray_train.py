@@ -219,7 +219,7 @@ class RankZeroHistory:
         commit, _ = history.last_commit()
         lost = history.beyond(commit.step if commit else 0)
         assert action.fault is not None
-        reason, fields = fault_event(before, after, action.fault, lost)
+        reason, fields = fault_event(before, after, action.fault, lost, ())
         self._tell("stop", reason, **fields)
 
     def close(self) -> None:

@@ -264,6 +264,8 @@ def _events(events: Sequence[Row]) -> list[dict[str, Any]]:
             "reason": event.get("reason") or "",
             "layout": _layout(event.get("layout_after")),
             "fault": event.get("first_fault") or "",
+            "hint": event.get("explained") or "",
+            "output": [str(line) for line in event.get("output") or ()],
             "lost": event.get("lost_steps") or 0,
         }
         for event in reversed(events[-EVENTS_SHOWN:])

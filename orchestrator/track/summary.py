@@ -20,6 +20,8 @@ WATTS_PER_GPU = 700.0
 PUE = 1.67  # power drawn by the building per power drawn by the machine
 KG_CO2E_PER_KWH = 0.475
 
+FAULT_KEYS = ("time", "attempt", "step", "first_fault", "explained", "output", "seconds_lost")
+"""Of the event of a fault, what the summary has."""
 _HELD = frozenset({"start", "train", "stop"})  # phases in which the gang occupies its workers
 
 
@@ -62,9 +64,7 @@ def summary(
         "receipt": (manifest_meta or {}).get("samples") or last.get("samples"),
         "attempts": len({event.get("attempt") for event in events if event.get("phase") == "start"}),
         "faults": [
-            {key: event.get(key) for key in ("time", "attempt", "step", "first_fault", "seconds_lost")}
-            for event in events
-            if event.get("first_fault")
+            {key: event.get(key) for key in FAULT_KEYS} for event in events if event.get("first_fault")
         ],
         "layouts": rows.layouts,
         "missing_rows": [list(gap) for gap in rows.missing],

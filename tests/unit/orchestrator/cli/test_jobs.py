@@ -28,7 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "no address is given, and no local cluster is up; give another --address, or start a",
         ),
         (["list"], "no address is given, and no local cluster is up"),
-        (["logs", "small"], "no address is given, and no local cluster is up"),
+        (["logs", "small"], "there is no run here"),
         (["attach", "small"], "no address is given, and no local cluster is up"),
         (["list", "--address", "nonsense"], "--address nonsense: nobody answers at nonsense"),
         (["list", "--address", "127.0.0.1:9"], "--address 127.0.0.1:9: nobody answers at 127.0.0.1:9"),

@@ -1,0 +1,123 @@
+"""The command logs: what the ranks of a run printed, or the command that a job runs."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestrator.cli.chain import chain_at
+from orchestrator.cli.options import Cluster, Json, emit
+from orchestrator.cli.targets import Target, job_at, job_named, run_at
+from orchestrator.job.errors import InputError
+from orchestrator.job.outcome import ENDED
+
+if TYPE_CHECKING:
+    from cluster.jobs.ray_jobs import Jobs, Submission
+    from orchestrator.storage.run_directory import RunDir
+
+EVERY = 0.5
+"""Seconds between looks for more."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    app.command()(logs)
+
+
+def logs(
+    target: Target,
+    rank: Annotated[list[int] | None, typer.Option(min=0, help="of this rank; repeat")] = None,
+    attempt: Annotated[int | None, typer.Option(min=1, help="of this attempt [default: the last]")] = None,
+    grep: Annotated[
+        str | None, typer.Option(metavar="REGEX", help="lines alone in which this is found")
+    ] = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="go on until the run ends")] = False,
+    address: Cluster = None,
+    as_json: Json = False,
+) -> None:
+    """Print what the ranks of a run printed; of a job, without options about ranks, what its command printed."""
+    try:
+        wanted = re.compile(grep or "")
+    except re.error as error:
+        raise InputError(f"is no regular expression ({error})", f"--grep {grep}", "fix it") from None
+    if not address and (chain := chain_at(target)) is not None:
+        names = ", ".join(stage.name for stage in chain[1].stages)
+        raise InputError("is a chain", chain[0].uri, f"name the folder of a stage in it: {names}")
+    directory = None if address else run_at(target)
+    named = job_at(target, address) if directory is None else job_named(target, address)
+    if named is not None:
+        jobs, job = named
+        if not (rank or attempt or grep):
+            _print_job(jobs, job, follow, as_json)
+            return
+        directory = directory or run_at(job.run_dir)
+        if directory is None:
+            what = "its run directory cannot be read from this machine"
+            raise InputError(what, job.run_dir, "leave --rank, --attempt and --grep out")
+    assert directory is not None
+    _print_ranks(directory, frozenset(rank or ()), attempt, wanted, follow, as_json)
+
+
+def _print_ranks(
+    run: RunDir,
+    ranks: frozenset[int],
+    attempt: int | None,
+    wanted: re.Pattern[str],
+    follow: bool,
+    as_json: bool,
+) -> None:
+    found: list[dict[str, Any]] = []
+    alone = len(ranks) == 1
+    for number, of, line in _lines(run, ranks, attempt, follow):
+        if not wanted.search(line):
+            continue
+        if as_json:
+            found.append({"attempt": number, "rank": of, "line": line})
+        else:
+            print(line if alone else f"rank {of} | {line}", flush=follow)
+    if as_json:
+        emit(found)
+
+
+def _lines(
+    run: RunDir, ranks: frozenset[int], attempt: int | None, follow: bool
+) -> Iterator[tuple[int, int, str]]:
+    """Attempt, rank and line; with `follow` of each later attempt too, until the run has ended."""
+    from orchestrator.track.rank_log import AttemptLog, attempts_of
+
+    known = attempts_of(run)
+    if attempt is not None and attempt not in known and not follow:
+        told = f"attempts {', '.join(map(str, known))} did" if known else "no other did either"
+        raise InputError(f"no rank printed anything; {told}", f"--attempt {attempt}", "name another")
+    shown = attempt or max(known, default=0)
+    if not shown and not follow:
+        print("orchestrator: no rank has printed anything", file=sys.stderr)
+        return
+    log = AttemptLog(run, shown, ranks)
+    while True:
+        ended = not follow or run.read_json_or_empty("status.json").get("phase") in ENDED
+        later = [] if attempt else [number for number in attempts_of(run) if number > shown]
+        yield from ((shown, of, line) for of, line in log.new_lines(last=ended or bool(later)))
+        if later:
+            shown = later[0]
+            log = AttemptLog(run, shown, ranks)
+        elif ended:
+            return
+        else:
+            time.sleep(EVERY)
+
+
+def _print_job(jobs: Jobs, job: Submission, follow: bool, as_json: bool) -> None:
+    if as_json:
+        ended = jobs.wait(job.id, float("inf")) if follow else job
+        emit({**ended.to_json(), "lines": jobs.logs(job.id).splitlines()})
+    elif follow:
+        for part in jobs.follow(job.id):
+            print(part, end="", flush=True)
+    else:
+        print(jobs.logs(job.id), end="")

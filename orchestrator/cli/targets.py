@@ -1,0 +1,46 @@
+"""What the word RUN of a command stands for: a run directory, or a job of a cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.cli.options import existing_run
+from orchestrator.job.errors import Absent, InputError, Unreachable
+
+if TYPE_CHECKING:
+    from cluster.jobs.ray_jobs import Jobs, Submission
+    from orchestrator.storage.run_directory import RunDir
+
+Target = Annotated[
+    str, typer.Argument(metavar="RUN", help="a run directory, or a job's name", show_default=False)
+]
+
+
+def job_at(target: str, address: str | None) -> tuple[Jobs, Submission]:
+    """The newest submission of that name and its cluster. Raises InputError if there is none, or no cluster."""
+    from orchestrator.launch.submission import existing, jobs_at
+
+    try:
+        jobs = jobs_at(address)
+        return jobs, existing(jobs, target)
+    except Absent:
+        existing_run(target)  # which raises: there is neither such a run nor a cluster
+        raise
+
+
+def job_named(target: str, address: str | None) -> tuple[Jobs, Submission] | None:
+    """As `job_at`; None for a path, if there is no job of that name, or no cluster."""
+    try:
+        return None if "/" in target else job_at(target, address)
+    except InputError:
+        return None
+
+
+def run_at(target: str) -> RunDir | None:
+    """The run directory of that name; None if it holds no run or cannot be read from this machine."""
+    try:
+        return existing_run(target)[0] if target else None
+    except (Absent, Unreachable):
+        return None

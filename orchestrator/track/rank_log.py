@@ -1,0 +1,73 @@
+"""What the ranks of a run printed, in its run directory: `logs/attempt-1/rank-0.log` and so on."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator, Set
+
+from cluster.workers.rank_output import OutputTarget
+from orchestrator.storage.run_directory import RunDir
+from orchestrator.storage.text_log import TextLog, TextLogs
+from orchestrator.track.redact import redact
+
+LOGS = "logs"
+"""The folder of all of them in a run directory."""
+ATTEMPT = "attempt-"
+EVALUATION = "evaluation-"
+
+
+class RankLog:
+    """`cluster.workers.rank_output.Writer` of a run directory. Secrets are hidden."""
+
+    def __init__(self, folder: str, name: str) -> None:
+        self._log = TextLog(folder, name)
+
+    def append(self, data: bytes) -> None:
+        """See `TextLog.append`."""
+        self._log.append(redact(data.decode(errors="replace")).encode(errors="replace"))
+
+
+def output_of_attempt(run: str, attempt: int) -> OutputTarget:
+    """Where the ranks of an attempt of the run at that URI print to."""
+    return _output(run, f"{ATTEMPT}{attempt}")
+
+
+def output_of_evaluation(run: str, step: int) -> OutputTarget:
+    """Where the process prints to that evaluates the commit of that step beside the run."""
+    return _output(run, f"{EVALUATION}{step}")
+
+
+def _output(run: str, folder: str) -> OutputTarget:
+    return OutputTarget(f"{__name__}:{RankLog.__name__}", posixpath.join(run, LOGS, folder))
+
+
+def attempts_of(run: RunDir) -> list[int]:
+    """The attempts whose ranks printed something, in order. Raises OSError and errors of the store's client."""
+    names = TextLogs(run.at(LOGS)).folders()
+    return sorted(int(name.removeprefix(ATTEMPT)) for name in names if name.startswith(ATTEMPT))
+
+
+class AttemptLog:
+    """Reads what the ranks of one attempt printed, while they print or later."""
+
+    def __init__(self, run: RunDir, attempt: int, ranks: Set[int] = frozenset()) -> None:
+        """Of these ranks, of all if there are none in `ranks`."""
+        self._texts = TextLogs(run.at(f"{LOGS}/{ATTEMPT}{attempt}"))
+        self._names = {f"rank-{rank}.log" for rank in ranks}
+        self._read: dict[str, tuple[int, int]] = {}
+        self._begun: dict[str, bytes] = {}
+
+    def new_lines(self, last: bool = False) -> Iterator[tuple[int, str]]:
+        """Rank and line of what was printed since the last call, rank by rank; with `last` lines without an end too.
+        Raises OSError and errors of the store's client."""
+        for name in self._texts.names():
+            if self._names and name not in self._names:
+                continue
+            data, part, at = self._texts.read(name, *self._read.get(name, (0, 0)))
+            self._read[name] = part, at
+            *lines, rest = (self._begun.get(name, b"") + data).split(b"\n")
+            if last and rest:
+                lines, rest = [*lines, rest], b""
+            self._begun[name] = rest
+            rank = int(name.removeprefix("rank-").removesuffix(".log"))
+            yield from ((rank, line.decode(errors="replace")) for line in lines)
