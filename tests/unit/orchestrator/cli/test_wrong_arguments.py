@@ -43,7 +43,7 @@ OTHERS: list[tuple[Words, Sequence[str]]] = [
     (["init"], [*FILES, *FOLDERS, *URIS, "a\nb", "a\0b", "link", "loop", "*?[", LONG, " ", "", "search"]),
     (["init", "new.yaml", "--name"], ["", " ", "a/b", "../a", "a\nb", LONG, "foo://a"]),
     (["attach"], ["run", "empty", "nowhere", ""]),
-    (["logs"], ["run", "empty", "nowhere", ""]),
+    (["logs"], ["empty", "nowhere", ""]),
     (["run", "job.yaml", "--run-dir"], sorted({*KINDS} - {"nowhere", "empty", "a\nb", "~nobody", "*?["})),
     (["tune", "job.yaml", "--run-dir"], KINDS),
     (["data", "prepare", "job.yaml", "--address", ADDRESS, "--run-dir"], URIS),
