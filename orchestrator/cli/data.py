@@ -19,6 +19,7 @@ from orchestrator.cli.options import (
     on_this_machine,
     run_of,
 )
+from orchestrator.job.errors import InputError
 
 if TYPE_CHECKING:
     from orchestrator.job.spec import JobSpec
@@ -162,7 +163,7 @@ def show_removed(steps: list[dict[str, Any]]) -> None:
 
 
 def inspect(
-    data: Annotated[str, typer.Argument(help="a folder of prepared data")],
+    data: Annotated[str, typer.Argument(help="a folder of prepared data, a job file, or a run directory")],
     share: Annotated[
         float | None,
         typer.Option(
@@ -173,9 +174,31 @@ def inspect(
         str | None,
         typer.Option("--removed-by", help="show documents that this step of data.clean has removed"),
     ] = None,
+    at: Annotated[
+        int | None,
+        typer.Option(help="of a job or a run: show the sample at this position of its order", min=0),
+    ] = None,
+    sample: Annotated[int | None, typer.Option(help="the same of the sample of this number", min=0)] = None,
+    turn: Annotated[int, typer.Option(help="the pass over its source, with --sample", min=0)] = 0,
+    count: Annotated[int, typer.Option(help="samples, with --at", min=1, max=1000)] = 1,
+    address: Address = None,
     as_json: Json = False,
 ) -> None:
-    """Show what a folder of prepared data contains."""
+    """Show what a folder of prepared data contains; of a job or a run how often it reads each source, and samples as
+    the model sees them."""
+    from orchestrator.cli import data_samples
+
+    if removed_by is None and (found := data_samples.inputs_of(data, address)) is not None:
+        seen = data_samples.look(*found, data_samples.Wanted(at, sample, turn, count))
+        emit(seen) if as_json else data_samples.show(seen)
+        return
+    if at is not None or sample is not None:
+        hint = "name a job file or a run directory"
+        raise InputError("is prepared data, of which an objective makes samples", data, hint)
+    _inspect_prepared(data, share, removed_by, as_json)
+
+
+def _inspect_prepared(data: str, share: float | None, removed_by: str | None, as_json: bool) -> None:
     from orchestrator.data.clean.totals import removed_by as look_removed
     from orchestrator.data.summary import inspect as look
     from orchestrator.job.paths import absolute
@@ -210,7 +233,6 @@ def report(
 ) -> None:
     """Write one page about prepared data: lengths, languages, sources, duplicates, what was rejected and removed."""
     from orchestrator.data.census import census
-    from orchestrator.job.errors import InputError
     from orchestrator.job.paths import absolute
     from orchestrator.track.data_report import page
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -70,3 +71,84 @@ def test_a_corpus_is_collected(command: Any, tmp_path: Path, monkeypatch: pytest
     )
     assert command("data", "corpus", "texts").out == "texts: 1.0 MiB of documentation strings in 1 files\n"
     assert json.loads(command("data", "corpus", "texts", "--json").out)["files"] == [f"{tmp_path}/texts"]
+
+
+@pytest.fixture
+def looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Any) -> Any:
+    """A job with these keys, its data prepared, given to `data inspect`."""
+
+    def look(workload: dict[str, Any], data: dict[str, Any], *arguments: Any, **train: Any) -> Any:
+        (tmp_path / "text.txt").write_text(SOME)
+        document = job(str(tmp_path / "text.txt"), **train)
+        document["data"] |= {"cache": str(tmp_path / "cache"), **data}
+        document["workload"] = {**workload}
+        path = write_job(tmp_path, document)
+        prepare_here(load(path), str(tmp_path / "cache"))
+        monkeypatch.setattr(
+            "cluster.local.ray_session.connected_ray", lambda address: contextlib.nullcontext()
+        )
+        return command("data", "inspect", path, *arguments)
+
+    return look
+
+
+def test_a_packed_sample_is_shown_as_the_model_sees_it(looked_at: Any) -> None:
+    workload = {"model": "gpt-tiny", "options": {"documents": "isolate"}}
+    said = looked_at(workload, {"packing": "best_fit", "sequence_length": 64}, "--at", "3", "--json")
+    assert (said.code, said.err) == (0, "")
+    found = json.loads(said.out)
+    assert 0 < found["padding"] < 1
+    [sample] = found["samples"]
+    assert (sample["position"], sample["step"], sample["turn"]) == (3, 1, 0)
+    tokens = sample["rows"][0]["tokens"]["tokens"]
+    assert len(tokens) == 64
+    assert sum(spot.get("begins", False) for spot in tokens if not spot.get("padding")) >= len(
+        sample["pieces"]
+    )
+    for before, spot in itertools.pairwise(tokens):
+        assert spot["sees"] == (1 if spot.get("begins") else before["sees"] + 1)
+        if "label" in before:
+            assert before["label"] == spot["token"]
+    assert not any("label" in spot for spot in tokens if spot.get("padding"))
+    text = looked_at(
+        workload, {"packing": "best_fit", "sequence_length": 64}, "--at", "3", "--count", "2", steps=30
+    ).out
+    assert text.count("Document") >= 2
+    assert " ‖ " in text
+    assert "of padding]" in text
+    assert "passes by the end; more than 4 passes teach little" in text
+
+
+def test_masks_and_rows_of_a_warmup_are_shown(looked_at: Any) -> None:
+    masked = looked_at({"model": "bert-tiny", "objective": "masked_lm"}, {}, "--sample", "2", "--turn", "1")
+    assert masked.code == 0, masked.err
+    assert "→" in masked.out
+    assert "sample 2 of source 0, turn 1" in masked.out
+    train = {"sequence_warmup": {"length": 8, "steps": 6}}
+    rows = looked_at({"model": "gpt-tiny"}, {}, "--at", "0", "--json", **train)
+    assert [len(row["tokens"]["tokens"]) for row in json.loads(rows.out)["samples"][0]["rows"]] == [8] * 4
+
+
+@pytest.mark.parametrize(
+    ("model", "objective"),
+    [
+        ("roberta-tiny", "whole_word_masking"), ("bert-tiny", "next_sentence"),
+        ("electra-tiny", "replaced_token_detection"),
+        ("t5-tiny", "span_corruption"), ("bart-tiny", "denoising"), ("unilm-tiny", "unified_lm"),
+        ("glm-tiny", "blank_infilling"),
+    ],
+)  # fmt: skip
+def test_every_kind_of_objective_can_be_looked_at(looked_at: Any, model: str, objective: str) -> None:
+    said = looked_at({"model": model, "objective": objective}, {}, "--at", "1")
+    assert said.code == 0, said.err
+    assert "position 1, step 1" in said.out
+
+
+def test_a_sample_that_is_not_there_is_refused(looked_at: Any, runs: Path, command: Any) -> None:
+    said = looked_at({"model": "gpt-tiny"}, {}, "--sample", "100000")
+    assert said.code == 2
+    assert "there is no sample 100000" in said.err
+    (data,) = (runs / "runs" / "_data").iterdir()
+    said = command("data", "inspect", data, "--at", "1")
+    assert said.code == 2
+    assert "name a job file or a run directory" in said.err

@@ -1,0 +1,174 @@
+"""`data inspect` of a job or a run: its samples as the model sees them, and how often it reads each source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.job.errors import InputError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from orchestrator.data.look import Decode, Spot
+    from orchestrator.data.tokens import Tokens
+    from orchestrator.job.spec import JobSpec
+    from orchestrator.resolve.training_inputs import TrainingInputs
+
+STYLES = {
+    "boundary": "bold cyan",
+    "padding": "dim italic",
+    "replaced": "red",
+    "label": "green",
+    "predicted": "",
+    "read": "dim",
+}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which samples are shown: `count` from a position on, or one by its number in that turn."""
+
+    at: int | None
+    sample: int | None
+    turn: int = 0
+    count: int = 1
+
+
+def inputs_of(target: str, address: str | None) -> tuple[TrainingInputs, Tokens] | None:
+    """What the job of a job file or a run directory trains on, and its prepared data, which is made with Ray if it is
+    not there; None for a folder of prepared data. Raises InputError."""
+    from orchestrator.checkpoint.identity import read_job
+    from orchestrator.checkpoint.store import Store
+    from orchestrator.cli.data import prepared_with_progress
+    from orchestrator.cli.options import job_of, run_of
+    from orchestrator.data.tokens import Tokens
+    from orchestrator.job.paths import absolute
+    from orchestrator.resolve.prepared_data import PreparedData, tokens_of
+    from orchestrator.resolve.training_inputs import training_inputs
+    from orchestrator.storage.run_directory import RunDir
+
+    if Path(target).is_file():
+        spec = job_of(Path(target), None)
+        run = run_of(spec, None)
+    else:
+        run = RunDir(absolute(target, Path.cwd()))
+        found = read_job(run)
+        if found is None:
+            return None
+        spec = found
+        commit = Store(run.at("checkpoints")).latest(deep=False)
+        if commit is not None:
+            tokens = tokens_of(spec, run, commit.meta["data"])
+            return training_inputs(spec, tokens), tokens
+    data = prepared_with_progress(spec, run, PreparedData(), address)
+    tokens = Tokens.open(data.uri)
+    return training_inputs(spec, tokens), tokens
+
+
+def look(inputs: TrainingInputs, tokens: Tokens, wanted: Wanted) -> dict[str, Any]:
+    """The course of the run, and the samples that are wanted, as plain data. Raises InputError."""
+    from orchestrator.data.mixture.passes import MANY
+    from orchestrator.resolve.training_inputs import course_of
+
+    spec, batches = inputs.job.spec, inputs.batches
+    found: dict[str, Any] = {"name": spec.name, **course_of(inputs, spec)}
+    for source in found["sources"]:
+        source["too_often"] = source["passes"] > MANY
+    if batches.packed:
+        size = min(len(batches.read), 10_000)
+        found["padding"] = round(batches.padding(0, size), 6)
+    if wanted.at is not None or wanted.sample is not None:
+        decode = _decoder(tokens.tokenizer())
+        found["samples"] = [_shown(inputs, spec, place, decode) for place in _places(inputs, spec, wanted)]
+    return found
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print what `look` found: in colours on a terminal, plain elsewhere."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+    for key in ("epochs", "mixture", "padding"):
+        if key in found:
+            console.print(Text(f"{key}: {found[key]}"))
+    for number, source in enumerate(found["sources"]):
+        many = "; more than 4 passes teach little" if source["too_often"] else ""
+        console.print(
+            Text(
+                f"source {number} {source['uri']}: {source['samples']} samples, {source['passes']:g} passes by the end"
+                + many
+            )
+        )
+    for sample in found.get("samples", ()):
+        place = (
+            "" if sample["position"] is None else f"position {sample['position']}, step {sample['step']}, "
+        )
+        pieces = ", ".join(f"{a} to {b}" for a, b in sample["pieces"])
+        title = f"{place}sample {sample['sample']} of source {sample['source']}, turn {sample['turn']}: tokens {pieces}"
+        console.print(Text(title, style="bold"))
+        for row in sample["rows"]:
+            for name, pieces in row["shown"].items():
+                text = Text(f"{name}: ")
+                for part, kind in pieces:
+                    text.append(part.replace("\n", "⏎"), STYLES[kind])
+                console.print(text)
+            for name, value in row["others"].items():
+                console.print(Text(f"{name}: {value}"))
+
+
+def _places(inputs: TrainingInputs, spec: JobSpec, wanted: Wanted) -> list[dict[str, Any]]:
+    from orchestrator.data.look import samples_at
+
+    batches = inputs.batches
+    if wanted.sample is None:
+        positions = range(wanted.at or 0, (wanted.at or 0) + wanted.count)
+        return samples_at(batches, positions, spec.train.global_batch)
+    if wanted.sample >= len(batches.read):
+        what = f"there is no sample {wanted.sample}"
+        raise InputError(what, "--sample", f"they are 0 to {len(batches.read) - 1}")
+    source, pieces = batches.read.origin(wanted.sample)
+    place = {"position": None, "step": None, "turn": wanted.turn, "sample": wanted.sample, "source": source}
+    return [{**place, "pieces": [[start, start + length] for start, length in pieces]}]
+
+
+def _shown(inputs: TrainingInputs, spec: JobSpec, place: dict[str, Any], decode: Decode) -> dict[str, Any]:
+    """A sample with its rows, of which there are several in a warm-up of the sequence length."""
+    from orchestrator.data.look import others, plain, spots
+    from orchestrator.train.sequence_warmup import shortened
+
+    read = inputs.batches.read
+    batch = read.collate([place["sample"]], place["turn"])
+    length = None
+    if read.objective.reading.partial:
+        length = read.length(place["sample"]) - (
+            read.objective.reading.window - read.objective.reading.stride
+        )
+    whole, warmup = batch["tokens"].shape[1], spec.train.sequence_warmup
+    if warmup and place["step"]:
+        batch = shortened(batch, warmup.at(place["step"] - 1, whole))
+    size, rows = batch["tokens"].shape[1], []
+    is_causal = inputs.workload.config.architecture == "decoder"
+    for row in range(len(batch["tokens"])):
+        left = None if length is None else length - row * size
+        found: dict[str, list[Spot]] = spots(batch, row, decode, inputs.workload.vocabulary.eos, left)
+        rows.append(
+            {
+                "tokens": {name: [spot.to_json() for spot in each] for name, each in found.items()},
+                "others": others(batch, row),
+                "shown": {name: plain(each, is_causal) for name, each in found.items()},
+            }
+        )
+    return {**place, "rows": rows}
+
+
+def _decoder(tokenizer: Tokenizer) -> Decode:
+    """The text of a token; of a part of a character, its name in the vocabulary."""
+
+    def decode(token: int) -> str:
+        text = str(tokenizer.decode([token], skip_special_tokens=False))
+        return (tokenizer.id_to_token(token) or f"<{token}>") if not text or "\ufffd" in text else text
+
+    return decode
