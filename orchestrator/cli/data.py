@@ -187,8 +187,12 @@ def inspect(
     """Show what a folder of prepared data contains; of a job or a run how often it reads each source, and samples as
     the model sees them."""
     from orchestrator.cli import data_samples
+    from orchestrator.resolve.prepared_data import PreparedData
 
-    if removed_by is None and (found := data_samples.inputs_of(data, address)) is not None:
+    def made(spec: JobSpec, run: RunDir) -> PreparedData:
+        return prepared_with_progress(spec, run, PreparedData(), address)
+
+    if removed_by is None and (found := data_samples.inputs_of(data, made)) is not None:
         seen = data_samples.look(*found, data_samples.Wanted(at, sample, turn, count))
         emit(seen) if as_json else data_samples.show(seen)
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
     from orchestrator.data.look import Decode, Spot
     from orchestrator.data.tokens import Tokens
     from orchestrator.job.spec import JobSpec
+    from orchestrator.resolve.prepared_data import PreparedData
     from orchestrator.resolve.training_inputs import TrainingInputs
+    from orchestrator.storage.run_directory import RunDir
 
 STYLES = {
     "boundary": "bold cyan",
@@ -36,16 +39,17 @@ class Wanted:
     count: int = 1
 
 
-def inputs_of(target: str, address: str | None) -> tuple[TrainingInputs, Tokens] | None:
-    """What the job of a job file or a run directory trains on, and its prepared data, which is made with Ray if it is
+def inputs_of(
+    target: str, prepare: Callable[[JobSpec, RunDir], PreparedData]
+) -> tuple[TrainingInputs, Tokens] | None:
+    """What the job of a job file or a run directory trains on, and its prepared data, which `prepare` makes if it is
     not there; None for a folder of prepared data. Raises InputError."""
     from orchestrator.checkpoint.identity import read_job
     from orchestrator.checkpoint.store import Store
-    from orchestrator.cli.data import prepared_with_progress
     from orchestrator.cli.options import job_of, run_of
     from orchestrator.data.tokens import Tokens
     from orchestrator.job.paths import absolute
-    from orchestrator.resolve.prepared_data import PreparedData, tokens_of
+    from orchestrator.resolve.prepared_data import tokens_of
     from orchestrator.resolve.training_inputs import training_inputs
     from orchestrator.storage.run_directory import RunDir
 
@@ -62,7 +66,7 @@ def inputs_of(target: str, address: str | None) -> tuple[TrainingInputs, Tokens]
         if commit is not None:
             tokens = tokens_of(spec, run, commit.meta["data"])
             return training_inputs(spec, tokens), tokens
-    data = prepared_with_progress(spec, run, PreparedData(), address)
+    data = prepare(spec, run)
     tokens = Tokens.open(data.uri)
     return training_inputs(spec, tokens), tokens
 
