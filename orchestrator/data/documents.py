@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from orchestrator.data.manifest import FORMAT
-from orchestrator.data.sources import Span, text_rows
+from orchestrator.data.sources import SourceFile, Span, cut, text_rows
 from orchestrator.data.sources.fields import texts_of, value_of
 from orchestrator.data.sources.files import TABLES
 from orchestrator.data.sources.rejected import Rejected, Unfit
@@ -27,6 +27,21 @@ class TextPiece(NamedTuple):
     ends: bool
     bytes: int
     halves: bool = False
+
+
+LOOK_BYTES = 2**20
+"""Bytes of a file that are looked at before anything is prepared, about."""
+
+
+def check_beginning(files: Sequence[SourceFile]) -> None:
+    """Raise InputError if the first document of a source cannot be read, unless its policy is to go on without what
+    cannot. An .arrow file is not looked at, since its batches are found by reading all of it."""
+    first = {file.source: file for file in reversed(files) if file.size}
+    for file in first.values():
+        if file.on_error == "fail" and file.kind != ".arrow":
+            span = cut([file], LOOK_BYTES)[0][0]
+            found: Iterator[object] = rows(span) if isinstance(file.field, dict) else pieces(span)
+            next(found, None)
 
 
 def pieces(span: Span, data_format: int = FORMAT, rejected: Rejected | None = None) -> Iterator[TextPiece]:

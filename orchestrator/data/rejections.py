@@ -10,6 +10,7 @@ from typing import Any
 
 from orchestrator.data import manifest
 from orchestrator.data.data_folder import DataFolder
+from orchestrator.data.manifest import DataManifest
 from orchestrator.data.sources import Part
 from orchestrator.data.sources.rejected import EXAMPLES, LEFT_OUT
 from orchestrator.job.data import ceiling_of
@@ -20,6 +21,8 @@ Finding = dict[str, Any]
 """A `sources.rejected.Finding` as plain data."""
 Totals = dict[str, dict[str, int]]
 """Documents by what was done with them (left out, repaired) and by kind."""
+LARGE_BYTES = 2**30
+"""Text of a part from which on a user is told that it could not be cut."""
 LEAST_BYTES = {".jsonl": 8, ".txt": 14}
 """Bytes that a document takes at least in a plain file: `{"a":""}`, or a line that separates it from the next."""
 
@@ -56,9 +59,23 @@ def write(folder: DataFolder, findings: Iterable[Finding]) -> Totals:
 
 
 def notes_of(*uris: str) -> list[str]:
-    """What a user should know of what was left out of prepared data, or repaired in it: at most a line for each."""
+    """What a user should know of how prepared data was read: what was left out of it or repaired, and text that one
+    task had to read."""
     told = ((uri, manifest.read(DataFolder(uri))) for uri in uris)
-    return [line for uri, found in told if found for line in notes(found.rejected, uri)]
+    return [
+        line for uri, found in told if found for line in (*notes(found.rejected, uri), *_undivided(found))
+    ]
+
+
+def _undivided(found: DataManifest) -> list[str]:
+    """A line if there is a part whose text one task had to hold."""
+    largest = max((shard.bytes for shard in found.shards), default=0)
+    if largest < LARGE_BYTES:
+        return []
+    what = f"{largest / 2**30:.1f} GiB of text are one part, which one task reads and holds"
+    return [
+        f"{what}: a compressed file, a .csv and a .tar cannot be cut; smaller files are read by more tasks"
+    ]
 
 
 def notes(found: Mapping[str, Mapping[str, int]], uri: str) -> list[str]:

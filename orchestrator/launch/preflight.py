@@ -94,9 +94,11 @@ def check_machine(spec: JobSpec, address: str | None) -> None:
 def check_text(spec: JobSpec) -> None:
     """The sources are there, and those of training hold at least one sequence."""
     from orchestrator.data import sources
+    from orchestrator.data.documents import check_beginning
 
     policy = spec.data.on_error
-    size = sum(f.plain_size for f in sources.resolve(spec.data.sources, on_error=policy))
+    files = sources.resolve(spec.data.sources, on_error=policy)
+    size = sum(file.plain_size for file in files)
     if size < spec.data.sequence_length:
         raise InputError(
             f"the corpus has {size} bytes, fewer than one sequence of {spec.data.sequence_length} tokens",
@@ -104,8 +106,11 @@ def check_text(spec: JobSpec) -> None:
             "give more text or lower data.sequence_length",
         )
     for where, held_out in spec.set_sources.values():
-        if not any(file.size for file in sources.resolve(held_out, where, policy)):
+        held_out_files = sources.resolve(held_out, where, policy)
+        if not any(file.size for file in held_out_files):
             raise InputError("all files are empty", where, "give files with text")
+        check_beginning(held_out_files)
+    check_beginning(files)
 
 
 def check_objective(job: ResolvedJob) -> None:

@@ -16,6 +16,8 @@ EXAMPLES = 3
 """Examples that are kept of one kind in one file and part."""
 SHOWN = 200
 """Most characters of an example's text, and of what is said of it."""
+COUNTED_BYTES = 2**30
+"""Bytes in which lines are counted for a message."""
 LEFT_OUT, REPAIRED = "left out", "repaired"
 ROWS = (".parquet", ".arrow", ".tar")
 """Kinds of files whose rows are counted; in others a row is known by the byte at which its line begins."""
@@ -93,8 +95,11 @@ def shown(sample: object) -> str:
 
 
 def place_of(file: SourceFile, at: int) -> str:
-    """Where in a file something stands, for people. A file of lines is read once more, to count them."""
+    """Where in a file something stands, for people. A file of lines is read once more, to count them, if that is soon
+    done."""
     if file.kind in ROWS:
         return f"row {at + 1}"
+    if at > COUNTED_BYTES:
+        return f"at byte {at}"
     with opened_plain(file) as plain:
         return f"line {line_number(plain, at)}, at byte {at}"

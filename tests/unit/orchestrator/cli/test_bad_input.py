@@ -40,6 +40,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_job(tmp_path, document)
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "short.txt").write_text("too short")
+    (tmp_path / "book.pdf").write_text("%PDF")
+    (tmp_path / "noise").write_bytes(bytes(range(128, 256)) * 9)
+    (tmp_path / "lines.jsonl").write_text('{"body": "some text of a line that is long enough"}')
     (tmp_path / "file").write_text("")
     (tmp_path / "list.yaml").write_text("- a\n")
     (tmp_path / "broken.yaml").write_text("name: [a\nseed: 1\n")
@@ -68,8 +71,10 @@ SOURCE = "data.sources=[{uri: %s}]"
         (["job.yaml", "--set", "parallel.pp=3"], ["pp 3 makes 3 stages"]),
         (["job.yaml", "--set", SOURCE % "nowhere.txt"], ["nowhere.txt: there is no such file"]),
         (["job.yaml", "--set", SOURCE % "'*.csv'"], ["*.csv: there is no such file"]),
-        (["job.yaml", "--set", SOURCE % "."], ["is a folder", "/*.txt"]),
-        (["job.yaml", "--set", SOURCE % "file"], ["is not a .txt, .jsonl, .parquet, .csv, .arrow file"]),
+        (["job.yaml", "--set", SOURCE % "."], ["is a folder of rows", "and of texts", "name its files"]),
+        (["job.yaml", "--set", SOURCE % "book.pdf"], ["book.pdf holds no text that can be read"]),
+        (["job.yaml", "--set", SOURCE % "noise"], ["noise: line 1, at byte", "is not UTF-8", "or set data.on_error"]),
+        (["job.yaml", "--set", SOURCE % "lines.jsonl"], ["line 1, at byte 0: has no text 'text'"]),
         (["job.yaml", "--set", SOURCE % "nosuch://a/b.txt"], ["nosuch://a/b.txt: cannot be listed"]),
         (["job.yaml", "--set", SOURCE % "empty.txt"], ["data.sources: the corpus has 0 bytes"]),
         (["job.yaml", "--set", SOURCE % "short.txt"], ["has 9 bytes, fewer than one sequence of 32 tokens"]),
