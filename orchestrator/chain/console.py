@@ -7,7 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import IO, Any
 
-from orchestrator.track.console import LINE_SECONDS, head
+from orchestrator.track.console import LINE_SECONDS
+from orchestrator.track.words import head
 
 
 class ChainDisplay:

@@ -139,8 +139,8 @@ def _removed(uri: str) -> list[dict[str, Any]]:
 def show_removed(steps: list[dict[str, Any]]) -> None:
     """Print what each step of data.clean has removed."""
     from orchestrator.cli.options import table
-    from orchestrator.track.console import count
     from orchestrator.track.page import size
+    from orchestrator.track.words import count
 
     rows = []
     for step in steps:

@@ -111,7 +111,7 @@ def attach(name: Name, address: Cluster = None, as_json: Json = False) -> None:
 def list_jobs(address: Cluster = None, as_json: Json = False) -> None:
     """List the jobs of a cluster, the oldest first."""
     from orchestrator.launch import submission
-    from orchestrator.track.console import duration
+    from orchestrator.track.words import duration
 
     found = submission.jobs_at(address).all()
     if as_json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import ModelShape
 from orchestrator.planning.plan import Plan
-from orchestrator.track.console import count, duration
+from orchestrator.track.words import count, duration
 
 SHOWN = 8
 

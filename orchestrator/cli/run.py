@@ -280,7 +280,7 @@ def _say(text: str) -> None:
 def _show_status(found: dict[str, Any]) -> None:
     from orchestrator.cli.options import table
     from orchestrator.storage.row_log import steps_text
-    from orchestrator.track.console import duration
+    from orchestrator.track.words import duration
 
     eta = f", {duration(found['eta_seconds'])} left" if found.get("eta_seconds") else ""
     print(f"{found.get('name')}: {found['phase']}, step {found.get('step')} of {found.get('steps')}{eta}")

@@ -44,13 +44,17 @@ def run(
     faults: tuple[str, ...] = (),
     priority: int = 0,
 ) -> RunOutcome:
-    """Drive a run to its end, or on from where it is. `show` gets the status several times a second.
+    """Drive a run to its end, or on from where it is. `show` gets the status several times a second,
+    and before there is one what is waited for.
 
     Raises InputError before anything is written if the job is wrong or belongs to another run.
     """
     if found := done_already(spec, run_dir):
         return RunOutcome(Outcome.DONE, found, f"{run_dir.uri} is finished: nothing to do")
+    show({"phase": "check", "note": "reading the job's sources and model"})
     preflight(spec, run_dir, until, address)
+    ray = "starting Ray on this machine" if address is None else f"connecting to Ray at {address}"
+    show({"phase": "connect", "note": ray})
     from cluster.local.ray_session import NoCluster, connected_ray
 
     queue = None if address is None else priority
@@ -61,6 +65,7 @@ def run(
     try:
         for last in (False, False, True):
             with connected_ray(address, most * worker.cpu, gpus):
+                show({"phase": "connect", "note": "starting the run's controller"})
                 controller = attach(spec, run_dir, until, faults, queue)
                 outcome = _watch(WatchedRun(controller, run_dir), show)
             if not outcome.fallen or last:

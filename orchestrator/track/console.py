@@ -9,12 +9,14 @@ from types import TracebackType
 from typing import IO, Any
 
 from orchestrator.storage.row_log import steps_text
+from orchestrator.track.live import LiveScreen
+from orchestrator.track.words import count, duration, head
 
 LINE_SECONDS = 10.0
 
 
 class ProgressDisplay:
-    """A live line on a terminal; elsewhere a plain line every ten seconds and at every change of phase.
+    """A live screen on a terminal; elsewhere a plain line at every change of phase and every ten seconds, none twice.
 
     `update` takes {phase, step, steps, loss, tokens_per_second, attempt, layout, eta_seconds, note}; missing keys
     are left out of the line.
@@ -22,16 +24,13 @@ class ProgressDisplay:
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         self._stream = stream or sys.stderr
-        self._live: Any = None
-        self._task: Any = None
+        self._live: LiveScreen | None = None
         self._phase: tuple[Any, ...] = ()
-        self._printed_at = -LINE_SECONDS
+        self._printed, self._printed_at = "", -LINE_SECONDS
 
     def __enter__(self) -> ProgressDisplay:
         if self._stream.isatty():
-            self._live = _bar(self._stream)
-            self._task = self._live.add_task("", total=None)
-            self._live.start()
+            self._live = LiveScreen(self._stream)
         return self
 
     def __exit__(
@@ -46,39 +45,12 @@ class ProgressDisplay:
         changed, self._phase = phase != self._phase, phase
         line = "  ".join([head(status), *_details(status)])
         if self._live:
-            total = status.get("steps") if status.get("phase") == "train" else None
-            self._live.update(self._task, description=line, total=total, completed=status.get("step") or 0)
-        elif changed or time.monotonic() - self._printed_at >= LINE_SECONDS:
-            self._printed_at = time.monotonic()
+            self._live.update(status)
+        elif status.get("phase") == "check":
+            return  # what is found wrong is one line
+        elif line != self._printed and (changed or time.monotonic() - self._printed_at >= LINE_SECONDS):
+            self._printed, self._printed_at = line, time.monotonic()
             print(line, file=self._stream, flush=True)
-
-
-def head(status: Mapping[str, Any]) -> str:
-    """The phase, with the number of the attempt from the second one on."""
-    again = f" (attempt {status['attempt']})" if (status.get("attempt") or 1) > 1 else ""
-    return f"{status.get('phase') or '...'}{again}"
-
-
-def duration(seconds: float | None) -> str:
-    """Seconds in readable units: 40 ms, 8.2 s, 3 min 20 s, 5 h 03 min; "unknown" for None."""
-    if seconds is None:
-        return "unknown"
-    if 0 < seconds < 1:
-        return f"{seconds * 1000:.3g} ms"
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def count(number: float | None) -> str:
-    """A number with three digits and a unit: 812, 12.3k, 4.56M; "unknown" for None."""
-    if number is None:
-        return "unknown"
-    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(number) >= size:
-            return f"{number / size:.3g}{letter}"
-    return f"{number:.3g}"
 
 
 def final_table(summary: Mapping[str, Any], stream: IO[str] | None = None) -> None:
@@ -170,17 +142,3 @@ def _details(status: Mapping[str, Any]) -> list[str]:
     if status.get("eta_seconds") is not None:
         found.append(f"{duration(status['eta_seconds'])} left")
     return found + [str(status[key]) for key in ("note", "evaluation", "layout") if status.get(key)]
-
-
-def _bar(stream: IO[str]) -> Any:
-    from rich.console import Console
-    from rich.progress import BarColumn, SpinnerColumn, TextColumn
-    from rich.progress import Progress as Bar
-
-    return Bar(
-        SpinnerColumn(),
-        BarColumn(bar_width=12),
-        TextColumn("{task.description}", markup=False),
-        console=Console(file=stream),
-        transient=True,
-    )

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.track.console import count, duration
+from orchestrator.track.words import count, duration
 
 if TYPE_CHECKING:
     from jinja2 import Environment

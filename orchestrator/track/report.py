@@ -17,12 +17,12 @@ from orchestrator.storage.row_line import EVENTS
 from orchestrator.storage.row_log import steps_text
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.track import charts
-from orchestrator.track.console import count, duration
 from orchestrator.track.goodput import BUCKETS, Phase, timeline
 from orchestrator.track.page import render, size
 from orchestrator.track.redact import redact
 from orchestrator.track.summary import summary, tasks_in
 from orchestrator.track.totals import CHARTED, Row, RunTotals, totals_of
+from orchestrator.track.words import count, duration
 
 WIDE, LOW = (1040.0, 300.0), (508.0, 190.0)  # width and height of charts, in SVG units
 LANE, LANES = 26.0, 14  # height of an attempt's lane in the timeline, and how many attempts are shown

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import IO, Any
 
-from orchestrator.track.console import duration
+from orchestrator.track.words import duration
 
 LINE_SECONDS = 10.0
 

@@ -7,7 +7,9 @@ import select
 
 import pytest
 
-from orchestrator.track.console import ProgressDisplay, count, duration, facts, final_table
+from orchestrator.track import console
+from orchestrator.track.console import ProgressDisplay, facts, final_table
+from orchestrator.track.words import count, duration
 
 STATUS = {
     "phase": "train", "step": 3, "steps": 10, "loss": 4.56789, "tokens_per_second": 12345.0, "attempt": 2,
@@ -18,6 +20,7 @@ STATUS = {
 def test_elsewhere_than_on_a_terminal_plain_lines() -> None:
     stream = io.StringIO()
     with ProgressDisplay(stream) as progress:
+        progress.update({"phase": "check", "note": "what is wrong would be one line"})
         progress.update({"phase": "prepare", "attempt": 1})
         progress.update(STATUS)
         progress.update({**STATUS, "step": 4})  # nothing but the step, within ten seconds
@@ -31,7 +34,16 @@ def test_elsewhere_than_on_a_terminal_plain_lines() -> None:
     ]
 
 
-def test_on_a_terminal_one_live_line() -> None:
+def test_no_line_is_printed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "LINE_SECONDS", 0.0)
+    stream = io.StringIO()
+    with ProgressDisplay(stream) as progress:
+        for step in (3, 3, 4):
+            progress.update({**STATUS, "step": step})
+    assert [line.split("  ")[1] for line in stream.getvalue().splitlines()] == ["step 3/10", "step 4/10"]
+
+
+def test_on_a_terminal_a_live_screen() -> None:
     main, terminal = pty.openpty()
     with os.fdopen(terminal, "w") as stream:
         with ProgressDisplay(stream) as progress:
@@ -40,7 +52,8 @@ def test_on_a_terminal_one_live_line() -> None:
         while select.select([main], [], [], 0.2)[0]:
             shown += os.read(main, 65536)
     os.close(main)
-    assert "train (attempt 2)  step 3/10  loss 4.5679" in shown.decode()
+    for part in ("train (attempt 2)", "3/10", "loss 4.5679"):
+        assert part in shown.decode()
     assert b"[red]x" in shown, "what a message says is no markup"
 
 
