@@ -30,6 +30,7 @@ WORDS = 2**20
 FOUND = 0.95
 """Least probability that a pair at the threshold becomes a candidate."""
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+LARGEST_HEAD = 2**26
 BATCH = 2**18
 """Hashes that are signed at once."""
 
@@ -213,22 +214,18 @@ def write(
     }
     header = {"rows": len(documents), "width": signatures.shape[1], "counts": counts, "sums": checksums}
     head = json.dumps(header).encode()
-    folder.write(name, len(head).to_bytes(8, "little") + head + listed + signed + b"".join(parts))
+    begin = len(head).to_bytes(8, "little") + xxhash.xxh3_64_digest(head)
+    folder.write(name, begin + head + listed + signed + b"".join(parts))
 
 
 def opened(folder: DataFolder, name: str) -> Compared:
     """The stored file. Raises InputError if it is damaged, FileNotFoundError if there is none."""
-    length = bytearray(8)
+    begin = bytearray(16)
     damaged = InputError("is damaged", folder.at(name), "remove it; the same command makes it anew")
-    if (
-        folder.read_into(name, 0, memoryview(length)) != 8
-        or (size := int.from_bytes(length, "little")) > 2**28
-    ):
+    if folder.read_into(name, 0, memoryview(begin)) != 16:
         raise damaged
-    head = bytearray(size)
-    if folder.read_into(name, 8, memoryview(head)) != size:
+    size = int.from_bytes(begin[:8], "little")
+    head = bytearray(size if size <= LARGEST_HEAD else 0)
+    if folder.read_into(name, 16, memoryview(head)) != size or xxhash.xxh3_64_digest(head) != begin[8:]:
         raise damaged
-    try:
-        return Compared(folder, name, {**json.loads(head), "begin": 8 + size})
-    except ValueError:
-        raise damaged from None
+    return Compared(folder, name, {**json.loads(head), "begin": 16 + size})
