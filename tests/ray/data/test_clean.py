@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from cleaning_texts import PROSE
 
@@ -171,3 +176,67 @@ def test_own_functions_evaluation_text_and_addresses(tmp_path: Path) -> None:
         prepare(spec(tmp_path / "texts", [{"gopher_quality": {"min_words": 1000}}]), (), str(tmp_path))
     with pytest.raises(InputError, match=r"own textwrap:indent: failed \(TypeError"):
         prepare(spec(tmp_path / "texts", [{"own": {"function": "textwrap:indent"}}]), (), str(tmp_path))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """The content of all files but drafts of writers that were killed."""
+    found = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+    return {name: path.read_bytes() for name, path in found.items() if not name.endswith(".tmp")}
+
+
+PREPARE = """
+import sys, ray
+from orchestrator.data.prepare import prepare
+from orchestrator.job.data import DataSpec
+ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=10**8, _node_ip_address="127.0.0.1")
+print("ready", flush=True)
+print(prepare(DataSpec.model_validate_json(sys.argv[1]), (), sys.argv[2], part_bytes=4000))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    """The process tree is killed again and again, each time a little after it could go on."""
+    corpus(tmp_path / "texts", 600)
+    (tmp_path / "eval.jsonl").write_text(json.dumps({"text": PROSE}))
+    steps = [
+        *STEPS,
+        "c4",
+        {"decontaminate": {"sources": [{"uri": str(tmp_path / "eval.jsonl")}]}},
+        "exact_duplicates",
+    ]
+    steps[5] = {"c4": {"min_sentences": 1, "terminal_punctuation": False}}
+    data = spec(tmp_path / "texts", steps)
+    whole = Path(prepare(data, (), str(tmp_path / "quiet"), part_bytes=4000))
+    cache, draw, kills = tmp_path / "cache", random.Random(6), 0
+    seen: set[tuple[int, int]] = set()
+    for _ in range(200):
+        arguments = [sys.executable, "-c", PREPARE, data.model_dump_json(), str(cache)]
+        process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        try:
+            process.wait(draw.uniform(0.05, 1.2))
+        except subprocess.TimeoutExpired:
+            tree = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+            for member in tree:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    member.kill()
+            process.communicate()
+            psutil.wait_procs(tree)
+            kills += 1
+            made = [path for path in cache.rglob("*") if path.is_file()]
+            seen.add((len({path.parent for path in made}), len(made)))
+            if kills >= 20 and draw.random() < 0.2:
+                break
+        else:
+            assert process.returncode == 0
+            if kills >= 20:
+                break
+            shutil.rmtree(cache)  # it came to its end: from the beginning again
+    assert kills >= 20
+    uri = Path(prepare(data, (), str(cache), part_bytes=4000))
+    assert uri.name == whole.name
+    assert files(cache) == files(tmp_path / "quiet")
+    print(f"{kills} kills, at {len(seen)} different places")

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+from cleaning_texts import PROSE, texts
+from datatrove.pipeline.formatters.pii import PIIFormatter
+
+from orchestrator.data.clean import text_steps
+from orchestrator.data.clean.removed import Removed
+from orchestrator.job.clean import Language, Normalize, Own, Pii, Url
+from orchestrator.job.errors import InputError
+
+HIDDEN = [
+    "Write to a.b+c@mail.example.org, or x@y.co.", "From 8.8.8.8 to 10.0.0.1 and 127.0.0.1.",
+    "No @ here, 1.2.3 neither.",
+    "user@[192.168.2.1] and 300.1.1.1, 1.2.3.4.5", "a@b.c <me@there.de>;you@here.museum", "8.8.4.4, 8.8.4.4",
+]  # fmt: skip
+
+
+def test_addresses_are_replaced_where_datatrove_replaces_them() -> None:
+    ours = text_steps.pii(Pii())
+    theirs = PIIFormatter(email_replacement="email@example.com", ip_replacement="192.0.2.1")
+    draw = random.Random(2)
+    found = 0
+    for text in (*texts(), *HIDDEN, *(" ".join(draw.choices([*HIDDEN, PROSE], k=3)) for _ in range(50))):
+        after = ours(text, {})
+        assert after == theirs.format(text)
+        found += after != text
+    assert found > 40
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Call +49 30 1234567 now", True), ("call (212) 555-0199.", True), ("212-555-0199", True),
+        ("+1 212 555 0199", True),
+        ("in 2020-2021, pages 100-200", False), ("version 1.2.3, 3.14159265", False), ("12345678901", False),
+        ("2026-11-22 20:15", False), ("a-212-555-0199-b", False), ("ISBN 978-3-16-148410-0", False),
+    ],
+)  # fmt: skip
+def test_telephone_numbers(text: str, found: bool) -> None:
+    drop = text_steps.pii(Pii(kinds=["phone"], action="drop"))
+    assert (drop(text, {}) == Removed("phone")) is found
+    assert ("555-0100" in text_steps.pii(Pii(kinds=["phone"]))(text, {})) is found
+
+
+def lists(**given: list[str]) -> dict[str, frozenset[str]]:
+    return {name: frozenset(given.get(name, [])) for name in Url.LISTS}
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("https://bad.org/a", "its domain"), ("http://www.BAD.org:8080/a", "its domain"), ("bad.org/a", "its domain"),
+        ("https://notbad.org/a", ""), ("https://bad.org.good.com/", ""), ("https://good.com/page", "its address"),
+        ("https://good.com/page2", ""), ("https://x.com/Casino-night", "a word of its address"),
+        ("https://x.com/casinos", ""), ("https://x.com/free-poker", "words of its address"), ("https://x.com/free", ""),
+        ("https://x.com/xp.orn-y", "a part of its address"), ("", "no address"), (None, "no address"),
+        (7, "no address"),
+        ("https://[broken", ""),
+    ],
+)  # fmt: skip
+def test_documents_go_by_their_address(address: object, reason: str) -> None:
+    given = lists(
+        domains=["Bad.org"],
+        urls=["https://good.com/page"],
+        words=["casino"],
+        soft_words=["free", "poker"],
+        parts=["porn"],
+    )
+    found = text_steps.url(Url(column="link"), given)("text", {"link": address})
+    assert found == (Removed(reason) if reason else "text")
+
+
+def test_languages_are_told_apart() -> None:
+    german = "Der Fluss ist hier breit, und die Leute der Stadt haben immer mit ihm gelebt. Im Sommer baden sie darin."
+    keep = text_steps.language(Language(keep=["en"]))
+    assert keep(PROSE, {}) == PROSE
+    assert keep(german, {}) == Removed("de")
+    assert text_steps.language(Language(keep=["en", "de"]))(german, {}) == german
+    assert text_steps.language(Language(keep=["en"], min_score=1.0))(PROSE, {}) == Removed("en, too unsure")
+    with pytest.raises(InputError, match="no language is called english"):
+        text_steps.language(Language(keep=["english"]))
+
+
+def test_unicode_is_normalised_and_repaired() -> None:
+    assert text_steps.normalize(Normalize())("e\u0301 \ufb01", {}) == "\u00e9 \ufb01"
+    assert text_steps.normalize(Normalize(form="NFKC"))("\ufb01", {}) == "fi"
+    assert text_steps.normalize(Normalize(fix=True))("itâ€™s", {}) == "it's"
+
+
+def test_a_step_names_the_extra_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ftfy", None)
+    with pytest.raises(InputError, match=r"normalize with fix needs ftfy; install it: .*\[data\]"):
+        text_steps.normalize(Normalize(fix=True))
+
+
+def test_own_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_steps.py").write_text(
+        "def keep(text, row, least=3):\n    return text.upper() + row.get('mark', '') if len(text) >= least else None\n"
+        "def wrong(text, row):\n    return 3\n"
+        "def half(text, row):\n    return chr(0xd800)\n"
+        "value = 1\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    keep = text_steps.own(Own(function="own_steps:keep", options={"least": 2}))
+    assert keep("ab", {"mark": "!"}) == "AB!"
+    assert keep("a", {}) == Removed("own_steps:keep")
+    for name, problem in (("wrong", "returned int and no text"), ("half", "returned str and no text")):
+        with pytest.raises(InputError, match=problem):
+            text_steps.own(Own(function=f"own_steps:{name}"))("text", {})
+    for name in ("value", "missing"):
+        with pytest.raises(InputError, match=f"has no function {name}"):
+            text_steps.own(Own(function=f"own_steps:{name}"))
+    with pytest.raises(InputError, match="cannot be imported"):
+        text_steps.own(Own(function="no_such_module_at_all:f"))
