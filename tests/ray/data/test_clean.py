@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +198,7 @@ print(prepare(DataSpec.model_validate_json(sys.argv[1]), (), sys.argv[2], part_b
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path: Path) -> None:
-    """The process tree is killed again and again, each time a little after it could go on."""
+    """The process tree is killed again and again, each time after it has made some more files."""
     corpus(tmp_path / "texts", 600)
     (tmp_path / "eval.jsonl").write_text(json.dumps({"text": PROSE}))
     steps = [
@@ -216,9 +217,10 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path: Path) ->
         process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        try:
-            process.wait(draw.uniform(0.05, 1.2))
-        except subprocess.TimeoutExpired:
+        until = len(files(cache)) + draw.randint(1, 30)
+        while process.poll() is None and len(list(cache.rglob("*.*"))) < until:
+            time.sleep(draw.uniform(0.001, 0.01))
+        if process.poll() is None:
             tree = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
             for member in tree:
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -228,14 +230,13 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path: Path) ->
             kills += 1
             made = [path for path in cache.rglob("*") if path.is_file()]
             seen.add((len({path.parent for path in made}), len(made)))
-            if kills >= 20 and draw.random() < 0.2:
-                break
         else:
             assert process.returncode == 0
             if kills >= 20:
                 break
             shutil.rmtree(cache)  # it came to its end: from the beginning again
     assert kills >= 20
+    assert len(seen) >= 15
     uri = Path(prepare(data, (), str(cache), part_bytes=4000))
     assert uri.name == whole.name
     assert files(cache) == files(tmp_path / "quiet")
