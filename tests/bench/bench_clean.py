@@ -147,7 +147,7 @@ def measured(command: list[str]) -> tuple[dict[str, Any], float, float]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     began, peak = time.perf_counter(), 0.0
     with tempfile.TemporaryFile("w+") as out:
-        process = psutil.Popen(command, stdout=out, stderr=open("build/err", "w"), env=environment)
+        process = psutil.Popen(command, stdout=out, stderr=subprocess.DEVNULL, env=environment)
         while process.poll() is None:
             total = 0
             try:
