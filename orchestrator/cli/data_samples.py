@@ -73,6 +73,7 @@ def inputs_of(
 
 def look(inputs: TrainingInputs, tokens: Tokens, wanted: Wanted) -> dict[str, Any]:
     """The course of the run, and the samples that are wanted, as plain data. Raises InputError."""
+    from orchestrator.data.look import documents_cut
     from orchestrator.data.mixture.passes import MANY
     from orchestrator.resolve.training_inputs import course_of
 
@@ -80,6 +81,9 @@ def look(inputs: TrainingInputs, tokens: Tokens, wanted: Wanted) -> dict[str, An
     found: dict[str, Any] = {"name": spec.name, **course_of(inputs, spec)}
     for source in found["sources"]:
         source["too_often"] = source["passes"] > MANY
+    reading, streams = batches.read.objective.reading, batches.read.streams
+    if reading.unit == "stream" and streams.manifest.format > 1:
+        found |= documents_cut(streams, reading, batches.packed)
     if batches.packed:
         size = min(len(batches.read), 10_000)
         found["padding"] = round(batches.padding(0, size), 6)
@@ -95,7 +99,7 @@ def show(found: dict[str, Any]) -> None:
     from rich.text import Text
 
     console = Console(highlight=False, soft_wrap=True)
-    for key in ("epochs", "mixture", "padding"):
+    for key in ("epochs", "mixture", "documents", "cut", "cut_though_short", "padding"):
         if key in found:
             console.print(Text(f"{key}: {found[key]}"))
     for number, source in enumerate(found["sources"]):

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from orchestrator.data.batches import Batches
-from workloads.workload import Batch
+from orchestrator.data.windows import Streams
+from workloads.workload import Batch, Reading
 
 IGNORED = -100
 """The label of a position that is not predicted."""
@@ -48,6 +49,23 @@ class Spot:
         found |= {} if self.real else {"padding": True}
         found |= {} if self.position is None else {"position": self.position}
         return found | ({} if self.sees is None else {"sees": self.sees})
+
+
+def documents_cut(streams: Streams, reading: Reading, packed: bool) -> dict[str, int]:
+    """How many documents there are, how many of them are cut, and how many of those would fit a sample."""
+    found = {"documents": 0, "cut": 0, "cut_though_short": 0}
+    for source in range(streams.sources):
+        ends = streams.document_ends(source)
+        starts = np.concatenate(([0], ends[:-1]))
+        is_long = ends - starts > reading.window
+        # a document's first tokens are not predicted from it, nor are those that a sample shares with the one before
+        overlap, stride = reading.window - reading.stride, reading.stride
+        last = np.maximum(ends - 1 - overlap, starts)
+        is_cut = is_long if packed else is_long | (starts // stride != last // stride)
+        counts = (len(ends), is_cut.sum(), (is_cut & ~is_long).sum())
+        for key, count in zip(found, counts, strict=True):
+            found[key] += int(count)
+    return found
 
 
 def spots(

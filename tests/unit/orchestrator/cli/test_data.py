@@ -98,6 +98,10 @@ def test_a_packed_sample_is_shown_as_the_model_sees_it(looked_at: Any) -> None:
     assert (said.code, said.err) == (0, "")
     found = json.loads(said.out)
     assert 0 < found["padding"] < 1
+    assert (found["documents"], found["cut"], found["cut_though_short"]) == (60, 0, 0)
+    stream = json.loads(looked_at(workload, {"sequence_length": 64}, "--json").out)
+    assert stream["documents"] == 60
+    assert 10 < stream["cut"] == stream["cut_though_short"] < 50
     [sample] = found["samples"]
     assert (sample["position"], sample["step"], sample["turn"]) == (3, 1, 0)
     tokens = sample["rows"][0]["tokens"]["tokens"]
