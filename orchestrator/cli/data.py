@@ -96,17 +96,15 @@ def prepared_with_progress(
     Raises InputError.
     """
     from cluster.local.ray_session import NoCluster, connected_ray
+    from orchestrator.data.progress import StageLine
     from orchestrator.launch.submission import no_cluster
     from orchestrator.resolve.prepared_data import prepared
     from orchestrator.track.console import ProgressDisplay
 
     try:
         with ProgressDisplay() as progress, connected_ray(address):
-
-            def report(what: str, done: int, total: int) -> None:
-                progress.update({"phase": "prepare", "note": f"{what}: {done} of {total} parts"})
-
-            return prepared(spec, run, before, report)
+            line = StageLine(lambda text: progress.update({"phase": "prepare", "note": text}))
+            return prepared(spec, run, before, line)
     except NoCluster as error:
         raise no_cluster(error, address) from None
 

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 from orchestrator.control.run_history import RunHistory
+from orchestrator.data.progress import StageLine
 from orchestrator.job.errors import one_line
 from orchestrator.job.spec import JobSpec
 from orchestrator.resolve.prepared_data import PreparedData, prepared
@@ -54,16 +55,12 @@ class DataPreparation:
         if self._work is None:
             commit = history.newest.meta.get("sets", {}) if history.newest else {}
             before = PreparedData(history.data, commit | history.event_history.sets)
+            line = StageLine(lambda text: self._tell(f"preparing {text}"))
             pool = ThreadPoolExecutor(1, thread_name_prefix="prepare")
-            self._work = pool.submit(
-                self._stored, lambda: prepared(self._spec, self._run, before, self._parts)
-            )
+            self._work = pool.submit(self._stored, lambda: prepared(self._spec, self._run, before, line))
             pool.shutdown(wait=False)
         wait([self._work], timeout=seconds)
         if not self._work.done():
             return PreparedData()
         work, self._work = self._work, None
         return work.result()
-
-    def _parts(self, what: str, done: int, total: int) -> None:
-        self._tell(f"preparing {what}: {done} of {total} parts")

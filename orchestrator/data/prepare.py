@@ -14,7 +14,7 @@ or were quarantined because they are damaged, are made again and must come out t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -31,6 +31,7 @@ from orchestrator.data.encoding.engines import REFERENCE
 from orchestrator.data.fingerprint import SOURCES, chosen_tokenizer, format_and_fingerprint
 from orchestrator.data.part_tasks import encode_error, raise_error, run_tasks
 from orchestrator.data.part_text import sample
+from orchestrator.data.progress import Progress
 from orchestrator.data.sources import Part, SourceFile
 from orchestrator.data.sources.lines import LINE_BYTES
 from orchestrator.data.tokens import AGAIN, read_tokenizer
@@ -41,8 +42,6 @@ from orchestrator.storage.retry import storage_failed, transient
 
 if TYPE_CHECKING:
     from orchestrator.data.records import RecordKind
-
-Progress = Callable[[str, int, int], None]
 
 
 def prepare(
@@ -66,7 +65,7 @@ def prepare(
         data: what to prepare.
         objective_special_tokens: special tokens that the objective needs in the tokenizer.
         cache: folder or URI of all prepared data.
-        progress: called as progress(phase, done, total) with parts, in the phases "tokenizer" and "tokens".
+        progress: called with parts, in the stages "tokenizer" and "tokens", see `Progress`.
         part_bytes: size of a part; chosen by the amount of text if None.
         before: fingerprint of the data that a run began with: prepare exactly that, in its format.
         tokenizer_of: URI of prepared data whose tokenizer is taken instead of the one that `data` names.
@@ -100,7 +99,7 @@ def prepare(
                 chosen,
                 part_bytes,
                 data_format,
-                progress or (lambda phase, done, total: None),
+                progress or (lambda stage, done, total, text_bytes=0: None),
                 where,
                 kind,
                 data.encode_with != REFERENCE,
@@ -237,13 +236,14 @@ def _tokenise(
         shards.write_shard(folder_uri, row["number"], part, vocabulary, roles, data_format, kind, fast, text)
 
     folder_uri, refuted = folder.uri, None
+    text_bytes = sum(span.bytes for part in parts for span in part)
     # once more for what was made by an engine that then differed from the reference
     while refuted != (refuted := shards.refuted_engine(folder)):
         todo = shards.unfinished(folder, len(parts), vocabulary, data_format, kind is not None)
-        progress("tokens", len(parts) - len(todo), len(parts))
+        progress("tokens", len(parts) - len(todo), len(parts), text_bytes)
         rows = [{"number": n, "part": sources.to_json(parts[n], _reach(data_format))} for n in todo]
         for done in run_tasks(task, rows, folder_uri) if rows else ():
             if ceiling.limited:
                 number = todo[done - 1]
                 ceiling.check(number, shards.read_record(folder, number, data_format), parts)
-            progress("tokens", len(parts) - len(todo) + done, len(parts))
+            progress("tokens", len(parts) - len(todo) + done, len(parts), text_bytes)

@@ -37,6 +37,7 @@ from orchestrator.control.events import EventHistory, fault_event
 from orchestrator.control.health import GRACE
 from orchestrator.control.run_history import RunHistory
 from orchestrator.control.state import Observation, Policy, State
+from orchestrator.data.progress import StageLine
 from orchestrator.data.skips import on_record
 from orchestrator.job.errors import InputError
 from orchestrator.job.paths import absolute, resolve_paths
@@ -73,7 +74,7 @@ def loop_config(
     check_same_run(spec, run)
     run.create()
     past = EventHistory(run.rows("events.jsonl"))
-    data = prepared(spec, run, PreparedData(past.data, past.sets), lambda what, done, total: None)
+    data = prepared(spec, run, PreparedData(past.data, past.sets), StageLine(lambda _: None))
     return {
         "job": spec.model_dump(mode="json"),
         "run": run.uri,

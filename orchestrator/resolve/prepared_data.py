@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from orchestrator.storage.retry import Retry, storage_failed
 from orchestrator.storage.run_directory import RunDir
 
 if TYPE_CHECKING:
+    from orchestrator.data.progress import Progress
     from orchestrator.data.records import RecordKind
     from orchestrator.data.tokens import Tokens
 
@@ -52,14 +52,12 @@ def kind_of(spec: JobSpec) -> RecordKind | None:
     return RecordKind(objective, tuple(spec.data.labels))
 
 
-def prepare(spec: JobSpec, run: RunDir, tell: Callable[[str, int, int], None]) -> PreparedData:
+def prepare(spec: JobSpec, run: RunDir, tell: Progress) -> PreparedData:
     """The job's token shards, made now unless they are there. Raises InputError."""
     return prepared(spec, run, PreparedData(), tell)
 
 
-def prepared(
-    spec: JobSpec, run: RunDir, before: PreparedData, tell: Callable[[str, int, int], None]
-) -> PreparedData:
+def prepared(spec: JobSpec, run: RunDir, before: PreparedData, tell: Progress) -> PreparedData:
     """The data that the run began with at `before`, made again as far as it is gone; the job's, for a run that begins.
 
     Raises InputError if it is gone and the text is no longer the same: the run would not be the same run.
@@ -80,9 +78,7 @@ def prepared(
     return PreparedData(data, sets)
 
 
-def _prepared_set(
-    spec: JobSpec, run: RunDir, name: str, data: str, before: str, tell: Callable[[str, int, int], None]
-) -> str:
+def _prepared_set(spec: JobSpec, run: RunDir, name: str, data: str, before: str, tell: Progress) -> str:
     """The token shards of the set `name`, by the tokenizer of `data`; made unless they are there. The text of a set
     that the run had `before` may not change, since its values are compared.
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.checkpoint.identity import read_job
+from orchestrator.data.progress import StageLine
 from orchestrator.data.quiet_logging import quiet
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
@@ -116,9 +117,7 @@ def _search(
 
 def _prepare(spec: JobSpec, sweep: RunDir, show: Callable[[dict[str, Any]], None]) -> None:
     """Prepare the token shards once, before all trials; a trial whose data keys differ prepares its own."""
-    prepared_data.prepare(
-        spec, sweep, lambda what, done, total: show({"note": f"preparing {what}: {done} of {total} parts"})
-    )
+    prepared_data.prepare(spec, sweep, StageLine(lambda text: show({"note": f"preparing {text}"})))
 
 
 def _fit(

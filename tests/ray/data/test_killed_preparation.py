@@ -1,0 +1,154 @@
+"""Preparation killed at random moments, workers, nodes and drivers: the bytes are those of a quiet one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+
+from orchestrator.data.prepare import prepare
+from orchestrator.job.data import DataSpec
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+PART_BYTES = 20_000
+WORKERS, NODES, DRIVERS = 25, 10, 15
+"""How many of each are killed."""
+PREPARE = """
+import sys, ray
+from orchestrator.data.prepare import prepare
+from orchestrator.job.data import DataSpec
+ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=10**8, log_to_driver=False)
+prepare(DataSpec.model_validate_json(sys.argv[1]), (), sys.argv[2], part_bytes=int(sys.argv[3]))
+"""
+
+
+def write_rows(folder: Path) -> DataSpec:
+    """Rows whose parts take long enough that something may be killed between two of them."""
+    draw = random.Random(0)
+    words = [
+        f"{draw.choice('bcdfghklmnprst')}{draw.choice('aeiou')}{draw.randrange(900)}" for _ in range(3000)
+    ]
+    with open(folder / "a.jsonl", "w") as file:
+        for number in range(30_000):
+            file.write(json.dumps({"text": f"{number} " + " ".join(draw.choices(words, k=20))}) + "\n")
+    tokenizer = {"train_bpe": 600}
+    return DataSpec(sources=[{"uri": str(folder / "a.jsonl")}], tokenizer=tokenizer, sequence_length=16)
+
+
+def content(cache: Path) -> dict[str, bytes]:
+    (made,) = cache.iterdir()
+    return {str(p.relative_to(made)): p.read_bytes() for p in made.rglob("*") if p.is_file()}
+
+
+def workers() -> list[psutil.Process]:
+    """The processes below this one in which a task runs."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error, IndexError):
+            if process.cmdline()[0] == "ray::run":
+                found.append(process)
+    return found
+
+
+def strike_workers(draw: random.Random, struck: list[int], ended: threading.Event) -> None:
+    while not ended.wait(draw.uniform(0.05, 0.6)) and len(struck) < WORKERS:
+        for process in draw.sample(found := workers(), min(1, len(found))):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+                struck.append(process.pid)
+
+
+def test_workers_and_nodes_are_killed(tmp_path: Path) -> None:
+    from ray.cluster_utils import Cluster
+
+    data, draw = write_rows(tmp_path), random.Random(1)
+    cluster = Cluster()
+    cluster.add_node(
+        num_cpus=0, node_ip_address="127.0.0.40", object_store_memory=10**8, include_dashboard=False
+    )
+    nodes = [
+        cluster.add_node(num_cpus=1, node_ip_address=f"127.0.0.{41 + n}", object_store_memory=10**8)
+        for n in range(2)
+    ]
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    try:
+        cluster.wait_for_nodes(timeout=60)
+        prepare(data, (), str(tmp_path / "quiet"), part_bytes=PART_BYTES)
+        quiet = content(tmp_path / "quiet")
+
+        struck: list[int] = []
+        rounds = 0
+        while len(struck) < WORKERS:
+            ended, rounds = threading.Event(), rounds + 1
+            striking = threading.Thread(target=strike_workers, args=(draw, struck, ended))
+            striking.start()
+            prepare(data, (), str(tmp_path / f"workers-{rounds}"), part_bytes=PART_BYTES)
+            ended.set()
+            striking.join()
+            assert content(tmp_path / f"workers-{rounds}") == quiet
+        print(f"{len(struck)} workers killed in {rounds} preparations")
+
+        killed = rounds = 0
+        while killed < NODES:
+            rounds += 1
+            made = threading.Thread(
+                target=prepare,
+                args=(data, (), str(tmp_path / f"nodes-{rounds}")),
+                kwargs={"part_bytes": PART_BYTES},
+            )
+            made.start()
+            while made.is_alive() and killed < NODES:
+                made.join(draw.uniform(0.3, 2.0))
+                if made.is_alive():
+                    cluster.remove_node(nodes.pop(0), allow_graceful=False)
+                    killed += 1
+                    address = f"127.0.0.{50 + killed}"
+                    nodes.append(
+                        cluster.add_node(num_cpus=1, node_ip_address=address, object_store_memory=10**8)
+                    )
+            made.join()
+            assert content(tmp_path / f"nodes-{rounds}") == quiet
+        print(f"{killed} nodes killed in {rounds} preparations")
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def test_drivers_are_killed(tmp_path: Path) -> None:
+    data, draw = write_rows(tmp_path), random.Random(2)
+    command = [sys.executable, "-c", PREPARE, data.model_dump_json()]
+    assert subprocess.run([*command, str(tmp_path / "quiet"), str(PART_BYTES)]).returncode == 0
+    quiet = content(tmp_path / "quiet")
+    killed = rounds = 0
+    while killed < DRIVERS:
+        rounds += 1
+        cache = tmp_path / f"killed-{rounds}"
+        while True:
+            process = subprocess.Popen([*command, str(cache), str(PART_BYTES)])
+            while not list(cache.glob("*/tokenizer.json")) and process.poll() is None:
+                time.sleep(0.01)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(draw.uniform(0.0, 1.5) if killed < DRIVERS else 300)
+            if process.poll() is not None:
+                break
+            killed += 1
+            tree = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+            for member in tree:
+                with contextlib.suppress(psutil.Error):
+                    member.send_signal(signal.SIGKILL)
+            process.wait()
+            psutil.wait_procs(tree, timeout=30)
+        assert process.returncode == 0
+        found = {name: data for name, data in content(cache).items() if not name.endswith(".tmp")}
+        assert found == quiet
+    print(f"{killed} drivers killed in {rounds} preparations")
