@@ -61,7 +61,7 @@ def run_tasks(
                 if _ended(ref, tried, number, cache):
                     done.add(number)
                 else:
-                    waiting.append(number)
+                    waiting.insert(0, number)  # last, when what has ended it may be over
             while first in done:
                 done.remove(first)
                 first += 1

@@ -61,7 +61,7 @@ def workers() -> list[psutil.Process]:
 
 
 def strike_workers(draw: random.Random, struck: list[int], ended: threading.Event) -> None:
-    while not ended.wait(draw.uniform(0.05, 0.6)) and len(struck) < WORKERS:
+    while not ended.wait(draw.uniform(0.3, 1.5)) and len(struck) < WORKERS:
         for process in draw.sample(found := workers(), min(1, len(found))):
             with contextlib.suppress(psutil.Error):
                 process.kill()

@@ -204,7 +204,7 @@ def test_text_that_changes_while_it_is_prepared_is_refused_and_leaves_no_wrong_d
     (tmp_path / "a.txt").write_text("".join(SENTENCES))
     data, cache = spec(str(tmp_path / "a.txt")), str(tmp_path / "cache")
 
-    def change(phase: str, done: int, total: int) -> None:
+    def change(phase: str, done: int, total: int, text_bytes: int = 0) -> None:
         if (phase, done) == ("tokens", 0):
             (tmp_path / "a.txt").write_text("".join(reversed(SENTENCES)))
 

@@ -26,7 +26,7 @@ def spec_of(folder: Path, **evaluate: Any) -> JobSpec:
     return parse(document)
 
 
-def nothing(what: str, done: int, total: int) -> None:
+def nothing(what: str, done: int, total: int, text_bytes: int = 0) -> None:
     pytest.fail(f"{what} was made")
 
 
