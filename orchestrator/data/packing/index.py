@@ -72,13 +72,13 @@ def open_index(
     folder = place / "packing" / key
     folder.mkdir(parents=True, exist_ok=True)
     facts = folder / f"{source:06d}.json"
-    if found := _there(folder, source, facts):
+    if (found := _there(folder, source, facts)) is not None:  # one of no sample is there too
         return found
     with locked(facts.with_suffix(".lock")):  # one process of a node packs while the others wait
-        if not (found := _there(folder, source, facts)):
+        if (found := _there(folder, source, facts)) is None:
             _write(folder, source, facts, ends, window, stride)
             found = _there(folder, source, facts)
-    assert found
+    assert found is not None
     return found
 
 

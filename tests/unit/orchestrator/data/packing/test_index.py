@@ -12,6 +12,7 @@ from orchestrator.data.packing import index
 from orchestrator.data.packing.index import open_index
 from orchestrator.data.tokens import Tokens
 from orchestrator.data.verified_shard import DamagedShard
+from orchestrator.job.errors import InputError
 from workloads.objectives import build
 
 Prepare = Callable[..., str]
@@ -90,3 +91,10 @@ def test_documents_that_are_held_out_are_not_packed(prepare_here: Prepare) -> No
     count = sum(map(trained.read.length, range(len(trained.read))))
     assert 0 < count < sum(map(whole.read.length, range(len(whole.read))))
     assert len(list(tokens.derived.glob("packing/*"))) == 2
+
+
+def test_a_source_without_a_sample_is_told(prepare_here: Prepare) -> None:
+    tokens = Tokens.open(prepare_here([texts(20)], ["\n<|endoftext|>\n" * 4]))
+    objective = build("causal_lm", vocabulary=tokens.vocabulary(), sequence_length=LENGTH, seed=0)
+    with pytest.raises(InputError, match=r"data\.sources\.1: .* are fewer than one sample"):
+        batches_of(tokens, objective, 0, [1.0, 1.0], packed=True)
