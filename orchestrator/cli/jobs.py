@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from orchestrator.cli.chain import chain_at
 from orchestrator.cli.options import (
     Cluster,
     Job,
@@ -22,15 +23,18 @@ from orchestrator.cli.options import (
     run_of,
     table,
 )
+from orchestrator.cli.targets import Target, job_at, job_named, run_at
 from orchestrator.job.errors import InputError
-from orchestrator.job.outcome import Outcome
+from orchestrator.job.outcome import ENDED, Outcome
 
 if TYPE_CHECKING:
     from cluster.jobs.ray_jobs import Jobs, Submission
+    from orchestrator.storage.run_directory import RunDir
 
-Name = Annotated[
-    str, typer.Argument(help="a job's name, a submission's, or a run directory", show_default=False)
-]
+SILENCE = 60.0
+"""Seconds without a sign of whoever drives a run after which nobody waits for it any more."""
+EVERY = 0.5
+"""Seconds between looks at it."""
 
 
 def register(app: typer.Typer) -> None:
@@ -100,12 +104,59 @@ def submit(
     )
 
 
-def attach(name: Name, address: Cluster = None, as_json: Json = False) -> None:
-    """Follow a job to its end, and exit with its code; Ctrl-C leaves it running."""
-    from orchestrator.launch import submission
+def attach(name: Target, address: Cluster = None, as_json: Json = False) -> None:
+    """Follow a run or a job to its end, and exit with its code; Ctrl-C leaves it running."""
+    run = None if address or chain_at(name) else run_at(name)
+    named = job_at(name, address) if run is None else job_named(name, address)
+    if named is not None:
+        _follow(*named, as_json)
+    elif run is not None:
+        _watch(run, as_json)
 
-    jobs = submission.jobs_at(address)
-    _follow(jobs, submission.existing(jobs, name), as_json)
+
+def _watch(run: RunDir, as_json: bool) -> None:
+    """Follow a run that a command drives elsewhere, by what it writes into its run directory."""
+    from orchestrator.track.console import ProgressDisplay, final_table
+
+    seen, heard = None, time.monotonic()
+    ended_before = run.read_json_or_empty("status.json").get("phase") in ENDED
+    since = 0.0 if ended_before else time.time()
+    try:
+        with ProgressDisplay() as progress:
+            while True:
+                status = run.read_json_or_empty("status.json")
+                if status.get("time") != seen:
+                    seen, heard = status.get("time"), time.monotonic()
+                progress.update(status)
+                if status.get("phase") in ENDED:
+                    break
+                if time.monotonic() - heard > SILENCE:
+                    print(
+                        f"orchestrator: {run.uri}: nobody has driven this run for {SILENCE:.0f} s",
+                        file=sys.stderr,
+                    )
+                    raise typer.Exit(Outcome.FAILED.exit_code)
+                time.sleep(EVERY)
+    except KeyboardInterrupt:
+        print(f"\n{run.uri} goes on", file=sys.stderr)
+        raise typer.Exit(0) from None
+    summary = _summary_of(run, since)
+    if as_json:
+        emit(summary)
+    else:
+        final_table(summary)
+    raise typer.Exit(Outcome(summary["state"]).exit_code)
+
+
+def _summary_of(run: RunDir, since: float) -> dict[str, Any]:
+    """The summary of a run that has ended, which is written a moment after its status; none of a time before."""
+    deadline = time.monotonic() + SILENCE
+    while time.monotonic() < deadline:
+        found = run.read_json_or_empty("summary.json")
+        if found and (found.get("ended") or 0.0) >= since:
+            return found
+        time.sleep(EVERY)
+    raise InputError("has ended and has no summary", run.uri, "see `orchestrator logs` and events.jsonl")
 
 
 def list_jobs(address: Cluster = None, as_json: Json = False) -> None:

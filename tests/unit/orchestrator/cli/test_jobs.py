@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (["list"], "no address is given, and no local cluster is up"),
         (["logs", "small"], "there is no run here"),
-        (["attach", "small"], "no address is given, and no local cluster is up"),
+        (["attach", "small"], "there is no run here"),
         (["list", "--address", "nonsense"], "--address nonsense: nobody answers at nonsense"),
         (["list", "--address", "127.0.0.1:9"], "--address 127.0.0.1:9: nobody answers at 127.0.0.1:9"),
         (["list", "--address", "http://127.0.0.1:9"], "nobody answers at http://127.0.0.1:9"),

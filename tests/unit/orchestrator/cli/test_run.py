@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from orchestrator.cli import jobs
 
 
 @pytest.fixture
@@ -73,3 +76,55 @@ def test_a_run_that_has_written_no_status_yet(command: Any, here: Path) -> None:
     shown = command("status", "runs/small")
     assert shown.code == 0
     assert "None" not in shown.out
+
+
+def test_a_run_may_be_named_by_its_name(command: Any, here: Path) -> None:
+    assert json.loads(command("status", "half", "--json").out)["state"] == "stopped"
+    (here / "half").mkdir()
+    said = command("status", "half")
+    assert (said.code, said.err.count("\n")) == (2, 1), "a path that is there is what was named"
+
+
+def test_attach_tells_how_a_run_ended(command: Any, here: Path) -> None:
+    assert json.loads(command("attach", "runs/small", "--json").out)["state"] == "done"
+    said = command("attach", "half")
+    assert (said.code, said.out) == (3, "")
+    assert "half: stopped" in said.err
+
+
+def test_attach_follows_a_run_until_its_new_summary_is_there(
+    command: Any, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "EVERY", 0.01)
+    run = here / "runs/half"
+    status, summary = (json.loads((run / name).read_text()) for name in ("status.json", "summary.json"))
+    looks = iter(
+        [
+            lambda: replace(run / "status.json", status | {"phase": "train", "time": 1.0}),
+            lambda: replace(run / "status.json", status | {"phase": "done", "time": 2.0}),
+            lambda: None,
+            lambda: replace(run / "summary.json", summary | {"state": "done", "ended": time.time() + 1}),
+        ]
+    )
+    next(looks)()
+    monkeypatch.setattr(jobs.time, "sleep", lambda seconds: next(looks)())
+    said = command("attach", "runs/half")
+    assert said.code == 0
+    assert "half: done" in said.err
+    assert next(looks, None) is None
+
+
+def test_attach_does_not_wait_for_a_run_that_nobody_drives(
+    command: Any, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "SILENCE", 0.05)
+    monkeypatch.setattr(jobs, "EVERY", 0.01)
+    path = here / "runs/half/status.json"
+    replace(path, json.loads(path.read_text()) | {"phase": "train"})
+    said = command("attach", "runs/half")
+    assert said.code == 1
+    assert "nobody has driven this run for 0 s" in said.err
+
+
+def replace(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value))

@@ -42,7 +42,7 @@ OTHERS: list[tuple[Words, Sequence[str]]] = [
     (["checkpoint", "import-deepspeed", "empty", "new", "--tag"], [*NOTHING, *FOLDERS]),
     (["init"], [*FILES, *FOLDERS, *URIS, "a\nb", "a\0b", "link", "loop", "*?[", LONG, " ", "", "search"]),
     (["init", "new.yaml", "--name"], ["", " ", "a/b", "../a", "a\nb", LONG, "foo://a"]),
-    (["attach"], ["run", "empty", "nowhere", ""]),
+    (["attach"], ["empty", "nowhere", ""]),
     (["logs"], ["empty", "nowhere", ""]),
     (["run", "job.yaml", "--run-dir"], sorted({*KINDS} - {"nowhere", "empty", "a\nb", "~nobody", "*?["})),
     (["tune", "job.yaml", "--run-dir"], KINDS),
