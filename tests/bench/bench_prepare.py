@@ -74,11 +74,19 @@ def ours(folder: Path, processes: int, engine: str) -> dict[str, Any]:
     """Prepare the text; its tokens, and a hash of them."""
     import ray
 
+    from cluster.local.ray_session import OBJECT_STORE_BYTES
     from orchestrator.data.prepare import prepare
     from orchestrator.data.tokens import Tokens
     from orchestrator.job.data import DataSpec
 
-    ray.init(address="local", num_cpus=processes, include_dashboard=False, logging_level="ERROR")
+    ray.init(  # as `connected_ray` does, but for the number of processors
+        address="local",
+        num_cpus=processes,
+        include_dashboard=False,
+        logging_level="ERROR",
+        log_to_driver=False,
+        object_store_memory=OBJECT_STORE_BYTES,
+    )
     began = time.perf_counter()
     data = DataSpec(
         sources=[{"uri": str(folder / "text.jsonl")}],
