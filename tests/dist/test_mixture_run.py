@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from jobs import curve, job, rows, weights
-from local_run import LocalGang, drive_here
+from local_run import LocalGang, controller_here, drive_here
 
 pytestmark = pytest.mark.slow
 STEPS = 16
@@ -73,3 +73,19 @@ def test_isolated_documents_are_the_same_under_every_layout(tmp_path: Path) -> N
         losses[str(layout)] = [row["loss"] for row in rows(run)]
     for found in losses.values():
         assert found == pytest.approx(losses["{}"], abs=2e-5)
+
+
+@pytest.mark.timeout(900)
+def test_a_damaged_index_is_noticed_and_made_again(tmp_path: Path) -> None:
+    document, cache = mixed(tmp_path / "text"), tmp_path / "cache"
+    quiet, hurt = tmp_path / "quiet", tmp_path / "hurt"
+    drive_here(dict(document), str(quiet), cache, gang=lambda: LocalGang([2]))
+    controller_here(dict(document), str(hurt), cache, gang=lambda: LocalGang([2]), until=5).drive()
+    for path in cache.glob("*/packing/*/*.pieces"):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    drive_here(dict(document), str(hurt), cache, gang=lambda: LocalGang([2, 2, 2]))
+    assert curve(hurt) == curve(quiet)
+    assert weights(hurt, STEPS) == weights(quiet, STEPS)
+    assert list(cache.glob("*/packing/*/*.damaged"))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from jobs import job, write_job
+from letters import letters, write_tokenizer
 from prepared import prepare_here
 
 from orchestrator.job.spec import load
@@ -156,3 +157,59 @@ def test_a_sample_that_is_not_there_is_refused(looked_at: Any, runs: Path, comma
     said = command("data", "inspect", data, "--at", "1")
     assert said.code == 2
     assert "name a job file or a run directory" in said.err
+
+
+@pytest.mark.parametrize(
+    ("objective", "columns", "shown"),
+    [
+        ("conversation", {"messages": "talk"}, " ‖ "),
+        ("dpo", {"prompt": "asked", "chosen": "better", "rejected": "worse"}, "of padding]"),
+        ("sequence_classification", {"text": "text", "label": "good"}, "sequence_labels: "),
+    ],
+)
+def test_records_can_be_looked_at(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: Any,
+    objective: str,
+    columns: dict[str, str],
+    shown: str,
+) -> None:
+    rows = [
+        {
+            "asked": [{"role": "user", "content": letters(n)}],
+            "better": [{"role": "assistant", "content": letters(n + 1)}],
+            "worse": [{"role": "assistant", "content": letters(n + 2)}],
+            "talk": [
+                {"role": "user", "content": letters(n)},
+                {"role": "assistant", "content": letters(n + 1)},
+            ],
+            "text": letters(n),
+            "good": "yes" if n % 2 else "no",
+        }
+        for n in range(40)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_tokenizer(tmp_path)
+    document = job(str(tmp_path / "rows.jsonl"))
+    document["workload"]["objective"] = objective
+    document["data"] = {
+        "sources": [{"uri": str(tmp_path / "rows.jsonl"), "field": columns}],
+        "tokenizer": str(tmp_path),
+        "sequence_length": 48,
+        "labels": ["no", "yes"] if objective.startswith("sequence") else [],
+        "cache": str(tmp_path / "cache"),
+    }
+    path = write_job(tmp_path, document)
+    prepare_here(load(path), str(tmp_path / "cache"))
+    monkeypatch.setattr("cluster.local.ray_session.connected_ray", lambda address: contextlib.nullcontext())
+    said = command("data", "inspect", path, "--at", "2")
+    assert said.code == 0, said.err
+    assert shown in said.out
+
+
+def test_a_run_directory_can_be_looked_at(runs: Path, command: Any) -> None:
+    run = runs / "runs" / "half"
+    found = json.loads(command("data", "inspect", run, "--at", "9", "--count", "2", "--json").out)
+    assert [(sample["position"], sample["step"]) for sample in found["samples"]] == [(9, 2), (10, 2)]
+    assert found["sources"][0]["drawn"] == 96
