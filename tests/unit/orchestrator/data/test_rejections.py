@@ -3,11 +3,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, models
 
-from orchestrator.data import rejections
+from orchestrator.data import manifest, rejections, shards
 from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.rejections import Ceiling, merged, notes, totals
-from orchestrator.data.sources import SourceFile, Span
+from orchestrator.data.sources import SourceFile, Span, cut, resolve
+from orchestrator.data.summary import inspect
+from orchestrator.job.data import Source
 from orchestrator.job.errors import InputError
 
 
@@ -78,3 +81,31 @@ def test_a_preparation_ends_when_too_much_is_left_out_for_certain(
             return
         ceiling.check(number, record, parts)
     assert ends_after is None
+
+
+def test_prepared_data_says_what_was_left_out_of_it(tmp_path: Path) -> None:
+    """Whatever the order in which the parts are made."""
+    rows = ['{"text": "one line"}', '{"text": 3}', "{", '{"text": "an\\u0000other"}', '{"text": "last"}']
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text("\n".join(rows))
+    parts = cut(resolve([Source(uri=str(tmp_path / "*.jsonl"))], on_error="repair"), 60)
+    assert len(parts) > 2
+    encoder = Tokenizer(models.WordLevel({"<|endoftext|>": 0, "one": 1, "?": 2}, unk_token="?"))
+    made = []
+    for order in (range(len(parts)), reversed(range(len(parts)))):
+        folder = DataFolder(str(tmp_path / f"prepared-{len(made)}"))
+        folder.write("tokenizer.json", encoder.to_str().encode())
+        for number in order:
+            shards.write_shard(folder.uri, number, parts[number], 3, {"eos": 0})
+        found = shards.gather(folder, "f" * 32, ["*.jsonl"], parts, 3, {"eos": 0})
+        manifest.write(folder, found)
+        made.append({str(p.relative_to(folder.uri)): p.read_bytes() for p in Path(folder.uri).rglob("*.*")})
+        told = "4 documents left out (json 2, type 2), 2 documents repaired (nul 2)"
+        assert rejections.notes_of(folder.uri) == [f"{told}; see {folder.uri}/rejected.jsonl"]
+        assert (found.documents, inspect(folder.uri)["rejected"]["left out"]) == (6, {"json": 2, "type": 2})
+        rejections.check(4, folder)
+        rejections.check("40%", folder)
+        for limit in (3, "39.9%"):
+            with pytest.raises(InputError, match=r"4 of 10 documents are left out \(json 2, type 2\)"):
+                rejections.check(limit, folder)
+    assert made[0] == made[1]
