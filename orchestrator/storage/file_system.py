@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
+from functools import lru_cache
 from typing import Any
 
 import fsspec
@@ -40,6 +42,25 @@ def open_file_system(uri: str, timeout: float) -> tuple[Any, str]:
         return LocalFileSystem(), local_path(uri)
     remote = RemoteFileSystem(uri, timeout)
     return remote, remote.root
+
+
+def shared_file_system(uri: str, timeout: float) -> tuple[RemoteFileSystem, str]:
+    """The file system of a remote URI and the path in it, one for all URIs of a bucket: making a client takes 0.3 s.
+
+    Raises as `open_file_system`.
+    """
+    if "::" in uri:
+        made = RemoteFileSystem(uri, timeout)
+        return made, made.root
+    settings = tuple(sorted((key, value) for key, value in os.environ.items() if key.startswith("AWS_")))
+    shared = _made("/".join(uri.split("/", 3)[:3]), timeout, settings)
+    return shared, shared.path_of(uri)
+
+
+@lru_cache(maxsize=4)
+def _made(bucket: str, timeout: float, settings: tuple[tuple[str, str], ...]) -> RemoteFileSystem:
+    """`settings` of the environment are what a client is made by."""
+    return RemoteFileSystem(bucket, timeout)
 
 
 class RemoteFileSystem:
@@ -75,6 +96,10 @@ class RemoteFileSystem:
     def on_s3(self) -> bool:
         """Whether this is an S3 store."""
         return self.protocol in ("s3", "s3a")
+
+    def path_of(self, uri: str) -> str:
+        """The path of a URI."""
+        return str(self._plain._strip_protocol(uri)).rstrip("/")
 
     def unstrip_protocol(self, path: str) -> str:
         """The URI of a path."""

@@ -30,9 +30,10 @@ def open_input(uri: str, retry: Retry | None = None) -> BinaryIO:
 class RemoteFile(io.RawIOBase):
     """A remote file that can be read and sought. Each read is one call with a deadline, retried if it fails."""
 
-    def __init__(self, fs: RemoteFileSystem, path: str, retry: Retry) -> None:
+    def __init__(self, fs: RemoteFileSystem, path: str, retry: Retry, size: int | None = None) -> None:
+        """`size` is that of the file, asked for if it is not known."""
         self._fs, self._path, self._retry, self._at = fs, path, retry, 0
-        self._size = int(retry(fs.info, path)["size"])
+        self._size = int(retry(fs.info, path)["size"]) if size is None else size
 
     def readable(self) -> bool:
         """See `io.RawIOBase`."""

@@ -13,7 +13,7 @@ from orchestrator.data.sources.kinds import ROWS, kind_of
 from orchestrator.data.sources.verified import identify, tag
 from orchestrator.job.data import Source
 from orchestrator.job.errors import InputError, Unreachable
-from orchestrator.storage.file_system import open_file_system
+from orchestrator.storage.file_system import open_file_system, shared_file_system
 from orchestrator.storage.input_files import TIMEOUT
 from orchestrator.storage.retry import Retry, transient
 from orchestrator.storage.uri import is_local, local_path
@@ -69,13 +69,17 @@ def _files(place: str, key: str, source: Source, on_error: str, pool: ThreadPool
 def _match(place: str, where: str) -> list[Listed]:
     """The files of a path, glob or URI; none if there is no such file."""
     try:
-        fs, path = open_file_system(place, TIMEOUT)
+        fs, path = _file_system(place)
         return _checked(fs, list(_infos(fs, path, where)), is_local(place), where)
     except InputError:
         raise
     except Exception as error:  # every fsspec backend raises errors of its own
         kind = Unreachable if transient(error) else InputError
         raise kind(f"cannot be listed ({error})", where, "check the address and credentials") from None
+
+
+def _file_system(place: str) -> tuple[Any, str]:
+    return open_file_system(place, TIMEOUT) if is_local(place) else shared_file_system(place, TIMEOUT)
 
 
 def _infos(fs: Any, path: str, where: str) -> Iterator[dict[str, Any]]:
@@ -127,7 +131,7 @@ def _checked(fs: Any, infos: list[dict[str, Any]], local: bool, where: str) -> l
 def _lines(place: str, where: str) -> list[str]:
     """The files that a list names, those without a protocol relative to its folder."""
     try:
-        fs, path = open_file_system(place, TIMEOUT)
+        fs, path = _file_system(place)
         text = Retry()(fs.cat_file, path).decode()
     except FileNotFoundError:
         raise InputError("there is no such file", where, "check the path") from None
@@ -155,7 +159,7 @@ def _named_in_list(place: str, where: str, on_error: str) -> list[Listed]:
         raise InputError(
             f"names {place}, and there is no such file", where, "remove it, or set data.on_error"
         )
-    fs, path = open_file_system(place, TIMEOUT)
+    fs, path = _file_system(place)
     return [Listed(fs, path, None, is_local(place))]
 
 

@@ -13,8 +13,8 @@ from typing import Any, BinaryIO
 import xxhash
 
 from orchestrator.job.errors import InputError
-from orchestrator.storage.file_system import RemoteFileSystem
-from orchestrator.storage.input_files import TIMEOUT, open_input
+from orchestrator.storage.file_system import RemoteFileSystem, shared_file_system
+from orchestrator.storage.input_files import TIMEOUT, RemoteFile
 from orchestrator.storage.retry import Retry
 
 BLOCK_BYTES = 2**20
@@ -51,15 +51,16 @@ def open_source(uri: str, size: int, content: str, sums: str, first: int = 0) ->
     if sums:
         return Guarded(VerifiedFile(uri, size, sums, first), size)
     check_unchanged(uri, size, content, sums)
-    return Guarded(open_input(uri).raw, size)  # type: ignore[attr-defined]
+    fs, path = shared_file_system(uri, TIMEOUT)
+    return Guarded(RemoteFile(fs, path, Retry(), size), size)
 
 
 def check_unchanged(uri: str, size: int, content: str, sums: str) -> None:
     """Raise InputError if a remote object has changed since it was identified; local files are checked by block."""
     if sums or not size:
         return
-    fs = RemoteFileSystem(uri, TIMEOUT)
-    if tag(fs, fs.root, Retry()(fs.info, fs.root)) != content:
+    fs, path = shared_file_system(uri, TIMEOUT)
+    if tag(fs, path, Retry()(fs.info, path)) != content:
         raise changed(uri)
 
 
