@@ -179,18 +179,13 @@ def inspect(
     sample: Annotated[int | None, typer.Option(help="the same of the sample of this number", min=0)] = None,
     turn: Annotated[int, typer.Option(help="the pass over its source, with --sample", min=0)] = 0,
     count: Annotated[int, typer.Option(help="samples, with --at", min=1, max=1000)] = 1,
-    address: Address = None,
     as_json: Json = False,
 ) -> None:
     """Show what a folder of prepared data contains; of a job or a run how often it reads each source, and samples as
     the model sees them."""
     from orchestrator.cli import data_samples
-    from orchestrator.resolve.prepared_data import PreparedData
 
-    def made(spec: JobSpec, run: RunDir) -> PreparedData:
-        return prepared_with_progress(spec, run, PreparedData(), address)
-
-    if removed_by is None and (found := data_samples.inputs_of(data, made)) is not None:
+    if removed_by is None and (found := data_samples.inputs_of(data)) is not None:
         seen = data_samples.look(*found, data_samples.Wanted(at, sample, turn, count))
         emit(seen) if as_json else data_samples.show(seen)
         return

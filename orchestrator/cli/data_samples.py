@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from orchestrator.data.look import Decode, Spot
     from orchestrator.data.tokens import Tokens
     from orchestrator.job.spec import JobSpec
-    from orchestrator.resolve.prepared_data import PreparedData
     from orchestrator.resolve.training_inputs import TrainingInputs
-    from orchestrator.storage.run_directory import RunDir
 
 STYLES = {
     "boundary": "bold cyan",
@@ -39,34 +37,32 @@ class Wanted:
     count: int = 1
 
 
-def inputs_of(
-    target: str, prepare: Callable[[JobSpec, RunDir], PreparedData]
-) -> tuple[TrainingInputs, Tokens] | None:
-    """What the job of a job file or a run directory trains on, and its prepared data, which `prepare` makes if it is
-    not there; None for a folder of prepared data. Raises InputError."""
+def inputs_of(target: str) -> tuple[TrainingInputs, Tokens] | None:
+    """What the job of a job file or a run directory trains on, and its prepared data; None for a folder of prepared
+    data. Raises InputError, also if the data is not there."""
     from orchestrator.checkpoint.identity import read_job
     from orchestrator.checkpoint.store import Store
-    from orchestrator.cli.options import job_of, run_of
+    from orchestrator.cli.options import job_of, place_of, run_of
     from orchestrator.data.tokens import Tokens
-    from orchestrator.job.paths import absolute
-    from orchestrator.resolve.prepared_data import tokens_of
+    from orchestrator.resolve.prepared_data import PreparedData, prepared, tokens_of
     from orchestrator.resolve.training_inputs import training_inputs
     from orchestrator.storage.run_directory import RunDir
 
-    if Path(target).is_file():
+    place = place_of(target)
+    if os.path.isfile(target):
         spec = job_of(Path(target), None)
         run = run_of(spec, None)
     else:
-        run = RunDir(absolute(target, Path.cwd()))
+        run = RunDir(place)
         found = read_job(run)
-        if found is None:
+        if found is None or not run.holds_a_run():
             return None
         spec = found
         commit = Store(run.at("checkpoints")).latest(deep=False)
         if commit is not None:
             tokens = tokens_of(spec, run, commit.meta["data"])
             return training_inputs(spec, tokens), tokens
-    data = prepare(spec, run)
+    data = prepared(spec, run, PreparedData(), lambda stage, done, total, text_bytes=0: None, make=False)
     tokens = Tokens.open(data.uri)
     return training_inputs(spec, tokens), tokens
 

@@ -55,6 +55,7 @@ def prepare(
     tokenizer_of: str = "",
     where: str = SOURCES,
     kind: RecordKind | None = None,
+    make: bool = True,
 ) -> str:
     """Prepare the token shards of `data` in `cache` unless they are there; returns the URI of the prepared data.
 
@@ -71,6 +72,7 @@ def prepare(
         tokenizer_of: URI of prepared data whose tokenizer is taken instead of the one that `data` names.
         where: the key of the sources in the job file.
         kind: how rows become records, for an objective that reads such.
+        make: False to raise InputError where the data is not there.
 
     Raises InputError for sources or a tokenizer that cannot be used and for a cache that cannot be written, TextChanged
     if `data` does not have the fingerprint `before` any more.
@@ -92,6 +94,9 @@ def prepare(
     try:
         folder.remove_old_drafts()
         if not shards.is_complete(folder):
+            if not make:
+                hint = "make it with `orchestrator data prepare`"
+                raise InputError("there is no prepared data", folder.uri, hint)
             _make(
                 folder,
                 data.sources,

@@ -53,8 +53,6 @@ def run(
         return RunOutcome(Outcome.DONE, found, f"{run_dir.uri} is finished: nothing to do")
     show({"phase": "check", "note": "reading the job's sources and model"})
     preflight(spec, run_dir, until, address)
-    ray = "starting Ray on this machine" if address is None else f"connecting to Ray at {address}"
-    show({"phase": "connect", "note": ray})
     from cluster.local.ray_session import NoCluster, connected_ray
 
     queue = None if address is None else priority
@@ -62,6 +60,8 @@ def run(
     most = workers.max + spec.evaluates_beside
     gpus = gpus_here(spec) if address is None and worker.gpu else workers.max * worker.gpu
     made = run_dir.create()
+    where = "starting Ray on this machine" if address is None else f"connecting to Ray at {address}"
+    show({"phase": "connect", "note": where})
     try:
         for last in (False, False, True):
             with connected_ray(address, most * worker.cpu, gpus):

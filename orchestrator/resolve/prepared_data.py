@@ -57,10 +57,13 @@ def prepare(spec: JobSpec, run: RunDir, tell: Progress) -> PreparedData:
     return prepared(spec, run, PreparedData(), tell)
 
 
-def prepared(spec: JobSpec, run: RunDir, before: PreparedData, tell: Progress) -> PreparedData:
+def prepared(
+    spec: JobSpec, run: RunDir, before: PreparedData, tell: Progress, make: bool = True
+) -> PreparedData:
     """The data that the run began with at `before`, made again as far as it is gone; the job's, for a run that begins.
 
-    Raises InputError if it is gone and the text is no longer the same: the run would not be the same run.
+    Raises InputError if it is gone and the text is no longer the same: the run would not be the same run; without
+    `make` if it is gone.
     """
     from orchestrator.data.data_folder import DataFolder
     from orchestrator.data.shards import is_complete
@@ -70,15 +73,19 @@ def prepared(spec: JobSpec, run: RunDir, before: PreparedData, tell: Progress) -
         from orchestrator.data.prepare import prepare as prepare_data
 
         special, cache = special_tokens_of(spec), data_cache(spec, run)
-        data = prepare_data(spec.data, special, cache, tell, before=_name(data), kind=kind_of(spec))
+        data = prepare_data(
+            spec.data, special, cache, tell, before=_name(data), kind=kind_of(spec), make=make
+        )
     sets = {
-        name: _prepared_set(spec, run, name, data, before.sets.get(name, ""), tell)
+        name: _prepared_set(spec, run, name, data, before.sets.get(name, ""), tell, make)
         for name in spec.set_sources
     }
     return PreparedData(data, sets)
 
 
-def _prepared_set(spec: JobSpec, run: RunDir, name: str, data: str, before: str, tell: Progress) -> str:
+def _prepared_set(
+    spec: JobSpec, run: RunDir, name: str, data: str, before: str, tell: Progress, make: bool
+) -> str:
     """The token shards of the set `name`, by the tokenizer of `data`; made unless they are there. The text of a set
     that the run had `before` may not change, since its values are compared.
 
@@ -105,6 +112,7 @@ def _prepared_set(spec: JobSpec, run: RunDir, name: str, data: str, before: str,
             tokenizer_of=data,
             where=where,
             kind=kind_of(spec),
+            make=make,
         )
     except TextChanged:
         hint = "put it back as it was, or add this one as a set of another name"

@@ -57,7 +57,7 @@ def workers() -> list[psutil.Process]:
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error, IndexError):
-            if process.cmdline()[0] == "ray::run":
+            if process.cmdline()[0] == "ray::Map(run)":
                 found.append(process)
     return found
 

@@ -148,7 +148,7 @@ def test_a_run_that_is_not_there(command: Any, folder: Path, words: list[str], p
         (["init", "job.yaml"], ["job.yaml: there is a file already; give another name"]),
         (["init", "nowhere/job.yaml"], ["nowhere/job.yaml: cannot be written (No such file or directory)"]),
         (["data", "inspect", "nowhere"], ["nowhere: there is no prepared data"]),
-        (["data", "inspect", "job.yaml"], ["job.yaml: there is no prepared data"]),
+        (["data", "inspect", "job.yaml"], ["there is no prepared data; make it with"]),
         (["data", "inspect", "file/below"], ["file/below: there is no prepared data"]),
         (["chaos", "job.yaml", "--runs", "file"], ["file: runs of an earlier chaos are here"]),
         (["cluster", "down", "--name", "../../home"], ["'../../home' is no name"]),
@@ -217,7 +217,6 @@ def test_the_run_directory_of_another_run(command: Any, here: Path, name: str) -
         ),
         (["evaluate", "runs/small", "--set", "seed=9"], ["--set: a run is evaluated as its job says"]),
         (["generate", "runs/small", "x", "--step", "5"], ["step 5: there is no such commit"]),
-        (["data", "inspect", "runs/small"], ["runs/small: there is no prepared data"]),
     ],
 )
 def test_a_commit_that_is_not_there(command: Any, here: Path, words: list[str], wanted: list[str]) -> None:

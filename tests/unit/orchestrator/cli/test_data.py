@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 from pathlib import Path
@@ -47,7 +46,6 @@ def test_preparing_tells_what_is_held_out(
     document["evaluate"] = {"sets": {"same": {"sources": [{"uri": str(tmp_path / "text.txt")}]}}}
     path = write_job(tmp_path, document)
     uri = prepare_here(load(path), str(tmp_path / "cache"))
-    monkeypatch.setattr("cluster.local.ray_session.connected_ray", lambda address: contextlib.nullcontext())
     found = json.loads(command("data", "prepare", path, "--json").out)
     held_out = found["held_out"]["validation"]
     assert found["data"] == uri
@@ -85,9 +83,6 @@ def looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Any) -> 
         document["workload"] = {**workload}
         path = write_job(tmp_path, document)
         prepare_here(load(path), str(tmp_path / "cache"))
-        monkeypatch.setattr(
-            "cluster.local.ray_session.connected_ray", lambda address: contextlib.nullcontext()
-        )
         return command("data", "inspect", path, *arguments)
 
     return look
@@ -202,7 +197,6 @@ def test_records_can_be_looked_at(
     }
     path = write_job(tmp_path, document)
     prepare_here(load(path), str(tmp_path / "cache"))
-    monkeypatch.setattr("cluster.local.ray_session.connected_ray", lambda address: contextlib.nullcontext())
     said = command("data", "inspect", path, "--at", "2")
     assert said.code == 0, said.err
     assert shown in said.out
