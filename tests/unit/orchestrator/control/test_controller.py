@@ -856,9 +856,9 @@ class GrowingQueue:
 
     @property
     def admission(self) -> Admission:
-        self.looks += 1
-        assert self.looks < 1000, "nobody asks for nodes"
         room = self.wants[-1] if self.wants else 0
+        self.looks += room == 0
+        assert self.looks < 1000, "nobody asks for nodes"
         return Admission(room > 0, room, waits_for="2 workers", possible=room > 0)
 
     def report_nodes(self, places: Sequence[str]) -> None:
