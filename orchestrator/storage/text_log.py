@@ -83,6 +83,14 @@ class TextLogs:
             return []
         return sorted((posixpath.basename(path.rstrip("/")) for path in found), key=_by_number)
 
+    def remove(self, folder: str) -> None:
+        """Remove the texts of one of the folders."""
+        inside = TextLogs(posixpath.join(self._folder, folder))
+        for found in inside._parts():
+            RETRY(inside._fs.rm_file, posixpath.join(inside._folder, found[0]))
+        with contextlib.suppress(FileNotFoundError):  # where folders are made, as on a local file system
+            self._fs.rmdir(inside._folder)
+
     def read(self, name: str, part: int = 0, at: int = 0) -> tuple[bytes, int, int]:
         """What there is of a text from byte `at` of its file number `part` on, and the place after it. Files that
         are not there any more are passed over."""

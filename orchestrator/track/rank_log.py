@@ -16,14 +16,24 @@ ATTEMPT = "attempt-"
 EVALUATION = "evaluation-"
 
 
+KEPT = 100
+"""Attempts whose logs are kept, the newest of those in which something was printed."""
+
+
 class RankLog:
-    """`cluster.workers.rank_output.Writer` of a run directory. Secrets are hidden."""
+    """`cluster.workers.rank_output.Writer` of a run directory. Secrets are hidden, and the first line of an attempt
+    removes the logs of old ones."""
 
     def __init__(self, folder: str, name: str) -> None:
-        self._log = TextLog(folder, name)
+        self._log, self._all = TextLog(folder, name), TextLogs(posixpath.dirname(folder))
+        self._begun = False
 
     def append(self, data: bytes) -> None:
         """See `TextLog.append`."""
+        if not self._begun:
+            self._begun = True
+            for attempt in attempts_in(self._all)[:-KEPT]:
+                self._all.remove(f"{ATTEMPT}{attempt}")
         self._log.append(redact(data.decode(errors="replace")).encode(errors="replace"))
 
 
@@ -43,7 +53,12 @@ def _output(run: str, folder: str) -> OutputTarget:
 
 def attempts_of(run: RunDir) -> list[int]:
     """The attempts whose ranks printed something, in order. Raises OSError and errors of the store's client."""
-    names = TextLogs(run.at(LOGS)).folders()
+    return attempts_in(TextLogs(run.at(LOGS)))
+
+
+def attempts_in(logs: TextLogs) -> list[int]:
+    """The attempts of which there is a folder, in order."""
+    names = logs.folders()
     return sorted(int(name.removeprefix(ATTEMPT)) for name in names if name.startswith(ATTEMPT))
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from orchestrator.storage.run_directory import RunDir
+from orchestrator.track import rank_log
 from orchestrator.track.rank_log import AttemptLog, attempts_of, output_of_attempt, output_of_evaluation
 
 
@@ -23,3 +26,17 @@ def test_secrets_are_hidden_and_lines_come_as_they_are_written(tmp_path: Path) -
     assert list(log.new_lines()) == [(0, "begun and ended"), (1, "other")]
     assert list(log.new_lines(last=True)) == [(0, "rest")]
     assert list(AttemptLog(run, 10, {1}).new_lines()) == [(1, "other")]
+
+
+def test_logs_of_old_attempts_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_log, "KEPT", 2)
+    run = RunDir(str(tmp_path))
+    for attempt in (1, 9, 10, 11):
+        for rank in (0, 1):
+            output_of_attempt(run.uri, attempt).open(f"rank-{rank}.log").append(b"x\n")
+    output_of_evaluation(run.uri, 1).open("rank-0.log").append(b"x\n")
+    (tmp_path / "logs" / "mine").mkdir()
+    assert attempts_of(run) == [10, 11], (
+        "the newest two, and the one that begins before its first line is written"
+    )
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir())[-2:] == ["evaluation-1", "mine"]
