@@ -32,3 +32,9 @@ class ByFile(LoadFileScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Which process runs which tests; None for what xdist would do."""
     return ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
+    """Bytes are named by their argument: what is made at import (a gzip header holds the second) names a test otherwise
+    in each worker process, and xdist then refuses to run any."""
+    return argname if isinstance(val, bytes) else None
