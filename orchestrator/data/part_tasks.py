@@ -38,6 +38,8 @@ def run_tasks(
     Raises InputError and Unreachable as the tasks do, for storage that fails there, and for a row on which the process
     ended TRIES times.
     """
+    if not rows:
+        return
 
     def run(row: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -48,8 +50,7 @@ def run_tasks(
 
     free = int(ray.available_resources().get("CPU", 1))
     tasks = ray.data.TaskPoolStrategy(size=max(1, min(free, len(rows))))
-    items = [{"number": number, **row} for number, row in enumerate(rows)]
-    given = ray.data.from_items(items, override_num_blocks=len(rows))
+    given = ray.data.from_items(list(rows), override_num_blocks=len(rows))
     with warnings.catch_warnings():  # by no other option can the tries of a task be bounded
         warnings.simplefilter("ignore", DeprecationWarning)
         dataset = given.map(run, compute=tasks, num_cpus=1, max_retries=TRIES - 1)
@@ -65,6 +66,20 @@ def run_tasks(
             what = f"cannot be made: the process for a part ended {TRIES} times ({type(error).__name__})"
             hint = "give its machine more memory; see Ray's logs of the worker"
             raise InputError(what, cache, hint) from None
+
+
+def run_alone(task: Callable[..., None], cache: str, *arguments: Any) -> None:
+    """Run one task with its arguments, as Ray takes them, on one CPU. Raises as `run_tasks`, but for the process."""
+    raise_error(ray.get(_run_alone.remote(task, cache, *arguments)))
+
+
+@ray.remote(num_cpus=1)
+def _run_alone(task: Callable[..., None], cache: str, *arguments: Any) -> str:
+    try:
+        task(*arguments)
+    except Exception as error:
+        return encode_error(error, cache)
+    return ""
 
 
 def encode_error(error: Exception, cache: str) -> str:

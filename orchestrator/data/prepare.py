@@ -17,8 +17,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import ray
-
 from orchestrator.data import manifest, rejections, shards, sources, tokenizer
 from orchestrator.data.clean.cleaned_text import CleanedText
 from orchestrator.data.clean.documents import aligned
@@ -29,7 +27,7 @@ from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.encoding import training
 from orchestrator.data.encoding.engines import REFERENCE
 from orchestrator.data.fingerprint import SOURCES, chosen_tokenizer, format_and_fingerprint
-from orchestrator.data.part_tasks import encode_error, raise_error, run_tasks
+from orchestrator.data.part_tasks import run_alone, run_tasks
 from orchestrator.data.part_text import sample
 from orchestrator.data.progress import Progress
 from orchestrator.data.sources import Part, SourceFile
@@ -197,7 +195,7 @@ def _tokenizer(
         return tokenizer.size_of(tokenizer.encoder(given)), roles
     if folder.read("tokenizer.json") is None:
         rows = [sources.to_json(part, _reach(data_format)) for part in parts]
-        raise_error(ray.get(_train.remote(folder.uri, rows, chosen, data_format, text)))
+        run_alone(_train, folder.uri, folder.uri, rows, chosen, data_format, text)
     made = (folder.read("tokenizer.json") or b"").decode()
     # the requested size, even if the text gave fewer entries: the model's size depends on it before data is prepared
     return chosen[0], tokenizer.roles_of(tokenizer.encoder(made), {})
@@ -208,17 +206,12 @@ def _reach(data_format: int) -> int | None:
     return None if data_format == 1 else LINE_BYTES
 
 
-@ray.remote(num_cpus=1)
-def _train(uri: str, parts: list[str], chosen: list[Any], data_format: int, text: CleanedText | None) -> str:
+def _train(uri: str, parts: list[str], chosen: list[Any], data_format: int, text: CleanedText | None) -> None:
     entries, special_tokens, *others = chosen
     recipe = TokenizerRecipe(vocabulary=entries, **(others[0] if others else {}))
-    try:
-        limit = training.SAMPLE_BYTES[recipe.kind]
-        texts = sample([sources.from_json(part) for part in parts], limit, data_format, text)
-        DataFolder(uri).write("tokenizer.json", training.train(texts, recipe, special_tokens).encode())
-    except Exception as error:
-        return encode_error(error, uri)
-    return ""
+    limit = training.SAMPLE_BYTES[recipe.kind]
+    texts = sample([sources.from_json(part) for part in parts], limit, data_format, text)
+    DataFolder(uri).write("tokenizer.json", training.train(texts, recipe, special_tokens).encode())
 
 
 def _tokenise(
@@ -247,7 +240,7 @@ def _tokenise(
         todo = shards.unfinished(folder, len(parts), vocabulary, data_format, kind is not None)
         progress("tokens", len(parts) - len(todo), len(parts), text_bytes)
         rows = [{"number": n, "part": sources.to_json(parts[n], _reach(data_format))} for n in todo]
-        for done in run_tasks(task, rows, folder_uri) if rows else ():
+        for done in run_tasks(task, rows, folder_uri):
             if ceiling.limited:
                 number = todo[done - 1]
                 ceiling.check(number, shards.read_record(folder, number, data_format), parts)

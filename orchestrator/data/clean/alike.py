@@ -19,7 +19,6 @@ from orchestrator.data.clean.signatures import EXACT, Compared, Comparison
 from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.order import mix
 from orchestrator.data.sources import Part
-from orchestrator.job.errors import InputError
 
 SAMPLES = 8
 """Samples of what such a step removes: for each, two parts are read again."""
@@ -89,7 +88,7 @@ def write_pairs(corpus: Corpus, step: PlannedStep, piece: Slice) -> None:
 def _read_pairs(folder: DataFolder, name: str) -> np.ndarray:
     data = folder.read(name) or b""
     if len(data) < SUM or xxhash.xxh3_64_digest(data[:-SUM]) != data[-SUM:]:
-        raise InputError("is damaged", folder.at(name), "remove it; the same command makes it anew")
+        raise signatures.damaged(folder, name)
     return np.frombuffer(data[:-SUM], PAIR)
 
 

@@ -10,7 +10,7 @@ Each file is written once; what is there is not done again, whoever made it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -32,11 +32,11 @@ from orchestrator.data.clean.documents import aligned
 from orchestrator.data.clean.passes import FOLDER, compare_part, compared_name, decide_part
 from orchestrator.data.clean.plan import CORPUS, Cleaning, PlannedStep, lists_of, others, part_key
 from orchestrator.data.data_folder import DataFolder
-from orchestrator.data.part_tasks import encode_error, raise_error, run_tasks
+from orchestrator.data.part_tasks import run_alone, run_tasks
+from orchestrator.data.progress import Progress
 from orchestrator.data.sources import Part, from_json, to_json
 from orchestrator.job.clean import Url
 
-Progress = Callable[[str, int, int], None]
 OTHER_PART_BYTES = 2**25
 
 
@@ -82,16 +82,11 @@ def _prepare_steps(work: Work, steps: Sequence[PlannedStep]) -> None:
             if work.folder.read(f"{step.key}/lists.json") != lists:
                 work.folder.write(f"{step.key}/lists.json", lists)
         if step.name == "decontaminate":
-            raise_error(ray.get(_write_index.remote(work.folder.uri, step)))
+            run_alone(_write_index, work.folder.uri, work.folder.uri, step)
 
 
-@ray.remote(num_cpus=1)
-def _write_index(uri: str, step: PlannedStep) -> str:
-    try:
-        grams.write_index(DataFolder(uri), step)
-    except Exception as error:
-        return encode_error(error, uri)
-    return ""
+def _write_index(uri: str, step: PlannedStep) -> None:
+    grams.write_index(DataFolder(uri), step)
 
 
 def _decide_parts(work: Work, number: int, steps: Sequence[PlannedStep]) -> None:
@@ -114,7 +109,7 @@ def _decide_parts(work: Work, number: int, steps: Sequence[PlannedStep]) -> None
         decide_part(uri, Cleaning.from_json(plan), number, from_json(row["part"]))
 
     rows = [{"part": to_json(work.parts[n])} for n in todo]
-    for done in run_tasks(task, rows, uri) if rows else ():
+    for done in run_tasks(task, rows, uri):
         work.progress(what, len(keys) - len(todo) + done, len(keys))
 
 
@@ -147,20 +142,15 @@ def _compare(work: Work, step: PlannedStep, before: str) -> None:
         write_pairs(ray.get(given), step, clusters.Slice(*row["piece"]))
 
     rows = [{"piece": list(piece)} for piece in todo]
-    for done in run_tasks(task, rows, uri) if rows else ():
+    for done in run_tasks(task, rows, uri):
         work.progress(told, len(pieces) - len(todo) + done, len(pieces) + 1)
     parts = [to_json(part) for part in work.parts]
-    raise_error(ray.get(_choose.remote(given, step, pieces, parts)))
+    run_alone(_choose, uri, given, step, pieces, parts)
     work.progress(told, len(pieces) + 1, len(pieces) + 1)
 
 
-@ray.remote(num_cpus=1)
-def _choose(corpus: Corpus, step: PlannedStep, pieces: list[clusters.Slice], parts: list[str]) -> str:
-    try:
-        decide_alike(corpus, step, pieces, [from_json(part) for part in parts])
-    except Exception as error:
-        return encode_error(error, corpus.uri)
-    return ""
+def _choose(corpus: Corpus, step: PlannedStep, pieces: list[clusters.Slice], parts: list[str]) -> None:
+    decide_alike(corpus, step, pieces, [from_json(part) for part in parts])
 
 
 def _compare_others(work: Work, step: PlannedStep) -> list[str]:
@@ -176,6 +166,6 @@ def _compare_others(work: Work, step: PlannedStep) -> list[str]:
     def task(row: dict[str, Any]) -> None:
         compare_part(uri, step, key, from_json(row["part"]))
 
-    for _ in run_tasks(task, rows, uri) if rows else ():
+    for _ in run_tasks(task, rows, uri):
         pass
     return [compared_name(key, part_key(part)) for part in parts]

@@ -127,6 +127,11 @@ def algorithm() -> str:
     return f"rensa {needs_extra('near_duplicates', 'rensa').RMinHash.ALGORITHM_VERSION}"
 
 
+def damaged(folder: DataFolder, name: str) -> InputError:
+    """The error for a damaged file of what documents are compared by."""
+    return InputError("is damaged", folder.at(name), "remove it; the same command makes it anew")
+
+
 @dataclass(frozen=True)
 class Compared:
     """A file of what one part's documents are compared by: `rows` documents with `sizes` in bytes of text."""
@@ -162,7 +167,7 @@ class Compared:
         for number in range(first, last):
             size = RECORD.itemsize * counts[number]
             if counts[number] and xxhash.xxh3_64_hexdigest(found[at : at + size]) != sums[number]:
-                raise self._damaged()
+                raise damaged(self.folder, self.name)
             at += size
         return np.frombuffer(found, RECORD)
 
@@ -172,16 +177,11 @@ class Compared:
         while at < size:
             count = self.folder.read_into(self.name, self.header["begin"] + offset + at, view[at:])
             if not count:
-                raise self._damaged()
+                raise damaged(self.folder, self.name)
             at += count
         if checksum is not None and xxhash.xxh3_64_hexdigest(found) != checksum:
-            raise self._damaged()
+            raise damaged(self.folder, self.name)
         return bytes(found)
-
-    def _damaged(self) -> InputError:
-        return InputError(
-            "is damaged", self.folder.at(self.name), "remove it; the same command makes it anew"
-        )
 
 
 def write(
@@ -221,11 +221,10 @@ def write(
 def opened(folder: DataFolder, name: str) -> Compared:
     """The stored file. Raises InputError if it is damaged, FileNotFoundError if there is none."""
     begin = bytearray(16)
-    damaged = InputError("is damaged", folder.at(name), "remove it; the same command makes it anew")
     if folder.read_into(name, 0, memoryview(begin)) != 16:
-        raise damaged
+        raise damaged(folder, name)
     size = int.from_bytes(begin[:8], "little")
     head = bytearray(size if size <= LARGEST_HEAD else 0)
     if folder.read_into(name, 16, memoryview(head)) != size or xxhash.xxh3_64_digest(head) != begin[8:]:
-        raise damaged
+        raise damaged(folder, name)
     return Compared(folder, name, {**json.loads(head), "begin": 16 + size})
