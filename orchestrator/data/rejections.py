@@ -106,19 +106,23 @@ class Ceiling:
     def __init__(self, limit: int | str | None, folder: DataFolder) -> None:
         self.limited = limit is not None
         self._limit, self.folder = limit, folder
-        self._done: dict[int, Mapping[str, Any]] = {}
+        self._left: dict[int, float] = {}
+        self._findings: list[Finding] = []
+        self._documents = 0
 
     def check(self, number: int, record: Mapping[str, Any] | None, parts: Sequence[Part]) -> None:
         """Raise InputError after part `number`, of which `record` is the record; rejected.jsonl then tells what was
         left out so far."""
         if not record:
             return
-        self._done[number] = record
-        findings = [finding for one in self._done.values() for finding in one["rejected"]]
-        if findings:
-            left = _most_documents(part for n, part in enumerate(parts) if n not in self._done)
-            documents = sum(one["documents"] for one in self._done.values())
-            _check(self._limit, findings, documents, left, self.folder)
+        if not self._left:
+            self._left = {n: _most_documents(part) for n, part in enumerate(parts)}
+        self._left[number] = 0.0
+        self._findings += record["rejected"]
+        self._documents += record["documents"]
+        if self._findings:
+            left = sum(self._left.values())
+            _check(self._limit, self._findings, self._documents, left, self.folder)
 
 
 def _check(
@@ -147,10 +151,10 @@ def _check(
     raise InputError(what, f"data.max_rejected {limit}", hint)
 
 
-def _most_documents(parts: Iterable[Part]) -> float:
-    """How many documents parts can have at most."""
+def _most_documents(part: Part) -> float:
+    """How many documents a part can have at most."""
     found = 0.0
-    for span in (span for part in parts for span in part):
+    for span in part:
         least = LEAST_BYTES.get(span.file.kind)
         if least is None or span.file.compression:
             return math.inf

@@ -10,6 +10,7 @@ import contextlib
 import os
 import posixpath
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.storage.file_system import open_file_system
@@ -71,9 +72,12 @@ class TextLogs:
     def __init__(self, folder: str) -> None:
         self._fs, self._folder = open_file_system(folder, TIMEOUT)
 
-    def names(self) -> list[str]:
-        """The texts there are, in order; none if there is no such folder."""
-        return sorted({found["name"] for found in self._parts()}, key=_by_number)
+    def parts(self) -> dict[str, list[int]]:
+        """The texts there are, in order, with the numbers of their files; none if there is no such folder."""
+        found: dict[str, list[int]] = {}
+        for match in filter(None, map(_PART.fullmatch, self.folders())):
+            found.setdefault(match["name"], []).append(int(match["part"] or 0))
+        return {name: sorted(found[name]) for name in sorted(found, key=_by_number)}
 
     def folders(self) -> list[str]:
         """The names of the folders in this one, in order."""
@@ -86,16 +90,17 @@ class TextLogs:
     def remove(self, folder: str) -> None:
         """Remove the texts of one of the folders."""
         inside = TextLogs(posixpath.join(self._folder, folder))
-        for found in inside._parts():
-            RETRY(inside._fs.rm_file, posixpath.join(inside._folder, found[0]))
+        for name, numbers in inside.parts().items():
+            for number in numbers:
+                RETRY(self._fs.rm_file, posixpath.join(inside._folder, _file(name, number)))
         with contextlib.suppress(FileNotFoundError):  # where folders are made, as on a local file system
             self._fs.rmdir(inside._folder)
 
-    def read(self, name: str, part: int = 0, at: int = 0) -> tuple[bytes, int, int]:
-        """What there is of a text from byte `at` of its file number `part` on, and the place after it. Files that
-        are not there any more are passed over."""
+    def read(self, name: str, numbers: Sequence[int], part: int = 0, at: int = 0) -> tuple[bytes, int, int]:
+        """What there is of a text, whose files have these numbers, from byte `at` of file `part` on, and the place
+        after it. Files that are not there any more are passed over."""
         text = b""
-        for number in sorted(int(found["part"] or 0) for found in self._parts() if found["name"] == name):
+        for number in numbers:
             if number < part:
                 continue
             start = at if number == part else 0
@@ -104,9 +109,6 @@ class TextLogs:
                 new = bytes(RETRY(self._fs.cat_file, path, start, start + PART_BYTES))
                 text, part, at = text + new, number, start + len(new)
         return text, part, at
-
-    def _parts(self) -> list[re.Match[str]]:
-        return [found for name in self.folders() if (found := _PART.fullmatch(name))]
 
 
 def _by_number(name: str) -> tuple[str, int]:

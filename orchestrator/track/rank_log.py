@@ -75,10 +75,10 @@ class AttemptLog:
     def new_lines(self, last: bool = False) -> Iterator[tuple[int, str]]:
         """Rank and line of what was printed since the last call, rank by rank; with `last` lines without an end too.
         Raises OSError and errors of the store's client."""
-        for name in self._texts.names():
+        for name, numbers in self._texts.parts().items():
             if self._names and name not in self._names:
                 continue
-            data, part, at = self._texts.read(name, *self._read.get(name, (0, 0)))
+            data, part, at = self._texts.read(name, numbers, *self._read.get(name, (0, 0)))
             self._read[name] = part, at
             *lines, rest = (self._begun.get(name, b"") + data).split(b"\n")
             if last and rest:

@@ -23,15 +23,17 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 def test_what_is_appended_is_read_back_piece_by_piece(folder: str) -> None:
     log, reader = TextLog(folder, "rank-0.log"), TextLogs(folder)
-    assert reader.names() == []
+    assert reader.parts() == {}
     place = (0, 0)
     for text in (b"one", b" and two, which needs three files", b"!"):
         log.append(text)
-        data, *rest = reader.read("rank-0.log", *place)
+        data, *rest = reader.read("rank-0.log", reader.parts()["rank-0.log"], *place)
         assert data == text
         place = (rest[0], rest[1])
-    assert reader.read("rank-0.log", *place)[0] == b""
-    assert reader.read("rank-0.log")[0] == b"one and two, which needs three files!"
+    assert reader.read("rank-0.log", reader.parts()["rank-0.log"], *place)[0] == b""
+    assert (
+        reader.read("rank-0.log", reader.parts()["rank-0.log"])[0] == b"one and two, which needs three files!"
+    )
 
 
 def test_the_beginning_and_the_end_of_a_long_text_are_kept(folder: str) -> None:
@@ -39,8 +41,8 @@ def test_the_beginning_and_the_end_of_a_long_text_are_kept(folder: str) -> None:
     TextLog(folder, "rank-9.log").append(b"x")
     log.append(b"".join(b"%09d\n" % number for number in range(20)))
     reader = TextLogs(folder)
-    assert reader.names() == ["rank-9.log", "rank-10.log"]
-    kept = reader.read("rank-10.log")[0].split()
+    assert list(reader.parts()) == ["rank-9.log", "rank-10.log"]
+    kept = reader.read("rank-10.log", reader.parts()["rank-10.log"])[0].split()
     assert [int(word) for word in kept] == [0, 17, 18, 19]
 
 
