@@ -26,9 +26,9 @@ from jobs import (
     write_job,
     write_text,
 )
+from local_nodes import two_nodes
 
 from cluster.local import local_cluster as loopback
-from cluster.local.node import NodeSpec
 
 NAME = "t-chain"
 STAGES = ("base", "left", "right")
@@ -167,12 +167,8 @@ def test_a_stage_that_fails_ends_the_chain_with_a_line(folder: Path, tmp_path: P
 
 @pytest.fixture
 def local() -> Iterator[loopback.LocalCluster]:
-    """A head and two nodes of one processor each."""
-    loopback.down(NAME)
-    try:
-        yield loopback.up(NAME, [NodeSpec("", ""), NodeSpec("", "")])
-    finally:
-        loopback.down(NAME)
+    with two_nodes(NAME) as cluster:
+        yield cluster
 
 
 def test_a_submitted_chain_takes_turns_is_stopped_and_goes_on(

@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 import pytest
 from jobs import command, job, orchestrator, rows, status, wait_for, write_job, write_text
+from local_nodes import two_nodes
 from prepared import with_data
 
 from cluster.local import local_cluster as loopback
-from cluster.local.node import NodeSpec
 
 NAME = "t-jobs"
 PUBLIC = {
@@ -29,14 +29,10 @@ PUBLIC = {
 
 @pytest.fixture(scope="module")
 def local() -> Iterator[loopback.LocalCluster]:
-    """A head and two nodes of one processor each."""
-    loopback.down(NAME)
-    try:
-        yield loopback.up(NAME, [NodeSpec("", ""), NodeSpec("", "")])
-    finally:
+    with two_nodes(NAME) as cluster:
+        yield cluster
         for log in loopback.folder_of(NAME).glob("1/session_latest/logs/job-driver-*.log"):
             print(log.read_text()[-3000:])  # seen only if a test has failed
-        loopback.down(NAME)
 
 
 @pytest.fixture(scope="module")

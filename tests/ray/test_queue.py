@@ -8,21 +8,17 @@ from pathlib import Path
 
 import pytest
 from jobs import curve, orchestrator, rows, slow_job, status, wait_for, write_job, write_text
+from local_nodes import two_nodes
 
 from cluster.local import local_cluster as loopback
-from cluster.local.node import NodeSpec
 
 NAME = "t-queue"
 
 
 @pytest.fixture
 def local() -> Iterator[loopback.LocalCluster]:
-    """A head and two nodes of one processor each."""
-    loopback.down(NAME)
-    try:
-        yield loopback.up(NAME, [NodeSpec("", ""), NodeSpec("", "")])
-    finally:
-        loopback.down(NAME)
+    with two_nodes(NAME) as cluster:
+        yield cluster
 
 
 @pytest.mark.slow

@@ -160,6 +160,13 @@ class Results:
             errors = run(world, some, self._folder, self._gang, timeout=timeout)
             self._errors |= {case["id"]: errors for case in some}
 
+    def run_beside_one_process(self, world: int, cases: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Run cases, and each on one process; returns the latter by the id of the former."""
+        alone = {case["id"]: reference_of(case) for case in cases}
+        self.run(1, list({case["id"]: case for case in alone.values()}.values()))
+        self.run(world, cases)
+        return alone
+
     def of(self, case: dict[str, Any]) -> dict[str, Any]:
         """What a case left. Raises AssertionError with the ranks' errors if it did not end."""
         path = self._folder / f"{case['id']}.pt"

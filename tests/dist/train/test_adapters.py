@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from base_run import save_dense, save_experts
-from harness import Results, check_equal, reference_of, same_bits
+from harness import Results, check_equal, same_bits
 
 from cluster.workers.process_gang import ProcessGang
 from orchestrator.planning.layout import Layout
@@ -67,9 +67,7 @@ def test_an_adapter_is_the_same_under_every_layout(
 ) -> None:
     results = Results(tmp_path_factory.mktemp("cases"), gang)
     cases = [case_of(folders, *each) for each in layouts]
-    alone = {case["id"]: reference_of(case) for case in cases}
-    results.run(1, list({case["id"]: case for case in alone.values()}.values()))
-    results.run(2, cases)
+    alone = results.run_beside_one_process(2, cases)
     for case in cases:
         check_equal(results.of(case), results.of(alone[case["id"]]))
         parts = {"bitfit": ("bias",), "prefix": (".prefix.",), "houlsby": ("_adapter.", "_norm.")}.get(

@@ -73,9 +73,7 @@ def test_fine_tuning_is_the_same_under_every_layout(
 ) -> None:
     results = Results(tmp_path_factory.mktemp("cases"), gang)
     cases = [case_of(*each) for each in layouts]
-    alone = {case["id"]: reference_of(case) for case in cases}
-    results.run(1, list({case["id"]: case for case in alone.values()}.values()))
-    results.run(2, cases)
+    alone = results.run_beside_one_process(2, cases)
     for case in cases:
         try:
             check_equal(results.of(case), results.of(alone[case["id"]]))

@@ -50,9 +50,7 @@ def test_what_is_not_trained_is_not_committed_under_any_layout(
 ) -> None:
     results = Results(tmp_path_factory.mktemp("cases"), gang)
     cases = [case_of(*each) for each in layouts]
-    alone = {case["id"]: reference_of(case) for case in cases}
-    results.run(1, list({case["id"]: case for case in alone.values()}.values()))
-    results.run(2, cases)
+    alone = results.run_beside_one_process(2, cases)
     for case in cases:
         check_equal(results.of(case), results.of(alone[case["id"]]))
         kept = results.of(case)["state"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from base_run import save_dense, save_experts
-from harness import Results, check_equal, finished, reference_of
+from harness import Results, check_equal, finished
 
 from cluster.workers.process_gang import ProcessGang
 from orchestrator.planning.layout import Layout
@@ -57,9 +57,7 @@ def test_every_layout_begins_and_goes_on_as_one_process(
     layouts: list[tuple[str, dict[str, Any]]], case_of: Callable[..., dict[str, Any]], results: Results
 ) -> None:
     cases = [case_of(*each) for each in layouts]
-    alone = {case["id"]: reference_of(case) for case in cases}
-    results.run(1, list({case["id"]: case for case in alone.values()}.values()))
-    results.run(2, cases)
+    alone = results.run_beside_one_process(2, cases)
     for case in cases:
         check_equal(results.of(case), results.of(alone[case["id"]]))
 
