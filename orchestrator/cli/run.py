@@ -290,6 +290,8 @@ def _show_status(found: dict[str, Any]) -> None:
         print(found["note"])
     if found.get("evaluation"):
         print(found["evaluation"])
+    if found.get("why_slow"):
+        print(found["why_slow"])
     if found.get("missing_rows"):
         print(f"rows of step {steps_text(found['missing_rows'])} are lost from metrics.jsonl")
     if found["ranks"]:

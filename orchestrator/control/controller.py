@@ -22,7 +22,7 @@ from orchestrator.control.decide import decide, resume
 from orchestrator.control.evaluation_beside import EvaluationBeside
 from orchestrator.control.events import fault_event
 from orchestrator.control.run_history import RunHistory
-from orchestrator.control.state import Action, Observation, Phase, Policy, State, Stop
+from orchestrator.control.state import WORKERS, Action, Observation, Phase, Policy, State, Stop
 from orchestrator.control.status import status_of
 from orchestrator.control.stragglers import Stragglers
 from orchestrator.control.training_task import training_task
@@ -47,8 +47,6 @@ FIRST_RESTART = 10.0
 """Seconds that a change of the gang is taken to cost before one has been measured."""
 STATUS_EVERY = 1.0
 """Seconds between writings of status.json."""
-WORKERS = dict.fromkeys((*ENDED, "export"), 0) | {"evaluate": 1}
-"""How many workers a run has a use for, in phases in which it does not train."""
 
 
 class Controller:
@@ -301,7 +299,8 @@ class Controller:
         told = self._workers.snapshots(self._planner.shape)
         history.use_holders(told["snapshot_token"], told["snapshot_servers"])
         told |= {"until": self._until, "faults": self._faults, "shards": self._shards}
-        told["base"] = base_json(self._stored(lambda: same_base(self._spec, self._base)))
+        base = base_json(self._stored(lambda: same_base(self._spec, self._base)))
+        told |= {"base": base, **self._planner.flops}
         return training_task(self._spec, self._run, self._data, self._state, commit, **told)
 
     def _note_first_step(self, history: RunHistory) -> None:

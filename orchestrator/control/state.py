@@ -13,13 +13,15 @@ from cluster.jobs.admission import Admission
 from cluster.workers.gang import RankStatus
 from orchestrator.control.health import Failure
 from orchestrator.data.skips import Skip
-from orchestrator.job.outcome import Outcome
+from orchestrator.job.outcome import ENDED, Outcome
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
 
 Phase = Literal[
     "queue", "prepare", "wait", "start", "train", "stop", "evaluate", "export", "done", "failed", "stopped"
 ]
+WORKERS = dict.fromkeys((*ENDED, "export"), 0) | {"evaluate": 1}
+"""How many workers a run has a use for, in phases in which it does not train."""
 Do = Literal[
     "queue",
     "leave_queue",

@@ -12,6 +12,7 @@ from cluster.workers.gang import RankStatus
 from orchestrator.control.run_history import RunHistory
 from orchestrator.control.state import State
 from orchestrator.job.spec import JobSpec
+from orchestrator.track.step_parts import StepParts, latest, why_slow
 
 
 def status_of(
@@ -26,7 +27,8 @@ def status_of(
     """Phase, step, attempt, layout and ranks, what is evaluated beside them, and the time left in seconds while the run
     trains up to `until`."""
     rows = history.recent if history else ()
-    last = rows[-1] if rows else {}
+    last, recent = rows[-1] if rows else {}, latest(rows)
+    parts = StepParts(recent)
     left = (until - state.step) * (history.step_seconds if history else 0.0)
     return {
         "name": spec.name,
@@ -37,6 +39,9 @@ def status_of(
         "layout": str(state.layout) if state.layout else None,
         "loss": last.get("loss"),
         "tokens_per_second": last.get("tokens_per_second"),
+        "mfu": last.get("mfu"),
+        "step_parts": parts.means,
+        "why_slow": why_slow(parts, recent),
         "eta_seconds": left if left and state.phase == "train" else None,
         "note": note,
         "evaluation": evaluation,

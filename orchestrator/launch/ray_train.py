@@ -156,7 +156,8 @@ class RankZeroHistory:
         base, needed = bases_of(self._spec, self._history.base, self._history.newest)
         job, shards, _ = resolve_over(self._spec, self._data, needed)
         check_shards(self._history.newest, shards, self._data.uri)
-        layout = Planner(self._spec, job.shape, machine_for(smallest_offer(bundle), bundle)).choose(world)
+        planner = Planner(self._spec, job.shape, machine_for(smallest_offer(bundle), bundle))
+        layout = planner.choose(world)
         if layout is None or layout.world != world:
             hint = "change num_workers of ScalingConfig, or train.global_batch"
             raise InputError(f"no legal layout uses {world} workers", "parallel", hint)
@@ -173,6 +174,7 @@ class RankZeroHistory:
             "token": secrets.token_hex(6),
             "shards": shards,
             "base": base_json(base),
+            **planner.flops,
         }
 
     def take(self, row: Row) -> None:

@@ -129,6 +129,11 @@ class Planner:
         """See `plan`."""
         return plan(self.spec, self.shape, workers, self.machine)
 
+    @property
+    def flops(self) -> dict[str, float]:
+        """What a task says of FLOPs, see `orchestrator.train.task`."""
+        return {"flops_per_token": self.shape.flops_per_token, "peak_flops": self.machine.flops}
+
     def choose(self, workers: int) -> Layout | None:
         """The best layout for that number of workers; None if there is no legal one."""
         if workers not in self._known:

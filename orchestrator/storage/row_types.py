@@ -16,7 +16,9 @@ class StepRow(TypedDict, total=False):
     Times are unix seconds, durations seconds. `samples` is the receipt after the step, `saves` the outcome of
     each commit that ended since the row before, `busy_seconds` the time that each rank computed by itself,
     `evaluations` those of held-out text since the row before, `padding` the share of the tokens that are padding, where
-    samples are packed, `sequence_length` the tokens of a row, where they change. An
+    samples are packed, `sequence_length` the tokens of a row, where they change. `forward_seconds` to
+    `agreement_seconds` are the parts of `step_seconds` on rank 0, see `orchestrator.train.step_clock`; what they leave
+    of it is no named part. `model_flops_per_second` is of all ranks, and `mfu` its share of what they could do. An
     objective or a router adds metrics of its own, which the type cannot name.
     """
 
@@ -30,6 +32,14 @@ class StepRow(TypedDict, total=False):
     tokens_per_second: float
     step_seconds: float
     data_seconds: float
+    forward_seconds: float
+    backward_seconds: float
+    communication_seconds: float
+    pipeline_seconds: float
+    optimizer_seconds: float
+    agreement_seconds: float
+    model_flops_per_second: float
+    mfu: float
     commit_seconds: float
     samples: str
     padding: float

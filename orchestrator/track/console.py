@@ -98,6 +98,8 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
         ("receipt", str(summary.get("receipt") or "none")),
     ]
+    if summary.get("why_slow"):
+        rows.append(("why so long", str(summary["why_slow"])))
     if beside := summary.get("evaluated_beside"):
         usd = "" if beside["cost_usd"] is None else f", {beside['cost_usd']:.2f} USD"
         rows.append(("evaluated beside", f"{duration(3600 * beside['worker_hours'])} of one worker{usd}"))

@@ -62,6 +62,8 @@ class LiveScreen:
         )
         if status.get("tokens_per_second") is not None:
             parts.append(f"{count(status['tokens_per_second'])} tokens/s")
+        if status.get("mfu") is not None:
+            parts.append(f"MFU {status['mfu']:.1%}")
         return "  ".join([*parts, *([str(status["layout"])] if status.get("layout") else [])])
 
     def _note_loss(self, step: int | None, loss: float | None) -> None:
@@ -88,8 +90,8 @@ def curve(losses: Sequence[tuple[int, float]]) -> str:
 
 
 def notes(status: Mapping[str, Any]) -> list[str]:
-    """What is waited for, and what is evaluated."""
-    return [str(status[key]) for key in ("note", "evaluation") if status.get(key)]
+    """What is waited for, what is evaluated, and why a step takes as long as it does."""
+    return [str(status[key]) for key in ("note", "evaluation", "why_slow") if status.get(key)]
 
 
 def ranks(status: Mapping[str, Any]) -> list[str]:

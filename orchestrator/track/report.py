@@ -20,6 +20,7 @@ from orchestrator.track import charts
 from orchestrator.track.goodput import BUCKETS, Phase, timeline
 from orchestrator.track.page import render, size
 from orchestrator.track.redact import redact
+from orchestrator.track.step_parts import in_table
 from orchestrator.track.summary import summary, tasks_in
 from orchestrator.track.totals import CHARTED, Row, RunTotals, totals_of
 from orchestrator.track.words import count, duration
@@ -81,6 +82,7 @@ def _content(run_dir: RunDir, rows: RunTotals | None) -> dict[str, Any]:
         "job": redact(job),
         "summary": redact(found),
         "ledger": _ledger(found["ledger"]),
+        "parts": in_table(found["step_parts"]),
         "plots": _plots(rows, events, found),
         "timeline": _timeline(phases),
         "plan": _plan(plan),

@@ -11,6 +11,7 @@ from orchestrator.job.outcome import ENDED
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.row_log import missing_numbers
 from orchestrator.track.goodput import Phase, ledger, timeline
+from orchestrator.track.step_parts import latest, why_slow
 from orchestrator.track.totals import MEASURED, Row, RunTotals
 
 # Defaults of Green Algorithms (Lannelongue et al., 2021) for an unknown CPU, data centre and country, and the
@@ -72,6 +73,9 @@ def summary(
         "ledger": ledger(events, rows, now),
         "predicted": _predicted(plan),
         "measured": measured(rows),
+        "step_parts": rows.parts.means,
+        "mfu": rows.parts.mfu,
+        "why_slow": why_slow(rows.parts, latest(rows.newest[::-1])),
         "worker_hours": used,
         "evaluated_beside": _beside(spec, rows),
         **({} if rows.padding is None else {"padding": rows.padding}),

@@ -17,6 +17,7 @@ from typing import Any
 from orchestrator.storage.row_line import EVALS, EVENTS, LARGEST, METRICS, Row, evaluations_in
 from orchestrator.storage.run_directory import ORIGIN, RunDir
 from orchestrator.track.charts import Thinned
+from orchestrator.track.step_parts import LATEST, StepParts
 
 GANG_PHASES = frozenset({"start", "train"})
 """Phases in which steps are computed."""
@@ -69,6 +70,10 @@ class RunTotals:
         """The evaluations that count, newest first."""
         self.beside_seconds = 0.0
         """Seconds of those that were made beside the run, each on a worker of its own."""
+        self.parts = StepParts()
+        """Of the steps that count, but the first of each attempt, which is slower."""
+        self.newest: list[Row] = []
+        """The last rows that count, newest first."""
         self._padding = (0.0, 0)
         self.points = {key: Thinned() for key in CHARTED}
         self.latest = 0
@@ -128,7 +133,10 @@ class RunTotals:
             self.last = row
         self.first_step[attempt or 0] = step
         before = self._first_rows.get(attempt)
+        if len(self.newest) < LATEST:
+            self.newest.append(row)
         if before is not None:
+            self.parts.add(before)
             for key, values in self._steady.items():
                 if is_number(before.get(key)):
                     values.append(before[key])

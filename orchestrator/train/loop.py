@@ -203,14 +203,17 @@ class Rank:
         lr *= lr_factor(at + 1, self._progress.skips)
         _seed_step(self._spec.seed, at, self._context.rank_info.rank)
         metrics = self._compute(micro_batches, lr)
+        parts = self._engine.clock.take()
+        computed = time.perf_counter()
         busy = waited + metrics.busy_seconds if metrics.busy_seconds else 0.0
         commits, stopping = self._commits, self._context.stop_requested()
         agreed = agree(digest, stopping, commits.failures, commits.ready, busy)
-        stop = agreed.stop
+        stop, parts["agreement"] = agreed.stop, time.perf_counter() - computed
         self._refuse_unstable(metrics)
         self._advance(agreed.digest, metrics.loss)
         row = self._row(metrics, lr, time.perf_counter() - began, waited)
         row["busy_seconds"] = agreed.busy if busy else ()
+        row |= {f"{part}_seconds": round(seconds, 6) for part, seconds in parts.items()}
         if not stop or self._progress.step == self._last:
             trained = time.perf_counter()
             stop |= not self._evaluate()
@@ -315,6 +318,12 @@ class Rank:
             "memory_bytes": peak_memory() - self._baseline_memory,
             "time": wall(),
         }
+        if self._task.flops_per_token:
+            padded = (self._row_length(self._progress.step - 1) or 0) / self._spec.data.sequence_length or 1.0
+            flops = self._task.flops_per_token * row["tokens_per_second"] * padded
+            row["model_flops_per_second"] = flops
+            if self._task.peak_flops:
+                row["mfu"] = flops / (self._task.peak_flops * self._layout.world)
         if self._batches.packed and self._context.rank_info.rank == 0:
             size = self._spec.train.global_batch
             row["padding"] = self._batches.padding(self._progress.position - size, size)

@@ -40,6 +40,8 @@ class Task:
         shards: digest of the prepared data; empty if unknown.
         sets: URIs of the prepared data of sets of held-out text of their own, by name.
         base: the weights that the run begins with, see `orchestrator.resolve.base.Base`; None if it begins anew.
+        flops_per_token, peak_flops: FLOPs that the model takes for a token, forward and backward, and FLOP/s of a
+            worker in matrix products; 0 if not known.
     """
 
     job: dict[str, Any]
@@ -59,6 +61,8 @@ class Task:
     shards: str = ""
     sets: dict[str, str] = dataclasses.field(default_factory=dict)
     base: dict[str, Any] | None = None
+    flops_per_token: float = 0.0
+    peak_flops: float = 0.0
 
     @classmethod
     def of_evaluation(

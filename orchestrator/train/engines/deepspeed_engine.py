@@ -25,6 +25,7 @@ from orchestrator.train.parallel.mesh import Mesh
 from orchestrator.train.parallel.parallelize import freeze, recompute
 from orchestrator.train.parallel.router_load import RouterLoad, ratios
 from orchestrator.train.progress import CHUNKS_HEAD
+from orchestrator.train.step_clock import BACKWARD, COMMUNICATION, FORWARD, OPTIMIZER, StepClock
 from workloads.workload import Batch, Workload
 
 
@@ -39,7 +40,8 @@ class DeepSpeedEngine:
     def __init__(self, spec: JobSpec, workload: Workload, layout: Layout, device: Device) -> None:
         self._workload, self._layout, self._device = workload, layout, device
         self._seed = spec.seed
-        self._mesh = Mesh(layout)
+        self.clock = StepClock(device.device)
+        self._mesh = Mesh(layout, self.clock)
         self._losses = StepLosses(spec, workload, layout, self._mesh, device)
         self._routing = RouterLoad(workload, self._mesh, device.device)
         self._scale = LossScale(spec.train.precision == "fp16")
@@ -72,10 +74,13 @@ class DeepSpeedEngine:
         self._losses.begin(micro_batches)
         self._losses.scale, self._zero.loss_scale = self._scale.value, 1.0
         for number, batch in enumerate(micro_batches, start=1):
+            self.clock.switch(FORWARD)
             part = self._engine(self._losses.prepare(batch), len(micro_batches))
+            self.clock.switch(BACKWARD)
             self._engine.backward(part, scale_wrt_gas=False)
             if number < len(micro_batches):
                 self._engine.step()  # counts the micro-batch
+        self.clock.switch(COMMUNICATION)
         loss, extra, count, _ = self._losses.over_ranks(torch.zeros(()))
         routed = self._routing.take([self.model])
         extra = {**extra, **ratios(routed)}
@@ -84,6 +89,7 @@ class DeepSpeedEngine:
         # DeepSpeed has divided the sums by the number of ranks
         self._zero.loss_scale = self._scale.value * count / (self._losses.expected * self._layout.dp)
         set_lr(self._zero.param_groups, lr)
+        self.clock.switch(OPTIMIZER)
         self._engine.step()
         norm = float(self._engine.get_global_grad_norm())
         if self._zero.overflow or not math.isfinite(norm):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.reader import Reader
+from orchestrator.train.step_clock import StepClock
 from workloads.workload import Batch
 
 
@@ -75,8 +76,10 @@ class Engine(Protocol):
 
     The state is one flat namespace in fp32 under any layout: `model.<name>`, `optim.<name>.<slot>`, the scalar
     `optim.step` and, of a job with a moving average of its weights, `average.<name>` for every parameter; with the
-    layers' original numbers.
+    layers' original numbers. `clock` has where the time of the last step went.
     """
+
+    clock: StepClock
 
     def train_step(self, micro_batches: Sequence[Batch], lr: float) -> Metrics:
         """One optimiser step over this rank's micro-batches; all ranks call it together."""

@@ -31,6 +31,7 @@ from orchestrator.train.parallel.partition import Cut
 from orchestrator.train.parallel.pipeline import Pipeline
 from orchestrator.train.parallel.router_load import RouterLoad, ratios
 from orchestrator.train.progress import CHUNKS_HEAD
+from orchestrator.train.step_clock import COMMUNICATION, FORWARD, OPTIMIZER, StepClock
 from workloads.workload import Batch, Workload
 
 
@@ -41,16 +42,19 @@ class TorchEngine:
         self._spec, self._workload, self._layout, self._device = spec.train, workload, layout, device
         self._seed = spec.seed
         self._is_alone_until_reduction = layout.world == layout.dp and layout.zero <= 1 and layout.ep == 1
-        self._mesh = Mesh(layout)
+        self.clock = StepClock(device.device)
+        self._mesh = Mesh(layout, self.clock)
         self.parallel = parallelize(workload, layout, self._mesh, device.device, spec.train)
         self._data, self._stages = self.parallel.data, self.parallel.stages
         self._losses = StepLosses(spec, workload, layout, self._mesh, device)
         self._routing = RouterLoad(workload, self._mesh, device.device)
         self._runner: Accumulation | Pipeline
         if layout.pp > 1:
-            self._runner = Pipeline(self._stages, workload, layout, self._mesh, self._losses, device)
+            self._runner = Pipeline(
+                self._stages, workload, layout, self._mesh, self._losses, device, self.clock
+            )
         else:
-            self._runner = Accumulation(self._stages[0], self._data, self._losses, device)
+            self._runner = Accumulation(self._stages[0], self._data, self._losses, device, self.clock)
         self._scale = LossScale(spec.train.precision == "fp16")
         self._full = FullMatrices(self._matrices(), self._data.shards, self._mesh)
         self._slots = partial(slots_of, spec.train.optimizer, matrices=self._full.names)
@@ -67,12 +71,14 @@ class TorchEngine:
         """See `Engine.train_step`."""
         if self._losses.has_baseline:
             self.take_baseline(self.eval_step(micro_batches))
+        self.clock.switch(FORWARD)
         self._data.begin()
         self._losses.begin(micro_batches)
         self._losses.scale = self._scale.value
         began = time.perf_counter()
         self._runner.train(micro_batches)
         busy = time.perf_counter() - began if self._is_alone_until_reduction else 0.0
+        self.clock.switch(COMMUNICATION)
         self.parallel.shared.sum()
         self._data.finish()
         loss, extra, count, square = self._losses.over_ranks(squared_norm(self._data.shards))
@@ -89,6 +95,7 @@ class TorchEngine:
                 else Metrics(loss, math.nan, extra)
             )
         norm = math.sqrt(square) * factor
+        self.clock.switch(OPTIMIZER)
         self._update(lr, factor * self._clip(norm), routed)
         self._scale.succeed()
         return Metrics(loss, norm, extra, busy)

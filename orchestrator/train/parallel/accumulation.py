@@ -9,23 +9,29 @@ from torch import nn
 from orchestrator.train.device import Device
 from orchestrator.train.parallel.losses import StepLosses
 from orchestrator.train.parallel.parameter_shard import DataParallel
+from orchestrator.train.step_clock import BACKWARD, FORWARD, StepClock
 from workloads.workload import Batch
 
 
 class Accumulation:
     """Forward and backward of every micro-batch; gradients add up in the parameters."""
 
-    def __init__(self, model: nn.Module, data: DataParallel, losses: StepLosses, device: Device) -> None:
+    def __init__(
+        self, model: nn.Module, data: DataParallel, losses: StepLosses, device: Device, clock: StepClock
+    ) -> None:
         self._model, self._data, self._losses, self._device = model, data, losses, device
+        self._clock = clock
 
     def train(self, micro_batches: Sequence[Batch]) -> None:
         """Compute this rank's gradients of the step."""
         for number, batch in enumerate(micro_batches, start=1):
+            self._clock.switch(FORWARD)
             self._data.micro_batch(number == len(micro_batches))
             batch = self._losses.prepare(batch)
             with self._device.autocast():
                 output = self._model(batch, in_chunks=self._losses.in_chunks)
                 loss = self._losses.of(output, batch, len(micro_batches))
+            self._clock.switch(BACKWARD)
             loss.backward()
 
     def evaluate(self, micro_batches: Sequence[Batch]) -> None:

@@ -57,7 +57,8 @@ def summed(x: Tensor, group: ProcessGroup) -> Tensor:
     if group.size == 1:
         return x
     total = x.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total, group=group.handle)
+    with group.communicating():
+        dist.all_reduce(total, group=group.handle)
     return total
 
 
@@ -67,14 +68,16 @@ def gathered(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
         return x
     part = x.movedim(dim, 0).contiguous()
     whole = part.new_empty(group.size * part.shape[0], *part.shape[1:])
-    dist.all_gather_single(whole, part, group=group.handle)
+    with group.communicating():
+        dist.all_gather_single(whole, part, group=group.handle)
     return whole.movedim(0, dim).contiguous()
 
 
 def _scattered(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     whole = x.movedim(dim, 0).contiguous()
     part = whole.new_empty(whole.shape[0] // group.size, *whole.shape[1:])
-    dist.reduce_scatter_single(part, whole, group=group.handle)
+    with group.communicating():
+        dist.reduce_scatter_single(part, whole, group=group.handle)
     return part.movedim(0, dim).contiguous()
 
 
@@ -84,7 +87,8 @@ def _part(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
 
 def _exchanged(x: Tensor, received: list[int], sent: list[int], group: ProcessGroup) -> Tensor:
     out = x.new_empty(sum(received), *x.shape[1:])
-    dist.all_to_all_single(out, x.contiguous(), received, sent, group=group.handle)
+    with group.communicating():
+        dist.all_to_all_single(out, x.contiguous(), received, sent, group=group.handle)
     return out
 
 

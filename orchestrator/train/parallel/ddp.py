@@ -22,7 +22,7 @@ class Ddp:
             group = mesh.expert_data if expert else mesh.data
             mine = [h for h in held if h.cut.expert == expert]
             if mine:
-                self._buckets.append(GradientBuckets([h.parameter for h in mine], _sum_over(group)))
+                self._buckets.append(GradientBuckets([h.parameter for h in mine], _sum_over(group), group))
             for h in mine:
                 boxes = boxes_of(h.cut, 0, h.parameter.numel())
                 first = h.original and group.index == 0

@@ -32,7 +32,8 @@ class Exchange:
         """As `Experts.forward`: rows [R, hidden] sorted by expert, counts [all experts]."""
         sent = counts.view(self._group.size, -1)
         received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent.contiguous(), group=self._group.handle)
+        with self._group.communicating():
+            dist.all_to_all_single(received, sent.contiguous(), group=self._group.handle)
         to, come = sent.sum(1).tolist(), received.sum(1).tolist()
         arrived = exchange(rows, come, to, self._group)
         # They come by rank and, of each rank, by expert; experts want them by expert.

@@ -7,11 +7,13 @@ its first dimension.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 from torch.distributed.tensor import DTensor
 
 from orchestrator.train.parallel.mesh import Mesh, ProcessGroup
@@ -38,6 +40,33 @@ def shard_fully(model: nn.Module, blocks: Iterable[nn.Module], mesh: Mesh, zero:
             # Gradients are sums here: the loss is already divided by the tokens of the global batch.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+            if device == "cpu":  # elsewhere they are queued
+                module.set_custom_all_gather(_TimedAllGather(mesh.data))
+                module.set_custom_reduce_scatter(_TimedReduceScatter(mesh.data))
+
+
+class _TimedAllGather(DefaultAllGather):
+    """What FSDP2 gathers parameters by, its time known to be exposed."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._timed = group
+
+    def __call__(self, *given: Any, **rest: Any) -> Any:
+        """See FSDP2's own."""
+        with self._timed.communicating():
+            return super().__call__(*given, **rest)
+
+
+class _TimedReduceScatter(DefaultReduceScatter):
+    """What FSDP2 sums gradients by, in the same way."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._timed = group
+
+    def __call__(self, *given: Any, **rest: Any) -> Any:
+        """See FSDP2's own."""
+        with self._timed.communicating():
+            return super().__call__(*given, **rest)
 
 
 def _left(module: nn.Module, mesh: Mesh, free: bool) -> set[nn.Parameter]:

@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from orchestrator.train.parallel.mesh import ProcessGroup
+
 BUCKET_BYTES = 25 * 2**20
 
 IN_FLIGHT = 2
@@ -29,8 +31,10 @@ class GradientBuckets:
     of `multiple` elements.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], start: Start, multiple: int = 1) -> None:
-        self._start = start
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], start: Start, group: ProcessGroup, multiple: int = 1
+    ) -> None:
+        self._start, self._group = start, group
         self.members: list[list[nn.Parameter]] = []
         self.flats: list[Tensor] = []
         self._missing: list[int] = []
@@ -87,4 +91,5 @@ class GradientBuckets:
         if work is not None:
             self._work.append(work)
         if self.flats[index].device.type == "cpu" and len(self._work) > IN_FLIGHT:
-            self._work.pop(0).wait()
+            with self._group.communicating():
+                self._work.pop(0).wait()

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 
 import torch.distributed as dist
 
 from orchestrator.planning.layout import Layout
+from orchestrator.train.step_clock import StepClock
 
 Coordinate = dict[str, int]
 
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """The ranks of a group in order, and this rank's index among them."""
+    """The ranks of a group in order, this rank's index among them, and the clock that its collectives are timed by."""
 
     ranks: tuple[int, ...]
     index: int
     handle: dist.ProcessGroup | None
+    clock: StepClock | None = field(default=None, compare=False, repr=False)
 
     @property
     def size(self) -> int:
         """Number of ranks."""
         return len(self.ranks)
+
+    def communicating(self) -> AbstractContextManager[None]:
+        """See `StepClock.communicating`."""
+        return contextlib.nullcontext() if self.clock is None else self.clock.communicating()
 
 
 class Mesh:
@@ -36,8 +44,8 @@ class Mesh:
         expert_data: ranks with the same experts.
     """
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
+    def __init__(self, layout: Layout, clock: StepClock | None = None) -> None:
+        self.layout, self.clock = layout, clock
         self.rank = dist.get_rank()
         self.coordinate: Coordinate = layout.coordinate(self.rank)
         self._made: dict[tuple[int, ...], dist.ProcessGroup | None] = {
@@ -69,6 +77,6 @@ class Mesh:
                 # A group of one needs no collectives.
                 self._made[ranks] = dist.new_group(list(ranks)) if len(ranks) > 1 else None
             if self.rank in ranks:
-                mine = ProcessGroup(ranks, ranks.index(self.rank), self._made[ranks])
+                mine = ProcessGroup(ranks, ranks.index(self.rank), self._made[ranks], self.clock)
         assert mine is not None
         return mine

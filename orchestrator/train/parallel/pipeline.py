@@ -7,7 +7,8 @@ micro-batch, so that only hidden states travel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from orchestrator.train.parallel.losses import StepLosses
 from orchestrator.train.parallel.mesh import Mesh
 from orchestrator.train.parallel.parallelize import layers_of
 from orchestrator.train.parallel.zero_bubble import DeferredGradients
+from orchestrator.train.step_clock import BACKWARD, FORWARD, PIPELINE, StepClock
 from workloads.workload import Batch, Workload
 
 SCHEDULES: dict[str, Any] = {
@@ -50,8 +52,10 @@ class Pipeline:
         mesh: Mesh,
         losses: StepLosses,
         device: Device,
+        clock: StepClock,
     ) -> None:
         self._stages, self._workload, self._layout, self._mesh = stages, workload, layout, mesh
+        self._clock = clock
         self._losses, self._device = losses, device
         self._numbers = layout.stages_of(mesh.coordinate["pp"])
         self._batches: list[Batch] = []
@@ -68,6 +72,7 @@ class Pipeline:
         """Compute this rank's gradients of the step."""
         self._batches = [self._losses.prepare(batch) for batch in micro_batches]
         numbers = torch.arange(len(self._batches))
+        self._clock.switch(PIPELINE)
         # Positional inputs enter the first stage alone; the number of the micro-batch goes to every stage.
         self._schedule(self._batches[0]).step(number=numbers, target=numbers, return_outputs=False)
         self._batches = []
@@ -112,7 +117,7 @@ class Pipeline:
 
         def run(*received: Tensor, number: Tensor) -> Tensor | tuple[Tensor, ...]:
             batch = self._batches[int(number)]
-            with self._device.autocast():
+            with self._computing(FORWARD), self._device.autocast():
                 how = {"in_chunks": self._losses.in_chunks} if last else {}
                 output = forward(batch, **({} if first else self._unpack(received)), **how)
                 if last:
@@ -163,7 +168,7 @@ class Pipeline:
         """Shapes are given, so that nothing is run, or pickled between ranks, to find them out."""
         last = number == self._layout.stages - 1
         leaving = (torch.empty((), device="meta"),) if last else self._carried(number + 1, batch)
-        return PipelineStage(
+        made = PipelineStage(
             stage,
             number,
             self._layout.stages,
@@ -173,6 +178,21 @@ class Pipeline:
             group=self._mesh.pp.handle,
             dw_builder=self._deferred[number].take if number in self._deferred else None,
         )
+        for name in ("backward_one_chunk", "backward_weight_one_chunk"):
+            setattr(made, name, self._computing(BACKWARD)(getattr(made, name)))
+        return made
+
+    @contextlib.contextmanager
+    def _computing(self, part: str) -> Iterator[None]:
+        """What a schedule computes; all else is the pipeline's time, if a step is timed at all."""
+        if not self._clock.runs:
+            yield
+            return
+        before = self._clock.switch(part)
+        try:
+            yield
+        finally:
+            self._clock.switch(before)
 
     def _carried(self, number: int, batch: Batch) -> tuple[Tensor, ...]:
         """What enters stage `number`, on the meta device. Residuals are fp32 under any compute type."""

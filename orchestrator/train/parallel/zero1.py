@@ -49,9 +49,10 @@ class Zero1:
 
     def publish(self) -> None:
         """See `DataParallel.publish`."""
-        work = [w for part in self._parts for w in part.gather()]
-        for one in work:
-            one.wait()
+        work = [(part.group, one) for part in self._parts for one in part.gather()]
+        for group, one in work:
+            with group.communicating():
+                one.wait()
 
 
 class _Part:
@@ -59,7 +60,7 @@ class _Part:
 
     def __init__(self, held: list[Held], group: ProcessGroup, mesh: Mesh) -> None:
         self.group = group
-        self.buckets = GradientBuckets([h.parameter for h in held], self._scatter, multiple=group.size)
+        self.buckets = GradientBuckets([h.parameter for h in held], self._scatter, group, multiple=group.size)
         by_parameter = {id(h.parameter): h for h in held}
         alone = ProcessGroup((mesh.rank,), 0, None)
         self._weights: list[Tensor] = []

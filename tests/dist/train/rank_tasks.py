@@ -37,3 +37,9 @@ def _rows_of(task: dict[str, Any], context: WorkerContext) -> Any:
 
 def _kept(row: dict[str, Any]) -> dict[str, Any]:
     return {key: row[key] for key in ("step", "loss", "lr", "grad_norm", "samples", "tokens")}
+
+
+def timed(config: dict[str, Any], context: WorkerContext) -> list[dict[str, Any]]:
+    """One task over the gang; rank 0's whole rows."""
+    main(config, context)
+    return context.unsaved_rows()
