@@ -110,12 +110,8 @@ class Network:
         with open(self._folder / f"node-{number}.log", "ab") as log:
             subprocess.Popen(
                 space.command(sys.executable, "-m", "cluster.local.node", json.dumps(spec.to_json())),
-                # The name of this machine has no address in there, by which gloo would find the interface.
-                env={
-                    **os.environ,
-                    "GLOO_SOCKET_IFNAME": "eth0",
-                    "PYTHONPATH": str(Path(__file__).parents[1]),
-                },
+                # The name of this machine has no address in there, by which gloo alone would find the interface.
+                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
                 stdout=log,
                 stderr=log,
                 start_new_session=True,

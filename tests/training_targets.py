@@ -11,6 +11,7 @@ from cluster.workers.worker_context import RankInfo, WorkerContext
 def train_each(config: dict[str, Any], link: WorkerContext) -> dict[str, Any]:
     """Train the tasks in `config` one after another, each alone in the world; name -> losses, or the error."""
     from cluster.workers.rank_process import describe
+    from orchestrator.train.device import close_device
     from orchestrator.train.loop import main
 
     found: dict[str, Any] = {}
@@ -21,6 +22,7 @@ def train_each(config: dict[str, Any], link: WorkerContext) -> dict[str, Any]:
             main(task, alone)
             found[name] = [row["loss"] for row in alone.unsaved_rows()]
         except Exception as error:
+            close_device()  # the next task is in this process too
             found[name] = describe(error)
         link.report(len(found))
     return found

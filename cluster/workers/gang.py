@@ -14,6 +14,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from cluster.workers.device_limits import DeviceLimits, limits_of
 from cluster.workers.rank_output import OutputTarget
 
 RankState = Literal["starting", "running", "done", "failed", "dead"]
@@ -122,6 +123,11 @@ class Bundle:
     def resources(self) -> dict[str, float]:
         """CPUs and GPUs by Ray's names."""
         return {"CPU": self.cpu} | ({"GPU": self.gpu} if self.gpu else {})
+
+    @property
+    def limits(self) -> DeviceLimits:
+        """How long its rank may take to end."""
+        return limits_of(self.gpu)
 
     def suits(self, labels: Mapping[str, str]) -> bool:
         """Whether a node with these labels matches. As in Ray, a node without a label matches its `!` selectors."""

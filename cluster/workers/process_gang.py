@@ -25,6 +25,7 @@ class ProcessGang:
         self._heartbeats = HeartbeatServer(LOOPBACK)
         self._fork_server: ForkServer | None = None
         self._outputs: list[tuple[RankOutput, int]] = []
+        self._limits = Bundle().limits
 
     def capacity(self, bundle: Bundle, avoid: Set[str] = frozenset()) -> int:
         """See `Gang.capacity`. As many as there are CPUs for; `start` accepts more."""
@@ -45,6 +46,7 @@ class ProcessGang:
             self._end()
             self._fork_server = ForkServer(target)
         self.stop()
+        self._limits = bundle.limits
         token = self._heartbeats.expect(["local"] * world_size)
         arguments = {"target": target, "config": config, "server": self._heartbeats.address, "token": token}
         try:
@@ -118,7 +120,7 @@ class ProcessGang:
             self._fork_server = None
 
     def _cause(self, rank: RankStatus) -> tuple[Cause, str]:
-        deadline = time.monotonic() + 1.0
+        deadline = time.monotonic() + self._limits.end
         with contextlib.suppress(OSError):
             while self._fork_server is not None and time.monotonic() < deadline:
                 if (cause := self._fork_server.cause(rank.pid)) is not None:

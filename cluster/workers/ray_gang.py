@@ -16,14 +16,19 @@ from cluster.workers.gang import Bundle, Cause, End, GangStatus, RankStatus
 from cluster.workers.heartbeat import HeartbeatServer
 from cluster.workers.rank_output import FLUSH_TIMEOUT, OutputTarget
 from cluster.workers.worker_context import RankInfo
-from cluster.workers.worker_group import PendingGroup, UnresponsiveGroup, WorkerGroup
+from cluster.workers.worker_group import (
+    ANSWER_TIMEOUT,
+    PendingGroup,
+    UnresponsiveGroup,
+    WorkerGroup,
+    first_line,
+    wait_for_ends,
+)
 
 PLACEMENT_TIMEOUT = 30.0
 """Seconds for Ray to grant placement groups for which there is room."""
-ANSWER_TIMEOUT = 1.0
-"""Seconds for a worker's actor, or a node's raylet, to answer what takes it milliseconds."""
-STALL_TIMEOUT = 5.0
-"""Seconds to wait for a worker group that does not answer though its nodes do."""
+END_FACTOR = 2.0
+"""As many times the slowest end of a rank that was seen, where that is longer than `DeviceLimits.end`."""
 SUSPECT_SECONDS = 60.0
 """Seconds during which a node that did not answer gets no ranks, unless it answers or Ray declares it dead before."""
 LAUNCH_TIMEOUT = 20.0
@@ -53,6 +58,7 @@ class RayGang:
         self._suspected: dict[str, float] = {}
         self._addresses: dict[str, str] = {}
         self._nodes_checked = 0.0
+        self._slowest_end = 0.0  # seconds, of ranks on nodes that answered meanwhile
 
     def capacity(self, bundle: Bundle, avoid: Set[str] = frozenset()) -> int:
         """See `Gang.capacity`."""
@@ -141,9 +147,7 @@ class RayGang:
         # Those without ranks too: their nodes may be gone as well.
         stopping = [UnresponsiveGroup(group) for group in self._groups]
         self._slots = []
-        answers = [answer for unresponsive in stopping for answer in unresponsive.answers]
-        if answers:
-            ray.wait(answers, num_returns=len(answers), timeout=ANSWER_TIMEOUT)
+        wait_for_ends(stopping, max(self._group_spec[1].limits.end, END_FACTOR * self._slowest_end))
         lost = []
         for unresponsive in stopping:
             try:
@@ -261,8 +265,10 @@ class RayGang:
         release those that have not answered in time."""
         alive = {node.id for node in nodes.alive()} if self._unresponsive else set()
         for unresponsive in list(self._unresponsive):
-            group_nodes = {node for node, _ in unresponsive.worker_group.locations}
-            timeout = SUSPECT_SECONDS if group_nodes & self._suspected_nodes() else STALL_TIMEOUT
+            group_nodes = unresponsive.nodes
+            suspected = bool(group_nodes & self._suspected_nodes())
+            stall = max(unresponsive.worker_group.bundle.limits.stall, END_FACTOR * self._slowest_end)
+            timeout = SUSPECT_SECONDS if suspected else stall
             if (
                 not group_nodes <= alive
             ):  # Ray would place the group anew elsewhere, where this gang could not use it
@@ -277,6 +283,8 @@ class RayGang:
             if not (answered or expired):
                 continue
             self._unresponsive.remove(unresponsive)
+            if answered and not suspected:
+                self._slowest_end = max(self._slowest_end, time.monotonic() - unresponsive.since)
             for node, _ in unresponsive.worker_group.locations if answered else ():
                 self._suspected.pop(node, None)
             if not answered or not self._is_usable(unresponsive.worker_group):
@@ -322,27 +330,21 @@ class RayGang:
                 ray.get(reference, timeout=LAUNCH_TIMEOUT)
             except RayError as error:
                 self._discard_lost(group)
-                raise TimeoutError(f"a worker on {address} did not start: {_first_line(error)}") from None
+                raise TimeoutError(f"a worker on {address} did not start: {first_line(error)}") from None
 
     def _cause(self, rank: RankStatus) -> tuple[Cause, str]:
         """Why a rank is dead: how its process ended, or that its node does not answer."""
         group, index = self._slots[rank.rank]
-        deadline = time.monotonic() + ANSWER_TIMEOUT
+        deadline = time.monotonic() + (limit := self._group_spec[1].limits.end)
         try:
             while time.monotonic() < deadline:
                 if cause := ray.get(group.hosts[index].cause.remote(rank.pid), timeout=ANSWER_TIMEOUT):
                     if cause.end == "lost":
                         self._discard_lost(group)
                     return cause, cause.text or "the process that starts ranks has ended"
+                time.sleep(0.002)  # the connection of a process may close seconds before it is gone
         except RayError as error:
             self._discard_lost(group)  # now, so that nobody waits for it to answer again
             end: End = "starved" if isinstance(error, OutOfMemoryError) else "lost"
-            return Cause(end, name="place"), f"the node or its Ray worker is gone: {_first_line(error)}"
-        return Cause("lost", name="answer"), f"no answer from {rank.node} within {ANSWER_TIMEOUT:g} s"
-
-
-def _first_line(error: RayError) -> str:
-    """The line of Ray's message that says why an actor is gone."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    relevant = (line for line in lines if "cause" in line.lower() or "killed" in line.lower())
-    return next(relevant, lines[0] if lines else type(error).__name__)[:300]
+            return Cause(end, name="place"), f"the node or its Ray worker is gone: {first_line(error)}"
+        return Cause("lost", name="answer"), f"no answer from {rank.node} within {limit:g} s"

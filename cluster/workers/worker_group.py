@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,9 @@ from cluster.workers.rank_process import FENCE_TIMEOUT
 
 CONNECT_INTERVAL = 5.0
 """Seconds between attempts to connect to the head, and the timeout of each."""
+
+ANSWER_TIMEOUT = 1.0
+"""Seconds for a worker's actor, or a node's raylet, to answer what takes it milliseconds."""
 
 
 def wait_until_unreachable(
@@ -131,12 +134,37 @@ class UnresponsiveGroup:
         self.worker_group, self.since = worker_group, time.monotonic()
         self.answers: list[Any] = [host.end_ranks.remote() for host in worker_group.hosts]
 
+    @property
+    def nodes(self) -> set[str]:
+        """The ids of its nodes."""
+        return {node for node, _ in self.worker_group.locations}
+
+    def is_awaited(self) -> bool:
+        """Whether an actor has neither answered nor is gone."""
+        try:
+            return not self.has_answered()
+        except RayError:
+            return False
+
     def has_answered(self) -> bool:
         """Whether all its actors have answered. Raises RayError if one of them is gone."""
         missing = ray.wait(self.answers, num_returns=len(self.answers), timeout=0)[1]
         if not missing:
             ray.get(self.answers)
         return not missing
+
+
+def wait_for_ends(stopping: Sequence[UnresponsiveGroup], seconds: float) -> None:
+    """Wait that long for the ranks to be gone, but for ANSWER_TIMEOUT only on nodes that do not answer."""
+    end, waiting = time.monotonic() + seconds, list(stopping)
+    while waiting:
+        answers = [answer for group in waiting for answer in group.answers]
+        ray.wait(answers, num_returns=len(answers), timeout=ANSWER_TIMEOUT)
+        waiting = [group for group in waiting if group.is_awaited()]
+        if not waiting or time.monotonic() >= end:
+            return
+        away = nodes.unreachable({node for group in waiting for node in group.nodes}, ANSWER_TIMEOUT)
+        waiting = [group for group in waiting if not away & group.nodes]
 
 
 class PendingGroup:
@@ -200,3 +228,10 @@ def release(group: PlacementGroup, hosts: Iterable[Any]) -> None:
             ray.kill(host)
     with contextlib.suppress(RayError):
         remove_placement_group(group)
+
+
+def first_line(error: RayError) -> str:
+    """The line of Ray's message that says why an actor is gone."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    relevant = (line for line in lines if "cause" in line.lower() or "killed" in line.lower())
+    return next(relevant, lines[0] if lines else type(error).__name__)[:300]

@@ -125,6 +125,10 @@ class Saver:
             buffer.close()
         return outcomes
 
+    def abandon(self) -> None:
+        """Kill the writing process and wait for nothing; what is being written is lost, and the memory stays."""
+        self._sidecar.process.kill()
+
     def _wait(self, done: Callable[[], bool], timeout: float) -> float:
         began = time.monotonic()
         while not done() and (left := began + timeout - time.monotonic()) > 0:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from cluster.workers.device_limits import limits_of
 from cluster.workers.gang import Cause
 from orchestrator.control.decide_evaluation import TRIES, with_evaluation
 from orchestrator.control.health import Failure, Vitals, first_fault
@@ -154,7 +155,7 @@ def _train(policy: Policy, state: State, seen: Observation) -> tuple[State, Acti
         state = dataclasses.replace(state, evaluated_batches=evaluated, moved=heard)
     if any(r.state == "failed" for r in seen.ranks) and not state.suspected:
         state = dataclasses.replace(state, suspected=seen.now)
-    if fault := _fault(state, seen):
+    if fault := _fault(policy, state, seen):
         return _failed(policy, state, seen, fault)
     if seen.ranks and all(r.state == "done" for r in seen.ranks):
         return _ended(policy, state, seen)
@@ -309,7 +310,7 @@ def _finish(state: State, seen: Observation, outcome: Outcome, text: str) -> tup
     return _enter(state, phase, seen, outcome=outcome, reason=text), Action("finish", text)
 
 
-def _fault(state: State, seen: Observation) -> Failure | None:
+def _fault(policy: Policy, state: State, seen: Observation) -> Failure | None:
     return first_fault(
         Vitals(
             now=seen.now,
@@ -321,6 +322,7 @@ def _fault(state: State, seen: Observation) -> Failure | None:
             gap=seen.gap,
             starting=state.phase == "start",
             ending=bool(state.stopping or state.resizing),
+            limits=limits_of(policy.spec.resources.per_worker.gpu, policy.spec.train.compile),
         )
     )
 

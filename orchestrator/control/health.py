@@ -7,19 +7,16 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
+from cluster.workers.device_limits import CPU, DeviceLimits
 from cluster.workers.gang import FINISHED, UNKNOWN, Cause, RankStatus
 from orchestrator.storage.row_types import EventFields
 
 GRACE = 1.0
 """Seconds that a lost connection may wait for the death that explains it to be seen."""
-SILENCE = 2.0
-"""Seconds without a beat, or without a step, after which a gang in training is not taken to be well; at least."""
 STEP_FACTOR = 3.0
-"""As many of the longest steps of late, where those are longer."""
+"""As many of the longest steps of late may pass without a step, where that is longer than `DeviceLimits.silence`."""
 GAP_FACTOR = 4.0
 """As many of the longest gaps between beats of late: on a machine that is short of processors, all is late."""
-FIRST_SILENCE = 30.0
-"""Seconds without a beat before the first step: some libraries hold the interpreter while they are loaded."""
 FIRST_STEP = 900.0
 """Seconds that a gang may take to its first step, or storage to answer: compilation, reading a checkpoint."""
 DEATHS = 3
@@ -85,7 +82,7 @@ class Vitals:
 
     `moved` is when the last step was seen, and `suspected` since when a rank complains of a peer; all times are
     monotonic, and this host's. `longest_step` is of the latest steps and `gap` of the latest beats, in seconds.
-    `starting` before the first step, `ending` once it was asked to.
+    `starting` before the first step, `ending` once it was asked to. `limits` are those of what it computes on.
     """
 
     now: float
@@ -97,11 +94,12 @@ class Vitals:
     gap: float
     starting: bool
     ending: bool
+    limits: DeviceLimits = CPU
 
     @property
     def patience(self) -> float:
         """Seconds without a beat or a step after which a gang in training is not well."""
-        return max(SILENCE, STEP_FACTOR * self.longest_step, GAP_FACTOR * self.gap)
+        return max(self.limits.silence, STEP_FACTOR * self.longest_step, GAP_FACTOR * self.gap)
 
 
 def first_fault(seen: Vitals) -> Failure | None:
@@ -129,7 +127,7 @@ def _silent(seen: Vitals) -> Failure | None:
     if quiet is None:
         return None
     silent = seen.now - quiet.last_heartbeat
-    if silent <= (max(FIRST_SILENCE, seen.patience) if seen.starting else seen.patience):
+    if silent <= (max(seen.limits.first_silence, seen.patience) if seen.starting else seen.patience):
         return None
     return _failure(seen, quiet, "", f"no sign of life for {silent:.1f} s", Cause("silent"))
 

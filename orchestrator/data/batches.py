@@ -156,15 +156,15 @@ class Prefetch(Generic[T]):
         self._submit()
         return self._ahead.popleft().result()
 
-    def close(self) -> None:
+    def close(self, wait: bool = True) -> None:
         """Stop the thread after the item that it is making."""
-        self._pool.shutdown(cancel_futures=True)
+        self._pool.shutdown(wait, cancel_futures=True)
 
     def __enter__(self) -> Prefetch[T]:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(wait=kind is None)  # an error is told at once
 
     def _submit(self) -> None:
         self._ahead.append(self._pool.submit(self._make, self._number))

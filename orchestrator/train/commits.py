@@ -84,9 +84,11 @@ class Commits:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._saver is not None:
-            self._saver.close(FINISH_TIMEOUT if kind is None else 0.0)
-            self._saver = None
+        if self._saver is not None and kind is None:
+            self._saver.close(FINISH_TIMEOUT)
+        elif self._saver is not None:
+            self._saver.abandon()
+        self._saver = None
 
     @property
     def ready(self) -> bool:

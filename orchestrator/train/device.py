@@ -13,14 +13,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cluster.workers.worker_context import WorkerContext
+from cluster.workers.network_interface import use_interface_of
+from cluster.workers.worker_context import RankInfo, WorkerContext
+from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
+from orchestrator.train.rank_messages import gather_json
 
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
 """Timeout of a collective. A dead peer is detected from outside, and this process replaced, long before."""
 
 COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Dtype of matrix products by the job's precision."""
+
+BITWISE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
+"""What CUDA's libraries read as they begin, so that each sum has one order: cuBLAS documentation, section 2.1.4; NCCL
+chooses by size and load otherwise."""
 
 
 @dataclass(frozen=True)
@@ -31,32 +38,30 @@ class Device:
     compute: torch.dtype
     group: dist.ProcessGroup
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Context manager for the forward pass: weights stay fp32, matrices are multiplied in the compute dtype."""
+    def autocast(self, keeps_casts: bool = True) -> AbstractContextManager[Any]:
+        """Context manager for the forward pass: weights stay fp32, matrices are multiplied in the compute dtype.
+
+        With `keeps_casts` a weight is cast once, and the copy is kept to the end: of weights that are gathered only
+        for as long as they are needed (ZeRO 3) that would keep them all.
+        """
         if self.compute is torch.float32:
             return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=self.compute)
+        return torch.autocast(self.device.type, dtype=self.compute, cache_enabled=keeps_casts)
 
 
 def open_device(spec: JobSpec, context: WorkerContext) -> Device:
     """Take this rank's device and join the process group of all ranks: NCCL on CUDA, gloo beside it and on CPU.
 
-    Raises RuntimeError if the job asks for a GPU and there is none.
+    Raises RuntimeError if the job asks for a GPU and there is none, InputError if two ranks would share one.
     """
     rank_info, worker = context.rank_info, spec.resources.per_worker
     torch.set_num_threads(max(int(worker.cpu), 1))
-    compute = COMPUTE[spec.train.precision]
     if worker.gpu:
-        if not torch.cuda.is_available():
-            raise RuntimeError("per_worker.gpu is 1, and this worker's torch sees no GPU")
-        device = torch.device("cuda", rank_info.local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)
+        device = _take_gpu(rank_info, spec.train.determinism == "bitwise")
         backend = "cpu:gloo,cuda:nccl"
     else:
         device, backend = torch.device("cpu"), "gloo"
-    if rank_info.host.startswith("127."):
-        # otherwise gloo resolves the host name, which may give another interface
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    use_interface_of(rank_info.node or rank_info.host)
     store = context.store or dist.TCPStore(
         rank_info.host, context.store_port(), is_master=False, timeout=COLLECTIVE_TIMEOUT
     )
@@ -65,7 +70,53 @@ def open_device(spec: JobSpec, context: WorkerContext) -> Device:
     )
     group = dist.group.WORLD
     assert group is not None
-    return Device(device, compute, group)
+    if worker.gpu:
+        check_own_gpu(str(torch.cuda.get_device_properties(device).uuid))
+    return Device(device, COMPUTE[spec.train.precision], group)
+
+
+def _take_gpu(rank_info: RankInfo, bitwise: bool) -> torch.device:
+    if not torch.cuda.is_available():
+        raise RuntimeError("per_worker.gpu is 1, and this worker's torch sees no GPU")
+    device = torch.device("cuda", gpu_of(rank_info.local_rank, torch.cuda.device_count()))
+    set_numerics(bitwise)
+    torch.cuda.set_device(device)
+    return device
+
+
+def gpu_of(local_rank: int, visible: int) -> int:
+    """The number of a rank's GPU among those that its process sees: all of its node, or, as from Ray, its own alone.
+
+    Raises InputError if there are too few.
+    """
+    if visible == 1:
+        return 0  # whose it is beside, `check_own_gpu` tells
+    if local_rank >= visible:
+        what = f"the node of {local_rank + 1} ranks has {visible} GPUs"
+        raise InputError(what, "resources.workers", "run no more workers than GPUs on a node")
+    return local_rank
+
+
+def check_own_gpu(uuid: str) -> None:
+    """Refuse ranks that share a GPU, all of them together; `uuid` is that of this rank's."""
+    everyone = gather_json(uuid)
+    ranks = [rank for rank, other in enumerate(everyone) if other == uuid]
+    if len(ranks) > 1:
+        names = " and ".join(map(str, ranks))
+        hint = "run no more workers than GPUs on a node"
+        raise InputError(f"ranks {names} have one GPU, {uuid}", "resources.workers", hint)
+
+
+def set_numerics(bitwise: bool) -> None:
+    """Have CUDA multiply fp32 as fp32, which a library's default or another program's setting may change; `bitwise`,
+    with algorithms alone that give the same bits each time. An operator that has none then raises."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = False
+    if bitwise:
+        os.environ.update(BITWISE)
+        torch.use_deterministic_algorithms(True)
+        unread: Any = torch.utils.deterministic
+        unread.fill_uninitialized_memory = False  # nothing reads what nobody wrote
 
 
 def peak_memory() -> int:

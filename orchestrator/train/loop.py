@@ -48,41 +48,40 @@ from workloads.workload import Batch
 
 
 def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
-    """Train as one rank, up to a commit. Returns {"step", "ended"}; ended is "steps", "until" or "stop"."""
+    """Train as one rank, up to a commit. Returns {"step", "ended"}; ended is "steps", "until" or "stop".
+
+    What raises leaves the process group and the device's memory as they are, for the process is to end.
+    """
     task = Task(**config)
     spec, layout = parse(task.job), Layout.from_json(task.layout)
-    baseline_memory = peak_memory()
+    resident = peak_memory()
     device = open_device(spec, context)
-    try:
-        patience = patient(spec.limits.unsaved, context.stop_requested)
-        tokens = Tokens.open(task.data, patience)
-        if task.shards not in ("", tokens.manifest.digest):
-            raise InputError(
-                "these token shards are not the run's", task.data, "let all nodes see one folder"
-            )
-        base = Base(**task.base) if task.base else None
-        needed = base if task.restore is None or spec.reads_base else None
-        inputs, references = training_inputs(spec, tokens, task.sets, needed), None
-        if needs_reference(spec):
-            if base is None:
-                what = f"{spec.workload.objective} compares with the model that the run began with, and there is none"
-                raise InputError(what, "workload.init_from", "name a run or an export")
-            references = References(spec, task, inputs, base, patience)
-            if needed is None and not references.are_complete:
-                inputs = training_inputs(
-                    spec, tokens, task.sets, base_of(spec, dataclasses.asdict(base), False)
-                )
+    baseline_memory = 0 if device.device.type == "cuda" else resident
+    patience = patient(spec.limits.unsaved, context.stop_requested)
+    tokens = Tokens.open(task.data, patience)
+    if task.shards not in ("", tokens.manifest.digest):
+        raise InputError("these token shards are not the run's", task.data, "let all nodes see one folder")
+    base = Base(**task.base) if task.base else None
+    needed = base if task.restore is None or spec.reads_base else None
+    inputs, references = training_inputs(spec, tokens, task.sets, needed), None
+    if needs_reference(spec):
+        if base is None:
+            what = f"{spec.workload.objective} compares with the model that the run began with, and there is none"
+            raise InputError(what, "workload.init_from", "name a run or an export")
+        references = References(spec, task, inputs, base, patience)
+        if needed is None and not references.are_complete:
+            inputs = training_inputs(spec, tokens, task.sets, base_of(spec, dataclasses.asdict(base), False))
 
-        def make(step: int) -> Engine:
-            return make_engine(spec, after(inputs.workload, step), layout, device)
+    def make(step: int) -> Engine:
+        return make_engine(spec, after(inputs.workload, step), layout, device)
 
-        rank = Rank(task, spec, layout, context, make, inputs, baseline_memory, references)
-        try:
-            return rank.evaluate() if task.evaluate_only else rank.train()
-        finally:
-            rank.close()
-    finally:
-        close_device()
+    rank = Rank(task, spec, layout, context, make, inputs, baseline_memory, references)
+    result = rank.evaluate() if task.evaluate_only else rank.train()
+    # Nothing of this after an error: leaving the group may wait for ever behind what peers have not joined in, and the
+    # error would never be told. Whoever started this process ends it.
+    rank.close()
+    close_device()
+    return result
 
 
 class Rank:

@@ -16,9 +16,9 @@ import pytest
 from jobs import command, curve, job, orchestrator, rows, status, wait_for, weights, write_job, write_text
 from partition import Network, network, unable
 
+from cluster.workers.device_limits import CPU
 from cluster.workers.rank_process import FENCE_TIMEOUT
 from orchestrator.checkpoint.store import Store
-from orchestrator.control.health import SILENCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(unable()), reason=unable())]
 
@@ -92,7 +92,7 @@ def detection(run: Path, at: float) -> tuple[str, float]:
 
 def patience(run: Path) -> float:
     """Seconds of silence that are taken for a fault, as promised."""
-    return max(SILENCE, 3 * max(row["step_seconds"] for row in rows(run) if row["attempt"] == 1))
+    return max(CPU.silence, 3 * max(row["step_seconds"] for row in rows(run) if row["attempt"] == 1))
 
 
 def same_bits(run: Path, quiet: Path) -> bool:

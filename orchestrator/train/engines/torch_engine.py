@@ -45,6 +45,7 @@ class TorchEngine:
         self.clock = StepClock(device.device)
         self._mesh = Mesh(layout, self.clock)
         self.parallel = parallelize(workload, layout, self._mesh, device.device, spec.train)
+        self._mesh.connect(device.device)
         self._data, self._stages = self.parallel.data, self.parallel.stages
         self._losses = StepLosses(spec, workload, layout, self._mesh, device)
         self._routing = RouterLoad(workload, self._mesh, device.device)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
+import torch
 import torch.distributed as dist
 
 from orchestrator.planning.layout import Layout
@@ -65,6 +66,20 @@ class Mesh:
         return self._groups(
             lambda p: (p["dp"], p["cp"], p["tp"], 0 if p["pp"] in pipeline_ranks else 1 + p["pp"])
         )
+
+    def connect(self, device: torch.device) -> None:
+        """Make this rank's communicators of NCCL now, in one order on all ranks.
+
+        Left to itself, each is made by the first message in it: in the middle of a step, for messages between some of
+        its ranks another one each pair, and a batch of them as the first is undefined unless all ranks are in it.
+        """
+        if device.type != "cuda":
+            return
+        one = torch.ones(1, device=device)
+        for ranks, handle in self._made.items():
+            if handle is not None and self.rank in ranks:
+                dist.all_reduce(one, dist.ReduceOp.MAX, group=handle)
+        one.item()  # what cannot be connected is told here
 
     def _groups(self, key: Callable[[Coordinate], tuple[int, ...]]) -> ProcessGroup:
         """Create the groups of ranks with equal keys; returns this rank's."""

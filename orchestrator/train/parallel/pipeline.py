@@ -8,7 +8,7 @@ micro-batch, so that only hidden states travel.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -78,39 +78,54 @@ class Pipeline:
         self._batches = []
 
     def evaluate(self, micro_batches: Sequence[Batch]) -> None:
-        """Losses only: each stage in turn sends all micro-batches on (torch's ZB-V cannot run without backward)."""
+        """Losses only, in ticks: stage s computes micro-batch t - s in tick t, and after each tick all ranks send and
+        receive in one batch.
+
+        What one rank sends in a tick the other receives in the same one, and messages of a batch do not wait for each
+        other: no order of theirs can block, on two stages a rank either. (Torch's ZB-V cannot run without backward.)
+        """
         self._batches = [self._losses.prepare(batch) for batch in micro_batches]
-        sent: list[dist.Work] = []
-        kept: list[Any] = []
-        for stage, number in zip(self._stages, self._numbers, strict=True):
-            for index, batch in enumerate(self._batches):
-                received = self._receive(number, batch, kept) if number else ()
-                output = stage(*received, number=torch.tensor(index))
-                if number + 1 < self._layout.stages:
-                    sent += self._send(number + 1, output, kept)
-        for work in sent:
-            work.wait()
+        arrived: dict[int, tuple[Tensor, ...]] = {}
+        for tick in range(len(self._batches) + self._layout.stages - 1):
+            left = {
+                number: stage(*arrived.pop(number, ()), number=torch.tensor(tick - number))
+                for stage, number in zip(self._stages, self._numbers, strict=True)
+                if 0 <= tick - number < len(self._batches)
+            }
+            arrived = self._exchange(tick, left)
         self._batches = []
 
-    def _receive(self, number: int, batch: Batch, kept: list[Any]) -> tuple[Tensor, ...]:
-        source = self._mesh.pp.ranks[self._layout.pipeline_rank_of(number - 1)]
-        if source == self._mesh.rank:
-            return kept.pop(0)
-        received = tuple(
-            torch.empty_like(t, device=self._device.device) for t in self._carried(number, batch)
-        )
-        for tensor in received:
-            dist.recv(tensor, source, group=self._mesh.pp.handle)
-        return received
+    def _exchange(self, tick: int, left: Mapping[int, tuple[Tensor, ...]]) -> dict[int, tuple[Tensor, ...]]:
+        """Send on what stages have computed in this tick; returns what they are to be given in the next one."""
+        arrived: dict[int, tuple[Tensor, ...]] = {}
+        sends: list[dist.P2POp] = []
+        receives: list[dist.P2POp] = []
+        for number, output in left.items():
+            if number + 1 < self._layout.stages:
+                target = self._rank_of(number + 1)
+                if target == self._mesh.rank:
+                    arrived[number + 1] = output
+                else:
+                    sends += [self._message(dist.isend, t.contiguous(), target) for t in output]
+        for number in self._numbers:
+            index = tick + 1 - number
+            if number == 0 or not 0 <= index < len(self._batches):
+                continue
+            source = self._rank_of(number - 1)
+            if source != self._mesh.rank:
+                carried = self._carried(number, self._batches[index])
+                arrived[number] = tuple(torch.empty_like(t, device=self._device.device) for t in carried)
+                receives += [self._message(dist.irecv, t, source) for t in arrived[number]]
+        if sends or receives:
+            for work in dist.batch_isend_irecv([*sends, *receives]):
+                work.wait()
+        return arrived
 
-    def _send(self, number: int, output: tuple[Tensor, ...], kept: list[Any]) -> list[dist.Work]:
-        """To the stage `number`; what stays on this rank goes to the end of `kept`."""
-        target = self._mesh.pp.ranks[self._layout.pipeline_rank_of(number)]
-        if target == self._mesh.rank:
-            kept.append(output)
-            return []
-        works = [dist.isend(t.contiguous(), target, group=self._mesh.pp.handle) for t in output]
-        return [work for work in works if work is not None]
+    def _rank_of(self, number: int) -> int:
+        return self._mesh.pp.ranks[self._layout.pipeline_rank_of(number)]
+
+    def _message(self, how: Callable[..., Any], tensor: Tensor, peer: int) -> dist.P2POp:
+        return dist.P2POp(how, tensor, peer, self._mesh.pp.handle)
 
     def _forward_of(self, forward: Callable[..., Any], number: int) -> Callable[..., Any]:
         first, last = number == 0, number == self._layout.stages - 1

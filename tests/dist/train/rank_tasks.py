@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
+
+import torch
 
 from cluster.workers.rank_process import describe, serve_store
 from cluster.workers.worker_context import RankInfo, WorkerContext
+from orchestrator.checkpoint.saver import Saver
+from orchestrator.checkpoint.shared_memory import SharedBuffer
+from orchestrator.train.device import close_device
+from orchestrator.train.engines.torch_engine import TorchEngine
 from orchestrator.train.instability import LossSpike, NonFinite
 from orchestrator.train.loop import main
 
@@ -25,11 +32,22 @@ def together(config: dict[str, Any], context: WorkerContext) -> Any:
     return _rows_of(config, context)
 
 
+def stubborn(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
+    """One task of which nothing can be left in good order, as behind collectives that never match."""
+    forever: Any = lambda *_, **__: threading.Event().wait()  # noqa: E731
+    torch.distributed.destroy_process_group = forever
+    TorchEngine.close = forever
+    SharedBuffer.close = forever
+    Saver.close = forever
+    return main(config, context)
+
+
 def _rows_of(task: dict[str, Any], context: WorkerContext) -> Any:
     error, at = "", None
     try:
         main(task, context)
     except Exception as found:
+        close_device()  # the next task is in this process too
         error = describe(found)
         at = (found.step, found.position) if isinstance(found, (NonFinite, LossSpike)) else None
     return {"rows": [_kept(row) for row in context.unsaved_rows()], "error": error, "at": at}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from harness import finished
 from jobs import job, write_text
 from prepared import prepare_here
 
+from cluster.workers.gang import FINISHED, Bundle
 from cluster.workers.process_gang import ProcessGang
 from orchestrator.checkpoint.store import Store
 from orchestrator.data.skips import Skip, next_skip
@@ -122,3 +124,14 @@ def test_all_ranks_raise_at_one_step_and_other_layouts_leave_out_the_same(
     assert [row["loss"] for row in rows] == pytest.approx([row["loss"] for row in wanted], rel=1e-5)
     assert len({rank["error"].partition(" (")[0] for rank in ranks}) == 1
     assert "at step 11, samples from position 88" in ranks[1]["error"]
+
+
+def test_an_error_is_told_before_anything_is_left_in_order(tasks: Tasks, gang: ProcessGang) -> None:
+    """Leaving a group, freeing pinned memory or ending a commit may wait for ever; the cause is known all the same."""
+    task = tasks.task("stubborn", until=4, faults=("raise@0:3",))
+    gang.start(1, Bundle(), "rank_tasks:stubborn", task)
+    deadline = time.monotonic() + 90
+    while (rank := gang.poll(0, wait=0.2).ranks[0]).state not in FINISHED:
+        assert time.monotonic() < deadline
+    gang.stop()
+    assert (rank.state, rank.step, rank.cause.name) == ("failed", 2, "InjectedFault")

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.jobs.admission import Admission
+from cluster.workers.device_limits import COMPILATION, CPU, GPU
 from cluster.workers.gang import Cause, RankStatus
 from orchestrator.control.decide import ROOMY, SETTLE, decide
-from orchestrator.control.health import FIRST_STEP, GRACE, SILENCE, STEP_FACTOR, Failure
+from orchestrator.control.health import FIRST_STEP, GRACE, STEP_FACTOR, Failure
 from orchestrator.control.state import Observation, Phase, Policy, State, Stop
 from orchestrator.data.skips import Skip
 from orchestrator.job.outcome import ENDED
@@ -90,6 +91,11 @@ USER = Stop("request", "stopped by the user")
 HOURS = Stop("limit", "limits.hours 1.5 is reached")
 DIED = "rank 1 on node-1 died: process ended with exit code -9"
 BEFORE = "a fault came before the commit that ends a run: "
+
+
+def on_gpu() -> Policy:
+    """The rules of a job whose workers have a GPU each."""
+    return rules(spec=job(resources=job().resources.model_dump() | {"per_worker": {"gpu": 1}}))
 
 
 MEASURED = job(
@@ -350,12 +356,26 @@ FAULTS = (
         first_fault=f"rank 0 on node-0: {DIVERGED}",
     ),
     Case(
-        "silence", in_phase("train"), see(ranks=(rank(0), rank(1, last_heartbeat=NOW - SILENCE - 0.1))), "stop", "halt",
+        "silence", in_phase("train"),
+        see(ranks=(rank(0), rank(1, last_heartbeat=NOW - CPU.silence - 0.1))), "stop", "halt",
         first_fault="rank 1 on node-1: no sign of life for 2.1 s",
     ),
     Case(
-        "not silent yet", in_phase("train"), see(ranks=(rank(0), rank(1, last_heartbeat=NOW - SILENCE))),
+        "not silent yet", in_phase("train"), see(ranks=(rank(0), rank(1, last_heartbeat=NOW - CPU.silence))),
         "train", "watch",
+    ),
+    Case(
+        "a GPU that is silent as long is well", in_phase("train", CPU.silence + 1),
+        see(ranks=(rank(0), rank(1, last_heartbeat=NOW - GPU.silence + 1))), "train", "watch", rules=on_gpu(),
+    ),
+    Case(
+        "a GPU that is silent for longer is not", in_phase("train"),
+        see(ranks=(rank(0), rank(1, last_heartbeat=NOW - GPU.silence - 1))), "stop", "halt", rules=on_gpu(),
+        first_fault="rank 1 on node-1: no sign of life for 21.0 s",
+    ),
+    Case(
+        "a step that compiles again", in_phase("train", COMPILATION - 1), see(ranks=RUNNING), "train", "watch",
+        rules=rules(spec=job(train=job().train.model_dump() | {"compile": True})),
     ),
     Case(
         "who is done may be silent", in_phase("train"),
@@ -366,12 +386,13 @@ FAULTS = (
         see(ranks=(rank(0), rank(1, last_heartbeat=NOW - 5)), gap=1.5), "train", "watch",
     ),
     Case(
-        "a hang", in_phase("train", SILENCE + 1), see(ranks=RUNNING, longest_step=0.1), "stop", "halt",
+        "a hang", in_phase("train", CPU.silence + 1), see(ranks=RUNNING, longest_step=0.1), "stop", "halt",
         first_fault="no step for 3 s",
     ),
     Case(
-        "a hang of one rank", in_phase("train", SILENCE + 1), see(ranks=(rank(0), rank(1, step=6)), longest_step=0.1),
-        "stop", "halt", first_fault="rank 1 on node-1: no step for 3 s",
+        "a hang of one rank", in_phase("train", CPU.silence + 1),
+        see(ranks=(rank(0), rank(1, step=6)), longest_step=0.1), "stop", "halt",
+        first_fault="rank 1 on node-1: no step for 3 s",
     ),
     Case(
         "long steps are no hang", in_phase("train", 100), see(ranks=RUNNING, longest_step=60.0), "train", "watch",

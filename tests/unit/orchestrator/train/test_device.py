@@ -1,0 +1,62 @@
+"""The choice of device, as far as it can be seen without one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from orchestrator.job.errors import InputError
+from orchestrator.train import device as module
+from orchestrator.train.device import BITWISE, Device, check_own_gpu, gpu_of, set_numerics
+
+
+@pytest.mark.parametrize(("local_rank", "visible", "gpu"), [(0, 8, 0), (7, 8, 7), (0, 1, 0), (5, 1, 0)])
+def test_a_rank_has_the_gpu_of_its_number_or_the_only_one_it_sees(
+    local_rank: int, visible: int, gpu: int
+) -> None:
+    assert gpu_of(local_rank, visible) == gpu
+
+
+def test_more_ranks_than_gpus_are_refused() -> None:
+    with pytest.raises(InputError, match="node of 3 ranks has 2 GPUs"):
+        gpu_of(2, 2)
+
+
+def test_ranks_that_share_a_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "gather_json", lambda _: ["GPU-a", "GPU-b", "GPU-a"])
+    with pytest.raises(InputError, match="ranks 0 and 2 have one GPU, GPU-a"):
+        check_own_gpu("GPU-a")
+    check_own_gpu("GPU-b")
+
+
+@pytest.fixture
+def settings() -> Iterator[None]:
+    """Torch's settings and the environment are put back."""
+    matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    with mock.patch.dict(os.environ):
+        yield
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
+
+
+@pytest.mark.usefixtures("settings")
+@pytest.mark.parametrize("bitwise", [False, True])
+def test_numerics_are_set_and_not_left_to_defaults(bitwise: bool) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    set_numerics(bitwise)
+    assert not torch.backends.cuda.matmul.allow_tf32
+    assert not torch.backends.cudnn.allow_tf32
+    assert torch.are_deterministic_algorithms_enabled() == bitwise
+    assert (BITWISE.items() <= os.environ.items()) == bitwise
+
+
+def test_casts_are_kept_only_where_weights_stay() -> None:
+    device = Device(torch.device("cpu"), torch.bfloat16, mock.Mock(spec=dist.ProcessGroup))
+    for keeps in (True, False):
+        with device.autocast(keeps):
+            assert torch.is_autocast_cache_enabled() == keeps
