@@ -1,6 +1,7 @@
 """What every test may rely on: token authentication before Ray is imported, and no hub."""
 
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ from xdist.scheduler import LoadFileScheduling
 os.environ["RAY_AUTH_MODE"] = "token"
 os.environ.setdefault("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
 os.environ["HF_HUB_OFFLINE"] = "1"
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    CACHE = tempfile.TemporaryDirectory(prefix="orchestrator-tests-")  # what a machine remembers is no test's
+    os.environ["XDG_CACHE_HOME"] = CACHE.name
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

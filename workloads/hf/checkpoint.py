@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
@@ -149,11 +153,17 @@ def _written(value: Any) -> str:
 
 
 def _check_fits(hf_config: Any, written: dict[str, torch.Size]) -> None:
-    """Raise WorkloadError if a tensor of the export has another shape in the class of transformers."""
+    """Raise WorkloadError if a tensor of the export has another shape in the class of transformers.
+
+    What has passed on this machine is remembered: to import such a class takes several seconds.
+    """
     import transformers
 
     if any(".experts." in name for name in written):
         return  # transformers stacks experts under other names as it loads
+    passed = _passed(hf_config, written)
+    if passed.exists():
+        return
     with torch.device("meta"):
         made = getattr(transformers, hf_config.architectures[0])(hf_config).state_dict()
     for name, shape in written.items():
@@ -163,6 +173,16 @@ def _check_fits(hf_config: Any, written: dict[str, torch.Size]) -> None:
                 f"{hf_config.architectures[0]} of transformers has {has} for {name} {list(shape)}; change the model's "
                 "options or set checkpoint.export to null"
             )
+    with contextlib.suppress(OSError):  # then it is checked again
+        passed.parent.mkdir(parents=True, exist_ok=True)
+        passed.touch()
+
+
+def _passed(hf_config: Any, written: dict[str, torch.Size]) -> Path:
+    """The file that is there once these shapes have passed, in this version of transformers, which the JSON names."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    asked = json.dumps([hf_config.to_json_string(use_diff=False), written])
+    return Path(cache, "orchestrator", "exports", hashlib.sha256(asked.encode()).hexdigest())
 
 
 def structure(config: TransformerConfig) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from workloads.errors import WorkloadError
-from workloads.hf.checkpoint import export, structure
+from workloads.hf.checkpoint import check_export, export, structure
 from workloads.hf.convert import to_hf
 from workloads.hf.families import FAMILIES, family_of
 from workloads.hf.folder import describe_folder
@@ -170,6 +170,25 @@ def test_a_model_that_transformers_lacks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match="bert of transformers cannot have positions 'rotary'"):
         export(bert, VOCABULARY, {}, {}.__getitem__, str(tmp_path))
     assert not any(tmp_path.iterdir())
+
+
+def test_the_class_is_built_once_for_the_same_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    built: list[int] = []
+    begin = transformers.GPT2LMHeadModel.__init__
+
+    def counted(self: transformers.GPT2LMHeadModel, config: transformers.GPT2Config) -> None:
+        built.append(config.n_layer)
+        begin(self, config)
+
+    monkeypatch.setattr(transformers.GPT2LMHeadModel, "__init__", counted)
+    for layers in (2, 2, 1, 2):
+        config = preset("gpt-tiny").changed({"layers": layers})
+        shapes = TransformerWorkload("gpt", config, None, VOCABULARY).shapes
+        check_export(config, VOCABULARY, shapes)
+        with pytest.raises(WorkloadError, match="GPT2LMHeadModel of transformers has"):
+            check_export(config, VOCABULARY, {**shapes, "norm.weight": torch.Size([config.hidden + 1])})
+    assert built == [2, 2, 2, 1, 1, 2]  # what does not fit is asked again
 
 
 def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
