@@ -91,6 +91,9 @@ class FakeGang:
         if self._attempt is not None:
             self._attempt.stop_requested = True
 
+    def ask_profile(self, asked: dict[str, Any]) -> None:
+        """See `Gang.ask_profile`."""
+
     def output(self, rank: int) -> str:
         """See `Gang.output`."""
         return ""

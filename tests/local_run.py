@@ -57,6 +57,10 @@ class LocalGang:
         """See `Gang.request_stop`."""
         self._ranks.request_stop()
 
+    def ask_profile(self, asked: dict[str, Any]) -> None:
+        """See `Gang.ask_profile`."""
+        self._ranks.ask_profile(asked)
+
     def output(self, rank: int) -> str:
         """See `Gang.output`."""
         return self._ranks.output(rank)

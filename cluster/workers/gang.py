@@ -193,6 +193,9 @@ class Gang(Protocol):
     def request_stop(self) -> None:
         """Ask the ranks to commit and end at the next step boundary."""
 
+    def ask_profile(self, asked: dict[str, Any]) -> None:
+        """Ask the ranks to profile their next steps, see `orchestrator.train.profile`."""
+
     def output(self, rank: int) -> str:
         """The last of what a rank printed, which may have ended; empty if its node does not answer at once. Not after
         `stop`."""

@@ -83,6 +83,10 @@ class ProcessGang:
         """See `Gang.request_stop`."""
         self._heartbeats.broadcast({"stop": True})
 
+    def ask_profile(self, asked: dict[str, Any]) -> None:
+        """See `Gang.ask_profile`."""
+        self._heartbeats.broadcast({"profile": asked})
+
     def output(self, rank: int) -> str:
         """See `Gang.output`."""
         return self._outputs[rank][0].tail() if rank < len(self._outputs) else ""

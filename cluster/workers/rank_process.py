@@ -129,6 +129,8 @@ class HeartbeatSender:
                 self._context.take_rows(0, message.get("saved", 0))
                 if message.get("stop"):
                     self._context.request_stop()
+                if "profile" in message:
+                    self._context.ask_profile(message["profile"])
                 if "port" in message:
                     self._context.set_store_port(message["port"])
                 if message.get("acknowledged"):

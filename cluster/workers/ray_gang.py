@@ -126,6 +126,10 @@ class RayGang:
         """See `Gang.request_stop`."""
         self._heartbeats.broadcast({"stop": True})
 
+    def ask_profile(self, asked: dict[str, Any]) -> None:
+        """See `Gang.ask_profile`."""
+        self._heartbeats.broadcast({"profile": asked})
+
     def output(self, rank: int) -> str:
         """See `Gang.output`."""
         if rank >= len(self._slots):
@@ -197,9 +201,8 @@ class RayGang:
                     pending.release()
                 self._pending = []
                 what = "no room for" if waiting else "the processes did not start for"
-                text = (
-                    f"{what} {groups - len(self._groups)} of {groups} groups of {self._group_spec[0]} workers"
-                )
+                short = groups - len(self._groups)
+                text = f"{what} {short} of {groups} groups of {self._group_spec[0]} workers"
                 raise TimeoutError(f"{text} with {self._group_spec[1]} within {waited:.0f} s")
             if not self._pending:
                 self._request_groups(groups)
@@ -219,10 +222,8 @@ class RayGang:
         self._reclaim_responsive()
         ranks_per_group, bundle, _ = self._group_spec
         missing = self._target_workers // ranks_per_group - len(self._groups) - len(self._pending)
-        if (
-            missing > 0
-            and nodes.free_workers(bundle, self._avoid | self._suspected_nodes()) >= ranks_per_group
-        ):
+        avoided = self._avoid | self._suspected_nodes()
+        if missing > 0 and nodes.free_workers(bundle, avoided) >= ranks_per_group:
             self._request_groups(len(self._groups) + len(self._pending) + 1)
         self._advance(wait=0.0)
         drained = nodes.draining()
@@ -320,11 +321,8 @@ class RayGang:
         for number, ((group, index), (node, address)) in enumerate(zip(self._slots, locations, strict=True)):
             local_rank = local_ranks[node] = local_ranks.get(node, -1) + 1
             rank_info = RankInfo(number, len(locations), local_rank, locations[0][1], node=address)
-            launches.append(
-                group.hosts[index].launch.remote(
-                    {"rank_info": dataclasses.asdict(rank_info), **arguments}, output
-                )
-            )
+            given = {"rank_info": dataclasses.asdict(rank_info), **arguments}
+            launches.append(group.hosts[index].launch.remote(given, output))
         for (group, _), (_, address), reference in zip(self._slots, locations, launches, strict=True):
             try:
                 ray.get(reference, timeout=LAUNCH_TIMEOUT)

@@ -40,6 +40,7 @@ class WorkerContext:
         self.changed = threading.Event()
         self._step, self._evaluated_batches, self._stop = -1, 0, False
         self._waiting = self._preempted = False
+        self._profile: dict[str, Any] | None = None
         self._rows: list[dict[str, Any]] = []
         self._dropped = 0
 
@@ -75,6 +76,15 @@ class WorkerContext:
     def request_stop(self) -> None:
         """Ask this rank to commit and end at the next step boundary."""
         self._stop = True
+
+    def ask_profile(self, asked: dict[str, Any]) -> None:
+        """Ask this rank to profile its next steps; of two requests the latter counts."""
+        self._profile = asked
+
+    def take_profile(self) -> dict[str, Any] | None:
+        """The profile that was asked for since the last call, None without one."""
+        asked, self._profile = self._profile, None
+        return asked
 
     def notice_preemption(self) -> None:
         """Note that this process will be taken away soon."""

@@ -33,6 +33,7 @@ for _module in (
     "run",
     "jobs",
     "logs",
+    "profile",
     "report",
     "checkpoint",
     "evaluate",

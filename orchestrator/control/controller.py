@@ -66,7 +66,7 @@ class Controller:
         `died` says that this controller takes the place of one that died."""
         self._spec, self._run, self._faults, self._died, self._queue = spec, run, faults, died, queue
         self._until = min(until or spec.train.steps, spec.train.steps)
-        self._workers = Workers(spec, cluster)
+        self._workers = Workers(spec, cluster, run)
         self._useful, self._stragglers = spec.resources.workers.max, Stragglers()
         self._history: RunHistory | None = None
         self._state = State(phase="queue" if queue else "prepare")

@@ -153,6 +153,9 @@ def _train(policy: Policy, state: State, seen: Observation) -> tuple[State, Acti
     evaluated = max((r.evaluated_batches for r in seen.ranks), default=0)
     if evaluated != state.evaluated_batches:
         state = dataclasses.replace(state, evaluated_batches=evaluated, moved=heard)
+    if (waits := any(r.waiting for r in seen.ranks)) != state.waited:
+        # The step that waited for storage has its time from the end of that on.
+        state = dataclasses.replace(state, waited=waits, moved=state.moved if waits else heard)
     if any(r.state == "failed" for r in seen.ranks) and not state.suspected:
         state = dataclasses.replace(state, suspected=seen.now)
     if fault := _fault(policy, state, seen):

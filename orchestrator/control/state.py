@@ -55,7 +55,7 @@ class State:
     """Where the run is.
 
     `since` is when the phase began, and `moved` when the last step was seen, or the last of the batches that are
-    `evaluated_batches`. `stopping` says why the run is to end,
+    `evaluated_batches`, or when the ranks no longer `waited` for storage. `stopping` says why the run is to end,
     `resizing` why the gang is to be replaced though nothing failed, `yielding` which job the run makes room for.
     `suspected` is since when a rank complains of a peer, `roomy` since when there has been room for more workers, and
     `too_small` since when no node of the cluster's would do; 0 if it is not so. All times are monotonic seconds.
@@ -73,6 +73,7 @@ class State:
     step: int = 0
     evaluated_batches: int = 0
     moved: float = 0.0
+    waited: bool = False
     stopping: Stop | None = None
     resizing: str = ""
     yielding: str = ""

@@ -11,11 +11,12 @@ from cluster.workers.machine import Offer
 from cluster.workers.rank_output import last_lines
 from orchestrator.control.capacity import Capacity
 from orchestrator.control.health import Failure
+from orchestrator.control.profile_requests import ProfileRequests
 from orchestrator.control.snapshot_servers import SnapshotServers
 from orchestrator.control.state import Phase
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout, ModelShape
-from orchestrator.storage.run_directory import Row
+from orchestrator.storage.run_directory import Row, RunDir
 from orchestrator.track.rank_log import output_of_attempt
 from orchestrator.track.redact import redact
 from orchestrator.train.task import ENTRY_OF, PREEMPTION_NOTICES, Task
@@ -30,8 +31,8 @@ class Workers:
     `running` says whether ranks run; `ranks` are as they were last seen, none while no ranks run.
     """
 
-    def __init__(self, spec: JobSpec, cluster: Cluster) -> None:
-        self._spec, self._cluster = spec, cluster
+    def __init__(self, spec: JobSpec, cluster: Cluster, run: RunDir) -> None:
+        self._spec, self._cluster, self._profiles = spec, cluster, ProfileRequests(run)
         self.bundle = spec.resources.per_worker.bundle
         self._snapshots = SnapshotServers(spec, cluster)
         source = spec.resources.notices
@@ -71,6 +72,8 @@ class Workers:
         """Observe the ranks, if any run; the rows that they have reported. See `Gang.poll`."""
         if not self.running:
             return ()
+        if asked := self._profiles.take():
+            self._gang.ask_profile(asked)
         self.status = self._gang.poll(saved, wait)
         return self.status.rows
 
@@ -141,6 +144,7 @@ class Workers:
     def close(self) -> None:
         """End everything."""
         self.free()
+        self._profiles.close()
         self._snapshots.stop()
         if self._notices is not None:
             self._notices.stop()

@@ -36,6 +36,7 @@ from orchestrator.train.engines.engine import Engine, Metrics
 from orchestrator.train.evaluation import Evaluator
 from orchestrator.train.instability import check_stable
 from orchestrator.train.learning_rate import learning_rate
+from orchestrator.train.profile import StepProfiler
 from orchestrator.train.progress import TrainingProgress
 from orchestrator.train.rank_messages import agree
 from orchestrator.train.reference import References, needs_reference
@@ -119,7 +120,8 @@ class Rank:
 
     def train(self) -> dict[str, Any]:
         """Train to the end of the task. The last commit is published when this returns."""
-        with self._commits, Prefetch(self._samples, self._progress.step) as prefetched:
+        profiler = self._profiler = StepProfiler(self._context, self._task.run)
+        with self._commits, profiler, Prefetch(self._samples, self._progress.step) as prefetched:
             # Before the first step, or when a stop came before it.
             stop = self._stopped or (not self._is_over and not self._evaluate())
             if not self._is_over:
@@ -194,6 +196,7 @@ class Rank:
         """One optimiser step, its row of metrics and, if due, its commit. Returns whether to stop now."""
         began, at = time.perf_counter(), self._progress.step
         self._inject(at + 1)
+        self._profiler.next(at + 1)
         self._context.set_waiting(True)
         micro_batches, digest = prefetched.next()
         self._context.set_waiting(False)

@@ -406,6 +406,10 @@ FAULTS = (
         "train", "watch",
     ),
     Case(
+        "the step after a long wait has its time", in_phase("train", 100, waited=True), see(ranks=RUNNING),
+        "train", "watch", becomes={"waited": False, "moved": NOW},
+    ),
+    Case(
         "storage that never answers", in_phase("train", FIRST_STEP + 1), see(ranks=(rank(0), rank(1, waiting=True))),
         "stop", "halt", first_fault="no step for 901 s",
     ),

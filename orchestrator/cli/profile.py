@@ -1,0 +1,123 @@
+"""The command profile: traces and tables of the next steps of a run that trains."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestrator.cli.chain import chain_at
+from orchestrator.cli.options import Cluster, Json, emit, table
+from orchestrator.cli.targets import Target, job_at, run_at
+from orchestrator.job.errors import InputError
+
+if TYPE_CHECKING:
+    from orchestrator.storage.run_directory import RunDir
+
+EVERY = 0.5
+"""Seconds between looks for results."""
+SHOWN = 12
+"""Operators that are printed; the file has more."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    app.command()(profile)
+
+
+def profile(
+    target: Target,
+    ranks: Annotated[str, typer.Option(metavar="N[,N...]", help="the ranks to profile")] = "0",
+    steps: Annotated[int, typer.Option(min=1, max=50, help="how many steps")] = 2,
+    timeout: Annotated[float, typer.Option(min=1, help="seconds to wait for the traces")] = 300.0,
+    address: Cluster = None,
+    as_json: Json = False,
+) -> None:
+    """Profile the next steps of a run that trains: a trace for each rank, and the operators that took longest."""
+    run = _directory(target, address)
+    status = run.read_json_or_empty("status.json")
+    wanted = _ranks(ranks, status)
+    asked = {"id": time.strftime("%Y%m%d-%H%M%S", time.gmtime()), "ranks": wanted, "steps": steps}
+    folder = f"profiles/{asked['id']}"
+    with contextlib.suppress(FileExistsError):
+        run.fs.makedirs(f"{run.path}/profiles", exist_ok=True)
+    run.write_json("profiles/request.json", asked)
+    found = _results(run, folder, wanted, timeout)
+    if as_json:
+        emit({"folder": run.at(folder), "profiles": found})
+        return
+    for each in found:
+        _show(each)
+    print("Open a trace at https://ui.perfetto.dev (or chrome://tracing):")
+    for each in found:
+        for name in each["files"]:
+            path = run.at(f"{folder}/{name}")
+            memory = name.endswith(".pickle")
+            print(
+                f"  python -m torch.cuda._memory_viz trace_plot {path} -o memory.html"
+                if memory
+                else f"  {path}"
+            )
+
+
+def _directory(target: str, address: str | None) -> RunDir:
+    if not address and (chain := chain_at(target)) is not None:
+        names = ", ".join(stage.name for stage in chain[1].stages)
+        raise InputError("is a chain", chain[0].uri, f"name the folder of a stage in it: {names}")
+    run = None if address else run_at(target)
+    if run is None:
+        job = job_at(target, address)[1]
+        run = run_at(job.run_dir)
+        if run is None:
+            what = "its run directory cannot be read from this machine"
+            raise InputError(what, job.run_dir, "give the command where it can be")
+    return run
+
+
+def _ranks(text: str, status: dict[str, Any]) -> list[int]:
+    try:
+        wanted = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise InputError("is no list of ranks", f"--ranks {text}", "give numbers, as in 0,3") from None
+    if status.get("phase") != "train" or not status.get("ranks"):
+        phase = status.get("phase", "unknown")
+        raise InputError(f"the run does not train now: it is in phase {phase}", "RUN", "wait for phase train")
+    world = len(status["ranks"])
+    if wanted[0] < 0 or wanted[-1] >= world:
+        raise InputError(f"the run has {world} ranks", f"--ranks {text}", f"name some of 0 to {world - 1}")
+    return wanted
+
+
+def _results(run: RunDir, folder: str, ranks: list[int], timeout: float) -> list[dict[str, Any]]:
+    """The tables of all these ranks, as they come. Raises TimeoutError, naming what is missing."""
+    found: dict[int, dict[str, Any]] = {}
+    end = time.monotonic() + timeout
+    while missing := [rank for rank in ranks if rank not in found]:
+        for rank in missing:
+            if result := run.read_json_or_empty(f"{folder}/rank-{rank}.json"):
+                found[rank] = result
+        if time.monotonic() > end:
+            names = ", ".join(map(str, missing))
+            what = f"no profile of rank {names} within {timeout:g} s; `orchestrator logs` may say why"
+            raise TimeoutError(what)
+        if len(found) < len(ranks):
+            time.sleep(EVERY)
+    return [found[rank] for rank in ranks]
+
+
+def _show(found: dict[str, Any]) -> None:
+    first, last = found["steps"]
+    title = f"Rank {found['rank']}, steps {first} to {last}, {found['seconds']:.3f} s while profiled"
+    on_device = any(row["device_seconds"] for row in found["operators"])
+    key = "device_seconds" if on_device else "cpu_seconds"
+    columns = ["operator", "calls", "own time", "share"]
+    table(title, columns, [_row(row, key, found["seconds"]) for row in found["operators"][:SHOWN]])
+    if found["communication"]:
+        rows = [_row(row, "whole_seconds", found["seconds"]) for row in found["communication"][:SHOWN]]
+        table(f"Rank {found['rank']}: communication", ["collective", "calls", "time", "share"], rows)
+
+
+def _row(row: dict[str, Any], key: str, seconds: float) -> list[str]:
+    return [row["name"][:60], str(row["calls"]), f"{row[key] * 1e3:.1f} ms", f"{row[key] / seconds:.1%}"]

@@ -1,0 +1,141 @@
+"""Profiles of a rank's next steps, asked for while it trains: traces, and tables of what took the time.
+
+torch's profiler changes no number. It is imported when it is first asked for.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from cluster.workers.worker_context import WorkerContext
+from orchestrator.storage.file_system import open_file_system
+from orchestrator.storage.retry import Retry
+
+PROFILES = "profiles"
+"""The folder of all profiles in a run directory; in it are a folder a request, and the last request."""
+OPERATORS = 40
+"""Operators in a table, those that took longest."""
+COMMUNICATION = ("c10d::", "gloo:", "nccl:", "ncclDevKernel", "ncclKernel")
+"""How the names of collectives begin."""
+MEMORY_EVENTS = 100_000
+"""Allocations of a GPU that a memory snapshot has."""
+TIMEOUT = 60.0
+"""Seconds for a file to be written to a remote store."""
+RETRY = Retry(attempts=3, first=0.2, cap=2.0, deadline=120.0)
+
+
+class StepProfiler:
+    """Profiles the steps that are asked for by `WorkerContext.ask_profile`, {"id", "ranks", "steps"}.
+
+    A context manager: what is being profiled when it is left is written. A profile that fails says so in the rank's log
+    and changes nothing else.
+    """
+
+    def __init__(self, context: WorkerContext, run: str) -> None:
+        """`run` is the URI of the run directory."""
+        self._context, self._run = context, run
+        self._asked: dict[str, Any] = {}
+        self._profile: Any = None
+        self._first, self._began = 0, 0.0
+
+    def __enter__(self) -> StepProfiler:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._profile is not None:
+            self._guarded(lambda: self._end(self._context.step))
+
+    def next(self, step: int) -> None:
+        """Step number `step` is about to begin."""
+        if self._profile is not None and step >= self._first + int(self._asked["steps"]):
+            self._guarded(lambda: self._end(step - 1))
+        asked = self._context.take_profile()
+        if asked and self._profile is None and self._context.rank_info.rank in asked["ranks"]:
+            self._asked, self._first = asked, step
+            self._guarded(self._begin)
+
+    def _guarded(self, call: Any) -> None:
+        """What may take longer than a step, and may fail without harm."""
+        self._context.set_waiting(True)
+        try:
+            call()
+        except Exception as error:
+            self._profile = None
+            print(f"the profile failed: {type(error).__name__}: {error}", file=sys.stderr)
+        finally:
+            self._context.set_waiting(False)
+
+    def _begin(self) -> None:
+        from torch.profiler import ProfilerActivity, profile
+
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+            torch.cuda.memory._record_memory_history(max_entries=MEMORY_EVENTS)
+        self._profile = profile(activities=activities)
+        self._profile.start()
+        self._began = time.perf_counter()
+
+    def _end(self, last: int) -> None:
+        """Stop after step `last`, and write what was seen."""
+        seconds = time.perf_counter() - self._began
+        profile, self._profile = self._profile, None
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        profile.stop()
+        rank = self._context.rank_info.rank
+        with tempfile.TemporaryDirectory() as folder:
+            trace = Path(folder) / f"rank-{rank}.trace.json.gz"
+            profile.export_chrome_trace(str(trace))
+            files = [trace]
+            if torch.cuda.is_available():
+                files.append(Path(folder) / f"rank-{rank}.memory.pickle")
+                torch.cuda.memory._dump_snapshot(str(files[-1]))
+                torch.cuda.memory._record_memory_history(enabled=None)
+            found = {
+                "rank": rank,
+                "steps": [self._first, last],
+                "seconds": seconds,
+                "files": [file.name for file in files],
+                **tables(profile.key_averages()),
+            }
+            self._write(files, found)
+
+    def _write(self, files: Iterable[Path], found: Mapping[str, Any]) -> None:
+        """The files, then the tables, whose being there says that all is."""
+        from orchestrator.storage.run_directory import RunDir
+
+        run, folder = RunDir(self._run), f"{PROFILES}/{self._asked['id']}"
+        fs, path = open_file_system(run.at(folder), TIMEOUT)
+        RETRY(fs.makedirs, path, exist_ok=True)
+        for file in files:
+            RETRY(fs.pipe_file, f"{path}/{file.name}", file.read_bytes())
+        run.write_json(f"{folder}/rank-{found['rank']}.json", found)
+
+
+def tables(averages: Iterable[Any]) -> dict[str, list[dict[str, Any]]]:
+    """The operators that took longest by themselves, and the collectives, from torch's averages by name."""
+    rows = [
+        {
+            "name": str(each.key),
+            "calls": int(each.count),
+            "cpu_seconds": each.self_cpu_time_total / 1e6,
+            "device_seconds": each.self_device_time_total / 1e6,
+            "whole_seconds": max(each.cpu_time_total, each.device_time_total) / 1e6,
+        }
+        for each in averages
+    ]
+    collectives = [row for row in rows if row["name"].startswith(COMMUNICATION)]
+    rows.sort(key=lambda row: -(row["device_seconds"] or 0.0) - row["cpu_seconds"])
+    collectives.sort(key=lambda row: -row["whole_seconds"])
+    return {"operators": rows[:OPERATORS], "communication": collectives[:OPERATORS]}
