@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from orchestrator.data import manifest, shards, sources, tokenizer
 from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.fingerprint import fingerprint
+from orchestrator.data.own_samples import prepare_samples
 from orchestrator.data.part_text import sample
 from orchestrator.job.data import TrainBpe
 from orchestrator.job.spec import JobSpec, parse
@@ -42,6 +43,8 @@ def prepare_here(spec: JobSpec, cache: str) -> str:
 
 
 def _prepare(spec: JobSpec, cache: str) -> str:
+    if spec.data.samples is not None:
+        return prepare_samples(spec.data.samples, spec.seed, cache)
     extra = special_tokens(spec.workload.objective)
     files = sources.resolve(spec.data.sources)
     part_bytes = sources.part_size(files)

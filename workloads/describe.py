@@ -10,12 +10,14 @@ from workloads.hf.hf_config import FOLDER
 from workloads.model import count
 from workloads.model.config import TransformerConfig
 from workloads.model.presets import preset
+from workloads.own.reference import is_reference
 
 if TYPE_CHECKING:
     from workloads.hf.hf_class import HuggingFaceModel
+    from workloads.own.model import OwnModel
 
-Description: TypeAlias = "TransformerConfig | HuggingFaceModel"
-"""What a model is made of: one of the project's own, or a class of transformers that is run as it is."""
+Description: TypeAlias = "TransformerConfig | HuggingFaceModel | OwnModel"
+"""What a model is made of: one of this project, a class of transformers or a user's own that is run as it is."""
 SENTENCES = ("next_sentence", "sentence_order")
 """Objectives with a label of the whole sequence besides those of the tokens."""
 TYPED = (*SENTENCES, "unified_lm", "translation_lm")
@@ -38,14 +40,18 @@ def describe(
     vocab_size: int | None = None,
     objective: str | None = None,
     classes: int | None = None,
-) -> TransformerConfig | HuggingFaceModel:
-    """The configuration of preset `model`, or of the folder in `hf:<folder>`, with `changes`.
+) -> Description:
+    """The configuration of preset `model`, of the folder in `hf:<folder>`, or of `module:name`, with `changes`.
 
     A preset has `vocab_size` tokens unless `changes` give another number; a folder keeps its own. With `objective` the
     model has the heads that it trains, of so many `classes`. Raises WorkloadError for an unknown model or field, or
     sizes that do not fit each other.
     """
     wanted = dict(changes or {})
+    if is_reference(model):
+        from workloads.own.model import describe_own
+
+        return describe_own(model, wanted, vocab_size)
     if not model.startswith(FOLDER):
         if vocab_size is not None:
             wanted.setdefault("vocab_size", vocab_size)
@@ -88,12 +94,12 @@ def for_objective(config: TransformerConfig, objective: str, classes: int | None
     return config.changed(wanted)
 
 
-def parameters(config: TransformerConfig | HuggingFaceModel) -> int:
+def parameters(config: Description) -> int:
     """Number of trained parameters; see `count.parameters`."""
     return count.parameters(config) if isinstance(config, TransformerConfig) else config.parameters()
 
 
-def flops(config: TransformerConfig | HuggingFaceModel, sequence_length: int) -> float:
+def flops(config: Description, sequence_length: int) -> float:
     """FLOPs of a forward and backward pass per token; see `count.flops`."""
     if isinstance(config, TransformerConfig):
         return count.flops(config, sequence_length)

@@ -23,6 +23,8 @@ from workloads.model.config import TransformerConfig
 from workloads.model.mup import beside
 from workloads.model.stored import StoredWeights
 from workloads.objectives.sampled import RULE
+from workloads.own.model import OwnModel, OwnWorkload
+from workloads.own.samples import SAMPLES, OfSamples
 from workloads.transformer_workload import TransformerWorkload, build_model
 from workloads.workload import Objective, Vocabulary, Workload
 
@@ -57,8 +59,8 @@ def load(
     begin: Begin | None = None,
     labels: Sequence[str] = (),
     adapter: Adapter | None = None,
-) -> TransformerWorkload | HuggingFaceWorkload:
-    """The workload of preset `model` (with `changes`) or of `hf:<folder>`, trained with `objective`.
+) -> TransformerWorkload | HuggingFaceWorkload | OwnWorkload:
+    """The workload of preset `model` (with `changes`), of `hf:<folder>` or of `module:name`, trained with `objective`.
 
     options are those of the objective; rule is the sampling rule of the run's data, see `workloads.objectives.sampled`;
     mup gives the widths of the base model for muP, see `workloads.model.mup`; dropout and layer_drop are rates, see
@@ -80,6 +82,8 @@ def load(
         config = config.changed({"vocab_size": vocabulary.size})
     taken = adapter.positions if adapter else 0
     _check(model, config, objective, vocabulary, sequence_length + taken)
+    if isinstance(config, OwnModel) and objective == SAMPLES:
+        return OwnWorkload(model, config, OfSamples(), vocabulary)
     built = objectives.build(
         objective,
         vocabulary=vocabulary,
@@ -90,6 +94,8 @@ def load(
         typed=getattr(config, "token_types", 0) > 1,
         **(options or {}),
     )
+    if isinstance(config, OwnModel):
+        return OwnWorkload(model, config, built, vocabulary)
     if isinstance(config, HuggingFaceModel):
         if begin is not None:
             raise WorkloadError(
@@ -168,11 +174,13 @@ def _workload(
 
 def _check(
     model: str,
-    config: TransformerConfig | HuggingFaceModel,
+    config: Description,
     objective: str,
     vocabulary: Vocabulary,
     sequence_length: int,
 ) -> None:
+    if isinstance(config, OwnModel):
+        return
     hf_class = isinstance(config, HuggingFaceModel)
     if config.architecture not in objectives.architectures(objective) or (
         hf_class and objective in NOT_OF_HF_CLASSES
@@ -204,7 +212,13 @@ def trained_share(
     """The share of the parameters of `model` that are trained: those of the adapter, if there is one, and no pattern in
     `freeze` matches, or those that one in `thawed` does. Heads may be missing in it."""
     with torch.device("meta"):
-        built = build_model(model) if isinstance(model, TransformerConfig) else build_class(model)
+        built = (
+            model.make()
+            if isinstance(model, OwnModel)
+            else build_model(model)
+            if isinstance(model, TransformerConfig)
+            else build_class(model)
+        )
         if adapter is not None and isinstance(model, TransformerConfig):
             adapter.apply(built, model)
     sizes = {name: parameter.numel() for name, parameter in built.named_parameters()}

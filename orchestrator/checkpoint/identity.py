@@ -9,12 +9,14 @@ from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.document import parse_yaml
 from orchestrator.job.errors import InputError
+from orchestrator.job.own_code import check_same_code
 from orchestrator.job.spec import STAGES, JobSpec, parse
 from orchestrator.storage.run_directory import RunDir
 
-IDENTITY, SHARDS, BASE = "identity", "shards", "base"
-"""Keys of a commit's meta: the parts of the job that make the run the same run, the digest of its token shards, and
-the weights that it began with. Commits of earlier versions lack them and are not compared."""
+IDENTITY, SHARDS, BASE, CODE = "identity", "shards", "base", "code"
+"""Keys of a commit's meta: the parts of the job that make the run the same run, the digest of its token shards, the
+weights that it began with, and the hashes of the user's own code. Commits of earlier versions lack them and are not
+compared."""
 JOB = "job.yaml"
 LENGTH = "train.steps"
 """The one key of the identity that may change, see `extension_of`."""
@@ -60,6 +62,8 @@ def check_same_run(spec: JobSpec, run: RunDir) -> CommitManifest | None:
     """
     commit = Store(run.at("checkpoints")).latest(deep=False)
     extension_of(spec, run, commit)
+    if commit is not None:
+        check_same_code(spec, commit.meta.get(CODE) or {}, run.uri)
     return commit
 
 
@@ -106,6 +110,7 @@ def is_shared(commit: CommitManifest, spec: JobSpec) -> bool:
 
 def check_commit(commit: CommitManifest, spec: JobSpec, where: str) -> None:
     """Raise InputError if a commit is not of a run of this job."""
+    check_same_code(spec, commit.meta.get(CODE) or {}, where)
     if IDENTITY in commit.meta:
         before = _job_of(commit)
         _compare(spec, before, where)

@@ -97,9 +97,9 @@ def export(
         emit(found)
     else:
         averaged = ", averaged weights" if "weights" in found else ""
-        print(
-            f"{target}: step {manifest.step}{averaged}, logits within {found['logits_difference']:.1e} of transformers'"
-        )
+        apart = found["logits_difference"]
+        same = "" if apart is None else f", logits within {apart:.1e} of transformers'"
+        print(f"{target}: step {manifest.step}{averaged}{same}")
 
 
 def prune(run_dir: Run, keep: Annotated[int, typer.Option(min=1, help="commits that stay")] = 1) -> None:

@@ -73,7 +73,7 @@ def look(inputs: TrainingInputs, tokens: Tokens, wanted: Wanted) -> dict[str, An
     from orchestrator.data.mixture.passes import MANY
     from orchestrator.resolve.training_inputs import course_of
 
-    spec, batches = inputs.job.spec, inputs.batches
+    spec, batches = inputs.job.spec, inputs.text[0]
     found: dict[str, Any] = {"name": spec.name, **course_of(inputs, spec)}
     for source in found["sources"]:
         source["too_often"] = source["passes"] > MANY
@@ -126,7 +126,7 @@ def show(found: dict[str, Any]) -> None:
 def _places(inputs: TrainingInputs, spec: JobSpec, wanted: Wanted) -> list[dict[str, Any]]:
     from orchestrator.data.look import samples_at
 
-    batches = inputs.batches
+    batches = inputs.text[0]
     if wanted.sample is None:
         positions = range(wanted.at or 0, (wanted.at or 0) + wanted.count)
         return samples_at(batches, positions, spec.train.global_batch)
@@ -143,7 +143,7 @@ def _shown(inputs: TrainingInputs, spec: JobSpec, place: dict[str, Any], decode:
     from orchestrator.data.look import others, plain, spots
     from orchestrator.train.sequence_warmup import shortened
 
-    read = inputs.batches.read
+    read = inputs.text[0].read
     batch = read.collate([place["sample"]], place["turn"])
     length = None
     if read.objective.reading.partial:

@@ -72,7 +72,8 @@ def summarise(
     if data:
         from orchestrator.resolve.prepared_data import data_of
 
-        entropy = data_of(run, data).manifest.entropy
+        found_data = data_of(run, data).manifest
+        entropy = None if found_data.own else found_data.entropy
     found = summary(
         spec,
         run.read_json_or_empty("plan.json") or None,

@@ -28,6 +28,9 @@ def write_excerpt(uri: str, target: str) -> None:
     full = tokens.manifest
     if shards.is_complete(folder) and (manifest.read(folder) or full).fingerprint == full.fingerprint:
         return
+    if full.own:
+        manifest.write(folder, full)
+        return
     source = max(range(tokens.sources), key=tokens.length)
     found = tokens.window(source, 0, min(EXCERPT_TOKENS, tokens.length(source)))
     data, name = found.astype(full.dtype).tobytes(), shards.shard_name(0)

@@ -76,6 +76,7 @@ class DataManifest:
         engines: which engines encoded the text, and how much of it was compared with the reference, by name, see
             `encoding.engines`; empty for data of earlier versions.
         rejected: how many documents were left out and how many repaired, by kind; empty if none.
+        own: checksum of own samples, of which there are as many as `documents`; empty for text.
         bytes_per_token: turns a loss in nats per token into bits per byte: loss / ln 2 / bytes_per_token.
     """
 
@@ -96,6 +97,7 @@ class DataManifest:
     records: str = ""
     engines: dict[str, dict[str, int]] = field(default_factory=dict)
     rejected: dict[str, dict[str, int]] = field(default_factory=dict)
+    own: str = ""
 
     @property
     def shards(self) -> list[TokenShard]:
@@ -104,7 +106,9 @@ class DataManifest:
 
     @property
     def digest(self) -> str:
-        """xxh3_128 over the shards' checksums in order: data of equal digests has the same tokens."""
+        """xxh3_128 over the shards' checksums in order: data of equal digests has the same tokens, or own samples."""
+        if self.own:
+            return self.own
         content = [[[shard.tokens, shard.xxh3] for shard in source.shards] for source in self.sources]
         return xxhash.xxh3_128_hexdigest(json.dumps([self.dtype, content]).encode())
 
@@ -120,6 +124,8 @@ class DataManifest:
             del found["engines"]
         if not self.rejected:
             del found["rejected"]
+        if not self.own:
+            del found["own"]
         return found
 
     @classmethod

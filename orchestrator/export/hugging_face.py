@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from orchestrator.export.tokenizer import write_tokenizer
 from orchestrator.job.spec import JobSpec
 from orchestrator.resolve.resolved_job import wrong_input
 from orchestrator.storage.retry import patient
+from workloads.own.reference import is_reference
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from workloads.transformer_workload import TransformerWorkload
     from workloads.workload import Batch, Objective, Workload
 
+Form: TypeAlias = Literal["hf", "adapter", "safetensors"]
 COMPARED, SHORT = 64, 7
 """Tokens of the longest and of the shortest sequence on which outputs are compared."""
 SAMPLE_TOKENS = 120
@@ -37,15 +39,16 @@ def export(
     target: str,
     best: bool = False,
     raw: bool = False,
-    form: Literal["hf", "adapter"] | None = None,
+    form: Form | None = None,
 ) -> dict[str, Any]:
     """Export the commit at `step` of a run to the folder `target`: complete and checked, or not at all. Its `form` is
-    that of the job, or a model for transformers, if none is given.
+    that of the job, or a model for transformers, if none is given; an own model has its own.
 
     With `best` that commit is exported, if there is one, which is best by the metric of checkpoint.keep_best. The
     weights are averaged, if the job has an average of them, unless `raw`.
 
-    Returns {"uri", "step", "logits_difference", "sample"}, and what `facts_of` says of the weights; `sample` is
+    Returns {"uri", "step", "logits_difference" "sample"}, and what `facts_of` says of the weights; the difference
+    is None if there is nothing to compare with, `sample` is
     generated text, None if the model generates none. Raises InputError if there is no such commit, and RuntimeError if
     transformers disagrees.
     """
@@ -59,10 +62,12 @@ def export(
     spec, tokens, commit = found.spec, found.tokens, found.commit
     weights, step = facts_of(found.reader), commit.step
     with draft(target) as folder:
-        form = form or spec.checkpoint.export or "hf"
+        own = is_reference(spec.workload.model)
+        form = "safetensors" if own else form or spec.checkpoint.export or "hf"
         difference = write(spec, tokens, found.workload, found.read, folder, form)
         facts = {"step": step, "receipt": commit.receipt, "run": spec.name, "logits_difference": difference}
-        facts["evaluation"] = _evaluation_facts(spec, commit.meta["layout"]["micro_batch"])
+        if not own:
+            facts["evaluation"] = _evaluation_facts(spec, commit.meta["layout"]["micro_batch"])
         facts |= weights
         sample = _sample(tokens, folder) if form == "hf" else None
         evaluation = metrics_of(found.store, commit)
@@ -94,12 +99,18 @@ def write(
     workload: Workload,
     read: Callable[[str], Tensor],
     folder: str,
-    form: Literal["hf", "adapter"] = "hf",
-) -> float:
-    """Write model and tokenizer to the local `folder`. Returns the largest difference to the outputs of transformers.
+    form: Form = "hf",
+) -> float | None:
+    """Write model and tokenizer to the local `folder`. Returns the largest difference to the outputs of transformers,
+    None for an own model, which has no other.
 
     `read` returns a tensor of the commit by its name. Raises RuntimeError if the difference is too large.
     """
+    if form == "safetensors":
+        from orchestrator.export.own_model import write_own
+
+        write_own(spec, workload, read, folder)
+        return None
     if form == "adapter":
         with wrong_input("checkpoint.export"):
             check_adapter_export(workload)

@@ -25,7 +25,7 @@ def model_card(
     form: str,
     evaluation: Mapping[str, float],
     weights: Mapping[str, Any],
-    difference: float,
+    difference: float | None,
 ) -> str:
     """The card of a commit's model in the `form` of checkpoint.export as Markdown, with a header that model hubs read.
 
@@ -34,7 +34,7 @@ def model_card(
     """
     spec, commit, data = model.spec, model.commit, model.tokens.manifest
     base = redact((commit.meta.get(BASE) or {}).get("uri", ""))
-    library = "peft" if form == "adapter" else "transformers"
+    library = {"adapter": "peft", "safetensors": "pytorch"}.get(form, "transformers")
     head = {
         "library_name": library,
         **({"base_model": base} if base else {}),
@@ -60,7 +60,11 @@ def model_card(
         if averaged
         else weights.get("weights", "as trained"),
         "receipt": f"`{commit.receipt}`, a hash of all samples in their order",
-        "checked": f"outputs as those of {library} within {difference:.1e}",
+        **(
+            {}
+            if difference is None
+            else {"checked": f"outputs as those of {library} within {difference:.1e}"}
+        ),
         "made with": ", ".join(
             f"{name} {metadata.version(name)}" for name in ("training-orchestrator", "torch", "transformers")
         ),

@@ -64,10 +64,10 @@ class CheckpointSpec(StrictModel):
         description="steps between snapshots into the memory of other nodes; auto: as often as costs one hundredth of "
         "the time, if there are several nodes with enough memory",
     )
-    export: Literal["hf", "adapter"] | None = Field(
+    export: Literal["hf", "adapter", "safetensors"] | None = Field(
         default="hf",
-        description="what is exported: a model for transformers, with an adapter merged into it; or the adapter alone, "
-        "for peft",
+        description="what is exported: a model for transformers, with an adapter merged into it; the adapter alone, "
+        "for peft; safetensors, the weights of an own model under its own names",
     )
     export_at: Literal["end", "commit"] = Field(
         default="end", description="once at the end, or at every commit, beside training"

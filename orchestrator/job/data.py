@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from orchestrator.job.clean import CleanStep
 from orchestrator.job.fields import columns_of
 from orchestrator.job.mixture import MixtureSpec, adds_up
+from orchestrator.job.reference import Reference
 from orchestrator.job.strict import StrictModel
 from orchestrator.job.tokenizer_training import Train, TrainBpe
 
@@ -119,10 +121,21 @@ def ceiling_of(value: int | str) -> tuple[int | None, float | None]:
     return None, share
 
 
-class DataSpec(StrictModel):
-    """The text, and how it becomes token sequences."""
+OF_SAMPLES = {"sources": [], "tokenizer": "", "sequence_length": 1}
+"""What stands for the keys of text where samples are the user's own."""
+SHORTEST = 8
+"""Tokens of the shortest sequence of text."""
 
-    sources: list[Source] = Field(min_length=1)
+
+class DataSpec(StrictModel):
+    """The text, and how it becomes token sequences; or own samples."""
+
+    samples: Reference | None = Field(
+        default=None,
+        description="an own dataset module:name in place of sources, tokenizer and sequence_length, for an own model; "
+        "see the guide",
+    )
+    sources: list[Source]
     tokenizer: TrainBpe | Train | str = Field(
         description="train_bpe: N, or train: with a recipe, or a tokenizer.json, its folder or a .tiktoken file"
     )
@@ -131,7 +144,7 @@ class DataSpec(StrictModel):
         description="what encodes text: the fastest engine that gives the ids of the library tokenizers, compared on a "
         "share of the text, or that library itself",
     )
-    sequence_length: int = Field(ge=8, description="tokens in one sequence")
+    sequence_length: int = Field(ge=1, description="tokens in one sequence, 8 at least")
     labels: list[str] = Field(
         default_factory=list,
         description="the names of the labels, in the order of their numbers, for an objective that predicts labels",
@@ -168,6 +181,44 @@ class DataSpec(StrictModel):
     cache: str | None = Field(
         default=None, description="folder of the token shards; beside the run directory if unset"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def samples_take_the_place_of_text(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or given.get("samples") is None:
+            return given
+        of_text = sorted(key for key, value in OF_SAMPLES.items() if given.get(key, value) != value)
+        if of_text:
+            raise ValueError(f"{of_text[0]} is of text, and samples are the user's own; leave it out")
+        return {**OF_SAMPLES, **given}
+
+    @field_validator("sources")
+    @classmethod
+    def text_has_a_source(cls, sources: list[Source], info: ValidationInfo) -> list[Source]:
+        if not sources and not info.data.get("samples"):
+            raise PydanticCustomError(
+                "too_short", "List should have at least 1 item, or data.samples be given"
+            )
+        return sources
+
+    @field_validator("sequence_length")
+    @classmethod
+    def text_is_long_enough(cls, length: int, info: ValidationInfo) -> int:
+        if length < SHORTEST and not info.data.get("samples"):
+            raise PydanticCustomError("greater_than_equal", "Input should be greater than or equal to 8")
+        return length
+
+    @model_validator(mode="after")
+    def what_is_of_text_is_left_out_of_samples(self) -> DataSpec:
+        if self.samples is None:
+            return self
+        known = {"samples", "cache", "validation", *OF_SAMPLES}
+        others = type(self).model_fields.keys() - known
+        if said := sorted(others - self.at_default(*others)):
+            raise ValueError(f"{said[0]} is of text, and samples are the user's own; leave it out")
+        if self.validation is not None and self.validation.share is None:
+            raise ValueError("validation of own samples is a share of them; give validation.share")
+        return self
 
     @field_validator("max_rejected")
     @classmethod

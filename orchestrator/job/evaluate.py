@@ -10,7 +10,10 @@ from pydantic import Field, model_validator
 from orchestrator.job.data import Source, refuse_weights
 from orchestrator.job.records import COLUMNS, PREFERENCES
 from orchestrator.job.strict import Count, Positive, StrictModel
+from workloads.own.reference import PATTERN, is_reference
 
+SAMPLES = "samples"
+"""The objective of own samples, whose loss is the model's."""
 VALIDATION = "validation"
 """The name of the set that `data.validation` gives."""
 OfAnswers = Literal["reward_margin", "chosen_reward", "rejected_reward"]
@@ -20,6 +23,8 @@ OfWords = Literal["chosen_log_probability", "rejected_log_probability"]
 OfPredictions = Literal["f1", "matthews", "spearman"]
 """Metrics of all predictions together, which are given where they are asked for."""
 Metric = Literal["loss", "perplexity", "bits_per_byte", "accuracy", OfAnswers, OfWords, OfPredictions]
+OwnMetric = Annotated[str, Field(pattern=PATTERN)]
+"""An own metric; its least value is the best, like that of a loss."""
 LARGER_IS_BETTER: frozenset[str] = frozenset(
     {"accuracy", "reward_margin", "chosen_reward", "chosen_log_probability", *get_args(OfPredictions)}
 )
@@ -76,11 +81,12 @@ class EvaluateSpec(StrictModel):
         default=None, description="most global batches of a set that are evaluated; the whole set if unset"
     )
     samples: SamplesSpec | None = Field(default=None, description="texts to read, from the first to the last")
-    metrics: list[Metric] | None = Field(
+    metrics: list[Metric | OwnMetric] | None = Field(
         default=None,
         description="loss (nats a token), perplexity, bits_per_byte (comparable across tokenizers), accuracy (share of "
         "the tokens that are predicted right, or of pairs whose chosen answer has the larger reward), reward_margin "
-        "and more of pairs, see the guide; f1 and matthews of classes, spearman of numbers, where they are asked for; "
+        "and more of pairs, see the guide; own functions module:name; "
+        "f1 and matthews of classes, spearman of numbers, where they are asked for; "
         "those that the objective gives if unset",
     )
     tasks: list[str] = Field(
@@ -91,6 +97,11 @@ class EvaluateSpec(StrictModel):
     def metrics_for(self, objective: str) -> tuple[str, ...]:
         """The metrics of an evaluation: those that were asked for, or all that the objective gives."""
         return tuple(self.metrics or [m for m in metrics_of(objective) if m not in get_args(OfPredictions)])
+
+    @property
+    def own_metrics(self) -> tuple[str, ...]:
+        """Those of the metrics that are the user's own."""
+        return tuple(metric for metric in self.metrics or () if is_reference(metric))
 
     @property
     def of_predictions(self) -> tuple[str, ...]:
@@ -128,6 +139,8 @@ def without_tasks(evaluate: EvaluateSpec | None, sets: list[str]) -> EvaluateSpe
 def metrics_of(objective: str) -> tuple[str, ...]:
     """The metrics that an objective gives. A loss by byte of text needs that every token is predicted, and once; what
     is no text has no perplexity, and a number is not right or wrong."""
+    if objective == SAMPLES:
+        return ("loss", "accuracy")
     left_out = set() if objective == "causal_lm" else {"bits_per_byte"}
     if objective in COLUMNS and objective not in ("seq2seq", "conversation"):
         left_out |= {"perplexity"}

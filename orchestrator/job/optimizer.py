@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema, model_validator
 
+from orchestrator.job.reference import Reference
 from orchestrator.job.strict import Count, Fraction, StrictModel
 
 NEWER = ("momentum", "layer_decay")
@@ -35,10 +36,11 @@ class OptimizerSpec(StrictModel):
     """AdamW (Loshchilov and Hutter, 2019), LAMB (You et al., 2020), LARS (You et al., 2017), Lion (Chen et al., 2023),
     Muon (Jordan et al., 2024) for the matrices of the layers beside AdamW for the rest.
 
-    LARS uses the first of betas as its momentum.
+    LARS uses the first of betas as its momentum. An own one is `module:name`, see `workloads.own.protocols`; betas, eps
+    and momentum are not for it.
     """
 
-    name: Literal["adamw", "lamb", "lars", "lion", "muon"] = "adamw"
+    name: Literal["adamw", "lamb", "lars", "lion", "muon"] | Reference = "adamw"
     lr: float = Field(default=3e-4, gt=0.0)
     betas: tuple[Fraction, Fraction] = (0.9, 0.95)
     eps: float = Field(default=1e-8, gt=0.0)
@@ -55,9 +57,10 @@ class OptimizerSpec(StrictModel):
     warmup: Steps = Field(
         default=0, description="steps of linear warm-up, or a share of train.steps such as 5%"
     )
-    schedule: Literal["constant", "linear", "cosine", "wsd", "inverse_sqrt"] = Field(
+    schedule: Literal["constant", "linear", "cosine", "wsd", "inverse_sqrt"] | Reference = Field(
         default="cosine",
-        description="learning rate after the warm-up; wsd is constant up to the decay; a run under constant, wsd or "
+        description="learning rate after the warm-up, or an own function module:name; "
+        "wsd is constant up to the decay; a run under constant, wsd or "
         "inverse_sqrt can be extended by raising train.steps",
     )
     decay: Steps = Field(
@@ -75,6 +78,15 @@ class OptimizerSpec(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def an_own_one_says_its_numbers_itself(self) -> OptimizerSpec:
+        said = (
+            {"betas", "eps"} - self.at_default("betas", "eps") if isinstance(self.name, Reference) else set()
+        )
+        if said:
+            raise ValueError(f"{min(said)} is not for {self.name}; give it in the options of name")
+        return self
+
+    @model_validator(mode="after")
     def only_wsd_has_a_decay(self) -> OptimizerSpec:
         if self.schedule == "wsd" and not self.decay:
             raise ValueError("schedule wsd has no decay; set decay to its steps, or schedule to constant")
@@ -89,4 +101,5 @@ class OptimizerSpec(StrictModel):
 
         None under a schedule that is stretched over the whole run.
         """
-        return None if self.schedule in ("linear", "cosine") else steps - self.decay
+        stretched = self.schedule in ("linear", "cosine") or isinstance(self.schedule, Reference)
+        return None if stretched else steps - self.decay

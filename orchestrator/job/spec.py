@@ -19,9 +19,10 @@ from orchestrator.job.data import NEWER as NEWER_OF_SOURCES
 from orchestrator.job.data import DataSpec, Source
 from orchestrator.job.document import read_document
 from orchestrator.job.errors import InputError
-from orchestrator.job.evaluate import VALIDATION, EvaluateSpec, StopWhen, metric_problem, metrics_of
+from orchestrator.job.evaluate import SAMPLES, VALIDATION, EvaluateSpec, StopWhen, metric_problem, metrics_of
 from orchestrator.job.limits import LimitSpec
 from orchestrator.job.optimizer import NEWER
+from orchestrator.job.own import completed, problem_of
 from orchestrator.job.resources import ResourceSpec
 from orchestrator.job.strict import Count, Positive, StrictModel
 from orchestrator.job.tracking import TrackingSpec
@@ -29,6 +30,7 @@ from orchestrator.job.train import TrainSpec
 from orchestrator.job.tune import TuneSpec
 from orchestrator.job.validation_messages import input_error
 from orchestrator.job.workload import WorkloadSpec
+from workloads.own.reference import is_reference
 
 
 class ParallelSpec(StrictModel):
@@ -79,6 +81,21 @@ class JobSpec(StrictModel):
     tune: TuneSpec | None = Field(
         default=None, description="a search over keys of this job, for `orchestrator tune`"
     )
+    accept_code: list[str] = Field(
+        default_factory=list,
+        description="hashes of own code with which the run goes on although it has changed since it began",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def own_samples_have_an_objective(cls, given: Any) -> Any:
+        return completed(given)
+
+    @model_validator(mode="after")
+    def own_code_is_used_where_it_can_be(self) -> JobSpec:
+        if problem := problem_of(self):
+            raise ValueError(problem)
+        return self
 
     @model_validator(mode="after")
     def mup_has_an_optimizer_that_it_is_defined_for(self) -> JobSpec:
@@ -101,13 +118,14 @@ class JobSpec(StrictModel):
             raise ValueError(
                 "evaluate.where beside is for held-out text, and there is none; leave it out, tasks come after training"
             )
-        lacking = set((self.evaluate and self.evaluate.metrics) or ()) - set(
-            metrics_of(self.workload.objective)
+        given = metrics_of(self.metrics_objective)
+        lacking = {m for m in (self.evaluate and self.evaluate.metrics) or () if not is_reference(m)} - set(
+            given
         )
         if lacking:
             raise ValueError(
                 f"{', '.join(sorted(lacking))} is no metric of {self.workload.objective}, which has "
-                f"{', '.join(metrics_of(self.workload.objective))}; leave it out of evaluate.metrics"
+                f"{', '.join(given)}; leave it out of evaluate.metrics"
             )
         if self.evaluate is not None and self.data.validation and VALIDATION in self.evaluate.sets:
             raise ValueError(
@@ -161,7 +179,7 @@ class JobSpec(StrictModel):
                 continue
             if self.evaluate is None:
                 raise ValueError(f"{key} {metric} is not measured; add evaluate, and data.validation")
-            if problem := metric_problem(metric, self.set_names, self.evaluate, self.workload.objective):
+            if problem := metric_problem(metric, self.set_names, self.evaluate, self.metrics_objective):
                 raise ValueError(f"{key} {metric} {problem}")
         return self
 
@@ -195,6 +213,11 @@ class JobSpec(StrictModel):
                 "tracking.register_as is about the exported model, and nothing is exported; set checkpoint.export to hf"
             )
         return self
+
+    @property
+    def metrics_objective(self) -> str:
+        """The objective by which metrics are told: of an own model its own loss."""
+        return SAMPLES if is_reference(self.workload.model) else self.workload.objective
 
     @property
     def reads_base(self) -> bool:
@@ -247,7 +270,7 @@ class JobSpec(StrictModel):
                     "cache",
                     "encode_with",
                     "max_rejected",
-                    *self.data.at_default("mixture", "packing", "on_error"),
+                    *self.data.at_default("samples", "mixture", "packing", "on_error"),
                 },
                 "workload": self.workload.at_default("layer_drop", "grow"),
                 "train": {"stability": True, "optimizer": self.train.optimizer.at_default(*NEWER)},

@@ -21,4 +21,8 @@ class StrictModel(BaseModel):
     def at_default(self, *names: str) -> set[str]:
         """Those of the keys that have their default."""
         known = type(self).model_fields
-        return {name for name in names if getattr(self, name) == known[name].get_default()}
+        return {
+            name
+            for name in names
+            if getattr(self, name) == known[name].get_default(call_default_factory=True)
+        }

@@ -14,9 +14,11 @@ from orchestrator.export.peft_adapter import check_adapter_export
 from orchestrator.export.target import check_target
 from orchestrator.job.data import Source
 from orchestrator.job.errors import InputError, Problems
+from orchestrator.job.evaluate import SAMPLES
 from orchestrator.job.records import COLUMNS, LABELLED, PREFERENCES, REFERENCED, problem_of
 from orchestrator.job.spec import JobSpec
 from orchestrator.job.tokenizer_training import TrainedTokenizer
+from orchestrator.launch.own_code import check_own_code
 from orchestrator.planning import prices
 from orchestrator.planning.machines import BOUNDLESS
 from orchestrator.planning.plan import plan
@@ -96,6 +98,8 @@ def check_text(spec: JobSpec) -> None:
     from orchestrator.data import sources
     from orchestrator.data.documents import check_beginning
 
+    if spec.data.samples is not None:
+        return
     policy = spec.data.on_error
     files = sources.resolve(spec.data.sources, on_error=policy)
     size = sum(file.plain_size for file in files)
@@ -119,7 +123,9 @@ def check_objective(job: ResolvedJob) -> None:
 
     spec, architecture = job.spec, job.model.architecture
     name = spec.workload.objective
-    if architecture not in objectives.architectures(name):
+    if name == SAMPLES:
+        return
+    if architecture != "own" and architecture not in objectives.architectures(name):
         known = [n for n in objectives.NAMES if architecture in objectives.architectures(n)]
         what = f"{name} does not train {spec.workload.model}, which is a {architecture}"
         raise InputError(what, "workload.objective", f"choose from {', '.join(known)}")
@@ -190,9 +196,14 @@ def check_workload(job: ResolvedJob) -> None:
     """
     from orchestrator.data.manifest import FORMAT
     from workloads.hf.hf_class import HuggingFaceModel
+    from workloads.own.model import OwnModel
 
     workload: Any = load_workload(job.spec, vocabulary_before_data(job), FORMAT, job.model)
-    if job.spec.checkpoint.export:
+    if job.spec.checkpoint.export == "safetensors":
+        if not isinstance(workload.config, OwnModel):
+            what = "safetensors is for own models, and transformers reads this one"
+            raise InputError(what, "checkpoint.export", "set it to hf")
+    elif job.spec.checkpoint.export:
         with wrong_input("checkpoint.export"):
             workload.check_hf()
             if job.spec.checkpoint.export == "adapter":
@@ -200,6 +211,7 @@ def check_workload(job: ResolvedJob) -> None:
     if isinstance(workload.config, HuggingFaceModel):
         _check_hugging_face_class(job.spec, workload)
     check_tasks(job.spec, workload)
+    check_own_code(job, workload)
 
 
 def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 from orchestrator.planning.layout import ModelShape
-from workloads.describe import flops, parameters
+from workloads.describe import Description, flops, parameters
 from workloads.model.config import TransformerConfig
 
-if TYPE_CHECKING:
-    from workloads.hf.hf_class import HuggingFaceModel
 
-
-def model_shape(config: TransformerConfig | HuggingFaceModel, sequence_length: int) -> ModelShape:
-    """The sizes that planning needs. A Hugging Face class that is run as it is cannot be split."""
+def model_shape(config: Description, sequence_length: int) -> ModelShape:
+    """The sizes that planning needs. What is run as it is cannot be split."""
+    whole = "an own model" if config.architecture == "own" else "this model's Hugging Face class"
     shape = ModelShape(
         parameters=parameters(config),
         layers=config.layers + config.decoder_layers,
@@ -26,12 +23,14 @@ def model_shape(config: TransformerConfig | HuggingFaceModel, sequence_length: i
         sequence_length=sequence_length,
         flops_per_token=flops(config, sequence_length),
         stages=1,
-        no_model_split="this model's Hugging Face class is run as it is",
-        no_sequence_split="this model's Hugging Face class is run as it is",
+        no_model_split=f"{whole} is run as it is",
+        no_sequence_split=f"{whole} is run as it is",
         no_recompute=""
         if isinstance(config, TransformerConfig) or config.has_blocks
         else "its class has no repeated layer",
-        chunked_head=not config.generator if isinstance(config, TransformerConfig) else config.ends_in_head,
+        chunked_head=not config.generator
+        if isinstance(config, TransformerConfig)
+        else getattr(config, "ends_in_head", False),
     )
     return _splits(config, shape) if isinstance(config, TransformerConfig) else shape
 

@@ -68,6 +68,11 @@ def prepared(
     from orchestrator.data.data_folder import DataFolder
     from orchestrator.data.shards import is_complete
 
+    if spec.data.samples is not None:
+        from orchestrator.data.own_samples import prepare_samples
+
+        named, cache = spec.data.samples, data_cache(spec, run)
+        return PreparedData(prepare_samples(named, spec.seed, cache, _name(before.uri)))
     data = before.uri
     if not data or not is_complete(DataFolder(data)):
         from orchestrator.data.prepare import prepare as prepare_data

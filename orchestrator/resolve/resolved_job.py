@@ -72,6 +72,8 @@ def resolve(spec: JobSpec, vocabulary_size: int | None = None) -> ResolvedJob:
         objective = asked.objective if asked.objective in COLUMNS else None
         model = describe(asked.model, asked.changes, size, objective, len(spec.data.labels) or None)
         shape = model_shape(model, spec.data.sequence_length)
+        if spec.evaluate and spec.evaluate.own_metrics:
+            shape = replace(shape, no_model_split="an own metric reads whole outputs")
     if spec.reads_base:
         from workloads.load import trained_share
 
@@ -99,11 +101,15 @@ def special_tokens_of(spec: JobSpec) -> tuple[str, ...]:
     """The special tokens that the job's objective needs. Raises InputError for an unknown objective."""
     from workloads.objectives import special_tokens
 
+    if spec.data.samples is not None:
+        return ()
     with wrong_input("workload.objective"):
         return special_tokens(spec.workload.objective)
 
 
 def _vocabulary_size(spec: JobSpec, special: tuple[str, ...]) -> int:
+    if spec.data.samples is not None:
+        return 1
     if isinstance(spec.data.tokenizer, TrainedTokenizer):
         return spec.data.tokenizer.recipe.vocabulary
     from orchestrator.data import tokenizer

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from orchestrator.job.errors import InputError
 from orchestrator.job.evaluate import VALIDATION
 from orchestrator.job.spec import JobSpec
 from orchestrator.job.tokenizer_training import TrainedTokenizer
@@ -18,6 +19,7 @@ from orchestrator.storage.retry import Retry
 if TYPE_CHECKING:
     from orchestrator.data.batches import Batches
     from orchestrator.data.held_out_set import HeldOut
+    from orchestrator.data.own_samples import OwnBatches, OwnHeldOut
     from orchestrator.data.tokens import Tokens
     from workloads.describe import Description
     from workloads.workload import Objective, Vocabulary, Workload
@@ -30,9 +32,16 @@ class TrainingInputs:
 
     job: ResolvedJob
     workload: Workload
-    batches: Batches
-    sets: Mapping[str, HeldOut]
+    batches: Batches | OwnBatches
+    sets: Mapping[str, HeldOut | OwnHeldOut]
     prompts: Prompts | None = None
+
+    @property
+    def text(self) -> tuple[Batches, Mapping[str, HeldOut]]:
+        """The batches and sets of a job on text. Raises InputError if its samples are the user's own."""
+        if self.job.spec.data.samples is not None:
+            raise InputError("own samples are no text", "data.samples", "look at them in Python")
+        return cast("Batches", self.batches), cast("Mapping[str, HeldOut]", self.sets)
 
 
 def training_inputs(
@@ -56,6 +65,8 @@ def training_inputs(
 
     job = resolve(spec, tokens.manifest.vocabulary)
     workload = workload_of(spec, tokens, job.model, base)
+    if spec.data.samples is not None:
+        return _of_samples(spec, job, workload, tokens)
     weights = [source.weight for source in spec.data.sources]
     share = spec.data.validation and spec.data.validation.share
     parts = split(tokens, share) if share else None
@@ -70,6 +81,18 @@ def training_inputs(
     if parts and spec.evaluate:
         held_out = {VALIDATION: split_set(parts, workload.objective), **held_out}
     return TrainingInputs(job, workload, made, held_out, prompts_of(job, workload, tokens.tokenizer))
+
+
+def _of_samples(spec: JobSpec, job: ResolvedJob, workload: Workload, tokens: Tokens) -> TrainingInputs:
+    """What a job on own samples trains on. Raises InputError."""
+    from orchestrator.data.own_samples import batches_of_samples
+
+    assert spec.data.samples is not None
+    share = spec.data.validation.share if spec.data.validation else None
+    batches, held_out = batches_of_samples(spec.data.samples, spec.seed, share, tokens.manifest)
+    return TrainingInputs(
+        job, workload, batches, {VALIDATION: held_out} if held_out and spec.evaluate else {}
+    )
 
 
 def _own_sets(
@@ -118,14 +141,15 @@ def course_of(inputs: TrainingInputs, spec: JobSpec) -> dict[str, Any]:
     from orchestrator.data.mixture.passes import course
 
     uris = [source.name for source in spec.data.sources]
-    return course(inputs.batches.order, uris, spec.train.global_batch, spec.train.steps)
+    return course(inputs.text[0].order, uris, spec.train.global_batch, spec.train.steps)
 
 
 def _cut_notes(inputs: TrainingInputs) -> list[str]:
     """A line if records are longer than a sample, with how many, and of how many nothing is predicted."""
-    objective, read = inputs.workload.objective, inputs.batches.read
+    objective = inputs.workload.objective
     if not objective.reading.unit.startswith("record"):
         return []
+    read = inputs.text[0].read
     least, length = objective.reading.window // 2, objective.reading.window
     found = [words for words in map(read, read.longer_than(least)) if objective.is_cut(words)]
     if not found:
@@ -153,7 +177,8 @@ def workload_of(
     spec: JobSpec, tokens: Tokens, model: Description | None = None, base: Base | None = None
 ) -> Workload:
     """The workload over the vocabulary of prepared data. Raises InputError."""
-    return load_workload(spec, tokens.vocabulary(), tokens.manifest.format, model, base, tokens.folder.retry)
+    vocabulary = no_vocabulary() if spec.data.samples is not None else tokens.vocabulary()
+    return load_workload(spec, vocabulary, tokens.manifest.format, model, base, tokens.folder.retry)
 
 
 def load_workload(
@@ -196,8 +221,17 @@ def load_workload(
         return replace(workload, frozen=frozen, thawed_after=thawed_after(spec.train.thaw, frozen))
 
 
+def no_vocabulary() -> Vocabulary:
+    """That of own samples, which are no text."""
+    from workloads.workload import Vocabulary
+
+    return Vocabulary(1, 0)
+
+
 def vocabulary_before_data(job: ResolvedJob) -> Vocabulary:
     """The vocabulary as far as it is known before there is data."""
+    if job.spec.data.samples is not None:
+        return no_vocabulary()
     import numpy as np
     from tokenizers import Tokenizer
 

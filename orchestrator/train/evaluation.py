@@ -18,6 +18,7 @@ from cluster.workers.clock import wall
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.data.batches import Prefetch
 from orchestrator.data.held_out_set import HeldOut
+from orchestrator.data.own_samples import OwnHeldOut
 from orchestrator.job.evaluate import EvaluateSpec, OfPredictions
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
@@ -31,6 +32,7 @@ from orchestrator.train.sampler import Sampler
 from workloads.model.masks import DECODER_REAL, REAL
 from workloads.model.transformer import IGNORED
 from workloads.objectives.preferences import DIVERGENCE, means
+from workloads.own.model import COUNTED, OwnModel
 from workloads.workload import Batch
 
 ROUTED = ((REAL, "tokens", "padding"), (DECODER_REAL, "decoder_tokens", "decoder_padding"))
@@ -59,6 +61,7 @@ class Evaluator:
         workload, asked = inputs.workload, spec.evaluate and spec.evaluate.samples
         self._has_routers = bool(workload.config.moe)
         self._metrics = spec.evaluate.metrics_for(workload.objective.name) if spec.evaluate else ()
+        self._is_own = isinstance(workload.config, OwnModel)
         length = spec.data.sequence_length
         self._sampler = (
             Sampler(inputs.prompts, asked, layout, context, engine, workload, self._batch_size, length)
@@ -112,10 +115,13 @@ class Evaluator:
             self._context.set_waiting(False)
             if sums is None:
                 return None
-            found[name] = measures(sums, held_out.tokens / max(held_out.bytes, 1), self._metrics)
+            if self._is_own:
+                found[name] = {**_ratios_of(sums), "tokens": sums.tokens}
+            else:
+                found[name] = measures(sums, held_out.tokens / max(held_out.bytes, 1), self._metrics)
         return found
 
-    def _sums(self, held_out: HeldOut, step: int, heeds_stop: bool) -> EvaluationSums | None:
+    def _sums(self, held_out: HeldOut | OwnHeldOut, step: int, heeds_stop: bool) -> EvaluationSums | None:
         samples, sums = _samples(held_out, self._spec, self._batch_size), EvaluationSums()
         rank = self._layout.coordinate(self._context.rank_info.rank)["dp"]
         passes = shares(samples, self._layout.micro_batch, self._batch_size, self._layout.dp, rank)
@@ -135,7 +141,7 @@ class Evaluator:
                 self._between(step)
         return sums
 
-    def _micro_batch(self, held_out: HeldOut, part: int, samples: int) -> Batch:
+    def _micro_batch(self, held_out: HeldOut | OwnHeldOut, part: int, samples: int) -> Batch:
         """Micro-batch number `part`; of what is beyond the last sample nothing is predicted."""
         size = self._layout.micro_batch
         numbers = torch.arange(part * size, (part + 1) * size)
@@ -143,17 +149,23 @@ class Evaluator:
         batch = held_out.batch(numbers.where(there, 0).tolist())
         if bool(there.all()):
             return batch
-        for name in LABELS:
+        for name in () if COUNTED in batch else LABELS:
             if name in batch:
                 none = math.nan if batch[name].is_floating_point() else IGNORED
                 batch[name] = batch[name].masked_fill(_wide(~there, batch[name]), none)
-        if "compared" in batch:
-            batch["compared"] &= there
+        for name in ("compared", COUNTED):
+            if name in batch:
+                batch[name] = batch[name] & there
         for name, read, padding in ROUTED if self._has_routers else ():  # nor is it routed, which would count
             if read in batch:
                 real = batch.get(padding, torch.ones_like(batch[read], dtype=torch.bool))
                 batch[name] = real & _wide(there, real)
         return batch
+
+
+def _ratios_of(sums: EvaluationSums) -> dict[str, float]:
+    """The metrics of an own model: its loss, and the means of what else it gives."""
+    return {"loss": sums.loss / max(sums.tokens, 1.0), **means(sums.sums)}
 
 
 def measures(sums: EvaluationSums, tokens_per_byte: float, metrics: Iterable[str]) -> dict[str, float]:
@@ -188,7 +200,7 @@ def _of_predictions(metric: str, predictions: Tensor) -> float:
     return measure(metric, values, labels)
 
 
-def _samples(held_out: HeldOut, spec: EvaluateSpec | None, batch_size: int) -> int:
+def _samples(held_out: HeldOut | OwnHeldOut, spec: EvaluateSpec | None, batch_size: int) -> int:
     most = spec.batches if spec else None
     return held_out.samples if most is None else min(held_out.samples, most * batch_size)
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import math
 
+from orchestrator.job.errors import InputError
 from orchestrator.job.optimizer import OptimizerSpec
+from orchestrator.job.reference import Reference
+from workloads.errors import WorkloadError
+from workloads.own.reference import load
+
+WHERE = "train.optimizer.schedule"
 
 
 def learning_rate(spec: OptimizerSpec, step: int, steps: int) -> float:
@@ -15,6 +21,8 @@ def learning_rate(spec: OptimizerSpec, step: int, steps: int) -> float:
     """
     if step < spec.warmup:
         return spec.lr * (step + 1) / spec.warmup
+    if isinstance(spec.schedule, Reference):
+        return spec.lr * own_share(spec.schedule, step, steps)
     decay_from = steps - spec.decay
     done = (step - spec.warmup) / max(steps - spec.warmup, 1)
     match spec.schedule:
@@ -31,3 +39,17 @@ def learning_rate(spec: OptimizerSpec, step: int, steps: int) -> float:
         case "linear":
             shape = 1.0 - done
     return spec.lr * (spec.final_lr + (1 - spec.final_lr) * shape)
+
+
+def own_share(named: Reference, step: int, steps: int) -> float:
+    """The learning rate of an update as a share of `lr`, by an own schedule. Raises InputError for what is none."""
+    try:
+        found = float(load(named.use)(step, steps, **named.options))
+    except WorkloadError as error:
+        raise InputError(str(error), WHERE) from None
+    except Exception as error:  # whatever the user's code raises
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise InputError(f"{named} failed at update {step} ({reason})", WHERE, "mend it") from None
+    if not (math.isfinite(found) and found >= 0.0):
+        raise InputError(f"{named} gives {found} at update {step}", WHERE, "give a share of lr, 0 or more")
+    return found

@@ -16,12 +16,14 @@ from cluster.workers.clock import wall
 from cluster.workers.injected_faults import FaultSpec
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.checkpoint.averaged import facts_of
+from orchestrator.checkpoint.identity import CODE
 from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.data.batches import Prefetch, slices
 from orchestrator.data.receipt import add, roll
 from orchestrator.data.skips import lr_factor, merged, start_of
 from orchestrator.data.tokens import Tokens
 from orchestrator.job.errors import InputError
+from orchestrator.job.own_code import check_same_code, find_code
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.planning.layout import Layout
 from orchestrator.resolve.base import Base, base_of
@@ -56,6 +58,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     task = Task(**config)
     spec, layout = parse(task.job), Layout.from_json(task.layout)
     resident = peak_memory()
+    find_code(spec, task.code, task.code_roots)
     device = open_device(spec, context)
     baseline_memory = 0 if device.device.type == "cuda" else resident
     patience = patient(spec.limits.unsaved, context.stop_requested)
@@ -183,6 +186,7 @@ class Rank:
             return TrainingProgress(skips=merged(self._task.skips))
         try:
             manifest, reader = self._commits.open(self._task.restore)
+            check_same_code(self._spec, manifest.meta.get(CODE) or {}, self._task.run)
             self._engine.load(reader)
             self._weights = facts_of(reader)
         except CorruptCommit as error:

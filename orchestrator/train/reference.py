@@ -92,7 +92,7 @@ class References:
             for name, read in _all_readers(inputs).items()
             if name in self._values
         }
-        batches, sets = inputs.batches, dict(inputs.sets)
+        batches, sets = inputs.text
         if TRAINING in found:
             batches = batches.reading(found[TRAINING])
         sets = {
@@ -122,7 +122,8 @@ def needs_reference(spec: JobSpec) -> bool:
 
 
 def _all_readers(inputs: TrainingInputs) -> dict[str, SampleReader]:
-    return {TRAINING: inputs.batches.read} | {name: held.read for name, held in inputs.sets.items()}
+    batches, sets = inputs.text
+    return {TRAINING: batches.read} | {name: held.read for name, held in sets.items()}
 
 
 def _readers(task: Task, inputs: TrainingInputs) -> Mapping[str, SampleReader]:

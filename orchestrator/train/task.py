@@ -42,6 +42,8 @@ class Task:
         base: the weights that the run begins with, see `orchestrator.resolve.base.Base`; None if it begins anew.
         flops_per_token, peak_flops: FLOPs that the model takes for a token, forward and backward, and FLOP/s of a
             worker in matrix products; 0 if not known.
+        code: hashes of the user's own code, see `orchestrator.job.own_code`; those of this node must be the same.
+        code_roots: folders in which the controller has found that code.
     """
 
     job: dict[str, Any]
@@ -63,6 +65,8 @@ class Task:
     base: dict[str, Any] | None = None
     flops_per_token: float = 0.0
     peak_flops: float = 0.0
+    code: dict[str, str] = dataclasses.field(default_factory=dict)
+    code_roots: tuple[str, ...] = ()
 
     @classmethod
     def of_evaluation(

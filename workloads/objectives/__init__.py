@@ -39,7 +39,7 @@ L], sample_seed [B]. Integers are int64. Each class says which it gives.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -71,6 +71,7 @@ from workloads.objectives.supervised import (
 )
 from workloads.objectives.translation import TranslationLM
 from workloads.objectives.unified import UnifiedLM
+from workloads.own.reference import is_reference, load
 from workloads.workload import Objective, Vocabulary
 
 _CLASSES: Mapping[str, type[SampledObjective]] = MappingProxyType(
@@ -178,6 +179,14 @@ def compares(name: str) -> bool:
 
 
 def _find(name: str) -> type[SampledObjective]:
+    if is_reference(name):
+        kind = load(name)
+        if not (isinstance(kind, type) and issubclass(kind, SampledObjective)) or not is_dataclass(kind):
+            raise WorkloadError(
+                f"{name} is no objective; make it a frozen, keyword-only dataclass that inherits from "
+                "workloads.objectives.sampled.SampledObjective"
+            )
+        return kind
     if name not in _CLASSES:
         raise WorkloadError(f"there is no objective {name!r}; choose one of {', '.join(NAMES)}")
     return _CLASSES[name]

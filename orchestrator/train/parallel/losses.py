@@ -24,6 +24,7 @@ from orchestrator.train.rank_messages import gather_json
 from workloads.model.chunked_loss import ChunkedLoss
 from workloads.model.transformer import IGNORED
 from workloads.objectives.preferences import BASELINE, DIVERGENCE, log_probabilities, means
+from workloads.own.metrics import OwnMetrics
 from workloads.workload import Batch, Loss, Workload
 
 SUM, COUNT = "sum", "count"
@@ -60,6 +61,7 @@ class StepLosses:
         self._counts = self._measures and (mesh.cp.index == 0 or not self._compares)
         self.scale = 1.0
         self.chunks_head = True
+        self._own = OwnMetrics(spec.evaluate.own_metrics if spec.evaluate else ())
         self._tokens_at_once = HEAD_TOKENS[device.device.type]
         self._parts: dict[str, list[Tensor]] = {}
         self._names: dict[bool, list[str]] = {}
@@ -137,6 +139,8 @@ class StepLosses:
         themselves, and where answers are compared, whose loss is no sum over tokens."""
         if not self.chunks_head or self._compares or self._marked is not None:
             return None
+        if self._evaluating and self._own:
+            return None
         return ChunkedLoss(self._token_loss, self._tokens_at_once, self._weighed)
 
     def _weighed(self, total: Tensor) -> Tensor:
@@ -153,7 +157,7 @@ class StepLosses:
             return self._said[-1].sum()
         loss: Loss = self._workload.criterion(output, batch, self._of_tokens)
         if self._evaluating:
-            return self._add_exactly(loss)
+            return self._add_exactly(self._own.beside(loss, output, batch) if self._own else loss)
         share = 1.0 / (parts * self._layout.dp * self._layout.cp)
         self._add({"loss": loss.total.detach(), "count": loss.count, **_flat(loss)}, float(self._counts))
         self._add(loss.metrics, share if self._measures else 0.0)

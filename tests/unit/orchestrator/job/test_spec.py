@@ -150,7 +150,11 @@ def refusal(document: dict[str, Any]) -> str:
         ("checkpoint.average", {"ema": 1.0}, ["checkpoint.average.ema: input should be less than 1"]),
         ("checkpoint.average", {"last": 1}, ["average.last: input should be greater than or equal to 2"]),
         ("limits.unsaved", 0, ["limits.unsaved: input should be greater than 0"]),
-        ("checkpoint.export", "onnx", ["checkpoint.export: input should be 'hf' or 'adapter' (got 'onnx')"]),
+        (
+            "checkpoint.export",
+            "onnx",
+            ["checkpoint.export: input should be 'hf', 'adapter' or 'safetensors'"],
+        ),
         ("limits.cost_usd", 0, ["limits.cost_usd: input should be greater than 0"]),
         ("limits.wait", "10 min", ["limits.wait: input should be a valid number", "'10 min'"]),
     ],

@@ -1,0 +1,148 @@
+"""Own samples in the place of prepared text: which of them a step reads, what is held out, and that they stay the same.
+
+    <cache>/<fingerprint>/manifest.json    how many samples there are, and a checksum of what they hold
+
+The order is that of text: a pure function of (seed, epoch, position).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import xxhash
+
+from orchestrator.data import manifest, receipt
+from orchestrator.data.data_folder import DataFolder
+from orchestrator.data.fingerprint import TextChanged
+from orchestrator.data.held_out_split import DIGESTS, SHARE
+from orchestrator.data.manifest import DataManifest
+from orchestrator.data.order import Order, mix
+from orchestrator.job.errors import InputError
+from orchestrator.job.reference import Reference
+from workloads.errors import WorkloadError
+from workloads.own.samples import OwnSamples
+from workloads.workload import Batch
+
+WHERE = "data.samples"
+
+
+def open_samples(named: Reference, seed: int) -> OwnSamples:
+    """The dataset of a job. Raises InputError."""
+    try:
+        return OwnSamples(named.use, named.options, seed)
+    except WorkloadError as error:
+        raise InputError(str(error), WHERE) from None
+
+
+def prepare_samples(named: Reference, seed: int, cache: str, before: str = "") -> str:
+    """The URI of the manifest of own samples, written unless it is there; `before` is that which the run has.
+
+    Raises InputError if a sample cannot be read, TextChanged if they are not those of `before`.
+    """
+    made = open_samples(named, seed)
+    try:
+        content = made.fingerprint()
+    except WorkloadError as error:
+        raise InputError(str(error), WHERE) from None
+    own = xxhash.xxh3_128_hexdigest(json.dumps([named.model_dump(), seed, content], sort_keys=True).encode())
+    if before and own != before:
+        hint = "put the files back as they were, or start another run"
+        raise TextChanged("the samples have changed since the run began", WHERE, hint)
+    folder, count = DataFolder(f"{DataFolder(cache).uri}/{own}"), len(made)
+    if manifest.read(folder) is None:
+        found = DataManifest(own, "uint16", "", 1, {}, (), (), count, count, 0, 0.0, 1.0, own=own)
+        manifest.write(folder, found)
+    return folder.uri
+
+
+@dataclass(frozen=True)
+class OwnBatches:
+    """Micro-batches of the samples `numbers` of a dataset in a fixed order; see `orchestrator.data.batches.Batches`."""
+
+    samples: OwnSamples
+    numbers: np.ndarray
+    order: Order
+    packed: bool = False
+
+    def batch(self, position: int, count: int) -> tuple[Batch, int]:
+        """The samples at positions [position, position + count), and the sum of their receipt digests."""
+        positions = np.arange(position, position + count)
+        turns, ids = self.order.at(positions)
+        chosen = self.numbers[ids]
+        batch, hashes = self.samples.batch(chosen.tolist(), turns.tolist())
+        digests = [
+            receipt.digest(int(p), int(n), np.frombuffer(found, "<i8"))
+            for p, n, found in zip(positions, chosen, hashes, strict=True)
+        ]
+        return batch, receipt.add(digests)
+
+    def padding(self, position: int, count: int) -> float:
+        """0: nothing is filled up."""
+        return 0.0
+
+
+@dataclass(frozen=True)
+class OwnHeldOut:
+    """Samples that are held out; see `orchestrator.data.held_out_set.HeldOut`."""
+
+    read: OwnSamples
+    numbers: np.ndarray
+    bytes: int = 0
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return len(self.numbers)
+
+    @property
+    def tokens(self) -> int:
+        """A sample counts as one."""
+        return self.samples
+
+    @property
+    def documents(self) -> int:
+        """A sample counts as one."""
+        return self.samples
+
+    def batch(self, numbers: Sequence[int]) -> Batch:
+        """The samples of these numbers, in this order, as they are in the first turn."""
+        chosen = self.numbers[np.asarray(numbers)]
+        return self.read.batch(chosen.tolist(), [0] * len(chosen))[0]
+
+
+def batches_of_samples(
+    named: Reference, seed: int, share: float | None, data: DataManifest
+) -> tuple[OwnBatches, OwnHeldOut | None]:
+    """The batches of a job's samples, and about the `share` of them that is held out, by their numbers alone.
+
+    Raises InputError if there are not as many as `data` says, or a side has none.
+    """
+    made = open_samples(named, seed)
+    if len(made) != data.documents:
+        raise InputError(
+            f"there are {len(made)} samples, and the run has {data.documents}", WHERE, "put the files back"
+        )
+    numbers = np.arange(len(made))
+    held_out = None
+    if share:
+        chosen = mix(numbers.astype(np.uint64)) < np.uint64(min(math.ceil(share * DIGESTS), DIGESTS - 1))
+        if not 0 < chosen.sum() < len(numbers):
+            side = "none" if not chosen.any() else "all"
+            raise InputError(f"{share:g} holds out {side} of {len(numbers)} samples", SHARE, "change it")
+        held_out, numbers = OwnHeldOut(made, numbers[chosen]), numbers[~chosen]
+    return OwnBatches(made, numbers, Order(seed, [len(numbers)], [1.0])), held_out
+
+
+def first_samples(named: Reference, seed: int, count: int = 2) -> Batch:
+    """A batch of the first samples, or of the only one several times. Raises InputError."""
+    made = open_samples(named, seed)
+    try:
+        batch, _ = made.batch([number % len(made) for number in range(count)], [0] * count)
+    except WorkloadError as error:
+        raise InputError(str(error), WHERE) from None
+    return {name: torch.clone(value) for name, value in batch.items()}

@@ -1,0 +1,50 @@
+"""The export of an own model: its weights under its own names, and which code they are for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.job.errors import InputError
+from orchestrator.job.own_code import code_of
+from orchestrator.job.spec import JobSpec
+from workloads.own.model import NETWORK, OwnModel
+from workloads.own.reference import code_hash
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from workloads.workload import Workload
+
+WEIGHTS, ABOUT = "model.safetensors", "own.json"
+
+
+def write_own(spec: JobSpec, workload: Workload, read: Callable[[str], Tensor], folder: str) -> None:
+    """Write model.safetensors and own.json, which names the class, its options and a hash of its code."""
+    from safetensors.torch import save_file
+
+    tensors = {name.removeprefix(NETWORK): read(name).contiguous() for name in workload.shapes}
+    save_file(tensors, str(Path(folder) / WEIGHTS), {"format": "pt"})
+    config: OwnModel = workload.config
+    about = {"model": config.reference, "options": json.loads(config.options), "code": code_of(spec)}
+    about["vocabulary_size"] = config.vocab_size
+    (Path(folder) / ABOUT).write_text(json.dumps(about, indent=2) + "\n")
+
+
+def load_own(folder: str | Path) -> nn.Module:
+    """The exported model in a local folder, ready to use. Raises InputError if its code is another one now."""
+    from safetensors.torch import load_file
+
+    place = Path(folder) / ABOUT
+    if not place.is_file():
+        raise InputError("holds no export of an own model", str(folder), "give the folder of one")
+    about: dict[str, Any] = json.loads(place.read_text())
+    if code_hash(about["model"]) != about["code"][about["model"]]:
+        raise InputError(
+            f"the code of {about['model']} is not that of these weights", str(folder), "put it back"
+        )
+    model = OwnModel(about["model"], json.dumps(about["options"]), about["vocabulary_size"]).make()
+    model.load_state_dict(load_file(Path(folder) / WEIGHTS), strict=False)
+    return model.eval()

@@ -1,0 +1,76 @@
+"""A hash of the user's own code, which is part of a run's identity."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from orchestrator.job.errors import InputError
+from orchestrator.job.reference import Reference
+from orchestrator.job.spec import JobSpec
+from workloads.errors import WorkloadError
+from workloads.own.reference import code_hash, is_reference, root_of
+
+
+def used_by(spec: JobSpec) -> list[str]:
+    """Every `module:name` of a job that training and evaluation run, each once; that of a cleaning step is part of the
+    data instead."""
+    optimizer, named = spec.train.optimizer, [spec.workload.model, spec.workload.objective]
+    if spec.data.samples is not None:
+        named.append(spec.data.samples.use)
+    named += [each.use for each in (optimizer.name, optimizer.schedule) if isinstance(each, Reference)]
+    named += list(spec.evaluate.metrics or ()) if spec.evaluate else []
+    return list(dict.fromkeys(name for name in named if is_reference(name)))
+
+
+def code_of(spec: JobSpec) -> dict[str, str]:
+    """The hash of the user's own code by `module:name`, empty if the job names none. Raises InputError."""
+    found = {}
+    for name in used_by(spec):
+        try:
+            found[name] = code_hash(name)
+        except WorkloadError as error:
+            raise InputError(str(error), where_of(spec, name)) from None
+    return found
+
+
+def roots_of(spec: JobSpec) -> list[str]:
+    """The folders in which the job's own code is, each once. Raises WorkloadError."""
+    return list(dict.fromkeys(str(root_of(name)) for name in used_by(spec)))
+
+
+def find_code(spec: JobSpec, expected: dict[str, str], roots: Iterable[str]) -> None:
+    """Find the job's own code in this process, in `roots` too where they are. Raises InputError if it is not what is
+    `expected`, since this node has another working directory."""
+    sys.path += [root for root in roots if root not in sys.path]
+    if expected and code_of(spec) != expected:
+        what = "the user's own code on this node is not that of the run"
+        raise InputError(what, ", ".join(expected), "put it back, or let all nodes have the same")
+
+
+def where_of(spec: JobSpec, name: str) -> str:
+    """The key of the job file that names own code."""
+    optimizer = spec.train.optimizer
+    for key, given in (
+        ("workload.model", spec.workload.model),
+        ("workload.objective", spec.workload.objective),
+        ("data.samples", spec.data.samples and spec.data.samples.use),
+        ("train.optimizer.name", str(optimizer.name)),
+        ("train.optimizer.schedule", str(optimizer.schedule)),
+    ):
+        if given == name:
+            return key
+    return "evaluate.metrics"
+
+
+def check_same_code(spec: JobSpec, before: dict[str, str], where: str) -> None:
+    """Raise InputError if the job's own code is not that `before`, and the job does not accept that it has changed."""
+    now = code_of(spec) if before else {}
+    for name, known in before.items():
+        changed = name in now and now[name] != known
+        if changed and now[name] not in spec.accept_code:
+            raise InputError(
+                f"the code of {name} is not that which the run began with",
+                where,
+                f"put it back; or accept it by accept_code: [{now[name]}], which the run records; or begin another run",
+            )

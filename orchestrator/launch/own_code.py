@@ -1,0 +1,81 @@
+"""What is checked of the user's own code before a run starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.job.errors import InputError
+from orchestrator.job.own_code import code_of
+from orchestrator.job.reference import Reference
+from orchestrator.resolve.resolved_job import ResolvedJob, wrong_input
+
+
+def check_own_code(job: ResolvedJob, workload: Any) -> None:
+    """Every `module:name` of the job is there, has its source, and does what its protocol says on a first sample.
+
+    Raises InputError with the key of the job file.
+    """
+    from workloads.own.model import OwnModel
+
+    spec, optimizer = job.spec, job.spec.train.optimizer
+    code_of(spec)
+    if isinstance(optimizer.name, Reference):
+        from orchestrator.train.engines.own_optimizer import check_own
+
+        check_own(optimizer.name)
+    if isinstance(optimizer.schedule, Reference):
+        from orchestrator.train.learning_rate import own_share
+
+        for step in sorted(
+            {optimizer.warmup, (optimizer.warmup + spec.train.steps) // 2, spec.train.steps - 1}
+        ):
+            own_share(optimizer.schedule, step, spec.train.steps)
+    if spec.evaluate and spec.evaluate.own_metrics:
+        from workloads.own.metrics import OwnMetrics
+
+        with wrong_input("evaluate.metrics"):
+            OwnMetrics(spec.evaluate.own_metrics)
+    if isinstance(workload.config, OwnModel):
+        _check_model(job, workload)
+
+
+def _check_model(job: ResolvedJob, workload: Any) -> None:
+    from workloads.own.check import check_model
+
+    spec = job.spec
+    if spec.train.optimizer.name == "muon" and not workload.config.has_blocks:
+        what = f"muon updates the matrices of layers, and {workload.name} names none"
+        raise InputError(what, "train.optimizer.name", "add blocks() to it, or use adamw")
+    if spec.train.compile and not workload.config.has_blocks:
+        what = f"{workload.name} names no layers that could be compiled alone"
+        raise InputError(what, "train.compile", "add blocks() to it, or set it to false")
+    with wrong_input("workload.model"):
+        values = check_model(workload, _first(job, workload), spec.seed)
+    chosen = {"accuracy"} & {
+        (spec.checkpoint.best_metric or "").partition(".")[2],
+        (spec.stop_when.metric if spec.stop_when else "").partition(".")[2],
+        *((spec.evaluate and spec.evaluate.metrics) or ()),
+    }
+    if chosen - values:
+        what = f"the loss of {workload.name} gives no value of the name accuracy"
+        raise InputError(what, "workload.model", "return it, or choose by loss")
+
+
+def _first(job: ResolvedJob, workload: Any) -> Any:
+    """Two samples; of text, what the objective makes of words that stand for it."""
+    spec = job.spec
+    if spec.data.samples is not None:
+        from orchestrator.data.own_samples import first_samples
+
+        return first_samples(spec.data.samples, spec.seed)
+    import numpy as np
+
+    from workloads.objectives.samples import Samples
+
+    objective = workload.objective
+    window = objective.window(spec.data.sequence_length)
+    ids = np.array(
+        [i for i in range(workload.vocabulary.size) if i not in workload.vocabulary.special] or [0]
+    )
+    read = Samples(lambda number: ids[np.arange(number, number + window) % len(ids)], 2)
+    return objective.collate(read, [0, 1], 0)

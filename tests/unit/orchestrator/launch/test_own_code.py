@@ -1,0 +1,205 @@
+"""Own code that would make a run another one under another layout is refused before it starts, in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from orchestrator.job.errors import InputError
+from orchestrator.job.optimizer import OptimizerSpec
+from orchestrator.job.own_code import used_by
+from orchestrator.job.spec import JobSpec, dump, parse
+from orchestrator.launch.preflight import check_job
+from orchestrator.train.learning_rate import learning_rate
+
+CODE = """
+import numpy as np, torch
+from torch import nn
+
+class Points:
+    def __init__(self, count=6): self.count = count
+    def __len__(self): return self.count
+    def sample(self, number, rng): return {"x": rng.standard_normal(4), "y": float(number)}
+class Odd(Points):
+    def sample(self, number, rng): return {"x": np.zeros(number + 1)}
+class Words(Points):
+    def sample(self, number, rng): return {"x": "text"}
+
+class Line(nn.Module):
+    def __init__(self, width=3, **more):
+        super().__init__()
+        self.one, self.two = nn.Linear(4, width), nn.Linear(width, 1)
+        self.register_buffer("scale", torch.ones(1), persistent=False)
+    def forward(self, x): return self.two(self.one(x))[:, 0]
+    def loss(self, batch): return (self(batch["x"]) - batch["y"]).square()
+class Mean(Line):
+    def loss(self, batch): return super().loss(batch).mean()
+class Drops(Line):
+    def forward(self, x): return super().forward(nn.functional.dropout(x, 0.5))
+class Norms(Line):
+    def forward(self, x): return super().forward(x - x.mean(0))
+class Counts(Line):
+    def __init__(self): super().__init__(); self.norm = nn.BatchNorm1d(4, momentum=0.1)
+    def forward(self, x): self.norm.running_mean.add_(1); return super().forward(x)
+class Reads(Line):
+    def __init__(self): super().__init__(); self.n = int(torch.ones(1).sum())
+class Fixed(Line):
+    def loss(self, batch): return batch["y"]
+class Clock(Line):
+    def __init__(self): super().__init__(); nn.init.constant_(self.one.bias, np.random.rand())
+class Named(Line):
+    def loss(self, batch): return super().loss(batch), {"lr": batch["y"]}
+class NoLoss(nn.Module): ...
+class Word(nn.Module):
+    def __init__(self, vocabulary_size):
+        super().__init__()
+        self.table = nn.Embedding(vocabulary_size, 4); self.head = nn.Linear(4, vocabulary_size)
+    def loss(self, batch):
+        logits = self.head(self.table(batch["tokens"]))
+        return nn.functional.cross_entropy(logits.transpose(1, 2), batch["labels"], reduction="none")
+
+class Sgd:
+    slots = ("momentum",)
+    def __init__(self, keep=0.9): self.keep = keep
+    def update(self, p, g, state, *, lr, weight_decay, step):
+        state["momentum"].mul_(self.keep).add_(g); p.sub_(lr * state["momentum"])
+class Whole(Sgd):
+    def update(self, p, g, state, *, lr, weight_decay, step): p.sub_(lr * g / g.norm())
+class NoSlots: ...
+
+def half(step, steps, to=0.5): return 1.0 - (1.0 - to) * step / steps
+def negative(step, steps): return -1.0
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "own_things.py").write_text(CODE)
+    (tmp_path / "a.txt").write_text("To be or not to be. " * 2000)
+    monkeypatch.delitem(__import__("sys").modules, "own_things", raising=False)
+    return tmp_path
+
+
+def job(model: str = "Line", samples: str | None = "Points", **optimizer: Any) -> JobSpec:
+    data: dict[str, Any] = {"samples": f"own_things:{samples}"}
+    if samples is None:
+        data = {"sources": [{"uri": "a.txt"}], "tokenizer": {"train_bpe": 300}, "sequence_length": 16}
+    return parse(
+        {
+            "name": "own",
+            "workload": {"model": f"own_things:{model}"},
+            "data": data,
+            "train": {"steps": 4, "global_batch": 4, "optimizer": optimizer},
+            "checkpoint": {"export": None},
+        }
+    )
+
+
+def refusal(spec: JobSpec) -> str:
+    with pytest.raises(InputError) as error:
+        check_job(spec)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "samples", "wanted"),
+    [
+        (
+            "Mean",
+            "Points",
+            "workload.model: own_things:Mean: the loss has shape () for (2,); give that of each sample",
+        ),
+        ("Drops", "Points", "draws random numbers in its loss"),
+        ("Norms", "Points", "one by one, so that it depends on the layout"),
+        ("Counts", "Points", "its forward pass changes network.norm.running_mean"),
+        ("Reads", "Points", "cannot be made with its options"),
+        ("Fixed", "Points", "no gradient comes from its loss"),
+        ("Clock", "Points", "begins with other weights each time"),
+        ("Named", "Points", "rows have lr already"),
+        ("NoLoss", "Points", "has no loss(batch)"),
+        ("Points", "Points", "is no torch.nn.Module"),
+        ("Nothing", "Points", "own_things has no Nothing"),
+        ("Line", "Odd", "data.samples: own_things:Odd: samples 0 and 1 differ in names or shapes"),
+        ("Line", "Words", "failed on sample 0 (TypeError"),
+        ("Line", "half", "cannot be made with its options"),
+    ],
+)
+def test_what_depends_on_the_layout_is_refused(here: Path, model: str, samples: str, wanted: str) -> None:
+    assert wanted in refusal(job(model, samples))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "wanted"),
+    [
+        (
+            {"name": "own_things:Whole"},
+            "train.optimizer.name: own_things:Whole updates a part of a parameter otherwise",
+        ),
+        ({"name": "own_things:NoSlots"}, "has no slots and update"),
+        ({"name": {"use": "own_things:Sgd", "options": {"less": 1}}}, "cannot be made with its options"),
+        (
+            {"schedule": "own_things:negative"},
+            "train.optimizer.schedule: own_things:negative gives -1.0 at update 0",
+        ),
+        ({"schedule": "own_things:nothing"}, "own_things has no nothing"),
+        ({"name": "muon"}, "muon updates the matrices of layers, and own_things:Line names none"),
+    ],
+)
+def test_wrong_optimisers_and_schedules_are_refused(
+    here: Path, optimizer: dict[str, Any], wanted: str
+) -> None:
+    assert wanted in refusal(job(**optimizer))
+
+
+def test_own_code_of_all_kinds_is_taken(here: Path) -> None:
+    options = {"name": {"use": "own_things:Sgd", "options": {"keep": 0.5}}, "schedule": "own_things:half"}
+    spec = job(**options)
+    check_job(spec)
+    check_job(job("Word", None))
+    assert used_by(spec) == [f"own_things:{name}" for name in ("Line", "Points", "Sgd", "half")]
+    assert parse(__import__("yaml").safe_load(dump(spec))) == spec
+    rate = OptimizerSpec(lr=2.0, schedule={"use": "own_things:half", "options": {"to": 0.0}})
+    assert [learning_rate(rate, step, 4) for step in (0, 2, 4)] == [2.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        ({"workload": {"model": "gpt-tiny"}}, "data.samples are for an own model"),
+        ({"workload": {"model": "own_things:Line", "objective": "causal_lm"}}, "leave one of them out"),
+        ({"workload": {"model": "own_things:Line", "dropout": 0.1}}, "workload.dropout is for models of this project"),
+        ({"data": {"samples": "own_things:Points", "sequence_length": 64}}, "sequence_length is of text"),
+        ({"data": {"samples": "own_things:Points", "packing": "best_fit"}}, "packing is of text"),
+        ({"parallel": {"engine": "deepspeed"}}, "own models are run by the torch engine"),
+        ({"evaluate": {"metrics": ["perplexity"]},
+          "data": {"samples": "own_things:Points", "validation": {"share": 0.5}}}, "perplexity is no metric of"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_own_code_is_refused(here: Path, change: dict[str, Any], wanted: str) -> None:
+    document = job().model_dump(mode="json", exclude_defaults=True) | change
+    with pytest.raises(InputError) as error:
+        parse(document)
+    assert wanted in str(error.value)
+
+
+def test_layouts_that_divide_the_model_are_refused(here: Path) -> None:
+    spec = job()
+    document = spec.model_dump(mode="json") | {
+        "resources": {"workers": {"min": 2, "max": 2}},
+        "parallel": {"tp": 2},
+    }
+    assert "an own model is run as it is" in refusal(parse(document))
+
+
+def test_own_metrics_are_of_each_sample() -> None:
+    from workloads.own.metrics import _there
+
+    labels = torch.tensor([[1, -100], [-100, -100]])
+    assert _there({"labels": labels}).tolist() == [True, False]
+    assert _there({"counted": torch.tensor([True, False])}).tolist() == [True, False]

@@ -1,0 +1,111 @@
+"""What must hold of an own model for a run to be the same run under every layout, tried on a few samples."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from workloads.errors import WorkloadError
+from workloads.own.model import OwnWorkload
+from workloads.workload import Batch
+
+CLOSE = 1e-3
+"""Largest relative difference of the loss of two samples together and one by one, by roundings."""
+TAKEN = frozenset(
+    {
+        *(
+            "step",
+            "loss",
+            "lr",
+            "grad_norm",
+            "tokens",
+            "tokens_per_second",
+            "step_seconds",
+            "data_seconds",
+            "time",
+        ),
+        *(
+            "commit_seconds",
+            "samples",
+            "layout",
+            "attempt",
+            "memory_bytes",
+            "busy_seconds",
+            "evaluation_seconds",
+        ),
+        *(
+            "evaluations",
+            "saves",
+            "padding",
+            "sequence_length",
+            "perplexity",
+            "bits_per_byte",
+            "count",
+            "correct",
+        ),
+        *("loss_scale", "skipped"),
+    }
+)
+"""Names that rows of training and evaluation have already."""
+
+
+def check_model(workload: OwnWorkload, batch: Batch, seed: int) -> set[str]:
+    """The names of the values beside the loss. batch has at least two samples.
+
+    Raises WorkloadError if the model cannot be made from a seed, has no loss with gradients on `batch`, draws random
+    numbers of its own, or the loss of a sample depends on the others.
+    """
+    name = workload.name
+    first, second = _model(workload, seed), _model(workload, seed)
+    ours, theirs = first.state_dict(), second.state_dict()
+    if any(not torch.equal(ours[key], theirs[key]) for key in ours):
+        raise WorkloadError(
+            f"{name} begins with other weights each time; draw them by torch's generator alone"
+        )
+    loss, metrics = _run(workload, first, batch, 1)
+    again, _ = _run(workload, first, batch, 2)
+    if not torch.equal(loss, again):
+        raise WorkloadError(
+            f"{name} draws random numbers in its loss, which depend on the layout; take out dropout, and let the "
+            "samples draw"
+        )
+    if taken := sorted(TAKEN & metrics):
+        raise WorkloadError(f"{name}: rows have {taken[0]} already; give that value another name")
+    if not loss.requires_grad:
+        raise WorkloadError(f"{name}: no gradient comes from its loss; compute it from the parameters")
+    before = {key: value.clone() for key, value in first.state_dict().items()}
+    size = len(next(iter(batch.values())))
+    apart = [_run(workload, first, {k: v[i : i + 1] for k, v in batch.items()}, 1)[0] for i in range(size)]
+    if changed := [key for key, value in first.state_dict().items() if not torch.equal(value, before[key])]:
+        raise WorkloadError(
+            f"{name}: its forward pass changes {changed[0]}; what is learnt must be a parameter"
+        )
+    total = sum(one.item() for one in apart)
+    if not abs(total - loss.item()) <= CLOSE * max(abs(total), abs(loss.item()), 1e-6):
+        raise WorkloadError(
+            f"{name}: the loss of {size} samples is {loss.item():.6g} together and {total:.6g} one by one, so that it "
+            "depends on the layout; use layers that look at one sample (group or layer normalisation)"
+        )
+    return metrics
+
+
+def _model(workload: OwnWorkload, seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return workload.build().train()
+
+
+def _run(workload: OwnWorkload, model: nn.Module, batch: Batch, seed: int) -> tuple[Tensor, set[str]]:
+    """The sum of the losses, and the names of the further values."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            loss = workload.loss(model, batch)
+        except WorkloadError:
+            raise
+        except Exception as error:  # whatever the user's code raises
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise WorkloadError(
+                f"{workload.name}: its loss failed on the first samples ({reason}); mend it"
+            ) from None
+    return loss.total, set(loss.sums)

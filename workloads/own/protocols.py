@@ -1,0 +1,99 @@
+"""What the user's own code must have, by the key of the job file that names it.
+
+Everything is checked before a run starts, and has to be a function of its arguments alone: a run draws the same numbers
+whatever its layout, and after every restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor, nn
+
+    from workloads.workload import Batch
+
+
+class Model(Protocol):
+    """`workload.model: module:name`. A `torch.nn.Module`; the keys of `workload.changes` are the arguments of its
+    constructor. If that has an argument `vocabulary_size`, it gets the number of the tokenizer's ids.
+
+    The constructor runs under `torch.manual_seed(job.seed)` for the initial weights, and on the meta device for the
+    structure: it may not read the values of tensors. Any kind of layer may be in it, and `forward` is free. What is
+    random in training is drawn by the samples, see `Samples`: dropout and the like are refused, and so is what makes
+    the loss of one sample depend on others (batch normalisation), since neither is the same under another layout.
+    """
+
+    def loss(self, batch: Batch) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
+        """The loss of each sample, [B], not their mean.
+
+        batch: what the samples hold, stacked: each array [B, ...], floats in float32, integers in int64. For text it is
+        what the objective gives, and the loss is that of each label, of the shape of `batch["labels"]`; those that
+        are -100 do not count.
+
+        It may return further values by name too, [B] each: means of them are in the rows of training and evaluations.
+        """
+
+    def blocks(self) -> Sequence[nn.Module]:
+        """Optional: the layers in the order of the forward pass. They are what is recomputed, compiled and sharded
+        (ZeRO 2 and 3) one by one, and what `layer_decay` and muon count."""
+
+
+class Samples(Protocol):
+    """`data.samples: module:name`. A dataset by number; `data.samples.options` are the arguments of the constructor.
+    Every rank makes one, so it had better read its files as they are asked for."""
+
+    def __len__(self) -> int:
+        """How many samples there are."""
+
+    def sample(self, number: int, rng: np.random.Generator) -> Mapping[str, Any]:
+        """The arrays of a sample, of the same names and shapes for each.
+
+        number: from 0 on. rng: all random numbers (noise, crops, masks) come from it; it depends on (seed, number,
+        turn) alone, where turn is how often the sample has been read before.
+        """
+
+    def fingerprint(self) -> str:
+        """Optional: a checksum of the files that are read. A run refuses data with another one. Without it the first
+        samples stand for all."""
+
+
+class Metric(Protocol):
+    """An entry `module:name` of `evaluate.metrics`: a function."""
+
+    def __call__(self, output: Any, batch: Batch) -> Tensor:
+        """The metric of each sample, [B]; its mean over a set is the set's.
+
+        output: the logits of a model of this project, [B, L, vocabulary]; of an own model the further values that its
+        loss has returned.
+        """
+
+
+class Optimizer(Protocol):
+    """`train.optimizer.name: module:name`; its options are the arguments of the constructor. It is called for parts of
+    parameters, since ranks divide them, so an update of a part must be the part of the update."""
+
+    slots: Sequence[str]
+    """The names of the states of a parameter, each of its shape and zero at first."""
+
+    def update(
+        self,
+        parameter: Tensor,
+        gradient: Tensor,
+        state: Mapping[str, Tensor],
+        *,
+        lr: float,
+        weight_decay: float,
+        step: int,
+    ) -> None:
+        """Change a parameter and its states in place, without gradients; `step` counts from 1. The gradient is clipped
+        already, weight_decay is 0 for vectors."""
+
+
+class Schedule(Protocol):
+    """`train.optimizer.schedule: module:name`: a function, which gets its options as further arguments."""
+
+    def __call__(self, step: int, steps: int) -> float:
+        """The learning rate of update `step` (from 0) of `steps` as a share of `lr`; not asked in the warm-up."""

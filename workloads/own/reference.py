@@ -1,0 +1,162 @@
+"""`module:name`: what it stands for, and a hash of the code behind it. Standard library only.
+
+A module is found as Python finds it, and after that in the working directory, so that a command needs no PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from workloads.errors import WorkloadError
+
+PATTERN = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+NOT_OWN = ("hf:",)
+"""What such a name may not begin with, since it means something else."""
+HOME = Path(__file__).resolve().parents[2]
+"""The folder that holds this project's packages."""
+PACKAGES = ("orchestrator", "workloads", "cluster")
+INSTALLED = ("site-packages", "dist-packages")
+
+
+def is_reference(name: str) -> bool:
+    """Whether a name in a job file is one of the user's own code."""
+    return not name.startswith(NOT_OWN) and re.match(PATTERN, name) is not None
+
+
+def load(reference: str) -> Any:
+    """What `module:name` names, imported. Raises WorkloadError if it cannot be."""
+    module, _, name = reference.partition(":")
+    root = _root(module)
+    if str(root) not in sys.path:
+        sys.path.append(str(root))
+    top = module.partition(".")[0]
+    if (
+        top in PACKAGES and root != HOME
+    ):  # a folder of the user's with the name of a package of ours: both are found
+        path = importlib.import_module(top).__path__
+        if str(root / top) not in path:
+            path.append(str(root / top))
+    try:
+        found = importlib.import_module(module)
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise WorkloadError(f"{reference} cannot be imported ({reason}); mend it") from None
+    if not hasattr(found, name):
+        raise WorkloadError(f"{module} has no {name}; name something in {found.__file__}")
+    return getattr(found, name)
+
+
+def call(reference: str, made: Any, options: dict[str, Any]) -> Any:
+    """`made(**options)`. Raises WorkloadError if that fails."""
+    try:
+        return made(**options)
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise WorkloadError(f"{reference} cannot be made with its options ({reason}); mend it") from None
+
+
+def code_hash(reference: str) -> str:
+    """A hash of the module that has it and of all modules that this one imports from the same working directory, by
+    their content and their names there; of installed packages only the module's own is followed.
+
+    Imports are those that stand in the source, within functions too; what is imported by a computed name is not seen.
+    Raises WorkloadError if there is no source.
+    """
+    root = _root(reference.partition(":")[0])
+    digest = blake2b(digest_size=16)
+    for name, path in sorted(sources(reference).items()):
+        content = path.read_bytes()
+        digest.update(f"{name} {path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
+
+
+def sources(reference: str) -> dict[str, Path]:
+    """The files that `code_hash` covers, by the names of their modules. Raises WorkloadError."""
+    module = reference.partition(":")[0]
+    root, top = _root(module), module.partition(".")[0]
+    installed = any(part in INSTALLED for part in root.parts)
+    found: dict[str, Path] = {}
+    left = [module]
+    while left:
+        parts = left.pop().split(".")
+        if (parts[0] != top and installed) or (root == HOME and parts[0] in PACKAGES):
+            continue
+        for count in range(1, len(parts) + 1):
+            name = ".".join(parts[:count])
+            path = _file(root, name)
+            if path is not None and name not in found:
+                found[name] = path
+                left += _imports(name, path)
+    if module not in found:
+        raise WorkloadError(f"{reference} has no source code in {root}; write it in Python")
+    return found
+
+
+def root_of(reference: str) -> Path:
+    """The folder in which the top package, or the module itself, of a reference is. Raises WorkloadError."""
+    return _root(reference.partition(":")[0])
+
+
+def _root(module: str) -> Path:
+    """The folder in which the module's top package, or the module itself, is. Raises WorkloadError."""
+    top, here = module.partition(".")[0], Path.cwd()
+    path = [folder or str(here) for folder in sys.path]
+    if top in PACKAGES:  # those of this project are known, so that it must be the user's that is meant
+        path = [folder for folder in path if Path(folder).resolve() != HOME]
+    found = _folder(PathFinder.find_spec(top, [*path, str(here)]), top)
+    if found is None and top not in PACKAGES:
+        try:
+            found = _folder(find_spec(top), top)  # of an editable install
+        except (ImportError, ValueError):
+            found = None
+    if found is None:
+        raise WorkloadError(
+            f"there is no module {module} in {here} or on Python's path; name one that is there"
+        )
+    beside = _file(here, top)
+    if beside is not None and found != here.resolve():
+        raise WorkloadError(f"{top} in {found} hides {beside}; rename yours")
+    return found
+
+
+def _folder(spec: Any, top: str) -> Path | None:
+    if spec is None:
+        return None
+    if spec.origin is not None and spec.has_location:
+        file = Path(spec.origin).resolve()
+        return file.parent.parent if file.name == "__init__.py" else file.parent
+    places: Sequence[str] = list(spec.submodule_search_locations or ())
+    return Path(places[0]).resolve().parent if places else None
+
+
+def _file(root: Path, module: str) -> Path | None:
+    base = root.joinpath(*module.split("."))
+    for path in (base / "__init__.py", base.with_name(f"{base.name}.py")):
+        if path.is_file():
+            return path
+    return None
+
+
+def _imports(module: str, path: Path) -> Iterator[str]:
+    """The names that a module imports, each also as if it were a module."""
+    try:
+        tree = ast.parse(path.read_bytes(), str(path))
+    except (SyntaxError, ValueError) as error:
+        raise WorkloadError(f"{path} is not Python ({error}); mend it") from None
+    package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            yield from (found for found in (base, *(f"{base}.{alias.name}" for alias in node.names)) if found)
