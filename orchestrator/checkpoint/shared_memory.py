@@ -6,7 +6,7 @@ import contextlib
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,21 @@ def _copying(on_device: bool) -> Iterator[None]:
     with torch.cuda.stream(stream):
         yield
     stream.synchronize()
+
+
+def room_for(pieces: Iterable[TensorPiece]) -> tuple[int, bool]:
+    """The bytes that these pieces take, and whether any is on a device."""
+    size, on_device = 0, False
+    for piece in pieces:
+        size += -(-piece.data.numel() * piece.data.element_size() // ALIGN) * ALIGN
+        on_device = on_device or piece.data.is_cuda
+    return size, on_device
+
+
+def _forget_error() -> None:
+    """Take the error that CUDA keeps of a call that failed; the next launch of a kernel would raise it as its own."""
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device="cuda")
 
 
 class SharedBuffer:
@@ -58,12 +73,16 @@ class SharedBuffer:
             entries.append((raw.name, raw.dtype, raw.shape, raw.start, raw.extent, size, count))
             size += -(-count // ALIGN) * ALIGN
         on_device = any(piece.data.is_cuda for piece in pieces)
-        self._grow(max(size, ALIGN), on_device)
+        self.make_room(size, on_device)
         with _copying(on_device):
             for piece, (*_, at, count) in zip(pieces, entries, strict=True):
                 target = self._bytes[at : at + count].view(piece.data.dtype).view(piece.data.shape)
                 target.copy_(piece.data.detach(), non_blocking=True)
         return {"bytes": max(size, ALIGN), "pieces": entries}
+
+    def make_room(self, size: int, pin: bool) -> None:
+        """Have memory for so many bytes, and if asked pin it, of which the first time takes seconds."""
+        self._grow(max(size, ALIGN), pin)
 
     def close(self) -> None:
         """Free the memory."""
@@ -82,6 +101,8 @@ class SharedBuffer:
             # pinned memory makes copies from the device several times faster; a failure only makes them slow
             code = torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), len(self._bytes), 0)
             self._pinned = int(code) == 0
+            if not self._pinned:
+                _forget_error()
 
     def _unpin(self) -> None:
         if self._pinned:

@@ -81,6 +81,8 @@ class Commits:
     def __enter__(self) -> Commits:
         if self._task.commit:
             self._saver = self._open_saver()
+            if self._spec.resources.per_worker.gpu:
+                self._saver.prepare(self._engine.state())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -93,7 +95,8 @@ class Commits:
     @property
     def ready(self) -> bool:
         """Whether another snapshot now would keep within SNAPSHOT_SHARE of this rank's time."""
-        return time.monotonic() - self._snapshot_taken >= self._cost / SNAPSHOT_SHARE
+        prepared = self._saver is None or self._saver.is_prepared
+        return prepared and time.monotonic() - self._snapshot_taken >= self._cost / SNAPSHOT_SHARE
 
     def before_training(self, progress: dict[str, Any]) -> None:
         """Save the state before the first step, if that is to be evaluated beside the run and is not saved yet."""
@@ -203,8 +206,9 @@ class Commits:
             if self._context.rank_info.rank == 0
             else [],
         }
-        began = time.perf_counter()
         self._context.set_waiting(True)
+        self._saver.wait_until_prepared()
+        began = time.perf_counter()
         self._saver.save(progress["step"], self._engine.state(), meta, durable, snapshot)
         self._context.set_waiting(False)
         if durable:

@@ -18,6 +18,7 @@ from cluster.workers.worker_context import RankInfo, WorkerContext
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
 from orchestrator.train.rank_messages import gather_json
+from workloads.workload import Batch
 
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
 """Timeout of a collective. A dead peer is detected from outside, and this process replaced, long before."""
@@ -32,21 +33,32 @@ chooses by size and load otherwise."""
 
 @dataclass(frozen=True)
 class Device:
-    """A rank's device, its compute dtype, and the process group of all ranks."""
+    """A rank's device, its compute dtype, and the process group of all ranks.
+
+    With `keeps_casts` a weight is cast once, and the copy is kept to the end of the forward pass: of weights that are
+    gathered only for as long as they are needed (ZeRO 3) that would keep them all.
+    """
 
     device: torch.device
     compute: torch.dtype
     group: dist.ProcessGroup
+    keeps_casts: bool = True
 
-    def autocast(self, keeps_casts: bool = True) -> AbstractContextManager[Any]:
-        """Context manager for the forward pass: weights stay fp32, matrices are multiplied in the compute dtype.
-
-        With `keeps_casts` a weight is cast once, and the copy is kept to the end: of weights that are gathered only
-        for as long as they are needed (ZeRO 3) that would keep them all.
-        """
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Context manager for the forward pass: weights stay fp32, matrices are multiplied in the compute dtype."""
         if self.compute is torch.float32:
             return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=self.compute, cache_enabled=keeps_casts)
+        return torch.autocast(self.device.type, dtype=self.compute, cache_enabled=self.keeps_casts)
+
+    def pinned(self, batch: Batch) -> Batch:
+        """The batch where the device can fetch it while it computes; itself on a CPU.
+
+        For any thread: each has a current device of its own, to which what it pins belongs.
+        """
+        if self.device.type != "cuda":
+            return batch
+        with torch.cuda.device(self.device):
+            return {name: value.pin_memory() for name, value in batch.items()}
 
 
 def open_device(spec: JobSpec, context: WorkerContext) -> Device:

@@ -79,7 +79,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     def make(step: int) -> Engine:
         return make_engine(spec, after(inputs.workload, step), layout, device)
 
-    rank = Rank(task, spec, layout, context, make, inputs, baseline_memory, references)
+    rank = Rank(task, spec, layout, context, make, inputs, baseline_memory, references, device.pinned)
     result = rank.evaluate() if task.evaluate_only else rank.train()
     # Nothing of this after an error: leaving the group may wait for ever behind what peers have not joined in, and the
     # error would never be told. Whoever started this process ends it.
@@ -101,8 +101,10 @@ class Rank:
         inputs: TrainingInputs,
         baseline_memory: int = 0,
         references: References | None = None,
+        pinned: Callable[[Batch], Batch] = lambda batch: batch,
     ) -> None:
-        """`make` gives the engine that goes on after so many steps."""
+        """`make` gives the engine that goes on after so many steps; `pinned` is as `Device.pinned`."""
+        self._pinned = pinned
         self._task, self._spec, self._layout, self._context = task, spec, layout, context
         self._make, self._engine = make, make(task.restore or 0)
         self._faults = [FaultSpec.parse(text) for text in task.faults]
@@ -281,7 +283,9 @@ class Rank:
         if length := self._row_length(step):
             parts = [(shortened(batch, length), digest) for batch, digest in parts]
         counts = coordinate["pp"] == coordinate["cp"] == coordinate["tp"] == 0
-        return [batch for batch, _ in parts], add(digest for _, digest in parts) if counts else 0
+        return [self._pinned(batch) for batch, _ in parts], add(
+            digest for _, digest in parts
+        ) if counts else 0
 
     def _row_length(self, step: int) -> int | None:
         """Tokens of a row in the step after `step` steps, None where they are those of a sample all along."""

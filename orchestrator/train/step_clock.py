@@ -10,12 +10,39 @@ import contextlib
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
 FORWARD, BACKWARD, COMMUNICATION = "forward", "backward", "communication"
 PIPELINE, OPTIMIZER = "pipeline", "optimizer"
 _QUIET: AbstractContextManager[None] = contextlib.nullcontext()
+
+
+class Stopwatch:
+    """Seconds of what is done from its making to `stop`; on CUDA, where calls return at once, by events."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_cuda = device.type == "cuda"
+        self._began: Any = self._now()
+        self._ended: Any = self._began
+
+    def stop(self) -> None:
+        """What is timed ends here."""
+        self._ended = self._now()
+
+    def seconds(self) -> float:
+        """How long it took; on CUDA asked for once the host has waited for what came after."""
+        if self._on_cuda:
+            return float(self._began.elapsed_time(self._ended)) / 1e3
+        return float(self._ended - self._began)
+
+    def _now(self) -> Any:
+        if not self._on_cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
 
 class StepClock:

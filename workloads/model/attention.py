@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.bias import CausalBias
 
 from workloads.model.cache import Cache, LayerCache
 from workloads.model.config import TransformerConfig
@@ -62,15 +63,29 @@ class AttentionCore(nn.Module):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, bias: Tensor | None) -> Tensor:
         """The mixed values [B, heads, L, D]. `bias`, if given, includes the mask."""
         allowed = mask.allowed if bias is None else bias.to(query.dtype)
-        return F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=allowed,
-            is_causal=mask.causal and allowed is None,
-            scale=self.scale,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
+        return attend(query, key, value, allowed, mask.causal and allowed is None, self.scale)
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, causal: bool, scale: float
+) -> Tensor:
+    """Scaled dot-product attention by the best kernel that serves, see `AttentionCore`.
+
+    On CUDA no fused kernel takes both a mask and grouped queries, and the one without fusion holds all scores: each key
+    and value is then repeated for its queries, which is less by far. Elsewhere the kernel does that itself.
+    """
+    grouped = query.shape[1] != key.shape[1]
+    if grouped and allowed is not None and query.is_cuda:
+        times = query.shape[1] // key.shape[1]
+        key, value, grouped = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1), False
+    if isinstance(allowed, CausalBias) and torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype(
+            query.device.type
+        )  # of what this kind of mask calls, autocast knows nothing
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=allowed, is_causal=causal, scale=scale, enable_gqa=grouped
+    )
 
 
 class Attention(nn.Module):

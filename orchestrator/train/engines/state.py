@@ -10,6 +10,7 @@ from torch import Tensor
 from orchestrator.checkpoint.averaged import AVERAGE
 from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.reader import Reader
+from orchestrator.train.engines.optimizers import Lamb, Lars, Lion
 from orchestrator.train.parallel.parameter_shard import Box, ParameterShard
 from workloads.model.stored import Part, StoredTensor
 from workloads.workload import Workload
@@ -30,9 +31,10 @@ def pieces(
         tensors: dict[str, Tensor] = {f"model.{shard.name}": shard.parameter.detach()}
         state = optimizer.state.get(shard.parameter, {})
         for slot in slots(shard.name):
-            found = state.get(slot)
-            empty = torch.zeros_like(shard.parameter)
-            tensors[f"optim.{shard.name}.{slot}"] = empty if found is None else found
+            found = state.get(slot)  # None before the first step
+            tensors[f"optim.{shard.name}.{slot}"] = (
+                torch.zeros_like(shard.parameter) if found is None else found
+            )
         if shard.parameter in averages:
             tensors[f"{AVERAGE}{shard.name}"] = averages[shard.parameter]
         for name, tensor in tensors.items():
@@ -109,7 +111,7 @@ def restore(
         age = float(steps - thawed.get(shard.name, 0))
         if shard.name in thawed and f"model.{shard.name}" not in reader.manifest.tensors:
             fresh = {slot: torch.zeros_like(shard.parameter) for slot in slots(shard.name)}
-            fresh["step"] = torch.tensor(age, device=shard.parameter.device)
+            fresh["step"] = _steps(age, shard, optimizer)
             optimizer.state[shard.parameter] = fresh
             if shard.parameter in averages:
                 averages[shard.parameter].copy_(shard.parameter)
@@ -123,6 +125,11 @@ def restore(
         for name, tensor in tensors.items():
             for box, view in shard.views(tensor):
                 view.copy_(reader.read(name, box.start, box.extent))
-        # the fused kernel expects its step count on the device
-        state["step"] = torch.tensor(age, device=shard.parameter.device)
+        state["step"] = _steps(age, shard, optimizer)
         optimizer.state[shard.parameter] = state
+
+
+def _steps(age: float, shard: ParameterShard, optimizer: torch.optim.Optimizer) -> Tensor:
+    """The step count of a parameter, on its device for fused kernels; our own read it, and would wait there."""
+    reads = isinstance(optimizer, Lamb | Lars | Lion)
+    return torch.tensor(age, device="cpu" if reads else shard.parameter.device)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -31,7 +31,7 @@ from orchestrator.train.parallel.partition import Cut
 from orchestrator.train.parallel.pipeline import Pipeline
 from orchestrator.train.parallel.router_load import RouterLoad, ratios
 from orchestrator.train.progress import CHUNKS_HEAD
-from orchestrator.train.step_clock import COMMUNICATION, FORWARD, OPTIMIZER, StepClock
+from orchestrator.train.step_clock import COMMUNICATION, FORWARD, OPTIMIZER, StepClock, Stopwatch
 from workloads.workload import Batch, Workload
 
 
@@ -39,12 +39,14 @@ class TorchEngine:
     """See `Engine`. Runs the micro-batches, sums gradients, clips them and updates the weights."""
 
     def __init__(self, spec: JobSpec, workload: Workload, layout: Layout, device: Device) -> None:
+        keeps_casts = layout.zero < 3 or getattr(workload.config, "shared_layers", False)
+        device = dataclasses.replace(device, keeps_casts=keeps_casts)
         self._spec, self._workload, self._layout, self._device = spec.train, workload, layout, device
         self._seed = spec.seed
         self._is_alone_until_reduction = layout.world == layout.dp and layout.zero <= 1 and layout.ep == 1
         self.clock = StepClock(device.device)
         self._mesh = Mesh(layout, self.clock)
-        self.parallel = parallelize(workload, layout, self._mesh, device.device, spec.train)
+        self.parallel = parallelize(workload, layout, self._mesh, device, spec.train)
         self._mesh.connect(device.device)
         self._data, self._stages = self.parallel.data, self.parallel.stages
         self._losses = StepLosses(spec, workload, layout, self._mesh, device)
@@ -76,13 +78,14 @@ class TorchEngine:
         self._data.begin()
         self._losses.begin(micro_batches)
         self._losses.scale = self._scale.value
-        began = time.perf_counter()
+        watch = Stopwatch(self._device.device)
         self._runner.train(micro_batches)
-        busy = time.perf_counter() - began if self._is_alone_until_reduction else 0.0
+        watch.stop()
         self.clock.switch(COMMUNICATION)
         self.parallel.shared.sum()
         self._data.finish()
         loss, extra, count, square = self._losses.over_ranks(squared_norm(self._data.shards))
+        busy = watch.seconds() if self._is_alone_until_reduction else 0.0
         routed = self._routing.take(self._stages)
         extra = {**extra, **ratios(routed)}
         factor = self._losses.expected / count / self._scale.value

@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right
 
 from orchestrator.train.parallel.collectives import gather
 from orchestrator.train.parallel.mesh import ProcessGroup
-from workloads.model.attention import AttentionCore
+from workloads.model.attention import AttentionCore, attend
 from workloads.model.config import TransformerConfig
 from workloads.model.dropout import PLACES
 from workloads.model.embeddings import batch_positions
@@ -86,19 +86,24 @@ class ContextCore(nn.Module):
         parts = []
         for rows, number in zip(query.split(chunk, 2), self._chunks(), strict=True):
             end = (number + 1) * chunk
-            steps = torch.arange(end, device=query.device)
-            allowed = steps[None, :] <= steps[end - chunk :, None]
-            parts.append(self._attend(rows, key[:, :, :end], value[:, :, :end], allowed))
+            parts.append(self._attend(rows, key[:, :, :end], value[:, :, :end], _until_own_end(rows, end)))
         return torch.cat(parts, dim=2)
 
     def _chunks(self) -> tuple[int, int]:
         return self._cp.index, 2 * self._cp.size - 1 - self._cp.index
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None) -> Tensor:
-        grouped = query.shape[1] != key.shape[1]
-        return F.scaled_dot_product_attention(
-            query, key, value, attn_mask=allowed, scale=self.scale, enable_gqa=grouped
-        )
+        return attend(query, key, value, allowed, False, self.scale)
+
+
+def _until_own_end(queries: Tensor, end: int) -> Tensor:
+    """The mask of the last positions of `end`, each of which sees what is not after it: causal, aligned at the lower
+    right. On CUDA that has a fused kernel and needs no tensor."""
+    rows = queries.shape[2]
+    if queries.is_cuda:
+        return causal_lower_right(rows, end)
+    steps = torch.arange(end, device=queries.device)
+    return steps[None, :] <= steps[end - rows :, None]
 
 
 class GlobalRouter:

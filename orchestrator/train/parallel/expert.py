@@ -34,11 +34,11 @@ class Exchange:
         received = torch.empty_like(sent)
         with self._group.communicating():
             dist.all_to_all_single(received, sent.contiguous(), group=self._group.handle)
-        to, come = sent.sum(1).tolist(), received.sum(1).tolist()
+        to, come = torch.stack((sent.sum(1), received.sum(1))).tolist()  # one wait for the device
         arrived = exchange(rows, come, to, self._group)
         # They come by rank and, of each rank, by expert; experts want them by expert.
         local = torch.arange(received.shape[1], device=rows.device).repeat(self._group.size)
-        order = local.repeat_interleave(received.flatten()).argsort(stable=True)
+        order = local.repeat_interleave(received.flatten(), output_size=sum(come)).argsort(stable=True)
         done = self._local(arrived[order], received.sum(0))
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order), device=order.device)

@@ -12,37 +12,72 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 from torch.distributed.tensor import DTensor
 
+from orchestrator.train.device import Device
 from orchestrator.train.parallel.mesh import Mesh, ProcessGroup
 from orchestrator.train.parallel.parameter_shard import Box, ParameterShard, boxes_of
 from orchestrator.train.parallel.parameters import Held
+from orchestrator.train.parallel.tensor import RowLinear
+from workloads.adapters.lora import LoraLinear
+from workloads.model.moe import Experts
+from workloads.model.transformer import Layer
 
 
-def shard_fully(model: nn.Module, blocks: Iterable[nn.Module], mesh: Mesh, zero: int, device: str) -> None:
-    """Hand the parameters of `model` to FSDP2: experts, then each of its blocks, then the rest.
+def shard_fully(model: nn.Module, blocks: Iterable[nn.Module], mesh: Mesh, zero: int, device: Device) -> None:
+    """Hand the parameters of `model` to FSDP2: experts, then the matrices of each of its blocks, then what else is in a
+    block, then the rest.
 
     Token embeddings stay in the last group, since a tied head reads their weight outside of their module.
     """
-    dense, free = _device_mesh(mesh.data, device), zero == 3
+    kind, compute = device.device.type, device.compute
+    dense, free = _device_mesh(mesh.data, kind), zero == 3
+    low = MixedPrecisionPolicy(compute, torch.float32, cast_forward_inputs=False)
+    full = MixedPrecisionPolicy(cast_forward_inputs=False)
+    # A weight that serves several times has its gradients summed in the type in which it was gathered.
+    lowers = compute is torch.bfloat16 and free and not getattr(model.config, "shared_layers", False)
     for layer in blocks:
         experts = getattr(getattr(layer, "feedforward", None), "experts", None)
         if experts is not None and mesh.expert.size > 1 and mesh.expert_data.size > 1:
             whole = _unsharded_frozen(experts, free)
-            of_experts = _device_mesh(mesh.expert_data, device)
-            fully_shard(experts, mesh=of_experts, reshard_after_forward=free, ignored_params=whole)
-        fully_shard(layer, mesh=dense, reshard_after_forward=free, ignored_params=_left(layer, mesh, free))
-    fully_shard(model, mesh=dense, reshard_after_forward=free, ignored_params=_left(model, mesh, free))
+            of_experts = _device_mesh(mesh.expert_data, kind)
+            policy = low if lowers and isinstance(layer, Layer) else full
+            fully_shard(
+                experts, mesh=of_experts, reshard_after_forward=free, ignored_params=whole, mp_policy=policy
+            )
+        left = _left(layer, mesh, free)
+        matrices = _matrices(layer, left) if lowers else []
+        if matrices:
+            fully_shard(matrices, mesh=dense, reshard_after_forward=free, ignored_params=left, mp_policy=low)
+        fully_shard(layer, mesh=dense, reshard_after_forward=free, ignored_params=left, mp_policy=full)
+    left = _left(model, mesh, free)
+    fully_shard(model, mesh=dense, reshard_after_forward=free, ignored_params=left, mp_policy=full)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             # Gradients are sums here: the loss is already divided by the tokens of the global batch.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-            if device == "cpu":  # elsewhere they are queued
+            if kind == "cpu":  # elsewhere they are queued
                 module.set_custom_all_gather(_TimedAllGather(mesh.data))
                 module.set_custom_reduce_scatter(_TimedReduceScatter(mesh.data))
+
+
+def _matrices(layer: nn.Module, left: set[nn.Parameter]) -> list[nn.Module]:
+    """The modules of a layer whose parameters serve in matrix products alone, so that they may be gathered in the
+    compute dtype, to which such a product casts them anyway: half the bytes, and no second copy that outlives them.
+
+    Only of our own layers, of which that is known, and not beside adapters, which read weights in other ways.
+    """
+    if not isinstance(layer, Layer) or any(isinstance(module, LoraLinear) for module in layer.modules()):
+        return []
+    found = [module for module in layer.modules() if type(module) in (nn.Linear, RowLinear, Experts)]
+    return [
+        module
+        for module in found
+        if not isinstance(module, FSDPModule) and not left.issuperset(module.parameters())
+    ]
 
 
 class _TimedAllGather(DefaultAllGather):

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import (
 
 from orchestrator.job.train import TrainSpec
 from orchestrator.planning.layout import Layout
+from orchestrator.train.device import Device
 from orchestrator.train.parallel.context import apply_context
 from orchestrator.train.parallel.ddp import Ddp
 from orchestrator.train.parallel.deterministic_reduction import DeterministicReduction
@@ -60,9 +61,7 @@ class Parallel:
     frozen: list[ParameterShard]
 
 
-def parallelize(
-    workload: Workload, layout: Layout, mesh: Mesh, device: torch.device, train: TrainSpec
-) -> Parallel:
+def parallelize(workload: Workload, layout: Layout, mesh: Mesh, device: Device, train: TrainSpec) -> Parallel:
     """This rank's part of the workload's model, with uninitialised memory."""
     at = _stages_with(workload, layout)
     stages: list[nn.Module] = []
@@ -83,7 +82,7 @@ def parallelize(
     sharded = layout.zero if mesh.data.size > 1 else 0
     data: DataParallel
     if train.determinism == "bitwise":
-        data = DeterministicReduction(held, mesh, device)
+        data = DeterministicReduction(held, mesh, device.device)
     elif sharded >= 2:
         data = Fsdp(stages, held, mesh)
     elif sharded == 1:
@@ -95,7 +94,7 @@ def parallelize(
 
 
 def _stage(
-    workload: Workload, layout: Layout, mesh: Mesh, device: torch.device, compiled: bool, number: int
+    workload: Workload, layout: Layout, mesh: Mesh, device: Device, compiled: bool, number: int
 ) -> tuple[nn.Module, dict[str, Cut]]:
     styles = workload.sharding()
     model = plain_stage(workload, layout, number)
@@ -113,8 +112,8 @@ def _stage(
         for layer in workload.blocks(model):
             layer.compile()
     if layout.zero >= 2 and mesh.data.size > 1:
-        shard_fully(model, workload.blocks(model), mesh, layout.zero, device.type)
-    model.to_empty(device=device)
+        shard_fully(model, workload.blocks(model), mesh, layout.zero, device)
+    model.to_empty(device=device.device)
     model.train()
     return model, cuts
 

@@ -5,16 +5,20 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from orchestrator.checkpoint import saver as module
+from orchestrator.checkpoint import shared_memory
 from orchestrator.checkpoint.committer import CommitOutcome
 from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.retention import Retention
 from orchestrator.checkpoint.saver import Saver
+from orchestrator.checkpoint.shared_memory import SharedBuffer
 from orchestrator.checkpoint.store import Store
 from orchestrator.storage.retry import Retry
 
@@ -183,6 +187,56 @@ def test_close_is_bounded(in_memory: Path) -> None:
     assert len(outcomes) == 1
 
 
+class Driver:
+    """In place of CUDA's runtime: it registers nothing and says so."""
+
+    def __init__(self, code: int) -> None:
+        self._code, self.asked = code, list[int]()
+
+    def cudaHostRegister(self, at: int, size: int, flags: int) -> int:
+        self.asked.append(size)
+        return self._code
+
+
+@pytest.mark.parametrize("code", [0, 712])
+def test_a_failed_registration_is_forgotten_and_costs_only_speed(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    driver, forgotten = Driver(code), list[bool]()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
+    monkeypatch.setattr(shared_memory, "_forget_error", lambda: forgotten.append(True))
+    buffer = SharedBuffer()
+    buffer.make_room(1000, pin=True)
+    assert (buffer._pinned, forgotten) == (code == 0, [True] * (code != 0))
+    assert driver.asked == [1000]
+    buffer._pinned = False
+    buffer.close()
+
+
+def test_memory_is_pinned_while_training_goes_on(monkeypatch: pytest.MonkeyPatch, in_memory: Path) -> None:
+    """A save waits for it, and says beforehand whether it would."""
+    go, rooms = threading.Event(), list[tuple[int, bool]]()
+
+    def make_room(_: SharedBuffer, size: int, pin: bool) -> None:
+        assert go.wait(30)
+        rooms.append((size, pin))
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    saver = Saver(Store(str(in_memory)))
+    with monkeypatch.context() as patch:
+        patch.setattr(SharedBuffer, "make_room", make_room)
+        patch.setattr(module, "room_for", lambda pieces: (1 << 20, True))
+        assert saver.is_prepared
+        saver.prepare([])
+        assert not saver.is_prepared
+        go.set()
+        saver.wait_until_prepared()
+    assert saver.is_prepared
+    assert rooms == [(1 << 20, True)] * 2
+    saver.close()
+
+
 @pytest.mark.gpu
 def test_from_an_accelerator(in_memory: Path) -> None:
     store = Store(str(in_memory))
@@ -219,8 +273,6 @@ def test_a_snapshot_is_of_what_the_device_was_asked_before_it(in_memory: Path) -
 
 @pytest.mark.gpu
 def test_a_copy_waits_for_no_other_stream(in_memory: Path) -> None:
-    from orchestrator.checkpoint.shared_memory import SharedBuffer
-
     buffer, other = SharedBuffer(), torch.cuda.Stream()
     piece, big = (
         full_piece("model.w", torch.ones(1000, device="cuda")),

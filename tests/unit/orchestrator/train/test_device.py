@@ -56,7 +56,7 @@ def test_numerics_are_set_and_not_left_to_defaults(bitwise: bool) -> None:
 
 
 def test_casts_are_kept_only_where_weights_stay() -> None:
-    device = Device(torch.device("cpu"), torch.bfloat16, mock.Mock(spec=dist.ProcessGroup))
+    group = mock.Mock(spec=dist.ProcessGroup)
     for keeps in (True, False):
-        with device.autocast(keeps):
+        with Device(torch.device("cpu"), torch.bfloat16, group, keeps).autocast():
             assert torch.is_autocast_cache_enabled() == keeps
