@@ -78,6 +78,8 @@ class Bench:
         document["workload"] = {"model": "gpt-tiny"}
         document["data"] |= {"sequence_length": 128, "cache": str(self.folder / "data")}
         document["resources"] = {"workers": {"min": 1, "max": self.options.workers}}
+        if self.options.spares:
+            document["resources"]["spares"] = self.options.spares
         asked = self.options.snapshot_every
         every = {"snapshot_every": asked} if snapshots and asked else {}
         document["checkpoint"] = {"every": self.options.every, "keep": 3, "export": None, **every}
@@ -382,6 +384,7 @@ def main() -> None:
         default=None,
         help="ours: steps between snapshots in memory [default: auto]",
     )
+    parser.add_argument("--spares", type=int, default=0, help="ours: idle workers that are kept ready")
     parser.add_argument("--bound", type=float, default=40.0, help="seconds that a stopped rank is waited for")
     parser.add_argument(
         "--health-ms", type=int, default=0, help="Ray's health check period; 0 is its default"
