@@ -85,28 +85,47 @@ def plan(
     workers: Annotated[
         int | None, typer.Option(min=1, max=10**6, help="how many workers [default: resources.workers.max]")
     ] = None,
+    machine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="a device that need not be here, as a100-80, or the file of its profile [default: this machine]",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check a job, and show its legal layouts on this kind of machine with predicted memory and time."""
+    """Check a job, and show its legal layouts with predicted memory and time, on this kind of machine or another."""
     from orchestrator.job.chain import ChainSpec
 
     spec = jobs_of(job, overrides)
     if isinstance(spec, ChainSpec):
-        plan_chain(spec, run_of(spec, None), lambda each: _plan(each, workers, as_json), as_json)
-    elif found := _plan(spec, workers, as_json):
+        plan_chain(spec, run_of(spec, None), lambda each: _plan(each, workers, machine, as_json), as_json)
+    elif found := _plan(spec, workers, machine, as_json):
         emit(found)
 
 
-def _plan(spec: JobSpec, workers: int | None, as_json: bool) -> dict[str, Any] | None:
+def _plan(spec: JobSpec, workers: int | None, device: str | None, as_json: bool) -> dict[str, Any] | None:
     """The plan of a job as JSON; or None, when it is printed."""
     from orchestrator.cli import plan_table as planning_text
-    from orchestrator.launch.preflight import check_here
+    from orchestrator.launch.preflight import check_here, check_job
     from orchestrator.planning import plan as planning
-    from orchestrator.planning.machines import machine_for
+    from orchestrator.planning.machines import machine_for, on_paper
 
-    shape = check_here(spec, None).shape
-    machine = machine_for(None, spec.resources.per_worker.bundle)
-    found = planning.plan(spec, shape, workers or spec.resources.workers.max, machine)
+    if workers:  # as many as are asked for, whatever the job would take
+        asked = spec.resources.workers.model_copy(
+            update={"min": min(spec.resources.workers.min, workers), "max": workers}
+        )
+        resources = spec.resources.model_copy(update={"workers": asked})
+        spec = spec.model_copy(update={"resources": resources})
+    if device:
+        spec, machine = on_paper(spec, device)
+        shape = check_job(spec).shape
+    else:
+        shape = check_here(spec, None).shape
+        machine = machine_for(None, spec.resources.per_worker.bundle, spec.train.precision)
+    # on paper a layout given by hand is predicted though it may not fit
+    must_fit = device is None or spec.parallel == "auto"
+    found = planning.plan(spec, shape, spec.resources.workers.max, machine, must_fit)
     if as_json:
         return dict(found.to_json())
     planning_text.show(spec, shape, found)

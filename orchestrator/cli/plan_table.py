@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import ModelShape
-from orchestrator.planning.plan import Plan
+from orchestrator.planning.plan import TIE, Candidate, Plan
 from orchestrator.track.words import count, duration
 
-SHOWN = 8
+SHOWN = 10
 
 
 def show(spec: JobSpec, shape: ModelShape, plan: Plan) -> None:
@@ -22,11 +22,12 @@ def show(spec: JobSpec, shape: ModelShape, plan: Plan) -> None:
             f"{candidate.memory / 2**30:.2f} GiB",
             duration(candidate.seconds),
             f"{count(plan.tokens / candidate.seconds)} tokens/s",
+            "" if candidate is plan.chosen else _loses(candidate, plan.chosen),
         ]
         for candidate in plan.candidates[:SHOWN]
     ]
-    table(title, ["", "layout", "memory a rank", "step", "speed"], rows)
-    if more := len(plan.candidates) - SHOWN:
+    table(title, ["", "layout", "memory a rank", "step", "speed", "because"], rows)
+    if more := len(plan.candidates) + plan.passed_over - SHOWN:
         print(f"  and {more} more legal layouts" if more > 0 else "", end="\n" if more > 0 else "")
     reasons: dict[str, int] = {}
     for _, reason in plan.rejected:
@@ -34,4 +35,17 @@ def show(spec: JobSpec, shape: ModelShape, plan: Plan) -> None:
     if reasons:
         shown = sorted(reasons.items(), key=lambda item: -item[1])[:SHOWN]
         table("Rejected", ["layouts", "because"], [[str(n), reason] for reason, n in shown])
+    if plan.machine.name:
+        print(f"On {plan.machine.name}" + ("." if plan.fits else ", whose memory it does not fit."))
+    parts = [(name, value) for name, value in plan.chosen.time.to_json().items() if value > 0.0]
+    print("A step: " + ", ".join(f"{name} {duration(value)}" for name, value in parts) + ".")
     print("Predicted, not measured: the run's report shows both side by side.")
+
+
+def _loses(candidate: Candidate, chosen: Candidate) -> str:
+    """Why a layout is not the chosen one: the part of the step that takes most longer."""
+    more = {part: seconds - chosen.time.to_json()[part] for part, seconds in candidate.time.to_json().items()}
+    part, longest = max(more.items(), key=lambda item: item[1])
+    if candidate.seconds <= chosen.seconds * (1.0 + TIE) and longest <= chosen.seconds * TIE:
+        return "as fast, with more sharding" if candidate.layout.zero > chosen.layout.zero else "as fast"
+    return f"{part} +{duration(longest)}"

@@ -29,7 +29,10 @@ def smoke_of(spec: JobSpec) -> JobSpec:
             return None
         return replace(found, micro_batch=1)
 
-    shape, machine = resolve(spec).shape, machine_for(None, spec.resources.per_worker.bundle)
+    shape, machine = (
+        resolve(spec).shape,
+        machine_for(None, spec.resources.per_worker.bundle, spec.train.precision),
+    )
     wanted = layout_of(spec)
     return small(spec, lambda job: layout_of(job) == wanted)
 
@@ -48,7 +51,7 @@ def dry_run_of(
     done = done_already(spec, directory) is not None
     shape = preflight(spec, directory, until, address).shape
     commit = check_same_run(spec, directory)
-    machine = machine_for(None, spec.resources.per_worker.bundle)
+    machine = machine_for(None, spec.resources.per_worker.bundle, spec.train.precision)
     found = plan(spec, shape, spec.resources.workers.max, machine)
     begins = "does nothing: it is finished" if done else "begins anew"
     if commit is not None and not done:

@@ -261,7 +261,8 @@ class Controller:
         self._shards = history.same_shards(shards, self._data.uri)
         for line in notes:
             self._event(self._state.phase, line)
-        first, machine = self._planner is None, machine_for(self._workers.offer(), self._workers.bundle)
+        first, offer = self._planner is None, self._workers.offer()
+        machine = machine_for(offer, self._workers.bundle, self._spec.train.precision)
         planner = self._planner = Planner(self._spec, job.shape, machine)
         planner.plan(self._spec.resources.workers.max)  # what is illegal is told before anything starts
         self._policy = Policy(self._spec, planner.choose, planner.seconds)

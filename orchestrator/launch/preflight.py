@@ -20,7 +20,7 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.job.tokenizer_training import TrainedTokenizer
 from orchestrator.launch.own_code import check_own_code
 from orchestrator.planning import prices
-from orchestrator.planning.machines import BOUNDLESS
+from orchestrator.planning.device import BOUNDLESS
 from orchestrator.planning.plan import plan
 from orchestrator.resolve.base import base_of
 from orchestrator.resolve.prepared_data import kind_of

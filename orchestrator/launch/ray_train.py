@@ -156,7 +156,8 @@ class RankZeroHistory:
         base, needed = bases_of(self._spec, self._history.base, self._history.newest)
         job, shards, _ = resolve_over(self._spec, self._data, needed)
         check_shards(self._history.newest, shards, self._data.uri)
-        planner = Planner(self._spec, job.shape, machine_for(smallest_offer(bundle), bundle))
+        machine = machine_for(smallest_offer(bundle), bundle, self._spec.train.precision)
+        planner = Planner(self._spec, job.shape, machine)
         layout = planner.choose(world)
         if layout is None or layout.world != world:
             hint = "change num_workers of ScalingConfig, or train.global_batch"

@@ -28,7 +28,13 @@ class ModelShape:
 
     Attributes:
         stages: most pipeline stages; 0 is as many as layers.
+        head_dim: numbers of an attention head; 0 is hidden / heads.
+        gated: whether a feed-forward block has two matrices up.
+        causal: whether a token attends only to those before it.
+        tied: whether embedding and output projection are one weight.
         expert_feedforward: columns of one expert.
+        experts_per_token, shared_experts: experts that a token uses, of those it is routed to and of those all use.
+        expert_layers: layers that have experts.
         no_model_split: why neither tensors nor layers can be divided between ranks; empty if they can.
         heads_split: whether tensor parallelism splits the attention heads.
         no_context_split, no_sequence_split: why the sequence cannot be split over context-parallel or tensor-parallel
@@ -61,6 +67,18 @@ class ModelShape:
     expert_share: float = 0.0
     trained_share: float = 1.0
     chunked_head: bool = True
+    head_dim: int = 0
+    gated: bool = False
+    causal: bool = True
+    tied: bool = False
+    experts_per_token: int = 0
+    shared_experts: int = 0
+    expert_layers: int = 0
+
+    @property
+    def head_size(self) -> int:
+        """Numbers of an attention head."""
+        return self.head_dim or max(self.hidden // self.heads, 1)
 
 
 @dataclass(frozen=True)
@@ -133,7 +151,7 @@ class Layout:
     def problems(self, shape: ModelShape, global_batch: int) -> list[str]:
         """A line with a hint for every rule that this layout breaks for that model; empty if it is legal."""
         return [
-            *_splits(self, shape),
+            *split_problems(self, shape),
             *_combinations(self, shape),
             *_engine(self),
             *_batches(self, global_batch),
@@ -166,7 +184,7 @@ def _indivisible(degree: int, size: int, axis: str, what: str) -> list[str]:
     return [f"{axis} {degree} does not divide the model's {size} {what}; choose {axis} from {fits}"]
 
 
-def _splits(layout: Layout, shape: ModelShape) -> list[str]:
+def split_problems(layout: Layout, shape: ModelShape) -> list[str]:
     """Whether each degree divides what it splits of the model."""
     if shape.no_model_split:
         cut = {"tp": "tensors", "pp": "layers", "ep": "experts", "cp": "the sequence"}

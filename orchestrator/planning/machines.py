@@ -1,50 +1,54 @@
-"""The memory and speed of one worker: from a table for a GPU, measured here for a CPU. Torch-free and ray-free."""
+"""The machine of a worker: from the profile of its device, calibrated or measured here for a CPU. Ray-free."""
 
 from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import replace
 
 from cluster.workers.gang import Bundle
 from cluster.workers.machine import Offer
+from orchestrator.job.spec import JobSpec
+from orchestrator.planning.device import Machine
+from orchestrator.planning.profile import calibrated, load, of_accelerator
 
-GPUS = {
-    "H200": (141e9, 989e12),
-    "H100": (80e9, 989e12),
-    "A100": (40e9, 312e12),
-    "L4": (24e9, 121e12),
-    "T4": (16e9, 65e12),
-}
-"""Bytes of memory and dense bf16 (T4: fp16) FLOP/s by Ray's accelerator name, from the vendor's data sheets."""
-GPU_BANDWIDTH = 1e11
-"""Bytes per second between GPUs: a guess between NVLink and a network card, good enough to rank layouts."""
+SMALLEST = "t4"
+"""As which a GPU counts that no profile is known of."""
+CORE = "cpu-core"
 
 
-@dataclass(frozen=True)
-class Machine:
-    """One worker: memory for the model in bytes, matrix multiplication in FLOP/s, bandwidth to others in bytes/s."""
-
-    memory: float
-    flops: float
-    bandwidth: float = 1e9
-
-
-BOUNDLESS = Machine(memory=float("inf"), flops=1e12)
-"""A machine on which every legal layout fits."""
-
-
-def machine_for(offer: Offer | None, bundle: Bundle) -> Machine:
-    """The machine of a worker that needs `bundle`: a GPU by the name in `offer`, a CPU by a short measurement here.
+def machine_for(offer: Offer | None, bundle: Bundle, precision: str = "fp32") -> Machine:
+    """The machine of a worker that needs `bundle`: a GPU by the name in `offer`, a CPU by what `orchestrator calibrate`
+    has stored on this machine, or by a short measurement here.
 
     An unknown GPU counts as the smallest known one. Without an offer no such worker fits the cluster yet, and this
-    machine is measured instead.
+    machine is taken instead.
     """
     if bundle.gpu:
-        memory, flops = GPUS.get(offer.accelerator if offer else "", min(GPUS.values()))
-        return Machine(memory, flops, GPU_BANDWIDTH)
+        profile = of_accelerator(offer.accelerator if offer else "") or load(SMALLEST)
+        return profile.machine(precision)
     memory = offer.memory if offer else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Machine(memory, probe(bundle.cpu))
+    stored = calibrated()
+    if stored is not None and stored.kind == "cpu":
+        return replace(stored.machine(precision).scaled(bundle.cpu), memory=memory)
+    core = load(CORE).machine(precision)
+    rate = probe(bundle.cpu) / (core.full_flops * core.matrix_share * bundle.cpu)
+    fast = replace(core, flops=core.flops * rate, full_flops=core.full_flops * rate)
+    return replace(fast.scaled(bundle.cpu), memory=memory)
+
+
+def on_paper(spec: JobSpec, device: str) -> tuple[JobSpec, Machine]:
+    """The job as it would run on workers of a device that need not be here, and such a worker; `device` is the name of
+    a profile, or its file. Raises InputError."""
+    profile = load(device)
+    gpus = 1 if profile.kind == "cuda" else 0
+    worker = spec.resources.per_worker.model_copy(update={"gpu": gpus})
+    there = spec.model_copy(update={"resources": spec.resources.model_copy(update={"per_worker": worker})})
+    machine = profile.machine(spec.train.precision)
+    if gpus:
+        return there, machine
+    cores = worker.bundle.cpu
+    return there, replace(machine.scaled(cores), memory=machine.memory * max(cores, 1.0))
 
 
 def probe(cpu: float, seconds: float = 0.2) -> float:

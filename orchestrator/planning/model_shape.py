@@ -38,7 +38,7 @@ def model_shape(config: Description, sequence_length: int) -> ModelShape:
 def _splits(config: TransformerConfig, shape: ModelShape) -> ModelShape:
     """The shape with what can be split in a model of this project."""
     moe, stacks = config.moe, (config.layers, config.decoder_layers)
-    experts = 0
+    experts = layers = 0
     if moe:
         layers = sum(moe.at(i) for count in stacks for i in range(count))
         experts = layers * moe.experts * (3 if config.gated else 2) * config.hidden * moe.intermediate
@@ -53,6 +53,13 @@ def _splits(config: TransformerConfig, shape: ModelShape) -> ModelShape:
         no_sequence_split=_no_sequence_split(config),
         uneven_vocabulary=not config.generator,
         expert_share=experts / shape.parameters,
+        head_dim=config.head_dim,
+        gated=config.gated,
+        causal=config.causal,
+        tied=config.tied,
+        experts_per_token=moe.top_k if moe else 0,
+        shared_experts=moe.shared if moe else 0,
+        expert_layers=layers,
     )
 
 

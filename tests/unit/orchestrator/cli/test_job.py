@@ -13,6 +13,7 @@ from jobs import job, write_job, write_text
 from orchestrator.data import tokenizer
 from orchestrator.job import chain, spec
 from orchestrator.launch.doctor import Finding
+from orchestrator.planning.profile import FOLDER
 
 
 def write_and_read(folder: Path) -> str:
@@ -111,6 +112,27 @@ def test_a_plan_as_json(command: Any, folder: Path, words: list[str], width: int
     said = command("plan", "job.yaml", "--json", *words)
     assert said.code == 0
     assert json.loads(said.out)["chosen"]["dp"] == width
+
+
+def test_a_plan_for_a_machine_that_is_not_here(command: Any, folder: Path) -> None:
+    asked = job(write_text(folder, 20_000)) | {"parallel": {"tp": 2, "micro_batch": 1}}
+    asked["train"]["global_batch"] = 8
+    write_job(folder, asked)
+    words = ("plan", "job.yaml", "--machine", "a100-80", "--workers", "4", "--json")
+    said = command(*words)
+    assert (said.code, said.err) == (0, "")
+    found = json.loads(said.out)
+    assert (found["chosen"]["dp"], found["chosen"]["tp"]) == (2, 2)
+    assert len(found["predicted"]["peak_bytes_by_rank"]) == 4
+    assert found["predicted"]["step_seconds"] == pytest.approx(
+        sum(found["predicted"]["seconds_by_part"].values())
+    )
+    assert found["machine"]["name"] == "a100-80"
+    profile = (FOLDER / "t4.yaml").read_text()
+    (folder / "mine.yaml").write_text(profile.replace("name: t4", "name: mine"))
+    assert "On mine" in command(*words[:3], "mine.yaml", "--workers", "4").out
+    refused = command(*words[:3], "z9")
+    assert (refused.code, "no device is known by the name z9" in refused.err) == (2, True)
 
 
 def test_a_plan_checks_what_a_run_checks_and_tells_all_of_it(command: Any, folder: Path) -> None:

@@ -9,23 +9,30 @@ import pytest
 from cluster.workers.gang import Bundle
 from cluster.workers.machine import Offer
 from orchestrator.planning import machines
-from orchestrator.planning.machines import GPUS, Machine, machine_for, probe
+from orchestrator.planning.machines import machine_for, probe
+from orchestrator.planning.profile import load, names
 
 
 def test_a_gpu_is_known_by_its_name() -> None:
     h100 = machine_for(Offer(1e12, "H100"), Bundle(1, 1))
-    assert (h100.memory, h100.flops) == (80e9, 989e12)
+    assert (h100.memory, h100.flops, h100.name) == (80e9, 989e12, "h100")
 
 
 @pytest.mark.parametrize("offer", [None, Offer(1e12, "Z9")])
 def test_an_unknown_gpu_is_the_smallest_known(offer: Offer | None) -> None:
-    assert machine_for(offer, Bundle(1, 1)).memory == min(memory for memory, _ in GPUS.values())
+    smallest = min(
+        (load(name) for name in names() if load(name).kind == "cuda"), key=lambda p: p.memory.value
+    )
+    assert machine_for(offer, Bundle(1, 1)).name == smallest.name
 
 
 def test_processors_are_measured_here(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(machines, "probe", lambda cpu: asked.append(cpu) or 5e9)
-    assert machine_for(Offer(3e9), Bundle(2)) == Machine(3e9, 5e9)
+    monkeypatch.setattr(machines, "calibrated", lambda: None)
+    found = machine_for(Offer(3e9), Bundle(2))
+    assert found.memory == 3e9
+    assert found.full_flops * found.matrix_share == pytest.approx(5e9)
     assert machine_for(None, Bundle(2)).memory > 2**28
     assert asked == [2, 2]
 

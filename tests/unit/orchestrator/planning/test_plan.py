@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from orchestrator.job.checkpoint import CheckpointSpec
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
+from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout, ModelShape
-from orchestrator.planning.machines import Machine
+from orchestrator.planning.memory import MEMORY_SHARE
 from orchestrator.planning.model_shape import model_shape
-from orchestrator.planning.plan import DEEPSPEED, MEMORY_SHARE, Planner, plan, predict
+from orchestrator.planning.plan import TIE, Planner, plan, predict
+from orchestrator.planning.simulation.step import DEEPSPEED
 from workloads.describe import describe
 
 TINY = ModelShape(
@@ -156,6 +158,14 @@ def test_a_model_that_fits_nowhere_is_refused_with_the_numbers() -> None:
         assert line.startswith("parallel: ")
 
 
+def test_what_need_not_fit_is_predicted_and_said_not_to() -> None:
+    small = Machine(memory=1e6, flops=1e12)
+    found = plan(job(parallel={"zero": 0}), TINY, 1, small, must_fit=False)
+    assert not found.fits
+    assert found.to_json()["predicted"]["fits"] is False
+    assert plan(job(), TINY, 1, ROOMY).fits
+
+
 def test_a_layout_just_fits() -> None:
     need = predict(job(), TINY, Layout(micro_batch=1), ROOMY).memory
     by_hand = {"micro_batch": 1}
@@ -175,7 +185,7 @@ def test_the_choice_is_the_fastest_of_what_is_legal_and_fits(workers: int, batch
     memory = predict(spec, TINY, Layout(), ROOMY).memory * spare / MEMORY_SHARE
     found = plan(spec, TINY, workers, Machine(memory, 1e12))
     assert found.chosen in found.candidates
-    assert found.chosen.seconds == min(c.seconds for c in found.candidates)
+    assert found.chosen.seconds <= min(c.seconds for c in found.candidates) * (1 + TIE)
     layouts = [c.layout for c in found.candidates]
     assert len(set(layouts)) == len(layouts)
     assert set(layouts).isdisjoint({layout for layout, _ in found.rejected})
@@ -233,10 +243,12 @@ def gpu_job(batch: int = 8, **parallel: Any) -> JobSpec:
 def test_where_both_engines_fit_torch_is_chosen() -> None:
     found = plan(job(), TINY, 2, ROOMY)
     assert found.chosen.layout.engine == "torch"
-    seconds = {(c.layout.engine, c.layout.zero): c.seconds for c in found.candidates if c.layout.dp == 2
-               and c.layout.micro_batch == 4 and c.layout.recompute == "none"}  # fmt: skip
     for zero, price in DEEPSPEED.items():
-        assert seconds["deepspeed", zero] == pytest.approx(price * seconds["torch", zero])
+        ours, theirs = (
+            predict(job(), TINY, Layout(dp=2, zero=zero, micro_batch=4, engine=engine), ROOMY).time
+            for engine in ("torch", "deepspeed")
+        )
+        assert theirs.seconds - theirs.commit == pytest.approx(price * (ours.seconds - ours.commit))
 
 
 def test_what_fits_no_device_is_offloaded_and_all_of_it_by_deepspeed_alone() -> None:
@@ -271,14 +283,23 @@ def test_deepspeed_keeps_a_second_copy_of_the_weights_it_updates() -> None:
 def test_a_plan_as_json() -> None:
     found = plan(job(), TINY, 2, ROOMY)
     document = json.loads(json.dumps(found.to_json()))
-    assert set(document) == {"chosen", "predicted", "machine", "candidates", "rejected"}
+    assert set(document) == {"chosen", "predicted", "machine", "candidates", "rejected", "passed_over"}
     chosen = dict(document["chosen"])
     assert chosen.pop("text") == str(found.chosen.layout)
     assert Layout.from_json(chosen) == found.chosen.layout
     assert document["predicted"]["memory_bytes"] == round(found.chosen.memory)
     assert document["predicted"]["step_seconds"] == found.chosen.seconds
     assert document["predicted"]["tokens_per_second"] == pytest.approx(8 * 32 / found.chosen.seconds)
-    assert document["machine"] == {"memory_bytes": 64_000_000_000, "flops_per_second": 1_000_000_000_000}
+    assert sum(document["predicted"]["seconds_by_part"].values()) == pytest.approx(found.chosen.seconds)
+    assert (
+        document["predicted"]["peak_bytes_by_rank"]
+        == [round(found.chosen.memory)] * found.chosen.layout.world
+    )
+    assert document["machine"] == {
+        "name": "",
+        "memory_bytes": 64_000_000_000,
+        "flops_per_second": 1_000_000_000_000,
+    }
     assert document["candidates"][0]["layout"] == str(found.chosen.layout)
     assert all(set(c) == {"layout", "memory_bytes", "step_seconds"} for c in document["candidates"])
     assert all(set(r) == {"layout", "reason"} for r in document["rejected"])

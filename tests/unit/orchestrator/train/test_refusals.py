@@ -6,9 +6,10 @@ import pytest
 
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import parse
+from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout, ModelShape
 from orchestrator.planning.model_shape import model_shape
-from orchestrator.planning.plan import Machine, plan
+from orchestrator.planning.plan import plan
 from workloads.describe import describe
 
 MACHINE = Machine(16e9, 1e11)

@@ -13,9 +13,10 @@ import pytest
 
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
+from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout, ModelShape
 from orchestrator.planning.model_shape import model_shape
-from orchestrator.planning.plan import Machine, plan
+from orchestrator.planning.plan import plan
 from orchestrator.train.engines.deepspeed_setup import BUCKET, compile_once, settings
 from workloads.describe import describe
 

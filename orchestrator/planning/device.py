@@ -1,0 +1,106 @@
+"""What the planner knows of a device: rates and links, in SI units. Standard library only."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+SLOWEST_SHARE = 1e-3
+"""Least share of the peak that a matrix product is said to reach, however small."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link that each rank has to its peers: seconds that a message takes by itself, and bytes per second that a rank
+    sends while its peers send too."""
+
+    latency: float
+    bandwidth: float
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One worker: its device and how it is joined to the others.
+
+    Attributes:
+        memory: bytes for the model.
+        flops: peak of matrix products in 16-bit types, FLOP/s.
+        full_flops: the same in fp32; 0 for as many as `flops`.
+        matrix_share: share of the peak that large matrix products reach.
+        half_size: rows, columns or inner size at which a product reaches half of that, in each of the three alone.
+        attention_share: share of the peak that the products of attention reach.
+        score_bytes: bytes that go through memory for each score in a forward pass; 0 if the kernel keeps them inside.
+        memory_bandwidth: bytes per second of the device's memory.
+        element_share: share of that which element-wise operations reach.
+        eager: how many times the bytes pass where a layer is not compiled, and its operations are not fused.
+        optimizer_share: share of that bandwidth which the optimizer reaches.
+        launch: seconds to launch an operation.
+        launches_ahead: whether operations are launched while earlier ones run, as on a GPU.
+        per_node: workers on a node.
+        inside, between: the links between workers of a node and of different nodes.
+        host_bandwidth: bytes per second between the device and its host's memory.
+        watts: power of the worker at full load.
+        name: of the profile that it is from.
+    """
+
+    memory: float
+    flops: float
+    full_flops: float = 0.0
+    matrix_share: float = 0.5
+    half_size: float = 0.0
+    attention_share: float = 0.5
+    score_bytes: float = 0.0
+    memory_bandwidth: float = 1e11
+    element_share: float = 0.8
+    eager: float = 1.0
+    optimizer_share: float = 0.8
+    launch: float = 1e-5
+    launches_ahead: bool = False
+    per_node: int = 8
+    inside: Link = Link(1e-4, 1e9)
+    between: Link = Link(1e-4, 1e9)
+    host_bandwidth: float = 2e10
+    watts: float = 0.0
+    name: str = ""
+
+    def matrix(self, rows: float, columns: float, inner: float, width: float, count: float = 1.0) -> float:
+        """Seconds of `count` products [rows, inner] x [inner, columns] of numbers of `width` bytes: bound by
+        arithmetic, which small sizes use badly, or by memory (the roofline of Williams et al., 2009)."""
+        share = self.matrix_share
+        for size in (rows, columns, inner):
+            share *= size / (size + self.half_size)
+        peak = self.flops if width < 4 else self.full_flops or self.flops
+        arithmetic = 2.0 * rows * columns * inner / (peak * max(share, SLOWEST_SHARE))
+        moved = (rows * inner + inner * columns + rows * columns) * width
+        return count * max(arithmetic, moved / self.memory_bandwidth)
+
+    def scores(self, pairs: float, size: float, width: float) -> tuple[float, float]:
+        """Seconds of attention between `pairs` of a query and a key of `size` numbers each, over all heads: forward and
+        backward. A fused kernel computes the scores again in the backward pass (Dao et al., 2022, section 3.1)."""
+        peak = self.flops if width < 4 else self.full_flops or self.flops
+        products = 4.0 * pairs * size / (peak * self.attention_share)
+        passed = pairs * self.score_bytes * width / 2 / self.memory_bandwidth
+        return products + passed, (2.0 if self.score_bytes else 2.5) * products + 2.0 * passed
+
+    def elements(self, moved: float) -> float:
+        """Seconds of element-wise operations that read and write so many bytes."""
+        return moved / (self.memory_bandwidth * self.element_share)
+
+    def launched(self, seconds: float, operations: float) -> float:
+        """Seconds of so many operations that keep the device busy for `seconds`."""
+        launches = operations * self.launch
+        return max(seconds, launches) if self.launches_ahead else seconds + launches
+
+    def scaled(self, speed: float) -> Machine:
+        """A worker of so many of this one, as cores are."""
+        return replace(
+            self,
+            flops=self.flops * speed,
+            full_flops=self.full_flops * speed,
+            memory_bandwidth=self.memory_bandwidth * min(speed, 4.0),
+            watts=self.watts * speed,
+        )
+
+
+BOUNDLESS = Machine(memory=math.inf, flops=1e12)
+"""A machine on which every legal layout fits."""

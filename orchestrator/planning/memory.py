@@ -1,0 +1,97 @@
+"""The bytes that a rank of a layout needs, by closed formulas.
+
+Weights, gradients and optimiser state as in ZeRO (Rajbhandari et al., 2020, section 3), activations as in Korthikanti
+et al., 2022 (equation 2, in bytes of the compute dtype). Torch-free.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from orchestrator.job.records import PREFERENCES
+from orchestrator.job.spec import JobSpec
+from orchestrator.planning.layout import Layout, ModelShape
+from orchestrator.planning.simulation.step import layers_of, local_parameters
+
+MEMORY_SHARE = 0.8
+"""Share of a worker's memory that a plan may use: allocators and libraries need the rest."""
+HEAD_TOKENS = {"cpu": 256, "cuda": 2048}
+"""Tokens whose logits a head computes at once. Fewer make matrix products slower: on a CPU 256 are as fast as all
+(docs/benchmarks.md), on a GPU a guess by its ratio of FLOPs to bandwidth. The bits of a run depend on them."""
+
+
+def peak_bytes(spec: JobSpec, shape: ModelShape, layout: Layout) -> float:
+    """The most bytes that a rank needs in a step. The ends of a pipeline need most: the first rank holds more
+    micro-batches, the last one the head."""
+    return max(_peak(spec, shape, layout, index) for index in {0, layout.pp - 1})
+
+
+def peak_by_stage(spec: JobSpec, shape: ModelShape, layout: Layout) -> list[float]:
+    """The most bytes that the ranks at each index of the pipeline axis need in a step."""
+    return [_peak(spec, shape, layout, index) for index in range(layout.pp)]
+
+
+def _peak(spec: JobSpec, shape: ModelShape, layout: Layout, index: int) -> float:
+    layers, first, last = _held(shape.layers, layout.pp, layout.schedule, index)
+    parameters = local_parameters(shape, layout)
+    if layout.pp > 1:
+        table = shape.vocabulary * shape.hidden / layout.tp
+        tables = table * (1 if shape.tied else 2)
+        inner = max(parameters * layout.pp - tables, 0.0) * layers / max(shape.layers, 1)
+        parameters = inner + table * (min(first + last, 1) if shape.tied else first + last)
+    return _states(spec, shape, layout, parameters) + _activations(spec, shape, layout, index, layers, last)
+
+
+@lru_cache(maxsize=4096)
+def _held(layers: int, pp: int, schedule: str, index: int) -> tuple[int, bool, bool]:
+    """Layers of the rank of that index on the pipeline axis, and whether it has the first and the last stage."""
+    layout = Layout(pp=pp, schedule=schedule)
+    stages = layout.stages_of(index)
+    count = sum(layers_of(layers, stage, layout.stages) for stage in stages)
+    return count, 0 in stages, layout.stages - 1 in stages
+
+
+def _activations(
+    spec: JobSpec, shape: ModelShape, layout: Layout, index: int, layers: float, has_head: bool
+) -> float:
+    """Bytes that the forward pass keeps for the backward pass on the rank of that index on the pipeline axis."""
+    width = 4 if spec.train.precision == "fp32" else 2
+    tokens = layout.micro_batch * shape.sequence_length / layout.cp
+    attention = 2.5 * shape.heads * shape.sequence_length / shape.hidden
+    kept = {"none": 17.0 + attention, "selective": 12.0, "full": 2.0}[layout.recompute]
+    per_layer = tokens * shape.hidden * width * kept
+    accumulation = max(layout.accumulation(spec.train.global_batch), 1)
+    # a pipeline keeps the activations of the micro-batches in flight: at most one per stage
+    ahead = layout.pp - index if layout.schedule == "1f1b" else layout.pp
+    flight = accumulation if layout.schedule == "gpipe" else min(ahead, accumulation)
+    head = _head(spec, shape, tokens) if has_head else 0.0
+    return flight * layers * per_layer / layout.tp + head / layout.tp
+
+
+def _head(spec: JobSpec, shape: ModelShape, tokens: float) -> float:
+    """Bytes that the head holds: logits, their softmax and their gradient of the tokens that it computes at once, and
+    from there to the backward pass the gradient of its weight."""
+    at_once = HEAD_TOKENS["cuda" if spec.resources.per_worker.gpu else "cpu"]
+    chunked = shape.chunked_head and spec.workload.objective not in PREFERENCES
+    tokens = min(tokens, at_once) if chunked else tokens
+    return 4.0 * shape.vocabulary * (3 * tokens + (shape.hidden if chunked else 0))
+
+
+def _states(spec: JobSpec, shape: ModelShape, layout: Layout, parameters: float) -> float:
+    """Bytes of weights, gradients, optimiser state and a moving average on a rank's device, for `parameters` parameters
+    of which the model's share is trained.
+
+    Offloaded state is in host memory, which is not counted. DeepSpeed keeps a second fp32 copy of the weights that a
+    rank updates, and sends gradients to the host as they are summed (Ren et al., 2021, section 4.1).
+    """
+    replicas = layout.dp * layout.cp
+    deepspeed = layout.engine == "deepspeed"
+    slots = (12.0 if deepspeed else 8.0) + (4.0 if spec.checkpoint.ema is not None else 0.0)
+    trained = shape.trained_share * parameters
+    optimizer = slots * trained / (replicas if layout.zero >= 1 else 1)
+    gradients = 4.0 * trained / (replicas if layout.zero >= 2 else 1)
+    weights = 4.0 * parameters / (replicas if layout.zero >= 3 else 1)
+    if layout.offload == "none":
+        return weights + gradients + optimizer
+    gradients *= 0.0 if deepspeed and layout.zero >= 2 else 1.0
+    return gradients + (weights if layout.offload == "optimizer" else 0.0)

@@ -1,0 +1,165 @@
+"""Device profiles: files that say what a device reaches, each figure with its source.
+
+Those of known devices are beside this module, in `profiles/`; `orchestrator calibrate` writes that of a machine.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from orchestrator.job.errors import InputError
+from orchestrator.planning.device import Link, Machine
+
+FOLDER = Path(__file__).parent / "profiles"
+
+Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Source = Annotated[str, Field(min_length=3)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Figure(_Part):
+    """A number in SI units, and where it is from."""
+
+    value: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    source: Source
+
+
+class Peaks(_Part):
+    """Peak FLOP/s of matrix products by type of number."""
+
+    bf16: Amount
+    fp16: Amount
+    fp32: Amount
+    source: Source
+
+
+class Matrix(_Part):
+    """How much of the peak matrix products reach: large ones `share`, and half of it where one size is `half_size`."""
+
+    share: Share
+    half_size: Annotated[float, Field(ge=0)]
+    source: Source
+
+
+class Attention(_Part):
+    """How much of the peak attention's products reach, and bytes of memory that each score takes forward."""
+
+    share: Share
+    score_bytes: Annotated[float, Field(ge=0)]
+    source: Source
+
+
+class Connection(_Part):
+    """Seconds of a message, and bytes per second that each worker sends."""
+
+    latency: Amount
+    bandwidth: Amount
+    source: Source
+
+
+class Profile(_Part):
+    """A device, and how several are joined."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+    device: str
+    kind: Literal["cuda", "cpu"]
+    accelerators: tuple[str, ...] = Field(default=(), description="its names in Ray")
+    memory: Figure
+    memory_bandwidth: Figure
+    peak: Peaks
+    matrix: Matrix
+    attention: Attention
+    element_share: Figure
+    eager: Figure
+    optimizer_share: Figure
+    launch: Figure
+    per_node: Annotated[int, Field(gt=0)]
+    inside: Connection
+    between: Connection
+    host_bandwidth: Figure
+    watts: Figure
+
+    def machine(self, precision: str) -> Machine:
+        """The worker that plans are made for, training in that precision."""
+        half = self.peak.fp16 if precision == "fp16" else self.peak.bf16
+        return Machine(
+            memory=self.memory.value,
+            flops=half,
+            full_flops=self.peak.fp32,
+            matrix_share=self.matrix.share,
+            half_size=self.matrix.half_size,
+            attention_share=self.attention.share,
+            score_bytes=self.attention.score_bytes,
+            memory_bandwidth=self.memory_bandwidth.value,
+            element_share=self.element_share.value,
+            eager=max(self.eager.value, 1.0),
+            optimizer_share=self.optimizer_share.value,
+            launch=self.launch.value,
+            launches_ahead=self.kind == "cuda",
+            per_node=self.per_node,
+            inside=Link(self.inside.latency, self.inside.bandwidth),
+            between=Link(self.between.latency, self.between.bandwidth),
+            host_bandwidth=self.host_bandwidth.value,
+            watts=self.watts.value,
+            name=self.name,
+        )
+
+
+def names() -> list[str]:
+    """The profiles that come with the package."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def load(name: str) -> Profile:
+    """The profile of that name, or in that file. Raises InputError."""
+    if name in names():
+        return _packaged(name)
+    if not name.endswith((".yaml", ".yml")) and not Path(name).is_file():
+        hint = f"choose from {', '.join(names())}, or give the path of a profile's file"
+        raise InputError(f"no device is known by the name {name}", "--machine", hint)
+    return read(Path(name))
+
+
+def read(path: Path) -> Profile:
+    """The profile in a file. Raises InputError."""
+    try:
+        return Profile.model_validate(yaml.safe_load(path.read_text()))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or "the file"
+        hint = "orchestrator calibrate writes such a file"
+        raise InputError(f"is no device profile: {key}: {first['msg'].lower()}", str(path), hint) from None
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise InputError(f"is no device profile ({reason})", str(path)) from None
+
+
+def stored_at() -> Path:
+    """Where `orchestrator calibrate` stores the profile of this machine."""
+    return Path.home() / ".orchestrator" / "machine.yaml"
+
+
+def calibrated() -> Profile | None:
+    """The profile that `orchestrator calibrate` has stored on this machine, if it has. Raises InputError."""
+    return read(stored_at()) if stored_at().is_file() else None
+
+
+def of_accelerator(accelerator: str) -> Profile | None:
+    """The profile of an accelerator by its name in Ray; None if none is known. Of several memories that a device is
+    sold with, the smallest."""
+    found = [p for p in map(_packaged, names()) if accelerator in p.accelerators]
+    return min(found, key=lambda profile: profile.memory.value, default=None)
+
+
+@lru_cache
+def _packaged(name: str) -> Profile:
+    return read(FOLDER / f"{name}.yaml")

@@ -1,0 +1,228 @@
+"""Seconds of the operators of one micro-batch on one rank: matrix products, attention, element-wise operations, and the
+collectives between them.
+
+The products of a layer are those of Narayanan et al., 2021 (appendix), split as in Megatron's tensor parallelism;
+sequence parallelism divides the norms and residuals (Korthikanti et al., 2022, section 4.2).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from orchestrator.planning.device import Machine
+from orchestrator.planning.layout import ModelShape
+from orchestrator.planning.simulation.collectives import Group
+
+RESIDUAL_PASSES = 10.0
+"""Numbers of the residual stream that a layer reads and writes forward: two norms (4) and two additions (6)."""
+LOGIT_BYTES = 24.0
+"""Bytes that pass for each logit in fp32: maximum, exponential and sum forward, the softmax's gradient backward."""
+OPERATIONS = 14.0
+"""Operations that a layer launches forward; backward it is twice as many."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """How a step is computed, besides its layout.
+
+    Attributes:
+        width: bytes of a number in matrix products.
+        dropout: whether activations are dropped.
+        gather_width: bytes of a weight that ZeRO gathers.
+        gradient_width: bytes of a gradient that is summed over ranks.
+        carried_width: bytes of a hidden state between pipeline stages.
+        chunks: stages of a rank under an interleaved schedule.
+        compiled: whether element-wise operations of a layer are fused.
+        products_again: share of the matrix products that selective recomputation does not keep.
+        commit_every: steps between commits, 0 for none.
+    """
+
+    width: float = 2.0
+    dropout: bool = False
+    gather_width: float = 4.0
+    gradient_width: float = 4.0
+    carried_width: float = 4.0
+    chunks: int = 2
+    compiled: bool = False
+    products_again: float = 0.0
+    commit_every: int = 0
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of part of a model for one micro-batch: compute forward, backward for the inputs and for the weights, and
+    again where it is recomputed; communication forward and backward."""
+
+    forward: float = 0.0
+    inputs: float = 0.0
+    weights: float = 0.0
+    again: float = 0.0
+    sent_forward: float = 0.0
+    sent_backward: float = 0.0
+
+    @property
+    def compute(self) -> float:
+        """Seconds of compute in both directions."""
+        return self.forward + self.inputs + self.weights + self.again
+
+    @property
+    def sent(self) -> float:
+        """Seconds of communication in both directions."""
+        return self.sent_forward + self.sent_backward
+
+
+@lru_cache(maxsize=4096)
+def layer(
+    shape: ModelShape, machine: Machine, program: Program, part: tuple[int, ...], recompute: str
+) -> Times:
+    """A mean layer. `part` is (sequences, tp, cp, ep, sequence) of the layout."""
+    sequences, tp, cp, ep, sliced = part
+    length = shape.sequence_length
+    tokens = sequences * length / cp
+    products = [_Products(tokens, columns, inner, count) for columns, inner, count in _matrices(shape, tp)]
+    products += _expert_products(shape, tokens, tp, ep)
+    scale = _unlisted(shape)
+    forward = scale * sum(
+        p.count * machine.matrix(p.rows, p.columns, p.inner, program.width) for p in products
+    )
+    inputs = scale * sum(
+        p.count * machine.matrix(p.rows, p.inner, p.columns, program.width) for p in products
+    )
+    weights = scale * sum(
+        p.count * machine.matrix(p.inner, p.columns, p.rows, program.width) for p in products
+    )
+    heads = shape.heads / (tp if shape.heads_split else 1)
+    seen = 0.5 if shape.causal and not machine.score_bytes else 1.0
+    ahead, back = machine.scores(seen * tokens * length * heads, shape.head_size, program.width)
+    element = machine.elements(_moved(shape, tokens, tp, bool(sliced), program))
+    element *= 1.0 if program.compiled else machine.eager
+    launches = OPERATIONS * (1.0 + 0.5 * bool(shape.experts))
+    sent, experts = _sent(shape, machine, program, tokens, part)
+    ring = _ring(shape, machine, program, tokens, tp, cp)
+    whole = machine.launched(forward + ahead + element, launches)
+    # without fused attention the scores are what is dear to keep, with it everything but products is
+    selective = (ahead if machine.score_bytes else element) + program.products_again * forward
+    return Times(
+        whole,
+        machine.launched(inputs + back + 1.5 * element, launches),
+        machine.launched(weights, launches),
+        {"none": 0.0, "selective": selective, "full": whole}[recompute],
+        sent + experts + max(0.0, ring - ahead),
+        (2.0 if recompute == "full" else 1.0) * sent + experts + max(0.0, 2.0 * ring - back)
+        + (experts if recompute == "full" else 0.0),
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def ends(shape: ModelShape, machine: Machine, program: Program, part: tuple[int, ...]) -> tuple[Times, Times]:
+    """What comes before the first layer and after the last: embedding and head. `part` is as in `layer`."""
+    sequences, tp, cp, _, _ = part
+    tokens = sequences * shape.sequence_length / cp
+    moved = machine.elements(tokens * shape.hidden * 2.0 * program.width)
+    columns = shape.vocabulary / tp
+    width = program.width
+    logits = machine.elements(tokens * columns * LOGIT_BYTES)
+    group = Group(tp, 1, machine)
+    sent = group.all_reduce(tokens * shape.hidden * width)
+    head = Times(
+        machine.launched(machine.matrix(tokens, columns, shape.hidden, width) + logits / 2, OPERATIONS),
+        machine.launched(machine.matrix(tokens, shape.hidden, columns, width) + logits / 2, OPERATIONS),
+        machine.matrix(shape.hidden, columns, tokens, width),
+        sent_backward=sent,
+    )
+    return Times(moved, 0.0, 2.0 * moved, sent_forward=sent), head
+
+
+@dataclass(frozen=True)
+class _Products:
+    rows: float
+    columns: float
+    inner: float
+    count: float
+
+
+@lru_cache(maxsize=256)
+def _matrices(shape: ModelShape, tp: int) -> tuple[tuple[float, float, float], ...]:
+    """(columns, inner, how many a layer) of the dense products of a layer on a rank."""
+    heads = tp if shape.heads_split else 1
+    query = shape.heads * shape.head_size
+    keys = shape.kv_heads * shape.head_size
+    dense = 1.0 - (shape.expert_layers / shape.layers if shape.layers else 0.0)
+    up = (2.0 if shape.gated else 1.0) * shape.feedforward / tp
+    found = [
+        ((query + 2 * keys) / heads, float(shape.hidden), 1.0),
+        (float(shape.hidden), query / heads, 1.0),
+    ]
+    if dense:
+        found += [(up, float(shape.hidden), dense), (float(shape.hidden), shape.feedforward / tp, dense)]
+    return tuple(found)
+
+
+def _expert_products(shape: ModelShape, tokens: float, tp: int, ep: int) -> list[_Products]:
+    """The products of the experts of a rank. Routing at random, the fullest of n ranks holds sqrt(2 ln n / mean) more
+    than the mean (Raab and Steger, 1998)."""
+    if not shape.experts or not shape.expert_layers:
+        return []
+    share = shape.expert_layers / shape.layers
+    arriving = tokens * shape.experts_per_token
+    arriving *= 1.0 + math.sqrt(2.0 * math.log(ep) / max(arriving, 1.0))
+    local = shape.experts / ep
+    rows = max(arriving / local, 1.0)
+    up = (2.0 if shape.gated else 1.0) * shape.expert_feedforward / tp
+    down = shape.expert_feedforward / tp
+    found = [
+        _Products(rows, up, shape.hidden, share * local),
+        _Products(rows, shape.hidden, down, share * local),
+    ]
+    if shape.shared_experts:
+        both = share * shape.shared_experts
+        found += [_Products(tokens, up, shape.hidden, both), _Products(tokens, shape.hidden, down, both)]
+    return found
+
+
+@lru_cache(maxsize=256)
+def _unlisted(shape: ModelShape) -> float:
+    """FLOPs of a token in the layers' products over those of the products that are listed here: what other
+    architectures have besides (cross-attention, a generator, latent vectors)."""
+    scores = 12.0 * shape.layers * shape.heads * shape.head_size * shape.sequence_length
+    total = shape.flops_per_token - scores - 6.0 * shape.vocabulary * shape.hidden
+    listed = sum(6.0 * columns * inner * count for columns, inner, count in _matrices(shape, 1))
+    listed += sum(
+        6.0 * p.rows * p.columns * p.inner * p.count / 1e6 for p in _expert_products(shape, 1e6, 1, 1)
+    )
+    listed *= shape.layers
+    return total / listed if listed and total > 0.1 * listed else 1.0
+
+
+def _moved(shape: ModelShape, tokens: float, tp: int, sliced: bool, program: Program) -> float:
+    """Bytes that element-wise operations of a layer read and write forward."""
+    residual = tokens * shape.hidden / (tp if sliced else 1)
+    dense = 1.0 - (shape.expert_layers / shape.layers if shape.layers else 0.0)
+    inner = dense * shape.feedforward
+    inner += (1.0 - dense) * shape.expert_feedforward * (shape.experts_per_token + shape.shared_experts)
+    numbers = RESIDUAL_PASSES * residual + (3.0 if shape.gated else 2.0) * tokens * inner / tp
+    # two masks of a byte each
+    return numbers * program.width + (2.0 * residual if program.dropout else 0.0)
+
+
+def _sent(
+    shape: ModelShape, machine: Machine, program: Program, tokens: float, part: tuple[int, ...]
+) -> tuple[float, float]:
+    """Seconds of a forward pass's tensor-parallel sums, two a layer, and of its experts' exchange, two a layer of
+    experts. Under sequence parallelism a sum is a reduce-scatter and an all-gather, of the same cost."""
+    _, tp, cp, ep, _ = part
+    sums = 2.0 * Group(tp, 1, machine).all_reduce(tokens * shape.hidden * program.width)
+    if ep == 1 or not shape.layers:
+        return sums, 0.0
+    size = tokens * shape.experts_per_token * shape.hidden * program.width
+    share = shape.expert_layers / shape.layers
+    return sums, 2.0 * share * Group(ep, tp * cp, machine).all_to_all(size)
+
+
+def _ring(shape: ModelShape, machine: Machine, program: Program, tokens: float, tp: int, cp: int) -> float:
+    """Seconds in which keys and values go round the ranks of a context-parallel group."""
+    heads = shape.kv_heads / (tp if shape.heads_split else 1)
+    size = 2.0 * tokens * heads * shape.head_size * program.width
+    return (cp - 1) * Group(cp, tp, machine).to_next(size)

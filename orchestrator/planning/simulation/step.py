@@ -1,0 +1,282 @@
+"""The seconds of a step under a layout, by part."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import lru_cache
+
+from orchestrator.planning.device import Machine
+from orchestrator.planning.layout import SPLIT, Layout, ModelShape
+from orchestrator.planning.simulation.collectives import Group
+from orchestrator.planning.simulation.operators import Program, Times, ends, layer
+from orchestrator.planning.simulation.schedules import order
+from orchestrator.planning.simulation.timeline import Played, play
+
+OPTIMIZER_BYTES = 40.0
+"""Bytes that pass for each trained parameter in a step: Adam reads four numbers and writes three, the gradient's norm
+reads one, clipping reads and writes one."""
+BUCKET = 25e6
+"""Bytes of gradients that are summed at once: the last bucket is exposed."""
+ROUNDS = 4
+"""A pipeline is played for at most so many micro-batches a stage; further ones take what the slowest rank takes."""
+DEEPSPEED = {1: 1.10, 2: 1.06, 3: 1.12}
+"""CPU time of a DeepSpeed step relative to a step of the torch engine, by ZeRO stage, as measured by
+`tests/bench/bench_deepspeed.py`."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step by part, on its slowest rank.
+
+    Attributes:
+        compute: forward and backward passes.
+        communication: what of all communication no computation hides.
+        bubble: the slowest rank of a pipeline waits for others.
+        optimizer: the update of the weights.
+        host: state that comes from the host's memory and goes there.
+        data: waiting for batches, which are read ahead.
+        commit: the copy of the state that a commit takes, spread over the steps between two commits.
+    """
+
+    compute: float
+    communication: float
+    bubble: float
+    optimizer: float
+    host: float = 0.0
+    data: float = 0.0
+    commit: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """All parts together."""
+        return (
+            self.compute
+            + self.communication
+            + self.bubble
+            + self.optimizer
+            + self.host
+            + self.data
+            + self.commit
+        )
+
+    def to_json(self) -> dict[str, float]:
+        """The parts as plain data."""
+        return dataclasses.asdict(self)
+
+
+def parts_of(layout: Layout) -> tuple[int, ...]:
+    """What of a layout the time of a layer depends on: (sequences, tp, cp, ep, sequence)."""
+    return (layout.micro_batch, layout.tp, layout.cp, layout.ep, int(layout.sequence))
+
+
+def step_time(
+    shape: ModelShape, layout: Layout, global_batch: int, machine: Machine, program: Program
+) -> StepTime:
+    """The seconds of a step of `global_batch` sequences."""
+    parts = max(layout.accumulation(global_batch), 1)
+    inner = layer(shape, machine, program, parts_of(layout), layout.recompute)
+    if layout.pp == 1:
+        first, head = ends(shape, machine, program, parts_of(layout))
+        compute = parts * (shape.layers * inner.compute + first.compute + head.compute)
+        sent = parts * (shape.layers * inner.sent + first.sent + head.sent)
+        return _with_update(shape, layout, parts, machine, program, (compute, sent, 0.0))
+    played = pipeline(shape, layout, parts, machine, program)
+    sent = parts * _slowest(shape, layout, program) * inner.sent
+    busy = max(played.busy)
+    return _with_update(shape, layout, parts, machine, program, (busy - sent, sent, played.seconds - busy))
+
+
+def least_time(
+    shape: ModelShape, layout: Layout, global_batch: int, machine: Machine, program: Program
+) -> float:
+    """A bound from below on the seconds of a step, cheap to compute, by which a search passes over layouts; exact
+    without a pipeline. In a pipeline the last rank waits for the first forward pass of those before it and is followed
+    by their last backward pass, and no rank is faster than its own work."""
+    if layout.pp == 1:
+        return step_time(shape, layout, global_batch, machine, program).seconds
+    parts = max(layout.accumulation(global_batch), 1)
+    inner = layer(shape, machine, program, parts_of(layout), layout.recompute)
+    _, head = ends(shape, machine, program, parts_of(layout))
+    stages = _stages(layout, program)
+    each = inner.compute + inner.sent
+    busy = parts * _slowest(shape, layout, program) * each
+    if layout.schedule != "zbv":
+        last = _most_layers(shape.layers, layout.pp, stages, False, layout.pp - 1)
+        ahead = sum(layers_of(shape.layers, stage, stages) for stage in range(layout.pp - 1))
+        # the weights' gradients may be what the last rank ends with, while the backward pass has gone on
+        way = inner.forward + inner.sent_forward if layout.schedule in SPLIT else each
+        busy = max(busy, ahead * way + parts * (last * each + head.compute + head.sent))
+    # which of it is computed or sent makes no difference to the sum
+    return _with_update(shape, layout, parts, machine, program, (busy, 0.0, 0.0)).seconds
+
+
+def _with_update(
+    shape: ModelShape,
+    layout: Layout,
+    parts: int,
+    machine: Machine,
+    program: Program,
+    passes: tuple[float, float, float],
+) -> StepTime:
+    """The step whose passes take (compute, communication, bubble), with what comes after them."""
+    compute, sent, bubble = passes
+    inner = layer(shape, machine, program, parts_of(layout), layout.recompute)
+    hides = layout.pp == 1 and machine.launches_ahead  # a CPU's cores move the messages themselves
+    backward = shape.layers * (inner.inputs + inner.weights + inner.again) if hides else 0.0
+    parameters = local_parameters(shape, layout)
+    trained = shape.trained_share * parameters
+    sent += _data_parallel(layout, parameters, trained, parts, machine, program, backward)
+    if layout.pp > 1 and shape.tied:
+        # first and last stage hold the embedding both, and sum its gradients
+        weight = shape.vocabulary * shape.hidden / layout.tp * program.gradient_width
+        sent += Group(2, (layout.pp - 1) * layout.world // layout.pp, machine).all_reduce(weight)
+    own = trained / (layout.dp * layout.cp if layout.zero else 1)
+    optimizer = own * OPTIMIZER_BYTES / (machine.memory_bandwidth * machine.optimizer_share)
+    price = DEEPSPEED.get(layout.zero, 1.0) if layout.engine == "deepspeed" else 1.0
+    return StepTime(
+        price * compute,
+        price * sent,
+        price * bubble,
+        price * optimizer if layout.offload == "none" else 0.0,
+        _host(layout, parameters, parts, machine),
+        0.0,
+        12.0 * own / machine.host_bandwidth / program.commit_every if program.commit_every else 0.0,
+    )
+
+
+def local_parameters(shape: ModelShape, layout: Layout) -> float:
+    """Parameters of a rank's part of the model, before ZeRO, in the mean of the stages."""
+    experts = shape.expert_share * shape.parameters
+    return (shape.parameters - experts + experts / layout.ep) / (layout.tp * layout.pp)
+
+
+def pipeline(
+    shape: ModelShape,
+    layout: Layout,
+    parts: int,
+    machine: Machine,
+    program: Program,
+    keep: bool = False,
+) -> Played:
+    """The pipeline's step of `parts` micro-batches, played event by event; with `keep` its events are kept."""
+    stages = _stages(layout, program)
+    few = parts if keep else min(parts, ROUNDS * layout.pp + parts % layout.pp)
+    costs = _stage_times(shape, layout, machine, program, stages)
+    boundary = layout.world // layout.pp
+    tokens = layout.micro_batch * shape.sequence_length / layout.cp
+    size = tokens * shape.hidden * program.carried_width / (layout.tp if layout.sequence else 1)
+    rank_of = {stage: _rank_of(layout, stage, stages) for stage in range(stages)}
+
+    def seconds(kind: str, stage: int) -> float:
+        times = costs[stage]
+        if kind == "F":
+            return times.forward + times.sent_forward
+        half = times.inputs + times.again + times.sent_backward
+        return {"B": half + times.weights, "I": half, "W": times.weights}[kind]
+
+    def sent(a: int, b: int) -> float:
+        ends_at = sorted((rank_of[a] * boundary, rank_of[b] * boundary))
+        crosses = ends_at[0] // machine.per_node != ends_at[1] // machine.per_node
+        link = machine.between if crosses else machine.inside
+        return link.latency + size / link.bandwidth
+
+    actions = order(layout.schedule, layout.pp, few, stages // layout.pp)
+    played = play(actions, seconds, sent, stages, rank_of, keep)
+    if few == parts:
+        return played
+    more = (parts - few) / few
+    longest = max(played.busy)
+    return Played(played.seconds + more * longest, tuple(b + more * b for b in played.busy), played.events)
+
+
+def _rank_of(layout: Layout, stage: int, stages: int) -> int:
+    if layout.schedule == "zbv":
+        return min(stage, stages - 1 - stage)
+    return stage % layout.pp
+
+
+def _stages(layout: Layout, program: Program) -> int:
+    if layout.stages == layout.pp:
+        return layout.pp
+    return layout.pp * (2 if layout.schedule == "zbv" else program.chunks)
+
+
+def _slowest(shape: ModelShape, layout: Layout, program: Program) -> int:
+    """Layers of the rank that has most."""
+    return _most_layers(shape.layers, layout.pp, _stages(layout, program), layout.schedule == "zbv")
+
+
+@lru_cache(maxsize=4096)
+def _most_layers(layers: int, ranks: int, stages: int, back: bool, of: int | None = None) -> int:
+    """Layers of the rank that has most, or of the rank `of`; `back` says that stages come back up."""
+    count = [0] * ranks
+    for stage in range(stages):
+        count[min(stage, stages - 1 - stage) if back else stage % ranks] += layers_of(layers, stage, stages)
+    return max(count) if of is None else count[of]
+
+
+def layers_of(layers: int, stage: int, stages: int) -> int:
+    """Layers of a pipeline stage; the head counts as one more, at the end."""
+    start, end = ((layers + 1) * number // stages for number in (stage, stage + 1))
+    return min(end, layers) - min(start, layers)
+
+
+def _stage_times(
+    shape: ModelShape, layout: Layout, machine: Machine, program: Program, stages: int
+) -> list[Times]:
+    inner = layer(shape, machine, program, parts_of(layout), layout.recompute)
+    first, head = ends(shape, machine, program, parts_of(layout))
+    found = []
+    for stage in range(stages):
+        count = layers_of(shape.layers, stage, stages)
+        parts = [(count, inner)]
+        parts += [(1, first)] if stage == 0 else []
+        parts += [(1, head)] if stage == stages - 1 else []
+        names = [field.name for field in dataclasses.fields(Times)]
+        found.append(Times(**{name: sum(n * getattr(t, name) for n, t in parts) for name in names}))
+    return found
+
+
+def _data_parallel(
+    layout: Layout,
+    parameters: float,
+    trained: float,
+    parts: int,
+    machine: Machine,
+    program: Program,
+    backward: float,
+) -> float:
+    """Seconds of data-parallel traffic that no computation hides; `backward` are those of a backward pass that may.
+
+    Gradients are summed once under ZeRO 0 and 1, behind the last backward pass where there is no pipeline; under 2 and
+    3 they are scattered, and under 3 weights are gathered, for every micro-batch (Rajbhandari et al., 2020, section 7).
+    """
+    group = Group(layout.dp * layout.cp, layout.tp, machine)
+    if group.size == 1:
+        return 0.0
+    gradients, weights = program.gradient_width * trained, program.gather_width * parameters
+    last = group.halves(min(BUCKET, gradients))
+    if layout.zero == 0:
+        return max(group.all_reduce(gradients) - backward, 2.0 * last)
+    scatter = group.halves(gradients)
+    if layout.zero == 1:
+        return max(scatter - backward, last) + group.halves(program.gather_width * trained)
+    gather = group.halves(weights)
+    hidden = backward * 1.5
+    each = scatter + (2.0 if layout.zero == 3 else 1.0) * gather
+    return parts * max(each - hidden, last)
+
+
+def _host(layout: Layout, parameters: float, parts: int, machine: Machine) -> float:
+    """What offload adds to a step: gradients to the host, Adam there (reads four numbers of a parameter and writes
+    three), weights back; offloaded weights come for every forward and backward pass (Ren et al., 2021)."""
+    if layout.offload == "none":
+        return 0.0
+    part = 4.0 * parameters / (layout.dp * layout.cp if layout.zero >= 1 else 1)
+    recomputed = 2 * parts if layout.offload == "parameters" else 0
+    return (2 + recomputed) * part / machine.host_bandwidth + 7 * part / HOST_MEMORY
+
+
+HOST_MEMORY = 5e10
+"""Bytes per second of a host's memory: a cautious guess."""

@@ -1,0 +1,72 @@
+"""Profiles of devices: each figure has a source, and a wrong file is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from orchestrator.job.errors import InputError
+from orchestrator.planning import profile
+from orchestrator.planning.profile import Profile, load, names, of_accelerator, read
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_profile_is_sound(name: str) -> None:
+    found = load(name)
+    assert found.name == name
+    machine = found.machine("bf16")
+    assert machine.name == name
+    assert machine.flops >= machine.full_flops > 0
+    assert found.machine("fp32").matrix(4096, 4096, 4096, 4) >= machine.matrix(4096, 4096, 4096, 2)
+
+
+def test_the_devices_that_the_docs_name_are_there() -> None:
+    wanted = {"cpu-core", "a100-40", "a100-80", "h100", "h200", "b200", "l40s", "l4", "t4"}
+    assert wanted <= set(names())
+
+
+def test_every_figure_has_a_source() -> None:
+    document = yaml.safe_load((profile.FOLDER / "h100.yaml").read_text())
+    assert all("source" in value for value in document.values() if isinstance(value, dict))
+    del document["memory"]["source"]
+    with pytest.raises(ValueError, match="source"):
+        Profile.model_validate(document)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"memory": {"value": -1, "source": "data sheet"}}, "memory.value: input should be greater"),
+        ({"colour": "green"}, "colour: extra inputs are not permitted"),
+        ({"per_node": 0}, "per_node: input should be greater than 0"),
+    ],
+)
+def test_a_wrong_profile_is_refused_by_the_key(tmp_path: Path, change: dict, said: str) -> None:
+    document = yaml.safe_load((profile.FOLDER / "t4.yaml").read_text()) | change
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(document))
+    with pytest.raises(InputError) as found:
+        load(str(path))
+    assert said in str(found.value)
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("text", ["{", "[1, 2]", ""])
+def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match="is no device profile"):
+        read(path)
+
+
+def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(InputError, match=r"no device is known by the name z9.*a100-80.*h100"):
+        load("z9")
+
+
+def test_an_accelerator_is_known_by_rays_name() -> None:
+    assert of_accelerator("H200").name == "h200"
+    assert of_accelerator("A100").memory.value == 40e9
+    assert of_accelerator("Z9") is None
