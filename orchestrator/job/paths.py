@@ -28,7 +28,7 @@ def resolve_paths(spec: JobSpec, base: Path) -> JobSpec:
         tasks = [absolute(path, base) for path in evaluate.tasks]
         evaluate = evaluate.model_copy(update={"sets": sets, "tasks": tasks})
     tokenizer = spec.data.tokenizer
-    if isinstance(tokenizer, str):
+    if isinstance(tokenizer, str) and tokenizer:  # empty where samples are the user's own
         tokenizer = absolute(tokenizer, base)
     template = spec.data.chat_template and absolute(spec.data.chat_template, base)
     cache = spec.data.cache and absolute(spec.data.cache, base)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import yaml
 from local_run import LocalGang, drive_here
 from safetensors.torch import load_file
 
+from orchestrator import load_run
 from orchestrator.checkpoint.store import Store
 from orchestrator.export.hugging_face import export
 from orchestrator.job.errors import InputError
@@ -37,7 +39,8 @@ def document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     assert len([line for line in code.splitlines() if line.strip()]) <= 60
     (tmp_path / "diffusion.py").write_text(code)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(__import__("sys").modules, "diffusion", raising=False)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "diffusion", raising=False)
     found: dict[str, Any] = yaml.safe_load(of_guide("job.yaml"))
     found["train"]["steps"], found["train"]["global_batch"] = 12, 8
     found["train"]["optimizer"] |= {"eps": 1e-4, "warmup": 2}
@@ -86,6 +89,16 @@ def test_it_trains_leaves_and_its_code_is_part_of_the_run(document: dict[str, An
     assert about["model"] == "diffusion:Denoiser"
     kept = weights(tmp_path / "run", 12)
     assert torch.equal(written["begin.weight"], kept["model.network.begin.weight"])
+
+    ran = load_run(tmp_path / "run")
+    model: Any = ran.model()
+    assert len(model.layers) == 2
+    assert torch.equal(model.begin.weight, written["begin.weight"])
+    assert list(ran.metrics().index) == list(range(1, 13))
+    assert list(ran.commits().index) == [4, 8, 12]
+    assert list(ran.evaluations()["validation.psnr"].index) == [6, 12]
+    assert (ran.state, ran.wait(1.0).summary["state"], ran.job.name) == ("done", "done", "digits")
+    assert "train" in set(ran.events()["phase"])
 
     (tmp_path / "diffusion.py").write_text(of_guide("diffusion.py") + "\nCHANGED = True\n")
     with pytest.raises(

@@ -35,7 +35,7 @@ ROOMS = {
             "export",
             "evaluate",
         ),
-        *("control", "launch", "chain", "tune", "verify", "cli"),
+        *("control", "launch", "chain", "tune", "verify", "api", "cli"),
     ],
     "cluster": ["workers", "local", "jobs", "render"],
     "workloads": ["model", "adapters", "objectives", "hf", "own"],
@@ -43,6 +43,8 @@ ROOMS = {
 """The packages within each, from the bottom up: a package imports only those below it."""
 LONGEST = 350
 LIGHT = {
+    "orchestrator": ("torch", "ray", "transformers", "mlflow", "numpy", "pydantic", "pandas"),
+    "orchestrator.api.start": ("torch", "ray", "transformers", "mlflow", "pandas"),
     "orchestrator.job.spec": ("torch", "ray", "transformers", "mlflow", "numpy"),
     "orchestrator.planning.layout": ("torch", "ray", "transformers", "mlflow", "numpy", "pydantic"),
     "orchestrator.control.decide": ("torch", "ray", "transformers", "mlflow"),

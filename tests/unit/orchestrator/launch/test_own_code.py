@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from orchestrator.job.errors import InputError
 from orchestrator.job.optimizer import OptimizerSpec
@@ -81,7 +83,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "own_things.py").write_text(CODE)
     (tmp_path / "a.txt").write_text("To be or not to be. " * 2000)
-    monkeypatch.delitem(__import__("sys").modules, "own_things", raising=False)
+    monkeypatch.delitem(sys.modules, "own_things", raising=False)
     return tmp_path
 
 
@@ -163,7 +165,7 @@ def test_own_code_of_all_kinds_is_taken(here: Path) -> None:
     check_job(spec)
     check_job(job("Word", None))
     assert used_by(spec) == [f"own_things:{name}" for name in ("Line", "Points", "Sgd", "half")]
-    assert parse(__import__("yaml").safe_load(dump(spec))) == spec
+    assert parse(yaml.safe_load(dump(spec))) == spec
     rate = OptimizerSpec(lr=2.0, schedule={"use": "own_things:half", "options": {"to": 0.0}})
     assert [learning_rate(rate, step, 4) for step in (0, 2, 4)] == [2.0, 1.0, 0.0]
 

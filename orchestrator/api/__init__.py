@@ -1,0 +1,4 @@
+"""The project in Python: `from orchestrator import Job, run, submit, load_run`.
+
+A job built here is the job of a file, and a run is an object. Only this package is meant to be imported by others.
+"""

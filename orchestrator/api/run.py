@@ -1,0 +1,195 @@
+"""A run as a Python object: what it has written, its model, and its end."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.api.job import Job
+from orchestrator.api.place import RUNS, run_directory
+from orchestrator.checkpoint.identity import read_job
+from orchestrator.checkpoint.store import Store
+from orchestrator.job.errors import InputError
+from orchestrator.job.outcome import ENDED
+from orchestrator.job.spec import JobSpec
+from orchestrator.storage.row_line import EVALS, EVENTS, METRICS
+from orchestrator.storage.run_directory import RunDir
+
+if TYPE_CHECKING:
+    import pandas
+    from torch import nn
+
+    from cluster.jobs.ray_jobs import Jobs, Submission
+
+EVERY = 0.5
+"""Seconds between looks at a run that is waited for."""
+FINAL = 60.0
+"""Seconds that the summary may come after the last status."""
+
+
+class RunFailed(RuntimeError):
+    """A run has failed; the message is its reason. The same call goes on from the last commit."""
+
+
+class Run:
+    """A run by its run directory, wherever it is driven. Everything is read anew at each call."""
+
+    def __init__(
+        self, directory: RunDir, job: JobSpec, submission: tuple[Jobs, Submission] | None = None
+    ) -> None:
+        self._directory, self._spec, self._submission = directory, job, submission
+
+    @property
+    def uri(self) -> str:
+        """Where its run directory is."""
+        return self._directory.uri
+
+    @property
+    def job(self) -> Job:
+        """The job that it runs, as it was begun."""
+        return Job(**(read_job(self._directory) or self._spec).model_dump(mode="json"))
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """Phase, step, attempt, layout and ranks, as `orchestrator status` shows them; empty before it begins."""
+        return self._directory.read_json_or_empty("status.json")
+
+    @property
+    def state(self) -> str:
+        """The phase that it is in; "done", "failed" or "stopped" at the end, "unknown" before it begins. Of a submitted
+        run that has not begun, what its submission does."""
+        if found := self.status.get("phase"):
+            return str(found)
+        return "unknown" if self._submission is None else self._job_state()
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """How it ended, what it cost and how fast it was; empty before the end."""
+        return self._directory.read_json_or_empty("summary.json")
+
+    def metrics(self) -> pandas.DataFrame:
+        """A row for each step: loss, learning rate, gradient norm, tokens, seconds and more; its index is the step."""
+        import pandas
+
+        rows = self._directory.rows(METRICS)
+        return pandas.DataFrame(rows).set_index("step") if rows else pandas.DataFrame()
+
+    def events(self) -> pandas.DataFrame:
+        """A row for each change of phase, with its reason."""
+        import pandas
+
+        return pandas.DataFrame(self._directory.rows(EVENTS))
+
+    def evaluations(self) -> pandas.DataFrame:
+        """A row for each evaluation, by step, with a column for each metric, as in `validation.loss`."""
+        import pandas
+
+        from orchestrator.job.evaluate import by_name
+
+        rows = [{"step": row["step"], **by_name(row["sets"])} for row in self._directory.rows(EVALS)]
+        return pandas.DataFrame(rows).set_index("step") if rows else pandas.DataFrame()
+
+    def commits(self) -> pandas.DataFrame:
+        """A row for each commit, by step: position, receipt, time, bytes and training loss."""
+        import pandas
+
+        store = self._store
+        found = [store.manifest(step) for step in store.steps()]
+        rows = [
+            {
+                "step": commit.step,
+                "position": commit.position,
+                "receipt": commit.receipt,
+                "created": commit.created,
+                "bytes": commit.total_bytes,
+                "loss": commit.meta.get("loss"),
+            }
+            for commit in found
+        ]
+        return pandas.DataFrame(rows).set_index("step") if rows else pandas.DataFrame()
+
+    def export(self, to: str | Path | None = None, step: int | None = None, raw: bool = False) -> str:
+        """Export a commit, the newest by default, and return where: a folder that transformers loads, or of an own
+        model its weights under its own names. raw: the weights of training where the job has an average of them.
+
+        Raises InputError if there is no such commit, or `to` holds something else.
+        """
+        from orchestrator.export.hugging_face import export
+
+        target = self._directory.at("export") if to is None else run_directory("", to).uri
+        export(self.uri, self._step(step), target, raw=raw)
+        return target
+
+    def model(self, step: int | None = None, raw: bool = False) -> nn.Module:
+        """The model of a commit, the newest by default, on the CPU and in evaluation mode: a model of transformers, or
+        the user's own module. Raises InputError if there is no such commit."""
+        with tempfile.TemporaryDirectory(prefix="orchestrator-model-") as folder:
+            target = self.export(Path(folder) / "model", step, raw)
+            if (Path(target) / "own.json").exists():
+                from orchestrator.export.own_model import load_own
+
+                return load_own(target)
+            from workloads.hf.compare import load
+
+            found: nn.Module = load(target, strict=False)
+            return found
+
+    def wait(self, timeout: float | None = None) -> Run:
+        """Wait for its end, for so many seconds at most. Raises RunFailed if it fails, and TimeoutError."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        ended: float | None = None
+        while True:
+            state, now = self.state, time.monotonic()
+            if state in ENDED:
+                ended = now if ended is None else ended
+                if self.summary or now - ended > FINAL:
+                    break
+            elif self._submission is not None and self._job_state() in ("failed", "wrong input"):
+                raise RunFailed(self._submission[1].message or "the submission has failed")
+            if deadline is not None and now > deadline:
+                raise TimeoutError(f"{self.uri} is at {state} after {timeout:g} s")
+            time.sleep(EVERY)
+        if self.state == "failed":
+            raise RunFailed(self.summary.get("reason") or "see events()")
+        return self
+
+    def _job_state(self) -> str:
+        assert self._submission is not None
+        jobs, submission = self._submission
+        found = jobs.get(submission.id)
+        self._submission = (jobs, found)
+        return str(found.state)
+
+    @property
+    def _store(self) -> Store:
+        return Store(self._directory.at("checkpoints"))
+
+    def _step(self, step: int | None) -> int:
+        store = self._store
+        if step is not None:
+            if step not in store.steps():
+                raise InputError(
+                    "there is no such commit", f"{store.uri} step {step}", f"steps: {store.steps()}"
+                )
+            return step
+        newest = store.latest()
+        if newest is None:
+            raise InputError("there is no sound commit", store.uri, "train first")
+        return newest.step
+
+    def __repr__(self) -> str:
+        return f"Run({self.uri!r}, {self.state})"
+
+
+def load_run(place: str | Path) -> Run:
+    """The run in a run directory, or of that name in the folder `runs`. Raises InputError if there is none."""
+    named = str(place)
+    if "/" not in named and not Path(named).exists() and (Path(RUNS) / named).is_dir():
+        named = f"{RUNS}/{named}"
+    directory = run_directory("", named)
+    spec = read_job(directory)
+    if spec is None:
+        raise InputError("there is no run here", directory.uri, "give a run directory, such as runs/<name>")
+    return Run(directory, spec)
