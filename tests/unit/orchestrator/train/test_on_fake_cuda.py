@@ -1,0 +1,104 @@
+"""The rank's step on CUDA tensors without memory: devices and types fit under every kind of layout and precision, and
+the host waits for the device once a step."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from orchestrator.planning.layout import SCHEDULES, Layout
+
+TESTS = Path(__file__).parents[3]
+EXPERTS = {"kv_heads": 2, "moe": {"experts": 4, "intermediate": 32}}
+MODELS: dict[str, dict[str, Any]] = {
+    "decoder": {"model": "gpt-tiny"},
+    "modern": {"model": "qwen3-tiny", "changes": {"kv_heads": 2}},
+    "moe": {"model": "mixtral-tiny", "changes": EXPERTS},
+    "encoder": {"model": "bert-tiny", "objective": "masked_lm"},
+}
+SUMS = "losses.py:_sums"
+"""Where a step waits: its loss, count and norm, all at once."""
+ALLOWED: dict[str, Counter[str]] = {
+    "decoder": Counter({SUMS: 1}),
+    "modern": Counter({SUMS: 1}),
+    "moe": Counter({SUMS: 1, "router_load.py:ratios": 1, "expert.py:forward": 8}),
+    "encoder": Counter({SUMS: 1, "transformer.py:_headed": 8, "backward": 8}),
+}
+"""Most waits of a step or an evaluation. An exchange of experts waits for its counts,
+once a layer and micro-batch, a masked head for its labels, twice, and its backward pass."""
+
+
+def case(model: str, precision: str = "bf16", optimizer: str = "adamw", **layout: Any) -> dict[str, Any]:
+    """A model under a layout."""
+    found = Layout(**{"micro_batch": 2, **layout})
+    of = {**MODELS[model], "train": {"precision": precision, "optimizer": {"name": optimizer, "lr": 1e-3}}}
+    return {"id": f"{model} {precision} {optimizer} {found}", "of": of, "layout": found.to_json()}
+
+
+QUICK = [
+    case("decoder", "fp32"),
+    case("decoder", "fp16", dp=2, zero=2),
+    case("decoder", dp=2, zero=3),
+    case("decoder", dp=2, zero=1, offload="optimizer"),
+    case("decoder", dp=2, optimizer="lamb"),
+    case("modern", tp=2, sequence=True),
+    case("modern", cp=2, dp=2, zero=1, recompute="selective"),
+    case("decoder", pp=2, schedule="zbv"),
+    case("moe", dp=2, ep=2),
+    case("encoder", tp=2),
+]
+FULL = [
+    case(model, precision, **layout)
+    for model in MODELS
+    for precision in ("fp32", "bf16", "fp16")
+    for layout in (
+        *({"dp": 2, "zero": zero} for zero in range(4)),
+        *({"dp": 2, "zero": zero, "recompute": "full"} for zero in (1, 3)),
+        {"tp": 2},
+        {"tp": 2, "sequence": True, "dp": 2, "zero": 3},
+        {"cp": 2, "zero": 3},
+        *({"pp": 2, "schedule": schedule} for schedule in SCHEDULES),
+        {"pp": 2, "dp": 2, "zero": 3, "schedule": "zero_bubble"},
+        *([{"dp": 2, "ep": 2, "zero": 3}, {"dp": 4, "ep": 2, "zero": 3}] if model == "moe" else []),
+    )
+] + [case("decoder", optimizer=name, dp=2, zero=1) for name in ("lion", "lars", "muon")]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What stands in for CUDA's part of torch; not needed where torch has it."""
+    if torch.version.cuda:
+        return ""
+    made, at = tmp_path_factory.mktemp("fake") / "fake_cuda.so", Path(torch.__file__).parent
+    words = ["g++", "-O0", "-std=c++20", "-shared", "-fPIC", f"-I{at}/include", str(TESTS / "fake_cuda.cpp")]
+    words += ["-o", str(made), f"-L{at}/lib", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{at}/lib"]
+    subprocess.run(words, check=True, timeout=120)
+    return str(made)
+
+
+@pytest.mark.parametrize("cases", [QUICK, pytest.param(FULL, marks=pytest.mark.slow)], ids=["quick", "full"])
+def test_a_step_fits_the_device_and_waits_for_it_once(cases: list[dict[str, Any]], library: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(TESTS / "fake_cuda_rank.py"), library],
+        input=json.dumps(cases),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=1500,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found) == len({one["id"] for one in cases})
+    for name, waits in found.items():
+        most = ALLOWED[name.split()[0]]
+        for what in ("train", "evaluate"):
+            assert Counter(waits[what]) <= most, f"{name}: {what}"
+        assert waits["snapshot"] == [], name
