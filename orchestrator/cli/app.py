@@ -34,6 +34,7 @@ for _module in (
     "jobs",
     "logs",
     "profile",
+    "pages",
     "report",
     "checkpoint",
     "evaluate",

@@ -22,7 +22,7 @@ from orchestrator.control.decide import decide, resume
 from orchestrator.control.evaluation_beside import EvaluationBeside
 from orchestrator.control.events import fault_event
 from orchestrator.control.run_history import RunHistory
-from orchestrator.control.state import WORKERS, Action, Observation, Phase, Policy, State, Stop
+from orchestrator.control.state import FIRST_RESTART, WORKERS, Action, Observation, Phase, Policy, State, Stop
 from orchestrator.control.status import status_of
 from orchestrator.control.stragglers import Stragglers
 from orchestrator.control.training_task import training_task
@@ -43,8 +43,6 @@ from orchestrator.train.task import Task
 if TYPE_CHECKING:
     from cluster.jobs.job_queue import QueueClient
 
-FIRST_RESTART = 10.0
-"""Seconds that a change of the gang is taken to cost before one has been measured."""
 STATUS_EVERY = 1.0
 """Seconds between writings of status.json."""
 
@@ -188,6 +186,7 @@ class Controller:
                 self._note = f"saving pauses: {save['reason']}" if save["state"] == "failed" else ""
                 self._event("train", line)
             if save["state"] == "published":
+                history.tracker.committed()
                 self._exports.published(save["step"])
                 self._beside.published(save["step"], self._state)
 

@@ -20,6 +20,8 @@ from orchestrator.planning.layout import Layout
 Phase = Literal[
     "queue", "prepare", "wait", "start", "train", "stop", "evaluate", "export", "done", "failed", "stopped"
 ]
+FIRST_RESTART = 10.0
+"""Seconds that a change of the gang is taken to cost before one has been measured."""
 WORKERS = dict.fromkeys((*ENDED, "export"), 0) | {"evaluate": 1}
 """How many workers a run has a use for, in phases in which it does not train."""
 Do = Literal[

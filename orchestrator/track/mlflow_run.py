@@ -6,12 +6,15 @@ the first object is created, which takes seconds, so that must not happen in the
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,14 +24,23 @@ from orchestrator.track.redact import redact
 
 T = TypeVar("T")
 
-METRICS_A_BATCH = 1000
+METRICS_A_BATCH = 900  # 1000 with the tags
 PARAMS_A_BATCH = 100
 VALUE_LENGTH = 6000
 KEY_LENGTH = 250
 INTEGERS = ("step", "attempt", "tokens", "memory_bytes")
 """Metrics that are integers in a row; MLflow stores all as floats."""
 URI_TAG, BORN_TAG = "orchestrator.run_uri", "orchestrator.born"
+LAST_TAG, ATTEMPTS_TAG = "orchestrator.last_step", "orchestrator.attempts"
+"""The last step that is logged, and the first step of each attempt, as JSON: [[step, attempt], ...]."""
+VERSION_TAG = "orchestrator.version"
 PARENT_TAG = "mlflow.parentRunId"
+KIND_TAG, KIND = "mlflow.experimentKind", "custom_model_development"
+"""What an experiment opens as: model training."""
+ATTEMPTS_KEPT = 200
+"""Attempts in that tag, the newest."""
+NO_METRICS = frozenset({"time", "step", "attempt"})
+"""Numbers of a row that are coordinates of its metrics."""
 # Set unless the user has set them: by MLflow's defaults one call may take minutes, and telemetry is on.
 _CLIENT_DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
@@ -62,18 +74,22 @@ class MlflowRun:
         for chatty in ("mlflow", "alembic"):
             logging.getLogger(chatty).setLevel(logging.ERROR)
         self.client = MlflowClient(tracking_uri=uri)
-        self._experiment = _experiment(self.client, uri, experiment)
+        self.experiment = _experiment(self.client, uri, experiment)
         tags = {URI_TAG: quotable(redact(run_uri)), BORN_TAG: f"{born:.6f}"}
         wanted = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
-        found = self.client.search_runs([self._experiment], wanted, order_by=["attributes.start_time ASC"])
+        found = self.client.search_runs([self.experiment], wanted, order_by=["attributes.start_time ASC"])
         if found:
             run = self.client.get_run(found[0].info.run_id)
         elif params is None:
             raise LookupError(f"there is no run of {run_uri}")
         else:
-            run = self.client.create_run(self._experiment, int(born * 1000), tags, name)
+            tags[VERSION_TAG] = metadata.version("training-orchestrator")
+            run = self.client.create_run(self.experiment, int(born * 1000), tags, name)
         self.run_id = run.info.run_id
-        self.last = int(run.data.metrics.get("step", -1))
+        seen = run.data.tags
+        # Versions before this one logged the step as a metric.
+        self.last = int(max(float(seen.get(LAST_TAG, -1)), run.data.metrics.get("step", -1)))
+        self._attempts: list[list[int]] = json.loads(seen.get(ATTEMPTS_TAG, "[]"))
         self._keys = tuple(run.data.metrics)
         if params is not None:
             self._log_params(params, known=run.data.params)
@@ -87,9 +103,18 @@ class MlflowRun:
         for batch in _batches(rows, self.last):
             self._log_samples(evaluations_in(batch))
             metrics = [metric for row in batch for metric in _metrics(row)]
-            tags = _tags({key: batch[-1].get(key) for key in ("layout", "samples") if batch[-1].get(key)})
-            self.client.log_batch(self.run_id, metrics=metrics, tags=tags)
+            told = {key: batch[-1].get(key) for key in ("layout", "samples") if batch[-1].get(key)}
+            told |= {LAST_TAG: batch[-1]["step"], ATTEMPTS_TAG: self._attempts_with(batch)}
+            # A store writes metrics first, so that what the tags say is there, whenever it is killed.
+            self.client.log_batch(self.run_id, metrics=metrics, tags=_tags(told))
             self.last = batch[-1]["step"]
+
+    def _attempts_with(self, rows: Iterable[Row]) -> str:
+        for row in rows:
+            attempt = row.get("attempt")
+            if isinstance(attempt, int) and (not self._attempts or self._attempts[-1][1] != attempt):
+                self._attempts = [*self._attempts, [row["step"], attempt]][-ATTEMPTS_KEPT:]
+        return json.dumps(self._attempts)
 
     def log_evaluations(self, rows: Iterable[Row]) -> None:
         """Log the metrics and samples of these rows of evals.jsonl. Logged again, they stay as they are."""
@@ -107,11 +132,16 @@ class MlflowRun:
                 return []
             for metric in self.client.get_metric_history(self.run_id, key):
                 if "." not in key and any(first <= metric.step <= last for first, last in steps):
-                    row = found.setdefault(metric.step, {"time": metric.timestamp / 1000})
+                    row = found.setdefault(metric.step, self._coordinates(metric))
                     row[key] = int(metric.value) if key in INTEGERS else metric.value
         return [
             found[step] for step in sorted(found) if {"step", "attempt", "step_seconds"} <= found[step].keys()
         ]
+
+    def _coordinates(self, metric: Any) -> Row:
+        place = bisect_right(self._attempts, metric.step, key=lambda each: each[0])
+        known = {"attempt": self._attempts[place - 1][1]} if place else {}
+        return {"step": metric.step, "time": metric.timestamp / 1000, **known}
 
     def log_document(self, name: str, text: str) -> None:
         """Log a text as an artefact, or replace it."""
@@ -176,7 +206,8 @@ def _experiment(client: Any, uri: str, name: str) -> str:
     if found := client.get_experiment_by_name(name):
         return str(found.experiment_id)
     try:
-        return str(client.create_experiment(name, artifact_location=_artifacts(uri, name)))
+        tags = {KIND_TAG: KIND}
+        return str(client.create_experiment(name, artifact_location=_artifacts(uri, name), tags=tags))
     except MlflowException:  # another run has created it meanwhile
         if found := client.get_experiment_by_name(name):
             return str(found.experiment_id)
@@ -213,7 +244,7 @@ def _metric_keys(row: Row) -> list[str]:
     keys = [
         key for key, value in row.items() if isinstance(value, int | float) and not isinstance(value, bool)
     ]
-    return [key for key in keys if key != "time"][:METRICS_A_BATCH]
+    return [key for key in keys if key not in NO_METRICS][:METRICS_A_BATCH]
 
 
 def _metrics(row: Row) -> list[Any]:

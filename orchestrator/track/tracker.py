@@ -8,6 +8,7 @@ kept in memory; when it is back, missing rows are read from the run directory ag
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 import time
 from collections import deque
@@ -18,10 +19,12 @@ from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.row_line import EVALS, EVENTS, METRICS, Row
 from orchestrator.storage.run_directory import RunDir
+from orchestrator.track.mlflow_inputs import NamedData, data_in, environment, log_commits, log_data
 from orchestrator.track.mlflow_run import MlflowRun, within
 from orchestrator.track.redact import redact
 
 DOCUMENTS = ("job.yaml", "plan.json", "summary.json", "report.html")
+ENVIRONMENT = "environment.txt"
 MLFLOW_STATUS: Mapping[str, str] = {
     Outcome.DONE: "FINISHED",
     Outcome.FAILED: "FAILED",
@@ -53,6 +56,7 @@ class Tracker:
         self._beside = spec.evaluates_beside
         self._evaluations = self._beside  # some are in evals.jsonl alone, and have not been sent
         self._documents = set(DOCUMENTS)
+        self._commits, self._data = True, list[NamedData]()
         self._status, self._sent_status = status, ""
         self._newest = self._last = -1
         self._deadline: float | None = None
@@ -75,7 +79,13 @@ class Tracker:
     def evaluated(self) -> None:
         """Notify that rows of evaluations beside the run were appended to evals.jsonl."""
         with self._changed:
-            self._evaluations = True
+            self._evaluations = self._commits = True
+            self._changed.notify()
+
+    def committed(self) -> None:
+        """Notify that a commit was published, or removed."""
+        with self._changed:
+            self._commits = True
             self._changed.notify()
 
     def document(self, name: str) -> None:
@@ -112,7 +122,7 @@ class Tracker:
                 with self._changed:
                     self._run, self._sent_status = None, ""
                     self._documents |= set(DOCUMENTS)
-                    self._evaluations = self._beside
+                    self._evaluations, self._commits = self._beside, True
                     self._fall_behind()
                 pause, backoff = backoff, min(2 * backoff, BACKOFF_SECONDS[1])
             if not self._wait(pause):
@@ -134,7 +144,7 @@ class Tracker:
         return self._deadline is not None
 
     def _idle(self) -> bool:
-        waits = self._rows or self._behind or self._documents or self._evaluations
+        waits = self._rows or self._behind or self._documents or self._evaluations or self._commits
         return not (waits or self._status != self._sent_status)
 
     def _fall_behind(self) -> None:
@@ -146,7 +156,10 @@ class Tracker:
         log = self._run_dir.log(METRICS)
         if self._newest < 0:
             self._newest = (log.last() or {}).get("step", -1)
-        run = self._run = self._run or connect(self._spec, self._run_dir)
+        if self._run is None:
+            self._run = connect(self._spec, self._run_dir)
+            self._run.log_document(ENVIRONMENT, environment())
+        run = self._run
         with self._changed:
             waiting: Iterable[Row] = list(self._rows)
             behind, cuts = self._behind, log.cuts
@@ -165,6 +178,7 @@ class Tracker:
                 self._newest = run.last  # rolled back steps are no longer missing
             documents, status = sorted(self._documents), self._status
             evaluated, self._documents, self._evaluations = self._evaluations, set(), False
+            committed, self._commits = self._commits, False
         if evaluated:
             run.log_evaluations(self._run_dir.log(EVALS).rows())
         for name in documents:
@@ -172,10 +186,24 @@ class Tracker:
                 run.log_document(name, text)
         if status != self._sent_status:
             if status != "RUNNING":
-                events = self._run_dir.log(EVENTS).rows()
+                events = list(self._run_dir.log(EVENTS).rows())
                 run.log_evaluations(event["tasks"] for event in events if event.get("tasks"))
+                run.log_document(EVENTS, "".join(f"{json.dumps(event)}\n" for event in redact(events)))
             run.set_status(status, (self._run_dir.log(EVENTS).last() or {}).get("time"))
             self._sent_status = status
+        if committed:
+            self._deliver_commits(run)
+
+    def _deliver_commits(self, run: MlflowRun) -> None:
+        """Last, for a server of an earlier version knows no logged models."""
+        if not self._data and (found := data_in(self._run_dir)):
+            log_data(run, found)
+            self._data = found
+        try:
+            log_commits(run, self._spec.name, self._run_dir, self._data)
+        except Exception as error:
+            if getattr(error, "error_code", "") != "ENDPOINT_NOT_FOUND":
+                raise
 
 
 def deliver(spec: JobSpec, run_dir: RunDir, timeout: float = 60.0) -> Delivery:

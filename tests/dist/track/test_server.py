@@ -205,4 +205,59 @@ def test_rows_wait_for_a_server_that_is_late_and_dies(tmp_path: Path, server: Se
     client = MlflowClient(tracking_uri=server.uri)
     [run] = client.search_runs([client.get_experiment_by_name("demo").experiment_id])
     assert run.info.status == "FINISHED"
-    assert [a.path for a in client.list_artifacts(run.info.run_id)] == ["job.yaml"]
+    artefacts = {a.path for a in client.list_artifacts(run.info.run_id)}
+    assert artefacts == {"job.yaml", "events.jsonl", "environment.txt"}
+
+
+@pytest.mark.slow
+def test_ten_thousand_rows_survive_a_minute_without_a_server_and_a_kill(
+    tmp_path: Path, server: Server
+) -> None:
+    """Complete, in order, each once: the run directory is the buffer. The controller is lost once too."""
+    from mlflow.tracking import MlflowClient
+
+    run_dir = RunDir(str(tmp_path / "run"))
+    run_dir.create()
+    run_dir.append("events.jsonl", [{"time": BORN, "phase": "prepare", "attempt": 1}])
+    spec = parse(
+        {
+            "name": "long",
+            "workload": {"model": "gpt-tiny"},
+            "data": {"sources": [{"uri": "x.txt"}], "tokenizer": "t.json", "sequence_length": 64},
+            "train": {"steps": 10_000, "global_batch": 4},
+            "tracking": {"uri": server.uri, "experiment": "long"},
+        }
+    )
+    keys = [f"metric_{number}" for number in range(19)]  # 50 rows of them are as much as a request may have
+
+    def train(tracker: Tracker, first: int, last: int, attempt: int) -> None:
+        for begin in range(first, last + 1, 100):
+            rows = [
+                {"step": step, "time": BORN + step, "attempt": attempt, "step_seconds": 0.5}
+                | dict.fromkeys(keys, step / 7)
+                for step in range(begin, begin + 100)
+            ]
+            run_dir.append("metrics.jsonl", rows)
+            tracker.rows(rows)
+            time.sleep(0.01)
+
+    server.start()
+    tracker = Tracker(spec, run_dir)
+    train(tracker, 1, 3000, 1)
+    server.kill()  # while rows are on their way
+    down = time.monotonic()
+    train(tracker, 3001, 9000, 1)
+    assert tracker.close(5).missing >= 6000
+    again = Tracker(spec, run_dir)  # another controller, while there is no server
+    train(again, 9001, 10_000, 2)
+    time.sleep(max(60 - (time.monotonic() - down), 0))
+    server.start()
+    run_dir.append("events.jsonl", [{"time": BORN + 60, "phase": "done", "attempt": 2}])
+    again.status("FINISHED")
+    assert again.close(240) == Delivery(0)
+    client = MlflowClient(tracking_uri=server.uri)
+    [run] = client.search_runs([client.get_experiment_by_name("long").experiment_id])
+    assert run.data.tags["orchestrator.last_step"] == "10000"
+    for key in (keys[0], keys[-1]):
+        found = [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, key)]
+        assert found == [(step, step / 7) for step in range(1, 10_001)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Iterator
@@ -111,7 +112,13 @@ def test_a_run_arrives_whole(tmp_path: Path, store: str, client: Any) -> None:
         a.path: Path(run.info.artifact_uri.removeprefix("file://")) / a.path
         for a in client.list_artifacts(run.info.run_id)
     }
-    assert set(artefacts) == {"job.yaml", "summary.json"}
+    assert set(artefacts) == {"job.yaml", "summary.json", "events.jsonl", "environment.txt"}
+    assert "\nmlflow==" in artefacts["environment.txt"].read_text()
+    assert '"phase": "done"' in artefacts["events.jsonl"].read_text()
+    assert not {"step", "attempt", "time"} & set(run.data.metrics)
+    assert run.data.tags["orchestrator.last_step"] == "3"
+    kind = client.get_experiment_by_name("whole").tags["mlflow.experimentKind"]
+    assert kind == "custom_model_development"
     assert artefacts["job.yaml"].read_text() == "uri: s3://ann:***@b/x\n"
     assert artefacts["job.yaml"].is_relative_to(Path(store.removeprefix("sqlite:///")).parent)
 
@@ -174,7 +181,7 @@ def test_a_controller_killed_goes_on_after_the_last_step(tmp_path: Path, store: 
     assert second.close(60) == tracker.Delivery(0)
     [run] = runs(client, "killed")
     assert history(client, run) == [(s, 10 / s) for s in (1, 2, 3, 4, 5)]
-    assert history(client, run, "attempt")[-1] == (5, 2)
+    assert [attempt for _, attempt in json.loads(run.data.tags["orchestrator.attempts"])] == [1, 2]
     assert run.info.status == "FAILED"
     assert run.data.params["train.steps"] == "5", "MLflow keeps the first value of a parameter"
 

@@ -1,0 +1,83 @@
+"""The commands compare and serve: several runs beside each other, and all of a folder in a browser."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.options import RUNS, Json, emit, existing_run, table
+from orchestrator.job.errors import InputError
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command()(compare)
+    app.command()(serve)
+
+
+def compare(
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN RUN...", help="run directories", show_default=False)
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="write a page with the curves over each other"),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare runs: their numbers, their curves on one scale, and where their job files differ."""
+    from orchestrator.track import compare as made
+
+    found = made.compared([existing_run(run)[0] for run in runs])
+    labels = [run.label for run in found]
+    if output is not None:
+        try:
+            output.write_text(made.page(found))
+        except OSError as error:
+            raise InputError(
+                f"cannot be written ({error.strerror})", str(output), "name another file"
+            ) from None
+    if as_json:
+        differing = {key: dict(zip(labels, values, strict=True)) for key, values in made.differences(found)}
+        emit({"runs": {run.label: run.found for run in found}, "differences": differing})
+        return
+    table("", ["", *labels], [[name, *values] for name, values in made.facts(found)])
+    if lines := made.on_terminal(found):
+        print("loss, from the first step to the last, on one scale")
+        print("\n".join(f"  {line}" for line in lines))
+    if rows := [[key, *values] for key, values in made.differences(found)]:
+        table("Job files differ in", ["key", *labels], rows)
+    else:
+        print("the job files are the same but for the name")
+    if output is not None:
+        print(output)
+
+
+def serve(
+    folder: Annotated[str, typer.Argument(help="a folder of run directories: a path or URI")] = RUNS,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 0,
+) -> None:
+    """Show all runs of a folder in a browser: on this machine alone, at an address with a token, until Ctrl-C."""
+    from orchestrator.job.paths import absolute
+    from orchestrator.storage.uri import check_uri, is_local
+    from orchestrator.track.page_server import PageServer
+
+    check_uri(folder)
+    place = absolute(folder, Path.cwd())
+    if is_local(place) and not Path(place).is_dir():
+        raise InputError("there is no such folder", folder, "name a folder of run directories")
+    try:
+        server = PageServer(place, port)
+    except OSError as error:
+        raise InputError(
+            f"cannot be used ({error.strerror})", f"--port {port}", "give another, or none"
+        ) from None
+    print(server.url, flush=True)
+    print("orchestrator: Ctrl-C ends it", file=sys.stderr)
+    try:
+        server.serve()
+    except KeyboardInterrupt:
+        return

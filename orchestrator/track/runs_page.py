@@ -1,0 +1,90 @@
+"""All runs in a folder as a page: what each is doing, found by words."""
+
+from __future__ import annotations
+
+import posixpath
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator.job.outcome import ENDED
+from orchestrator.storage.file_system import open_file_system
+from orchestrator.storage.run_directory import RunDir
+from orchestrator.track.page import render
+from orchestrator.track.redact import redact
+from orchestrator.track.words import count, duration
+
+TIMEOUT = 15.0
+"""Seconds for a small call to a remote store."""
+DEPTH = 2
+"""Folders below the one that is served in which runs are found: a chain or a search has them in its own."""
+SILENT = 15.0
+"""Seconds without an update of status.json after which a controller is taken to be gone."""
+NO_RUNS = frozenset({"_data", "checkpoints", "logs", "export", "profiles", "excerpt", "__pycache__"})
+
+
+class Runs:
+    """The runs in a folder, by their paths in it."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._fs, self._path = open_file_system(folder, TIMEOUT)
+
+    def find(self) -> dict[str, RunDir]:
+        """Every run that there is now, by name. Raises OSError and errors of the store's client."""
+        found: dict[str, RunDir] = {}
+        self._look("", found, DEPTH)
+        return dict(sorted(found.items()))
+
+    def _look(self, inside: str, found: dict[str, RunDir], depth: int) -> None:
+        try:
+            entries: list[Any] = self._fs.ls(posixpath.join(self._path, inside), detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        names = {posixpath.basename(each["name"].rstrip("/")): each["type"] for each in entries}
+        if inside and "job.yaml" in names and ("events.jsonl" in names or "status.json" in names):
+            found[inside] = RunDir(posixpath.join(self.folder, inside))
+        elif depth:
+            for name, kind in names.items():
+                if kind == "directory" and name not in NO_RUNS and not name.startswith("."):
+                    self._look(posixpath.join(inside, name), found, depth - 1)
+
+
+def listed(runs: Mapping[str, RunDir], words: str = "") -> list[dict[str, Any]]:
+    """What the page says of each run in whose name, state or job file all the words are; those that train first."""
+    wanted = words.lower().split()
+    found = [_row(name, run) for name, run in runs.items()]
+    kept = [row for row in found if all(word in row["text"] for word in wanted)]
+    return sorted(kept, key=lambda row: (row["ended"], -row["time"]))
+
+
+def _row(name: str, run: RunDir) -> dict[str, Any]:
+    status, summary = run.read_json_or_empty("status.json"), run.read_json_or_empty("summary.json")
+    phase, at = str(status.get("phase") or "unknown"), float(status.get("time") or 0.0)
+    ended = phase in ENDED
+    silent = "" if ended or time.time() - at < SILENT else f"silent for {duration(time.time() - at)}"
+    loss = status.get("loss") if status.get("loss") is not None else summary.get("final_loss")
+    shown = {
+        "name": name,
+        "state": phase,
+        "silent": silent,
+        "ended": ended,
+        "time": at,
+        "step": f"{status.get('step', 0)} / {status.get('steps', '?')}",
+        "loss": "" if loss is None else f"{loss:.4f}",
+        "speed": "" if status.get("tokens_per_second") is None else count(status["tokens_per_second"]),
+        "left": duration(status["eta_seconds"]) if status.get("eta_seconds") else "",
+        "layout": status.get("layout") or "",
+        "says": redact(str(status.get("note") or status.get("why_slow") or "")),
+    }
+    text = " ".join(
+        map(str, (name, phase, shown["layout"], shown["says"], redact(run.read_text("job.yaml") or "")))
+    )
+    return shown | {"text": text.lower()}
+
+
+def page(folder: str, rows: Sequence[Mapping[str, Any]], words: str, total: int) -> str:
+    """The page of these runs, of `total` that there are, found by `words`."""
+    content = {"folder": redact(folder), "rows": rows, "words": words, "total": total}
+    return render(Path(__file__).with_name("runs.html.j2"), content)
