@@ -30,6 +30,7 @@ app = typer.Typer(
 
 for _module in (
     "job",
+    "calibrate",
     "run",
     "jobs",
     "logs",

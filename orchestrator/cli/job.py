@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.chain import plan_chain
-from orchestrator.cli.options import Job, Json, Set, emit, jobs_of, on_this_machine, run_of, table
+from orchestrator.cli.options import Json, Set, emit, jobs_of, on_this_machine, run_of, table
+from orchestrator.cli.plan_audit import show_audit
 from orchestrator.job.errors import InputError
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def doctor(as_json: Json = False) -> None:
 
 
 def plan(
-    job: Job,
+    job: Annotated[Path | None, typer.Argument(help="the job file", show_default=False)] = None,
     overrides: Set = None,
     workers: Annotated[
         int | None, typer.Option(min=1, max=10**6, help="how many workers [default: resources.workers.max]")
@@ -92,11 +93,22 @@ def plan(
             help="a device that need not be here, as a100-80, or the file of its profile [default: this machine]",
         ),
     ] = None,
+    audit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER", help="instead compare what was predicted and measured of the runs in a folder"
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Check a job, and show its legal layouts with predicted memory and time, on this kind of machine or another."""
     from orchestrator.job.chain import ChainSpec
 
+    if audit is not None:
+        show_audit(audit, as_json)
+        return
+    if job is None:
+        raise InputError("no job file is given", "JOB", "name one, or a folder of runs with --audit")
     spec = jobs_of(job, overrides)
     if isinstance(spec, ChainSpec):
         plan_chain(spec, run_of(spec, None), lambda each: _plan(each, workers, machine, as_json), as_json)

@@ -5,6 +5,7 @@ Those of known devices are beside this module, in `profiles/`; `orchestrator cal
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
@@ -151,6 +152,22 @@ def stored_at() -> Path:
 def calibrated() -> Profile | None:
     """The profile that `orchestrator calibrate` has stored on this machine, if it has. Raises InputError."""
     return read(stored_at()) if stored_at().is_file() else None
+
+
+def store(profile: Profile, path: Path) -> None:
+    """Write a profile to a file, in one piece. Raises InputError."""
+    text = yaml.safe_dump(profile.model_dump(mode="json"), sort_keys=False)
+    written = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        written.write_text(text)
+        os.replace(written, path)
+    except OSError as error:
+        raise InputError(
+            f"cannot be written ({error.strerror})", str(path), "give another with --to"
+        ) from None
+    finally:
+        written.unlink(missing_ok=True)
 
 
 def of_accelerator(accelerator: str) -> Profile | None:

@@ -245,6 +245,12 @@ class RunDir:
         return self._call(call, *args, **kwargs)
 
 
+def runs_in(folder: str) -> list[RunDir]:
+    """The entries of a folder that may be run directories, by name. Raises InputError if it cannot be read."""
+    above = RunDir(folder)
+    return [RunDir(above.at(name)) for name in sorted(above._names()) if not name.startswith(("_", "."))]
+
+
 def remove_empty(folders: Iterable[str]) -> None:
     """Remove folders that `RunDir.create` made (outermost first) as far as they are empty."""
     for folder in reversed(tuple(folders)):

@@ -225,3 +225,29 @@ def number(value: float) -> str:
         if abs(value) >= size:
             return f"{value / (1e3 if letter == 'k' else size):g}{letter}"
     return f"{value:g}"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a stacked bar: its name, its value, and where it lies, in SVG units."""
+
+    name: str
+    value: float
+    x: float
+    width: float
+
+
+def stacked(bars: Sequence[Mapping[str, float]], width: float) -> list[list[Segment]]:
+    """Bars on one scale, the longest `width` wide, each of the parts that it is given, in their order."""
+    longest = max((sum(bar.values()) for bar in bars), default=0.0)
+    if not longest > 0 or not math.isfinite(longest):
+        return []
+    found = []
+    for bar in bars:
+        at, segments = 0.0, []
+        for name, value in bar.items():
+            size = value / longest * width
+            segments.append(Segment(name, value, round(at, 2), round(size, 2)))
+            at += size
+        found.append(segments)
+    return found

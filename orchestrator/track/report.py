@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,7 @@ def _content(run_dir: RunDir, rows: RunTotals | None) -> dict[str, Any]:
         "timeline": _timeline(phases),
         "plan": _plan(plan),
         "compared": _compared(found),
+        "audit": _audit(found["audit"]),
         "evaluations": _evaluations(rows.evaluations),
         "tasks": _evaluations(tasks_in(events)),
         "sayings": redact(_sayings(rows)),
@@ -228,6 +229,13 @@ def _compared(found: dict[str, Any]) -> list[dict[str, Any]]:
             {"name": name, "predicted": text_of(predicted), "measured": text_of(real), "ratio": ratio}
         )
     return rows
+
+
+def _audit(found: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
+    """The predicted and the measured step as two bars of the same parts."""
+    sides = ("predicted", "measured")
+    bars = charts.stacked([{part: pair[side] for part, pair in found.items()} for side in sides], 430.0)
+    return [{"side": side, "segments": segments} for side, segments in zip(sides, bars, strict=False)]
 
 
 def _commits(run_dir: RunDir) -> list[dict[str, Any]]:

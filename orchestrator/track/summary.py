@@ -10,6 +10,7 @@ from typing import Any
 from orchestrator.job.outcome import ENDED
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.row_log import missing_numbers
+from orchestrator.track.audit import audit
 from orchestrator.track.goodput import Phase, ledger, timeline
 from orchestrator.track.step_parts import latest, why_slow
 from orchestrator.track.totals import MEASURED, Row, RunTotals
@@ -72,6 +73,7 @@ def summary(
         "missing_events": missing_numbers(events),
         "ledger": ledger(events, rows, now),
         "predicted": _predicted(plan),
+        "audit": audit(plan, rows.parts.means),
         "measured": measured(rows),
         "step_parts": rows.parts.means,
         "mfu": rows.parts.mfu,

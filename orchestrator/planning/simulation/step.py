@@ -126,7 +126,8 @@ def _with_update(
     backward = shape.layers * (inner.inputs + inner.weights + inner.again) if hides else 0.0
     parameters = local_parameters(shape, layout)
     trained = shape.trained_share * parameters
-    sent += _data_parallel(layout, parameters, trained, parts, machine, program, backward)
+    units = shape.layers // layout.pp + 1
+    sent += _data_parallel(layout, parameters, trained, parts, machine, program, backward, units)
     if layout.pp > 1 and shape.tied:
         # first and last stage hold the embedding both, and sum its gradients
         weight = shape.vocabulary * shape.hidden / layout.tp * program.gradient_width
@@ -246,8 +247,10 @@ def _data_parallel(
     machine: Machine,
     program: Program,
     backward: float,
+    units: int,
 ) -> float:
     """Seconds of data-parallel traffic that no computation hides; `backward` are those of a backward pass that may.
+    Under ZeRO 2 and 3 each of `units` layers is gathered and scattered by itself.
 
     Gradients are summed once under ZeRO 0 and 1, behind the last backward pass where there is no pipeline; under 2 and
     3 they are scattered, and under 3 weights are gathered, for every micro-batch (Rajbhandari et al., 2020, section 7).
@@ -262,7 +265,8 @@ def _data_parallel(
     scatter = group.halves(gradients)
     if layout.zero == 1:
         return max(scatter - backward, last) + group.halves(program.gather_width * trained)
-    gather = group.halves(weights)
+    apiece = (units - 1) * group.halves(0.0)
+    scatter, gather = scatter + apiece, group.halves(weights) + apiece
     hidden = backward * 1.5
     each = scatter + (2.0 if layout.zero == 3 else 1.0) * gather
     return parts * max(each - hidden, last)

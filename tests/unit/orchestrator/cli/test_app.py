@@ -16,10 +16,10 @@ from orchestrator.job.errors import InputError
 
 HEAVY = ("torch", "ray", "pydantic", "rich", "transformers", "numpy", "fsspec", "mlflow", "yaml", "pyarrow")
 COMMANDS = (
-    "", "init", "schema", "doctor", "plan", "run", "status", "stop", "verify-resume", "report", "checkpoint",
-    "checkpoint list", "checkpoint verify", "checkpoint export", "checkpoint prune", "data", "data corpus",
-    "data prepare", "data inspect", "submit", "attach", "logs", "list", "cluster", "cluster up", "cluster add",
-    "cluster remove", "cluster show", "cluster down", "tune",
+    "", "init", "schema", "doctor", "plan", "calibrate", "run", "status", "stop", "verify-resume", "report",
+    "checkpoint", "checkpoint list", "checkpoint verify", "checkpoint export", "checkpoint prune", "data",
+    "data corpus", "data prepare", "data inspect", "submit", "attach", "logs", "list", "cluster",
+    "cluster up", "cluster add", "cluster remove", "cluster show", "cluster down", "tune",
 )  # fmt: skip
 
 

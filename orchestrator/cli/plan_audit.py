@@ -1,0 +1,41 @@
+"""What was predicted of runs and what was measured, as a table: plan --audit."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from orchestrator.cli.options import emit, table
+from orchestrator.job.errors import InputError
+
+
+def show_audit(folder: str, as_json: bool) -> None:
+    """Print predicted and measured step time and memory of all runs in a folder. Raises InputError if there is
+    none."""
+    from orchestrator.storage.run_directory import runs_in
+    from orchestrator.track.audit import audit_of
+    from orchestrator.track.page import size
+    from orchestrator.track.words import duration
+
+    found = [row for row in map(audit_of, runs_in(folder)) if row]
+    if not found:
+        raise InputError(
+            "no run in it was both predicted and measured", folder, "give the folder that holds runs"
+        )
+    errors = [abs(row["step_seconds"]["ratio"] - 1.0) for row in found]
+    mean = statistics.mean(errors)
+    if as_json:
+        emit({"runs": found, "mean_error": mean})
+        return
+
+    def cells(pair: dict[str, Any], text: Any) -> list[str]:
+        ratio = "" if pair["ratio"] is None else f"{pair['ratio'] - 1.0:+.0%}"
+        return [*(text(pair[side]) if pair[side] else "" for side in ("predicted", "measured")), ratio]
+
+    rows = [
+        [row["name"], row["layout"], *cells(row["step_seconds"], duration), *cells(row["memory_bytes"], size)]
+        for row in found
+    ]
+    columns = ["run", "layout", "predicted", "step", "error", "predicted", "memory", "error"]
+    table(f"Runs in {folder}", columns, rows)
+    print(f"Step times are off by {mean:.0%} on average.")

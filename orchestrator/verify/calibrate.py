@@ -1,0 +1,222 @@
+"""Measures this machine, and makes of it the profile of a core that plans are made with.
+
+Rates come from operators timed alone, links from all-reduces between two processes; what a launch costs and how often
+memory passes are fitted to steps of small models, since autograd and Python take most of a small step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from cluster.workers.gang import Bundle
+from cluster.workers.to_the_end import run_to_the_end
+from orchestrator.planning.device import Link, Machine
+from orchestrator.planning.layout import Layout, ModelShape
+from orchestrator.planning.model_shape import model_shape
+from orchestrator.planning.plan import program_of
+from orchestrator.planning.profile import Profile, load
+from orchestrator.planning.simulation.operators import Program
+from orchestrator.planning.simulation.step import step_time
+from workloads.describe import describe
+
+RANK = "orchestrator.verify.calibration_rank:measure"
+TIMEOUT = 120.0
+"""Seconds without any sign of a rank after which the measurement is given up."""
+LAUNCHES = [1e-6 * 1.25**n for n in range(28)]
+"""Seconds of a launch that are tried."""
+PASSES = [0.5 * 1.15**n for n in range(20)]
+"""How often the bytes of element-wise operations pass, as tried."""
+SMALL: tuple[dict[str, Any], ...] = (
+    {"hidden": 64, "layers": 2, "heads": 4, "intermediate": 256, "vocab_size": 512, "length": 64, "batch": 2},
+    {"hidden": 64, "layers": 6, "heads": 4, "intermediate": 256, "vocab_size": 512, "length": 64, "batch": 8},
+    {
+        "hidden": 128,
+        "layers": 4,
+        "heads": 4,
+        "intermediate": 512,
+        "vocab_size": 1024,
+        "length": 128,
+        "batch": 8,
+    },
+    {
+        "hidden": 256,
+        "layers": 2,
+        "heads": 8,
+        "intermediate": 1024,
+        "vocab_size": 4096,
+        "length": 128,
+        "batch": 4,
+    },
+    {
+        "hidden": 256,
+        "layers": 4,
+        "heads": 8,
+        "intermediate": 1024,
+        "vocab_size": 1024,
+        "length": 256,
+        "batch": 4,
+    },
+    {
+        "hidden": 384,
+        "layers": 3,
+        "heads": 6,
+        "intermediate": 1536,
+        "vocab_size": 2048,
+        "length": 128,
+        "batch": 8,
+    },
+)
+"""Jobs of one process whose steps are measured."""
+
+PAIRED = (
+    (SMALL[1], Layout(tp=2, micro_batch=4)),
+    (SMALL[3], Layout(tp=2, micro_batch=4)),
+    (SMALL[2], Layout(tp=2, micro_batch=4, sequence=True)),
+    (SMALL[2], Layout(dp=2, micro_batch=2, zero=3)),
+    (SMALL[1], Layout(dp=2, micro_batch=4, zero=1)),
+)
+"""Jobs of two processes whose steps are measured."""
+LATENCIES = [1e-5 * 1.25**n for n in range(32)]
+"""Seconds of a message that are tried."""
+SHARES = (0.15, 0.2, 0.3, 0.4, 0.55, 0.75, 1.0)
+"""Shares of the bandwidth of large messages that are tried."""
+
+
+def calibrate() -> Profile:
+    """The profile of a core of this machine, in under a minute. Raises RuntimeError if a measurement
+    fails."""
+    steps = [{"job": asked, "layout": layout_of(asked).to_json()} for asked in SMALL]
+    alone = measured(1, {"operators": True, "steps": steps})
+    paired = [{"job": asked, "layout": layout.to_json()} for asked, layout in PAIRED]
+    pair = measured(2, {"collectives": True, "steps": paired})
+    profile = profile_of(alone["operators"], pair["collectives"], [least for least, _ in alone["steps"]])
+    return with_messages(profile, [least for least, _ in pair["steps"]])
+
+
+def layout_of(asked: dict[str, Any]) -> Layout:
+    """The layout of one process that computes the whole batch at once."""
+    return Layout(micro_batch=asked["batch"])
+
+
+def measured(world: int, config: dict[str, Any]) -> Any:
+    """What rank 0 of `world` processes on this machine measures; see `calibration_rank.measure`."""
+    return run_to_the_end(world, Bundle(1), RANK, config, TIMEOUT, "measurement")[1]
+
+
+def profile_of(
+    operators: dict[str, Any], messages: Sequence[tuple[float, float]], steps: Sequence[float]
+) -> Profile:
+    """The profile that these measurements make."""
+    rates = {
+        name: [(sizes, 2.0 * math.prod(sizes) / seconds) for sizes, seconds in rows]
+        for name, rows in operators["matrix"].items()
+    }
+    peaks = {name: max(rate for _, rate in rows) for name, rows in rates.items()}
+    bandwidth = operators["copy"]
+    latency, speed = link_of(messages)
+    document = load("cpu-core").model_dump()
+    by = "measured by orchestrator calibrate"
+    document |= {
+        "name": "this-machine",
+        "device": "a core of this machine",
+        "peak": {"bf16": peaks["bf16"], "fp16": peaks["bf16"], "fp32": peaks["fp32"], "source": by},
+        "matrix": {"share": 1.0, "half_size": half_size(rates["fp32"], peaks["fp32"]), "source": by},
+        "attention": {
+            "share": min(operators["attention"] / peaks["fp32"], 1.0),
+            "score_bytes": 0.0,
+            "source": by,
+        },
+        "memory_bandwidth": {"value": bandwidth, "source": by},
+        "element_share": {"value": operators["elements"] / bandwidth, "source": by},
+        "optimizer_share": {"value": operators["optimizer"] / bandwidth, "source": by},
+        "inside": {"latency": latency, "bandwidth": speed, "source": by},
+    }
+    launch, passes = _launch_and_passes(Profile.model_validate(document), steps)
+    document["launch"] = {"value": launch, "source": f"fitted to steps {by}"}
+    document["eager"] = {"value": passes, "source": f"fitted to steps {by}"}
+    return Profile.model_validate(document)
+
+
+def half_size(rates: Sequence[tuple[Sequence[int], float]], peak: float) -> float:
+    """The size at which a product reaches half of the peak, by least squares of logarithms."""
+
+    def error(half: float) -> float:
+        return sum(
+            math.log(rate / peak / math.prod(size / (size + half) for size in sizes)) ** 2
+            for sizes, rate in rates
+        )
+
+    return min((0.5 * 1.1**n for n in range(60)), key=error)
+
+
+def link_of(messages: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Latency and bandwidth from seconds of all-reduces over two ranks, each of which sends the tensor's bytes once."""
+    latency = min(seconds for _, seconds in messages) / 2.0
+    size, seconds = max(messages)
+    return latency, size / max(seconds - 2.0 * latency, 1e-9)
+
+
+def with_messages(profile: Profile, steps: Sequence[float]) -> Profile:
+    """The profile with the latency and bandwidth that meet the measured steps of two processes best: within a step a
+    message also waits for the slower process, and for Python around it."""
+    machine = profile.machine("fp32")
+    jobs = [
+        (*predicted_with(asked), layout, seconds)
+        for (asked, layout), seconds in zip(PAIRED, steps, strict=True)
+    ]
+
+    def error(link: Link) -> float:
+        return _error(jobs, replace(machine, inside=link))
+
+    tried = itertools.product(LATENCIES, (machine.inside.bandwidth * share for share in SHARES))
+    found = min((Link(latency, bandwidth) for latency, bandwidth in tried), key=error)
+    source = "fitted to steps of two processes measured by orchestrator calibrate"
+    inside = {"latency": found.latency, "bandwidth": found.bandwidth, "source": source}
+    return Profile.model_validate(profile.model_dump() | {"inside": inside})
+
+
+Measured = tuple[ModelShape, int, Program, Layout, float]
+
+
+def _error(jobs: Sequence[Measured], machine: Machine) -> float:
+    """How far the predicted steps are from the measured ones: the sum of absolute logarithms of their ratios."""
+    return sum(
+        abs(math.log(step_time(shape, layout, batch, machine, program).seconds / seconds))
+        for shape, batch, program, layout, seconds in jobs
+    )
+
+
+def _launch_and_passes(profile: Profile, steps: Sequence[float]) -> tuple[float, float]:
+    """Seconds of a launch, and how often bytes pass, that meet the measured steps best."""
+    machine = profile.machine("fp32")
+    jobs = [
+        (*predicted_with(asked), layout_of(asked), seconds)
+        for asked, seconds in zip(SMALL, steps, strict=True)
+    ]
+
+    def error(tried: tuple[float, float]) -> float:
+        return _error(jobs, replace(machine, launch=tried[0], eager=tried[1]))
+
+    launch, passes = min(itertools.product(LAUNCHES[::4], PASSES[::4]), key=error)
+    finer = [1.25**n for n in range(-3, 4)]
+    return min(((launch * a, passes * b) for a in finer for b in finer), key=error)
+
+
+def predicted_with(asked: dict[str, Any]) -> tuple[ModelShape, int, Program]:
+    """The model's shape, the batch and the program of a job that is measured."""
+    from orchestrator.verify.calibration_rank import job
+
+    spec = job(**asked)
+    config = describe(spec.workload.model, spec.workload.changes, objective="causal_lm")
+    program = replace(program_of(spec), commit_every=0)
+    return model_shape(config, spec.data.sequence_length), spec.train.global_batch, program
+
+
+def predicted(machine: Machine, asked: dict[str, Any], layout: Layout) -> float:
+    """Predicted seconds of a step of a job that is measured."""
+    shape, batch, program = predicted_with(asked)
+    return step_time(shape, layout, batch, machine, program).seconds

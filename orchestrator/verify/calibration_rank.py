@@ -1,0 +1,153 @@
+"""What a rank measures of the machine that it runs on: operators, memory, collectives and steps of small models."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from cluster.workers.worker_context import WorkerContext
+from orchestrator.job.spec import JobSpec, parse
+from orchestrator.planning.layout import Layout
+from orchestrator.train.device import close_device, open_device
+from orchestrator.train.engines.torch_engine import TorchEngine
+from workloads.load import load
+from workloads.workload import Vocabulary
+
+SIZES = (
+    (32, 32, 32),
+    (64, 64, 64),
+    (128, 128, 128),
+    (256, 64, 64),
+    (256, 256, 256),
+    (512, 512, 512),
+    (1024, 1024, 1024),
+)
+"""Rows, columns and inner sizes of the matrix products that are measured."""
+MESSAGES = (2**12, 2**16, 2**20, 2**22, 2**24)
+"""Bytes of the all-reduces that are measured."""
+LONG = 2**24
+"""Numbers of the tensors by which the memory's bandwidth is measured: far more than caches hold."""
+ROUNDS = 5
+
+
+def measure(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
+    """The measurements that `config` asks for: {"operators": True}, {"collectives": True}, {"steps": [a list of a job
+    and a layout]}; each rank returns its own."""
+    spec = job(**config["steps"][0]["job"]) if config.get("steps") else job()
+    device = open_device(spec, context)
+    found: dict[str, Any] = {}
+    if config.get("operators"):
+        found["operators"] = _operators(device.device)
+    if config.get("collectives"):
+        found["collectives"] = [[size, _all_reduce(size, device.device)] for size in MESSAGES]
+    if config.get("steps"):
+        found["steps"] = [_step(each["job"], each["layout"], device) for each in config["steps"]]
+    close_device()
+    return found
+
+
+def job(
+    length: int = 128, batch: int = 8, dropout: float = 0.0, precision: str = "fp32", **changes: Any
+) -> JobSpec:
+    """A job of a small GPT with these changes."""
+    return parse(
+        {
+            "name": "calibration",
+            "workload": {
+                "model": "gpt-tiny",
+                "changes": {"max_positions": length, **changes},
+                "dropout": dropout,
+            },
+            "data": {"sources": [{"uri": "none"}], "tokenizer": "none", "sequence_length": length},
+            "train": {"steps": 1000, "global_batch": batch, "precision": precision},
+        }
+    )
+
+
+def seconds_of(run: Callable[[], Any], least: float = 0.02, rounds: int = ROUNDS) -> float:
+    """Seconds of a call in the best of some rounds, each of at least so many seconds: others that run here only make it
+    longer."""
+    run()
+    count, found = 1, list[float]()
+    while True:
+        began = time.perf_counter()
+        for _ in range(count):
+            run()
+        spent = time.perf_counter() - began
+        if spent < least and not found:
+            count *= 2
+            continue
+        found.append(spent / count)
+        if len(found) == rounds:
+            return min(found)
+
+
+def _operators(device: torch.device) -> dict[str, Any]:
+    found: dict[str, Any] = {"matrix": {}}
+    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        found["matrix"][name] = []
+        for rows, columns, inner in SIZES:
+            a = torch.randn(rows, inner, device=device, dtype=dtype)
+            b = torch.randn(inner, columns, device=device, dtype=dtype)
+            found["matrix"][name].append([[rows, columns, inner], seconds_of(partial(torch.matmul, a, b))])
+    long, other = torch.randn(LONG, device=device), torch.empty(LONG, device=device)
+    found["copy"] = 8.0 * LONG / seconds_of(lambda: other.copy_(long), rounds=3)
+    x, y = torch.randn(2**18, device=device), torch.randn(2**18, device=device)
+    found["elements"] = 20.0 * 2**18 / seconds_of(lambda: F.gelu(x, approximate="tanh") + y)
+    q = torch.randn(2, 4, 256, 64, device=device)
+    attended = seconds_of(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True))
+    found["attention"] = 0.5 * 4.0 * 2 * 4 * 256 * 256 * 64 / attended
+    weights = [torch.randn(2**18, device=device, requires_grad=True) for _ in range(8)]
+    for weight in weights:
+        weight.grad = torch.randn_like(weight)
+    adam = torch.optim.AdamW(weights, foreach=True)
+    found["optimizer"] = 8 * 2**18 * 28.0 / seconds_of(adam.step, least=0.05, rounds=3)
+    return found
+
+
+def _all_reduce(size: int, device: torch.device) -> float:
+    """Seconds of an all-reduce of that many bytes over all ranks, which run it together."""
+    tensor = torch.zeros(size // 4, device=device)
+    dist.all_reduce(tensor)
+    found = []
+    for _ in range(3 * ROUNDS):
+        dist.barrier()
+        began = time.perf_counter()
+        dist.all_reduce(tensor)
+        found.append(time.perf_counter() - began)
+    return statistics.median(found)
+
+
+def _step(asked: dict[str, Any], layout: dict[str, Any], device: Any) -> list[float]:
+    """[least, median] seconds of a step of that job under that layout, without the first two."""
+    spec, chosen = job(**asked), Layout.from_json(layout)
+    size, length = spec.workload.changes["vocab_size"], spec.data.sequence_length
+    workload = load(
+        "gpt-tiny",
+        "causal_lm",
+        Vocabulary(size, eos=0),
+        changes=spec.workload.changes,
+        sequence_length=length,
+    )
+    engine = TorchEngine(spec, workload, chosen, device)
+    engine.initialise(0)
+    generator = torch.Generator().manual_seed(dist.get_rank() // (chosen.tp * chosen.cp) % chosen.dp)
+    batches = []
+    for _ in range(chosen.accumulation(spec.train.global_batch)):
+        ids = torch.randint(1, size, (chosen.micro_batch, length), generator=generator)
+        batches.append({"tokens": ids, "labels": ids})
+    found = []
+    for _ in range(2 + ROUNDS):
+        dist.barrier()
+        began = time.perf_counter()
+        engine.train_step([dict(batch) for batch in batches], 1e-4)
+        found.append(time.perf_counter() - began)
+    engine.close()
+    return [min(found[2:]), statistics.median(found[2:])]

@@ -1,0 +1,61 @@
+"""Predicted and measured parts of a step side by side, of one run and of a folder of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.storage.run_directory import RunDir, runs_in
+from orchestrator.track.audit import audit, audit_of
+from orchestrator.track.charts import stacked
+
+PLAN: dict[str, Any] = {
+    "chosen": {"text": "dp2 zero0 mb4"},
+    "machine": {"name": "h100"},
+    "predicted": {
+        "step_seconds": 2.0,
+        "seconds_by_part": {"compute": 1.5, "communication": 0.5, "bubble": 0.0},
+    },
+}
+MEANS = {"forward": 0.5, "backward": 1.0, "communication": 0.3, "agreement": 0.1, "other": 0.2}
+
+
+def test_parts_stand_side_by_side() -> None:
+    found = audit(PLAN, MEANS)
+    assert found["compute"] == {"predicted": 1.5, "measured": 1.5}
+    assert found["communication"] == {"predicted": 0.5, "measured": pytest.approx(0.4)}
+    assert found["other"] == {"predicted": 0.0, "measured": 0.2}
+    assert "bubble" not in found
+
+
+@pytest.mark.parametrize("plan", [None, {}, {"predicted": {"step_seconds": 1.0}}])
+def test_a_plan_of_an_earlier_version_is_not_compared(plan: dict[str, Any] | None) -> None:
+    assert audit(plan, MEANS) == {}
+    assert audit(PLAN, {}) == {}
+
+
+def test_the_runs_of_a_folder(tmp_path: Path) -> None:
+    run = RunDir(str(tmp_path / "mine"))
+    run.create()
+    run.write_json("plan.json", PLAN)
+    measured = {"step_seconds": 1.6, "memory_bytes": None}
+    said = {"step_seconds": 2.0, "memory_bytes": 5}
+    run.write_json("summary.json", {"name": "mine", "predicted": said, "measured": measured})
+    (tmp_path / "_data").mkdir()
+    (tmp_path / "other").mkdir()
+    found = [audit_of(each) for each in runs_in(str(tmp_path))]
+    assert len(found) == 2
+    assert found[1] is None
+    assert found[0] is not None
+    assert found[0]["step_seconds"] == {"predicted": 2.0, "measured": 1.6, "ratio": pytest.approx(1.25)}
+    assert found[0]["memory_bytes"]["ratio"] is None
+    assert (found[0]["layout"], found[0]["machine"]) == ("dp2 zero0 mb4", "h100")
+
+
+def test_bars_are_on_one_scale() -> None:
+    predicted, measured = stacked([{"compute": 1.0, "bubble": 1.0}, {"compute": 3.0, "bubble": 1.0}], 100.0)
+    assert [segment.width for segment in predicted] == [25.0, 25.0]
+    assert [(segment.x, segment.width) for segment in measured] == [(0.0, 75.0), (75.0, 25.0)]
+    assert stacked([{}, {}], 100.0) == []

@@ -1,0 +1,78 @@
+"""A profile made of measurements meets what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orchestrator.planning import profile
+from orchestrator.planning.device import Link
+from orchestrator.planning.machines import machine_for
+from orchestrator.planning.profile import load, read, store
+from orchestrator.verify.calibrate import (
+    PAIRED,
+    SMALL,
+    half_size,
+    layout_of,
+    link_of,
+    predicted,
+    profile_of,
+    with_messages,
+)
+
+CORE = replace(load("cpu-core").machine("fp32"), matrix_share=1.0, launch=4e-5, eager=2.0)
+OPERATORS: dict[str, Any] = {
+    "matrix": {
+        name: [[[n, n, n], 2 * n**3 / (rate * (n / (n + 16)) ** 3)] for n in (64, 256, 4096)]
+        for name, rate in (("fp32", 1e11), ("bf16", 2e11))
+    },
+    "copy": 1e10,
+    "elements": 5e9,
+    "attention": 3e10,
+    "optimizer": 5e9,
+}
+MESSAGES = [(4096, 2e-4), (2**24, 2e-4 + 2**24 / 1e9)]
+
+
+def test_what_was_measured_is_found_again() -> None:
+    steps = [predicted(CORE, asked, layout_of(asked)) for asked in SMALL]
+    found = profile_of(OPERATORS, MESSAGES, steps)
+    assert found.peak.fp32 == pytest.approx(1e11, rel=0.02)
+    assert found.matrix.half_size == pytest.approx(16, rel=0.15)
+    machine = found.machine("fp32")
+    for asked, seconds in zip(SMALL, steps, strict=True):
+        assert predicted(machine, asked, layout_of(asked)) == pytest.approx(seconds, rel=0.15)
+
+
+def test_messages_are_fitted_to_steps_of_two_processes() -> None:
+    core = replace(CORE, inside=Link(8e-4, 5e8))
+    steps = [predicted(core, asked, layout) for asked, layout in PAIRED]
+    alone = profile_of(OPERATORS, MESSAGES, [predicted(CORE, asked, layout_of(asked)) for asked in SMALL])
+    machine = with_messages(alone, steps).machine("fp32")
+    for (asked, layout), seconds in zip(PAIRED, steps, strict=True):
+        assert predicted(machine, asked, layout) == pytest.approx(seconds, rel=0.2)
+
+
+def test_a_link_is_read_off_two_messages() -> None:
+    latency, bandwidth = link_of(MESSAGES)
+    assert (latency, bandwidth) == (pytest.approx(1e-4), pytest.approx(1e9))
+
+
+def test_products_without_a_loss_have_no_half_size() -> None:
+    assert half_size([((64, 64, 64), 1e11), ((512, 512, 512), 1e11)], 1e11) < 1
+
+
+def test_what_is_stored_is_what_plans_here_use(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "deep" / "machine.yaml"
+    store(load("cpu-core"), path)
+    assert read(path) == load("cpu-core")
+    assert [entry.name for entry in path.parent.iterdir()] == ["machine.yaml"]
+    monkeypatch.setattr(profile, "stored_at", lambda: path)
+    from cluster.workers.gang import Bundle
+    from cluster.workers.machine import Offer
+
+    found = machine_for(Offer(7e9), Bundle(2))
+    assert (found.memory, found.name) == (7e9, "cpu-core")
+    assert found.full_flops == 2 * load("cpu-core").peak.fp32
