@@ -31,6 +31,7 @@ ROOMS = {
             "data",
             "resolve",
             "train",
+            "tracing",
             "track",
             "export",
             "evaluate",

@@ -200,6 +200,12 @@ class MixtureOfExperts(nn.Module):
         self.router.bias += self.moe.bias_rate * (load.mean() - load).sign()
 
 
+def rows_by_expert(counts: Tensor, rows: Tensor) -> list[int]:
+    """How many of `rows` each expert has."""
+    found: list[int] = counts.tolist()
+    return found
+
+
 def grouped_linear(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     """x W_e^T for the rows of each expert: rows [R, in] sorted by expert, weight [experts, out, in]."""
     if torch.is_autocast_enabled(rows.device.type):
@@ -212,5 +218,5 @@ def grouped_linear(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
         ends = counts.cumsum(0).to(torch.int32)
         return F.grouped_mm(rows, weight.transpose(-2, -1), offs=ends)
     # The grouped kernel takes neither fp64 nor rows that are no multiple of 16 bytes.
-    parts = zip(rows.split(counts.tolist()), weight.unbind(), strict=True)
+    parts = zip(rows.split(rows_by_expert(counts, rows)), weight.unbind(), strict=True)
     return torch.cat([F.linear(part, expert) for part, expert in parts])

@@ -21,6 +21,7 @@ from orchestrator.train.engines.moving_average import MovingAverage
 from orchestrator.train.engines.optimizers import make_muon, make_optimizer, rates_of, set_lr, slots_of
 from orchestrator.train.engines.state import committed_shapes, initialise, pieces, restore
 from orchestrator.train.parallel.accumulation import Accumulation
+from orchestrator.train.parallel.fsdp import local_of
 from orchestrator.train.parallel.full_matrices import FullMatrices
 from orchestrator.train.parallel.losses import StepLosses
 from orchestrator.train.parallel.mesh import Mesh
@@ -49,6 +50,8 @@ class TorchEngine:
         self.parallel = parallelize(workload, layout, self._mesh, device, spec.train)
         self._mesh.connect(device.device)
         self._data, self._stages = self.parallel.data, self.parallel.stages
+        self.is_pipeline = layout.pp > 1
+        self.stage_numbers = layout.stages_of(self._mesh.coordinate["pp"]) if layout.pp > 1 else [0]
         self._losses = StepLosses(spec, workload, layout, self._mesh, device)
         self._routing = RouterLoad(workload, self._mesh, device.device)
         self._runner: Accumulation | Pipeline
@@ -187,6 +190,19 @@ class TorchEngine:
         for stage in self._stages:
             for parameter in stage.parameters():
                 parameter.copy_(torch.full_like(parameter, math.nan))
+
+    def held(self) -> dict[str, list[Tensor]]:
+        """The tensors that stay between two steps, by what they are for: weights, gradients, optimizer."""
+        weights = [local_of(p) for stage in self._stages for p in stage.parameters()]
+        found = [p.grad for stage in self._stages for p in stage.parameters()]
+        found += [shard.parameter.grad for shard in self._data.shards]
+        slots = [each for state in self._optimizer.state.values() for each in state.values()]
+        averages = list(self._average.of.values())
+        return {
+            "weights": weights + [shard.parameter for shard in self._data.shards],
+            "gradients": [local_of(each) for each in found if each is not None],
+            "optimizer": [each for each in [*slots, *averages] if isinstance(each, Tensor)],
+        }
 
     def close(self) -> None:
         """See `Engine.close`."""

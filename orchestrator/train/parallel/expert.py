@@ -22,6 +22,12 @@ def apply_expert(model: nn.Module, group: ProcessGroup) -> None:
             module.forward = Exchange(module, group).forward  # type: ignore[method-assign]
 
 
+def rows_by_rank(sent: Tensor, received: Tensor, rows: Tensor) -> tuple[list[int], list[int]]:
+    """How many of `rows` go to each rank, and how many rows come from each, of counts [ranks, experts of a rank]."""
+    to, come = torch.stack((sent.sum(1), received.sum(1))).tolist()  # one wait for the device
+    return to, come
+
+
 class Exchange:
     """All-to-all of rows to the ranks of their experts and back."""
 
@@ -34,7 +40,7 @@ class Exchange:
         received = torch.empty_like(sent)
         with self._group.communicating():
             dist.all_to_all_single(received, sent.contiguous(), group=self._group.handle)
-        to, come = torch.stack((sent.sum(1), received.sum(1))).tolist()  # one wait for the device
+        to, come = rows_by_rank(sent, received, rows)
         arrived = exchange(rows, come, to, self._group)
         # They come by rank and, of each rank, by expert; experts want them by expert.
         local = torch.arange(received.shape[1], device=rows.device).repeat(self._group.size)

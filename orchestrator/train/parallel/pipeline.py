@@ -59,6 +59,7 @@ class Pipeline:
         self._losses, self._device = losses, device
         self._numbers = layout.stages_of(mesh.coordinate["pp"])
         self._batches: list[Batch] = []
+        self._turns: dict[int, Iterator[Batch]] = {}
         self._schedules: dict[tuple[Any, ...], Any] = {}
         splits = layout.schedule in SPLIT
         self._deferred = {
@@ -70,12 +71,11 @@ class Pipeline:
 
     def train(self, micro_batches: Sequence[Batch]) -> None:
         """Compute this rank's gradients of the step."""
-        self._batches = [self._losses.prepare(batch) for batch in micro_batches]
-        numbers = torch.arange(len(self._batches))
+        self._begin(micro_batches)
         self._clock.switch(PIPELINE)
-        # Positional inputs enter the first stage alone; the number of the micro-batch goes to every stage.
-        self._schedule(self._batches[0]).step(number=numbers, target=numbers, return_outputs=False)
-        self._batches = []
+        # The schedules cut a target into micro-batches; the losses read what they need of the batch.
+        self._schedule(self._batches[0]).step(target=torch.empty(len(self._batches)), return_outputs=False)
+        self._end()
 
     def evaluate(self, micro_batches: Sequence[Batch]) -> None:
         """Losses only, in ticks: stage s computes micro-batch t - s in tick t, and after each tick all ranks send and
@@ -84,16 +84,24 @@ class Pipeline:
         What one rank sends in a tick the other receives in the same one, and messages of a batch do not wait for each
         other: no order of theirs can block, on two stages a rank either. (Torch's ZB-V cannot run without backward.)
         """
-        self._batches = [self._losses.prepare(batch) for batch in micro_batches]
+        self._begin(micro_batches)
         arrived: dict[int, tuple[Tensor, ...]] = {}
         for tick in range(len(self._batches) + self._layout.stages - 1):
             left = {
-                number: stage(*arrived.pop(number, ()), number=torch.tensor(tick - number))
+                number: stage(*arrived.pop(number, ()))
                 for stage, number in zip(self._stages, self._numbers, strict=True)
                 if 0 <= tick - number < len(self._batches)
             }
             arrived = self._exchange(tick, left)
-        self._batches = []
+        self._end()
+
+    def _begin(self, micro_batches: Sequence[Batch]) -> None:
+        self._batches = [self._losses.prepare(batch) for batch in micro_batches]
+        # Every schedule takes a stage's forward passes in the order of the micro-batches.
+        self._turns = {number: iter(self._batches) for number in self._numbers}
+
+    def _end(self) -> None:
+        self._batches, self._turns = [], {}
 
     def _exchange(self, tick: int, left: Mapping[int, tuple[Tensor, ...]]) -> dict[int, tuple[Tensor, ...]]:
         """Send on what stages have computed in this tick; returns what they are to be given in the next one."""
@@ -130,8 +138,8 @@ class Pipeline:
     def _forward_of(self, forward: Callable[..., Any], number: int) -> Callable[..., Any]:
         first, last = number == 0, number == self._layout.stages - 1
 
-        def run(*received: Tensor, number: Tensor) -> Tensor | tuple[Tensor, ...]:
-            batch = self._batches[int(number)]
+        def run(*received: Tensor) -> Tensor | tuple[Tensor, ...]:
+            batch = next(self._turns[number])
             with self._computing(FORWARD), self._device.autocast():
                 how = {"in_chunks": self._losses.in_chunks} if last else {}
                 output = forward(batch, **({} if first else self._unpack(received)), **how)

@@ -1,0 +1,200 @@
+"""The trace of one rank: its engine made and run for two steps without memory, of which the last is recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator, Sequence
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.pipelining.stage import _PipelineStageBase
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from orchestrator.job.spec import JobSpec
+from orchestrator.planning.layout import Layout
+from orchestrator.planning.memory import HEAD_TOKENS
+from orchestrator.planning.step_trace import Memory, NotTraced, StepTrace
+from orchestrator.tracing.assumed import stand_in, values_assumed
+from orchestrator.tracing.messages import Messages
+from orchestrator.tracing.recorder import Recorder
+from orchestrator.tracing.sample_batch import predicted_share, sample_batch
+from orchestrator.train.device import COMPUTE, Device
+from orchestrator.train.engines.torch_engine import TorchEngine
+from workloads.workload import Batch, Workload
+
+CPU = torch.device("cpu")
+
+
+def trace(
+    spec: JobSpec, workload: Workload, layout: Layout, rank: int, micro_batches: int | None = None
+) -> StepTrace | NotTraced:
+    """What `rank` does in one step of the job under `layout`, and what it holds.
+
+    Args:
+        spec: the job.
+        workload: what it trains; its weights are not read.
+        layout: of the torch engine.
+        rank: whose step.
+        micro_batches: how many of a step are run; by default all.
+
+    Raises RuntimeError if this process is in a process group.
+    """
+    if layout.engine != "torch":
+        return NotTraced(rank, "DeepSpeed's own memory cannot be followed")
+    if spec.train.compile:
+        return NotTraced(rank, "compiled blocks are not traced: their kernels choose what they keep")
+    batch = sample_batch(spec, workload, layout.micro_batch)
+    count = micro_batches or layout.accumulation(spec.train.global_batch)
+    assumed: list[str] = []
+
+    def note(line: str) -> None:
+        if line not in assumed:
+            assumed.append(line)
+
+    messages = Messages()
+    recorder = Recorder(CPU, stand_in(predicted_share(batch)), messages)
+    try:
+        with _other_ranks(rank, layout.world) as group, values_assumed(note), _collected():
+            fake = FakeTensorMode(allow_non_fake_inputs=True)
+            given: list[Batch] = [
+                {name: fake.from_tensor(t) for name, t in batch.items()} for _ in range(count)
+            ]
+            with fake, recorder:
+                engine = TorchEngine(
+                    spec, workload, layout, Device(CPU, COMPUTE[spec.train.precision], group)
+                )
+                if spec.resources.per_worker.gpu:
+                    engine._losses._tokens_at_once = HEAD_TOKENS["cuda"]
+                messages.mesh = engine._mesh
+                _run(engine, given, spec.train.optimizer.lr, recorder, messages)
+    except Exception as error:
+        return NotTraced(rank, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+    return _found(rank, layout, recorder, assumed)
+
+
+def _run(
+    engine: TorchEngine, batches: list[Batch], lr: float, recorder: Recorder, messages: Messages
+) -> None:
+    """A step after which the optimiser has its state and buffers are there, and one to record."""
+    follow(engine, recorder)
+    with pipeline_followed(recorder):
+        step(engine, batches if engine.is_pipeline else batches[:1], lr, recorder)
+        settle(engine, recorder)
+        recorder.steady = dict(recorder.held.now)
+        recorder.events = []
+        with messages.waits_told(recorder.events.append, lambda: recorder.phase):
+            step(engine, batches, lr, recorder)
+
+
+def step(engine: TorchEngine, batches: Sequence[Batch], lr: float, recorder: Recorder) -> None:
+    """One step, from its forward pass."""
+    recorder.is_update, recorder.place = False, (None, None)
+    recorder.micro_batch = -1
+    for tensor in (t for batch in batches for t in batch.values()):
+        recorder.held.add(tensor, "other")
+    engine.train_step(batches, lr)
+    recorder.is_update = False
+
+
+def settle(engine: TorchEngine, recorder: Recorder) -> None:
+    """Say what the memory is for that stays between steps, and begin to look for a peak."""
+    gc.collect()
+    for category, tensors in engine.held().items():
+        recorder.held.move(tensors, category)
+    recorder.held.begin_peak()
+
+
+def follow(engine: TorchEngine, recorder: Recorder) -> None:
+    """Have the recorder know which pass, stage and micro-batch runs."""
+    for number, stage in zip(engine.stage_numbers, engine.parallel.stages, strict=True):
+        stage.register_forward_pre_hook(_Entered(recorder, number))
+    shared, summed = engine.parallel.shared, engine.parallel.shared.sum
+
+    def over() -> None:
+        recorder.is_update, recorder.place = True, (None, None)
+        summed()
+
+    shared.sum = over  # type: ignore[method-assign]
+
+
+class _Entered:
+    """A stage begins the forward pass of its next micro-batch."""
+
+    def __init__(self, recorder: Recorder, number: int) -> None:
+        self._recorder, self._number = recorder, number
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        if self._recorder.in_pipeline is None:
+            self._recorder.micro_batch += 1
+            self._recorder.place = (self._number, self._recorder.micro_batch)
+
+
+@contextlib.contextmanager
+def pipeline_followed(recorder: Recorder) -> Iterator[None]:
+    """Within it, the recorder knows which stage of a pipeline runs which pass of which micro-batch."""
+
+    def followed(name: str, is_backward: bool) -> Any:
+        inner = getattr(_PipelineStageBase, name)
+
+        def run(self: Any, chunk: int, *args: Any, **kwargs: Any) -> Any:
+            recorder.place, recorder.is_backward = (self.stage_index, chunk), is_backward
+            recorder.in_pipeline = self.stage_index
+            try:
+                return inner(self, chunk, *args, **kwargs)
+            finally:
+                recorder.is_backward = False
+                recorder.in_pipeline = None
+
+        return patch.object(_PipelineStageBase, name, run)
+
+    with (
+        followed("forward_one_chunk", False),
+        followed("backward_one_chunk", True),
+        followed("backward_weight_one_chunk", True),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _other_ranks(rank: int, world: int) -> Iterator[dist.ProcessGroup]:
+    """A process group whose other ranks answer at once, with nothing."""
+    if dist.is_initialized():
+        raise RuntimeError("a process that is a rank cannot trace one")
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    try:
+        assert dist.group.WORLD is not None
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _collected() -> Iterator[None]:
+    """Memory that only circles of references hold is freed at fixed places alone, so that each trace is the same."""
+    was = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+        gc.collect()
+
+
+def _found(rank: int, layout: Layout, recorder: Recorder, assumed: list[str]) -> StepTrace:
+    phase, stage, micro_batch = recorder.peak_at
+    memory = Memory(recorder.held.peak, recorder.held.at_peak, recorder.steady, phase, stage, micro_batch)
+    return StepTrace(
+        rank,
+        layout.to_json(),
+        tuple(recorder.events or ()),
+        memory,
+        tuple(recorder.curve),
+        tuple(assumed),
+    )

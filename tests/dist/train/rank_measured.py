@@ -1,0 +1,51 @@
+"""A rank program that measures, by the same counting as a trace, the tensors of real steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from traced_cases import job_of, workload_of
+
+from cluster.workers.worker_context import WorkerContext
+from orchestrator.planning.layout import Layout
+from orchestrator.tracing.recorder import Recorder
+from orchestrator.tracing.sample_batch import sample_batch
+from orchestrator.tracing.step import follow, pipeline_followed, settle, step
+from orchestrator.train.device import COMPUTE, Device, close_device, open_device
+from orchestrator.train.engines.torch_engine import TorchEngine
+
+
+def measure(case: dict[str, Any], device: Device) -> dict[str, Any]:
+    """Peak bytes of this rank's tensors in its third step, by category, as `orchestrator.tracing` counts them."""
+    spec, workload, layout = job_of(case), workload_of(case), Layout(**case["layout"])
+    device = Device(device.device, COMPUTE[spec.train.precision], device.group)
+    batch = sample_batch(spec, workload, layout.micro_batch)
+    count = layout.accumulation(spec.train.global_batch)
+    recorder = Recorder(torch.device("cpu"))
+    with recorder:
+        engine = TorchEngine(spec, workload, layout, device)
+        engine.initialise(spec.seed)
+        follow(engine, recorder)
+        given = [{name: tensor.clone() for name, tensor in batch.items()} for _ in range(count)]
+        with pipeline_followed(recorder):
+            for _ in range(2):
+                step(engine, given, 1e-3, recorder)
+            settle(engine, recorder)
+            step(engine, given, 1e-3, recorder)
+    engine.close()
+    return {"peak": recorder.held.peak, "at_peak": recorder.held.at_peak, "when": recorder.peak_at}
+
+
+def main(config: dict[str, Any], context: WorkerContext) -> list[dict[str, Any]]:
+    """Measure the cases in turn."""
+    device = open_device(job_of(config["cases"][0]), context)
+    found = []
+    for case in config["cases"]:
+        try:
+            found.append(measure(case, device))
+        except Exception as error:
+            error.add_note(f"case {case['seed']}: {case['layout']}")
+            raise
+    close_device()
+    return found
