@@ -7,6 +7,9 @@ offers is imported when it is used, so that a rank pays nothing for it.
 
 from __future__ import annotations
 
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from os.path import dirname, isfile
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,6 +19,29 @@ if TYPE_CHECKING:
     from orchestrator.job.errors import InputError
 
 __all__ = ["InputError", "Job", "Run", "RunFailed", "load_run", "run", "submit"]
+
+
+def _keep_packages() -> None:
+    """Make `cluster` and `workloads` those beside this package, although a folder of the user's may have such a name
+    and come first on Python's path. What the user has imported by that name keeps all that it has."""
+    for name in ("cluster", "workloads"):
+        ours = f"{dirname(dirname(__file__))}/{name}"
+        before = sys.modules.get(name)
+        if not isfile(
+            f"{ours}/__init__.py"
+        ):  # packages that were sent to a cluster each have a folder of their own
+            continue
+        if before is None:
+            spec = spec_from_file_location(name, f"{ours}/__init__.py", submodule_search_locations=[ours])
+            assert spec is not None
+            assert spec.loader is not None
+            sys.modules[name] = module = module_from_spec(spec)
+            spec.loader.exec_module(module)
+        elif ours not in (path := list(getattr(before, "__path__", ()))):
+            before.__path__ = [ours, *path]
+
+
+_keep_packages()
 
 
 def __getattr__(name: str) -> Any:

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 from cluster.local.node import NodeSpec
+from cluster.workers.program import command_of
 
 UP_TIMEOUT = 120.0
 """Seconds for a node, or for the Jobs API, to come up on a busy machine."""
@@ -44,7 +45,7 @@ def launch_node(node: NodeSpec) -> subprocess.Popen[bytes]:
     environment["PYTHONPATH"] = os.pathsep.join(
         [str(Path(__file__).parents[2]), *filter(None, [environment.get("PYTHONPATH")])]
     )
-    arguments = [sys.executable, "-m", "cluster.local.node", json.dumps(node.to_json())]
+    arguments = command_of("cluster.local.node", json.dumps(node.to_json()))
     with open(folder / f"node-{node.ip}.log", "ab") as log:
         return subprocess.Popen(
             arguments,

@@ -17,6 +17,7 @@ import psutil
 from cluster.local.address import NoCluster, WrongToken, check_reachable, resolve_address
 from cluster.local.reaped import reaped
 from cluster.workers import ray_internals
+from cluster.workers.program import hidden_packages
 
 NAMESPACE = "orchestrator"
 ON_HEAD = {"node:__internal_head__": 0.001}
@@ -42,6 +43,7 @@ def connected_ray(
     error. Raises NoCluster.
     """
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": NAMESPACE}
+    options |= _environment()
     if address is None:
         _require_token()
         options |= {
@@ -73,6 +75,20 @@ def connected_ray(
                 for process in orphans:  # they would live on for a while, and hold what the next ones need
                     with contextlib.suppress(psutil.Error):
                         process.kill()
+
+
+def _environment() -> dict[str, Any]:
+    """What Ray's workers need where a folder of the user's has the name of a package of this project: they look into
+    the working directory first. It costs each of them a moment, so that others go without."""
+    from importlib import import_module
+
+    if not hidden_packages([*sys.path, os.getcwd()]):
+        return {}
+
+    def keep_packages() -> None:  # is sent by value: by name it could not be found
+        import_module("orchestrator")
+
+    return {"runtime_env": {"worker_process_setup_hook": keep_packages}}
 
 
 def _connect(address: str | None, options: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ import sys
 from typing import Any
 
 from cluster.workers.gang import Cause
+from cluster.workers.program import command_of
 
 START_TIMEOUT = 180.0
 """Seconds for a fresh interpreter to import torch on a node that has never done so."""
@@ -39,7 +40,7 @@ class ForkServer:
         }
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "cluster.workers.fork_server", str(theirs.fileno())],
+                command_of("cluster.workers.fork_server", str(theirs.fileno())),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=environment,

@@ -15,6 +15,7 @@ from orchestrator.job.errors import InputError
 
 if TYPE_CHECKING:
     from orchestrator.job.spec import JobSpec
+    from orchestrator.launch.doctor import Finding
 
 
 def register(app: typer.Typer) -> None:
@@ -67,17 +68,39 @@ def schema() -> None:
     print(chain.schema())
 
 
-def doctor(as_json: Json = False) -> None:
-    """Check what this machine can run, and what is missing."""
+def doctor(
+    job: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[JOB]",
+            help="a job file: say which libraries it needs, of which extra",
+            parser=on_this_machine,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check what this machine can run, and what is missing; with a job, which optional libraries that needs."""
     from orchestrator.launch.doctor import examine
 
     findings = examine()
+    if job is not None:
+        findings += _needs(job)
     if as_json:
         emit([finding.to_json() for finding in findings])
     else:
         table("This machine", ["", "what", "found", "hint"], [f.row() for f in findings])
     if any(finding.verdict == "missing" for finding in findings):
         raise typer.Exit(1)
+
+
+def _needs(path: Path) -> list[Finding]:
+    """Of each optional library that a job, or a stage of a chain, needs, whether it is here."""
+    from orchestrator.job.chain import ChainSpec
+    from orchestrator.launch.job_needs import needs_of
+
+    spec = jobs_of(path, None)
+    jobs = [stage.job for stage in spec.stages] if isinstance(spec, ChainSpec) else [spec]
+    return [need.finding for need in dict.fromkeys(need for job in jobs for need in needs_of(job))]
 
 
 def plan(

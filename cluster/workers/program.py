@@ -1,0 +1,34 @@
+"""Starting this project's own programs, whatever a working directory holds.
+
+Python looks into the working directory first, where a user may have a `cluster` or `workloads` of their own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+"""The folder that holds this package."""
+PACKAGES = ("cluster", "workloads")
+"""The names of this project that a folder of a user's may have too."""
+_RUN = (
+    "import sys, importlib; sys.argv = sys.argv[1:]; sys.path.insert(0, {root!r}); "
+    "main = importlib.import_module(sys.argv[0]).main; sys.path.remove({root!r}); main()"
+)
+
+
+def command_of(module: str, *arguments: str) -> list[str]:
+    """The command that calls `main` of a module of this project in a process of its own."""
+    return [sys.executable, "-c", _RUN.format(root=str(ROOT)), module, *arguments]
+
+
+def hidden_packages(path: Iterable[str]) -> list[str]:
+    """Which files in these folders Python would take for packages of this project."""
+    folders = {Path(folder or ".").resolve() for folder in path} - {ROOT.resolve()}
+    places = [place for folder in sorted(folders) for name in PACKAGES for place in (
+        folder / name / "__init__.py", folder / f"{name}.py")]  # fmt: skip
+    return [
+        str(place) for place in places if place.is_file() and not (place.parent / "workers/gang.py").is_file()
+    ]

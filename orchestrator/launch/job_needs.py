@@ -1,0 +1,56 @@
+"""Which optional libraries a job needs, and by which extra each is installed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from orchestrator.job.spec import JobSpec
+from orchestrator.launch.doctor import Finding
+
+NAME = "training-orchestrator"
+
+
+@dataclass(frozen=True)
+class Need:
+    """A library that a key of the job needs; of no extra if the default install has it, and an image of ranks may do
+    without."""
+
+    key: str
+    library: str
+    extra: str = ""
+
+    @property
+    def finding(self) -> Finding:
+        """Whether it is here."""
+        what, install = f"{self.key} needs {self.library}", f"pip install '{NAME}[{self.extra}]'"
+        try:
+            version = importlib.metadata.version(self.library)
+        except importlib.metadata.PackageNotFoundError:
+            return Finding(
+                "missing", what, "not installed", install if self.extra else f"pip install {self.library}"
+            )
+        return Finding("ok", what, f"{version}, of the extra {self.extra}" if self.extra else version)
+
+
+def needs_of(spec: JobSpec) -> Iterator[Need]:
+    """The libraries that the job needs beside those of every rank."""
+    for step in spec.data.clean:
+        if step.name == "near_duplicates":
+            yield Need("data.clean.near_duplicates", "rensa", "data")
+        if step.name == "language":
+            yield Need("data.clean.language", "py3langid", "data")
+        if step.name == "normalize" and step.options.fix:
+            yield Need("data.clean.normalize.fix", "ftfy", "data")
+    if spec.evaluate and spec.evaluate.tasks:
+        yield Need("evaluate.tasks", "lm-eval", "eval")
+    predicted = set(spec.evaluate.of_predictions if spec.evaluate else ()) - {"spearman"}
+    if predicted:
+        yield Need(f"evaluate.metrics {min(predicted)}", "scikit-learn")
+    if spec.checkpoint.export == "adapter":
+        yield Need("checkpoint.export adapter", "peft", "peft")
+    if spec.tracking:
+        yield Need("tracking", "mlflow")
+    if spec.tune:
+        yield Need("tune", "optuna")
