@@ -28,6 +28,7 @@ class Machine:
         full_flops: the same in fp32; 0 for as many as `flops`.
         matrix_share: share of the peak that large matrix products reach.
         half_size: rows, columns or inner size at which a product reaches half of that, in each of the three alone.
+        half_area: rows x columns at which it reaches half, since there are not tiles enough for all its units.
         attention_share: share of the peak that the products of attention reach.
         score_bytes: bytes that go through memory for each score in a forward pass; 0 if the kernel keeps them inside.
         memory_bandwidth: bytes per second of the device's memory.
@@ -48,6 +49,7 @@ class Machine:
     full_flops: float = 0.0
     matrix_share: float = 0.5
     half_size: float = 0.0
+    half_area: float = 0.0
     attention_share: float = 0.5
     score_bytes: float = 0.0
     memory_bandwidth: float = 1e11
@@ -66,7 +68,7 @@ class Machine:
     def matrix(self, rows: float, columns: float, inner: float, width: float, count: float = 1.0) -> float:
         """Seconds of `count` products [rows, inner] x [inner, columns] of numbers of `width` bytes: bound by
         arithmetic, which small sizes use badly, or by memory (the roofline of Williams et al., 2009)."""
-        share = self.matrix_share
+        share = self.matrix_share * rows * columns / (rows * columns + self.half_area)
         for size in (rows, columns, inner):
             share *= size / (size + self.half_size)
         peak = self.flops if width < 4 else self.full_flops or self.flops

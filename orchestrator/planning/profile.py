@@ -44,10 +44,12 @@ class Peaks(_Part):
 
 
 class Matrix(_Part):
-    """How much of the peak matrix products reach: large ones `share`, and half of it where one size is `half_size`."""
+    """How much of the peak matrix products reach: large ones `share`, and half of it where one size is `half_size`, or
+    rows x columns are `half_area`."""
 
     share: Share
     half_size: Annotated[float, Field(ge=0)]
+    half_area: Annotated[float, Field(ge=0)] = 0.0
     source: Source
 
 
@@ -98,6 +100,7 @@ class Profile(_Part):
             full_flops=self.peak.fp32,
             matrix_share=self.matrix.share,
             half_size=self.matrix.half_size,
+            half_area=self.matrix.half_area,
             attention_share=self.attention.share,
             score_bytes=self.attention.score_bytes,
             memory_bandwidth=self.memory_bandwidth.value,

@@ -14,6 +14,7 @@ from typing import Any
 
 from cluster.workers.gang import Bundle
 from cluster.workers.to_the_end import run_to_the_end
+from orchestrator.job.spec import JobSpec, parse
 from orchestrator.planning.device import Link, Machine
 from orchestrator.planning.layout import Layout, ModelShape
 from orchestrator.planning.model_shape import model_shape
@@ -206,10 +207,26 @@ def _launch_and_passes(profile: Profile, steps: Sequence[float]) -> tuple[float,
     return min(((launch * a, passes * b) for a in finer for b in finer), key=error)
 
 
+def job(
+    length: int = 128, batch: int = 8, dropout: float = 0.0, precision: str = "fp32", **changes: Any
+) -> JobSpec:
+    """A job of a small GPT with these changes."""
+    return parse(
+        {
+            "name": "calibration",
+            "workload": {
+                "model": "gpt-tiny",
+                "changes": {"max_positions": length, **changes},
+                "dropout": dropout,
+            },
+            "data": {"sources": [{"uri": "none"}], "tokenizer": "none", "sequence_length": length},
+            "train": {"steps": 1000, "global_batch": batch, "precision": precision},
+        }
+    )
+
+
 def predicted_with(asked: dict[str, Any]) -> tuple[ModelShape, int, Program]:
     """The model's shape, the batch and the program of a job that is measured."""
-    from orchestrator.verify.calibration_rank import job
-
     spec = job(**asked)
     config = describe(spec.workload.model, spec.workload.changes, objective="causal_lm")
     program = replace(program_of(spec), commit_every=0)

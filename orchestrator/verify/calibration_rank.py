@@ -13,10 +13,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from cluster.workers.worker_context import WorkerContext
-from orchestrator.job.spec import JobSpec, parse
 from orchestrator.planning.layout import Layout
 from orchestrator.train.device import close_device, open_device
 from orchestrator.train.engines.torch_engine import TorchEngine
+from orchestrator.verify.calibrate import job
 from workloads.load import load
 from workloads.workload import Vocabulary
 
@@ -51,24 +51,6 @@ def measure(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         found["steps"] = [_step(each["job"], each["layout"], device) for each in config["steps"]]
     close_device()
     return found
-
-
-def job(
-    length: int = 128, batch: int = 8, dropout: float = 0.0, precision: str = "fp32", **changes: Any
-) -> JobSpec:
-    """A job of a small GPT with these changes."""
-    return parse(
-        {
-            "name": "calibration",
-            "workload": {
-                "model": "gpt-tiny",
-                "changes": {"max_positions": length, **changes},
-                "dropout": dropout,
-            },
-            "data": {"sources": [{"uri": "none"}], "tokenizer": "none", "sequence_length": length},
-            "train": {"steps": 1000, "global_batch": batch, "precision": precision},
-        }
-    )
 
 
 def seconds_of(run: Callable[[], Any], least: float = 0.02, rounds: int = ROUNDS) -> float:

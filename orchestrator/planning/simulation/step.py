@@ -36,7 +36,7 @@ class StepTime:
         optimizer: the update of the weights.
         host: state that comes from the host's memory and goes there.
         data: waiting for batches, which are read ahead.
-        commit: the copy of the state that a commit takes, spread over the steps between two commits.
+        commit: the copy of the state that a commit takes, spread over the steps between two commits; it comes on top.
     """
 
     compute: float
@@ -49,16 +49,8 @@ class StepTime:
 
     @property
     def seconds(self) -> float:
-        """All parts together."""
-        return (
-            self.compute
-            + self.communication
-            + self.bubble
-            + self.optimizer
-            + self.host
-            + self.data
-            + self.commit
-        )
+        """All parts together but the commit, as a run measures its steps."""
+        return self.compute + self.communication + self.bubble + self.optimizer + self.host + self.data
 
     def to_json(self) -> dict[str, float]:
         """The parts as plain data."""

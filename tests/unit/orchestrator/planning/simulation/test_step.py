@@ -59,6 +59,7 @@ def test_parts_are_told() -> None:
     assert staged.bubble > 0
     saved = step_time(shape, Layout(), 8, machine, Program(commit_every=10))
     assert saved.commit > 0
+    assert saved.seconds == pytest.approx(sum(saved.to_json().values()) - saved.commit)
     assert alone.seconds == pytest.approx(sum(alone.to_json().values()))
 
 
