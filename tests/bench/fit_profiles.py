@@ -1,7 +1,7 @@
 """Fits the shares of device profiles to published steps (tests/published_steps.py), and prints each row's error.
 
-Gauss-Newton on logarithms with a weak prior; the errors that are left out are of the linearised fit without the row. Run
-it with `python tests/bench/fit_profiles.py`, and write what it finds into orchestrator/planning/profiles.
+Gauss-Newton on logarithms with a weak prior; the errors that are left out are of the linearised fit without the row.
+Run it with `python tests/bench/fit_profiles.py`, and write what it finds into orchestrator/planning/profiles.
 """
 
 from __future__ import annotations
