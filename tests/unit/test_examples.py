@@ -1,4 +1,4 @@
-"""The data that the example of a chat model makes."""
+"""The data that the example of a chat model makes, and the model that the example of baselines counts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 from orchestrator.data.conversations import Template
@@ -14,14 +15,18 @@ from orchestrator.data.conversations import Template
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.fixture(scope="module")
-def chat() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("chat", EXAMPLES / "chat.py")
+def example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     assert spec
     assert spec.loader
     found = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)
     return found
+
+
+@pytest.fixture(scope="module")
+def chat() -> ModuleType:
+    return example("chat")
 
 
 def test_questions_about_functions_and_which_answer_is_right(
@@ -46,3 +51,19 @@ def test_questions_about_functions_and_which_answer_is_right(
     text, places = Template((EXAMPLES / "chat.jinja").read_text(), {}).render(rows["test"][0]["messages"])
     quiz = next(row for row in rows["quiz"] if text.startswith(row["question"]))
     assert [text[start:stop] for start, stop in places] == [quiz["answer"] + "<|endoftext|>"]
+
+
+def test_the_probabilities_of_the_5_gram_sum_to_one() -> None:
+    baselines, vocabulary = example("baselines"), 7
+    rng = np.random.default_rng(3)
+    training = rng.integers(0, vocabulary - 1, 400)  # the last token is never seen
+    for context in ([0, 1, 2, 3], [6, 6, 6, 6], [1, 6, 2, 3]):
+        last = [
+            baselines._probabilities(training, np.array([*context, token]), vocabulary)[-1]
+            for token in range(vocabulary)
+        ]
+        assert min(last) > 0
+        assert sum(last) == pytest.approx(1.0)
+    # what follows every time is nearly certain
+    repeated = np.tile(np.arange(5), 50)
+    assert baselines._probabilities(repeated, repeated[:20], vocabulary)[4:].min() > 0.9
