@@ -154,14 +154,18 @@ def _plan(spec: JobSpec, workers: int | None, device: str | None, as_json: bool)
         spec = spec.model_copy(update={"resources": resources})
     if device:
         spec, machine = on_paper(spec, device)
-        shape = check_job(spec).shape
+        job = check_job(spec)
     else:
-        shape = check_here(spec, None).shape
+        job = check_here(spec, None)
         machine = machine_for(None, spec.resources.per_worker.bundle, spec.train.precision)
     # on paper a layout given by hand is predicted though it may not fit
     must_fit = device is None or spec.parallel == "auto"
-    found = planning.plan(spec, shape, spec.resources.workers.max, machine, must_fit)
+    found = planning.plan(spec, job.shape, spec.resources.workers.max, machine, must_fit)
+    from orchestrator.tracing.of_plan import traced_memory
+
+    traced, on_cpu = traced_memory(job, found.chosen.layout), not spec.resources.per_worker.gpu
     if as_json:
-        return dict(found.to_json())
-    planning_text.show(spec, shape, found)
+        return traced.told(found, on_cpu)
+    planning_text.show(spec, job.shape, found)
+    planning_text.show_memory(found, traced, on_cpu)
     return None

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import ModelShape
+from orchestrator.planning.memory import MEMORY_SHARE, needed_bytes
 from orchestrator.planning.plan import TIE, Candidate, Plan
+from orchestrator.planning.step_trace import CATEGORIES
 from orchestrator.track.words import count, duration
+
+if TYPE_CHECKING:
+    from orchestrator.tracing.of_plan import TracedMemory
 
 SHOWN = 10
 
@@ -40,6 +47,37 @@ def show(spec: JobSpec, shape: ModelShape, plan: Plan) -> None:
     parts = [(name, value) for name, value in plan.chosen.time.to_json().items() if value > 0.0]
     print("A step: " + ", ".join(f"{name} {duration(value)}" for name, value in parts) + ".")
     print("Predicted, not measured: the run's report shows both side by side.")
+
+
+def show_memory(plan: Plan, traced: TracedMemory, on_cpu: bool) -> None:
+    """Print what the traced ranks of the chosen layout hold at their peaks, by category."""
+    from orchestrator.cli.options import table
+    from orchestrator.track.page import size
+
+    rows = [
+        [
+            str(each.rank),
+            *(size(each.memory.at_peak[category]) for category in CATEGORIES),
+            size(each.memory.peak),
+            each.memory.phase,
+        ]
+        for each in traced.traces
+    ]
+    if rows:
+        table("Memory of the chosen layout", ["rank", *CATEGORIES, "peak", "in the pass"], rows)
+    for reason in traced.reasons:
+        print(f"Not traced, and by a formula instead: {reason}.")
+    if (largest := traced.largest) is not None:
+        needed = needed_bytes(largest.memory.peak, largest.saved, on_cpu)
+        with_process = ", with the process and a copy for commits" if on_cpu else ""
+        off = plan.chosen.memory / largest.memory.peak - 1.0
+        print(
+            f"A worker needs {size(needed)}{with_process}. The formula that orders layouts is off by {off:+.0%}."
+        )
+        if not traced.fits(plan, on_cpu):
+            print(f"That is more than {size(plan.machine.memory * MEMORY_SHARE)} that a worker offers.")
+    for line in sorted({line for each in traced.traces for line in each.assumed}):
+        print(f"Assumed: {line}.")
 
 
 def _loses(candidate: Candidate, chosen: Candidate) -> str:

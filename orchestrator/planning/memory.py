@@ -15,6 +15,8 @@ from orchestrator.planning.simulation.step import layers_of, local_parameters
 
 MEMORY_SHARE = 0.8
 """Share of a worker's memory that a plan may use: allocators and libraries need the rest."""
+PROCESS = 120 * 2**20
+"""Resident bytes that a rank on a CPU adds to those of its tensors once it trains."""
 HEAD_TOKENS = {"cpu": 256, "cuda": 2048}
 """Tokens whose logits a head computes at once. Fewer make matrix products slower: on a CPU 256 are as fast as all
 (docs/benchmarks.md), on a GPU a guess by its ratio of FLOPs to bandwidth. The bits of a run depend on them."""
@@ -24,6 +26,12 @@ def peak_bytes(spec: JobSpec, shape: ModelShape, layout: Layout) -> float:
     """The most bytes that a rank needs in a step. The ends of a pipeline need most: the first rank holds more
     micro-batches, the last one the head."""
     return max(_peak(spec, shape, layout, index) for index in {0, layout.pp - 1})
+
+
+def needed_bytes(tensors: float, saved: float, on_cpu: bool) -> float:
+    """The memory that a worker needs for a rank with so many bytes of `tensors`, of which `saved` are copied for a
+    commit: on a CPU all of it is in one memory, with what the process takes itself."""
+    return tensors + saved + PROCESS if on_cpu else tensors
 
 
 def peak_by_stage(spec: JobSpec, shape: ModelShape, layout: Layout) -> list[float]:

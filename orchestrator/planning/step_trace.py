@@ -117,6 +117,7 @@ class StepTrace:
     Attributes:
         memory_curve: (number of events before it, bytes held) at each new level worth drawing, ascending.
         assumed: what depends on data and was assumed, one line each ("experts are equally loaded").
+        saved: bytes that this rank copies to the host's memory for a commit.
     """
 
     rank: int
@@ -125,6 +126,7 @@ class StepTrace:
     memory: Memory
     memory_curve: tuple[tuple[int, int], ...] = ()
     assumed: tuple[str, ...] = ()
+    saved: int = 0
 
     @property
     def operations(self) -> list[Operation]:

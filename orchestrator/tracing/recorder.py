@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 from unittest.mock import patch
@@ -24,6 +26,11 @@ from orchestrator.tracing.operators import (
     written_arguments,
 )
 
+
+class TooLong(Exception):
+    """The trace would take longer than it may."""
+
+
 CURVE_STEP = 1 / 256
 """Share of the peak by which memory must have changed for another point of its curve."""
 
@@ -43,8 +50,10 @@ class Recorder(TorchDispatchMode):
         device: torch.device,
         stand_in: Callable[[Any, Sequence[Any], dict[str, Any]], Any] | None = None,
         messages: Messages | None = None,
+        deadline: float = math.inf,
     ) -> None:
-        """`stand_in` gives results of operators that need values, where tensors have none."""
+        """`stand_in` gives results of operators that need values, where tensors have none. `deadline` is of the
+        monotonic clock."""
         super().__init__()
         self.held = HeldBytes()
         self.events: list[Event] | None = None
@@ -54,6 +63,7 @@ class Recorder(TorchDispatchMode):
         self.curve: list[tuple[int, int]] = []
         self.steady: dict[str, int] = {}
         self.micro_batch = -1
+        self._deadline = deadline
         self.in_pipeline: int | None = None
         self._device, self._stand_in, self._messages = device, stand_in, messages
 
@@ -89,6 +99,8 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         """Run an operator, then count and record it."""
         kwargs = kwargs or {}
+        if time.monotonic() > self._deadline:
+            raise TooLong
         if any(issubclass(t, DTensor) for t in types):
             return NotImplemented  # it comes again with the tensors within
         out = None if self._stand_in is None else self._stand_in(func, args, kwargs)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest.mock import patch
@@ -15,13 +17,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.pipelining.stage import _PipelineStageBase
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from orchestrator.checkpoint.shared_memory import room_for
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
 from orchestrator.planning.memory import HEAD_TOKENS
 from orchestrator.planning.step_trace import Memory, NotTraced, StepTrace
 from orchestrator.tracing.assumed import stand_in, values_assumed
 from orchestrator.tracing.messages import Messages
-from orchestrator.tracing.recorder import Recorder
+from orchestrator.tracing.recorder import Recorder, TooLong
 from orchestrator.tracing.sample_batch import predicted_share, sample_batch
 from orchestrator.train.device import COMPUTE, Device
 from orchestrator.train.engines.torch_engine import TorchEngine
@@ -31,7 +34,12 @@ CPU = torch.device("cpu")
 
 
 def trace(
-    spec: JobSpec, workload: Workload, layout: Layout, rank: int, micro_batches: int | None = None
+    spec: JobSpec,
+    workload: Workload,
+    layout: Layout,
+    rank: int,
+    micro_batches: int | None = None,
+    seconds: float = math.inf,
 ) -> StepTrace | NotTraced:
     """What `rank` does in one step of the job under `layout`, and what it holds.
 
@@ -41,6 +49,7 @@ def trace(
         layout: of the torch engine.
         rank: whose step.
         micro_batches: how many of a step are run; by default all.
+        seconds: how long it may take.
 
     Raises RuntimeError if this process is in a process group.
     """
@@ -57,7 +66,7 @@ def trace(
             assumed.append(line)
 
     messages = Messages()
-    recorder = Recorder(CPU, stand_in(predicted_share(batch)), messages)
+    recorder = Recorder(CPU, stand_in(predicted_share(batch)), messages, time.monotonic() + seconds)
     try:
         with _other_ranks(rank, layout.world) as group, values_assumed(note), _collected():
             fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -72,9 +81,12 @@ def trace(
                     engine._losses._tokens_at_once = HEAD_TOKENS["cuda"]
                 messages.mesh = engine._mesh
                 _run(engine, given, spec.train.optimizer.lr, recorder, messages)
+                saved = room_for(engine.state())[0]
+    except TooLong:
+        return NotTraced(rank, f"its step has more operators than can be followed in {seconds:.0f} s")
     except Exception as error:
         return NotTraced(rank, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
-    return _found(rank, layout, recorder, assumed)
+    return _found(rank, layout, recorder, saved, assumed)
 
 
 def _run(
@@ -166,9 +178,15 @@ def _other_ranks(rank: int, world: int) -> Iterator[dist.ProcessGroup]:
     if dist.is_initialized():
         raise RuntimeError("a process that is a rank cannot trace one")
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    new_group = dist.new_group
+
+    def mine(ranks: list[int]) -> Any:  # of a large world most groups are of others
+        return new_group(ranks) if rank in ranks else None
+
     try:
         assert dist.group.WORLD is not None
-        yield dist.group.WORLD
+        with patch.object(dist, "new_group", mine):
+            yield dist.group.WORLD
     finally:
         dist.destroy_process_group()
 
@@ -187,7 +205,7 @@ def _collected() -> Iterator[None]:
         gc.collect()
 
 
-def _found(rank: int, layout: Layout, recorder: Recorder, assumed: list[str]) -> StepTrace:
+def _found(rank: int, layout: Layout, recorder: Recorder, saved: int, assumed: list[str]) -> StepTrace:
     phase, stage, micro_batch = recorder.peak_at
     memory = Memory(recorder.held.peak, recorder.held.at_peak, recorder.steady, phase, stage, micro_batch)
     return StepTrace(
@@ -197,4 +215,5 @@ def _found(rank: int, layout: Layout, recorder: Recorder, assumed: list[str]) ->
         memory,
         tuple(recorder.curve),
         tuple(assumed),
+        saved,
     )

@@ -1,0 +1,123 @@
+"""The memory of a planned layout by tracing it: of the ranks that need most, within a bounded time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.data.manifest import FORMAT
+from orchestrator.job.errors import InputError
+from orchestrator.planning.layout import Layout
+from orchestrator.planning.memory import MEMORY_SHARE, needed_bytes
+from orchestrator.planning.plan import Plan
+from orchestrator.planning.step_trace import CATEGORIES, NotTraced, StepTrace
+from orchestrator.resolve.resolved_job import ResolvedJob
+from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
+from orchestrator.tracing.step import trace
+
+SECONDS = 20.0
+"""How long the traces of a layout may take together."""
+
+
+@dataclass(frozen=True)
+class TracedMemory:
+    """What the traced ranks of a layout hold; `layout` and ranks as in a plan."""
+
+    layout: Layout
+    ranks: tuple[StepTrace | NotTraced, ...]
+    seconds: float
+
+    @property
+    def traces(self) -> list[StepTrace]:
+        """Those that could be traced."""
+        return [found for found in self.ranks if isinstance(found, StepTrace)]
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why others could not, each once."""
+        return list(dict.fromkeys(found.reason for found in self.ranks if isinstance(found, NotTraced)))
+
+    @property
+    def largest(self) -> StepTrace | None:
+        """The rank with the highest peak; None unless all were traced."""
+        return None if self.reasons else max(self.traces, key=lambda each: each.memory.peak)
+
+    def by_rank(self) -> list[int]:
+        """The peak of every rank, of those that were not traced that of their pipeline stage."""
+        peaks = {self.layout.coordinate(each.rank)["pp"]: each.memory.peak for each in self.traces}
+        return [
+            peaks.get(self.layout.coordinate(rank)["pp"], max(peaks.values()))
+            for rank in range(self.layout.world)
+        ]
+
+    def told(self, plan: Plan, on_cpu: bool) -> dict[str, Any]:
+        """The plan's JSON with this memory in place of the formula's, whose error is told beside it."""
+        found = plan.to_json()
+        found["memory"] = self.to_json()
+        largest = self.largest
+        if largest is None:
+            return found
+        needed = needed_bytes(largest.memory.peak, largest.saved, on_cpu)
+        found["predicted"] |= {
+            "memory_bytes": round(needed),
+            "fits": self.fits(plan, on_cpu),
+            "peak_bytes_by_rank": self.by_rank(),
+        }
+        found["memory"] |= {
+            "formula_bytes": round(plan.chosen.memory),
+            "formula_error": plan.chosen.memory / largest.memory.peak - 1.0,
+        }
+        return found
+
+    def fits(self, plan: Plan, on_cpu: bool) -> bool:
+        """Whether the rank that needs most fits the plan's machine."""
+        largest = self.largest
+        if largest is None:
+            return plan.fits
+        needed = needed_bytes(largest.memory.peak, largest.saved, on_cpu)
+        return needed <= plan.machine.memory * MEMORY_SHARE
+
+    def to_json(self) -> dict[str, Any]:
+        """For plan.json: `ranks`, each with its bytes by category, and why those that are missing are."""
+        return {
+            "categories": list(CATEGORIES),
+            "ranks": [each.memory_json() | {"saved": each.saved} for each in self.traces],
+            "not_traced": self.reasons,
+            "seconds": round(self.seconds, 2),
+        }
+
+
+def traced_memory(job: ResolvedJob, layout: Layout, seconds: float = SECONDS) -> TracedMemory:
+    """Trace one rank of each pipeline stage that may need most. Never fails: what cannot be traced says why."""
+    began = time.monotonic()
+    ranks = ranks_of(layout)
+    try:
+        workload = load_workload(job.spec, vocabulary_before_data(job), FORMAT, job.model)
+    except InputError as error:
+        return TracedMemory(layout, tuple(NotTraced(rank, str(error)) for rank in ranks), 0.0)
+    count = micro_batches_of(layout, layout.accumulation(job.spec.train.global_batch))
+    found: list[StepTrace | NotTraced] = []
+    for rank in ranks:
+        left = seconds - (time.monotonic() - began)
+        found.append(trace(job.spec, workload, layout, rank, count, max(left, 0.0)))
+    return TracedMemory(layout, tuple(found), time.monotonic() - began)
+
+
+def ranks_of(layout: Layout) -> list[int]:
+    """The first rank of the first, of the last and of a middle index of the pipeline axis: of the others, each is like
+    one of them."""
+    places: Sequence[int] = sorted({0, layout.pp // 2, layout.pp - 1})
+    return [layout.rank(pp=place) for place in places]
+
+
+def micro_batches_of(layout: Layout, accumulation: int) -> int:
+    """How many micro-batches show the peak of a step: without a pipeline what two leave; in one as many as fill it, but
+    all under GPipe, which holds them all."""
+    if layout.pp == 1:
+        return min(accumulation, 2)
+    if layout.schedule == "gpipe":
+        return accumulation
+    filled = 2 * layout.stages
+    return accumulation if accumulation <= filled else filled + accumulation % layout.pp
