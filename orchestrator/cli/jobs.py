@@ -15,6 +15,7 @@ from orchestrator.cli.options import (
     Job,
     Json,
     Priority,
+    Progress,
     RunDirectory,
     Set,
     emit,
@@ -104,17 +105,17 @@ def submit(
     )
 
 
-def attach(name: Target, address: Cluster = None, as_json: Json = False) -> None:
+def attach(name: Target, address: Cluster = None, progress: Progress = None, as_json: Json = False) -> None:
     """Follow a run or a job to its end, and exit with its code; Ctrl-C leaves it running."""
     run = None if address or chain_at(name) else run_at(name)
     named = job_at(name, address) if run is None else job_named(name, address)
     if named is not None:
         _follow(*named, as_json)
     elif run is not None:
-        _watch(run, as_json)
+        _watch(run, as_json, progress)
 
 
-def _watch(run: RunDir, as_json: bool) -> None:
+def _watch(run: RunDir, as_json: bool, how: str | None) -> None:
     """Follow a run that a command drives elsewhere, by what it writes into its run directory."""
     from orchestrator.track.console import ProgressDisplay, final_table
 
@@ -122,7 +123,7 @@ def _watch(run: RunDir, as_json: bool) -> None:
     ended_before = run.read_json_or_empty("status.json").get("phase") in ENDED
     since = 0.0 if ended_before else time.time()
     try:
-        with ProgressDisplay() as progress:
+        with ProgressDisplay(how=how) as progress:
             while True:
                 status = run.read_json_or_empty("status.json")
                 if status.get("time") != seen:

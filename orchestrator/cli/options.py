@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,15 @@ NAME_WIDTH = 14
 PIPE_WIDTH = 200
 """Characters of a line if standard output is no terminal."""
 
+
+class ProgressKind(StrEnum):
+    """How a run that is watched is shown on standard error."""
+
+    LINES = "lines"
+    LIVE = "live"
+    NONE = "none"
+
+
 Job = Annotated[Path, typer.Argument(help="the job file", show_default=False)]
 Run = Annotated[str, typer.Argument(help="a run directory: a path or URI", show_default=False)]
 Set = Annotated[
@@ -42,6 +52,10 @@ Cluster = Annotated[
         "--address",
         help="Ray's address or that of its Jobs API [default: RAY_API_SERVER_ADDRESS, RAY_ADDRESS, the local cluster]",
     ),
+]
+Progress = Annotated[
+    ProgressKind | None,
+    typer.Option("--progress", help="a screen, lines, or nothing [default: live on a terminal, else lines]"),
 ]
 Priority = Annotated[
     int,

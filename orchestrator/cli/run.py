@@ -15,6 +15,7 @@ from orchestrator.cli.options import (
     Job,
     Json,
     Priority,
+    Progress,
     RunDirectory,
     Set,
     emit,
@@ -55,6 +56,7 @@ def run(
         typer.Option(metavar="KIND@RANK:STEP", help="inject a fault, to test recovery", hidden=True),
     ] = None,
     priority: Priority = 0,
+    progress: Progress = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="check everything and show the plan; start and write nothing")
     ] = False,
@@ -87,8 +89,8 @@ def run(
     if dry_run:
         dry_run_of(spec, directory, until, address, as_json)
         return
-    with ProgressDisplay() as progress:
-        outcome = drive(spec, directory, until, address, progress.update, faults, priority)
+    with ProgressDisplay(how=progress) as display:
+        outcome = drive(spec, directory, until, address, display.update, faults, priority)
     if as_json:
         emit(
             {

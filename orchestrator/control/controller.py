@@ -184,7 +184,7 @@ class Controller:
         for save in (save for row in rows for save in row.get("saves", ())):
             if line := history.saves.note(save):
                 self._note = f"saving pauses: {save['reason']}" if save["state"] == "failed" else ""
-                self._event("train", line)
+                self._event("train", line, saving=save["state"])
             if save["state"] == "published":
                 history.tracker.committed()
                 self._exports.published(save["step"])

@@ -18,6 +18,7 @@ from orchestrator.storage.row_line import Row
 from orchestrator.storage.row_log import missing_numbers
 from orchestrator.storage.row_types import EventFields
 from orchestrator.track.goodput import timeline
+from orchestrator.track.notifier import Notifier
 from orchestrator.track.summary import cost
 from orchestrator.track.totals import is_number, micros, tally
 
@@ -28,7 +29,9 @@ COUNT_EVERY = 10.0
 class EventHistory:
     """Events in order, the newest last."""
 
-    def __init__(self, events: Sequence[Row]) -> None:
+    def __init__(self, events: Sequence[Row], notifier: Notifier | None = None) -> None:
+        """`notifier` is told of what is recorded from now on."""
+        self.notifier = notifier
         self.events: list[Row] = []
         self.attempts = 0
         """Attempts that there have been."""
@@ -87,6 +90,8 @@ class EventHistory:
         row |= {"number": self.number + 1, "seconds_lost": None, "layout_before": None, "layout_after": None}
         row |= {"first_fault": None, **more}
         self.add(row)
+        if self.notifier is not None:
+            self.notifier.event(row)
         return row
 
     def untold(self) -> list[list[int]]:

@@ -31,6 +31,7 @@ from orchestrator.storage.row_log import steps_text
 from orchestrator.storage.row_types import EventFields
 from orchestrator.storage.row_writer import HOLD, RowWriter
 from orchestrator.storage.run_directory import ORIGIN, Row, RunDir
+from orchestrator.track.notifier import TELLING, Notifier
 from orchestrator.track.totals import RunTotals, is_number, totals_of
 from orchestrator.track.tracker import Tracker
 
@@ -68,7 +69,8 @@ class RunHistory:
         self._writer = BackgroundWriter(self._write)
         self._refused = -PAUSE  # when a document was not taken, monotonic seconds
         self.saves = SaveFailures(spec.limits.unsaved)
-        self.event_history = EventHistory(run.rows(EVENTS))
+        self._notifier = Notifier(spec.notify, spec.name, run.uri)
+        self.event_history = EventHistory(run.rows(EVENTS), self._notifier)
         # Never changed in place: what asks for the status reads it from another thread.
         self.recent: tuple[Row, ...] = tuple(self._metrics.latest(RECENT))
         self.saved = 0
@@ -237,6 +239,7 @@ class RunHistory:
     def close(self) -> None:
         """Write nothing more than what is being written, and wait for that."""
         self._writer.close(LONGEST_WRITE)
+        self._notifier.close(TELLING)
 
     def settle(self) -> None:
         """Have everything stored. Raises OSError, in words, if storage refuses it."""

@@ -35,6 +35,7 @@ def smoke_of(spec: JobSpec, is_alike: Callable[[JobSpec], bool]) -> JobSpec:
     document["checkpoint"] |= {"every": half, "keep_every": None, "export_to": None}
     if spec.evaluate is not None:
         document["evaluate"] |= {"every": half, "batches": min(spec.evaluate.batches or BATCHES, BATCHES)}
+    document["notify"] = None
     if spec.tracking is not None:
         document["tracking"]["register_as"] = None
     return next(filter(is_alike, _smaller(document, spec)))

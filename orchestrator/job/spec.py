@@ -21,6 +21,7 @@ from orchestrator.job.document import read_document
 from orchestrator.job.errors import InputError
 from orchestrator.job.evaluate import SAMPLES, VALIDATION, EvaluateSpec, StopWhen, metric_problem, metrics_of
 from orchestrator.job.limits import LimitSpec
+from orchestrator.job.notify import NotifySpec
 from orchestrator.job.optimizer import NEWER
 from orchestrator.job.own import completed, problem_of
 from orchestrator.job.resources import ResourceSpec
@@ -77,6 +78,7 @@ class JobSpec(StrictModel):
     stop_when: StopWhen | None = Field(default=None, description="end the run early, as done")
     checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
     tracking: TrackingSpec | None = None
+    notify: NotifySpec | None = Field(default=None, description="who is told how the run goes")
     limits: LimitSpec = Field(default_factory=LimitSpec)
     tune: TuneSpec | None = Field(
         default=None, description="a search over keys of this job, for `orchestrator tune`"

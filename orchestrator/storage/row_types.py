@@ -82,7 +82,7 @@ class EventFields(TypedDict, total=False):
     last sign of life of the controller before, `controller_died` the step of the newest commit when Ray started the
     controller again, `ceiling` a limit that is near, `extended` how many steps the run had and has from here on,
     how many of them are the same (`settled`), and the commit that it goes on from; `tasks` is the evaluation of the
-    job's tasks, `stopping` why the run was asked to end.
+    job's tasks, `stopping` why the run was asked to end, `saving` how the save ended that is told of.
     """
 
     time: float
@@ -111,6 +111,7 @@ class EventFields(TypedDict, total=False):
     last_seen: float | None
     controller_died: int
     stopping: str
+    saving: str
     ceiling: dict[str, Any]
     extended: dict[str, int]
     tasks: EvaluationRow

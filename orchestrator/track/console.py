@@ -22,14 +22,16 @@ class ProgressDisplay:
     are left out of the line.
     """
 
-    def __init__(self, stream: IO[str] | None = None) -> None:
+    def __init__(self, stream: IO[str] | None = None, how: str | None = None) -> None:
+        """`how` is lines, live or none; by default live on a terminal and lines elsewhere."""
         self._stream = stream or sys.stderr
+        self._how = how or ("live" if self._stream.isatty() else "lines")
         self._live: LiveScreen | None = None
         self._phase: tuple[Any, ...] = ()
         self._printed, self._printed_at = "", -LINE_SECONDS
 
     def __enter__(self) -> ProgressDisplay:
-        if self._stream.isatty():
+        if self._how == "live":
             self._live = LiveScreen(self._stream)
         return self
 
@@ -46,7 +48,7 @@ class ProgressDisplay:
         line = "  ".join([head(status), *_details(status)])
         if self._live:
             self._live.update(status)
-        elif status.get("phase") == "check":
+        elif self._how == "none" or status.get("phase") == "check":
             return  # what is found wrong is one line
         elif line != self._printed and (changed or time.monotonic() - self._printed_at >= LINE_SECONDS):
             self._printed, self._printed_at = line, time.monotonic()

@@ -9,7 +9,7 @@ HIDDEN = "***"
 T = TypeVar("T")
 
 # Whole words only: "token" must not match "tokenizer" or "tokens_per_second", nor "key" match "monkey".
-_NAMES = r"(?i:token|secret|password|passwd|credentials?|api_?key|access_?key(?:_?id)?|private_?key)(?![a-z])"
+_NAMES = r"(?i:token|secret|webhook|password|passwd|credentials?|api_?key|access_?key(?:_?id)?|private_?key)(?![a-z])"
 _SECRET = rf"(?:{_NAMES}|(?<![A-Za-z])(?i:key)(?![A-Za-z]))"
 _SECRET_KEY = re.compile(_SECRET)
 _IN_URI = re.compile(r"(?<=://)([^\s/@:]*):[^\s/@]+(?=@)")

@@ -105,7 +105,9 @@ class Trial(ray_tune.Trainable):
         base = self._base
         unregistered = {"tracking__register_as": None} if base.tracking else {}
         spec = job_of(
-            base.model_copy(update={"evaluate": without_tasks(base.evaluate, base.set_names)}),
+            base.model_copy(
+                update={"evaluate": without_tasks(base.evaluate, base.set_names), "notify": None}
+            ),
             self._assignment["params"],
             name=f"{self._base.name[:50]}-{self._name}",
             checkpoint__export=None,

@@ -34,6 +34,18 @@ def test_elsewhere_than_on_a_terminal_plain_lines() -> None:
     ]
 
 
+def test_what_is_asked_for_is_shown_wherever_that_is() -> None:
+    shown = {}
+    for how in ("lines", "live", "none"):
+        stream = io.StringIO()
+        with ProgressDisplay(stream, how) as progress:
+            progress.update(STATUS)
+        shown[how] = stream.getvalue()
+    assert shown["lines"].startswith("train (attempt 2)  step 3/10")
+    assert not shown["live"].startswith("train"), "no plain line"
+    assert shown["none"] == ""
+
+
 def test_no_line_is_printed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "LINE_SECONDS", 0.0)
     stream = io.StringIO()

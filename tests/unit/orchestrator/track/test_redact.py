@@ -27,6 +27,7 @@ from orchestrator.track.redact import redact
         ("aws_secret_access_key = wJalrXUtnFEMI/K7MDENG", "aws_secret_access_key = ***"),
         ("password: hunter2\nuser: ann", "password: ***\nuser: ann"),
         ('{"hf_token": "hf_x y", "a": 1}', '{"hf_token": "***", "a": 1}'),
+        ("notify:\n  webhook: https://hooks.example/T0/B0/x\n", "notify:\n  webhook: ***\n"),
         ("storage: {key: abc, endpoint: e}", "storage: {key: ***, endpoint: e}"),
     ],
 )
