@@ -36,6 +36,7 @@ for _module in (
     "logs",
     "profile",
     "pages",
+    "top",
     "report",
     "checkpoint",
     "evaluate",

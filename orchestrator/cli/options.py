@@ -116,6 +116,18 @@ def existing_run(run_dir: str) -> tuple[RunDir, JobSpec]:
     return run, spec
 
 
+def existing_folder(folder: str) -> str:
+    """The absolute path or URI of a folder of run directories. Raises InputError for a path where there is none."""
+    from orchestrator.job.paths import absolute
+    from orchestrator.storage.uri import check_uri, is_local
+
+    check_uri(folder)
+    place = absolute(folder, Path.cwd())
+    if is_local(place) and not Path(place).is_dir():
+        raise InputError("there is no such folder", folder, "name a folder of run directories")
+    return place
+
+
 def on_this_machine(given: str | Path) -> Path:
     """The value of an option as a local path. Raises InputError for a URI."""
     from orchestrator.storage.uri import check_uri, is_path

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import RUNS, Json, emit, existing_run, table
+from orchestrator.cli.options import RUNS, Json, emit, existing_folder, existing_run, table
 from orchestrator.job.errors import InputError
 
 
@@ -61,14 +61,9 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 0,
 ) -> None:
     """Show all runs of a folder in a browser: on this machine alone, at an address with a token, until Ctrl-C."""
-    from orchestrator.job.paths import absolute
-    from orchestrator.storage.uri import check_uri, is_local
     from orchestrator.track.page_server import PageServer
 
-    check_uri(folder)
-    place = absolute(folder, Path.cwd())
-    if is_local(place) and not Path(place).is_dir():
-        raise InputError("there is no such folder", folder, "name a folder of run directories")
+    place = existing_folder(folder)
     try:
         server = PageServer(place, port)
     except OSError as error:

@@ -27,6 +27,8 @@ from orchestrator.track.redact import redact
 CONTEXT = "mlflow.data.context"
 TRAINING = "training"
 """The name of the dataset that a run trains on; those of held-out sets are the sets'."""
+HELD_OUT = "validation"
+"""The context of held-out sets, and the name of that which is a share of the training data."""
 STEP_TAG, URI_TAG = "orchestrator.step", "orchestrator.commit_uri"
 MODEL_TYPE = "commit"
 LOSS = "commit.loss"
@@ -44,8 +46,9 @@ class NamedData:
     profile: Mapping[str, Any]
 
 
-def data_in(run: RunDir) -> list[NamedData]:
-    """The data that a run has begun with, none before it has. Data that cannot be read is left out."""
+def data_in(run: RunDir, share: float | None = None) -> list[NamedData]:
+    """The data that a run has begun with, none before it has. Data that cannot be read is left out. The `share` of the
+    training data that is held out is a dataset of its own."""
     told = next((event for event in run.rows(EVENTS) if event.get("data")), None)
     if told is None:
         return []
@@ -57,8 +60,11 @@ def data_in(run: RunDir) -> list[NamedData]:
         except Exception:  # it may be gone, or be on another machine
             continue
         profile = {"tokens": manifest.tokens, "documents": manifest.documents, "bytes": manifest.bytes}
-        context = TRAINING if name == TRAINING else "validation"
+        context = TRAINING if name == TRAINING else HELD_OUT
         found.append(NamedData(name, manifest.digest[:36], redact(uri), context, profile))
+        if share and name == TRAINING:
+            told_of = {"share of": TRAINING, "share": share}
+            found.append(NamedData(HELD_OUT, manifest.digest[:36], redact(uri), HELD_OUT, told_of))
     return found
 
 

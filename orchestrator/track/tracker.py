@@ -196,7 +196,8 @@ class Tracker:
 
     def _deliver_commits(self, run: MlflowRun) -> None:
         """Last, for a server of an earlier version knows no logged models."""
-        if not self._data and (found := data_in(self._run_dir)):
+        validation = self._spec.data.validation
+        if not self._data and (found := data_in(self._run_dir, validation.share if validation else None)):
             log_data(run, found)
             self._data = found
         try:

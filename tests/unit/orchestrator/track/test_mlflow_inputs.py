@@ -118,6 +118,8 @@ def test_a_run_s_data_is_what_it_began_with(run_dir: RunDir, monkeypatch: pytest
         "sets": {"wiki": "/w", "old": "/gone"},
     }
     run_dir.append("events.jsonl", [told])
+    shares = [(d.name, d.context, d.profile.get("share")) for d in data_in(run_dir, 0.1)]
+    assert shares[:2] == [("training", "training", None), ("validation", "validation", 0.1)]
     assert [(d.name, d.context, d.digest, d.uri) for d in data_in(run_dir)] == [
         ("training", "training", "d" * 36, "s3://ann:***@b/x"), ("wiki", "validation", "d" * 36, "/w"),
     ]  # fmt: skip

@@ -1,0 +1,94 @@
+"""The command top: what all runs of a cluster, or of a folder, are doing."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestrator.cli.options import Cluster, Json, emit, existing_folder, table
+
+if TYPE_CHECKING:
+    from orchestrator.storage.run_directory import RunDir
+
+COLUMNS = ["run", "state", "step", "loss", "tokens/s", "left", "layout", "says"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    app.command()(top)
+
+
+def top(
+    folder: Annotated[
+        str | None,
+        typer.Argument(metavar="[FOLDER]", help="the runs in it [default: a cluster's]", show_default=False),
+    ] = None,
+    every: Annotated[float, typer.Option(min=0.2, help="seconds between looks")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="look once, as where there is no terminal")] = False,
+    address: Cluster = None,
+    as_json: Json = False,
+) -> None:
+    """Show what all runs of a cluster are doing, or those of a folder; on a terminal again and again, until Ctrl-C."""
+    from orchestrator.track.runs_page import listed
+
+    if as_json:
+        emit(_plain(listed(_runs(folder, address))))
+    elif once or not sys.stdout.isatty():
+        table("", COLUMNS, _cells(listed(_runs(folder, address))))
+    else:
+        _watch(folder, address, every)
+
+
+def _watch(folder: str | None, address: str | None, every: float) -> None:
+    from rich.live import Live
+
+    from orchestrator.track.runs_page import listed
+
+    try:
+        with Live(screen=True, auto_refresh=False) as live:
+            while True:
+                live.update(_drawn(_cells(listed(_runs(folder, address)))), refresh=True)
+                time.sleep(every)
+    except KeyboardInterrupt:
+        return
+
+
+def _runs(folder: str | None, address: str | None) -> dict[str, RunDir]:
+    """The runs by name: of the folder, or the newest submission of each name on the cluster."""
+    from orchestrator.storage.run_directory import RunDir
+    from orchestrator.track.runs_page import Runs
+
+    if folder is not None:
+        return Runs(existing_folder(folder)).find()
+    from orchestrator.launch import submission
+
+    return {job.name: RunDir(job.run_dir) for job in submission.jobs_at(address).all() if job.run_dir}
+
+
+def _plain(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if key not in ("text", "ended")} for row in rows]
+
+
+def _cells(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
+    keys = ("name", "state", "step", "loss", "speed", "left", "layout", "says")
+    return [[str(row[key]) for key in keys] for row in (each | {"state": _state(each)} for each in rows)]
+
+
+def _state(row: dict[str, Any]) -> str:
+    return f"{row['state']}, {row['silent']}" if row["silent"] else str(row["state"])
+
+
+def _drawn(cells: Sequence[Sequence[str]]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(title=time.strftime("%H:%M:%S"), title_justify="left", expand=True, box=None)
+    for name in COLUMNS:
+        drawn.add_column(name, no_wrap=name != "says", overflow="fold", ratio=1 if name == "says" else None)
+    for row in cells:
+        drawn.add_row(*map(Text, row))
+    return drawn
