@@ -10,7 +10,7 @@ import typer
 
 from orchestrator.cli.chain import plan_chain
 from orchestrator.cli.options import Json, Set, emit, jobs_of, on_this_machine, run_of, table
-from orchestrator.cli.plan_audit import show_audit
+from orchestrator.cli.plan_output import show_audit, write_page
 from orchestrator.job.errors import InputError
 
 if TYPE_CHECKING:
@@ -122,6 +122,12 @@ def plan(
             metavar="FOLDER", help="instead compare what was predicted and measured of the runs in a folder"
         ),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            parser=on_this_machine, help="also write a page with the timeline and the memory of a step"
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Check a job, and show its legal layouts with predicted memory and time, on this kind of machine or another."""
@@ -133,13 +139,19 @@ def plan(
     if job is None:
         raise InputError("no job file is given", "JOB", "name one, or a folder of runs with --audit")
     spec = jobs_of(job, overrides)
+    if isinstance(spec, ChainSpec) and html:
+        raise InputError("a chain has several plans", "--html", "give the job file of one stage")
     if isinstance(spec, ChainSpec):
-        plan_chain(spec, run_of(spec, None), lambda each: _plan(each, workers, machine, as_json), as_json)
-    elif found := _plan(spec, workers, machine, as_json):
+        plan_chain(
+            spec, run_of(spec, None), lambda each: _plan(each, workers, machine, None, as_json), as_json
+        )
+    elif found := _plan(spec, workers, machine, html, as_json):
         emit(found)
 
 
-def _plan(spec: JobSpec, workers: int | None, device: str | None, as_json: bool) -> dict[str, Any] | None:
+def _plan(
+    spec: JobSpec, workers: int | None, device: str | None, html: Path | None, as_json: bool
+) -> dict[str, Any] | None:
     """The plan of a job as JSON; or None, when it is printed."""
     from orchestrator.cli import plan_table as planning_text
     from orchestrator.launch.preflight import check_here, check_job
@@ -164,6 +176,8 @@ def _plan(spec: JobSpec, workers: int | None, device: str | None, as_json: bool)
     from orchestrator.tracing.of_plan import traced_memory
 
     traced, on_cpu = traced_memory(job, found.chosen.layout), not spec.resources.per_worker.gpu
+    if html:
+        write_page(html, spec, job.shape, found)
     if as_json:
         return traced.told(found, on_cpu)
     planning_text.show(spec, job.shape, found)

@@ -6,6 +6,7 @@ et al., 2022 (equation 2, in bytes of the compute dtype). Torch-free.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 from orchestrator.job.records import PREFERENCES
@@ -22,10 +23,20 @@ HEAD_TOKENS = {"cpu": 256, "cuda": 2048}
 (docs/benchmarks.md), on a GPU a guess by its ratio of FLOPs to bandwidth. The bits of a run depend on them."""
 
 
-def peak_bytes(spec: JobSpec, shape: ModelShape, layout: Layout) -> float:
-    """The most bytes that a rank needs in a step. The ends of a pipeline need most: the first rank holds more
-    micro-batches, the last one the head."""
-    return max(_peak(spec, shape, layout, index) for index in {0, layout.pp - 1})
+@dataclass(frozen=True)
+class Held:
+    """Bytes that a rank holds in a step: of weights, gradients and optimiser state; of each micro-batch that is between
+    its forward and backward pass, and how many of those there are at most; of the head while it computes."""
+
+    state: float
+    micro_batch: float
+    in_flight: int
+    head: float
+
+    @property
+    def peak(self) -> float:
+        """The most at any time."""
+        return self.state + self.in_flight * self.micro_batch + self.head
 
 
 def needed_bytes(tensors: float, saved: float, on_cpu: bool) -> float:
@@ -34,24 +45,40 @@ def needed_bytes(tensors: float, saved: float, on_cpu: bool) -> float:
     return tensors + saved + PROCESS if on_cpu else tensors
 
 
-def peak_by_stage(spec: JobSpec, shape: ModelShape, layout: Layout) -> list[float]:
-    """The most bytes that the ranks at each index of the pipeline axis need in a step."""
-    return [_peak(spec, shape, layout, index) for index in range(layout.pp)]
-
-
-def _peak(spec: JobSpec, shape: ModelShape, layout: Layout, index: int) -> float:
-    layers, first, last = _held(shape.layers, layout.pp, layout.schedule, index)
+def held(spec: JobSpec, shape: ModelShape, layout: Layout, index: int) -> Held:
+    """What the ranks at that index of the pipeline axis hold."""
+    layers, first, last = _part(shape.layers, layout.pp, layout.schedule, index)
     parameters = local_parameters(shape, layout)
     if layout.pp > 1:
         table = shape.vocabulary * shape.hidden / layout.tp
         tables = table * (1 if shape.tied else 2)
         inner = max(parameters * layout.pp - tables, 0.0) * layers / max(shape.layers, 1)
         parameters = inner + table * (min(first + last, 1) if shape.tied else first + last)
-    return _states(spec, shape, layout, parameters) + _activations(spec, shape, layout, index, layers, last)
+    tokens = layout.micro_batch * shape.sequence_length / layout.cp
+    accumulation = max(layout.accumulation(spec.train.global_batch), 1)
+    # a pipeline keeps the activations of the micro-batches in flight: at most one per stage
+    ahead = layout.pp - index if layout.schedule == "1f1b" else layout.pp
+    return Held(
+        _states(spec, shape, layout, parameters),
+        layers * _layer(spec, shape, layout, tokens) / layout.tp,
+        accumulation if layout.schedule == "gpipe" else min(ahead, accumulation),
+        _head(spec, shape, tokens) / layout.tp if last else 0.0,
+    )
+
+
+def peak_bytes(spec: JobSpec, shape: ModelShape, layout: Layout) -> float:
+    """The most bytes that a rank needs in a step. The ends of a pipeline need most: the first rank holds more
+    micro-batches, the last one the head."""
+    return max(held(spec, shape, layout, index).peak for index in {0, layout.pp - 1})
+
+
+def peak_by_stage(spec: JobSpec, shape: ModelShape, layout: Layout) -> list[float]:
+    """The most bytes that the ranks at each index of the pipeline axis need in a step."""
+    return [held(spec, shape, layout, index).peak for index in range(layout.pp)]
 
 
 @lru_cache(maxsize=4096)
-def _held(layers: int, pp: int, schedule: str, index: int) -> tuple[int, bool, bool]:
+def _part(layers: int, pp: int, schedule: str, index: int) -> tuple[int, bool, bool]:
     """Layers of the rank of that index on the pipeline axis, and whether it has the first and the last stage."""
     layout = Layout(pp=pp, schedule=schedule)
     stages = layout.stages_of(index)
@@ -59,21 +86,12 @@ def _held(layers: int, pp: int, schedule: str, index: int) -> tuple[int, bool, b
     return count, 0 in stages, layout.stages - 1 in stages
 
 
-def _activations(
-    spec: JobSpec, shape: ModelShape, layout: Layout, index: int, layers: float, has_head: bool
-) -> float:
-    """Bytes that the forward pass keeps for the backward pass on the rank of that index on the pipeline axis."""
+def _layer(spec: JobSpec, shape: ModelShape, layout: Layout, tokens: float) -> float:
+    """Bytes that the forward pass of a layer keeps for the backward pass."""
     width = 4 if spec.train.precision == "fp32" else 2
-    tokens = layout.micro_batch * shape.sequence_length / layout.cp
     attention = 2.5 * shape.heads * shape.sequence_length / shape.hidden
     kept = {"none": 17.0 + attention, "selective": 12.0, "full": 2.0}[layout.recompute]
-    per_layer = tokens * shape.hidden * width * kept
-    accumulation = max(layout.accumulation(spec.train.global_batch), 1)
-    # a pipeline keeps the activations of the micro-batches in flight: at most one per stage
-    ahead = layout.pp - index if layout.schedule == "1f1b" else layout.pp
-    flight = accumulation if layout.schedule == "gpipe" else min(ahead, accumulation)
-    head = _head(spec, shape, tokens) if has_head else 0.0
-    return flight * layers * per_layer / layout.tp + head / layout.tp
+    return tokens * shape.hidden * width * kept
 
 
 def _head(spec: JobSpec, shape: ModelShape, tokens: float) -> float:

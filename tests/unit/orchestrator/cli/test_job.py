@@ -129,7 +129,9 @@ def test_a_plan_for_a_machine_that_is_not_here(command: Any, folder: Path) -> No
     assert found["machine"]["name"] == "a100-80"
     profile = (FOLDER / "t4.yaml").read_text()
     (folder / "mine.yaml").write_text(profile.replace("name: t4", "name: mine"))
-    assert "On mine" in command(*words[:3], "mine.yaml", "--workers", "4").out
+    assert "On mine" in command(*words[:3], "mine.yaml", "--workers", "4", "--html", "plan.html").out
+    assert "<svg" in (folder / "plan.html").read_text()
+    assert command("plan").code == command("plan", "--audit", str(folder)).code == 2
     refused = command(*words[:3], "z9")
     assert (refused.code, "no device is known by the name z9" in refused.err) == (2, True)
 

@@ -1,12 +1,28 @@
-"""What was predicted of runs and what was measured, as a table: plan --audit."""
+"""Of the command plan: a page of a plan (--html), and what was predicted of runs beside what was measured (--audit)."""
 
 from __future__ import annotations
 
 import statistics
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.options import emit, table
 from orchestrator.job.errors import InputError
+
+if TYPE_CHECKING:
+    from orchestrator.job.spec import JobSpec
+    from orchestrator.planning.layout import ModelShape
+    from orchestrator.planning.plan import Plan
+
+
+def write_page(path: Path, spec: JobSpec, shape: ModelShape, plan: Plan) -> None:
+    """Write the page of a plan. Raises InputError."""
+    from orchestrator.track.plan_page import plan_page
+
+    try:
+        path.write_text(plan_page(spec, shape, plan))
+    except OSError as error:
+        raise InputError(f"cannot be written ({error.strerror})", str(path), "give another --html") from None
 
 
 def show_audit(folder: str, as_json: bool) -> None:
