@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from pathlib import Path
@@ -30,6 +31,7 @@ from orchestrator.job.outcome import ENDED, Outcome
 
 if TYPE_CHECKING:
     from cluster.jobs.ray_jobs import Jobs, Submission
+    from orchestrator.job.spec import JobSpec
     from orchestrator.storage.run_directory import RunDir
 
 SILENCE = 60.0
@@ -92,6 +94,8 @@ def submit(
     submission.entrypoint(
         spec, run, until, priority
     )  # refuses a job with a secret before the cluster is contacted
+    if not isinstance(spec, ChainSpec):
+        _check_accelerator(spec)
     jobs = submission.jobs_at(address)
     found, new = submission.submit(jobs, spec, run, until, priority, environment)
     if wait:
@@ -103,6 +107,27 @@ def submit(
     print(
         f"next: orchestrator attach {found.name}, orchestrator status {found.name}, orchestrator stop {found.name}"
     )
+
+
+def _check_accelerator(spec: JobSpec) -> None:
+    """Refuse a job that is predicted to run out of memory on the accelerator that it asks for by name. Where its model
+    is not on this machine, that is left to the run."""
+    from cluster.render.node_selection import ACCELERATOR
+    from cluster.workers.machine import Offer
+    from orchestrator.launch.preflight import check_memory
+    from orchestrator.planning.machines import machine_for
+    from orchestrator.planning.profile import of_accelerator
+    from orchestrator.resolve.resolved_job import resolve
+
+    worker = spec.resources.per_worker
+    name = worker.labels.get(ACCELERATOR, "")
+    if not worker.gpu or not spec.resources.must_fit or of_accelerator(name) is None:
+        return
+    try:
+        job = resolve(spec)
+    except InputError:
+        return
+    check_memory(job, machine_for(Offer(math.inf, name), worker.bundle, spec.train.precision))
 
 
 def attach(name: Target, address: Cluster = None, progress: Progress = None, as_json: Json = False) -> None:

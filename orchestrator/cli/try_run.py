@@ -47,12 +47,14 @@ def dry_run_of(
     from orchestrator.launch.run import done_already
     from orchestrator.planning.machines import machine_for
     from orchestrator.planning.plan import plan
+    from orchestrator.tracing.of_plan import traced_memory
 
     done = done_already(spec, directory) is not None
-    shape = preflight(spec, directory, until, address).shape
+    job = preflight(spec, directory, until, address)
     commit = check_same_run(spec, directory)
     machine = machine_for(None, spec.resources.per_worker.bundle, spec.train.precision)
-    found = plan(spec, shape, spec.resources.workers.max, machine)
+    found = plan(spec, job.shape, spec.resources.workers.max, machine)
+    traced, on_cpu = traced_memory(job, found.chosen.layout), not spec.resources.per_worker.gpu
     begins = "does nothing: it is finished" if done else "begins anew"
     if commit is not None and not done:
         begins = f"goes on from step {commit.step}"
@@ -62,9 +64,10 @@ def dry_run_of(
                 "run_dir": directory.uri,
                 "step": commit.step if commit else None,
                 "done": done,
-                **found.to_json(),
+                **traced.told(found, on_cpu),
             }
         )
     else:
-        plan_table.show(spec, shape, found)
+        plan_table.show(spec, job.shape, found)
+        plan_table.show_memory(found, traced, on_cpu)
         print(f"{directory.uri} {begins}; nothing was started or written")

@@ -61,6 +61,10 @@ class ResourceSpec(StrictModel):
 
     workers: Workers = Workers(min=1, max=1)
     per_worker: PerWorker = Field(default_factory=PerWorker)
+    must_fit: bool = Field(
+        default=True,
+        description="whether a run is refused that is predicted to need more memory than its workers have",
+    )
     spares: Count = Field(default=0, description="idle workers, started and with all imports done")
     notices: str | None = Field(
         default=None,

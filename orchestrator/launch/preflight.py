@@ -7,6 +7,7 @@ is wrong. Checks that do not depend on each other are all made, so that a user r
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint.identity import BASE, check_same_run
@@ -20,7 +21,8 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.job.tokenizer_training import TrainedTokenizer
 from orchestrator.launch.own_code import check_own_code
 from orchestrator.planning import prices
-from orchestrator.planning.device import BOUNDLESS
+from orchestrator.planning.device import BOUNDLESS, Machine
+from orchestrator.planning.machines import machine_for
 from orchestrator.planning.plan import plan
 from orchestrator.resolve.base import base_of
 from orchestrator.resolve.prepared_data import kind_of
@@ -51,6 +53,8 @@ def preflight(spec: JobSpec, run_dir: RunDir, until: int | None, address: str | 
             raise InputError(f"step {until} is beyond train.steps {spec.train.steps}", "--until", "lower it")
     problems.raise_noted()
     check_base(job, commit)
+    if address is None:
+        check_memory(job, worker_here(spec))
     return job
 
 
@@ -84,6 +88,25 @@ def check_job(spec: JobSpec) -> ResolvedJob:
             check_generates(job)
     problems.raise_noted()
     return job
+
+
+def check_memory(job: ResolvedJob, machine: Machine) -> None:
+    """A job is not predicted to run out of memory on such workers, unless it says that this does not matter."""
+    if job.spec.resources.must_fit:
+        from orchestrator.tracing.of_plan import check_fits
+
+        check_fits(job, machine)
+
+
+def worker_here(spec: JobSpec) -> Machine:
+    """A worker of a run on this machine, which its workers share."""
+    worker = spec.resources.per_worker
+    machine = machine_for(None, worker.bundle, spec.train.precision)
+    if worker.gpu:
+        import torch
+
+        return replace(machine, memory=float(torch.cuda.get_device_properties(0).total_memory))
+    return replace(machine, memory=machine.memory / spec.resources.workers.max)
 
 
 def check_machine(spec: JobSpec, address: str | None) -> None:

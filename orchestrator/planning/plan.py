@@ -99,7 +99,7 @@ class Plan:
 
 def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine, must_fit: bool = True) -> Plan:
     """The best legal layout on at most `workers` ranks; without `must_fit` also of those that need more memory than
-    there is.
+    there is, as where the job says so and none fits.
 
     Raises InputError if a layout given by hand is illegal, or if none is legal and fits, with the reason.
     """
@@ -129,6 +129,8 @@ def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine, must_
             rejected.append((layout, problems[0]))
         else:
             legal.append((least_time(shape, layout, batch, machine, program), layout, memory))
+    if not legal and must_fit and not spec.resources.must_fit:
+        return plan(spec, shape, workers, machine, must_fit=False)
     if not legal:
         raise _no_layout(spec, shape, workers, rejected)
     best = _best(shape, batch, machine, program, legal)

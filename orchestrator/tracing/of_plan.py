@@ -9,14 +9,18 @@ from typing import Any
 
 from orchestrator.data.manifest import FORMAT
 from orchestrator.job.errors import InputError
+from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout
 from orchestrator.planning.memory import MEMORY_SHARE, needed_bytes
 from orchestrator.planning.plan import Plan
+from orchestrator.planning.plan import plan as plan_of
 from orchestrator.planning.step_trace import CATEGORIES, NotTraced, StepTrace
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
 from orchestrator.tracing.step import trace
 
+NEAR = 2.5
+"""How many times what the formula says a layout may need."""
 SECONDS = 20.0
 """How long the traces of a layout may take together."""
 
@@ -103,6 +107,32 @@ def traced_memory(job: ResolvedJob, layout: Layout, seconds: float = SECONDS) ->
         left = seconds - (time.monotonic() - began)
         found.append(trace(job.spec, workload, layout, rank, count, max(left, 0.0)))
     return TracedMemory(layout, tuple(found), time.monotonic() - began)
+
+
+def check_fits(job: ResolvedJob, machine: Machine) -> None:
+    """Raise InputError if the layout that would be chosen is predicted to need more memory than the machine offers.
+
+    It is traced only where the formula, which may be off by NEAR, does not settle it.
+    """
+    spec = job.spec
+    if not spec.resources.must_fit:
+        return
+    workers = spec.resources.workers.max
+    try:
+        plan = plan_of(spec, job.shape, workers, machine)
+    except InputError:  # none fits by the formula: how much would the fastest need?
+        plan = plan_of(spec, job.shape, workers, machine, must_fit=False)
+    on_cpu, offered = not spec.resources.per_worker.gpu, machine.memory * MEMORY_SHARE
+    if needed_bytes(NEAR * plan.chosen.memory, NEAR * plan.chosen.memory, on_cpu) <= offered:
+        return
+    traced = traced_memory(job, plan.chosen.layout)
+    largest = traced.largest
+    tensors, saved = (largest.memory.peak, largest.saved) if largest else (plan.chosen.memory, 0)
+    needed = needed_bytes(tensors, saved, on_cpu)
+    if needed > offered:
+        what = f"{plan.chosen.layout} needs {needed / 2**30:.2f} GiB a worker, which offers {offered / 2**30:.2f} GiB"
+        hint = "lower micro_batch, raise recompute, zero or workers; resources.must_fit false runs it all the same"
+        raise InputError(what, "resources", hint)
 
 
 def ranks_of(layout: Layout) -> list[int]:
