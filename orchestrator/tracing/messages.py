@@ -44,6 +44,7 @@ class Messages:
     def __init__(self) -> None:
         self.mesh: Mesh | None = None
         self.made = 0
+        self._sent: list[list[Tensor]] | None = None  # within a call that returns work
         self._sizes: dict[str, tuple[Axis, int]] = {}
 
     def of(
@@ -63,6 +64,8 @@ class Messages:
         if KINDS[name] in ("send", "receive"):
             peer = next(a for a in args if isinstance(a, int) and not isinstance(a, bool))
         self.made += 1
+        if self._sent is not None:
+            self._sent.append(tensors)
         return Collective(
             KINDS[name],
             size,
@@ -94,14 +97,15 @@ class Messages:
 
         def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any, **kwargs: Any) -> Any:
-                before = self.made
+                self._sent, before = [], self.made
                 found = function(*args, **kwargs)
+                sent, self._sent = self._sent, None
                 if isinstance(found, list):
                     return [
-                        _Told(work, before + number, tell, phase) if work is not None else None
+                        _Told(work, before + number, tell, phase, sent[number : number + 1])
                         for number, work in enumerate(found)
                     ]
-                return found if found is None else _Told(found, self.made - 1, tell, phase)
+                return found if found is None else _Told(found, self.made - 1, tell, phase, sent)
 
             return call
 
@@ -113,11 +117,17 @@ class Messages:
 
 
 class _Told:
-    """Work of torch.distributed; its first wait is told."""
+    """Work of torch.distributed; its first wait is told. As real work it holds its tensors to its end."""
 
     def __init__(
-        self, work: Any, number: int, tell: Callable[[Event], None], phase: Callable[[], Phase]
+        self,
+        work: Any,
+        number: int,
+        tell: Callable[[Event], None],
+        phase: Callable[[], Phase],
+        sent: list[list[Tensor]],
     ) -> None:
+        self._sent = sent
         self._work, self._number, self._tell, self._phase = work, number, tell, phase
         self._waited = False
 

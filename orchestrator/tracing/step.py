@@ -70,10 +70,11 @@ def trace(
     try:
         with _other_ranks(rank, layout.world) as group, values_assumed(note), _collected():
             fake = FakeTensorMode(allow_non_fake_inputs=True)
-            given: list[Batch] = [
-                {name: fake.from_tensor(t) for name, t in batch.items()} for _ in range(count)
-            ]
             with fake, recorder:
+                shapes = {name: fake.from_tensor(t) for name, t in batch.items()}
+                given: list[Batch] = [
+                    {name: torch.empty_like(t) for name, t in shapes.items()} for _ in range(count)
+                ]
                 engine = TorchEngine(
                     spec, workload, layout, Device(CPU, COMPUTE[spec.train.precision], group)
                 )
