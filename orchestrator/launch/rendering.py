@@ -84,6 +84,22 @@ def _is_rendered(path: Path) -> bool:
         return file.readline().rstrip() == MARK.encode()
 
 
+def write_text(name: str, text: str, to: Path | None) -> None:
+    """A file with MARK in its second line into the folder `to`, or on standard output. Raises InputError as `write`."""
+    if to is None:
+        print(text, end="")
+        return
+    path = to / name
+    try:
+        if os.path.lexists(path) and MARK not in path.read_text().splitlines()[:2]:
+            raise InputError("was not written by this command", str(path), "move it away")
+        to.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError as error:
+        raise InputError(f"cannot be written ({error.strerror})", str(to), "give another folder") from None
+    print(f"{name} written to {to}")
+
+
 def write(files: dict[str, Any], to: Path | None) -> None:
     """Each file into `to`, or all of them as one stream on standard output.
 

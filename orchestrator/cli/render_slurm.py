@@ -1,0 +1,63 @@
+"""The command cluster render slurm: a batch file that starts Ray on an allocation and runs a job there."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.options import Job, Set, on_this_machine, word, words
+from orchestrator.job.errors import InputError
+
+TIME = re.compile(r"\d+(-\d+(:\d+){0,2}|(:\d+){0,2})")
+
+
+def slurm(
+    job: Job,
+    runs: Annotated[str, typer.Option(callback=word, help="folder of runs that all nodes see, or a URI")],
+    overrides: Set = None,
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", metavar="DIR", parser=on_this_machine, help="write it there [default: print]"),
+    ] = None,
+    partition: Annotated[str | None, typer.Option(callback=word, help="the site's partition")] = None,
+    account: Annotated[str | None, typer.Option(callback=word, help="who pays")] = None,
+    time: Annotated[
+        str | None, typer.Option(metavar="D-HH:MM:SS", callback=word, help="time of one allocation")
+    ] = None,
+    notice: Annotated[
+        int, typer.Option(min=30, max=3600, help="seconds before the end in which the run commits")
+    ] = 180,
+    per_node: Annotated[
+        int | None, typer.Option(min=1, max=4096, help="workers on one node [default: parallel.tp]")
+    ] = None,
+    more: Annotated[
+        list[str] | None,
+        typer.Option("--sbatch", metavar="OPTION", callback=words, help="one more option of sbatch; repeat"),
+    ] = None,
+) -> None:
+    """A batch file for Slurm, for `sbatch`: it is requeued before its time ends, and the run goes on."""
+    from cluster.render.slurm import SlurmOptions, batch_file
+    from orchestrator.job.paths import absolute
+    from orchestrator.job.spec import load
+    from orchestrator.launch import rendering
+    from orchestrator.launch.rendering_needs import needs_of
+
+    spec = load(job, overrides or ())
+    rendering.refuse_secrets(spec, job)
+    rendering.no_password(runs, "--runs")
+    if time is not None and not TIME.fullmatch(time):
+        raise InputError("is no time of Slurm", f"--time {time}", "write it as in 1-12:00:00 or 30")
+    if spec.resources.per_worker.labels:
+        where, hint = "resources.per_worker.labels", "leave it out: all nodes of the allocation are the job's"
+        raise InputError("nodes of Slurm are started without labels", where, hint)
+    needs = needs_of(spec, None, False, 4.0, per_node, ())
+    place = absolute(f"{runs.rstrip('/')}/{spec.name}", Path.cwd())
+    command = [sys.executable, "-m", "orchestrator", "run", str(Path(job).absolute()), "--run-dir", place]
+    command += [part for text in overrides or () for part in ("--set", text)]
+    options = SlurmOptions(partition or "", account or "", time or "", notice, tuple(more or ()))
+    text = batch_file(needs, options, command, rendering.MARK, sys.executable)
+    rendering.write_text(f"{needs.name}.sbatch", text, to)
