@@ -17,6 +17,7 @@ from cluster.workers.on_ray import on_ray
 from orchestrator.control.controller import Controller
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import parse
+from orchestrator.launch import run_metrics
 from orchestrator.storage.run_directory import RunDir
 
 LINGER = 60.0
@@ -52,6 +53,7 @@ class ControllerActor:
         self._summary: dict[str, Any] | None = None
         self._error: dict[str, Any] | None = None
         threading.Thread(target=self._drive, name="controller", daemon=True).start()
+        run_metrics.export(spec.name, self._controller.status)
 
     def status(self) -> dict[str, Any]:
         """The controller's status; with `summary` or `error` once it has ended."""

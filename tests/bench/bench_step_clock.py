@@ -2,8 +2,8 @@
 
     .venv/bin/python tests/bench/bench_step_clock.py [--steps 400] [--model gpt-tiny]
 
-Ranks have a thread each. A ratio is of the medians; its spread is over ten parts of the run. Counted is how often the
-clock is asked in a step, times what that takes.
+Ranks have a thread each, whose CPU time is measured. A ratio is of the medians; its spread is over ten parts of the
+run. Counted is how often the clock is asked in a step, times what that takes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def main() -> None:
     parser.add_argument("--model", default="gpt-tiny")
     given = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
-    print("| layout | a step with it | without it | ratio | least and most of ten parts | counted |")
+    print(
+        "| layout | CPU time of a step with it | without it | ratio | least and most of ten parts | counted |"
+    )
     print("|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         text = write_text(Path(folder), 60_000)

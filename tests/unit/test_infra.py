@@ -20,6 +20,7 @@ from cluster.render.checks import check
 from cluster.render.schema import load_schemas, violations
 from orchestrator.cli.app import call
 from orchestrator.job.spec import parse
+from orchestrator.launch.run_metrics import GAUGES, PARTS
 from orchestrator.track.redact import redact
 
 ROOT = Path(__file__).parents[2]
@@ -268,12 +269,13 @@ def test_expressions_are_promql_over_metrics_that_ray_exports(name: str) -> None
 
 
 def ray_metrics() -> set[str]:
-    """Names that Ray's own dashboard asks for, and those its autoscaler declares."""
+    """Names that Ray's own dashboard asks for, those its autoscaler declares, and those of runs."""
     home = Path(inspect.getfile(ray)).parent
     panels = "".join(
         p.read_text() for p in (home / "dashboard/modules/metrics/dashboards").glob("*_panels.py")
     )
-    return set(re.findall(r"\b(?:ray|autoscaler)_\w+", panels))
+    ours = {f"ray_{name}" for name in (*GAUGES, PARTS)}
+    return ours | set(re.findall(r"\b(?:ray|autoscaler)_\w+", panels))
 
 
 def test_alerts_lead_to_a_section_of_the_runbook() -> None:
