@@ -14,7 +14,7 @@ QUICK := not slow and not gpu and not bench
 BY_FILE := --numprocesses 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart example-reviews example-chat example-preferences example-chain example-summarise test test-unit test-dist test-ray test-long test-partition soak test-gpu bench docs check format lock clean
+.PHONY: help install quickstart example-reviews example-chat example-preferences example-chain example-summarise test test-unit test-dist test-ray test-long test-partition test-traced soak test-gpu bench docs check format lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-20s %s\n", $$1, $$2}'
@@ -71,6 +71,9 @@ test-ray: install ## real Ray nodes on this machine
 
 test-long: install ## what takes minutes
 	$(BIN)/pytest -m "slow and not gpu" --timeout 3600
+
+test-traced: ## traced memory beside that of real ranks, of 200 random jobs: 20 minutes
+	@$(BIN)/pytest tests/dist/train/test_traced_memory.py -m 'slow or not slow' -q -s
 
 test-partition: install ## networks that are cut between real nodes, in namespaces: Linux, as root; ten minutes
 	$(BIN)/pytest tests/ray/test_partition.py -m slow --timeout 3600

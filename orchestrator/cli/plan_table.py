@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import ModelShape
-from orchestrator.planning.memory import MEMORY_SHARE, needed_bytes
+from orchestrator.planning.memory import needed_bytes, offered
 from orchestrator.planning.plan import TIE, Candidate, Plan
 from orchestrator.planning.step_trace import CATEGORIES
 from orchestrator.track.words import count, duration
@@ -68,14 +68,14 @@ def show_memory(plan: Plan, traced: TracedMemory, on_cpu: bool) -> None:
     for reason in traced.reasons:
         print(f"Not traced, and by a formula instead: {reason}.")
     if (largest := traced.largest) is not None:
-        needed = needed_bytes(largest.memory.peak, largest.saved, on_cpu)
+        needed = needed_bytes(traced.layout, largest.memory.peak, largest.saved, on_cpu)
         with_process = ", with the process and a copy for commits" if on_cpu else ""
         off = plan.chosen.memory / largest.memory.peak - 1.0
         print(
             f"A worker needs {size(needed)}{with_process}. The formula that orders layouts is off by {off:+.0%}."
         )
         if not traced.fits(plan, on_cpu):
-            print(f"That is more than {size(plan.machine.memory * MEMORY_SHARE)} that a worker offers.")
+            print(f"That is more than {size(offered(plan.machine, on_cpu))} that a worker offers.")
     for line in sorted({line for each in traced.traces for line in each.assumed}):
         print(f"Assumed: {line}.")
 

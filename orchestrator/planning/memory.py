@@ -11,13 +11,17 @@ from functools import lru_cache
 
 from orchestrator.job.records import PREFERENCES
 from orchestrator.job.spec import JobSpec
+from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout, ModelShape
 from orchestrator.planning.simulation.step import layers_of, local_parameters
 
 MEMORY_SHARE = 0.8
 """Share of a worker's memory that a plan may use: allocators and libraries need the rest."""
-PROCESS = 120 * 2**20
-"""Resident bytes that a rank on a CPU adds to those of its tensors once it trains."""
+PROCESS, LIBRARIES = 40 * 2**20, 250 * 2**20
+"""Resident bytes of a rank on a CPU beside its tensors, and of its libraries before there is a model: measured."""
+SLACK = {0: 0.2, 1: 0.45, 2: 1.1, 3: 1.1}
+"""What the allocator keeps and gloo copies on a CPU, by ZeRO stage, as a share of the bytes of tensors: measured with
+models of 26 M parameters on two ranks, where it was 0.05 to 0.2, 0.42 and 1.07 (docs/guides/planning.md)."""
 HEAD_TOKENS = {"cpu": 256, "cuda": 2048}
 """Tokens whose logits a head computes at once. Fewer make matrix products slower: on a CPU 256 are as fast as all
 (docs/benchmarks.md), on a GPU a guess by its ratio of FLOPs to bandwidth. The bits of a run depend on them."""
@@ -39,10 +43,21 @@ class Held:
         return self.state + self.in_flight * self.micro_batch + self.head
 
 
-def needed_bytes(tensors: float, saved: float, on_cpu: bool) -> float:
-    """The memory that a worker needs for a rank with so many bytes of `tensors`, of which `saved` are copied for a
-    commit: on a CPU all of it is in one memory, with what the process takes itself."""
-    return tensors + saved + PROCESS if on_cpu else tensors
+def needed_bytes(layout: Layout, tensors: float, saved: float, on_cpu: bool) -> float:
+    """The memory that a rank adds to its process, for so many bytes of `tensors` of which `saved` are copied for a
+    commit: on a CPU all of it is in one memory, with what the allocator keeps and gloo copies."""
+    return tensors * (1.0 + SLACK[layout.zero]) + saved + PROCESS if on_cpu else tensors
+
+
+def offered(machine: Machine, on_cpu: bool) -> float:
+    """The memory that a worker offers a rank: on a CPU what the libraries leave."""
+    share = machine.memory * MEMORY_SHARE
+    return max(share - LIBRARIES, 0.0) if on_cpu else share
+
+
+def fits(needed: float, machine: Machine, on_cpu: bool) -> bool:
+    """Whether a worker offers that much."""
+    return needed <= offered(machine, on_cpu)
 
 
 def held(spec: JobSpec, shape: ModelShape, layout: Layout, index: int) -> Held:

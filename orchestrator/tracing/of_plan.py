@@ -11,7 +11,7 @@ from orchestrator.data.manifest import FORMAT
 from orchestrator.job.errors import InputError
 from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout
-from orchestrator.planning.memory import MEMORY_SHARE, needed_bytes
+from orchestrator.planning.memory import fits, needed_bytes, offered
 from orchestrator.planning.plan import Plan
 from orchestrator.planning.plan import plan as plan_of
 from orchestrator.planning.step_trace import CATEGORIES, NotTraced, StepTrace
@@ -63,7 +63,7 @@ class TracedMemory:
         largest = self.largest
         if largest is None:
             return found
-        needed = needed_bytes(largest.memory.peak, largest.saved, on_cpu)
+        needed = needed_bytes(self.layout, largest.memory.peak, largest.saved, on_cpu)
         found["predicted"] |= {
             "memory_bytes": round(needed),
             "fits": self.fits(plan, on_cpu),
@@ -80,8 +80,8 @@ class TracedMemory:
         largest = self.largest
         if largest is None:
             return plan.fits
-        needed = needed_bytes(largest.memory.peak, largest.saved, on_cpu)
-        return needed <= plan.machine.memory * MEMORY_SHARE
+        needed = needed_bytes(self.layout, largest.memory.peak, largest.saved, on_cpu)
+        return fits(needed, plan.machine, on_cpu)
 
     def to_json(self) -> dict[str, Any]:
         """For plan.json: `ranks`, each with its bytes by category, and why those that are missing are."""
@@ -122,16 +122,16 @@ def check_fits(job: ResolvedJob, machine: Machine) -> None:
         plan = plan_of(spec, job.shape, workers, machine)
     except InputError:  # none fits by the formula: how much would the fastest need?
         plan = plan_of(spec, job.shape, workers, machine, must_fit=False)
-    on_cpu, offered = not spec.resources.per_worker.gpu, machine.memory * MEMORY_SHARE
-    if needed_bytes(NEAR * plan.chosen.memory, NEAR * plan.chosen.memory, on_cpu) <= offered:
+    on_cpu, layout, most = not spec.resources.per_worker.gpu, plan.chosen.layout, NEAR * plan.chosen.memory
+    if fits(needed_bytes(layout, most, most, on_cpu), machine, on_cpu):
         return
-    traced = traced_memory(job, plan.chosen.layout)
+    traced = traced_memory(job, layout)
     largest = traced.largest
     tensors, saved = (largest.memory.peak, largest.saved) if largest else (plan.chosen.memory, 0)
-    needed = needed_bytes(tensors, saved, on_cpu)
-    if needed > offered:
-        what = f"{plan.chosen.layout} needs {needed / 2**30:.2f} GiB a worker, which offers {offered / 2**30:.2f} GiB"
-        hint = "lower micro_batch, raise recompute, zero or workers; resources.must_fit false runs it all the same"
+    needed = needed_bytes(layout, tensors, saved, on_cpu)
+    if not fits(needed, machine, on_cpu):
+        what = f"{layout} needs {needed / 2**30:.2f} GiB a worker, which offers {offered(machine, on_cpu) / 2**30:.2f} GiB"
+        hint = "lower micro_batch, or raise zero or workers; resources.must_fit false runs it all the same"
         raise InputError(what, "resources", hint)
 
 
