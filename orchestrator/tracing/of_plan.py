@@ -130,7 +130,8 @@ def check_fits(job: ResolvedJob, machine: Machine) -> None:
     tensors, saved = (largest.memory.peak, largest.saved) if largest else (plan.chosen.memory, 0)
     needed = needed_bytes(layout, tensors, saved, on_cpu)
     if not fits(needed, machine, on_cpu):
-        what = f"{layout} needs {needed / 2**30:.2f} GiB a worker, which offers {offered(machine, on_cpu) / 2**30:.2f} GiB"
+        there = offered(machine, on_cpu) / 2**30
+        what = f"{layout} needs {needed / 2**30:.2f} GiB a worker, which offers {there:.2f} GiB"
         hint = "lower micro_batch, or raise zero or workers; resources.must_fit false runs it all the same"
         raise InputError(what, "resources", hint)
 
