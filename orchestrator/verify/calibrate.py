@@ -83,7 +83,7 @@ PAIRED = (
 """Jobs of two processes whose steps are measured."""
 LATENCIES = [1e-5 * 1.25**n for n in range(32)]
 """Seconds of a message that are tried."""
-SHARES = (0.15, 0.2, 0.3, 0.4, 0.55, 0.75, 1.0)
+SHARES = (0.5, 0.75, 1.0)
 """Shares of the bandwidth of large messages that are tried."""
 
 
