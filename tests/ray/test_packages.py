@@ -63,6 +63,7 @@ def test_a_run_in_a_folder_with_packages_of_the_same_names(folder: Path) -> None
     assert about["model"] == "workloads.net:Net"
 
 
+@pytest.mark.slow
 def test_a_program_that_has_a_cluster_of_its_own(folder: Path) -> None:
     (folder / "main.py").write_text(
         "import cluster\nfrom orchestrator import Job\nimport cluster.workers.gang, workloads.load\n"

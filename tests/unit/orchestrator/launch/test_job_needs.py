@@ -62,6 +62,7 @@ def test_what_is_missing_is_told_with_its_extra(monkeypatch: pytest.MonkeyPatch)
     ]
 
 
+@pytest.mark.slow
 def test_ranks_and_worker_hosts_import_none_of_the_heavy_libraries(tmp_path: Path) -> None:
     code = HIDE + (
         "import orchestrator.train.loop, orchestrator.train.engines.choose, orchestrator.checkpoint.sidecar\n"
