@@ -99,12 +99,20 @@ def log_commits(run: MlflowRun, name: str, run_dir: RunDir, data: Iterable[Named
     evaluations = {row["step"]: row for row in run_dir.log(EVALS).rows()} if kept else {}
     of_set = {each.name: each for each in data}
     for step in sorted(kept):
+        if step in known and _is_whole(known[step], evaluations.get(step)):
+            continue  # a run may keep hundreds, whose manifests need not be read for each new one
         try:
             commit = store.manifest(step)
         except (CorruptCommit, OSError):  # it is read when it is needed, and told of then
             continue
         model = known.get(step) or _create(run, name, commit, store)
         _log_metrics(run, model, commit, evaluations.get(step), of_set)
+
+
+def _is_whole(model: Any, evaluation: Row | None) -> bool:
+    """Whether a logged model has what is known of its commit."""
+    has = {metric.key for metric in model.metrics or ()}
+    return LOSS in has and (evaluation is None or by_name(evaluation["sets"]).keys() <= has)
 
 
 def _known(run: MlflowRun) -> dict[int, Any]:
