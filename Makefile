@@ -14,7 +14,7 @@ QUICK := not slow and not gpu and not bench
 BY_FILE := --numprocesses 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart example-reviews example-chat example-preferences example-chain example-summarise test test-unit test-dist test-ray test-long test-partition test-traced soak test-gpu bench docs check format lock clean
+.PHONY: help install quickstart example-reviews example-chat example-preferences example-chain example-summarise test test-unit test-dist test-ray test-long test-partition test-traced soak test-gpu bench-gpu bench docs check format lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-20s %s\n", $$1, $$2}'
@@ -81,8 +81,11 @@ test-partition: install ## networks that are cut between real nodes, in namespac
 soak: install ## 10,000 random faults of every kind, in rounds that a second call goes on with: hours
 	$(BIN)/python tests/bench/soak.py runs/soak --faults 10000
 
-test-gpu: install ## what needs a GPU
-	$(BIN)/pytest -m gpu --timeout 1800
+test-gpu: install ## what needs a GPU, in ten minutes on one that reaches no network; elsewhere what of it runs on a CPU
+	OMP_NUM_THREADS=1 timeout 600 $(BIN)/pytest tests/gpu/test_processes.py tests/gpu/test_computation.py tests/unit/orchestrator/checkpoint/test_saver.py -m "gpu or not slow" --timeout 300 --durations 0
+
+bench-gpu: install ## speed, memory and predictions on one GPU, in ten minutes
+	timeout 600 $(BIN)/python tests/gpu/bench_gpu.py
 
 bench: install ## measurements; their tables are in docs/benchmarks.md
 	$(BIN)/python tests/bench/bench_overhead.py

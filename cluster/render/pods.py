@@ -20,6 +20,9 @@ JOB_FOLDER, RUNS_FOLDER = "/etc/orchestrator", "/runs"
 GCS, CLIENT, DASHBOARD, METRICS, AGENT = 6379, 10001, 8265, 8080, 52365
 AUTOSCALER_METRICS, DASHBOARD_METRICS = 44217, 44227
 
+SHARED_MEMORY = "8Gi"
+"""Of /dev/shm, by which NCCL talks within a node: of the pod's own memory, and 64 MB unless told."""
+
 SPOT = {
     "eks": ("eks.amazonaws.com/capacityType", "SPOT"),
     "karpenter": ("karpenter.sh/capacity-type", "spot"),
@@ -43,7 +46,8 @@ class Kubernetes:
 
     `secret` names the Secret with auth_token, redis_password and, where needed, the keys of `CREDENTIALS`;
     `claim` a ReadWriteMany volume claim mounted at /runs; `queue` is `kueue:NAME`, `volcano:NAME` or empty;
-    `platform` a key of `SPOT`.
+    `platform` a key of `SPOT`. `rdma` is the resource by which a device plugin gives a worker with GPUs the network's
+    cards, such as rdma/ib or vpc.amazonaws.com/efa; without it NCCL goes through TCP between nodes.
     """
 
     namespace: str = "default"
@@ -54,6 +58,7 @@ class Kubernetes:
     redis: str = "redis:6379"
     endpoint: str = ""
     platform: str = "eks"
+    rdma: str = ""
 
 
 def head(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
@@ -83,6 +88,8 @@ def worker(needs: ClusterNeeds, group: NodeGroup, kubernetes: Kubernetes) -> Man
     resources = {"cpu": quantity(group.cpu), "memory": f"{quantity(group.memory_gib * 1024)}Mi"}
     if group.gpu:
         resources["nvidia.com/gpu"] = str(group.gpu)
+        if kubernetes.rdma:
+            resources[kubernetes.rdma] = "1"
     container = _container("ray-worker", needs, kubernetes, resources, {"metrics": METRICS})
     spec = _pod(needs, kubernetes, container)
     spec["automountServiceAccountToken"] = False  # only the head may scale the cluster
@@ -94,6 +101,8 @@ def worker(needs: ClusterNeeds, group: NodeGroup, kubernetes: Kubernetes) -> Man
             {"key": SPOT_TAINT, "operator": "Exists", "effect": "NoSchedule"},
         ]
     if group.gpu:
+        spec["volumes"].append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHARED_MEMORY}})
+        container["volumeMounts"].append({"name": "shm", "mountPath": "/dev/shm"})
         spec["tolerations"].append({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"})
     return {"metadata": {"labels": labels(needs)}, "spec": spec}
 

@@ -92,6 +92,9 @@ def kuberay(
     platform: Annotated[
         str, typer.Option(help="eks, karpenter, gke or aks: how spot nodes are marked")
     ] = "eks",
+    rdma: Annotated[
+        str, typer.Option(help="resource of the network cards of GPU nodes: rdma/ib, vpc.amazonaws.com/efa")
+    ] = "",
     crds: Annotated[
         Path | None,
         typer.Option(metavar="DIR", parser=on_this_machine, help="check against KubeRay's CRD files in DIR"),
@@ -112,6 +115,8 @@ def kuberay(
     one_value(spec, NODE_LABELS)
     if queue and not re.fullmatch(r"(kueue|volcano):\S+", queue):
         raise InputError(f"{queue!r} is no queue", "--queue", "write kueue:NAME or volcano:NAME")
+    if rdma and not re.fullmatch(r"[a-z0-9.-]+/[A-Za-z0-9._-]+", rdma):
+        raise InputError(f"{rdma!r} is no resource of a device plugin", "--rdma", "write DOMAIN/NAME")
     claim = runs.removeprefix("pvc:") if runs.startswith("pvc:") else ""
     if not claim:
         check_uri(runs, "--runs")
@@ -123,7 +128,7 @@ def kuberay(
         )
     kubernetes = Kubernetes(
         namespace, secret, service_account, claim, queue, rendered.no_password(redis, "--redis"),
-        rendered.no_password(endpoint, "--endpoint"), platform,
+        rendered.no_password(endpoint, "--endpoint"), platform, rdma,
     )  # fmt: skip
     base = RUNS_FOLDER if claim else rendered.no_password(runs, "--runs").rstrip("/")
     files = manifests(needs, kubernetes, dump(spec), f"{base}/{spec.name}")

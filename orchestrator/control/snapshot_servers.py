@@ -8,13 +8,12 @@ from collections.abc import Set
 from cluster.workers.cluster import Cluster
 from orchestrator.checkpoint.snapshot_server import LIMIT
 from orchestrator.job.spec import JobSpec
+from orchestrator.planning.host_memory import AVERAGE, STATE
 from orchestrator.planning.layout import ModelShape
 from orchestrator.train.task import SNAPSHOT_SERVER
 
 HELD = 2 + 1
 """Snapshots that are held at a time: two generations, and the one that arrives."""
-STATE, AVERAGE = 12.0, 4.0
-"""Bytes of a snapshot for each parameter: weights and the two moments of Adam, all fp32; and of a moving average."""
 
 
 class SnapshotServers:

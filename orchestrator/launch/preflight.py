@@ -22,6 +22,7 @@ from orchestrator.job.tokenizer_training import TrainedTokenizer
 from orchestrator.launch.own_code import check_own_code
 from orchestrator.planning import prices
 from orchestrator.planning.device import BOUNDLESS, Machine
+from orchestrator.planning.host_memory import check_host_memory
 from orchestrator.planning.machines import machine_for
 from orchestrator.planning.plan import plan
 from orchestrator.resolve.base import base_of
@@ -66,6 +67,9 @@ def check_here(spec: JobSpec, address: str | None) -> ResolvedJob:
     with problems.noted():
         check_machine(spec, address)
     problems.raise_noted()
+    if address is None:
+        there = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        check_host_memory(spec, job.shape, there)
     return job
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import torch
@@ -34,6 +35,9 @@ from orchestrator.train.parallel.router_load import RouterLoad, ratios
 from orchestrator.train.progress import CHUNKS_HEAD
 from orchestrator.train.step_clock import COMMUNICATION, FORWARD, OPTIMIZER, StepClock, Stopwatch
 from workloads.workload import Batch, Workload
+
+DRAWING = 8
+"""Most tensors whose initial values are drawn at a time, each by one thread, and whole."""
 
 
 class TorchEngine:
@@ -245,5 +249,15 @@ class TorchEngine:
         }
 
     def _begin(self, shards: Iterable[ParameterShard], seed: int) -> None:
-        for shard in shards:
-            initialise(self._workload, shard.name, seed, shard.views(shard.parameter))
+        threads = min(torch.get_num_threads(), DRAWING)
+
+        def draw(shard: ParameterShard) -> None:
+            with torch.no_grad():  # which each thread has of its own
+                initialise(self._workload, shard.name, seed, shard.views(shard.parameter))
+
+        if threads == 1:
+            for shard in shards:
+                draw(shard)
+            return
+        with ThreadPoolExecutor(threads) as pool:  # a tensor's values do not depend on another's
+            list(pool.map(draw, shards))

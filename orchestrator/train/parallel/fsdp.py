@@ -16,6 +16,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 from torch.distributed.tensor import DTensor
 
+from orchestrator.planning.layout import SPLIT
 from orchestrator.train.device import Device
 from orchestrator.train.parallel.mesh import Mesh, ProcessGroup
 from orchestrator.train.parallel.parameter_shard import Box, ParameterShard, boxes_of
@@ -36,8 +37,11 @@ def shard_fully(model: nn.Module, blocks: Iterable[nn.Module], mesh: Mesh, zero:
     dense, free = _device_mesh(mesh.data, kind), zero == 3
     low = MixedPrecisionPolicy(compute, torch.float32, cast_forward_inputs=False)
     full = MixedPrecisionPolicy(cast_forward_inputs=False)
-    # A weight that serves several times has its gradients summed in the type in which it was gathered.
-    lowers = compute is torch.bfloat16 and free and not getattr(model.config, "shared_layers", False)
+    # A weight that serves several times, or whose gradient waits outside of autograd, has its gradients summed in the
+    # type in which it was gathered.
+    defers = mesh.layout.pp > 1 and mesh.layout.schedule in SPLIT
+    shares = getattr(model.config, "shared_layers", False)
+    lowers = compute is torch.bfloat16 and free and not (defers or shares)
     for layer in blocks:
         experts = getattr(getattr(layer, "feedforward", None), "experts", None)
         if experts is not None and mesh.expert.size > 1 and mesh.expert_data.size > 1:

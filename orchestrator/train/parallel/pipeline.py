@@ -87,11 +87,11 @@ class Pipeline:
         self._begin(micro_batches)
         arrived: dict[int, tuple[Tensor, ...]] = {}
         for tick in range(len(self._batches) + self._layout.stages - 1):
-            left = {
-                number: stage(*arrived.pop(number, ()))
-                for stage, number in zip(self._stages, self._numbers, strict=True)
-                if 0 <= tick - number < len(self._batches)
-            }
+            left = {}
+            for stage, number in zip(self._stages, self._numbers, strict=True):
+                if 0 <= tick - number < len(self._batches):
+                    self._current = tick - number
+                    left[number] = stage(*arrived.pop(number, ()))
             arrived = self._exchange(tick, left)
         self._end()
 
@@ -201,9 +201,17 @@ class Pipeline:
             group=self._mesh.pp.handle,
             dw_builder=self._deferred[number].take if number in self._deferred else None,
         )
+        made.forward_one_chunk = self._noting_number(made.forward_one_chunk)  # type: ignore[method-assign]
         for name in ("backward_one_chunk", "backward_weight_one_chunk"):
             setattr(made, name, self._computing(BACKWARD)(getattr(made, name)))
         return made
+
+    def _noting_number(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def run(number: int, *given: Any, **rest: Any) -> Any:
+            self._current = number
+            return forward(number, *given, **rest)
+
+        return run
 
     @contextlib.contextmanager
     def _computing(self, part: str) -> Iterator[None]:

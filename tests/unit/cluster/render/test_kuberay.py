@@ -12,7 +12,8 @@ from cluster.render.pods import RUN_LABEL, SPOT, Kubernetes
 from cluster.render.schema import violations
 
 EVERYTHING = Kubernetes(
-    "training", "keys", "trainer", "runs", "kueue:team", "redis.ray:6379", "http://s3.store:8333", "gke"
+    *("training", "keys", "trainer", "runs", "kueue:team", "redis.ray:6379", "http://s3.store:8333", "gke"),
+    "rdma/ib",
 )
 SETTINGS = {"plain": Kubernetes(), "everything": EVERYTHING, "volcano": Kubernetes(queue="volcano:team")}
 
@@ -67,7 +68,7 @@ def test_worker_pods_hold_their_workers() -> None:
     needs = ClusterNeeds("s", "i", 3, 6, cpu=1.5, gpu=1, memory_gib=2.5, per_node=3, accelerators=("L4",))
     group = cluster(render(needs))["workerGroupSpecs"][0]
     limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
-    assert limits == {"cpu": "4500m", "memory": "7680Mi", "nvidia.com/gpu": "3"}
+    assert limits == {"cpu": "4500m", "memory": "7680Mi", "nvidia.com/gpu": "3", "rdma/ib": "1"}
     assert (group["minReplicas"], group["replicas"], group["maxReplicas"]) == (1, 1, 2)
     assert group["labels"] == {"ray.io/market-type": "on-demand", "ray.io/accelerator-type": "L4"}
 
@@ -112,3 +113,14 @@ def test_the_network_policy_selects_every_pod_of_the_run(needs: ClusterNeeds) ->
 def test_the_kustomization_leaves_the_standing_cluster_out(needs: ClusterNeeds) -> None:
     names = kuberay.kustomization(list(render(needs)))["resources"]
     assert names == ["configmap.yaml", "networkpolicy.yaml", "rayjob.yaml"]
+
+
+@pytest.mark.parametrize("gpu", [0, 2])
+def test_workers_with_gpus_have_shared_memory_and_the_network_s_cards(gpu: int) -> None:
+    needs = ClusterNeeds("s", "i", 1, 4, cpu=2, gpu=gpu)
+    pod = cluster(render(needs))["workerGroupSpecs"][0]["template"]["spec"]
+    (container,) = pod["containers"]
+    memory = [v for v in pod["volumes"] if v.get("emptyDir", {}).get("medium") == "Memory"]
+    assert len(memory) == bool(gpu)
+    assert ("/dev/shm" in [m["mountPath"] for m in container["volumeMounts"]]) == bool(gpu)
+    assert container["resources"]["limits"].get("rdma/ib") == ("1" if gpu else None)

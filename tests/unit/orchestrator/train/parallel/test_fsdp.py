@@ -57,3 +57,24 @@ def test_no_weight_of_a_block_outlives_it(
         assert sum(t.untyped_storage().nbytes() for t in matrices) == 0
         loss.backward()
     assert sent in {t.dtype for t in gathered}
+
+
+def test_initial_weights_are_the_same_by_any_number_of_threads() -> None:
+    from rank_cases import job, workload_of
+
+    spec, threads = job({"model": "gpt-tiny"}), torch.get_num_threads()
+    found = []
+    for count in (1, 4):
+        torch.set_num_threads(count)
+        try:
+            with recorded(0, 1):
+                group = dist.group.WORLD
+                assert group is not None
+                device = Device(torch.device("cpu"), torch.float32, group)
+                engine = TorchEngine(spec, workload_of(spec), Layout(micro_batch=1), device)
+                engine.initialise(7)
+                found.append({p.name: p.data.clone() for p in engine.state()})
+        finally:
+            torch.set_num_threads(threads)
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
