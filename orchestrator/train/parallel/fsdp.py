@@ -40,7 +40,7 @@ def shard_fully(model: nn.Module, blocks: Iterable[nn.Module], mesh: Mesh, zero:
     # A weight that serves several times, or whose gradient waits outside of autograd, has its gradients summed in the
     # type in which it was gathered.
     defers = mesh.layout.pp > 1 and mesh.layout.schedule in SPLIT
-    shares = getattr(model.config, "shared_layers", False)
+    shares = getattr(getattr(model, "config", None), "shared_layers", False)
     lowers = compute is torch.bfloat16 and free and not (defers or shares)
     for layer in blocks:
         experts = getattr(getattr(layer, "feedforward", None), "experts", None)
