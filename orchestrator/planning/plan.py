@@ -24,7 +24,7 @@ from orchestrator.planning.simulation.step import StepTime, least_time, step_tim
 
 BEST = 10
 """How many layouts are predicted in full at least, where as many are legal."""
-TIE = 0.03
+TIE = 0.05
 """Share of the step's time within which two layouts count as equally fast: predictions are no better than that."""
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import SPLIT, Layout, ModelShape
 from orchestrator.planning.simulation.collectives import Group
-from orchestrator.planning.simulation.operators import Program, Times, ends, layer
+from orchestrator.planning.simulation.operators import OPERATIONS, Program, Times, ends, layer
 from orchestrator.planning.simulation.schedules import order
 from orchestrator.planning.simulation.timeline import Played, play
 
@@ -124,6 +124,8 @@ def _with_update(
         # first and last stage hold the embedding both, and sum its gradients
         weight = shape.vocabulary * shape.hidden / layout.tp * program.gradient_width
         sent += Group(2, (layout.pp - 1) * layout.world // layout.pp, machine).all_reduce(weight)
+    if layout.zero and not machine.launches_ahead:  # shards are taken out of their layers and put back
+        sent += units * OPERATIONS * machine.launch
     own = trained / (layout.dp * layout.cp if layout.zero else 1)
     optimizer = own * OPTIMIZER_BYTES / (machine.memory_bandwidth * machine.optimizer_share)
     price = DEEPSPEED.get(layout.zero, 1.0) if layout.engine == "deepspeed" else 1.0
