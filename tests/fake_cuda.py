@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.attention.bias
 from torch import _meta_registrations
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed.pipelining import schedules
@@ -24,7 +25,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from orchestrator.train.parallel import context, fsdp, losses
+from orchestrator.train.parallel import fsdp, losses
 
 DEVICE = torch.device("cuda", 0)
 COUNTS_ROWS = ("nonzero", "masked_select", "unique_consecutive", "_unique2")
@@ -172,7 +173,7 @@ def fake_cuda(rank: int, world: int, rows: int = 0) -> Iterator[Waits]:
             for name in ("set_device", "synchronize", "_lazy_init"):
                 patch.setattr(torch.cuda, name, lambda *_: None)
             patch.setattr(torch.cuda, "current_device", lambda: 0)
-            patch.setattr(context, "causal_lower_right", lower_right)
+            patch.setattr(torch.nn.attention.bias, "causal_lower_right", lower_right)
             patch.setattr(torch.cuda, "get_rng_state", lambda *_: torch.zeros(1))
             patch.setattr(torch.cuda, "set_rng_state", lambda *_: None)
             patch.setattr(_meta_registrations, "_meta_grouped_mm_common", grouped)

@@ -57,7 +57,7 @@ LIGHT = {
     "orchestrator.train.task": ("torch", "ray", "transformers", "mlflow"),
     "orchestrator.control.controller": ("torch", "ray", "transformers"),
     "orchestrator.train.loop": ("ray", "transformers", "mlflow"),
-    "workloads.load": ("ray", "transformers"),
+    "workloads.load": ("ray", "transformers", "torch._dynamo"),
     "orchestrator.checkpoint.store": ("torch", "ray", "transformers", "mlflow"),
     "cluster.workers.gang": ("torch", "ray"),
     "cluster.workers.worker_context": ("torch", "ray"),

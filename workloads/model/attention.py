@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.bias import CausalBias
 
 from workloads.model.cache import Cache, LayerCache
 from workloads.model.config import TransformerConfig
@@ -78,7 +78,7 @@ def attend(
     if grouped and allowed is not None and query.is_cuda:
         times = query.shape[1] // key.shape[1]
         key, value, grouped = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1), False
-    if isinstance(allowed, CausalBias) and torch.is_autocast_enabled(query.device.type):
+    if _is_causal_bias(allowed) and torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(
             query.device.type
         )  # of what this kind of mask calls, autocast knows nothing
@@ -86,6 +86,13 @@ def attend(
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask=allowed, is_causal=causal, scale=scale, enable_gqa=grouped
     )
+
+
+def _is_causal_bias(allowed: Tensor | None) -> bool:
+    """Whether a mask is `torch.nn.attention.bias.CausalBias`: there is none before that module is imported, and with it
+    torch's compiler."""
+    made_by = sys.modules.get("torch.nn.attention.bias")
+    return made_by is not None and isinstance(allowed, made_by.CausalBias)
 
 
 class Attention(nn.Module):

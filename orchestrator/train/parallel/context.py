@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.bias import causal_lower_right
 
 from orchestrator.train.parallel.collectives import gather
 from orchestrator.train.parallel.mesh import ProcessGroup
@@ -101,6 +100,10 @@ def _until_own_end(queries: Tensor, end: int) -> Tensor:
     right. On CUDA that has a fused kernel and needs no tensor."""
     rows = queries.shape[2]
     if queries.is_cuda:
+        from torch.nn.attention.bias import (
+            causal_lower_right,
+        )  # imports torch's compiler: a second of every start
+
         return causal_lower_right(rows, end)
     steps = torch.arange(end, device=queries.device)
     return steps[None, :] <= steps[end - rows :, None]

@@ -49,7 +49,10 @@ def test_compare_refuses_one_run_and_a_page_that_cannot_be_written(
     assert (code, "cannot be written" in text) == (2, True)
 
 
-def test_top_shows_every_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_top_shows_every_run(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     code, text = said(capsys, "top", folder)
     assert code == 0
     lines = [line.split()[:2] for line in text.splitlines() if line.strip()][2:]

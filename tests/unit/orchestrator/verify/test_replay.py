@@ -107,7 +107,7 @@ def test_a_replay_stays_in_one_layout(spec: JobSpec, run: RunDir, tasks: list[Ta
 def test_a_layout_of_a_later_start_is_found(spec: JobSpec, run: RunDir, tasks: list[Task]) -> None:
     rewrite(run, lambda row: row.update(layout="dp1 zero0 mb8") if row["step"] > 4 else None)
     start = next(event for event in run.rows("events.jsonl") if event["phase"] == "start")
-    layout = {**start["layout"], "dp": 1, "micro_batch": 8}
+    layout = {**start["layout"], "dp": 1, "zero": 0, "micro_batch": 8}
     run.append("events.jsonl", [{**start, "layout": layout}])
     replay(spec, run, 4, 2)
     assert tasks[0].layout == layout
