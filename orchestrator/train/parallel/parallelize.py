@@ -6,7 +6,7 @@ step is a function of the module that the ones before it left.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -158,7 +158,26 @@ def recompute(blocks: Iterable[nn.Module], selective: bool, compiled: bool = Fal
         # Dropout counts instead of drawing, so there is no random state to put back.
         # A checkpoint is not compiled, nor what is around it: what is compiled stands inside.
         forward = torch.compile(layer.forward) if compiled else layer.forward
-        layer.forward = partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False, **context)
+        layer.forward = partial(
+            checkpoint,
+            partial(_with_own_casts, forward),
+            use_reentrant=False,
+            preserve_rng_state=False,
+            **context,
+        )
+
+
+def _with_own_casts(forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """Run a block without autocast's memory of what is cast already.
+
+    What several blocks read (a decoder's memory that came from another stage, shared weights) is else cast by the first
+    of them alone, but by each when it is computed again, and selective recomputation matches the two by counting.
+    """
+    kind = given[0].device.type
+    with torch.autocast(
+        kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), cache_enabled=False
+    ):
+        return forward(*given, **named)
 
 
 def _policy(_: object, op: torch._ops.OpOverload, *args: object, **kwargs: object) -> CheckpointPolicy:

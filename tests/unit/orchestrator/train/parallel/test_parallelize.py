@@ -26,3 +26,22 @@ def test_a_layer_that_is_recomputed_is_compiled_too(backend: str, monkeypatch: p
     layer(x).square().sum().backward()
     assert counters["frames"]["ok"] >= 1
     torch.testing.assert_close(layer.weight.grad, plain)
+
+
+@pytest.mark.parametrize("selective", [False, True])
+def test_what_two_layers_read_is_cast_by_each(selective: bool) -> None:
+    """As the decoder's memory that a stage received: a leaf that autocast would cast for the first layer alone."""
+
+    def gradients(layers: list[nn.Module], read: torch.Tensor) -> list[torch.Tensor]:
+        with torch.autocast("cpu", torch.bfloat16):
+            total = sum(layer(read).float().square().sum() for layer in layers)
+        assert isinstance(total, torch.Tensor)
+        return list(torch.autograd.grad(total, [read, *(p for layer in layers for p in layer.parameters())]))
+
+    torch.manual_seed(0)
+    layers: list[nn.Module] = [nn.Linear(4, 4), nn.Linear(4, 4)]
+    read = torch.randn(2, 4, requires_grad=True)
+    plain = gradients(layers, read)
+    recompute(layers, selective)
+    for found, expected in zip(gradients(layers, read), plain, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2)
