@@ -144,8 +144,21 @@ class Lease:
         except FileExistsError:
             if json.loads(self._read(number) or b"{}").get("owner") != self._owner["owner"]:
                 return False  # else this lease was created by our own put, whose answer was lost
+        else:
+            self._require_conditional_puts(number)
         self._number, self._confirmed = number, asked
         return max(self._numbers()) == number
+
+    def _require_conditional_puts(self, number: int) -> None:
+        """Raise InputError if the store lets this lease be created twice: some servers ignore the condition."""
+        with contextlib.suppress(FileExistsError):
+            self._call(create_object, self._fs, self._path(number), self._record())
+            self._call(self._fs.rm_file, self._path(number))
+            raise InputError(
+                "the object store ignores the condition of a conditional put, so that two controllers could write at once",
+                self._uri,
+                "use a store, or a newer version of it, that honours If-None-Match (S3) or ifGenerationMatch (GCS)",
+            )
 
     def _keep_renewing(self) -> None:
         while not self._ended.wait(RENEW_EVERY):

@@ -212,3 +212,12 @@ def test_an_answer_that_was_lost_is_no_other_s_lease(run: RunDir, monkeypatch: p
     monkeypatch.setattr(lease, "create_object", deaf)
     with run.lock():
         assert list(leases(run)) == ["00000001"]
+
+
+def test_a_store_that_ignores_the_condition_of_a_put_is_refused(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "create_object", lambda fs, path, data: fs.pipe_file(path, data))
+    with pytest.raises(InputError, match="ignores the condition of a conditional put"), run.lock():
+        pytest.fail("nothing kept a second controller away")
+    assert run.fs.find(run.path) == []
