@@ -155,7 +155,7 @@ class Lease:
             self._call(create_object, self._fs, self._path(number), self._record())
             self._call(self._fs.rm_file, self._path(number))
             raise InputError(
-                "the object store ignores the condition of a conditional put, so that two controllers could write at once",
+                "the object store ignores the condition of a conditional put: two controllers could write at once",
                 self._uri,
                 "use a store, or a newer version of it, that honours If-None-Match (S3) or ifGenerationMatch (GCS)",
             )
