@@ -96,6 +96,7 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     lines = control.makefile("r")
     _import_target(json.loads(lines.readline())["import"])
+    importlib.import_module("cluster.workers.rank_process")  # once, and not in each rank
     gc.collect()
     gc.freeze()  # shared pages stay shared: the garbage collectors of ranks leave them alone
     own_pid = os.getpid()

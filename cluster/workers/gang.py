@@ -98,8 +98,9 @@ class RankStatus:
 
 @dataclass(frozen=True)
 class GangStatus:
-    """One observation of a gang: its ranks, the rows that rank 0 reported since the last one, and the longest recent
-    gap in seconds between two heartbeats of a rank.
+    """One observation of a gang: its ranks, the rows that rank 0 reported since the last one, the longest recent
+    gap in seconds between two heartbeats of a rank, and what was read of its `nodes` since the last one: {"time",
+    "node", "step", "values"}, see `node_metrics`.
 
     `at` is its monotonic time: every message that had arrived by then is included. The silence of a rank is measured
     up to `at`, since the observer may itself have been frozen.
@@ -109,6 +110,7 @@ class GangStatus:
     rows: tuple[dict[str, Any], ...] = ()
     gap: float = 0.0
     at: float = field(default_factory=time.monotonic, compare=False)
+    nodes: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ class HeartbeatServer:
         self._status: list[RankStatus] = []
         self._connections: dict[int, socket.socket] = {}
         self._rows: list[dict[str, Any]] = []
+        self._nodes: list[dict[str, Any]] = []
         self._token, self._port, self._gap, self._pinged = "", 0, 0.0, 0.0
         self._saved = 0
         self._closed, self._observed_at = False, time.monotonic()
@@ -87,8 +88,9 @@ class HeartbeatServer:
         self._saved = saved
         with self._lock:
             rows, self._rows = self._rows, []
+            nodes, self._nodes = self._nodes, []
             at = self._observed_at if self._thread.is_alive() else time.monotonic()
-            return GangStatus(tuple(self._status), tuple(rows), self._gap, at)
+            return GangStatus(tuple(self._status), tuple(rows), self._gap, at, tuple(nodes))
 
     def broadcast(self, message: dict[str, Any]) -> None:
         """Send a message to all ranks. One whose connection is full is left out; it is soon found silent."""
@@ -176,6 +178,8 @@ class HeartbeatServer:
                 fields |= {"failed_at": now - message["failed_ago"], "cause": Cause(**message["cause"])}
             self._status[connection.rank] = dataclasses.replace(before, last_heartbeat=now, **fields)
             self._rows += _with_local_times(message)
+            found = {"time": wall(), "node": before.node, "step": max(message.get("step", 0), 0)}
+            self._nodes += [{**found, "values": values} for values in message.get("nodes", ())]
             if message.get("port") and not self._port:
                 self._port = message["port"]
                 for other in self._connections.values():

@@ -16,10 +16,12 @@ import socket
 import threading
 import time
 import traceback
+from collections import deque
 from typing import Any
 
 from cluster.workers.clock import wall
 from cluster.workers.error_kind import cause_of
+from cluster.workers.node_metrics import NodeMetrics
 from cluster.workers.rank_output import redirect
 from cluster.workers.worker_context import RankInfo, WorkerContext
 
@@ -29,6 +31,10 @@ MIN_INTERVAL = 0.02
 """Least seconds between heartbeats."""
 CONNECT_TIMEOUT = 20.0
 """Seconds to connect to the heartbeat server, and to send it a message."""
+READINGS = 10
+"""Readings of the node that wait to be sent at most."""
+LAST_READING = 0.2
+"""Seconds that the end of a rank waits for the last of them: a driver may not answer."""
 FENCE_TIMEOUT = 60.0
 """Seconds without a message from the heartbeat server after which a rank ends itself: the run may have replaced it."""
 
@@ -77,6 +83,9 @@ class HeartbeatSender:
         self._context = context
         self._fields: dict[str, Any] = {"state": "starting"}
         self._sent = 0
+        self._readings: deque[dict[str, float]] = deque(maxlen=READINGS)
+        self._ending = threading.Event()
+        self._reader = threading.Thread(target=self._read_node, name="node-metrics", daemon=True)
         self._acknowledged = threading.Event()
         host, _, port = server.rpartition(":")
         self._socket = socket.create_connection((host, int(port)), CONNECT_TIMEOUT)
@@ -84,6 +93,8 @@ class HeartbeatSender:
         self._send({"token": token, "rank": context.rank_info.rank, "pid": os.getpid()})
         threading.Thread(target=self._send_heartbeats, name="heartbeat", daemon=True).start()
         threading.Thread(target=self._read_messages, name="heartbeat-reader", daemon=True).start()
+        if not context.rank_info.local_rank:  # one rank reads for its node
+            self._reader.start()
 
     def report(self, **fields: Any) -> None:
         """Set fields of all further heartbeats."""
@@ -92,8 +103,18 @@ class HeartbeatSender:
 
     def finish(self, **fields: Any) -> None:
         """Send the last heartbeat; returns when the server has acknowledged it."""
+        if self._reader.is_alive():
+            self._ending.set()
+            self._reader.join(LAST_READING)
         self.report(**fields, ended=True)
         self._acknowledged.wait(FENCE_TIMEOUT)
+
+    def _read_node(self) -> None:
+        with contextlib.suppress(Exception):  # telemetry, which may not end a rank
+            node, ending = NodeMetrics(), False
+            while not ending:
+                ending = self._ending.wait(node.pause)
+                self._readings.append(node.read())
 
     def _send_heartbeats(self) -> None:
         try:
@@ -110,9 +131,11 @@ class HeartbeatSender:
                     "leaving": context.is_leaving,
                 }
                 # The clocks of two hosts cannot be compared, but how long ago something happened can be sent.
-                times = {"now": wall()}
+                times: dict[str, Any] = {"now": wall()}
                 if "failed_at" in fields:
                     times["failed_ago"] = time.monotonic() - fields["failed_at"]
+                if self._readings:
+                    times["nodes"] = [self._readings.popleft() for _ in range(len(self._readings))]
                 self._send({**fields, **state, **times, "rows": rows})
                 if fields.get("ended"):
                     return

@@ -178,6 +178,7 @@ class Controller:
     def _record(self, history: RunHistory, rows: tuple[Row, ...]) -> None:
         """Store rows, report stragglers and saves that failed, and export beside training what was published."""
         history.take(rows)
+        history.nodes.add(self._workers.take_readings(), self._state.attempt)
         for slow in filter(None, [self._stragglers.see(row.get("busy_seconds", ())) for row in rows]):
             where = f"rank {slow[0]} on {self._workers.ranks[slow[0]].node}"
             self._event("train", f"{where} is slow: {slow[1]:.1f} times the median of the ranks")

@@ -18,6 +18,7 @@ from orchestrator.checkpoint.snapshots import newest_commit, peer_store
 from orchestrator.checkpoint.store import Store
 from orchestrator.control.evaluation_rows import EvaluationRows
 from orchestrator.control.events import EventHistory, Spending, memory_seen
+from orchestrator.control.node_rows import NodeRows
 from orchestrator.control.row_recovery import find, without
 from orchestrator.control.save_failures import SaveFailures
 from orchestrator.control.state import Phase, State
@@ -25,7 +26,7 @@ from orchestrator.data.skips import is_before, merged
 from orchestrator.job.spec import JobSpec, dump
 from orchestrator.planning import prices
 from orchestrator.storage.background_writer import BackgroundWriter
-from orchestrator.storage.retry import storage_failed
+from orchestrator.storage.document_writer import DocumentWriter
 from orchestrator.storage.row_line import EVENTS, METRICS, evaluations_in
 from orchestrator.storage.row_log import steps_text
 from orchestrator.storage.row_types import EventFields
@@ -39,8 +40,6 @@ RECENT = 200
 """Rows kept in memory, for a run may have millions."""
 PATIENCE = 60.0
 """Seconds that the end of a run waits for storage to take its last rows."""
-PAUSE = 5.0
-"""Seconds without a try after a document could not be written."""
 LONGEST_WRITE = 180.0
 """Seconds after which the writing of rows and documents has ended, whatever storage does: each call has its bound."""
 LATEST = 20
@@ -65,9 +64,11 @@ class RunHistory:
         self._holders: tuple[str, tuple[Mapping[str, str], ...]] = ("", ())
         self._metrics = RowWriter(run, METRICS, 0.0 if run.local else HOLD, self._stored)
         self.evaluations = EvaluationRows(spec, run, self.store, lambda: self.tracker.evaluated())
-        self._events, self._documents = RowWriter(run, EVENTS, stored=self._told), dict[str, Any]()
+        self.nodes = NodeRows(run, lambda rows: self.tracker.nodes())
+        self._events, self._documents = RowWriter(run, EVENTS, stored=self._told), DocumentWriter(run)
+        # Rows come before the events that speak of them.
+        self._rows = self._metrics, self.evaluations.rows, self.nodes.rows, self._events
         self._writer = BackgroundWriter(self._write)
-        self._refused = -PAUSE  # when a document was not taken, monotonic seconds
         self.saves = SaveFailures(spec.limits.unsaved)
         self._notifier = Notifier(spec.notify, spec.name, run.uri)
         self.event_history = EventHistory(run.rows(EVENTS), self._notifier)
@@ -164,24 +165,15 @@ class RunHistory:
 
     def document(self, name: str, value: Any) -> None:
         """Replace a JSON document. Storage that refuses it is left alone for a while."""
-        self._documents[name] = value
-        if time.monotonic() - self._refused >= PAUSE:
+        self._documents.add(name, value)
+        if self._documents.due:
             self._writer.request()
 
     def _write(self) -> None:
-        """Write what is due: rows before the events that speak of them, and the latest of each document."""
-        self._metrics.flush()
-        self.evaluations.rows.flush()
-        self._events.flush()
-        while self._documents and time.monotonic() - self._refused >= PAUSE:
-            name, value = self._documents.popitem()
-            try:
-                self._run.write_json(name, value)
-            except Exception as error:
-                if not storage_failed(error):
-                    raise
-                self._documents.setdefault(name, value)
-                self._refused = time.monotonic()
+        """Write what is due, and the latest of each document."""
+        for rows in self._rows:
+            rows.flush()
+        self._documents.flush()
 
     def _stored(self, rows: Sequence[Row]) -> None:
         self.saved += len(rows)
@@ -228,7 +220,7 @@ class RunHistory:
         self._metrics.add(rows)
         if rows:
             self.recent = (*self.recent, *rows)[-RECENT:]
-        if self._metrics.due or self.evaluations.rows.due or self._events.due:
+        if any(rows.due for rows in self._rows):
             self._writer.request()
 
     def evaluated(self, row: Row) -> None:
@@ -244,9 +236,8 @@ class RunHistory:
     def settle(self) -> None:
         """Have everything stored. Raises OSError, in words, if storage refuses it."""
         self._writer.wait(LONGEST_WRITE)
-        self._metrics.drain(PATIENCE)
-        self.evaluations.rows.drain(PATIENCE)
-        self._events.drain(PATIENCE)
+        for rows in self._rows:
+            rows.drain(PATIENCE)
 
     def use_holders(self, token: str, holders: Sequence[Mapping[str, str]]) -> None:
         """Look for commits in the memory of these holders first, {"node", "address"} each."""

@@ -51,6 +51,7 @@ def status_of(
         "time": time.time(),
         "pid": os.getpid(),
         "memory_percent": psutil.virtual_memory().percent,
+        "nodes": history.nodes.latest if history else {},
         "ranks": [
             {"rank": r.rank, "node": r.node, "pid": r.pid, "state": r.state, "step": r.step} for r in ranks
         ],

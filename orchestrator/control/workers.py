@@ -38,6 +38,7 @@ class Workers:
         source = spec.resources.notices
         self._notices = cluster.services(PREEMPTION_NOTICES, source) if source else None
         self.running, self.status = False, GangStatus()
+        self._readings: tuple[dict[str, Any], ...] = ()
         self._open()
 
     def _open(self) -> None:
@@ -75,7 +76,13 @@ class Workers:
         if asked := self._profiles.take():
             self._gang.ask_profile(asked)
         self.status = self._gang.poll(saved, wait)
+        self._readings = (*self._readings, *self.status.nodes)
         return self.status.rows
+
+    def take_readings(self) -> tuple[dict[str, Any], ...]:
+        """What polls have read of the nodes since the last call, see `GangStatus.nodes`."""
+        found, self._readings = self._readings, ()
+        return found
 
     def start(self, layout: Layout, task: Task) -> None:
         """Start a gang on that task; what its ranks print is kept in the run directory. Raises TimeoutError, with no

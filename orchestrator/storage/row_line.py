@@ -14,6 +14,9 @@ from typing import Any
 Row = dict[str, Any]
 
 METRICS, EVENTS, TRIALS, EVALS = "metrics.jsonl", "events.jsonl", "trials.jsonl", "evals.jsonl"
+NODES = "nodes.jsonl"
+"""What was read of the node at an address while a gang ran there: `values` are as in `cluster.workers.node_metrics`,
+`number` counts the rows of the file from 1, and `step` is the last one that was done."""
 SUM = b'"crc32": "'
 TAIL = len(SUM) + 10
 """Bytes from the checksum's key to the end of the line."""
@@ -26,6 +29,7 @@ NEEDED: Mapping[str, Mapping[str, type]] = {
     EVENTS: {"time": float, "attempt": int, "phase": str},
     TRIALS: {"trial": str, "event": str, "time": float},
     EVALS: {"step": int, "attempt": int, "time": float, "sets": dict},
+    NODES: {"number": int, "attempt": int, "step": int, "time": float, "node": str, "values": dict},
 }
 """Keys that a row of each file must have, with their types; an int is accepted as a float."""
 TYPES: Mapping[str, Mapping[str, type]] = {

@@ -128,9 +128,9 @@ class RowLog:
                 least = stored.row["step"]
                 yield stored.row
 
-    def after(self, step: int) -> Iterator[Row]:
-        """The rows after the last row whose step is at most `step`, oldest first."""
-        found = (stored.end for stored in self.backward() if stored.row and stored.row["step"] <= step)
+    def after(self, step: int, key: str = "step") -> Iterator[Row]:
+        """The rows after the last row whose step, or `key`, is at most `step`, oldest first."""
+        found = (stored.end for stored in self.backward() if stored.row and stored.row[key] <= step)
         start = next(found, 0) if step >= 0 else 0
         return (stored.row for stored in self.forward(start) if stored.row is not None)
 

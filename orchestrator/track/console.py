@@ -96,7 +96,10 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("cost", "unknown" if cost is None else f"{cost:.2f} USD"),
         (
             "energy",
-            "unknown" if kwh is None else f"{kwh:.3g} kWh, {summary.get('co2e_kg'):.3g} kg CO2e (estimated)",
+            "unknown"
+            if kwh is None
+            else f"{kwh:.3g} kWh, {summary.get('co2e_kg'):.3g} kg CO2e "
+            f"({summary.get('energy_source', 'estimated')})",
         ),
         ("receipt", str(summary.get("receipt") or "none")),
     ]

@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cluster.workers.node_metrics import SECONDS
 from orchestrator.job.evaluate import by_name
 from orchestrator.storage.row_line import Row, evaluations_in
 from orchestrator.track.redact import redact
@@ -33,6 +34,10 @@ INTEGERS = ("step", "attempt", "tokens", "memory_bytes")
 URI_TAG, BORN_TAG = "orchestrator.run_uri", "orchestrator.born"
 LAST_TAG, ATTEMPTS_TAG = "orchestrator.last_step", "orchestrator.attempts"
 """The last step that is logged, and the first step of each attempt, as JSON: [[step, attempt], ...]."""
+LAST_NODE_TAG = "orchestrator.last_node_row"
+"""The number of the last row of nodes.jsonl that is logged."""
+SYSTEM = "system/"
+"""How the names of MLflow's system metrics begin; the node follows, and the name of the metric."""
 VERSION_TAG = "orchestrator.version"
 PARENT_TAG = "mlflow.parentRunId"
 KIND_TAG, KIND = "mlflow.experimentKind", "custom_model_development"
@@ -54,7 +59,7 @@ class MlflowRun:
     """The run tagged with `run_uri` and `born` (unix seconds of its first event) in `experiment`.
 
     Two runs that used the same directory one after the other differ in `born`. `last` is the last step that
-    the server has, `client` what talks to it.
+    the server has, `last_node` the last row of nodes.jsonl, `client` what talks to it.
     """
 
     def __init__(
@@ -90,7 +95,8 @@ class MlflowRun:
         # Versions before this one logged the step as a metric.
         self.last = int(max(float(seen.get(LAST_TAG, -1)), run.data.metrics.get("step", -1)))
         self._attempts: list[list[int]] = json.loads(seen.get(ATTEMPTS_TAG, "[]"))
-        self._keys = tuple(run.data.metrics)
+        self.last_node = int(seen.get(LAST_NODE_TAG, 0))
+        self._keys = tuple(key for key in run.data.metrics if not key.startswith(SYSTEM))
         if params is not None:
             self._log_params(params, known=run.data.params)
 
@@ -115,6 +121,22 @@ class MlflowRun:
             if isinstance(attempt, int) and (not self._attempts or self._attempts[-1][1] != attempt):
                 self._attempts = [*self._attempts, [row["step"], attempt]][-ATTEMPTS_KEPT:]
         return json.dumps(self._attempts)
+
+    def log_nodes(self, rows: Iterable[Row]) -> None:
+        """Log the rows of nodes.jsonl after `last_node` as MLflow's system metrics of each node."""
+        batch: list[Any] = []
+        for row in rows:
+            metrics = _node_metrics(row)
+            if batch and len(batch) + len(metrics) > METRICS_A_BATCH:
+                self._log_node_batch(batch)
+                batch = []
+            batch += metrics
+            self.last_node = row["number"]
+        if batch:
+            self._log_node_batch(batch)
+
+    def _log_node_batch(self, metrics: list[Any]) -> None:
+        self.client.log_batch(self.run_id, metrics=metrics, tags=_tags({LAST_NODE_TAG: self.last_node}))
 
     def log_evaluations(self, rows: Iterable[Row]) -> None:
         """Log the metrics and samples of these rows of evals.jsonl. Logged again, they stay as they are."""
@@ -256,6 +278,17 @@ def _metrics(row: Row) -> list[Any]:
     return own + [
         metric for evaluation in evaluations_in([row]) for metric in _evaluation_metrics(evaluation)
     ]
+
+
+def _node_metrics(row: Row) -> list[Any]:
+    from mlflow.entities import Metric
+
+    at, step = int(row["time"] * 1000), row["step"]
+    return [
+        Metric(_key(f"{SYSTEM}{row['node']}/{key}"), float(value), at, step)
+        for key, value in row["values"].items()
+        if isinstance(value, int | float) and key != SECONDS
+    ][:METRICS_A_BATCH]
 
 
 def _evaluated_values(evaluation: Row) -> int:

@@ -11,16 +11,10 @@ from orchestrator.job.outcome import ENDED
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.row_log import missing_numbers
 from orchestrator.track.audit import audit
+from orchestrator.track.energy import energy_of
 from orchestrator.track.goodput import Phase, ledger, timeline
 from orchestrator.track.step_parts import latest, why_slow
 from orchestrator.track.totals import MEASURED, Row, RunTotals
-
-# Defaults of Green Algorithms (Lannelongue et al., 2021) for an unknown CPU, data centre and country, and the
-# board power of an H100 or H200 SXM. All at full load: an estimate from above, not a reading.
-WATTS_PER_CPU = 12.0
-WATTS_PER_GPU = 700.0
-PUE = 1.67  # power drawn by the building per power drawn by the machine
-KG_CO2E_PER_KWH = 0.475
 
 FAULT_KEYS = ("time", "attempt", "step", "first_fault", "explained", "output", "seconds_lost")
 """Of the event of a fault, what the summary has."""
@@ -46,6 +40,7 @@ def summary(
     last = rows.last
     phases = timeline(events, rows, now)
     used = worker_seconds(phases, rows) / 3600
+    held_seconds = sum(phase.seconds for phase, _ in held(phases, rows))
     ends = [event for event in events if event.get("phase") in ENDED]
     running = not events or events[-1].get("phase") not in ENDED
     loss = last.get("loss")
@@ -81,7 +76,9 @@ def summary(
         "worker_hours": used,
         "evaluated_beside": _beside(spec, rows),
         **({} if rows.padding is None else {"padding": rows.padding}),
-        **_footprint(spec, used, cost(phases, rows, events, spec.limits.usd_per_worker_hour)),
+        **_footprint(
+            spec, held_seconds, used, rows, cost(phases, rows, events, spec.limits.usd_per_worker_hour)
+        ),
         "sample": sample,
     }
 
@@ -141,27 +138,18 @@ def _beside(spec: JobSpec, rows: RunTotals) -> dict[str, float | None] | None:
     return {"worker_hours": hours, "cost_usd": hours * price if price else None}
 
 
-def _footprint(spec: JobSpec, worker_hours: float, usd: float | None) -> dict[str, Any]:
-    """Cost and estimated energy of these worker hours, with the assumptions behind them as text."""
+def _footprint(
+    spec: JobSpec, held_seconds: float, worker_hours: float, rows: RunTotals, usd: float | None
+) -> dict[str, Any]:
+    """Cost and energy of these worker hours, with the assumptions behind them as text."""
     worker, price = spec.resources.per_worker, spec.limits.usd_per_worker_hour
-    watts = worker.cpu * WATTS_PER_CPU + worker.gpu * WATTS_PER_GPU
-    kwh = worker_hours * watts * PUE / 1000
     basis = "Cost is unknown: usd_per_worker_hour is not set, and no machine's price is known."
     if usd is not None:
         basis = "Cost is hours of whole machines x their prices in the table."
     if price:
         basis = f"Cost is worker hours x {price:g} USD."
-    return {
-        "cost_usd": usd,
-        "kwh": kwh,
-        "co2e_kg": kwh * KG_CO2E_PER_KWH,
-        "assumptions": (
-            f"Energy is estimated, not measured: a worker's {worker.cpu:g} CPU x {WATTS_PER_CPU:g} W and "
-            f"{worker.gpu:g} GPU x {WATTS_PER_GPU:g} W at full load, times {PUE} for the building, and "
-            f"{KG_CO2E_PER_KWH} kg CO2e per kWh (defaults of Green Algorithms, Lannelongue et al., 2021; "
-            f"H100 SXM board power). {basis}"
-        ),
-    }
+    energy = energy_of(worker, worker_hours, held_seconds, rows.energy)
+    return {"cost_usd": usd, **energy, "assumptions": f"{energy.pop('energy_basis')} {basis}"}
 
 
 def _predicted(plan: Mapping[str, Any] | None) -> dict[str, Any]:

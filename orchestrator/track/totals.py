@@ -14,9 +14,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.storage.row_line import EVALS, EVENTS, LARGEST, METRICS, Row, evaluations_in
+from orchestrator.storage.row_line import EVALS, EVENTS, LARGEST, METRICS, NODES, Row, evaluations_in
 from orchestrator.storage.run_directory import ORIGIN, RunDir
 from orchestrator.track.charts import Thinned
+from orchestrator.track.energy import Measured, measured
 from orchestrator.track.step_parts import LATEST, StepParts
 
 GANG_PHASES = frozenset({"start", "train"})
@@ -75,6 +76,7 @@ class RunTotals:
         self.newest: list[Row] = []
         """The last rows that count, newest first."""
         self._padding = (0.0, 0)
+        self.energy = Measured()
         self.points = {key: Thinned() for key in CHARTED}
         self.latest = 0
         """The time of the last row, in microseconds since the epoch."""
@@ -204,6 +206,7 @@ def totals_of(run: RunDir) -> RunTotals:
     placed = run.log(METRICS).backward()
     found = tally(run.rows(EVENTS), (line.row for line in placed if line.row is not None), first)
     found.add_evaluations(run.log(EVALS).newest())
+    found.energy = measured(run.log(NODES).rows())
     return found
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec
-from orchestrator.storage.row_line import EVALS, EVENTS, METRICS, Row
+from orchestrator.storage.row_line import EVALS, EVENTS, METRICS, NODES, Row
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.track.mlflow_inputs import NamedData, data_in, environment, log_commits, log_data
 from orchestrator.track.mlflow_run import MlflowRun, within
@@ -55,6 +55,7 @@ class Tracker:
         self._behind = True  # some rows are not in self._rows, and must be read from the run directory
         self._beside = spec.evaluates_beside
         self._evaluations = self._beside  # some are in evals.jsonl alone, and have not been sent
+        self._nodes = True  # some are in nodes.jsonl alone
         self._documents = set(DOCUMENTS)
         self._commits, self._data = True, list[NamedData]()
         self._status, self._sent_status = status, ""
@@ -80,6 +81,12 @@ class Tracker:
         """Notify that rows of evaluations beside the run were appended to evals.jsonl."""
         with self._changed:
             self._evaluations = self._commits = True
+            self._changed.notify()
+
+    def nodes(self) -> None:
+        """Notify that rows were appended to nodes.jsonl."""
+        with self._changed:
+            self._nodes = True
             self._changed.notify()
 
     def committed(self) -> None:
@@ -122,7 +129,7 @@ class Tracker:
                 with self._changed:
                     self._run, self._sent_status = None, ""
                     self._documents |= set(DOCUMENTS)
-                    self._evaluations, self._commits = self._beside, True
+                    self._evaluations, self._commits, self._nodes = self._beside, True, True
                     self._fall_behind()
                 pause, backoff = backoff, min(2 * backoff, BACKOFF_SECONDS[1])
             if not self._wait(pause):
@@ -145,7 +152,7 @@ class Tracker:
 
     def _idle(self) -> bool:
         waits = self._rows or self._behind or self._documents or self._evaluations or self._commits
-        return not (waits or self._status != self._sent_status)
+        return not (waits or self._nodes or self._status != self._sent_status)
 
     def _fall_behind(self) -> None:
         self._rows.clear()
@@ -179,8 +186,11 @@ class Tracker:
             documents, status = sorted(self._documents), self._status
             evaluated, self._documents, self._evaluations = self._evaluations, set(), False
             committed, self._commits = self._commits, False
+            nodes, self._nodes = self._nodes, False
         if evaluated:
             run.log_evaluations(self._run_dir.log(EVALS).rows())
+        if nodes:
+            run.log_nodes(self._run_dir.log(NODES).after(run.last_node, "number"))
         for name in documents:
             if (text := self._run_dir.read_text(name)) is not None:
                 run.log_document(name, text)

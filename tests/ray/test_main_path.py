@@ -32,7 +32,7 @@ def test_the_run_directory_is_as_designed(quiet: Quiet) -> None:
     printed = json.loads(done.stdout)
     names = {p.name for p in run.iterdir() if not p.name.startswith(".")}
     assert names == {
-        "job.yaml", "plan.json", "metrics.jsonl", "events.jsonl", "status.json", "summary.json", "report.html",
+        "job.yaml", "plan.json", "metrics.jsonl", "events.jsonl", "nodes.jsonl", "status.json", "summary.json", "report.html",
         "checkpoints", "excerpt", "export",
     }  # fmt: skip
     assert {p.name for p in (run / "checkpoints").iterdir()} == {
@@ -80,6 +80,8 @@ def test_mlflow_has_one_run_with_every_step(quiet: Quiet) -> None:
     found = sorted((m.step, m.value) for m in history)
     assert found == [(row["step"], row["loss"]) for row in rows(run)]
     assert logged.data.params["train.global_batch"] == "8"
+    (node,) = {row["node"] for row in rows(run, "nodes.jsonl")}
+    assert logged.data.metrics[f"system/{node}/system_memory_usage_percentage"] > 0
     artefacts = {a.path for a in client.list_artifacts(logged.info.run_id)}
     assert {"plan.json", "report.html", "job.yaml", "summary.json"} <= artefacts
 

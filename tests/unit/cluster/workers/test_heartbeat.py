@@ -253,3 +253,12 @@ def test_a_watcher_that_was_frozen_itself_takes_nobody_for_silent(
     after = until(server, lambda status: status.at > before.at + 1800)
     assert after.ranks[0].step == 2
     assert after.at - after.ranks[0].last_heartbeat < 60
+
+
+def test_readings_of_a_node_come_with_its_name_and_the_step(server: HeartbeatServer) -> None:
+    client = Client(server, server.expect(["10.0.0.4", "10.0.0.5"]), 1)
+    client.send(step=7, state="running", nodes=[{"cpu_utilization_percentage": 50.0}])
+    [found] = until(server, lambda status: bool(status.nodes)).nodes
+    assert abs(found.pop("time") - wall()) < 60
+    assert found == {"node": "10.0.0.5", "step": 7, "values": {"cpu_utilization_percentage": 50.0}}
+    assert server.poll(0, 0.0).nodes == ()

@@ -6,17 +6,9 @@ import pytest
 
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.track.console import facts
+from orchestrator.track.energy import KG_CO2E_PER_KWH, PUE, WATTS_PER_CPU, WATTS_PER_GPU
 from orchestrator.track.goodput import timeline
-from orchestrator.track.summary import (
-    KG_CO2E_PER_KWH,
-    PUE,
-    WATTS_PER_CPU,
-    WATTS_PER_GPU,
-    measured,
-    summary,
-    worker_seconds,
-    world,
-)
+from orchestrator.track.summary import measured, summary, worker_seconds, world
 from orchestrator.track.totals import tally
 
 EVENTS = [

@@ -283,3 +283,31 @@ def test_without_tracking_nothing_happens(tmp_path: Path) -> None:
 def test_flatten_names_every_leaf() -> None:
     nested = {"a": {"b": 1, "c": [2, {"d": None}]}, "e": {}, "f": []}
     assert dict(mlflow_run.flatten(nested)) == {"a.b": 1, "a.c.0": 2, "a.c.1.d": None, "e": {}, "f": []}
+
+
+def test_readings_of_nodes_are_system_metrics_of_each_and_arrive_once(
+    tmp_path: Path, store: str, client: Any
+) -> None:
+    """By the names that MLflow's own page groups; those that another controller has sent are not sent again."""
+    run_dir, spec = new_run(tmp_path / "run"), job(store, "nodes")
+
+    def reading(number: int) -> dict[str, Any]:
+        values = {"cpu_utilization_percentage": float(number), "interval_seconds": 5.0}
+        of = {"attempt": 1, "step": number // 2, "node": f"10.0.0.{number % 2}", "values": values}
+        return {"number": number, "time": BORN + number, **of}
+
+    run_dir.append("nodes.jsonl", [reading(number) for number in range(1, 1801)])
+    first = Tracker(spec, run_dir)
+    assert first.close(60) == tracker.Delivery(0)
+    run_dir.append("nodes.jsonl", [reading(1801), reading(1802)])
+    second = Tracker(spec, run_dir)
+    run_dir.append("nodes.jsonl", [reading(1803)])
+    second.nodes()
+    assert second.close(60) == tracker.Delivery(0)
+    [run] = runs(client, "nodes")
+    assert run.data.tags["orchestrator.last_node_row"] == "1803"
+    for node in (0, 1):
+        key = f"system/10.0.0.{node}/cpu_utilization_percentage"
+        found = [m.value for m in client.get_metric_history(run.info.run_id, key)]
+        assert found == [float(number) for number in range(1, 1804) if number % 2 == node]
+    assert len(run.data.metrics) == 2

@@ -1,0 +1,125 @@
+"""What the node under a rank does: processors, memory, GPUs, network, disk, and the energy that they took.
+
+The names are those of MLflow's own system metrics, so that its page shows them. All figures are of the whole node,
+other programs on it included.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import psutil
+
+from cluster.workers.nvml import LIBRARY, GpuReading, Nvml
+
+FIRST_INTERVAL, LONGEST_INTERVAL = 5.0, 60.0
+"""Seconds between readings: at first, and at most. In between they are a PART of the time since the first one."""
+PART = 1 / 60
+RAPL = "/sys/class/powercap"
+"""Where the Linux kernel counts the energy of processors (Running Average Power Limit); often for root alone."""
+CPU_JOULES, GPU_JOULES = "cpu_joules", "gpu_joules"
+"""Energy since the reading before, by what was measured: RAPL's packages and memory, and NVML's GPUs."""
+SECONDS = "interval_seconds"
+"""The time since the reading before."""
+MEGA = 1e6
+
+
+class NodeMetrics:
+    """Reads the node's state, from one thread. What it asks of a driver may never be answered."""
+
+    def __init__(self, nvml: str = LIBRARY, rapl: str = RAPL) -> None:
+        self._nvml, self._rapl = Nvml(nvml), Rapl(rapl)
+        psutil.cpu_percent()  # its answer is of the time since the call before
+        self._began = self._last = time.monotonic()
+        self._network = psutil.net_io_counters()
+        self._gpu_energy = _energy(self._nvml.read())
+        self._rapl.joules()
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next reading is due."""
+        return min(max(FIRST_INTERVAL, PART * (time.monotonic() - self._began)), LONGEST_INTERVAL)
+
+    def read(self) -> dict[str, float]:
+        """The reading: percentages, megabytes (10^6 bytes), watts, and joules since the one before."""
+        return {key: round(value, 3) for key, value in self._read().items()}
+
+    def _read(self) -> dict[str, float]:
+        memory, disk = psutil.virtual_memory(), psutil.disk_usage(os.sep)
+        network, gpus = psutil.net_io_counters(), self._nvml.read()
+        found = {
+            "cpu_utilization_percentage": psutil.cpu_percent(),
+            "system_memory_usage_megabytes": memory.used / MEGA,
+            "system_memory_usage_percentage": memory.used / memory.total * 100,
+            "disk_usage_percentage": disk.percent,
+            "disk_usage_megabytes": disk.used / MEGA,
+            "disk_available_megabytes": disk.free / MEGA,
+        }
+        if network and self._network:  # a machine may have no interface
+            received = network.bytes_recv - self._network.bytes_recv
+            found["network_receive_megabytes"] = received / MEGA
+            found["network_transmit_megabytes"] = (network.bytes_sent - self._network.bytes_sent) / MEGA
+        for number, gpu in enumerate(gpus):
+            found |= {f"gpu_{number}_{key}": value for key, value in _of(gpu).items()}
+        now = time.monotonic()
+        found[SECONDS], self._last = now - self._last, now
+        if (joules := self._rapl.joules()) is not None:
+            found[CPU_JOULES] = joules
+        before, self._gpu_energy = self._gpu_energy, _energy(gpus)
+        if before is not None and self._gpu_energy is not None:
+            found[GPU_JOULES] = max(self._gpu_energy - before, 0.0)
+        return found
+
+
+def _of(gpu: GpuReading) -> dict[str, float]:
+    found: dict[str, float | None] = {
+        "memory_usage_megabytes": None if gpu.used is None else gpu.used / MEGA,
+        "utilization_percentage": gpu.utilization,
+        "power_usage_watts": gpu.watts,
+    }
+    if gpu.used is not None and gpu.total:
+        found["memory_usage_percentage"] = gpu.used / gpu.total * 100
+    if gpu.watts is not None and gpu.watts_limit:
+        found["power_usage_percentage"] = gpu.watts / gpu.watts_limit * 100
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _energy(gpus: list[GpuReading]) -> float | None:
+    """Joules of all of them since their drivers were loaded; None without GPUs, or if one does not tell."""
+    found = [gpu.energy for gpu in gpus if gpu.energy is not None]
+    return sum(found) if gpus and len(found) == len(gpus) else None
+
+
+class Rapl:
+    """The energy counters of the processor packages and of the memory beside them."""
+
+    def __init__(self, folder: str) -> None:
+        self._zones: list[
+            tuple[Path, float]
+        ] = []  # of each its counter, and the joules at which that begins anew
+        self._last: dict[Path, float] = {}
+        for zone in sorted(Path(folder).glob("*-rapl:*")):
+            try:
+                name = (zone / "name").read_text().strip()
+                if (
+                    name.startswith("package") or name == "dram"
+                ):  # the others are parts of these, or their sum
+                    largest = float((zone / "max_energy_range_uj").read_text()) / MEGA
+                    self._zones.append((zone / "energy_uj", largest))
+            except (OSError, ValueError):
+                continue
+
+    def joules(self) -> float | None:
+        """Joules since the call before, 0 at the first; None where the counters cannot be read."""
+        total = 0.0
+        for counter, largest in self._zones:
+            try:
+                now = float(counter.read_text()) / MEGA
+            except (OSError, ValueError):
+                return None
+            passed = now - self._last.get(counter, now)
+            total += passed if passed >= 0 else passed + largest
+            self._last[counter] = now
+        return total if self._zones else None

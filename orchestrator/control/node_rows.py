@@ -1,0 +1,38 @@
+"""The rows of nodes.jsonl: what was read of the nodes under the ranks, see `cluster.workers.node_metrics`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from orchestrator.storage.row_line import NODES, Row
+from orchestrator.storage.row_writer import RowWriter
+from orchestrator.storage.run_directory import RunDir
+
+HOLD = 10.0
+"""Seconds that rows are buffered on an object store, where every write makes an object."""
+
+
+class NodeRows:
+    """Numbers readings and writes them; `latest` has the last values of each node that the gang runs on."""
+
+    def __init__(self, run: RunDir, stored: Callable[[Sequence[Row]], None]) -> None:
+        self.rows = RowWriter(run, NODES, 0.0 if run.local else HOLD, stored)
+        self.latest: dict[str, dict[str, float]] = {}
+        self._number, self._attempt = -1, 0
+
+    def add(self, readings: Sequence[dict[str, Any]], attempt: int) -> None:
+        """Add what a gang of that attempt reported."""
+        if not readings:
+            return
+        if self._number < 0:
+            self._number = int((self.rows.log.last() or {}).get("number", 0))
+        kept = self.latest if attempt == self._attempt else {}
+        self._attempt = attempt
+        # A new one each time: what asks for the status reads it from another thread.
+        self.latest = kept | {reading["node"]: reading["values"] for reading in readings}
+        rows: list[Row] = []
+        for number, reading in enumerate(readings, self._number + 1):
+            rows.append({"number": number, "attempt": attempt, **reading})
+        self._number += len(rows)
+        self.rows.add(rows)
