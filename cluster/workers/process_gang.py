@@ -12,7 +12,7 @@ from typing import Any
 from cluster.workers.fork_server import ForkServer
 from cluster.workers.gang import Bundle, Cause, GangStatus, RankStatus
 from cluster.workers.heartbeat import HeartbeatServer
-from cluster.workers.rank_output import FLUSH_TIMEOUT, TRACE, OutputTarget, RankOutput
+from cluster.workers.rank_output import FLUSH_TIMEOUT, TRACE, OutputTarget, RankOutput, log_of
 from cluster.workers.worker_context import RankInfo
 
 LOOPBACK = "127.0.0.1"
@@ -52,7 +52,7 @@ class ProcessGang:
         try:
             for rank in range(world_size):
                 rank_info = dataclasses.asdict(RankInfo(rank, world_size, rank, LOOPBACK))
-                printed = RankOutput(rank, output)
+                printed = RankOutput(log_of(rank), output)
                 pid = self._fork_server.launch(rank_info=rank_info, **arguments, output=printed.path)
                 self._outputs.append((printed, pid))
                 self._heartbeats.mark(rank, pid=pid, last_heartbeat=time.monotonic())

@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -61,11 +62,12 @@ class OutputTarget:
 class RankOutput:
     """What one rank prints, as seen by the process that starts it. The rank is given `path`."""
 
-    def __init__(self, rank: int, target: OutputTarget | None) -> None:
-        """Without a `target` nothing is copied, and the last lines alone are kept."""
-        self._file = os.memfd_create(f"rank-{rank}")
+    def __init__(self, name: str, target: OutputTarget | None) -> None:
+        """It is copied to the file `name`, as that of `log_of`. Without a `target` nothing is copied, and the last
+        lines alone are kept."""
+        self._file = os.memfd_create(name)
         self.path = f"/proc/{os.getpid()}/fd/{self._file}"
-        self._name, self._target = f"rank-{rank}.log", target
+        self._name, self._target = name, target
         self._writer: Writer | None = None
         self._copied, self._last = 0, b""
         self._lock, self._ends = threading.Lock(), threading.Event()
@@ -109,6 +111,11 @@ class RankOutput:
             _free(self._file, self._copied - TAIL_BYTES)
 
 
+def log_of(rank: int) -> str:
+    """The name of a rank's file."""
+    return f"rank-{rank}.log"
+
+
 def _free(file: int, upto: int) -> None:
     """Give back the memory of a file up to that byte."""
     if upto > 0:
@@ -129,17 +136,17 @@ def redirect(path: str, context: WorkerContext) -> None:
             stream.flush()
         os.dup2(file, number)
     os.close(file)
-    sys.stdout, sys.stderr = StampedStream(1, context), StampedStream(2, context)
+    sys.stdout, sys.stderr = (StampedStream(number, lambda: context.step + 1) for number in (1, 2))
     faulthandler.enable(file=2, all_threads=False)
     faulthandler.register(TRACE, file=2, all_threads=True)
 
 
 class StampedStream(io.TextIOBase):
-    """Writes whole lines to a file descriptor, each with the time and the step. Printing never fails: what cannot be
-    written is lost."""
+    """Writes whole lines to a file descriptor, each with the time and, unless it is 0, the number of the step. Printing
+    never fails: what cannot be written is lost."""
 
-    def __init__(self, file: int, context: WorkerContext) -> None:
-        self._file, self._context = file, context
+    def __init__(self, file: int, step: Callable[[], int]) -> None:
+        self._file, self._step = file, step
         self._held, self._lock = "", threading.RLock()
 
     encoding = "utf-8"
@@ -172,8 +179,7 @@ class StampedStream(io.TextIOBase):
             return
         now = time.time()
         at = f"{time.strftime('%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1000):03d}"
-        step = self._context.step
-        stamp = f"{at} step {step + 1}: " if step >= 0 else f"{at}: "
+        stamp = f"{at} step {step}: " if (step := self._step()) else f"{at}: "
         # A line that is drawn again and again, as of a progress bar, is shown as it was last.
         shown = (line.rstrip("\r").rsplit("\r", 1)[-1] for line in lines)
         data = "".join(f"{stamp}{line}\n" for line in shown).encode(errors="backslashreplace")

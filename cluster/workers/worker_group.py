@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from cluster.workers import nodes
 from cluster.workers.fork_server import ForkServer
 from cluster.workers.gang import Bundle, Cause
-from cluster.workers.rank_output import FLUSH_TIMEOUT, TRACE, OutputTarget, RankOutput
+from cluster.workers.rank_output import FLUSH_TIMEOUT, TRACE, OutputTarget, RankOutput, log_of
 from cluster.workers.rank_process import FENCE_TIMEOUT
 
 CONNECT_INTERVAL = 5.0
@@ -68,7 +68,7 @@ class WorkerHost:
     def launch(self, rank: dict[str, Any], output: OutputTarget | None) -> int:
         """End the rank before, and fork the next, whose output is kept there; returns its process id."""
         self.end_ranks()
-        self._output = RankOutput(rank["rank_info"]["rank"], output)
+        self._output = RankOutput(log_of(rank["rank_info"]["rank"]), output)
         self._pid = self._fork_server.launch(**rank, output=self._output.path)
         return self._pid
 

@@ -36,6 +36,9 @@ def logs(
     grep: Annotated[
         str | None, typer.Option(metavar="REGEX", help="lines alone in which this is found")
     ] = None,
+    controller: Annotated[
+        bool, typer.Option("--controller", help="of the controllers, and of the tasks that prepare data")
+    ] = False,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="go on until the run ends")] = False,
     address: Cluster = None,
     as_json: Json = False,
@@ -52,15 +55,45 @@ def logs(
     named = job_at(target, address) if directory is None else job_named(target, address)
     if named is not None:
         jobs, job = named
-        if not (rank or attempt or grep):
+        if not (rank or attempt or grep or controller):
             _print_job(jobs, job, follow, as_json)
             return
         directory = directory or run_at(job.run_dir)
         if directory is None:
             what = "its run directory cannot be read from this machine"
-            raise InputError(what, job.run_dir, "leave --rank, --attempt and --grep out")
+            raise InputError(what, job.run_dir, "leave --rank, --attempt, --controller and --grep out")
     assert directory is not None
-    _print_ranks(directory, frozenset(rank or ()), attempt, wanted, follow, as_json)
+    if controller:
+        if rank or attempt:
+            raise InputError("a controller has neither", "--rank, --attempt", "leave it out, or --controller")
+        _print_controllers(directory, wanted, follow, as_json)
+    else:
+        _print_ranks(directory, frozenset(rank or ()), attempt, wanted, follow, as_json)
+
+
+def _print_controllers(run: RunDir, wanted: re.Pattern[str], follow: bool, as_json: bool) -> None:
+    """One controller after another, each in a text named by when it began."""
+    from orchestrator.track.rank_log import CONTROLLER, LogReader
+
+    log, found = LogReader(run, CONTROLLER), list[dict[str, Any]]()
+    while True:
+        ended = not follow or _has_ended(run)
+        for name, line in log.new_lines(last=ended):
+            if wanted.search(line):
+                found.append({"began": name.removesuffix(".log"), "line": line})
+        if not as_json:
+            for each in found:
+                print(each["line"], flush=follow)
+            found = []
+        if ended:
+            break
+        time.sleep(EVERY)
+    if as_json:
+        emit(found)
+
+
+def _has_ended(run: RunDir) -> bool:
+    return run.read_json_or_empty("status.json").get("phase") in ENDED
 
 
 def _print_ranks(
@@ -100,7 +133,7 @@ def _lines(
         return
     log = AttemptLog(run, shown, ranks)
     while True:
-        ended = not follow or run.read_json_or_empty("status.json").get("phase") in ENDED
+        ended = not follow or _has_ended(run)
         later = [] if attempt else [number for number in attempts_of(run) if number > shown]
         yield from ((shown, of, line) for of, line in log.new_lines(last=ended or bool(later)))
         if later:

@@ -17,13 +17,14 @@ from cluster.workers.rank_process import describe
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.control import finish
 from orchestrator.control.background_export import BackgroundExport
+from orchestrator.control.controller_log import ControllerLog
 from orchestrator.control.data_preparation import DataPreparation, StorageWait
 from orchestrator.control.decide import decide, resume
 from orchestrator.control.evaluation_beside import EvaluationBeside
 from orchestrator.control.events import fault_event
 from orchestrator.control.run_history import RunHistory
 from orchestrator.control.state import FIRST_RESTART, WORKERS, Action, Observation, Phase, Policy, State, Stop
-from orchestrator.control.status import status_of
+from orchestrator.control.status import STATUS_EVERY, status_of
 from orchestrator.control.stragglers import Stragglers
 from orchestrator.control.training_task import training_task
 from orchestrator.control.workers import POLL, Workers
@@ -31,7 +32,6 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import ENDED
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
-from orchestrator.planning.machines import machine_for
 from orchestrator.planning.plan import Planner
 from orchestrator.resolve.base import NO_BASE, base_json, bases_of, same_base
 from orchestrator.resolve.prepared_data import PreparedData, is_whole, keep_excerpt
@@ -42,9 +42,6 @@ from orchestrator.train.task import Task
 
 if TYPE_CHECKING:
     from cluster.jobs.job_queue import QueueClient
-
-STATUS_EVERY = 1.0
-"""Seconds between writings of status.json."""
 
 
 class Controller:
@@ -64,6 +61,7 @@ class Controller:
         `died` says that this controller takes the place of one that died."""
         self._spec, self._run, self._faults, self._died, self._queue = spec, run, faults, died, queue
         self._until = min(until or spec.train.steps, spec.train.steps)
+        self.log = ControllerLog(run.uri)
         self._workers = Workers(spec, cluster, run)
         self._useful, self._stragglers = spec.resources.workers.max, Stragglers()
         self._history: RunHistory | None = None
@@ -95,7 +93,9 @@ class Controller:
 
         Raises InputError if the job turns out to be wrong once its data is seen.
         """
-        history = self._history = self._stored(lambda: RunHistory(self._spec, self._run, self._died))
+        history = self._history = self._stored(
+            lambda: RunHistory(self._spec, self._run, self._died, self.log)
+        )
         begun, died = history.state(self._state.phase), history.event_history.died_last
         self._state = resume(self._spec.limits, begun, died)
         if self._died and (asked := history.event_history.stop_asked):
@@ -261,9 +261,8 @@ class Controller:
         self._shards = history.same_shards(shards, self._data.uri)
         for line in notes:
             self._event(self._state.phase, line)
-        first, offer = self._planner is None, self._workers.offer()
-        machine = machine_for(offer, self._workers.bundle, self._spec.train.precision)
-        planner = self._planner = Planner(self._spec, job.shape, machine)
+        first = self._planner is None
+        planner = self._planner = Planner(self._spec, job.shape, self._workers.machine())
         planner.plan(self._spec.resources.workers.max)  # what is illegal is told before anything starts
         self._policy = Policy(self._spec, planner.choose, planner.seconds)
         if widest := self._policy.choose(self._useful):

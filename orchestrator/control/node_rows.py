@@ -14,25 +14,27 @@ HOLD = 10.0
 
 
 class NodeRows:
-    """Numbers readings and writes them; `latest` has the last values of each node that the gang runs on."""
+    """Numbers readings and writes them; `latest` has the last values of each node that the gang runs on.
+
+    A number is that of the millisecond, or one more than that of the row before: so it also grows from one controller
+    to the next, which need not read what there is.
+    """
 
     def __init__(self, run: RunDir, stored: Callable[[Sequence[Row]], None]) -> None:
         self.rows = RowWriter(run, NODES, 0.0 if run.local else HOLD, stored)
         self.latest: dict[str, dict[str, float]] = {}
-        self._number, self._attempt = -1, 0
+        self._number, self._attempt = 0, 0
 
     def add(self, readings: Sequence[dict[str, Any]], attempt: int) -> None:
         """Add what a gang of that attempt reported."""
         if not readings:
             return
-        if self._number < 0:
-            self._number = int((self.rows.log.last() or {}).get("number", 0))
         kept = self.latest if attempt == self._attempt else {}
         self._attempt = attempt
         # A new one each time: what asks for the status reads it from another thread.
         self.latest = kept | {reading["node"]: reading["values"] for reading in readings}
         rows: list[Row] = []
-        for number, reading in enumerate(readings, self._number + 1):
-            rows.append({"number": number, "attempt": attempt, **reading})
-        self._number += len(rows)
+        for reading in readings:
+            self._number = max(self._number + 1, int(1000 * reading["time"]))
+            rows.append({"number": self._number, "attempt": attempt, **reading})
         self.rows.add(rows)

@@ -16,6 +16,7 @@ from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.retention import rewind
 from orchestrator.checkpoint.snapshots import newest_commit, peer_store
 from orchestrator.checkpoint.store import Store
+from orchestrator.control.controller_log import ControllerLog
 from orchestrator.control.evaluation_rows import EvaluationRows
 from orchestrator.control.events import EventHistory, Spending, memory_seen
 from orchestrator.control.node_rows import NodeRows
@@ -53,10 +54,12 @@ class RunHistory:
     back in the run waits for that.
     """
 
-    def __init__(self, spec: JobSpec, run: RunDir, died: bool = False) -> None:
-        """`died` says that the controller before has, and that nobody has asked for this one. Raises InputError, before
-        anything is written, if the directory is of another run."""
-        self._spec, self._run = spec, run
+    def __init__(
+        self, spec: JobSpec, run: RunDir, died: bool = False, log: ControllerLog | None = None
+    ) -> None:
+        """`died` says that the controller before has, and that nobody has asked for this one; `log` is told of events.
+        Raises InputError, before anything is written, if the directory is of another run."""
+        self._spec, self._run, self._log = spec, run, log or ControllerLog(run.uri)
         self.newest = commit = identity.check_same_run(spec, run)  # the commit that there was
         extension = identity.extension_of(spec, run, commit)
         self.store = Store(run.at("checkpoints"))
@@ -87,11 +90,10 @@ class RunHistory:
         number = max(self.event_history.number, stored if isinstance(stored, int) else 0)
         self.events_stored = self.event_history.number = number
         self._metrics.mark, self._checked = status.get("rows"), False
-        last_seen = status.get("time") if is_number(status.get("time")) else None
         begun = "resumed" if self.events or self.recent else "begun"
         run.write_text("job.yaml", dump(spec))
         self.tracker = Tracker(spec.model_copy(update={"tracking": None}), run)
-        told: EventFields = {"last_seen": last_seen}
+        told: EventFields = {"last_seen": status["time"] if is_number(status.get("time")) else None}
         if died:
             begun = f"resumed: the controller's process has ended, {memory_seen(status)}"
             told["controller_died"] = commit.step if commit else 0
@@ -156,6 +158,7 @@ class RunHistory:
 
     def event(self, attempt: int, step: int, phase: str, reason: str, **more: Unpack[EventFields]) -> None:
         """Add a row to events.jsonl."""
+        self._log.event(step, phase, reason)
         self._metrics.hurry()
         if "tasks" in more:
             more["tasks"] = {**more["tasks"], "attempt": attempt}
@@ -207,6 +210,7 @@ class RunHistory:
     def track(self) -> None:
         """Begin to copy the run to MLflow; from here on it is known to be one that can run."""
         self._new = False
+        self._log.keep()
         self.tracker = Tracker(self._spec, self._run)
 
     def training_began(self, attempt: int) -> float:
@@ -232,12 +236,15 @@ class RunHistory:
         """Write nothing more than what is being written, and wait for that."""
         self._writer.close(LONGEST_WRITE)
         self._notifier.close(TELLING)
+        self._log.close()
 
     def settle(self) -> None:
         """Have everything stored. Raises OSError, in words, if storage refuses it."""
         self._writer.wait(LONGEST_WRITE)
-        for rows in self._rows:
+        for rows in self._metrics, self.evaluations.rows, self._events:
             rows.drain(PATIENCE)
+        with contextlib.suppress(OSError):  # no run fails for want of these
+            self.nodes.rows.drain(TELLING)
 
     def use_holders(self, token: str, holders: Sequence[Mapping[str, str]]) -> None:
         """Look for commits in the memory of these holders first, {"node", "address"} each."""

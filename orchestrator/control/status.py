@@ -14,6 +14,9 @@ from orchestrator.control.state import State
 from orchestrator.job.spec import JobSpec
 from orchestrator.track.step_parts import StepParts, latest, why_slow
 
+STATUS_EVERY = 1.0
+"""Seconds between writings of status.json."""
+
 
 def status_of(
     spec: JobSpec,

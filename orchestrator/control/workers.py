@@ -7,7 +7,6 @@ from typing import Any
 
 from cluster.workers.cluster import Cluster
 from cluster.workers.gang import GangStatus, RankStatus
-from cluster.workers.machine import Offer
 from cluster.workers.rank_output import last_lines
 from orchestrator.control.capacity import Capacity
 from orchestrator.control.health import Failure
@@ -16,6 +15,7 @@ from orchestrator.control.snapshot_servers import SnapshotServers
 from orchestrator.control.state import Phase
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout, ModelShape
+from orchestrator.planning.machines import Machine, machine_for
 from orchestrator.storage.run_directory import Row, RunDir
 from orchestrator.track.rank_log import output_of_attempt
 from orchestrator.track.redact import redact
@@ -128,9 +128,9 @@ class Workers:
         """The machines that the ranks are on."""
         return self._cluster.machines(sorted({rank.node for rank in self.ranks}))
 
-    def offer(self) -> Offer | None:
-        """What the least of the workers has."""
-        return self._cluster.offer(self.bundle)
+    def machine(self) -> Machine:
+        """What the least of the workers has, for the planner."""
+        return machine_for(self._cluster.offer(self.bundle), self.bundle, self._spec.train.precision)
 
     def stop(self) -> None:
         """End the ranks; what they ran in stays ready."""

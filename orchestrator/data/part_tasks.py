@@ -19,6 +19,7 @@ import ray.data
 from ray.exceptions import NodeDiedError, OutOfMemoryError, WorkerCrashedError
 
 from orchestrator.data.quiet_logging import quiet
+from orchestrator.data.task_output import log_printed, printed
 from orchestrator.job.errors import InputError, Unreachable
 from orchestrator.storage.retry import storage_failed, transient
 
@@ -42,11 +43,9 @@ def run_tasks(
         return
 
     def run(row: dict[str, Any]) -> dict[str, Any]:
-        try:
-            task(row)
-        except Exception as error:
-            return {"error": encode_error(error, cache)}
-        return {"error": ""}
+        with printed() as text:
+            error = run_task(task, cache, row)
+        return {"error": error, "printed": text.getvalue()}
 
     free = int(ray.available_resources().get("CPU", 1))
     tasks = ray.data.TaskPoolStrategy(size=max(1, min(free, len(rows))))
@@ -60,6 +59,7 @@ def run_tasks(
     with _quiet():
         try:
             for done, row in enumerate(dataset.iter_rows(), 1):
+                log_printed(f"part {done} of {len(rows)}", row["printed"])
                 raise_error(row["error"])
                 yield done
         except DEATHS as error:
@@ -70,11 +70,20 @@ def run_tasks(
 
 def run_alone(task: Callable[..., None], cache: str, *arguments: Any) -> None:
     """Run one task with its arguments, as Ray takes them, on one CPU. Raises as `run_tasks`, but for the process."""
-    raise_error(ray.get(_run_alone.remote(task, cache, *arguments)))
+    error, text = ray.get(_run_alone.remote(task, cache, *arguments))
+    log_printed(getattr(task, "__name__", "task"), text)
+    raise_error(error)
 
 
 @ray.remote(num_cpus=1)
-def _run_alone(task: Callable[..., None], cache: str, *arguments: Any) -> str:
+def _run_alone(task: Callable[..., None], cache: str, *arguments: Any) -> tuple[str, str]:
+    with printed() as text:
+        error = run_task(task, cache, *arguments)
+    return error, text.getvalue()
+
+
+def run_task(task: Callable[..., None], cache: str, *arguments: Any) -> str:
+    """Run a task; its error as `encode_error` gives it, empty without one."""
     try:
         task(*arguments)
     except Exception as error:

@@ -50,6 +50,7 @@ class ControllerActor:
         # Ray has started this actor again: nobody asked for that, and it may go on for ever.
         self._died = bool(ray.get_runtime_context().was_current_actor_reconstructed)
         self._controller = Controller(spec, self._run, until, cluster, faults, self._queue, self._died)
+        self._controller.log.capture()
         self._summary: dict[str, Any] | None = None
         self._error: dict[str, Any] | None = None
         threading.Thread(target=self._drive, name="controller", daemon=True).start()

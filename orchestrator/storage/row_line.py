@@ -16,7 +16,7 @@ Row = dict[str, Any]
 METRICS, EVENTS, TRIALS, EVALS = "metrics.jsonl", "events.jsonl", "trials.jsonl", "evals.jsonl"
 NODES = "nodes.jsonl"
 """What was read of the node at an address while a gang ran there: `values` are as in `cluster.workers.node_metrics`,
-`number` counts the rows of the file from 1, and `step` is the last one that was done."""
+`number` grows from row to row, and `step` is the last one that was done."""
 SUM = b'"crc32": "'
 TAIL = len(SUM) + 10
 """Bytes from the checksum's key to the end of the line."""

@@ -45,6 +45,7 @@ FILES = (
     "plan.json",
     "metrics.jsonl",
     "events.jsonl",
+    "nodes.jsonl",
     "status.json",
     "summary.json",
     REPORT,

@@ -70,6 +70,7 @@ class TextLogs:
     """Reads the texts in a folder. Raises OSError and errors of the store's client."""
 
     def __init__(self, folder: str) -> None:
+        self._uri = folder
         self._fs, self._folder = open_file_system(folder, TIMEOUT)
 
     def parts(self) -> dict[str, list[int]]:
@@ -87,12 +88,20 @@ class TextLogs:
             return []
         return sorted((posixpath.basename(path.rstrip("/")) for path in found), key=_by_number)
 
+    def inside(self, folder: str) -> TextLogs:
+        """The texts of one of the folders."""
+        return TextLogs(posixpath.join(self._uri, folder))
+
+    def keep(self, count: int) -> None:
+        """Remove all texts but the last `count`."""
+        for name, numbers in list(self.parts().items())[: -count or None]:
+            for number in numbers:
+                RETRY(self._fs.rm_file, posixpath.join(self._folder, _file(name, number)))
+
     def remove(self, folder: str) -> None:
         """Remove the texts of one of the folders."""
-        inside = TextLogs(posixpath.join(self._folder, folder))
-        for name, numbers in inside.parts().items():
-            for number in numbers:
-                RETRY(self._fs.rm_file, posixpath.join(inside._folder, _file(name, number)))
+        inside = self.inside(folder)
+        inside.keep(0)
         with contextlib.suppress(FileNotFoundError):  # where folders are made, as on a local file system
             self._fs.rmdir(inside._folder)
 

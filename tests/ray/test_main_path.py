@@ -32,8 +32,8 @@ def test_the_run_directory_is_as_designed(quiet: Quiet) -> None:
     printed = json.loads(done.stdout)
     names = {p.name for p in run.iterdir() if not p.name.startswith(".")}
     assert names == {
-        "job.yaml", "plan.json", "metrics.jsonl", "events.jsonl", "nodes.jsonl", "status.json", "summary.json", "report.html",
-        "checkpoints", "excerpt", "export",
+        "job.yaml", "plan.json", "metrics.jsonl", "events.jsonl", "nodes.jsonl", "status.json", "summary.json",
+        "report.html", "checkpoints", "excerpt", "export", "logs",
     }  # fmt: skip
     assert {p.name for p in (run / "checkpoints").iterdir()} == {
         "step-00000004", "step-00000008", "step-00000012", "LATEST", "ATTEMPT",

@@ -15,7 +15,7 @@ import pytest
 from cluster.workers import rank_output
 from cluster.workers.gang import FINISHED, Bundle
 from cluster.workers.process_gang import ProcessGang
-from cluster.workers.rank_output import OutputTarget, RankOutput, StampedStream, last_lines
+from cluster.workers.rank_output import OutputTarget, RankOutput, StampedStream, last_lines, log_of
 from cluster.workers.worker_context import RankInfo, WorkerContext
 
 CONTEXT = WorkerContext(RankInfo(0, 1, 0, "127.0.0.1"))
@@ -54,7 +54,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_all_is_copied_once_though_storage_fails_and_memory_is_given_back(tmp_path: Path) -> None:
     FileWriter.failures = 5
-    output = RankOutput(3, target(tmp_path))
+    output = RankOutput(log_of(3), target(tmp_path))
     expected = b""
     for number in range(40):
         part = f"{number} ".encode() * 20_000
@@ -68,7 +68,7 @@ def test_all_is_copied_once_though_storage_fails_and_memory_is_given_back(tmp_pa
 
 
 def test_memory_holds_no_more_than_the_end(tmp_path: Path) -> None:
-    output = RankOutput(0, target(tmp_path))
+    output = RankOutput(log_of(0), target(tmp_path))
     written(output, b"x" * (4 << 20))
     deadline = time.monotonic() + 10
     while os.stat(output.path).st_blocks * 512 > 2 * rank_output.TAIL_BYTES and time.monotonic() < deadline:
@@ -81,7 +81,7 @@ def test_memory_holds_no_more_than_the_end(tmp_path: Path) -> None:
 
 
 def test_without_a_target_the_end_is_kept() -> None:
-    output = RankOutput(0, None)
+    output = RankOutput(log_of(0), None)
     written(output, b"a\nb\n")
     output.close()
     output.join(5)
@@ -90,7 +90,7 @@ def test_without_a_target_the_end_is_kept() -> None:
 
 def test_lines_have_time_and_step_and_a_broken_file_stops_nobody() -> None:
     reader, writer = os.pipe()
-    stream = StampedStream(writer, CONTEXT)
+    stream = StampedStream(writer, lambda: CONTEXT.step + 1)
     print("one\ntw", end="", file=stream)
     print("o", file=stream)
     CONTEXT.report(6)

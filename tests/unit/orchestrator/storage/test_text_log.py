@@ -54,3 +54,13 @@ def test_a_run_directory_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     log.append(b"x")
     assert TextLogs(str(tmp_path / "run" / "logs")).folders() == ["attempt-1"]
+
+
+def test_old_texts_are_removed_where_they_are(folder: str) -> None:
+    for name in ("1.log", "2.log", "10.log"):
+        TextLog(folder, name).append(b"more than one file of text")
+    above = TextLogs(folder.rpartition("/")[0])
+    above.inside("attempt-1").keep(2)
+    assert list(TextLogs(folder).parts()) == ["2.log", "10.log"]
+    above.remove("attempt-1")
+    assert TextLogs(folder).parts() == {}
