@@ -131,7 +131,7 @@ def _check_accelerator(spec: JobSpec) -> None:
 
 
 def attach(name: Target, address: Cluster = None, progress: Progress = None, as_json: Json = False) -> None:
-    """Follow a run or a job to its end, and exit with its code; Ctrl-C leaves it running."""
+    """Follow a run or a job to its end, and exit with its code; Ctrl-C, or q on the screen, leaves it running."""
     run = None if address or chain_at(name) else run_at(name)
     named = job_at(name, address) if run is None else job_named(name, address)
     if named is not None:
@@ -154,6 +154,8 @@ def _watch(run: RunDir, as_json: bool, how: str | None) -> None:
                 if status.get("time") != seen:
                     seen, heard = status.get("time"), time.monotonic()
                 progress.update(status)
+                if progress.left:
+                    raise KeyboardInterrupt
                 if status.get("phase") in ENDED:
                     break
                 if time.monotonic() - heard > SILENCE:

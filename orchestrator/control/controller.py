@@ -280,8 +280,7 @@ class Controller:
         for note in notes:
             self._event("wait", f"a commit is passed over: {note}")
         self._restored = commit.step if commit else 0
-        history.document("plan.json", {"attempt": attempt, **self._planner.plan(layout.world).to_json()})
-        history.tracker.document("plan.json")
+        history.planned({"attempt": attempt, **self._planner.plan(layout.world).to_json()})
         source = f"from the commit at step {commit.step}" if commit else "from the beginning"
         fields: EventFields = {"layout": layout.to_json(), "layout_after": str(layout)}
         fields["layout_before"] = str(layout_before) if layout_before else None

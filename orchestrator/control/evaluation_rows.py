@@ -22,6 +22,8 @@ class EvaluationRows:
         self._beside = spec.evaluates_beside
         self._store, self._stored = store, stored
         self.rows = RowWriter(run, EVALS, stored=self._attach)
+        self.latest: Row | None = None
+        """The last one of this controller."""
 
     def withdraw(self, step: int) -> None:
         """Remove the rows after that step; called before the commits beyond it are removed, so that nothing is added to
@@ -37,6 +39,7 @@ class EvaluationRows:
         self.rows.cut(step if known else step - 1, carried)
 
     def _attach(self, rows: Sequence[Row]) -> None:
+        self.latest = rows[-1]
         if not self._beside:
             return
         self._stored()

@@ -164,7 +164,7 @@ def memory_seen(status: Mapping[str, Any]) -> str:
 
 
 class Spending:
-    """Hours and USD of a job, counted now and then, and only where there is a ceiling."""
+    """Hours and USD of a job, counted now and then."""
 
     def __init__(self, limits: LimitSpec, history: EventHistory) -> None:
         self._limits, self._history = limits, history
@@ -177,7 +177,7 @@ class Spending:
         """Hours and USD so far, as of at most some seconds ago. A clock that was set back counts nothing twice."""
         limits, history = self._limits, self._history
         every = min(COUNT_EVERY, 36.0 * (limits.hours or 1.0))  # a hundredth of the ceiling at the latest
-        if (limits.hours or limits.cost_usd) and not 0 <= now - self._counted <= every:
+        if not 0 <= now - self._counted <= every:
             if history.begun > self._from:
                 closed = history.events[self._from : history.begun + 1]
                 hours, usd = self._of(closed, recent, None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import statistics
 import time
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, Unpack
@@ -34,7 +33,7 @@ from orchestrator.storage.row_types import EventFields
 from orchestrator.storage.row_writer import HOLD, RowWriter
 from orchestrator.storage.run_directory import ORIGIN, Row, RunDir
 from orchestrator.track.notifier import TELLING, Notifier
-from orchestrator.track.totals import RunTotals, is_number, totals_of
+from orchestrator.track.totals import RunTotals, is_number, longest_step, median_step, totals_of
 from orchestrator.track.tracker import Tracker
 
 RECENT = 200
@@ -43,8 +42,6 @@ PATIENCE = 60.0
 """Seconds that the end of a run waits for storage to take its last rows."""
 LONGEST_WRITE = 180.0
 """Seconds after which the writing of rows and documents has ended, whatever storage does: each call has its bound."""
-LATEST = 20
-"""Rows that the longest step of late is taken from."""
 
 
 class RunHistory:
@@ -77,6 +74,7 @@ class RunHistory:
         self.event_history = EventHistory(run.rows(EVENTS), self._notifier)
         # Never changed in place: what asks for the status reads it from another thread.
         self.recent: tuple[Row, ...] = tuple(self._metrics.latest(RECENT))
+        self.predicted_memory: float | None = None  # bytes of a rank under the present layout
         self.saved = 0
         """Rows since the last return to a commit that are stored."""
         self.spending = Spending(spec.limits, self.event_history)
@@ -146,15 +144,12 @@ class RunHistory:
     @property
     def step_seconds(self) -> float:
         """Median of the latest steps, 0 if there are none."""
-        recent = self.recent
-        return statistics.median(row["step_seconds"] for row in recent) if recent else 0.0
+        return median_step(self.recent)
 
     @property
     def longest_step(self) -> float:
         """Seconds of the longest of the latest steps of the attempt that runs, 0 if there are none."""
-        recent = self.recent
-        latest = [row for row in recent if row["attempt"] == recent[-1]["attempt"]][-LATEST:]
-        return max((row["step_seconds"] for row in latest), default=0.0)
+        return longest_step(self.recent)
 
     def event(self, attempt: int, step: int, phase: str, reason: str, **more: Unpack[EventFields]) -> None:
         """Add a row to events.jsonl."""
@@ -165,6 +160,12 @@ class RunHistory:
         self._events.add([self.event_history.record(attempt, step, phase, reason, more)])
         self._events.hurry()
         self._writer.request()
+
+    def planned(self, plan: dict[str, Any]) -> None:
+        """Write plan.json, for the layout that starts."""
+        self.predicted_memory = plan["predicted"]["memory_bytes"]
+        self.document("plan.json", plan)
+        self.tracker.document("plan.json")
 
     def document(self, name: str, value: Any) -> None:
         """Replace a JSON document. Storage that refuses it is left alone for a while."""

@@ -8,12 +8,15 @@ from typing import Any
 
 import psutil
 
+from cluster.workers.clock import wall
 from cluster.workers.gang import RankStatus
 from orchestrator.control.run_history import RunHistory
 from orchestrator.control.state import State
 from orchestrator.job.spec import JobSpec
+from orchestrator.storage.row_line import Row
 from orchestrator.track.step_parts import StepParts, latest, why_slow
 
+EVENTS_SHOWN = 3
 STATUS_EVERY = 1.0
 """Seconds between writings of status.json."""
 
@@ -27,8 +30,8 @@ def status_of(
     note: str,
     evaluation: str = "",
 ) -> dict[str, Any]:
-    """Phase, step, attempt, layout and ranks, what is evaluated beside them, and the time left in seconds while the run
-    trains up to `until`."""
+    """Phase, step, attempt, layout and ranks, what is evaluated beside them, the time left in seconds while the run
+    trains up to `until`, and what the run has cost so far."""
     rows = history.recent if history else ()
     last, recent = rows[-1] if rows else {}, latest(rows)
     parts = StepParts(recent)
@@ -45,6 +48,12 @@ def status_of(
         "mfu": last.get("mfu"),
         "step_parts": parts.means,
         "why_slow": why_slow(parts, recent),
+        "validation": _validation(history) if history else None,
+        "memory_bytes": last.get("memory_bytes"),
+        "predicted_memory_bytes": history.predicted_memory if history else None,
+        "goodput": _goodput(history) if history else None,
+        "usd": history.spending.spent[1] or None if history else None,
+        "latest_events": [_shown(event) for event in history.events[-EVENTS_SHOWN:]] if history else [],
         "eta_seconds": left if left and state.phase == "train" else None,
         "note": note,
         "evaluation": evaluation,
@@ -59,3 +68,22 @@ def status_of(
             {"rank": r.rank, "node": r.node, "pid": r.pid, "state": r.state, "step": r.step} for r in ranks
         ],
     }
+
+
+def _validation(history: RunHistory) -> dict[str, Any] | None:
+    """The step and the losses of the last evaluation that this controller knows of."""
+    row = history.evaluations.latest
+    if row is None:
+        return None
+    losses = {name: metrics["loss"] for name, metrics in row["sets"].items() if "loss" in metrics}
+    return {"step": row["step"], "loss": losses} if losses else None
+
+
+def _goodput(history: RunHistory) -> float | None:
+    """About the share of the time since the run began that its steps took: the summary has it exactly."""
+    passed = wall() - history.events[0]["time"] if history.events else 0.0
+    return min(history.step * history.step_seconds / passed, 1.0) if passed > 0 and history.step else None
+
+
+def _shown(event: Row) -> dict[str, Any]:
+    return {key: event.get(key) for key in ("time", "phase", "reason")}

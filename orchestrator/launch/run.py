@@ -23,6 +23,8 @@ LOOK = 5.0
 SILENCE = 120.0
 """Seconds that a controller may be silent: Ray starts a dead one again meanwhile."""
 
+STOPPING = "Ctrl-C: the run commits and ends; once more, and it ends at once"
+
 
 @dataclass(frozen=True)
 class RunOutcome:
@@ -146,7 +148,7 @@ def _watch(run: WatchedRun, show: Callable[[dict[str, Any]], None]) -> RunOutcom
         try:
             outcome = run.look()
             if run.status:
-                show(run.status)
+                show({**run.status, **({"note": STOPPING} if run.stopping else {})})
             if outcome is not None:
                 return outcome
             time.sleep(REFRESH)

@@ -29,6 +29,8 @@ class ProgressDisplay:
         self._live: LiveScreen | None = None
         self._phase: tuple[Any, ...] = ()
         self._printed, self._printed_at = "", -LINE_SECONDS
+        self.left = False
+        """Whether the user has left the screen; from then on there are lines."""
 
     def __enter__(self) -> ProgressDisplay:
         if self._how == "live":
@@ -48,6 +50,9 @@ class ProgressDisplay:
         line = "  ".join([head(status), *_details(status)])
         if self._live:
             self._live.update(status)
+            if self._live.is_left():
+                self._live.stop()
+                self._live, self._how, self.left = None, "lines", True
         elif self._how == "none" or status.get("phase") == "check":
             return  # what is found wrong is one line
         elif line != self._printed and (changed or time.monotonic() - self._printed_at >= LINE_SECONDS):

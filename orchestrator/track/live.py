@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import select
+import sys
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
@@ -24,15 +28,24 @@ class LiveScreen:
 
         self._live = Live(console=Console(file=stream), transient=True, refresh_per_second=4)
         self._losses: list[tuple[int, float]] = []
+        self._held_out: list[tuple[int, float]] = []
+        self._keys = Keys()
         self._live.start()
 
     def update(self, status: Mapping[str, Any]) -> None:
         """Show a status of the run, see `orchestrator.control.status`; missing keys are left out."""
-        self._note_loss(status.get("step"), status.get("loss"))
+        _note(self._losses, status.get("step"), status.get("loss"))
+        if validation := status.get("validation"):
+            _note(self._held_out, validation["step"], next(iter(validation["loss"].values())))
         self._live.update(self.render(status))
+
+    def is_left(self) -> bool:
+        """Whether q was pressed."""
+        return self._keys.pressed(b"q")
 
     def stop(self) -> None:
         """Take the lines away."""
+        self._keys.close()
         self._live.stop()
 
     def render(self, status: Mapping[str, Any]) -> Any:
@@ -53,8 +66,17 @@ class LiveScreen:
             cells.append(Text(f"step {step}/{steps}"))
         first.add_row(*cells)
         lines: list[Any] = [first]
-        lines += [Text(line) for line in [self._speed(status), *notes(status), *ranks(status)] if line]
+        texts = [self._speed(status), self._validation(status), standing(status), *notes(status)]
+        texts += [*ranks(status), *latest_events(status)]
+        lines += [Text(line, no_wrap=True, overflow="ellipsis") for line in texts if line]
+        lines += [Text("q leaves this screen; the run goes on", style="dim")] if self._keys.open else []
         return Group(*lines)
+
+    def _validation(self, status: Mapping[str, Any]) -> str:
+        if not (found := status.get("validation")):
+            return ""
+        name, loss = next(iter(found["loss"].items()))
+        return f"{name} {loss:.4f} at step {found['step']}  {curve(self._held_out)}"
 
     def _speed(self, status: Mapping[str, Any]) -> str:
         parts = (
@@ -66,12 +88,70 @@ class LiveScreen:
             parts.append(f"MFU {status['mfu']:.1%}")
         return "  ".join([*parts, *([str(status["layout"])] if status.get("layout") else [])])
 
-    def _note_loss(self, step: int | None, loss: float | None) -> None:
-        if step is None or loss is None:
+
+class Keys:
+    """Keys that are pressed on the terminal, read without waiting for the end of a line; none where there is none."""
+
+    def __init__(self) -> None:
+        self.open = False
+        try:
+            import termios
+            import tty
+
+            if not (sys.stdin.isatty() and os.getpgrp() == os.tcgetpgrp(sys.stdin.fileno())):
+                return  # in the background the terminal is somebody else's
+            self._before = termios.tcgetattr(sys.stdin)
+            tty.setcbreak(sys.stdin)
+            self.open = True
+        except (ImportError, OSError, ValueError, AttributeError):
             return
-        while self._losses and self._losses[-1][0] >= step:  # the run went back to a commit
-            self._losses.pop()
-        self._losses.append((step, loss))
+
+    def pressed(self, key: bytes) -> bool:
+        """Whether it was pressed since the last call; other keys are forgotten."""
+        found = b""
+        while self.open and select.select([sys.stdin], [], [], 0)[0]:
+            more = os.read(sys.stdin.fileno(), 1024)
+            if not more:
+                break
+            found += more
+        return key in found.lower()
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self.open:
+            import termios
+
+            self.open = False
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
+
+
+def _note(points: list[tuple[int, float]], step: int | None, value: float | None) -> None:
+    if step is None or value is None:
+        return
+    while points and points[-1][0] >= step:  # the run went back to a commit
+        points.pop()
+    points.append((step, value))
+
+
+def standing(status: Mapping[str, Any]) -> str:
+    """Goodput, memory beside what was planned, and money so far."""
+    parts = [f"goodput about {status['goodput']:.0%}"] if status.get("goodput") is not None else []
+    if status.get("memory_bytes"):
+        planned = status.get("predicted_memory_bytes")
+        of = f" of {planned / 2**30:.2f} GiB planned" if planned else " GiB"
+        parts.append(f"memory {status['memory_bytes'] / 2**30:.2f}{of}")
+    if status.get("usd"):
+        parts.append(f"{status['usd']:.2f} USD so far")
+    return "  ".join(parts)
+
+
+def latest_events(status: Mapping[str, Any]) -> list[str]:
+    """The last events, each with the time of the day (UTC)."""
+    events = [event for event in status.get("latest_events") or () if event.get("time")]
+    return [
+        f"{time.strftime('%H:%M:%S', time.gmtime(event['time']))} {event['phase']}: {event['reason']}"
+        for event in events
+    ]
 
 
 def curve(losses: Sequence[tuple[int, float]]) -> str:
@@ -95,12 +175,17 @@ def notes(status: Mapping[str, Any]) -> list[str]:
 
 
 def ranks(status: Mapping[str, Any]) -> list[str]:
-    """A line for each node: its ranks, with the state of those that do not run, and how far some are behind."""
+    """A line for each node: its ranks, with the state of those that do not run and how far some are behind, and how
+    busy it is."""
     found: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for rank in status.get("ranks") or ():
         found[str(rank["node"])].append(rank)
     newest = max((rank["step"] for of in found.values() for rank in of), default=0)
-    lines = [f"{node}: {', '.join(_rank(rank, newest) for rank in of)}" for node, of in found.items()]
+    read = status.get("nodes") or {}
+    lines = [
+        f"{node}: {', '.join(_rank(rank, newest) for rank in of)}{_node(read.get(node) or {})}"
+        for node, of in found.items()
+    ]
     more = [f"and {len(lines) - NODES} more nodes"] if len(lines) > NODES else []
     return [*lines[:NODES], *more]
 
@@ -109,3 +194,15 @@ def _rank(rank: Mapping[str, Any], newest: int) -> str:
     state = "" if rank["state"] == "running" else f" {rank['state']}"
     behind = newest - rank["step"]
     return f"rank {rank['rank']}{state}" + (f" {behind} steps behind" if behind > 1 else "")
+
+
+def _node(values: Mapping[str, float]) -> str:
+    shown = {"CPU": "cpu_utilization_percentage", "memory": "system_memory_usage_percentage"}
+    parts = [f"{name} {values[key]:.0f}%" for name, key in shown.items() if key in values]
+    gpus = [
+        value
+        for key, value in values.items()
+        if key.startswith("gpu_") and key.endswith("_utilization_percentage")
+    ]
+    parts += [f"GPUs {sum(gpus) / len(gpus):.0f}%"] if gpus else []
+    return f"  ({', '.join(parts)})" if parts else ""

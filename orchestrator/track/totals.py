@@ -7,6 +7,7 @@ and the points of the charts, thinned.
 from __future__ import annotations
 
 import math
+import statistics
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
@@ -23,6 +24,7 @@ from orchestrator.track.step_parts import LATEST, StepParts
 GANG_PHASES = frozenset({"start", "train"})
 """Phases in which steps are computed."""
 CHARTED = ("loss", "tokens_per_second", "grad_norm")
+LONGEST_OF = 20
 MEASURED = ("step_seconds", "tokens_per_second")
 
 
@@ -208,6 +210,17 @@ def totals_of(run: RunDir) -> RunTotals:
     found.add_evaluations(run.log(EVALS).newest())
     found.energy = measured(run.log(NODES).rows())
     return found
+
+
+def median_step(rows: Sequence[Row]) -> float:
+    """Median seconds of these steps, 0 if there are none."""
+    return statistics.median(row["step_seconds"] for row in rows) if rows else 0.0
+
+
+def longest_step(rows: Sequence[Row]) -> float:
+    """Seconds of the longest of the last LONGEST_OF steps of the last attempt in these rows, 0 if there are none."""
+    latest = [row for row in rows if row["attempt"] == rows[-1]["attempt"]][-LONGEST_OF:]
+    return max((row["step_seconds"] for row in latest), default=0.0)
 
 
 def is_number(value: Any) -> bool:

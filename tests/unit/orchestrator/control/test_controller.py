@@ -160,7 +160,7 @@ def test_a_run_from_data_to_summary(runs: Runs) -> None:
     names = {path.name for path in runs.path.iterdir()}
     assert names == {
         "job.yaml", "plan.json", "metrics.jsonl", "events.jsonl", "status.json", "summary.json", "report.html",
-        "checkpoints", "excerpt",
+        "checkpoints", "excerpt", "logs",
     }  # fmt: skip
 
 
