@@ -32,6 +32,10 @@ SUPERVISED_HEADS = {
     "reward": "sequence",
 }
 """The heads of supervised objectives."""
+CLASSES = {"regression": 1, "reward": 1, "span_extraction": 2}
+"""Outputs of the heads whose number is no choice."""
+OWN_HEADS = {"encoder": ("sequence", "token", "span"), "decoder": ("sequence", "token")}
+"""The supervised heads that models of this project can have, by architecture."""
 
 
 def describe(
@@ -56,14 +60,52 @@ def describe(
         if vocab_size is not None:
             wanted.setdefault("vocab_size", vocab_size)
         config = preset(model).changed(wanted)
-        return config if objective is None else for_objective(config, objective, classes)
+        return config if objective is None else _of_objective(model, config, objective, wanted, classes)
     from workloads.hf.folder import describe_folder
-    from workloads.hf.hf_class import HuggingFaceModel
 
     found = describe_folder(model.removeprefix(FOLDER)).changed(wanted)
-    if isinstance(found, HuggingFaceModel) or objective is None:
+    return found if objective is None else _of_objective(model, found, objective, wanted, classes)
+
+
+def _of_objective(
+    model: str,
+    found: TransformerConfig | HuggingFaceModel,
+    objective: str,
+    changes: Mapping[str, Any],
+    classes: int | None,
+) -> Description:
+    config = headed(model, found, objective, changes, classes)
+    return for_objective(config, objective, classes) if isinstance(config, TransformerConfig) else config
+
+
+def headed(
+    model: str,
+    found: TransformerConfig | HuggingFaceModel,
+    objective: str,
+    changes: Mapping[str, Any],
+    classes: int | None,
+) -> TransformerConfig | HuggingFaceModel:
+    """The model; of a class that is run as it is, with the head that `objective` trains, of so many classes. Where a
+    model in a folder can have no such head here, its class of transformers has it, which is then run as it is.
+
+    Raises WorkloadError if there is none.
+    """
+    from workloads.hf.hf_class import HuggingFaceModel, describe_hf_class
+
+    head = SUPERVISED_HEADS.get(objective)
+    if isinstance(found, HuggingFaceModel):
+        if head is None or objective == "reward":
+            return found
+        return found.with_head(head, CLASSES.get(objective, classes or 2))
+    if head is None or head in OWN_HEADS.get(found.architecture, ()):
         return found
-    return for_objective(found, objective, classes)
+    if not model.startswith(FOLDER):
+        raise WorkloadError(
+            f"{model} ({found.architecture}) has no head for {objective} here; export it, and give hf:<folder>, whose "
+            "class of transformers has one"
+        )
+    theirs = describe_hf_class(model.removeprefix(FOLDER)).changed(changes)
+    return theirs.with_head(head, CLASSES.get(objective, classes or 2))
 
 
 def for_objective(config: TransformerConfig, objective: str, classes: int | None = None) -> TransformerConfig:
@@ -72,9 +114,7 @@ def for_objective(config: TransformerConfig, objective: str, classes: int | None
     Raises WorkloadError if the model cannot have them.
     """
     if head := SUPERVISED_HEADS.get(objective):
-        count = {"regression": 1, "reward": 1, "span_extraction": 2}.get(
-            objective, classes or config.classes or 2
-        )
+        count = CLASSES.get(objective, classes or config.classes or 2)
         return config.changed({"head": head, "sentence_head": False, "generator": 0, "classes": count})
     if config.architecture not in ("encoder", "prefix"):
         return config

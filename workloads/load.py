@@ -11,14 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from workloads import objectives
-from workloads.adapters.adapter import Adapter
-from workloads.describe import FOLDER, SENTENCES, SUPERVISED_HEADS, Description, describe, for_objective
+from workloads.adapters.adapter import LOW_RANK, Adapter
+from workloads.describe import FOLDER, SENTENCES, Description, describe, for_objective, headed
 from workloads.errors import WorkloadError
 from workloads.hf.hf_class import HuggingFaceModel
 from workloads.hf.hf_class import build as build_class
 from workloads.hf.hf_config import root
+from workloads.hf.network import HuggingFaceNetwork
 from workloads.hf.weights import has_weights, weights_of_model
-from workloads.hf.workload import HuggingFaceWorkload
+from workloads.hf.workload import HuggingFaceWorkload, adaptable
 from workloads.model.config import TransformerConfig
 from workloads.model.mup import beside
 from workloads.model.stored import StoredWeights
@@ -35,9 +36,7 @@ Begin: TypeAlias = Callable[
 NOT_OF_HF_CLASSES = (
     *SENTENCES,
     "replaced_token_detection",
-    *SUPERVISED_HEADS,
-    "seq2seq",
-    *(name for name in objectives.NAMES if objectives.compares(name)),
+    "reward",
 )
 """Objectives that need heads or losses which a Hugging Face class run as it is does not have."""
 
@@ -78,6 +77,8 @@ def load(
             f"mup scales weights that begin anew, and {model} has its own; use a preset or set mup to null"
         )
     config = describe(model, changes, vocabulary.size) if described is None else described
+    if not isinstance(config, OwnModel):
+        config = headed(model, config, objective, changes or {}, len(labels) or None)
     if isinstance(config, TransformerConfig) and vocabulary.added <= config.vocab_size < vocabulary.size:
         config = config.changed({"vocab_size": vocabulary.size})
     taken = adapter.positions if adapter else 0
@@ -97,14 +98,10 @@ def load(
     if isinstance(config, OwnModel):
         return OwnWorkload(model, config, built, vocabulary)
     if isinstance(config, HuggingFaceModel):
+        config = config.padded_with(vocabulary.padding)
         if begin is not None:
             raise WorkloadError(
                 f"{model} is run as a class of transformers; name its weights in workload.model"
-            )
-        if adapter is not None:
-            raise WorkloadError(
-                f"adapters are for classes of this project's own, and {model} is run as a class of transformers; "
-                "train it whole, or a part of it by train.freeze"
             )
         if layer_drop:
             raise WorkloadError(
@@ -112,7 +109,8 @@ def load(
                 "set workload.layer_drop to 0"
             )
         has_weights(str(root(config.folder)))  # refuses weights that cannot be read
-        return HuggingFaceWorkload(model, config, built, vocabulary, dropout)
+        workload = HuggingFaceWorkload(model, config, built, vocabulary, dropout)
+        return workload if adapter is None else workload.with_adapter(adapter)
     config = for_objective(config, objective, len(labels) or None)
     if not model.startswith(FOLDER):
         config = _completed(config, vocabulary, sequence_length)
@@ -217,10 +215,12 @@ def trained_share(
             if isinstance(model, OwnModel)
             else build_model(model)
             if isinstance(model, TransformerConfig)
-            else build_class(model)
+            else HuggingFaceNetwork(build_class(model), {}, causal=True)
         )
         if adapter is not None and isinstance(model, TransformerConfig):
             adapter.apply(built, model)
+        elif adapter is not None and isinstance(model, HuggingFaceModel) and adapter.kind in LOW_RANK:
+            adapter.adapt(built, adaptable(built))
     sizes = {name: parameter.numel() for name, parameter in built.named_parameters()}
     open_ = [n for n in sizes if adapter is None or adapter.trains(n)]
     trained = {n for n in open_ if not any(fnmatchcase(n, pattern) for pattern in freeze)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -57,11 +57,16 @@ class Adapter:
             elif self.kind == "prefix":
                 add_prefixes(model, config, self.rank)
             return
-        linear = {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
-        inside = [name for name in linear if not f"{name}.".startswith(HEADS)]
-        for name in sorted(matching(self.targets, inside, "linear layer")):
+        self.adapt(model, [name for name in linear_layers(model) if not f"{name}.".startswith(HEADS)])
+
+    def adapt(self, model: nn.Module, layers: Collection[str]) -> None:
+        """Give matrices to those of these linear layers of a model that are targets. Raises WorkloadError if a pattern
+        matches none."""
+        for name in sorted(matching(self.targets, layers, "linear layer")):
             parent, _, leaf = name.rpartition(".")
-            adapted = LoraLinear(linear[name], self.rank, self.scale, self.kind == "dora")
+            layer = model.get_submodule(name)
+            assert isinstance(layer, nn.Linear)
+            adapted = LoraLinear(layer, self.rank, self.scale, self.kind == "dora")
             setattr(model.get_submodule(parent), leaf, adapted)
 
     def trains(self, name: str) -> bool:
@@ -112,6 +117,11 @@ class Adapter:
             return weight
         length = read(f"{module}{LENGTH}") if f"{module}{LENGTH}" in names else None
         return merged(weight, read(f"{module}{A}"), read(f"{module}{B}"), self.scale, length)
+
+
+def linear_layers(model: nn.Module) -> list[str]:
+    """The names of the plain linear layers of a model."""
+    return [name for name, module in model.named_modules() if type(module) is nn.Linear]
 
 
 def styles_with(styles: Mapping[str, str]) -> dict[str, str]:

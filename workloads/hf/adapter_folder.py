@@ -17,6 +17,7 @@ from workloads.errors import WorkloadError
 from workloads.hf.convert import row_of, to_hf
 from workloads.hf.families import family_of
 from workloads.hf.family import Row
+from workloads.hf.workload import NETWORK, HuggingFaceWorkload
 from workloads.transformer_workload import TransformerWorkload
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -48,11 +49,13 @@ class _Layer:
         return [name.replace("{n}", self.number).removesuffix(".weight") for name in self.row.names]
 
 
-def check_adapter(workload: TransformerWorkload) -> None:
+def check_adapter(workload: TransformerWorkload | HuggingFaceWorkload) -> None:
     """Raise WorkloadError if the adapter cannot be written for peft."""
     adapter = _adapter_of(workload)
     if adapter.kind not in (*LOW_RANK, "prefix"):
         raise WorkloadError(f"peft has no {adapter.kind}; set checkpoint.export to hf")
+    if isinstance(workload, HuggingFaceWorkload):
+        return
     if workload.config.generator:
         raise WorkloadError("peft adapts one network, and this model has two; set checkpoint.export to hf")
     blank = {name: torch.empty(shape, device="meta") for name, shape in workload.shapes.items()}
@@ -65,13 +68,56 @@ def check_adapter(workload: TransformerWorkload) -> None:
         _tensors(workload, blank.__getitem__)
 
 
-def write_adapter(workload: TransformerWorkload, read: Read, folder: str, base: str) -> None:
+def write_adapter(
+    workload: TransformerWorkload | HuggingFaceWorkload, read: Read, folder: str, base: str
+) -> None:
     """Write adapter_config.json and adapter_model.safetensors for the base that is named so; `read(name)` gives a
     tensor of our model."""
     place = Path(folder)
-    tensors = {name: tensor.contiguous() for name, tensor in _tensors(workload, read).items()}
+    if isinstance(workload, HuggingFaceWorkload):
+        found, config = _tensors_of_class(workload, read), _config_of_class(workload, base)
+    else:
+        found, config = _tensors(workload, read), config_of(workload, base)
+    tensors = {name: tensor.contiguous() for name, tensor in found.items()}
     save_file(tensors, place / WEIGHTS, metadata={"format": "pt"})
-    (place / CONFIG).write_text(json.dumps(config_of(workload, base), indent=2) + "\n")
+    (place / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _config_of_class(workload: HuggingFaceWorkload, base: str) -> dict[str, Any]:
+    """What adapter_config.json says of a class that is run as it is, whose layers are transformers' own."""
+    adapter, end = _adapter_of(workload), len(A)
+    modules = [n.removeprefix(NETWORK)[:-end] for n in workload.shapes if n.endswith(A)]
+    return {
+        "task_type": _task_of(type(workload.config.bare).__name__),
+        "base_model_name_or_path": base,
+        "modules_to_save": sorted({name.rpartition(".")[0] for name in workload.new}) or None,
+        "inference_mode": True,
+        **_low_rank(adapter),
+        "fan_in_fan_out": False,
+        "target_modules": sorted(modules),
+    }
+
+
+def _tensors_of_class(workload: HuggingFaceWorkload, read: Read) -> dict[str, Tensor]:
+    ends = {A: ".lora_A.weight", B: ".lora_B.weight", LENGTH: ".lora_magnitude_vector"}
+    found = {f"{PREFIX}{name}": read(f"{NETWORK}{name}") for name in workload.new}
+    for name in workload.shapes:
+        for ours, theirs in ends.items():
+            if name.endswith(ours):
+                found[f"{PREFIX}{name.removeprefix(NETWORK).removesuffix(ours)}{theirs}"] = read(name)
+    return found
+
+
+def _low_rank(adapter: Adapter) -> dict[str, Any]:
+    return {
+        "peft_type": "LORA",
+        "r": adapter.rank,
+        "lora_alpha": adapter.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "use_rslora": adapter.kind == "rslora",
+        "use_dora": adapter.kind == "dora",
+    }
 
 
 def config_of(workload: TransformerWorkload, base: str) -> dict[str, Any]:
@@ -101,13 +147,7 @@ def config_of(workload: TransformerWorkload, base: str) -> dict[str, Any]:
     ranks = {layer.module: adapter.rank * len(_adapted(layer, workload.shapes)) for layer in layers}
     odd = {module: rank for module, rank in ranks.items() if rank != adapter.rank}
     return general | {
-        "peft_type": "LORA",
-        "r": adapter.rank,
-        "lora_alpha": adapter.alpha,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "use_rslora": adapter.kind == "rslora",
-        "use_dora": adapter.kind == "dora",
+        **_low_rank(adapter),
         "fan_in_fan_out": any(layer.row.transposed for layer in layers),
         "target_modules": sorted(ranks),
         "rank_pattern": odd,
@@ -116,7 +156,10 @@ def config_of(workload: TransformerWorkload, base: str) -> dict[str, Any]:
 
 
 def _task(workload: TransformerWorkload) -> str | None:
-    kind = family_of(workload.config).head(workload.config).kind
+    return _task_of(family_of(workload.config).head(workload.config).kind)
+
+
+def _task_of(kind: str) -> str | None:
     return next((task for end, task in TASKS.items() if kind.endswith(end)), None)
 
 
@@ -124,7 +167,7 @@ def _alpha(adapter: Adapter, rank: int) -> float:
     return adapter.scale * (rank**0.5 if adapter.kind == "rslora" else rank)
 
 
-def _adapter_of(workload: TransformerWorkload) -> Adapter:
+def _adapter_of(workload: TransformerWorkload | HuggingFaceWorkload) -> Adapter:
     if workload.adapter is None:
         raise WorkloadError("there is no adapter to write; set workload.adapter, or checkpoint.export to hf")
     return workload.adapter

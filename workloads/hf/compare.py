@@ -153,7 +153,9 @@ def _hf_outputs(
     config: TransformerConfig | HuggingFaceModel, hf_model: Any, batch: Batch
 ) -> Mapping[str, Tensor]:
     if isinstance(config, HuggingFaceModel):
-        return {"logits": HuggingFaceNetwork(hf_model, {}, config.architecture == "decoder")(batch).logits}
+        causal = config.architecture == "decoder"
+        output = HuggingFaceNetwork(hf_model, {}, causal, head=config.head)(batch)
+        return {"logits": output.logits if output.sentence is None else output.sentence}
     found: Mapping[str, Tensor] = hf_model(**arguments(config, batch))
     return found
 

@@ -15,6 +15,13 @@ from workloads.errors import WorkloadError
 from workloads.hf.hf_config import nested_configs, random_attributes, read_hf_config
 from workloads.hf.routers import balance_of
 
+HEADED = {
+    "sequence": "AutoModelForSequenceClassification",
+    "token": "AutoModelForTokenClassification",
+    "span": "AutoModelForQuestionAnswering",
+}
+"""The Auto class of transformers for each head of supervised objectives."""
+
 
 @dataclass(frozen=True)
 class HuggingFaceModel:
@@ -22,7 +29,8 @@ class HuggingFaceModel:
 
     It is run as it is and cannot be split, hence one layer and one head. changes: changed attributes of its
     configuration. zeroed: attributes that training sets to zero, since the random numbers drawn with them would depend
-    on the layout.
+    on the layout. head is what stands on its last hidden states, as in `TransformerConfig`: the language model's
+    own, or one of HEADED with so many `classes`.
     """
 
     folder: str
@@ -32,6 +40,10 @@ class HuggingFaceModel:
     max_positions: int
     changes: tuple[tuple[str, Any], ...] = ()
     zeroed: tuple[str, ...] = ()
+    head: str = "language"
+    classes: int = 0
+    token_types: int = 0
+    sentence_head: bool = False
     family: str = "transformers"
     layers: int = 1
     decoder_layers: int = 0
@@ -49,6 +61,38 @@ class HuggingFaceModel:
             if not hasattr(hf_config, name):
                 raise WorkloadError(f"the configuration in {self.folder} has no {name}; change one it has")
         return replace(describe_hf_class(self.folder, changes), changes=tuple(changes.items()))
+
+    def with_head(self, head: str, classes: int) -> HuggingFaceModel:
+        """A copy with a head of HEADED. Raises WorkloadError if transformers has no such class for it."""
+        from transformers.models.auto import modeling_auto
+
+        kind = HEADED[head].removeprefix("AutoModelFor")
+        tables = {
+            "SequenceClassification": modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+            "TokenClassification": modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
+            "QuestionAnswering": modeling_auto.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
+        }
+        model_type = read_hf_config(self.folder).model_type
+        if model_type not in tables[kind]:
+            raise WorkloadError(
+                f"transformers has no {kind} class for {model_type} in {self.folder}; give another class"
+            )
+        return replace(self, head=head, classes=classes)
+
+    def padded_with(self, padding: int) -> HuggingFaceModel:
+        """A copy that knows the padding, where the class finds by it the token that its head reads. Raises
+        WorkloadError if its configuration names another."""
+        if self.head != "sequence" or self.architecture == "encoder":
+            return self
+        known = read_hf_config(self.folder, dict(self.changes)).get_text_config().pad_token_id
+        if known is None:
+            return replace(self, changes=(*self.changes, ("pad_token_id", padding)))
+        if known != padding:
+            raise WorkloadError(
+                f"the model in {self.folder} finds the last token by pad_token_id {known}, and the tokenizer pads with "
+                f"{padding}; set workload.changes.pad_token_id to {padding}"
+            )
+        return self
 
     @cached_property
     def bare(self) -> Any:
@@ -74,7 +118,7 @@ class HuggingFaceModel:
     @cached_property
     def ends_in_head(self) -> bool:
         """Whether its logits are what its output embeddings give for a hidden state, and nothing is done with them."""
-        head = self.bare.get_output_embeddings()
+        head = self.bare.get_output_embeddings() if self.head == "language" else None
         if type(head) is not nn.Linear:
             return False
         tokens = torch.zeros(1, 2, dtype=torch.int64, device="meta")
@@ -121,7 +165,10 @@ def describe_hf_class(folder: str, changes: Mapping[str, Any] | None = None) -> 
     zeroed = tuple(
         dict.fromkeys(name for part in nested_configs(hf_config) for name in random_attributes(part))
     )
-    return HuggingFaceModel(folder, architecture, text.vocab_size, text.hidden_size, positions, zeroed=zeroed)
+    types = getattr(text, "type_vocab_size", 0) or 0
+    return HuggingFaceModel(
+        folder, architecture, text.vocab_size, text.hidden_size, positions, zeroed=zeroed, token_types=types
+    )
 
 
 def _architecture(folder: str, hf_config: Any) -> str:
@@ -159,9 +206,11 @@ def build(config: HuggingFaceModel, meta: bool = False) -> nn.Module:
 
 
 def auto_class(config: HuggingFaceModel) -> Any:
-    """The Auto class of transformers for the model's architecture."""
+    """The Auto class of transformers for the model's architecture and head."""
     import transformers
 
+    if config.head in HEADED:
+        return getattr(transformers, HEADED[config.head])
     return {
         "decoder": transformers.AutoModelForCausalLM,
         "encoder": transformers.AutoModelForMaskedLM,
@@ -173,6 +222,9 @@ def training_config(config: HuggingFaceModel) -> Any:
     """The configuration for training: all `random_attributes` are zero."""
     hf_config = read_hf_config(config.folder, dict(config.changes))
     hf_config.return_dict = True
+    if config.head != "language":
+        hf_config.num_labels = config.classes
+        hf_config.classifier_dropout = 0.0  # some classes take 0.1 where nothing is said
     for part in nested_configs(hf_config):
         for name in random_attributes(part):
             setattr(part, name, 0.0)

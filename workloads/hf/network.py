@@ -25,7 +25,7 @@ class HuggingFaceNetwork(nn.Module):
     `fixed_buffers` are the values of buffers outside the state (rotary frequencies). Moving the model to another device
     would lose them and untie tied weights, so both are restored after every move. causal: whether it is a decoder.
     dropout is the rate of its dropout modules; ends_in_head says whether its logits are what its output embeddings
-    give.
+    give; head is that of the `HuggingFaceModel`.
     """
 
     def __init__(
@@ -35,8 +35,10 @@ class HuggingFaceNetwork(nn.Module):
         causal: bool,
         dropout: float = 0.0,
         ends_in_head: bool = False,
+        head: str = "language",
     ) -> None:
         super().__init__()
+        self._head = head
         self._ends_in_head = ends_in_head
         self._dropouts = counted(network, dropout) if dropout else []
         self.network = network
@@ -44,7 +46,7 @@ class HuggingFaceNetwork(nn.Module):
 
     def forward(self, batch: Batch, in_chunks: ChunkedLoss | None = None) -> Output:
         """Logits [B, L, vocabulary] of the batch, or the sums of `in_chunks` where the class allows it, and the
-        routers' loss if the class has one."""
+        routers' loss if the class has one. Of other heads what `Output` says of them."""
         arguments: dict[str, Any] = {
             hf_name: batch[name] for name, hf_name in ARGUMENTS.items() if name in batch
         }
@@ -69,6 +71,11 @@ class HuggingFaceNetwork(nn.Module):
             output = self.network(**arguments, use_cache=False)
         if self.balance is not None:
             extra = self.balance(output.router_logits, len(batch["tokens"]))
+        if self._head == "sequence":
+            return Output(output.logits, extra, sentence=output.logits)
+        if self._head == "span":
+            ends = torch.stack((output.start_logits, output.end_logits), -1)
+            return Output(ends, extra, ends)
         return Output(output.logits, extra, None if sums else output.logits, sums=sums)
 
     def _in_chunks(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from workloads.hf.hf_config import nested_configs
-from workloads.workload import Vocabulary
+from workloads.workload import Frame, Vocabulary
 
 WIDTH = 64
 """Width of what is narrowed, where nothing else depends on it."""
@@ -56,7 +56,12 @@ def fewer_tokens(hf_config: Any, vocabulary: Vocabulary) -> Vocabulary:
         for token in ids
         if token >= TOKENS
     }
-    large |= {token for token in vocabulary.special if token >= TOKENS}
+    framing = (
+        {token for part in vocabulary.frame[:2] for side in part for token in side}
+        if vocabulary.frame
+        else set()
+    )
+    large |= {token for token in vocabulary.special | framing if token >= TOKENS}
     new = {token: TOKENS + place for place, token in enumerate(sorted(large))}
     size = TOKENS + len(new)
     for part in nested_configs(hf_config):
@@ -73,6 +78,7 @@ def fewer_tokens(hf_config: Any, vocabulary: Vocabulary) -> Vocabulary:
         vocabulary,
         size=min(size, vocabulary.size),
         sentinels=tuple(new.get(token, token) for token in vocabulary.sentinels),
+        frame=_renumbered(vocabulary.frame, new),
         reserved=frozenset(),  # most of them are gone, and what is drawn need not be text
         **{name: new.get(token, token) for name, token in known.items() if token is not None},
     )
@@ -81,6 +87,13 @@ def fewer_tokens(hf_config: Any, vocabulary: Vocabulary) -> Vocabulary:
     return replace(
         small, word_start=anywhere if words else None, sentence_end=anywhere if sentences else None
     )
+
+
+def _renumbered(frame: Frame | None, new: Mapping[int, int]) -> Frame | None:
+    if frame is None:
+        return None
+    single, pair = ([tuple(new.get(t, t) for t in side) for side in part] for part in frame[:2])
+    return Frame((single[0], single[1]), (pair[0], pair[1], pair[2]), frame.typed)
 
 
 def _ids(part: Any) -> Iterator[tuple[str, list[int]]]:

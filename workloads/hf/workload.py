@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from workloads.adapters.adapter import LOW_RANK, Adapter, check_has_biases, linear_layers, merged_reader
+from workloads.adapters.frozen import parameters_of
 from workloads.errors import WorkloadError
 from workloads.hf.generate import generate
 from workloads.hf.hf_class import HuggingFaceModel, auto_class, blocks_of, build, training_config
 from workloads.hf.hf_config import read_hf_config, root
 from workloads.hf.network import HuggingFaceNetwork
-from workloads.hf.weights import has_weights
+from workloads.hf.weights import Weights, has_weights
 from workloads.model import losses
+from workloads.model.stored import listed
 from workloads.model.transformer import Output
+from workloads.objectives.preferences import preference_loss
 from workloads.workload import Batch, Ended, Loss, Objective, Sampling, Vocabulary
 
 NETWORK = "network."
@@ -30,7 +34,8 @@ class HuggingFaceWorkload:
     Its initial weights are those of the folder or, if that has only a configuration, those of the class's own
     initialisation under torch.manual_seed(seed). That one runs through the whole model in order, so unlike elsewhere a
     tensor's value depends on the model as well as on (seed, name). dropout is the rate of its dropout modules, see
-    `workloads.hf.dropout`.
+    `workloads.hf.dropout`. adapter is trained in place of its own weights, of which then only heads are that begin
+    anew.
     """
 
     name: str
@@ -40,10 +45,40 @@ class HuggingFaceWorkload:
     dropout: float = 0.0
     frozen: frozenset[str] = frozenset()
     thawed_after: Mapping[str, int] = field(default_factory=dict, compare=False)
+    adapter: Adapter | None = None
 
     def build(self) -> nn.Module:
         """The module on the current default device."""
-        return self.wrap(build(self.config))
+        model = self.wrap(build(self.config))
+        if self.adapter and self.adapter.kind in LOW_RANK:
+            self.adapter.adapt(model, adaptable(model))
+        return model
+
+    def with_adapter(self, adapter: Adapter) -> HuggingFaceWorkload:
+        """This workload with an adapter. Raises WorkloadError if there is nothing to adapt."""
+        if adapter.kind not in (*LOW_RANK, "bitfit"):
+            raise WorkloadError(
+                f"{adapter.kind} adapters are for classes of this project's own, and {self.name} is run as a class of "
+                "transformers; use lora"
+            )
+        check_has_biases(adapter.kind, self.shapes, self.name)
+        adapted, new = replace(self, adapter=adapter), {f"{NETWORK}{name}" for name in self.new}
+        names = [name for name in parameters_of(adapted) if not adapter.trains(name) and name not in new]
+        return replace(adapted, frozen=frozenset(names))
+
+    @cached_property
+    def new(self) -> Sequence[str]:
+        """The parameters of the head that the checkpoint lacks, by transformers' names."""
+        folder, bare = str(root(self.config.folder)), self.config.bare
+        if self.config.head == "language" or not has_weights(folder):
+            return ()
+        there = set(Weights(folder).names)
+        return [n for n, _ in bare.named_parameters() if is_of_head(bare, n) and n not in there]
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """See Workload.notes."""
+        return (f"{listed(self.new)} begin anew: {self.config.folder} has none",) if self.new else ()
 
     @cached_property
     def shapes(self) -> Mapping[str, torch.Size]:
@@ -53,8 +88,6 @@ class HuggingFaceWorkload:
         kept = model.state_dict().keys()
         named = [*model.named_parameters(), *model.named_buffers()]
         return {name: tensor.shape for name, tensor in named if name in kept}
-
-    notes: Sequence[str] = ()
 
     def stored(self, name: str, seed: int) -> None:
         """None: transformers reads the weights of its classes itself, all at once."""
@@ -66,6 +99,8 @@ class HuggingFaceWorkload:
             raise WorkloadError(
                 f"{self.name} has no tensor {name!r}; its names are those of named_parameters()"
             )
+        if self.adapter and self.adapter.adds(name):
+            return self.adapter.initial(name, self.shapes[name], seed, partial(self.initial, seed=seed))
         return _initialised(self.config, seed).state_dict()[name.removeprefix(NETWORK)].float()
 
     def lr_scale(self, name: str) -> float:
@@ -98,12 +133,9 @@ class HuggingFaceWorkload:
         self, output: Output, batch: Batch, of_tokens: losses.TokenLoss = losses.token_loss
     ) -> Loss:
         """The loss of the output of a forward pass."""
-        result = losses.of_output(output, batch, of_tokens)
-        if output.extra is None:
-            return result
-        return replace(
-            result, extra=output.extra, metrics={**result.metrics, "router_loss": output.extra.detach()}
-        )
+        if compared := preference_loss(self.objective, output, batch, of_tokens):
+            return compared
+        return losses.loss(self.config, output, batch, of_tokens)
 
     def balance(self, model: nn.Module, routed: Mapping[str, Tensor]) -> None:
         """Nothing: the class balances its routers by its own loss."""
@@ -150,7 +182,11 @@ class HuggingFaceWorkload:
         """Nothing to check: the class itself writes the export."""
 
     def to_hf(self, read: Callable[[str], Tensor], folder: str) -> None:
-        """Write config.json and the weights (fp32) as the class itself saves them."""
+        """Write config.json and the weights (fp32) as the class itself saves them, with the adapter merged."""
+        self.base_to_hf(merged_reader(self.adapter, self.shapes, read) if self.adapter else read, folder)
+
+    def base_to_hf(self, read: Callable[[str], Tensor], folder: str) -> None:
+        """As `to_hf`, of the model without its adapter."""
         hf_config = self._export_config()
         with torch.device("meta"):
             model = self.wrap(auto_class(self.config).from_config(hf_config, dtype=torch.float32))
@@ -167,12 +203,19 @@ class HuggingFaceWorkload:
         start = getattr(self.objective, "decoder_start", None)
         if self.config.architecture == "encoder-decoder" and start is not None:
             hf_config.decoder_start_token_id = start
+        if self.config.head != "language":
+            names = getattr(self.objective, "labels", ()) or [
+                f"LABEL_{n}" for n in range(self.config.classes)
+            ]
+            hf_config.id2label = dict(enumerate(names))
+            hf_config.label2id = {name: number for number, name in enumerate(names)}
         return hf_config
 
     def wrap(self, bare: nn.Module) -> HuggingFaceNetwork:
         """A model of transformers inside our module."""
         causal = self.config.architecture == "decoder"
-        return HuggingFaceNetwork(bare, self._fixed_buffers, causal, self.dropout, self.config.ends_in_head)
+        ends, head = self.config.ends_in_head, self.config.head
+        return HuggingFaceNetwork(bare, self._fixed_buffers, causal, self.dropout, ends, head)
 
     @cached_property
     def _fixed_buffers(self) -> Mapping[str, Tensor]:
@@ -180,6 +223,31 @@ class HuggingFaceWorkload:
         model = _initialised(self.config, 0)
         kept = model.state_dict().keys()
         return {name: buffer.clone() for name, buffer in model.named_buffers() if name not in kept}
+
+
+def _renamed(config: HuggingFaceModel) -> dict[str, str] | None:
+    """How names in a checkpoint of the language model begin in the class with the head, where that is otherwise (as
+    those of Llama's for questions do)."""
+    if config.head == "language":
+        return None
+    ours, theirs = config.bare.base_model_prefix, replace(config, head="language").bare.base_model_prefix
+    there = Weights(str(root(config.folder))).names
+    if ours == theirs or any(name.startswith(f"{ours}.") for name in there):
+        return None
+    return {rf"^{theirs}\.": f"{ours}."}
+
+
+def adaptable(model: nn.Module) -> list[str]:
+    """The linear layers of a module of ours that an adapter may have as targets: all but those of heads."""
+    bare = model.get_submodule(NETWORK.removesuffix("."))
+    names = linear_layers(model)
+    return [n for n in names if not is_of_head(bare, n.removeprefix(NETWORK) + ".weight")]
+
+
+def is_of_head(bare: nn.Module, name: str) -> bool:
+    """Whether a tensor of a class of transformers is of what stands on its last hidden states: a checkpoint of the
+    language model lacks it, and so it does some classes' pooler."""
+    return not name.startswith(f"{bare.base_model_prefix}.") or ".pooler." in f".{name}"
 
 
 @lru_cache(maxsize=1)
@@ -193,15 +261,18 @@ def _initialised(config: HuggingFaceModel, seed: int) -> nn.Module:
         if not has_weights(str(folder)):
             return build(config)
         transformers.logging.disable_progress_bar()  # in commands, among their own lines
+        transformers.logging.set_verbosity_error()  # what begins anew is told by `notes`
         try:
             model, found = auto_class(config).from_pretrained(
                 folder, config=training_config(config), dtype=torch.float32, local_files_only=True,
                 trust_remote_code=False, use_safetensors=True, output_loading_info=True,
+                key_mapping=_renamed(config),
             )  # fmt: skip
         except (RuntimeError, ValueError, OSError) as error:
             reason = " ".join(str(error).split())[:200]
             raise WorkloadError(f"the checkpoint in {folder} does not fit: {reason}") from error
-    if missing := sorted(found["missing_keys"]):
+    headed = config.head != "language"
+    if missing := sorted(n for n in found["missing_keys"] if not (headed and is_of_head(model, n))):
         named = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
         raise WorkloadError(
             f"the checkpoint in {folder} does not fit: it lacks {named}; "

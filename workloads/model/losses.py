@@ -4,15 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from workloads.model.config import TransformerConfig
 from workloads.model.electra import ElectraOutput
 from workloads.model.transformer import IGNORED, Output
 from workloads.workload import Batch, Loss
+
+
+class Headed(Protocol):
+    """What a loss depends on of a model's configuration."""
+
+    @property
+    def head(self) -> str:
+        """What stands on the last hidden states."""
+        ...
+
+    @property
+    def classes(self) -> int:
+        """Outputs of that head."""
+        ...
+
+    @property
+    def sentence_head(self) -> bool:
+        """Whether there is one of the full sequence beside it."""
+        ...
+
 
 DISCRIMINATOR_WEIGHT = 50.0
 """Weight of replaced-token detection beside masked language modelling (ELECTRA, section 2)."""
@@ -34,7 +54,7 @@ def token_loss(logits: Tensor, labels: Tensor) -> Loss:
 
 
 def loss(
-    config: TransformerConfig,
+    config: Headed,
     output: Output | ElectraOutput,
     batch: Batch,
     of_tokens: TokenLoss = token_loss,

@@ -17,10 +17,10 @@ span_corruption           T5, Raffel et al. 2020                              en
 denoising                 BART, Lewis et al. 2020                             encoder-decoder
 mass                      MASS, Song et al. 2019                              encoder-decoder
 gap_sentences             PEGASUS, Zhang et al. 2020                          encoder-decoder
-sequence_classification   GPT, Radford et al. 2018; BERT, Devlin et al. 2019  decoder, encoder
-regression                STS-B in GLUE, Wang et al. 2019                     decoder, encoder
-token_classification      BERT, Devlin et al. 2019, section 5.3               decoder, encoder
-span_extraction           BERT, Devlin et al. 2019, section 4.2               encoder
+sequence_classification   GPT, Radford et al. 2018; BERT, Devlin et al. 2019  decoder, encoder, encoder-decoder
+regression                STS-B in GLUE, Wang et al. 2019                     decoder, encoder, encoder-decoder
+token_classification      BERT, Devlin et al. 2019, section 5.3               decoder, encoder, encoder-decoder
+span_extraction           BERT, Devlin et al. 2019, section 4.2               decoder, encoder, encoder-decoder
 seq2seq                   T5, Raffel et al. 2020                              encoder-decoder
 conversation              InstructGPT, Ouyang et al. 2022                     decoder
 dpo                       DPO, Rafailov et al. 2023                           decoder

@@ -144,6 +144,8 @@ class Dpo(SampledObjective):
     chosen answer has risen above the reference's than that of the rejected one. `loss` "hinge": max(0, 1 - beta x
     margin) (Zhao et al. 2023). `label_smoothing` is the share of pairs that are taken to be the wrong way round: the
     loss is "sigmoid" of both ways (cDPO, Mitchell 2023), or its unbiased form, "robust" (Chowdhury et al. 2024).
+    `sft` weighs the mean negative log-probability of a token of the chosen answer beside it, which keeps that answer
+    likely (Pang et al. 2024, equation 1).
     """
 
     name = "dpo"
@@ -154,6 +156,7 @@ class Dpo(SampledObjective):
     beta: float = at_least(1e-6, 0.1)
     label_smoothing: float = fraction_or_zero(0.5)
     loss: str = choice("sigmoid", "hinge", "robust")
+    sft: float = at_least(0.0, 0.0)
     sample, is_cut, is_lost = _sample_pair, _is_pair_cut, _is_pair_lost
 
     def compare(self, said: Tensor, batch: Batch) -> Loss:
@@ -166,6 +169,8 @@ class Dpo(SampledObjective):
             each = torch.relu(1 - margin)
         elif self.loss == "robust":
             each = ((1 - smooth) * right - smooth * wrong) / (1 - 2 * smooth)
+        if self.sft:
+            each = each - self.sft * said[:, 0] / batch["answer_tokens"][:, 0].clamp(min=1)
         return judged(each, rewards, batch, said)
 
 

@@ -97,7 +97,7 @@ class SequenceClassification(SampledObjective):
     """One label a text, or a pair of texts: sequence_labels int64."""
 
     name = "sequence_classification"
-    architectures = frozenset({"encoder", "decoder"})
+    architectures = frozenset({"encoder", "decoder", "encoder-decoder"})
     unit = "record"
     begins, ends = "cls", "sep"
     is_cut = _are_texts_cut
@@ -112,7 +112,7 @@ class Regression(SampledObjective):
     """One number a text, or a pair of texts: sequence_labels fp32; the loss is the squared error."""
 
     name = "regression"
-    architectures = frozenset({"encoder", "decoder"})
+    architectures = frozenset({"encoder", "decoder", "encoder-decoder"})
     unit = "record"
     begins, ends = "cls", "sep"
     is_cut = _are_texts_cut
@@ -127,7 +127,7 @@ class TokenClassification(SampledObjective):
     """One label a word, predicted at its first token: labels int64 [length]."""
 
     name = "token_classification"
-    architectures = frozenset({"encoder", "decoder"})
+    architectures = frozenset({"encoder", "decoder", "encoder-decoder"})
     unit = "record"
     begins, ends = "cls", "sep"
     is_cut = _are_texts_cut
@@ -158,7 +158,7 @@ class SpanExtraction(SampledObjective):
     without an answer points at the first token; of an answer that is cut off nothing is predicted."""
 
     name = "span_extraction"
-    architectures = frozenset({"encoder"})
+    architectures = frozenset({"encoder", "decoder", "encoder-decoder"})
     unit = "record"
     begins, ends = "cls", "sep"
     is_cut = _are_texts_cut

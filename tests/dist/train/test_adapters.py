@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from base_run import save_dense, save_experts
+from base_run import save_class, save_dense, save_experts
 from harness import Results, check_equal, same_bits
 
 from cluster.workers.process_gang import ProcessGang
@@ -19,7 +19,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "houlsby": {"kind": "houlsby", "rank": 8},
     "bitfit": {"kind": "bitfit"},
 }
-DENSE, EXPERTS = "dense", "experts"
+DENSE, EXPERTS, CLASS = "dense", "experts", "class"
 QUICK: list[tuple[str, str, dict[str, Any]]] = [
     ("dora", DENSE, {"tp": 2, "sequence": True}),
     ("prefix", DENSE, {"dp": 2, "zero": 3}),
@@ -34,6 +34,9 @@ REST: list[tuple[str, str, dict[str, Any]]] = [
     *(("lora", EXPERTS, {"dp": 2, "ep": 2, "zero": zero}) for zero in (0, 3)),
     ("lora", EXPERTS, {"tp": 2}),
     ("dora", EXPERTS, {"pp": 2}),
+    *((kind, CLASS, {"dp": 2, "zero": zero}) for kind in ("lora", "dora") for zero in (0, 1, 2, 3)),
+    *(("lora", CLASS, {"dp": 2, "zero": zero, "engine": "deepspeed"}) for zero in (1, 3)),
+    ("lora", CLASS, {"dp": 2, "recompute": "full"}),
     ("prefix", EXPERTS, {"tp": 2, "sequence": True}),
     ("houlsby", EXPERTS, {"tp": 2, "sequence": True}),
 ]
@@ -44,6 +47,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {
         DENSE: save_dense(tmp_path_factory.mktemp(DENSE), 160),
         EXPERTS: save_experts(tmp_path_factory.mktemp(EXPERTS), 160),
+        CLASS: save_class(tmp_path_factory.mktemp(CLASS), 160),
     }
 
 
@@ -53,6 +57,8 @@ def case_of(
     adapter = KINDS[kind] | (
         {"targets": ["*.attention.*"]} if model == EXPERTS and kind in ("lora", "dora") else {}
     )
+    if model == CLASS:
+        adapter |= {"targets": ["*_proj"]}
     found = Layout(**{"micro_batch": 2, **layout})
     fields = {"name": f"{kind} {model}", "model": f"hf:{folders[model]}", "changes": {}, "adapter": adapter}
     return {**fields, "steps": 3, "layout": found.to_json(), "id": f"{kind} {model} {found}", **more}

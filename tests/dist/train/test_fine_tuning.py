@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from base_run import save_class
 from harness import Results, check_equal, reference_of
 
 from cluster.workers.process_gang import ProcessGang
@@ -79,6 +80,37 @@ def test_fine_tuning_is_the_same_under_every_layout(
             check_equal(results.of(case), results.of(alone[case["id"]]))
         except AssertionError as error:
             raise AssertionError(f"{case['id']}: {error}") from None
+
+
+@pytest.mark.slow
+def test_heads_and_preferences_of_a_class_run_as_it_is(
+    gang: ProcessGang, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    results = Results(tmp_path_factory.mktemp("cases"), gang)
+    folder = save_class(tmp_path_factory.mktemp("class"), 160)
+    tasks = {
+        "sequence_classification": LABELS,
+        "token_classification": LABELS,
+        "span_extraction": [],
+        "dpo": [],
+    }
+    cases = []
+    for objective, labels in tasks.items():
+        for layout in ({"zero": 0}, {"zero": 3}, {"zero": 2, "engine": "deepspeed"}):
+            found = Layout(dp=2, micro_batch=2, **layout)
+            fields = {"name": objective, "model": f"hf:{folder}", "changes": {}, "objective": objective}
+            cases.append(
+                {
+                    **fields,
+                    "labels": labels,
+                    "steps": 3,
+                    "layout": found.to_json(),
+                    "id": f"{objective} {found}",
+                }
+            )
+    alone = results.run_beside_one_process(2, cases)
+    for case in cases:
+        check_equal(results.of(case), results.of(alone[case["id"]]))
 
 
 @pytest.mark.slow

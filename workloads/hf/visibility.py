@@ -1,0 +1,154 @@
+"""Which tokens the outputs of a Hugging Face class depend on: checked by changing tokens, one at a time."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from workloads.errors import WorkloadError
+from workloads.hf.workload import HuggingFaceWorkload
+from workloads.workload import Batch
+
+LENGTH = 24
+"""Tokens of a sequence in the trial: several windows (`small_copy.WINDOW`) and several documents."""
+TOLERANCE = 1e-5
+"""Logits that differ by at most this share of the largest logit count as equal."""
+CHANGED_POSITIONS = (0, 3, 7, 8, 9, 14, 20, LENGTH - 1)
+"""Positions at which a token is changed to see which logits change."""
+
+
+@torch.no_grad()
+def logits_of(model: nn.Module, batch: Batch) -> Tensor:
+    """The logits [B, L, ..] of a batch; of a head of the full sequence [B, 1, classes]."""
+    output = model(batch)
+    found = output.logits if output.sentence is None else output.sentence.unsqueeze(1)
+    if not torch.is_tensor(found) or not torch.isfinite(found).all():
+        raise WorkloadError("its logits are no numbers; use another class")
+    return found
+
+
+def check_visibility(trial: HuggingFaceWorkload, model: nn.Module, base: Batch) -> None:
+    """Change one token at a time, and check which logits change."""
+    if trial.config.head != "language":
+        _check_head(trial, model, base)
+        return
+    pair = trial.config.architecture == "encoder-decoder"
+    key = "decoder_tokens" if pair else "tokens"
+    real = base["padding"][0] if "padding" in base else torch.ones_like(base["tokens"][0], dtype=torch.bool)
+    length = base[key].shape[1]
+    visible = torch.ones(length, length, dtype=torch.bool).tril() if pair else _visible(trial, base, real)
+    rows = torch.ones(length, dtype=torch.bool) if pair else real
+    _check_influence(trial, model, base, key, visible & rows[:, None], rows)
+    if pair:
+        _check_influence(trial, model, base, "tokens", real[None, :].expand(length, -1), rows)
+
+
+def _check_head(trial: HuggingFaceWorkload, model: nn.Module, base: Batch) -> None:
+    """Check that outputs depend on text and not on padding; a decoder's for each token not on later ones."""
+    real, length = base["padding"][0], base["tokens"].shape[1]
+    visible, rows = real[None, :].expand(length, -1), real
+    if trial.config.head == "sequence":
+        visible, rows = visible[:1], torch.ones(1, dtype=torch.bool)
+    elif trial.config.architecture == "decoder":
+        visible = visible & torch.ones(length, length, dtype=torch.bool).tril()
+    finds_end = trial.config.head == "sequence" and trial.config.architecture != "encoder"
+    _check_influence(
+        trial, model, base, "tokens", visible, rows, int(real.sum()) - 1 if finds_end else length
+    )
+
+
+def _visible(trial: HuggingFaceWorkload, base: Batch, real: Tensor) -> Tensor:
+    """bool [L, L]: whether the logits of a row may depend on a token, through any number of layers."""
+    if "attention" in base:
+        attends = base["attention"][0]
+    elif trial.config.architecture == "decoder":
+        return torch.ones(len(real), len(real), dtype=torch.bool).tril()
+    else:
+        attends = real[None, :].expand(len(real), -1)
+    attends = attends | torch.eye(len(real), dtype=torch.bool)
+    for _ in range(len(real).bit_length()):
+        attends = (attends.float() @ attends.float()) > 0
+    return attends
+
+
+def _check_influence(
+    trial: HuggingFaceWorkload,
+    model: nn.Module,
+    base: Batch,
+    key: str,
+    visible: Tensor,
+    rows: Tensor,
+    end: int = LENGTH,
+) -> None:
+    """Raise WorkloadError if a token of base[key] changes logits among `rows` although `visible` [rows, tokens] is
+    False, or if no token before `end` changes any."""
+    positions = [position for position in CHANGED_POSITIONS if position < min(end, base[key].shape[1])]
+    batch = {n: v.repeat_interleave(len(positions) + 1, 0) for n, v in base.items() if v.dim()}
+    special = trial.vocabulary.special
+    other = [token for token in range(trial.vocabulary.size) if token not in special][:2]
+    for number, position in enumerate(positions, start=1):
+        old = int(base[key][0, position])
+        batch[key][number, position] = other[1] if old == other[0] else other[0]
+    logits = logits_of(model, batch)
+    limit, moved = _limit(logits), (logits[1:] - logits[0]).abs().amax(-1)
+    allowed = torch.stack([visible[:, position] for position in positions])
+    if (moved[~allowed & rows] > limit).any():
+        raise WorkloadError(_leak_message(trial, base))
+    if not (moved[allowed & rows] > limit).any():
+        raise WorkloadError("its logits do not depend on its tokens; use another class")
+
+
+def _leak_message(trial: HuggingFaceWorkload, base: Batch) -> str:
+    what = "a token's logits depend on tokens that it must not see"
+    if trial.config.architecture != "decoder":
+        return f"{what}; use another objective or class"
+    if "attention" in base:
+        objective = trial.objective
+        hint = (
+            "set workload.options.documents to pack"
+            if hasattr(objective, "documents")
+            else "use another class"
+        )
+        if getattr(objective, "pack", "no") == "yes":
+            hint = 'set workload.options.pack to "no"'
+        return f"{what}, of other documents or later ones; {hint}"
+    undecided = getattr(trial.config.bare.config, "is_decoder", None) is False
+    return f"{what}; " + ("set workload.changes.is_decoder to true" if undecided else "use another class")
+
+
+def check_documents(model: nn.Module, samples: Batch, logits: Tensor) -> None:
+    """Check that packed documents have the same logits as separate ones."""
+    for row, positions in enumerate(samples["positions"]):
+        starts = [*(positions == 0).nonzero().flatten().tolist(), len(positions)]
+        for start, end in pairwise(starts):
+            alone = logits_of(model, {"tokens": samples["tokens"][row : row + 1, start:end]})
+            if differ(alone[0], logits[row, start:end]):
+                raise WorkloadError(
+                    "packed documents come out otherwise than separate ones; set workload.options.documents to pack"
+                )
+
+
+def check_windows(model: nn.Module, samples: Batch) -> None:
+    """Check that a mask which hides nothing changes nothing: the class keeps its own windows."""
+    tokens = samples["tokens"]
+    everything = torch.ones(len(tokens), LENGTH, LENGTH, dtype=torch.bool)
+    if differ(
+        logits_of(model, {"tokens": tokens}), logits_of(model, {"tokens": tokens, "attention": everything})
+    ):
+        raise WorkloadError("it takes a mask in place of its own windows; use another objective")
+
+
+def row_of(samples: Batch, row: int) -> Batch:
+    """One sample of a batch."""
+    return {name: value[row : row + 1] if value.dim() else value for name, value in samples.items()}
+
+
+def _limit(logits: Tensor) -> float:
+    return TOLERANCE * max(float(logits.abs().max()), 1e-3)
+
+
+def differ(one: Tensor, other: Tensor) -> bool:
+    """Whether two outputs differ in more than rounding."""
+    return one.shape != other.shape or float((one - other).abs().max()) > _limit(one)
