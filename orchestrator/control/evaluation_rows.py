@@ -39,7 +39,7 @@ class EvaluationRows:
         self.rows.cut(step if known else step - 1, carried)
 
     def _attach(self, rows: Sequence[Row]) -> None:
-        self.latest = rows[-1]
+        self.latest = rows[-1] if rows else self.latest  # a cut stores none
         if not self._beside:
             return
         self._stored()
