@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from orchestrator.storage.row_line import NODES, Row
 from orchestrator.storage.row_writer import RowWriter
 from orchestrator.storage.run_directory import RunDir
 
+PATIENCE = 10.0
 HOLD = 10.0
 """Seconds that rows are buffered on an object store, where every write makes an object."""
 
@@ -38,3 +40,8 @@ class NodeRows:
             self._number = max(self._number + 1, int(1000 * reading["time"]))
             rows.append({"number": self._number, "attempt": attempt, **reading})
         self.rows.add(rows)
+
+    def settle(self) -> None:
+        """Have all stored, if storage takes it within some seconds: no run fails for want of these."""
+        with contextlib.suppress(OSError):
+            self.rows.drain(PATIENCE)

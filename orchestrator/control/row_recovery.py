@@ -8,8 +8,8 @@ from typing import Any
 from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.spec import JobSpec
-from orchestrator.storage.row_line import Row
-from orchestrator.storage.row_log import RowLog
+from orchestrator.storage.row_line import METRICS, Row
+from orchestrator.storage.row_log import RowLog, steps_text
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.track.tracker import rows_on_server
 
@@ -42,6 +42,13 @@ def find(
         for row in rows_on_server(spec, run, left, PATIENCE):
             found[row["step"]] = _completed(row, layouts, receipts)
     return found
+
+
+def recovered(missing: Gaps, found: dict[int, Row]) -> tuple[list[list[int]], str]:
+    """The gaps that are left of the missing rows, and a line that tells of them."""
+    left = [list(gap) for gap in without(missing, found)]
+    reason = f"rows of step {steps_text(missing)} were lost from {METRICS}: {len(found)} are found again"
+    return left, reason + (f", and those of step {steps_text(left)} are not" if left else "")
 
 
 def without(missing: Gaps, found: dict[int, Row]) -> list[tuple[int, int]]:

@@ -19,7 +19,7 @@ from orchestrator.control.controller_log import ControllerLog
 from orchestrator.control.evaluation_rows import EvaluationRows
 from orchestrator.control.events import EventHistory, Spending, memory_seen
 from orchestrator.control.node_rows import NodeRows
-from orchestrator.control.row_recovery import find, without
+from orchestrator.control.row_recovery import find, recovered
 from orchestrator.control.save_failures import SaveFailures
 from orchestrator.control.state import Phase, State
 from orchestrator.data.skips import is_before, merged
@@ -33,6 +33,7 @@ from orchestrator.storage.row_types import EventFields
 from orchestrator.storage.row_writer import HOLD, RowWriter
 from orchestrator.storage.run_directory import ORIGIN, Row, RunDir
 from orchestrator.track.notifier import TELLING, Notifier
+from orchestrator.track.sinks.follow import SinkProcess
 from orchestrator.track.totals import RunTotals, is_number, longest_step, median_step, totals_of
 from orchestrator.track.tracker import Tracker
 
@@ -90,7 +91,8 @@ class RunHistory:
         self._metrics.mark, self._checked = status.get("rows"), False
         begun = "resumed" if self.events or self.recent else "begun"
         run.write_text("job.yaml", dump(spec))
-        self.tracker = Tracker(spec.model_copy(update={"tracking": None}), run)
+        nowhere = spec.model_copy(update={"tracking": None, "sinks": None})
+        self.tracker, self._sinks = Tracker(nowhere, run), SinkProcess(nowhere, run)
         told: EventFields = {"last_seen": status["time"] if is_number(status.get("time")) else None}
         if died:
             begun = f"resumed: the controller's process has ended, {memory_seen(status)}"
@@ -212,6 +214,7 @@ class RunHistory:
         """Begin to copy the run to MLflow; from here on it is known to be one that can run."""
         self._new = False
         self._log.keep()
+        self._sinks = SinkProcess(self._spec, self._run)
         self.tracker = Tracker(self._spec, self._run)
 
     def training_began(self, attempt: int) -> float:
@@ -237,6 +240,7 @@ class RunHistory:
         """Write nothing more than what is being written, and wait for that."""
         self._writer.close(LONGEST_WRITE)
         self._notifier.close(TELLING)
+        self._sinks.close()
         self._log.close()
 
     def settle(self) -> None:
@@ -244,8 +248,7 @@ class RunHistory:
         self._writer.wait(LONGEST_WRITE)
         for rows in self._metrics, self.evaluations.rows, self._events:
             rows.drain(PATIENCE)
-        with contextlib.suppress(OSError):  # no run fails for want of these
-            self.nodes.rows.drain(TELLING)
+        self.nodes.settle()
 
     def use_holders(self, token: str, holders: Sequence[Mapping[str, str]]) -> None:
         """Look for commits in the memory of these holders first, {"node", "address"} each."""
@@ -309,9 +312,7 @@ class RunHistory:
         found = find(self._spec, self._run, self._metrics.log, self.store, self.events, missing)
         if found:
             self._metrics.restore(list(found.values()))
-        left = [list(gap) for gap in without(missing, found)]
-        reason = f"rows of step {steps_text(missing)} were lost from {METRICS}: {len(found)} are found again"
-        reason += f", and those of step {steps_text(left)} are not" if left else ""
+        left, reason = recovered(missing, found)
         self.event(attempt, step, "wait", reason, missing_rows=left)
         return bool(found)
 

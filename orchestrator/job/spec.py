@@ -25,6 +25,7 @@ from orchestrator.job.notify import NotifySpec
 from orchestrator.job.optimizer import NEWER
 from orchestrator.job.own import completed, problem_of
 from orchestrator.job.resources import ResourceSpec
+from orchestrator.job.sinks import SinkSpec
 from orchestrator.job.strict import Count, Positive, StrictModel
 from orchestrator.job.tracking import TrackingSpec
 from orchestrator.job.train import TrainSpec
@@ -78,6 +79,7 @@ class JobSpec(StrictModel):
     stop_when: StopWhen | None = Field(default=None, description="end the run early, as done")
     checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
     tracking: TrackingSpec | None = None
+    sinks: SinkSpec | None = Field(default=None, description="where rows and events go beside MLflow")
     notify: NotifySpec | None = Field(default=None, description="who is told how the run goes")
     limits: LimitSpec = Field(default_factory=LimitSpec)
     tune: TuneSpec | None = Field(

@@ -52,5 +52,11 @@ def needs_of(spec: JobSpec) -> Iterator[Need]:
         yield Need("checkpoint.export adapter", "peft", "peft")
     if spec.tracking:
         yield Need("tracking", "mlflow")
+    if spec.sinks and spec.sinks.tensorboard:
+        yield Need("sinks.tensorboard", "tensorboard", "sinks")
+    if spec.sinks and spec.sinks.wandb:
+        yield Need("sinks.wandb", "wandb", "sinks")
+    if spec.sinks and spec.sinks.opentelemetry:
+        yield Need("sinks.opentelemetry", "opentelemetry-exporter-otlp-proto-http", "sinks")
     if spec.tune:
         yield Need("tune", "optuna")

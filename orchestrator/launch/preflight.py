@@ -33,6 +33,7 @@ from orchestrator.resolve.training_inputs import load_workload, vocabulary_befor
 from orchestrator.storage.row_line import TRIALS
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import check_uri, is_local, local_path
+from orchestrator.track.sinks.follow import check_sinks
 from orchestrator.track.target import check_tracking
 
 if TYPE_CHECKING:
@@ -337,3 +338,4 @@ def check_places(spec: JobSpec, run_dir: RunDir) -> None:
         raise InputError("is no folder", f"data.cache {cache}", "give another")
     if spec.tracking:
         check_tracking(spec.tracking.uri)
+    check_sinks(spec)
