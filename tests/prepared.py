@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from orchestrator.data import manifest, shards, sources, tokenizer
 from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.fingerprint import fingerprint
+from orchestrator.data.gather import gather
 from orchestrator.data.own_samples import prepare_samples
 from orchestrator.data.part_text import sample
 from orchestrator.job.data import TrainBpe
@@ -72,6 +73,6 @@ def _prepare(spec: JobSpec, cache: str) -> str:
     uris = [source.uri for source in spec.data.sources]
     manifest.write(
         folder,
-        shards.gather(folder, name, uris, parts, entries, roles, records=kind.objective if kind else ""),
+        gather(folder, name, uris, parts, entries, roles, records=kind.objective if kind else ""),
     )
     return folder.uri

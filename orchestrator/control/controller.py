@@ -96,8 +96,8 @@ class Controller:
         history = self._history = self._stored(
             lambda: RunHistory(self._spec, self._run, self._died, self.log)
         )
-        begun, died = history.state(self._state.phase), history.event_history.died_last
-        self._state = resume(self._spec.limits, begun, died)
+        begun = history.state(self._state.phase)
+        self._state = resume(self._spec.limits, begun, history.event_history.died_last)
         if self._died and (asked := history.event_history.stop_asked):
             self._stop = Stop("request", asked)  # who asked may be gone
         self._write_status(force=True)
@@ -122,6 +122,7 @@ class Controller:
             self._write_status(force=True)
             raise
         finally:
+            self._preparing.close()
             self._exports.stop()
             self._beside.stop()
             self._workers.close()
@@ -138,14 +139,14 @@ class Controller:
         self._write_status(force=self._state.phase != before.phase)
 
     def _observe(self, history: RunHistory) -> Observation:
-        workers = self._workers
+        workers, growing = self._workers, self._preparing.goes_on
         self._record(history, workers.poll(history.saved))
         if self._queue is not None:
             self._queue.report_nodes([rank.node for rank in workers.ranks])
         now = workers.status.at if workers.running else time.monotonic()
         capacity = workers.capacity(self._state.phase, self._state.failures, now, self._beside.held)
         may_start = self._state.phase == "wait" and capacity >= self._spec.resources.workers.min
-        if may_start and not is_whole(self._data):  # a wait may be long, its files many
+        if may_start and not (growing or is_whole(self._data)):  # a wait may be long, its files many
             self._data = PreparedData()
         hours, usd = history.spending.count(history.recent, wall())
         self._beside.look(history)
@@ -157,6 +158,7 @@ class Controller:
             restored=self._restored,
             recorded=history.step,
             prepared=bool(self._data.uri),
+            data_moved=self._preparing.moved if growing else 0.0,
             exported=self._exports.has_last(self._state.step),
             tasks_done=self._exports.tasks.done,
             export_failed=self._exports.failed(self._state.step) if self._state.phase == "export" else "",
@@ -282,8 +284,8 @@ class Controller:
         self._restored = commit.step if commit else 0
         history.planned({"attempt": attempt, **self._planner.plan(layout.world).to_json()})
         source = f"from the commit at step {commit.step}" if commit else "from the beginning"
-        fields: EventFields = {"layout": layout.to_json(), "layout_after": str(layout)}
-        fields["layout_before"] = str(layout_before) if layout_before else None
+        old = str(layout_before) if layout_before else None
+        fields: EventFields = {"layout": layout.to_json(), "layout_after": str(layout), "layout_before": old}
         reason = f"{layout.world} workers {source}"
         self._note = f"starting {reason}"
         self._event("start", reason, step=self._restored, **fields)
@@ -297,9 +299,8 @@ class Controller:
         assert self._planner is not None
         told = self._workers.snapshots(self._planner.shape)
         history.use_holders(told["snapshot_token"], told["snapshot_servers"])
-        told |= {"until": self._until, "faults": self._faults, "shards": self._shards}
-        base = base_json(self._stored(lambda: same_base(self._spec, self._base)))
-        told |= {"base": base, **self._planner.flops}
+        told |= {"until": self._until, "faults": self._faults, "shards": self._shards, **self._planner.flops}
+        told["base"] = base_json(self._stored(lambda: same_base(self._spec, self._base)))
         return training_task(self._spec, self._run, self._data, self._state, commit, **told)
 
     def _note_first_step(self, history: RunHistory) -> None:
@@ -331,7 +332,7 @@ class Controller:
         self._event("stop", reason, step=step, **fields)
 
     def _tell(self, note: str) -> None:
-        self._note = note
+        self._note = self._note if self._state.phase in ENDED else note
 
     def _tell_export(self, line: str, **more: Unpack[EventFields]) -> None:
         self._event("export" if self._state.phase == "export" else "train", line, **more)

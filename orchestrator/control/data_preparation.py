@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
@@ -16,6 +17,8 @@ from orchestrator.storage.retry import may_come_back, patient
 from orchestrator.storage.run_directory import RunDir
 
 T = TypeVar("T")
+LOOK = 0.1
+"""Seconds between two looks for the beginning of data that is streamed."""
 
 
 class StorageWait:
@@ -40,12 +43,30 @@ class StorageWait:
         return self._retry(attempt)
 
 
+class Abandoned(Exception):
+    """The run has ended before its data was prepared."""
+
+
 class DataPreparation:
-    """The job's data, held-out sets included, prepared in a thread, so that a stop is heard meanwhile."""
+    """The job's data, held-out sets included, prepared in a thread, so that a stop is heard meanwhile. Data that is
+    streamed is prepared further while the run trains."""
 
     def __init__(self, spec: JobSpec, run: RunDir, stored: StorageWait, tell: Callable[[str], None]) -> None:
         self._spec, self._run, self._stored, self._tell = spec, run, stored, tell
         self._work: Future[PreparedData] | None = None
+        self._begun: PreparedData | None = None
+        self._ended = False
+        self.moved = 0.0
+        """When a part was last done, monotonic seconds."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether more of the data is being prepared. Raises what has ended that."""
+        if self._work is None or not self._work.done():
+            return self._work is not None
+        work, self._work = self._work, None
+        work.result()
+        return False
 
     def look(self, history: RunHistory, seconds: float) -> PreparedData:
         """Where the data is that the run began with, nowhere if it is not there within so many seconds.
@@ -55,12 +76,32 @@ class DataPreparation:
         if self._work is None:
             commit = history.newest.meta.get("sets", {}) if history.newest else {}
             before = PreparedData(history.data, commit | history.event_history.sets)
-            line = StageLine(lambda text: self._tell(f"preparing {text}"))
+            line = StageLine(self._say)
             pool = ThreadPoolExecutor(1, thread_name_prefix="prepare")
-            self._work = pool.submit(self._stored, lambda: prepared(self._spec, self._run, before, line))
+
+            def work() -> PreparedData:
+                return prepared(self._spec, self._run, before, line, begun=self._begin)
+
+            self._begun = None
+            self._work = pool.submit(self._stored, work)
             pool.shutdown(wait=False)
-        wait([self._work], timeout=seconds)
-        if not self._work.done():
-            return PreparedData()
-        work, self._work = self._work, None
-        return work.result()
+        end = time.monotonic() + seconds
+        while self._begun is None and not self._work.done() and time.monotonic() < end:
+            wait([self._work], timeout=min(seconds, LOOK))
+        if self._work.done():
+            work_done, self._work = self._work, None
+            return work_done.result()
+        return self._begun or PreparedData()
+
+    def close(self) -> None:
+        """End the thread after the part that is made now."""
+        self._ended = True
+
+    def _begin(self, data: PreparedData) -> None:
+        self._begun = data
+
+    def _say(self, text: str) -> None:
+        if self._ended:
+            raise Abandoned
+        self.moved = time.monotonic()
+        self._tell(f"preparing {text}")

@@ -319,7 +319,7 @@ def _fault(policy: Policy, state: State, seen: Observation) -> Failure | None:
             now=seen.now,
             ranks=seen.ranks,
             step=state.step,
-            moved=state.moved,
+            moved=max(state.moved, seen.data_moved),
             suspected=state.suspected,
             longest_step=seen.longest_step,
             gap=seen.gap,

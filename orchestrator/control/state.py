@@ -106,7 +106,8 @@ class Observation:
     `restart_seconds` what the last change of the gang cost. `unevaluated` are the steps of commits that are to be
     evaluated beside the run, in order, and `evaluation_failed` says why that of the first one has just failed.
     `tasks_done` says that the job's tasks are evaluated, or cannot be. `spent_hours` and `spent_usd` are the whole
-    job's, all attempts together. `crashed` says what went wrong in the controller itself.
+    job's, all attempts together. `data_moved` is when a part of data that is still prepared was last done, 0 if all is
+    there: ranks may wait for it. `crashed` says what went wrong in the controller itself.
     """
 
     now: float
@@ -115,6 +116,7 @@ class Observation:
     restored: int | None = None
     recorded: int = 0
     prepared: bool = False
+    data_moved: float = 0.0
     exported: bool = False
     export_failed: str = ""
     tasks_done: bool = False

@@ -15,12 +15,18 @@ from orchestrator.data.mixture.mixed_order import MixedOrder
 from orchestrator.data.mixture.shares import Mixture
 from orchestrator.data.order import Order
 from orchestrator.data.sample_reader import SampleReader
+from orchestrator.data.sections.order import SectionedOrder
+from orchestrator.data.sections.plan import SectionPlan
+from orchestrator.data.sections.published import StoppedWaiting
+from orchestrator.data.sections.windows import GrowingWindows, SectionEnds
+from orchestrator.data.tokens import Tokens
 from orchestrator.data.windows import Streams, Windows, packed_windows, windows_of
 from orchestrator.job.errors import InputError
 from workloads.model.masks import REAL
 from workloads.workload import Batch, Objective, Reading
 
 T = TypeVar("T")
+AnyOrder = Order | MixedOrder | SectionedOrder
 
 
 def batches_of(
@@ -31,6 +37,7 @@ def batches_of(
     mixture: Mixture | None = None,
     packed: bool = False,
     routed: bool = False,
+    plan: SectionPlan | None = None,
 ) -> Batches:
     """The batches of prepared data for an objective.
 
@@ -42,11 +49,18 @@ def batches_of(
         mixture: the proportions in which sources come.
         packed: whether whole documents are packed by best fit.
         routed: whether the model routes tokens to experts, which must then know what is padding.
+        plan: the sections that an epoch goes through, None for an epoch that is shuffled whole.
 
     Raises InputError if a source has no sample for an epoch, or the text too few documents. For data of format 1 an
     empty source is allowed, as it was in the version that made it.
     """
     reading = objective.reading
+    if plan is not None:
+        assert isinstance(tokens, Tokens), "a share that is held out is refused by the job file"
+        assert mixture is None, "refused by the job file"
+        growing = [GrowingWindows(tokens, source, reading) for source in range(tokens.sources)]
+        sectioned = SectionedOrder(seed, plan.sections, SectionEnds(tokens, plan, growing), weights)
+        return Batches(SampleReader(tokens, growing, objective, growing=True), sectioned, packed, routed)
     make: Callable[[Streams, int, Reading], Windows] = packed_windows if packed else windows_of
     windows = [make(tokens, source, reading) for source in range(tokens.sources)]
     samples = [len(found) for found in windows]
@@ -93,7 +107,7 @@ class Batches:
     """Micro-batches over prepared data, in a fixed order; `read` reads one sample."""
 
     def __init__(
-        self, read: SampleReader, order: Order | MixedOrder, packed: bool = False, routed: bool = False
+        self, read: SampleReader, order: AnyOrder, packed: bool = False, routed: bool = False
     ) -> None:
         """`packed` and `routed` are as in `batches_of`."""
         self.read = read
@@ -155,6 +169,12 @@ class Prefetch(Generic[T]):
         """The next item."""
         self._submit()
         return self._ahead.popleft().result()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next item is made, so that `next` does not wait; not if making it was stopped."""
+        made = self._ahead[0]
+        return made.done() and not isinstance(made.exception(), StoppedWaiting)
 
     def close(self, wait: bool = True) -> None:
         """Stop the thread after the item that it is making."""

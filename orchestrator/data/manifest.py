@@ -151,13 +151,13 @@ class DamagedManifest(InputError):
     """The manifest is not what was written."""
 
 
-def read(folder: DataFolder) -> DataManifest | None:
-    """The manifest in `folder`, or None if there is none.
+def read(folder: DataFolder, name: str = NAME) -> DataManifest | None:
+    """The manifest `name` in `folder`, or None if there is none.
 
     Raises InputError if its format is unknown, DamagedManifest if it is damaged.
     """
     try:
-        data = folder.read_json(NAME)
+        data = folder.read_json(name)
         if data is None:
             return None
         if data["format"] not in FORMATS:
@@ -170,10 +170,10 @@ def read(folder: DataFolder) -> DataManifest | None:
             raise ValueError("its checksum is another")
         return found
     except (ValueError, KeyError, TypeError) as error:
-        what = f"holds a damaged {NAME} ({error!r})"
+        what = f"holds a damaged {name} ({error!r})"
         raise DamagedManifest(what, folder.uri, "run or prepare the job again, which makes it anew") from None
 
 
-def write(folder: DataFolder, manifest: DataManifest) -> None:
-    """Write the manifest, with which the prepared data exists."""
-    folder.write_json(NAME, {**manifest.to_json(), "checksum": manifest.checksum()})
+def write(folder: DataFolder, manifest: DataManifest, name: str = NAME) -> None:
+    """Write the manifest, with which the prepared data exists; with another `name`, one of a part of it."""
+    folder.write_json(name, {**manifest.to_json(), "checksum": manifest.checksum()})

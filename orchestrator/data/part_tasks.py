@@ -31,10 +31,11 @@ on which every process ends must not be tried for ever."""
 
 
 def run_tasks(
-    task: Callable[[dict[str, Any]], None], rows: Sequence[dict[str, Any]], cache: str
+    task: Callable[[dict[str, Any]], None], rows: Sequence[dict[str, Any]], cache: str, leave: float = 0.0
 ) -> Iterator[int]:
     """Run `task` on each row, as many at once as CPUs are free; yields how many of the first rows are done. `cache` is
-    where they write. A task whose process or node ends is begun again.
+    where they write. A task whose process or node ends is begun again. If so many CPUs are to be left that none is
+    free, one task runs beside those who use them.
 
     Raises InputError and Unreachable as the tasks do, for storage that fails there, and for a row on which the process
     ended TRIES times.
@@ -47,12 +48,13 @@ def run_tasks(
             error = run_task(task, cache, row)
         return {"error": error, "printed": text.getvalue()}
 
-    free = int(ray.available_resources().get("CPU", 1))
+    free = int(ray.available_resources().get("CPU", 1) - leave)
+    share = 1.0 if free >= 1 or not leave else 0.0
     tasks = ray.data.TaskPoolStrategy(size=max(1, min(free, len(rows))))
     given = ray.data.from_items(list(rows), override_num_blocks=len(rows))
     with warnings.catch_warnings():  # by no other option can the tries of a task be bounded
         warnings.simplefilter("ignore", DeprecationWarning)
-        dataset = given.map(run, compute=tasks, num_cpus=1, max_retries=TRIES - 1)
+        dataset = given.map(run, compute=tasks, num_cpus=share, max_retries=TRIES - 1)
     dataset.context.enable_progress_bars = False
     dataset.context.print_on_execution_start = False
     dataset.context.execution_options.preserve_order = True

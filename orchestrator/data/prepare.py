@@ -5,6 +5,8 @@
       shards/000000.bin      token ids of one part, little-endian; each document ends with eos
       shards/000000.ends     the ends of its documents
       records/000000.json    the shard's counts and checksums, written after it
+      plan.json              how many parts each source has
+      sections/000000.json   of data that is streamed: the shards of a section, written when all of them are there
       manifest.json          written last
 
 The fingerprint covers the content of the sources, the tokenizer and the format, not where the files are. A killed
@@ -27,12 +29,17 @@ from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.encoding import training
 from orchestrator.data.encoding.engines import REFERENCE
 from orchestrator.data.fingerprint import SOURCES, chosen_tokenizer, format_and_fingerprint
+from orchestrator.data.gather import gather, gather_some
+from orchestrator.data.node_copies import AGAIN
 from orchestrator.data.part_tasks import run_alone, run_tasks
 from orchestrator.data.part_text import sample
 from orchestrator.data.progress import Progress
+from orchestrator.data.sections import published
+from orchestrator.data.sections.plan import SectionPlan
+from orchestrator.data.sections.publisher import Publisher
 from orchestrator.data.sources import Part, SourceFile
 from orchestrator.data.sources.lines import LINE_BYTES
-from orchestrator.data.tokens import AGAIN, read_tokenizer
+from orchestrator.data.tokens import read_tokenizer
 from orchestrator.job.data import DataSpec, Source
 from orchestrator.job.errors import InputError, Unreachable
 from orchestrator.job.tokenizer_training import TokenizerRecipe
@@ -54,6 +61,8 @@ def prepare(
     where: str = SOURCES,
     kind: RecordKind | None = None,
     make: bool = True,
+    begin: bool = False,
+    leave: float = 0.0,
 ) -> str:
     """Prepare the token shards of `data` in `cache` unless they are there; returns the URI of the prepared data.
 
@@ -71,6 +80,8 @@ def prepare(
         where: the key of the sources in the job file.
         kind: how rows become records, for an objective that reads such.
         make: False to raise InputError where the data is not there.
+        begin: of data that is streamed, prepare only the first section, and those that were published before.
+        leave: CPUs that are left for others, at the cost of having only one task, on no CPU of its own.
 
     Raises InputError for sources or a tokenizer that cannot be used and for a cache that cannot be written, TextChanged
     if `data` does not have the fingerprint `before` any more.
@@ -108,7 +119,12 @@ def prepare(
                 data.encode_with != REFERENCE,
                 rejections.Ceiling(data.max_rejected, folder),
                 cleaning,
+                (begin, data.streaming),
+                leave,
             )
+        elif data.shuffle == "sections" and SectionPlan.read(folder) is None:  # made by an earlier version
+            parts = sources.cut(files, part_bytes)
+            SectionPlan.of(aligned(parts) if cleaning else parts, len(data.sources)).write(folder)
         rejections.check(data.max_rejected, folder)
     except Exception as error:
         if isinstance(error, InputError) or not storage_failed(error):
@@ -130,7 +146,7 @@ def _tokenizer_of(uri: str) -> tuple[str, dict[str, int]]:
     """The tokenizer of the prepared data at `uri` as JSON, and the ids of its tokens by role. Raises InputError and
     DamagedShard."""
     folder = DataFolder(uri)
-    if (found := manifest.read(folder)) is None:
+    if (found := published.read(folder)) is None:
         raise InputError("there is no prepared data", uri, AGAIN)
     return read_tokenizer(folder, found), found.roles
 
@@ -148,8 +164,11 @@ def _make(
     fast: bool,
     ceiling: rejections.Ceiling,
     cleaning: Cleaning | None,
+    streaming: tuple[bool, bool] = (False, False),
+    leave: float = 0.0,
 ) -> None:
-    """Make the files that are missing in `folder`, the manifest last."""
+    """Make the files that are missing in `folder`, the manifest last. `streaming`: whether only the first sections are
+    made, and whether any are published."""
     try:
         finished = manifest.read(folder)
     except manifest.DamagedManifest:
@@ -163,10 +182,35 @@ def _make(
     vocabulary, roles = _tokenizer(folder, chosen, parts, data_format, text)
     progress("tokenizer", 1, 1)
     _refuse_pairs_without_separator(files, roles)
-    _tokenise(folder, parts, vocabulary, roles, data_format, progress, kind, fast, ceiling, text)
     name, uris = folder.uri.rsplit("/", 1)[-1], [source.name for source in named]
+    plan, publisher, (begin, streams) = SectionPlan.of(parts, len(named)), None, streaming
+    plan.write(folder)
+    if streams:
+
+        def section(numbers: Sequence[int]) -> manifest.DataManifest:
+            return gather_some(folder, name, uris, parts, numbers, vocabulary, roles, data_format)[0]
+
+        there = published.so_far(folder) if begin else None
+        sections = max(1, there[1] if there else 0) if begin else plan.sections
+        publisher = Publisher(folder, plan, section, sections)
+    _tokenise(
+        folder,
+        parts,
+        vocabulary,
+        roles,
+        data_format,
+        progress,
+        kind,
+        fast,
+        ceiling,
+        text,
+        publisher,
+        leave,
+    )
+    if begin:
+        return
     records = kind.objective if kind else ""
-    found = shards.gather(folder, name, uris, parts, vocabulary, roles, data_format, where, records)
+    found = gather(folder, name, uris, parts, vocabulary, roles, data_format, where, records)
     if finished is None:
         manifest.write(folder, found)
     elif not finished.same_tokens(found):
@@ -225,9 +269,11 @@ def _tokenise(
     fast: bool,
     ceiling: rejections.Ceiling,
     text: CleanedText | None,
+    publisher: Publisher | None,
+    leave: float,
 ) -> None:
     """Write the shards that have no record or of which a file is missing, until it is certain that `ceiling` is
-    exceeded."""
+    exceeded; with a `publisher` only those of its sections, in their order."""
 
     def task(row: dict[str, Any]) -> None:
         part = sources.from_json(row["part"])
@@ -238,10 +284,16 @@ def _tokenise(
     # once more for what was made by an engine that then differed from the reference
     while refuted != (refuted := shards.refuted_engine(folder)):
         todo = shards.unfinished(folder, len(parts), vocabulary, data_format, kind is not None)
-        progress("tokens", len(parts) - len(todo), len(parts), text_bytes)
+        before = len(parts) - len(todo)
+        if publisher:
+            publisher.look(todo)
+            todo = publisher.order(todo)
+        progress("tokens", before, len(parts), text_bytes)
         rows = [{"number": n, "part": sources.to_json(parts[n], _reach(data_format))} for n in todo]
-        for done in run_tasks(task, rows, folder_uri):
+        for done in run_tasks(task, rows, folder_uri, leave):
             if ceiling.limited:
                 number = todo[done - 1]
                 ceiling.check(number, shards.read_record(folder, number, data_format), parts)
-            progress("tokens", len(parts) - len(todo) + done, len(parts), text_bytes)
+            if publisher:
+                publisher.look(todo[done:])
+            progress("tokens", before + done, len(parts), text_bytes)

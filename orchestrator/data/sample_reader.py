@@ -15,19 +15,22 @@ from workloads.workload import Batch, Objective
 class SampleReader:
     """The samples of all sources; implements `workloads.workload.Text`.
 
-    Ids number the samples of all sources, one source after the other. Ids beyond the last wrap around.
+    Ids number the samples of all sources, one source after the other, and those beyond the last wrap around; where
+    there may be more samples later (`growing`), an id is index x sources + source.
     """
 
-    def __init__(self, streams: Streams, windows: Sequence[Windows], objective: Objective) -> None:
+    def __init__(
+        self, streams: Streams, windows: Sequence[Windows], objective: Objective, growing: bool = False
+    ) -> None:
         """`windows` are the samples of each source of `streams`."""
         self.streams, self.objective = streams, objective
-        self._windows = windows
+        self._windows, self._growing = windows, growing
         self._ends = np.cumsum([len(found) for found in windows])
         self._held: dict[int, np.ndarray] = {}
         self._beside: dict[str, np.ndarray] = {}
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return sum(map(len, self._windows)) if self._growing else int(self._ends[-1])
 
     def __call__(self, sample: int) -> np.ndarray:
         """The tokens of a sample, int64 [window or fewer]."""
@@ -76,11 +79,15 @@ class SampleReader:
     def collate(self, ids: Sequence[int] | np.ndarray, turn: int) -> Batch:
         """The samples `ids` as the objective puts them into a batch; `turn` is as in `Objective.collate`."""
         batch = self.objective.collate(self, [int(number) for number in ids], turn)
+        if not self._beside:
+            return batch
         rows = np.asarray(ids, dtype=np.int64) % len(self)
         return batch | {name: torch.from_numpy(values[rows]) for name, values in self._beside.items()}
 
     def _place(self, sample: int) -> tuple[int, int]:
         """The source of a sample, and its index there."""
+        if self._growing:
+            return sample % len(self._windows), sample // len(self._windows)
         sample %= len(self)
         source = int(np.searchsorted(self._ends, sample, side="right"))
         return source, sample - int(self._ends[source]) + len(self._windows[source])

@@ -1,9 +1,9 @@
-"""Writing one part of the text as one token shard with a record, and collecting all records into the manifest."""
+"""Writing one part of the text as one token shard with a record."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,18 +11,16 @@ import numpy as np
 import xxhash
 from tokenizers import Tokenizer
 
-from orchestrator.data import rejections
 from orchestrator.data import tokenizer as tokenizers
 from orchestrator.data.contents import ENTRY, ContentIndex
 from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.documents import TextPiece
 from orchestrator.data.encoding.encoder import EngineDiffers, PartEncoder, closed
-from orchestrator.data.encoding.engines import Compared, add_engine
-from orchestrator.data.manifest import FORMAT, DamagedManifest, DataManifest, PreparedSource, TokenShard, read
+from orchestrator.data.encoding.engines import Compared
+from orchestrator.data.manifest import FORMAT, DamagedManifest, TokenShard, read
 from orchestrator.data.part_text import part_pieces
 from orchestrator.data.sources import Part
 from orchestrator.data.sources.rejected import Rejected
-from orchestrator.job.errors import InputError
 
 if TYPE_CHECKING:
     from orchestrator.data.clean.cleaned_text import CleanedText
@@ -265,66 +263,6 @@ def unfinished(
 
     with ThreadPoolExecutor(16) as pool:  # a store answers a read in tens of milliseconds
         return [number for number, yes in enumerate(pool.map(lacks, range(parts))) if yes]
-
-
-def gather(
-    folder: DataFolder,
-    fingerprint: str,
-    uris: Sequence[str],
-    parts: Sequence[Part],
-    vocabulary: int,
-    roles: dict[str, int],
-    data_format: int = FORMAT,
-    where: str = "data.sources",
-    records: str = "",
-) -> DataManifest:
-    """The manifest of all shards in `folder`, from their records, and rejected.jsonl beside it. `uris` are those of the
-    sources, `where` their key in the job file, `records` the objective whose records they hold.
-
-    Raises InputError if a record is damaged or the sources have no text.
-    """
-    prepared: list[list[TokenShard]] = [[] for _ in uris]
-    engines: dict[str, dict[str, int]] = {}
-    counts = np.zeros(vocabulary, dtype=np.int64)
-    findings: list[rejections.Finding] = []
-    with ThreadPoolExecutor(16) as pool:  # a store answers a read in tens of milliseconds
-        found_records = pool.map(lambda number: read_record(folder, number, data_format), range(len(parts)))
-    for number, (part, record) in enumerate(zip(parts, found_records, strict=True)):
-        if record is None:
-            raise InputError(f"{record_name(number)} is damaged", folder.uri, "run the same command again")
-        counts += record.pop("counts")
-        add_engine(engines, record.pop("engine"))
-        findings += record.pop("rejected")
-        if record["tokens"] or (data_format > 2 and record["bytes"]):  # text of which no token is made
-            prepared[part[0].file.source].append(TokenShard(file=shard_name(number), **record))
-    every = [shard for source in prepared for shard in source]
-    tokens, text = sum(s.tokens for s in every), sum(s.bytes for s in every)
-    rejected = rejections.write(folder, findings)
-    if not text:
-        hint = "; ".join(["give files with text", *rejections.notes(rejected, folder.uri)])
-        raise InputError("there is no text in the files", where, hint)
-    share = counts[counts > 0] / tokens
-    tokenizer = folder.read("tokenizer.json") or b""
-    encoder = tokenizers.encoder(tokenizer.decode())
-    return DataManifest(
-        fingerprint=fingerprint,
-        dtype=dtype(vocabulary, bool(records)),
-        records=records,
-        tokenizer="tokenizer.json",
-        vocabulary=vocabulary,
-        roles=roles,
-        sentinels=tuple(tokenizers.sentinels(encoder)),
-        sources=tuple(PreparedSource(uri, tuple(found)) for uri, found in zip(uris, prepared, strict=True)),
-        tokens=tokens,
-        documents=sum(s.documents for s in every),
-        bytes=text,
-        entropy=float(-(share * np.log(share)).sum()),
-        bytes_per_token=text / tokens,
-        format=data_format,
-        tokenizer_xxh3=xxhash.xxh3_128_hexdigest(tokenizer),
-        engines=engines,
-        rejected=rejected,
-    )
 
 
 def _batches(items: Iterator[TextPiece]) -> Iterator[list[TextPiece]]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import tempfile
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,50 +17,87 @@ from orchestrator.data import manifest
 from orchestrator.data.contents import documents_of
 from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.manifest import DataManifest, TokenShard
+from orchestrator.data.node_copies import AGAIN, copies_of, downloaded
+from orchestrator.data.sections import published
+from orchestrator.data.sections.published import StoppedWaiting
 from orchestrator.data.shards import contents_name, ends_name
 from orchestrator.data.verified_shard import DamagedShard, VerifiedShard, quarantine
 from orchestrator.job.errors import InputError
-from orchestrator.storage.atomic import replace_file
 from orchestrator.storage.retry import Retry
 
 if TYPE_CHECKING:
     from workloads.workload import Vocabulary
 
-AGAIN = "run or prepare the job again, which makes what is missing"
-"""Hint for prepared data that is missing or damaged."""
+POLL = 0.5
+"""Seconds between two looks for the next section of data that is still prepared."""
 
 
 class Tokens:
     """Read access to prepared data; made by `Tokens.open`. All tokens are verified, see `VerifiedShard`."""
 
-    def __init__(self, folder: DataFolder, manifest: DataManifest, shards: list[list[VerifiedShard]]) -> None:
-        self.folder = folder
-        self.manifest = manifest
-        self._shards = shards
-        self._ends = [np.cumsum([len(shard) for shard in source], dtype=np.int64) for source in shards]
+    def __init__(self, folder: DataFolder, found: DataManifest, sections: int | None = None) -> None:
+        """`sections` is how many are published of data that is still prepared; None if all is there.
+
+        Raises InputError if a shard is missing or damaged.
+        """
+        self.folder, self.manifest, self.sections = folder, found, sections
+        self._shards: list[list[VerifiedShard]] = [[] for _ in found.sources]
+        self._ends = [np.zeros(0, np.int64) for _ in found.sources]
+        self._parts = [np.zeros(0, np.int64) for _ in found.sources]
+        self._take(found)
 
     @classmethod
     def open(cls, uri: str, retry: Retry | None = None) -> Tokens:
-        """Open the prepared data at `uri`.
+        """Open the prepared data at `uri`, as far as it is published.
 
         Local shards are mapped in place. Remote ones are downloaded once per node, verified, and kept in the system's
         temporary folder. Raises InputError if the data is missing or damaged.
         """
         folder = DataFolder(uri, retry)
-        found = manifest.read(folder)
-        if found is None:
-            raise InputError(
-                "there is no prepared data", folder.uri, "make it with `orchestrator data prepare`"
-            )
-        locate = _local if folder.local else _downloaded
-        try:
-            shards = [
-                [VerifiedShard(locate(folder, found, shard), found.dtype, shard) for shard in source.shards]
-                for source in found.sources
-            ]
-        except ValueError as error:
-            raise InputError(str(error), folder.uri, AGAIN) from None
-        return cls(folder, found, shards)
+        if found := manifest.read(folder):
+            return cls(folder, found)
+        if so_far := published.so_far(folder):
+            return cls(folder, *so_far)
+        raise InputError("there is no prepared data", folder.uri, "make it with `orchestrator data prepare`")
+
+    def await_section(self, number: int) -> None:
+        """Wait until a section is published, for as long as the process is not asked to stop.
+
+        Raises StoppedWaiting, and InputError if its shards are missing or damaged.
+        """
+        give_up = self.folder.retry.give_up
+        while self.sections is not None and self.sections <= number:
+            if section := published.read_section(self.folder, self.sections):
+                self._take(section)
+                self.manifest = published.joined(self.manifest, section)
+                self.sections += 1
+            elif give_up and give_up():
+                raise StoppedWaiting(f"section {number} is not prepared yet")
+            else:
+                time.sleep(POLL)
+
+    def _take(self, found: DataManifest) -> None:
+        """Open the shards of more data."""
+        locate = _local if self.folder.local else downloaded
+        for number, source in enumerate(found.sources):
+            try:
+                more = [
+                    VerifiedShard(locate(self.folder, found, shard), found.dtype, shard)
+                    for shard in source.shards
+                ]
+            except ValueError as error:
+                raise InputError(str(error), self.folder.uri, AGAIN) from None
+            self._shards[number] += more
+            before = self.length(number)
+            ends = before + np.cumsum([len(shard) for shard in more], dtype=np.int64)
+            parts = [int(Path(shard.file).stem) for shard in source.shards]
+            self._parts[number] = np.append(self._parts[number], np.array(parts, dtype=np.int64))
+            self._ends[number] = np.append(self._ends[number], ends)
+
+    def tokens_before(self, source: int, part: int) -> int:
+        """Tokens of a source in the parts before the one of this number."""
+        count = int(np.searchsorted(self._parts[source], part))
+        return int(self._ends[source][count - 1]) if count else 0
 
     @property
     def sources(self) -> int:
@@ -117,7 +152,7 @@ class Tokens:
         """The folder on this node's disk for what is derived from the data."""
         if self.folder.local and os.access(self.folder.uri, os.W_OK):
             return Path(self.folder.uri)
-        return _copies(self.manifest)
+        return copies_of(self.manifest)
 
     def contents(self, source: int) -> np.ndarray:
         """Bytes and hash of the text of each document of a source, `contents.ENTRY` [documents].
@@ -198,51 +233,3 @@ def problems(uri: str) -> list[str]:
 
 def _local(folder: DataFolder, found: DataManifest, shard: TokenShard) -> Path:
     return Path(folder.at(shard.file))
-
-
-def _downloaded(folder: DataFolder, found: DataManifest, shard: TokenShard) -> Path:
-    """The path of a local copy of a remote shard, downloaded if needed. Its name contains its checksum, so it is never
-    stale."""
-    kept = _copies(found)
-    path = kept / f"{Path(shard.file).stem}-{shard.xxh3}.bin"
-    size = shard.tokens * np.dtype(found.dtype).itemsize
-    with locked(path.with_suffix(".lock")):
-        if not path.exists() or path.stat().st_size != size:
-            _download(folder, shard, path)
-    return path
-
-
-def _copies(found: DataManifest) -> Path:
-    """This node's folder for copies of prepared data, and what is derived from it."""
-    kept = Path(tempfile.gettempdir()) / f"orchestrator-tokens-{os.getuid()}" / found.fingerprint
-    kept.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return kept
-
-
-def _download(folder: DataFolder, shard: TokenShard, path: Path) -> None:
-    """Download a shard to `path`, whose lock is held. Raises InputError if it is missing or damaged."""
-    for left in path.parent.glob(f"{path.name}.*.tmp"):  # by a download that was killed
-        left.unlink()
-    block = memoryview(bytearray(2**22))
-
-    def blocks() -> Iterator[memoryview]:
-        at, digest = 0, xxhash.xxh3_128()
-        while count := folder.read_into(shard.file, at, block):
-            at += count
-            digest.update(block[:count])
-            yield block[:count]
-        if digest.hexdigest() != shard.xxh3:
-            raise InputError(f"shard {shard.file} is damaged", folder.uri, AGAIN)
-
-    try:
-        replace_file(str(path), blocks())
-    except FileNotFoundError:
-        raise InputError(f"shard {shard.file} is missing", folder.uri, AGAIN) from None
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a file lock, which ends with the process: one rank of a node downloads while the others wait."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -11,6 +11,7 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
 from orchestrator.resolve.base import base_json, base_of_commit
 from orchestrator.resolve.prepared_data import tokens_of
+from orchestrator.resolve.training_inputs import digest_of
 from orchestrator.storage.row_types import EvaluationRow
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.task import ENTRY, EVALUATION_PATIENCE, Task
@@ -26,7 +27,7 @@ def evaluate_commit(
     """
     check_commit(commit, spec, run.at("job.yaml"))
     tokens = tokens_of(spec, run, commit.meta["data"])
-    check_shards(commit, tokens.manifest.digest, tokens.folder.uri)
+    check_shards(commit, digest_of(spec, tokens), tokens.folder.uri)
     if raw:
         trained = spec.checkpoint.model_copy(update={"average": None})
         spec = spec.model_copy(update={"checkpoint": trained})

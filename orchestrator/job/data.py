@@ -173,6 +173,16 @@ class DataSpec(StrictModel):
         description="how a causal language model's documents become sequences: cut, one stream cut at equal "
         "distances; best_fit, whole documents packed by best fit, only those that are longer than a sequence are cut",
     )
+    shuffle: Literal["epoch", "sections"] = Field(
+        default="epoch",
+        description="what is shuffled together: epoch, all samples of an epoch; sections, the samples of each of the "
+        "consecutive sections of the text that an epoch goes through",
+    )
+    streaming: bool = Field(
+        default=False,
+        description="training begins when the first section of the text is prepared, with the samples and the order "
+        "that it would have if all were; sets shuffle to sections",
+    )
     clean: list[CleanStep] = Field(
         default_factory=list,
         description="steps that change or remove documents before they are tokenised, in order, each a name with "
@@ -191,6 +201,33 @@ class DataSpec(StrictModel):
         if of_text:
             raise ValueError(f"{of_text[0]} is of text, and samples are the user's own; leave it out")
         return {**OF_SAMPLES, **given}
+
+    @model_validator(mode="before")
+    @classmethod
+    def streaming_goes_by_sections(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or given.get("streaming") is not True:
+            return given
+        return {"shuffle": "sections", **given}
+
+    @model_validator(mode="after")
+    def sections_are_of_one_stream(self) -> DataSpec:
+        if self.shuffle == "epoch":
+            if self.streaming:
+                raise ValueError(
+                    "streaming needs shuffle: sections, since an epoch is shuffled whole; leave out shuffle"
+                )
+            return self
+        if self.is_mixed:
+            raise ValueError(
+                "shuffle: sections is for sources by weight, and not for a mixture; leave out one of them"
+            )
+        if self.packing != "cut":
+            raise ValueError("shuffle: sections is for packing: cut; leave out one of them")
+        if self.validation and self.validation.share is not None:
+            raise ValueError(
+                "shuffle: sections has no validation.share, which needs all documents; give validation.sources"
+            )
+        return self
 
     @field_validator("sources")
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -58,10 +59,16 @@ def prepare(spec: JobSpec, run: RunDir, tell: Progress) -> PreparedData:
 
 
 def prepared(
-    spec: JobSpec, run: RunDir, before: PreparedData, tell: Progress, make: bool = True
+    spec: JobSpec,
+    run: RunDir,
+    before: PreparedData,
+    tell: Progress,
+    make: bool = True,
+    begun: Callable[[PreparedData], None] | None = None,
 ) -> PreparedData:
     """The data that the run began with at `before`, made again as far as it is gone; the job's, for a run that begins.
 
+    Of data that is streamed, `begun` is called when training can begin with it: then CPUs are left for the workers.
     Raises InputError if it is gone and the text is no longer the same: the run would not be the same run; without
     `make` if it is gone.
     """
@@ -73,19 +80,37 @@ def prepared(
 
         named, cache = spec.data.samples, data_cache(spec, run)
         return PreparedData(prepare_samples(named, spec.seed, cache, _name(before.uri)))
-    data = before.uri
-    if not data or not is_complete(DataFolder(data)):
-        from orchestrator.data.prepare import prepare as prepare_data
-
-        special, cache = special_tokens_of(spec), data_cache(spec, run)
-        data = prepare_data(
-            spec.data, special, cache, tell, before=_name(data), kind=kind_of(spec), make=make
-        )
+    data, begin = before.uri, spec.data.streaming and begun is not None
+    whole = bool(data) and is_complete(DataFolder(data))
+    if not whole:
+        data = _prepared_text(spec, run, _name(data), tell, make, begin)
     sets = {
         name: _prepared_set(spec, run, name, data, before.sets.get(name, ""), tell, make)
         for name in spec.set_sources
     }
-    return PreparedData(data, sets)
+    found = PreparedData(data, sets)
+    if begun and begin and not whole:
+        begun(found)
+        _prepared_text(spec, run, _name(data), tell, make, False)
+    return found
+
+
+def _prepared_text(spec: JobSpec, run: RunDir, before: str, tell: Progress, make: bool, begin: bool) -> str:
+    """The URI of the token shards of data.sources, see `orchestrator.data.prepare.prepare`."""
+    from orchestrator.data.prepare import prepare as prepare_data
+
+    workers = spec.resources.workers.max * spec.resources.per_worker.cpu if spec.data.streaming else 0.0
+    return prepare_data(
+        spec.data,
+        special_tokens_of(spec),
+        data_cache(spec, run),
+        tell,
+        before=before,
+        kind=kind_of(spec),
+        make=make,
+        begin=begin,
+        leave=0.0 if begin else workers,
+    )
 
 
 def _prepared_set(
@@ -165,12 +190,12 @@ def tokens_of(spec: JobSpec, run: RunDir, data: str, retry: Retry | None = None)
 
     Raises InputError if it is in neither.
     """
-    from orchestrator.data import manifest
     from orchestrator.data.data_folder import DataFolder
+    from orchestrator.data.sections import published
     from orchestrator.data.tokens import Tokens
 
     for place in (data, f"{data_cache(spec, run)}/{data.rsplit('/', 1)[-1]}"):
-        if manifest.read(DataFolder(place, retry)):
+        if published.read(DataFolder(place, retry)):
             return Tokens.open(place, retry)
     hint = f"make it again with `orchestrator data prepare {run.at('job.yaml')} --run-dir {run.uri}`"
     raise InputError("the prepared data of this run is gone", data, hint)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from orchestrator.data.batches import Batches
     from orchestrator.data.held_out_set import HeldOut
     from orchestrator.data.own_samples import OwnBatches, OwnHeldOut
+    from orchestrator.data.sections.plan import SectionPlan
     from orchestrator.data.tokens import Tokens
     from workloads.describe import Description
     from workloads.workload import Objective, Vocabulary, Workload
@@ -74,7 +75,14 @@ def training_inputs(
     mixture = Mixture.of(spec.data, spec.train.global_batch, spec.train.steps)
     routed = bool(workload.config.moe)
     made = batches.batches_of(
-        trained, workload.objective, spec.seed, weights, mixture, is_packed(spec), routed
+        trained,
+        workload.objective,
+        spec.seed,
+        weights,
+        mixture,
+        is_packed(spec),
+        routed,
+        plan_of(spec, tokens),
     )
     check_length(made.order, spec.train.global_batch * spec.train.steps)
     held_out = _own_sets(spec, tokens, workload.objective, sets or {})
@@ -128,7 +136,26 @@ def resolve_over(
     if spec.data.is_mixed:
         notes += passes.notes(course_of(inputs, spec))
     notes += tokenizer_notes(base, tokens.tokenizer()) if base else []
-    return inputs.job, tokens.manifest.digest, [*notes, *_set_notes(spec, tokens, data.sets)]
+    return inputs.job, digest_of(spec, tokens), [*notes, *_set_notes(spec, tokens, data.sets)]
+
+
+def plan_of(spec: JobSpec, tokens: Tokens) -> SectionPlan | None:
+    """The sections that the job's epochs go through, None if they do not. Raises InputError if they are unknown."""
+    from orchestrator.data.sections.plan import SectionPlan
+
+    if spec.data.shuffle != "sections":
+        return None
+    if plan := SectionPlan.read(tokens.folder):
+        return plan
+    hint = "prepare the data again, which writes it"
+    raise InputError("has no plan of its sections", tokens.folder.uri, hint)
+
+
+def digest_of(spec: JobSpec, tokens: Tokens) -> str:
+    """What tells the token shards of a job from others. Of sections, which may not be all there yet, it is all that
+    determines them."""
+    found = tokens.manifest
+    return f"sections-{found.fingerprint}" if spec.data.shuffle == "sections" else found.digest
 
 
 def is_packed(spec: JobSpec) -> bool:
@@ -160,12 +187,14 @@ def _cut_notes(inputs: TrainingInputs) -> list[str]:
 
 
 def _set_notes(spec: JobSpec, tokens: Tokens, sets: Mapping[str, str]) -> list[str]:
-    """A line for each set of which documents are trained on too; data before format 3 do not tell."""
+    """A line for each set of which documents are trained on too; data before format 3, and that is not all there, do
+    not tell."""
     from orchestrator.data.held_out_split import trained_documents
     from orchestrator.data.tokens import Tokens as Prepared
 
     notes, share = [], spec.data.validation and spec.data.validation.share
-    for name, uri in sets.items() if tokens.manifest.format > 2 else ():
+    told = tokens.manifest.format > 2 and tokens.sections is None
+    for name, uri in sets.items() if told else ():
         held_out = Prepared.open(uri)
         count, there = trained_documents(tokens, held_out, share or 0.0), held_out.manifest.documents
         if count:

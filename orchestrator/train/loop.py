@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from cluster.workers.clock import wall
 from cluster.workers.injected_faults import FaultSpec
 from cluster.workers.worker_context import WorkerContext
@@ -27,10 +25,11 @@ from orchestrator.job.own_code import check_same_code, find_code
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.planning.layout import Layout
 from orchestrator.resolve.base import Base, base_of
-from orchestrator.resolve.training_inputs import TrainingInputs, training_inputs
+from orchestrator.resolve.training_inputs import TrainingInputs, digest_of, training_inputs
 from orchestrator.storage.retry import patient
 from orchestrator.storage.row_line import Row
 from orchestrator.storage.row_types import EvaluationRow, StepRow
+from orchestrator.train.await_samples import await_samples, is_growing
 from orchestrator.train.commits import Commits
 from orchestrator.train.device import close_device, open_device, peak_memory
 from orchestrator.train.engines.choose import make_engine
@@ -43,6 +42,7 @@ from orchestrator.train.progress import TrainingProgress
 from orchestrator.train.rank_messages import agree
 from orchestrator.train.reference import References, needs_reference
 from orchestrator.train.sequence_warmup import shortened
+from orchestrator.train.step_seed import seed_step
 from orchestrator.train.task import Task
 from workloads import load as _load  # noqa: F401  (a fork of what has it imported begins sooner)
 from workloads.adapters.frozen import after
@@ -63,7 +63,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     baseline_memory = 0 if device.device.type == "cuda" else resident
     patience = patient(spec.limits.unsaved, context.stop_requested)
     tokens = Tokens.open(task.data, patience)
-    if task.shards not in ("", tokens.manifest.digest):
+    if task.shards not in ("", digest_of(spec, tokens)):
         raise InputError("these token shards are not the run's", task.data, "let all nodes see one folder")
     base = Base(**task.base) if task.base else None
     needed = base if task.restore is None or spec.reads_base else None
@@ -79,7 +79,13 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     def make(step: int) -> Engine:
         return make_engine(spec, after(inputs.workload, step), layout, device)
 
-    rank = Rank(task, spec, layout, context, make, inputs, baseline_memory, references, device.pinned)
+    told = (
+        baseline_memory,
+        references,
+        device.pinned,
+        is_growing(spec.data.streaming, tokens.sections is None),
+    )
+    rank = Rank(task, spec, layout, context, make, inputs, *told)
     result = rank.evaluate() if task.evaluate_only else rank.train()
     # Nothing of this after an error: leaving the group may wait for ever behind what peers have not joined in, and the
     # error would never be told. Whoever started this process ends it.
@@ -102,9 +108,10 @@ class Rank:
         baseline_memory: int = 0,
         references: References | None = None,
         pinned: Callable[[Batch], Batch] = lambda batch: batch,
+        growing: bool = False,
     ) -> None:
-        """`make` gives the engine that goes on after so many steps; `pinned` is as `Device.pinned`."""
-        self._pinned = pinned
+        """`make` gives the engine that goes on after so many steps; `growing`: some of the data is still prepared."""
+        self._pinned, self._growing = pinned, growing
         self._task, self._spec, self._layout, self._context = task, spec, layout, context
         self._make, self._engine = make, make(task.restore or 0)
         self._faults = [FaultSpec.parse(text) for text in task.faults]
@@ -132,7 +139,8 @@ class Rank:
             if not self._is_over:
                 self._commits.before_training(dataclasses.asdict(self._progress))
             while not self._is_over and not stop:
-                stop = self._step(prefetched)
+                stop = self._growing and not await_samples(prefetched, self._context)
+                stop = stop or self._step(prefetched)
                 if not stop and not self._is_over and self._progress.step in self._spec.train.thaw:
                     self._thaw()
             self._commits.finish(dataclasses.asdict(self._progress))
@@ -209,7 +217,7 @@ class Rank:
         waited = time.perf_counter() - began
         lr = learning_rate(self._spec.train.optimizer, at, self._spec.train.steps)
         lr *= lr_factor(at + 1, self._progress.skips)
-        _seed_step(self._spec.seed, at, self._context.rank_info.rank)
+        seed_step(self._spec.seed, at, self._context.rank_info.rank)
         metrics = self._compute(micro_batches, lr)
         parts = self._engine.clock.take()
         computed = time.perf_counter()
@@ -269,10 +277,8 @@ class Rank:
 
         The ranks of a tensor, context or pipeline group read the same samples; only the first of them has a digest.
         """
-        size, coordinate = (
-            self._spec.train.global_batch,
-            self._layout.coordinate(self._context.rank_info.rank),
-        )
+        size = self._spec.train.global_batch
+        coordinate = self._layout.coordinate(self._context.rank_info.rank)
         origin = self._origin
         start = start_of(origin.position, step - origin.step, size, origin.skips)
         mine = slices(start, size, coordinate["dp"], self._layout.dp, self._layout.micro_batch)
@@ -340,8 +346,3 @@ class Rank:
         if length := self._row_length(self._progress.step - 1):
             row["sequence_length"] = length
         return {**row, **metrics.extra}
-
-
-def _seed_step(seed: int, step: int, rank: int) -> None:
-    """Seed torch for a step: randomness is a function of (seed, step, rank), so that no random state must be saved."""
-    torch.manual_seed(((seed * 1_000_003 + step) * 65_537 + rank) % 2**63)

@@ -20,6 +20,7 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
 from orchestrator.resolve.base import base_json, base_of_commit
 from orchestrator.resolve.prepared_data import tokens_of
+from orchestrator.resolve.training_inputs import digest_of
 from orchestrator.storage.row_line import METRICS
 from orchestrator.storage.run_directory import Row, RunDir
 from orchestrator.train.task import ENTRY, Task
@@ -80,7 +81,7 @@ def replay(spec: JobSpec, run: RunDir, step: int | None, steps: int) -> ReplayRe
     last = list(replayable)[-1]
     check_commit(manifest, spec, run.at("job.yaml"))
     tokens = tokens_of(spec, run, manifest.meta["data"])
-    check_shards(manifest, tokens.manifest.digest, tokens.folder.uri)
+    check_shards(manifest, digest_of(spec, tokens), tokens.folder.uri)
     task = Task(
         job=spec.model_dump(mode="json"),
         layout={k: v for k, v in layout.items() if k != "text"},

@@ -7,20 +7,23 @@ from typing import Any
 
 from orchestrator.data.mixture.mixed_order import MixedOrder
 from orchestrator.data.order import Order
+from orchestrator.data.sections.order import SectionedOrder
 from orchestrator.job.errors import InputError
 
 MANY = 4.0
 """Passes beyond which text that is read again teaches little (Muennighoff et al., 2023, figure 1)."""
 
 
-def check_length(order: Order | MixedOrder, positions: int) -> None:
+def check_length(order: Order | MixedOrder | SectionedOrder, positions: int) -> None:
     """Raise InputError if the order ends before so many positions, since every source has made all of its passes."""
     if isinstance(order, MixedOrder) and order.size is not None and order.size < positions:
         what = f"all sources have made the passes that they may after {order.size} of the run's {positions} samples"
         raise InputError(what, "data.sources", "raise max_passes, give more text, or train for fewer steps")
 
 
-def course(order: Order | MixedOrder, uris: Sequence[str], global_batch: int, steps: int) -> dict[str, Any]:
+def course(
+    order: Order | MixedOrder | SectionedOrder, uris: Sequence[str], global_batch: int, steps: int
+) -> dict[str, Any]:
     """The sources of a run with the samples that it draws of each and the passes that it makes over it; and where the
     proportions change, the shares of samples from which step on."""
     drawn = order.drawn(steps * global_batch)

@@ -21,9 +21,9 @@ import numpy as np
 import xxhash
 
 from orchestrator.data.manifest import TokenShard
+from orchestrator.data.node_copies import locked
 from orchestrator.data.packing.best_fit import cut, pack
 from orchestrator.data.shards import BLOCK_BYTES
-from orchestrator.data.tokens import locked
 from orchestrator.data.verified_shard import VerifiedShard
 from orchestrator.storage.atomic import draft_of, replace_file
 

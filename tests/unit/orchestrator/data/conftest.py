@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from orchestrator.data import manifest, shards, sources, tokenizer
 from orchestrator.data.data_folder import DataFolder
+from orchestrator.data.gather import gather
 from orchestrator.data.part_text import sample
 from orchestrator.job.data import Source
 
@@ -37,7 +38,7 @@ def prepare_here(tmp_path: Path) -> Callable[..., str]:
         folder.write("tokenizer.json", text.encode())
         for number, part in enumerate(parts):
             shards.write_shard(folder.uri, number, part, ENTRIES, roles)
-        found = shards.gather(folder, "f" * 32, [s.uri for s in named], parts, ENTRIES, roles)
+        found = gather(folder, "f" * 32, [s.uri for s in named], parts, ENTRIES, roles)
         manifest.write(folder, found)
         return folder.uri
 

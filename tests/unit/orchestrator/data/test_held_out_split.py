@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from orchestrator.data import manifest, shards, sources, tokenizer
 from orchestrator.data.data_folder import DataFolder
+from orchestrator.data.gather import gather
 from orchestrator.data.held_out_split import split, trained_documents
 from orchestrator.data.tokens import Tokens
 from orchestrator.data.windows import Streams
@@ -42,7 +43,7 @@ def written(folder: Path, files: list[str], part_bytes: int) -> Tokens:
     roles = tokenizer.roles_of(Tokenizer.from_str(TOKENIZER), {})
     for number, part in enumerate(parts):
         shards.write_shard(made.uri, number, part, ENTRIES, roles)
-    manifest.write(made, shards.gather(made, "f" * 32, [named.uri], parts, ENTRIES, roles))
+    manifest.write(made, gather(made, "f" * 32, [named.uri], parts, ENTRIES, roles))
     return Tokens.open(made.uri)
 
 

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from orchestrator.data import manifest, shards, sources, tokenizer
 from orchestrator.data.data_folder import DataFolder
+from orchestrator.data.gather import gather
 from orchestrator.job.data import Source
 
 FORMAT_2 = """{"fingerprint": "ffffffffffffffffffffffffffffffff", "dtype": "<u2", "tokenizer": "tokenizer.json",
@@ -40,7 +41,7 @@ def test_data_of_format_2_is_read_and_made_again_as_it_was(tmp_path: Path) -> No
     assert shards.is_complete(folder)
     assert shards.unfinished(folder, 1, 320, 2) == []
     assert shards.unfinished(folder, 1, 320, 3) == [0]
-    made = shards.gather(folder, "f" * 32, ["a.txt"], [part], 320, roles, 2)
+    made = gather(folder, "f" * 32, ["a.txt"], [part], 320, roles, 2)
     assert made.engines
     assert replace(made, engines={}) == found
     assert not (tmp_path / "prepared" / "shards" / "000000.contents").exists()

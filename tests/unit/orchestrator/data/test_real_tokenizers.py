@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from orchestrator.data import manifest, shards, sources, tokenizer
 from orchestrator.data.batches import batches_of
 from orchestrator.data.data_folder import DataFolder
+from orchestrator.data.gather import gather
 from orchestrator.data.tokens import Tokens
 from orchestrator.job.data import Source
 from orchestrator.job.errors import InputError
@@ -40,7 +41,7 @@ def written(folder: Path, source: Source, text: str, roles: dict[str, int]) -> T
     made.write("tokenizer.json", text.encode())
     for number, part in enumerate(parts):
         shards.write_shard(made.uri, number, part, size, roles)
-    manifest.write(made, shards.gather(made, "f" * 32, ["a"], parts, size, roles))
+    manifest.write(made, gather(made, "f" * 32, ["a"], parts, size, roles))
     return Tokens.open(made.uri)
 
 

@@ -7,6 +7,7 @@ from tokenizers import Tokenizer, models
 
 from orchestrator.data import manifest, rejections, shards
 from orchestrator.data.data_folder import DataFolder
+from orchestrator.data.gather import gather
 from orchestrator.data.rejections import Ceiling, merged, notes, totals
 from orchestrator.data.sources import SourceFile, Span, cut, resolve
 from orchestrator.data.summary import inspect
@@ -97,7 +98,7 @@ def test_prepared_data_says_what_was_left_out_of_it(tmp_path: Path) -> None:
         folder.write("tokenizer.json", encoder.to_str().encode())
         for number in order:
             shards.write_shard(folder.uri, number, parts[number], 3, {"eos": 0})
-        found = shards.gather(folder, "f" * 32, ["*.jsonl"], parts, 3, {"eos": 0})
+        found = gather(folder, "f" * 32, ["*.jsonl"], parts, 3, {"eos": 0})
         manifest.write(folder, found)
         made.append({str(p.relative_to(folder.uri)): p.read_bytes() for p in Path(folder.uri).rglob("*.*")})
         told = "4 documents left out (json 2, type 2), 2 documents repaired (nul 2)"

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from orchestrator.data import manifest, shards
 from orchestrator.data.contents import digests
 from orchestrator.data.data_folder import DataFolder
+from orchestrator.data.gather import gather
 from orchestrator.data.part_text import sample
 from orchestrator.data.sources import cut, resolve
 from orchestrator.data.tokens import Tokens
@@ -70,7 +71,7 @@ def test_text_of_which_no_token_is_made_counts(tmp_path: Path) -> None:
     parts = cut(resolve([Source(uri=str(tmp_path / "a.txt"))]), 300)
     for number, part in enumerate(parts):
         shards.write_shard(folder.uri, number, part, 4, roles)
-    made = shards.gather(folder, "f" * 32, ["a.txt"], parts, 4, roles)
+    made = gather(folder, "f" * 32, ["a.txt"], parts, 4, roles)
     manifest.write(folder, made)
     assert any(not shard.tokens for shard in made.shards)
     assert shards.is_complete(folder)

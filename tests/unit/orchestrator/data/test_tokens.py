@@ -7,6 +7,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -15,11 +16,15 @@ import pytest
 
 from orchestrator.data import excerpt, shards
 from orchestrator.data import verified_shard as checked
+from orchestrator.data.sections import published
+from orchestrator.data.sections.plan import SectionPlan
+from orchestrator.data.sections.published import StoppedWaiting
 from orchestrator.data.shards import is_complete
 from orchestrator.data.tokens import Tokens, problems
 from orchestrator.data.verified_shard import DamagedShard
 from orchestrator.job.errors import InputError
 from orchestrator.resolve.prepared_data import EXCERPT, data_of
+from orchestrator.storage.retry import Retry
 from orchestrator.storage.run_directory import RunDir
 
 Prepare = Callable[..., str]
@@ -213,3 +218,43 @@ def test_an_excerpt_stands_for_data_that_is_gone(prepare_here: Prepare, tmp_path
     assert data_of(run, folder).folder.uri == folder
     shutil.rmtree(folder)
     assert data_of(run, folder).folder.uri == run.at(EXCERPT)
+
+
+def test_data_that_is_still_prepared_grows_section_by_section(prepare_here: Prepare, tmp_path: Path) -> None:
+    whole = Tokens.open(prepare_here([TEXT] * 4, ["other " * 200]))
+    folder, found = whole.folder, whole.manifest
+    numbers = [[int(Path(shard.file).stem) for shard in source.shards] for source in found.sources]
+    plan = SectionPlan(tuple(map(len, numbers)))
+    names = [*numbers[0], *numbers[1]]
+    assert names == list(range(len(names)))
+    assert plan.sections > 2
+    Path(folder.at("manifest.json")).unlink()
+    with pytest.raises(InputError, match="there is no prepared data"):
+        Tokens.open(folder.uri)
+
+    def publish(section: int) -> None:
+        part = plan.numbers(section)
+        sources = tuple(
+            replace(s, shards=tuple(shard for shard in s.shards if int(Path(shard.file).stem) in part))
+            for s in found.sources
+        )
+        tokens = sum(source.tokens for source in sources)
+        published.publish(folder, section, replace(found, sources=sources, tokens=tokens))
+
+    publish(0)
+    growing = Tokens.open(folder.uri, Retry(give_up=lambda: True))
+    before = growing.length(0)
+    assert 0 < before < whole.length(0)
+    with pytest.raises(StoppedWaiting, match="section 1 is not prepared yet"):
+        growing.await_section(1)
+    for section in range(1, plan.sections):
+        publish(section)
+    growing.await_section(plan.sections - 1)
+    again = Tokens.open(folder.uri)
+    for tokens in (growing, again):
+        for source in range(2):
+            length = whole.length(source)
+            assert np.array_equal(tokens.window(source, 0, length), whole.window(source, 0, length))
+            assert np.array_equal(tokens.document_ends(source), whole.document_ends(source))
+        assert tokens.tokens_before(0, 2) == sum(shard.tokens for shard in found.sources[0].shards[:2])
+        assert tokens.manifest.digest == found.digest

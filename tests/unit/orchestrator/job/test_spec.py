@@ -454,3 +454,29 @@ def test_held_out_text_has_no_weight(key: str) -> None:
         InputError, match=r"sources.1.weight is 2, and held-out text is read once; leave it out"
     ):
         spec.parse(changed(f"{key}.sources", [{"uri": "a.txt"}, {"uri": "b.txt", "weight": 2}]))
+
+
+def test_streaming_goes_by_sections_and_only_that_is_of_the_identity() -> None:
+    plain = JobSpec(**SMALLEST).identity()
+    assert not {"streaming", "shuffle"} & plain["data"].keys()
+    streamed = JobSpec(**changed("data.streaming", True))
+    assert (streamed.data.shuffle, streamed.identity()["data"]["shuffle"]) == ("sections", "sections")
+    assert "streaming" not in streamed.identity()["data"]
+    assert streamed.identity() == JobSpec(**changed("data.shuffle", "sections")).identity()
+    assert JobSpec(**streamed.model_dump(mode="json")) == streamed
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("shuffle", "epoch", "streaming needs shuffle: sections"),
+        ("packing", "best_fit", "sections is for packing: cut"),
+        ("mixture", {"alpha": 0.5}, "not for a mixture"),
+        ("validation", {"share": 0.1}, "which needs all documents; give validation.sources"),
+    ],
+)
+def test_what_sections_cannot_do_is_refused(key: str, value: Any, told: str) -> None:
+    document = changed("data.streaming", True)
+    document["data"][key] = value
+    with pytest.raises(ValidationError, match=told):
+        JobSpec(**document)

@@ -1,0 +1,163 @@
+"""Runs that begin before their data is prepared: the samples, bits and receipts of those whose data was complete."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import curve, job, rows, weights, write_text
+from local_run import LocalGang
+from scripted import SnapshotServers
+
+from cluster.workers.cluster import Cluster
+from cluster.workers.machine import Offer
+from orchestrator.control.controller import Controller
+from orchestrator.data import prepare, sources
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import parse
+from orchestrator.storage.run_directory import RunDir
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+STEPS = 90
+"""More than an epoch."""
+
+
+class Tasks:
+    """In the place of tasks of Ray, in this process: each begins when `may_begin` says so of what was done before."""
+
+    def __init__(self, may_begin: Callable[[int], bool] = lambda done: True) -> None:
+        self.may_begin, self.done, self.ended = may_begin, 0, False
+
+    def run(self, task: Any, given: list[dict[str, Any]], cache: str, leave: float = 0.0) -> Iterator[int]:
+        for done, row in enumerate(given, 1):
+            while not self.may_begin(self.done):
+                time.sleep(0.05)
+                if self.ended:
+                    raise InputError("has ended", "the test")
+            task(row)
+            self.done += 1
+            yield done
+
+    def use(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(prepare, "run_tasks", self.run)
+        monkeypatch.setattr(prepare, "run_alone", lambda task, cache, *arguments: task(*arguments))
+        monkeypatch.setattr(sources, "part_size", lambda files: 4_000)
+
+
+def document(tmp_path: Path, streaming: bool) -> dict[str, Any]:
+    found = job(write_text(tmp_path / "text", 60_000), steps=STEPS, determinism="bitwise")
+    other = tmp_path / "text" / "other.txt"
+    other.write_text("\n".join(f"line {number} of another source" for number in range(300)))
+    found["data"]["sources"].append({"uri": str(other), "weight": 2})
+    found["data"] |= {"streaming": True} if streaming else {"shuffle": "sections"}
+    found["checkpoint"] |= {"every": 5, "keep": 40}
+    return found
+
+
+def controller(
+    given: dict[str, Any],
+    run: Path,
+    cache: Path,
+    rooms: list[int],
+    faults: tuple[str, ...] = (),
+    until: int = STEPS,
+) -> Controller:
+    given["data"]["cache"] = str(cache)
+    place = RunDir(str(run))
+    place.create()
+    cluster = Cluster(
+        gang=lambda: LocalGang(rooms),
+        offer=lambda bundle: Offer(8e9),
+        run_task=lambda *call: pytest.fail("nothing is exported"),
+        services=SnapshotServers,
+    )
+    return Controller(parse(given), place, until, cluster, faults)
+
+
+def steps_of(run: Path) -> int:
+    return max((row["step"] for row in rows(run)), default=0) if (run / "metrics.jsonl").exists() else 0
+
+
+def manifests(cache: Path) -> list[Path]:
+    return list(cache.glob("*/manifest.json"))
+
+
+def test_it_trains_while_data_is_prepared_as_if_all_were_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet, streamed, killed = (tmp_path / name for name in ("quiet", "streamed", "killed"))
+    Tasks().use(monkeypatch)
+    controller(document(tmp_path, False), quiet, tmp_path / "whole", [2]).drive()
+    plan = json.loads(next((tmp_path / "whole").glob("*/plan.json")).read_text())
+    every = sum(plan["parts"])
+    assert every > 15
+
+    # the last part begins when what was published before it is used up
+    late = Tasks(lambda done: done < every - 1 or steps_of(streamed) >= 40)
+    late.use(monkeypatch)
+    controller(document(tmp_path, True), streamed, tmp_path / "cache", [2]).drive()
+    assert curve(streamed) == curve(quiet)
+    assert [row["samples"] for row in rows(streamed)] == [row["samples"] for row in rows(quiet)]
+    assert weights(streamed, STEPS) == weights(quiet, STEPS)
+    (one,), (other,) = manifests(tmp_path / "whole"), manifests(tmp_path / "cache")
+    assert one.read_bytes() == other.read_bytes()
+
+    # killed ranks, another width, and a controller that ends while parts are missing
+    slow = Tasks(lambda done: done < every // 2 or steps_of(killed) > 12)
+    slow.use(monkeypatch)
+    first = controller(document(tmp_path, True), killed, tmp_path / "third", [2, 1], ("kill@1:4",), until=12)
+    first.drive()
+    slow.ended = True
+    assert not manifests(tmp_path / "third")
+    rest = Tasks(lambda done: done < 3 or steps_of(killed) >= 20)
+    rest.use(monkeypatch)
+    controller(document(tmp_path, True), killed, tmp_path / "third", [1, 2], ("kill@0:31",)).drive()
+    assert curve(killed) == curve(quiet)
+    assert {row["samples"] for row in rows(killed)} == {row["samples"] for row in rows(quiet)}
+    assert weights(killed, STEPS) == weights(quiet, STEPS)
+
+
+def test_a_stop_while_ranks_wait_for_data_ends_with_a_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    tasks = Tasks(lambda done: done < 6)
+    tasks.use(monkeypatch)
+    found = controller(document(tmp_path, True), run, tmp_path / "cache", [2])
+
+    def stop() -> None:
+        last, since = -1, time.monotonic()
+        while time.monotonic() - since < 4 or last < 1:  # no step for a while: they wait
+            if (now := steps_of(run)) != last:
+                last, since = now, time.monotonic()
+            time.sleep(0.1)
+        found.request_stop("asked for")
+
+    threading.Thread(target=stop, daemon=True).start()
+    summary = found.drive()
+    tasks.ended = True
+    assert summary["state"] == "stopped"
+    done = steps_of(run)
+    assert 0 < done < STEPS
+    assert (run / "checkpoints").exists()
+    assert any(
+        f"{done:08d}" in path.name or str(done) in path.name for path in (run / "checkpoints").iterdir()
+    )
+
+
+def test_a_preparation_that_fails_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+
+    def fail(done: int) -> bool:
+        if done > 5 and steps_of(run) >= 2:
+            raise InputError("is damaged", "part 6")
+        return done <= 5
+
+    Tasks(fail).use(monkeypatch)
+    with pytest.raises(InputError, match="part 6"):
+        controller(document(tmp_path, True), run, tmp_path / "cache", [2]).drive()
