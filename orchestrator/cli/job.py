@@ -171,7 +171,7 @@ def _plan(
         job = check_here(spec, None)
         machine = machine_for(None, spec.resources.per_worker.bundle, spec.train.precision)
     # on paper a layout given by hand is predicted though it may not fit
-    must_fit = device is None or spec.parallel == "auto"
+    must_fit = device is None or spec.searches_layout
     found = planning.plan(spec, job.shape, spec.resources.workers.max, machine, must_fit)
     from orchestrator.tracing.of_plan import traced_memory
 

@@ -24,40 +24,16 @@ from orchestrator.job.limits import LimitSpec
 from orchestrator.job.notify import NotifySpec
 from orchestrator.job.optimizer import NEWER
 from orchestrator.job.own import completed, problem_of
+from orchestrator.job.parallel import ParallelSpec
 from orchestrator.job.resources import ResourceSpec
 from orchestrator.job.sinks import SinkSpec
-from orchestrator.job.strict import Count, Positive, StrictModel
+from orchestrator.job.strict import Count, StrictModel
 from orchestrator.job.tracking import TrackingSpec
 from orchestrator.job.train import TrainSpec
 from orchestrator.job.tune import TuneSpec
 from orchestrator.job.validation_messages import input_error
 from orchestrator.job.workload import WorkloadSpec
 from workloads.own.reference import is_reference
-
-
-class ParallelSpec(StrictModel):
-    """A layout given by hand. The data-parallel width follows from the number of workers, tp, pp and cp."""
-
-    engine: Literal["torch", "deepspeed"] = "torch"
-    tp: Positive = 1
-    pp: Positive = 1
-    cp: Positive = 1
-    ep: Positive = 1
-    zero: Literal[0, 1, 2, 3] = 0
-    micro_batch: Positive | None = Field(default=None, description="sequences that a rank computes at once")
-    recompute: Literal["none", "selective", "full"] = "none"
-    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv"] = Field(
-        default="1f1b", description="pipeline schedule"
-    )
-    sequence: bool = Field(
-        default=False,
-        description="sequence parallelism: norms and residuals are split over tensor-parallel ranks",
-    )
-    offload: Literal["none", "optimizer", "parameters"] = Field(
-        default="none",
-        description="what is kept in host memory instead of the GPU's: optimiser state, or weights too",
-    )
-
 
 STAGES = "stages"
 """The key that makes a job file that of a chain, see `orchestrator.job.chain`."""
@@ -222,6 +198,11 @@ class JobSpec(StrictModel):
     def metrics_objective(self) -> str:
         """The objective by which metrics are told: of an own model its own loss."""
         return SAMPLES if is_reference(self.workload.model) else self.workload.objective
+
+    @property
+    def searches_layout(self) -> bool:
+        """Whether the layout, or what of it is not pinned, is chosen by the planner."""
+        return self.parallel == "auto" or self.parallel.is_partial
 
     @property
     def reads_base(self) -> bool:

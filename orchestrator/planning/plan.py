@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec, ParallelSpec
+from orchestrator.job.spec import JobSpec
 from orchestrator.planning.candidates import candidates
 from orchestrator.planning.device import Machine
 from orchestrator.planning.engine_rules import engine_problems
@@ -227,7 +227,7 @@ def _no_layout(
     spec: JobSpec, shape: ModelShape, workers: int, rejected: list[tuple[Layout, str]]
 ) -> InputError:
     reasons = list(dict.fromkeys(reason for _, reason in rejected))
-    if isinstance(spec.parallel, ParallelSpec) and reasons:
+    if not spec.searches_layout and reasons:
         near = nearest(rejected[0][0], shape, spec.train.global_batch)
         hint = f"the nearest legal layouts are {'; '.join(str(layout) for layout in near)}" if near else ""
         return InputError(reasons[0], "parallel", hint)

@@ -91,6 +91,12 @@ class Wait:
 Event = Operation | Collective | Wait
 
 
+Place = tuple[Phase, int | None, int | None]
+"""A pass of a step: its phase, its pipeline stage and its micro-batch, None outside of both passes."""
+Crest = tuple[Place, int, tuple[int, ...]]
+"""The most bytes that are held around one operator: in which pass, how many, and by category."""
+
+
 @dataclass(frozen=True)
 class Memory:
     """Bytes of tensors that this rank holds on its device.
@@ -118,6 +124,7 @@ class StepTrace:
         memory_curve: (number of events before it, bytes held) at each new level worth drawing, ascending.
         assumed: what depends on data and was assumed, one line each ("experts are equally loaded").
         saved: bytes that this rank copies to the host's memory for a commit.
+        crests: the memory of the step around each operator.
     """
 
     rank: int
@@ -127,6 +134,7 @@ class StepTrace:
     memory_curve: tuple[tuple[int, int], ...] = ()
     assumed: tuple[str, ...] = ()
     saved: int = 0
+    crests: tuple[Crest, ...] = dataclasses.field(default=(), repr=False)
 
     @property
     def operations(self) -> list[Operation]:

@@ -19,20 +19,17 @@ class HeldBytes:
 
     Attributes:
         peak, at_peak: the most since `begin_peak`, and its parts.
-        is_new_peak: whether the last change has raised it; who looks sets it back.
     """
 
     def __init__(self) -> None:
         self.now = dict.fromkeys(CATEGORIES, 0)
         self.total = self.peak = 0
         self.at_peak = dict(self.now)
-        self.is_new_peak = False
         self._known: dict[int, tuple[weakref.ref[torch.UntypedStorage], int, str]] = {}
 
     def begin_peak(self) -> None:
         """Forget the peak so far."""
-        self.peak = 0
-        self._look()
+        self.peak, self.at_peak = self.total, dict(self.now)
 
     def add(self, tensor: Tensor, category: str) -> None:
         """Count the tensor's storage from now on, if it is not counted yet."""
@@ -80,4 +77,4 @@ class HeldBytes:
 
     def _look(self) -> None:
         if self.total > self.peak:
-            self.peak, self.at_peak, self.is_new_peak = self.total, dict(self.now), True
+            self.peak, self.at_peak = self.total, dict(self.now)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +17,13 @@ from orchestrator.planning.plan import plan as plan_of
 from orchestrator.planning.step_trace import CATEGORIES, NotTraced, StepTrace
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
+from orchestrator.tracing.depth import deepened, depths_of, further
 from orchestrator.tracing.step import trace
 
 NEAR = 2.5
 """How many times what the formula says a layout may need."""
-SECONDS = 20.0
-"""How long the traces of a layout may take together."""
+SECONDS = 40.0
+"""Of the processor, that the traces of a layout may take together."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,23 @@ class TracedMemory:
         """The rank with the highest peak; None unless all were traced."""
         return None if self.reasons else max(self.traces, key=lambda each: each.memory.peak)
 
-    def by_rank(self) -> list[int]:
-        """The peak of every rank, of those that were not traced that of their pipeline stage."""
-        peaks = {self.layout.coordinate(each.rank)["pp"]: each.memory.peak for each in self.traces}
-        return [
-            peaks.get(self.layout.coordinate(rank)["pp"], max(peaks.values()))
-            for rank in range(self.layout.world)
-        ]
+    def by_stage(self, formula: Sequence[float], of: Callable[[StepTrace], float]) -> list[int]:
+        """What `of` says of a trace, for each index of the pipeline axis; between two traced ones what the `formula`
+        says, off by as much as it is at these."""
+        known = {self.layout.coordinate(each.rank)["pp"]: of(each) for each in self.traces}
+        places, found = sorted(known), []
+        for index, said in enumerate(formula):
+            low = max(place for place in places if place <= index)
+            high = min(place for place in places if place >= index)
+            share = (index - low) / (high - low) if high > low else 0.0
+            off = (1.0 - share) * (known[low] - formula[low]) + share * (known[high] - formula[high])
+            found.append(round(said + off))
+        return found
+
+    def by_rank(self, plan: Plan, of: Callable[[StepTrace], float]) -> list[int]:
+        """The same for every rank: those of a pipeline stage are alike."""
+        each = self.layout.world // self.layout.pp
+        return [value for value in self.by_stage(plan.by_stage, of) for _ in range(each)]
 
     def told(self, plan: Plan, on_cpu: bool) -> dict[str, Any]:
         """The plan's JSON with this memory in place of the formula's, whose error is told beside it."""
@@ -63,11 +74,14 @@ class TracedMemory:
         largest = self.largest
         if largest is None:
             return found
-        needed = needed_bytes(self.layout, largest.memory.peak, largest.saved, on_cpu)
+        needed = self.by_rank(
+            plan, lambda each: needed_bytes(self.layout, each.memory.peak, each.saved, on_cpu)
+        )
         found["predicted"] |= {
-            "memory_bytes": round(needed),
+            "memory_bytes": max(needed),
             "fits": self.fits(plan, on_cpu),
-            "peak_bytes_by_rank": self.by_rank(),
+            "peak_bytes_by_rank": self.by_rank(plan, lambda each: each.memory.peak),
+            "memory_bytes_by_rank": needed,
         }
         found["memory"] |= {
             "formula_bytes": round(plan.chosen.memory),
@@ -94,19 +108,41 @@ class TracedMemory:
 
 
 def traced_memory(job: ResolvedJob, layout: Layout, seconds: float = SECONDS) -> TracedMemory:
-    """Trace one rank of each pipeline stage that may need most. Never fails: what cannot be traced says why."""
-    began = time.monotonic()
-    ranks = ranks_of(layout)
+    """Trace one rank of each pipeline stage that may need most, within so many `seconds` of the processor: of a deep
+    model, and of a pipeline with many micro-batches, from two traces of fewer. Never fails: what cannot be traced says
+    why."""
+    began, ranks, depths = time.process_time(), ranks_of(layout), depths_of(job, layout)
+    models = [depths.few, depths.more] if depths else [job.model]
     try:
-        workload = load_workload(job.spec, vocabulary_before_data(job), FORMAT, job.model)
+        vocabulary = vocabulary_before_data(job)
+        workloads = [load_workload(job.spec, vocabulary, FORMAT, model) for model in models]
     except InputError as error:
         return TracedMemory(layout, tuple(NotTraced(rank, str(error)) for rank in ranks), 0.0)
-    count = micro_batches_of(layout, layout.accumulation(job.spec.train.global_batch))
-    found: list[StepTrace | NotTraced] = []
-    for rank in ranks:
-        left = seconds - (time.monotonic() - began)
-        found.append(trace(job.spec, workload, layout, rank, count, max(left, 0.0)))
-    return TracedMemory(layout, tuple(found), time.monotonic() - began)
+
+    def traced(rank: int, count: int) -> StepTrace | NotTraced:
+        found: list[StepTrace] = []
+        for workload in workloads:
+            left = seconds - (time.process_time() - began)
+            each = trace(job.spec, workload, layout, rank, count, max(left, 0.0))
+            if isinstance(each, NotTraced):
+                return each
+            found.append(each)
+        return deepened(found[0], found[1], depths.times) if depths else found[0]
+
+    accumulation = layout.accumulation(job.spec.train.global_batch)
+    counts = micro_batches_of(layout, accumulation)
+    every = [_through(counts, accumulation, [traced(rank, count) for count in counts]) for rank in ranks]
+    return TracedMemory(layout, tuple(every), time.process_time() - began)
+
+
+def _through(
+    counts: Sequence[int], accumulation: int, found: Sequence[StepTrace | NotTraced]
+) -> StepTrace | NotTraced:
+    """The trace of all micro-batches, from those of so many."""
+    first, last = found[0], found[-1]
+    if isinstance(first, NotTraced) or isinstance(last, NotTraced) or len(found) == 1:
+        return last
+    return further(first, last, (accumulation - counts[0]) / (counts[1] - counts[0]))
 
 
 def check_fits(job: ResolvedJob, machine: Machine) -> None:
@@ -137,18 +173,16 @@ def check_fits(job: ResolvedJob, machine: Machine) -> None:
 
 
 def ranks_of(layout: Layout) -> list[int]:
-    """The first rank of the first, of the last and of a middle index of the pipeline axis: of the others, each is like
-    one of them."""
-    places: Sequence[int] = sorted({0, layout.pp // 2, layout.pp - 1})
+    """The first rank of the first two, of the last and of a middle index of the pipeline axis: of the others, each is
+    between two of them."""
+    places: Sequence[int] = sorted({0, min(1, layout.pp - 1), layout.pp // 2, layout.pp - 1})
     return [layout.rank(pp=place) for place in places]
 
 
-def micro_batches_of(layout: Layout, accumulation: int) -> int:
-    """How many micro-batches show the peak of a step: without a pipeline what two leave; in one as many as fill it, but
-    all under GPipe, which holds them all."""
+def micro_batches_of(layout: Layout, accumulation: int) -> tuple[int, ...]:
+    """How many micro-batches are traced to know the peak of a step: without a pipeline what two leave; in one that is
+    filled, each further one holds the buffers that it is received in, so that all follow from two numbers of them."""
     if layout.pp == 1:
-        return min(accumulation, 2)
-    if layout.schedule == "gpipe":
-        return accumulation
-    filled = 2 * layout.stages
-    return accumulation if accumulation <= filled else filled + accumulation % layout.pp
+        return (min(accumulation, 2),)
+    few, more = 2 * layout.pp + accumulation % layout.pp, 3 * layout.pp + accumulation % layout.pp
+    return (accumulation,) if accumulation <= more else (few, more)

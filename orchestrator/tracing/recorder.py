@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 from unittest.mock import patch
@@ -14,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from orchestrator.planning.step_trace import Event, Operation, Phase
+from orchestrator.planning.step_trace import Crest, Event, Operation, Phase
 from orchestrator.tracing.held_bytes import HeldBytes
 from orchestrator.tracing.messages import Messages
 from orchestrator.tracing.operators import (
@@ -25,11 +23,6 @@ from orchestrator.tracing.operators import (
     kind_of,
     written_arguments,
 )
-
-
-class TooLong(Exception):
-    """The trace would take longer than it may."""
-
 
 CURVE_STEP = 1 / 256
 """Share of the peak by which memory must have changed for another point of its curve."""
@@ -50,20 +43,17 @@ class Recorder(TorchDispatchMode):
         device: torch.device,
         stand_in: Callable[[Any, Sequence[Any], dict[str, Any]], Any] | None = None,
         messages: Messages | None = None,
-        deadline: float = math.inf,
     ) -> None:
-        """`stand_in` gives results of operators that need values, where tensors have none. `deadline` is of the
-        monotonic clock."""
+        """`stand_in` gives results of operators that need values, where tensors have none."""
         super().__init__()
         self.held = HeldBytes()
         self.events: list[Event] | None = None
         self.place: tuple[int | None, int | None] = (None, None)
         self.is_update = self.is_backward = False
-        self.peak_at: tuple[Phase, int | None, int | None] = ("forward", None, None)
+        self.crests: list[Crest] = []
         self.curve: list[tuple[int, int]] = []
         self.steady: dict[str, int] = {}
         self.micro_batch = -1
-        self._deadline = deadline
         self.in_pipeline: int | None = None
         self._device, self._stand_in, self._messages = device, stand_in, messages
 
@@ -86,6 +76,16 @@ class Recorder(TorchDispatchMode):
         super().__exit__(*error)
         self._patched.stop()
 
+    def begin(self) -> None:
+        """Look for the peak from here on."""
+        self.crests.clear()
+        self.held.begin_peak()
+
+    @property
+    def peak(self) -> Crest:
+        """The most that is held since `begin`."""
+        return max(self.crests, key=lambda crest: crest[1])
+
     @property
     def phase(self) -> Phase:
         """The phase of the step."""
@@ -99,8 +99,6 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         """Run an operator, then count and record it."""
         kwargs = kwargs or {}
-        if time.monotonic() > self._deadline:
-            raise TooLong
         if any(issubclass(t, DTensor) for t in types):
             return NotImplemented  # it comes again with the tensors within
         out = None if self._stand_in is None else self._stand_in(func, args, kwargs)
@@ -138,10 +136,10 @@ class Recorder(TorchDispatchMode):
         self.look()
 
     def look(self) -> None:
-        """Take note of a new peak, and of a new point of the curve."""
-        if self.held.is_new_peak:
-            self.held.is_new_peak = False
-            self.peak_at = (self.phase, *self.place)
+        """Take note of the most since the last look, and of a new point of the curve."""
+        held = self.held
+        self.crests.append(((self.phase, *self.place), held.peak, tuple(held.at_peak.values())))
+        held.begin_peak()
         if self.events is not None:
             now, last = self.held.total, self.curve[-1][1] if self.curve else -1
             if last < 0 or abs(now - last) > CURVE_STEP * max(self.held.peak, 1):

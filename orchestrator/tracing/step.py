@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
+import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -14,17 +16,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining.stage import _PipelineStageBase
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from orchestrator.checkpoint.shared_memory import room_for
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
 from orchestrator.planning.memory import HEAD_TOKENS
-from orchestrator.planning.step_trace import Memory, NotTraced, StepTrace
+from orchestrator.planning.step_trace import CATEGORIES, Memory, NotTraced, StepTrace
 from orchestrator.tracing.assumed import stand_in, values_assumed
 from orchestrator.tracing.messages import Messages
-from orchestrator.tracing.recorder import Recorder, TooLong
+from orchestrator.tracing.recorder import Recorder
 from orchestrator.tracing.sample_batch import predicted_share, sample_batch
 from orchestrator.train.device import COMPUTE, Device
 from orchestrator.train.engines.torch_engine import TorchEngine
@@ -49,7 +53,7 @@ def trace(
         layout: of the torch engine.
         rank: whose step.
         micro_batches: how many of a step are run; by default all.
-        seconds: how long it may take.
+        seconds: of the processor, that it may take.
 
     Raises RuntimeError if this process is in a process group.
     """
@@ -66,9 +70,14 @@ def trace(
             assumed.append(line)
 
     messages = Messages()
-    recorder = Recorder(CPU, stand_in(predicted_share(batch)), messages, time.monotonic() + seconds)
+    recorder = Recorder(CPU, stand_in(predicted_share(batch)), messages)
     try:
-        with _other_ranks(rank, layout.world) as group, values_assumed(note), _collected():
+        with (
+            _other_ranks(rank, layout.world) as group,
+            values_assumed(note),
+            _collected(),
+            _ended_at(time.process_time() + seconds),
+        ):
             fake = FakeTensorMode(allow_non_fake_inputs=True)
             with fake, recorder:
                 shapes = {name: fake.from_tensor(t) for name, t in batch.items()}
@@ -83,11 +92,13 @@ def trace(
                 messages.mesh = engine._mesh
                 _run(engine, given, spec.train.optimizer.lr, recorder, messages)
                 saved = room_for(engine.state())[0]
-    except TooLong:
-        return NotTraced(rank, f"its step has more operators than can be followed in {seconds:.0f} s")
     except Exception as error:
+        if isinstance(error, _TooLong) or isinstance(error.__cause__ or error.__context__, _TooLong):
+            return NotTraced(rank, f"its step has more operators than can be followed in {seconds:.0f} s")
         return NotTraced(rank, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
-    return _found(rank, layout, recorder, saved, assumed)
+    found = _found(rank, layout, recorder, saved, assumed)
+    left = 0 if layout.pp > 1 else layout.accumulation(spec.train.global_batch) - count
+    return _with_batches(found, left * sum(t.nbytes for t in batch.values()))
 
 
 def _run(
@@ -119,7 +130,7 @@ def settle(engine: TorchEngine, recorder: Recorder) -> None:
     gc.collect()
     for category, tensors in engine.held().items():
         recorder.held.move(tensors, category)
-    recorder.held.begin_peak()
+    recorder.begin()
 
 
 def follow(engine: TorchEngine, recorder: Recorder) -> None:
@@ -192,6 +203,30 @@ def _other_ranks(rank: int, world: int) -> Iterator[dist.ProcessGroup]:
         dist.destroy_process_group()
 
 
+class _TooLong(Exception):
+    """The trace would take longer than it may."""
+
+
+@contextlib.contextmanager
+def _ended_at(deadline: float) -> Iterator[None]:
+    """Within it, _TooLong is raised where a module begins after `deadline` of the processor's time. From within an
+    operator nothing may be raised: torch asks tensors for their sizes where it cannot fail."""
+
+    def check(*_: object) -> None:
+        if time.process_time() > deadline:
+            raise _TooLong
+
+    hook = register_module_forward_pre_hook(check)
+    told = logging.getLogger(schedules.__name__)  # it tells its whole schedule where a stage fails
+    level = told.level
+    told.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        hook.remove()
+        told.setLevel(level)
+
+
 @contextlib.contextmanager
 def _collected() -> Iterator[None]:
     """Memory that only circles of references hold is freed at fixed places alone, so that each trace is the same."""
@@ -206,9 +241,21 @@ def _collected() -> Iterator[None]:
         gc.collect()
 
 
+def _with_batches(found: StepTrace, size: int) -> StepTrace:
+    """The trace with so many bytes more of micro-batches that were not run."""
+    memory = found.memory
+    at_peak, steady = dict(memory.at_peak), dict(memory.steady)
+    at_peak["other"] += size
+    steady["other"] += size
+    return dataclasses.replace(
+        found, memory=dataclasses.replace(memory, peak=memory.peak + size, at_peak=at_peak, steady=steady)
+    )
+
+
 def _found(rank: int, layout: Layout, recorder: Recorder, saved: int, assumed: list[str]) -> StepTrace:
-    phase, stage, micro_batch = recorder.peak_at
-    memory = Memory(recorder.held.peak, recorder.held.at_peak, recorder.steady, phase, stage, micro_batch)
+    (phase, stage, micro_batch), peak, parts = recorder.peak
+    at_peak = dict(zip(CATEGORIES, parts, strict=True))
+    memory = Memory(peak, at_peak, recorder.steady, phase, stage, micro_batch)
     return StepTrace(
         rank,
         layout.to_json(),
@@ -217,4 +264,5 @@ def _found(rank: int, layout: Layout, recorder: Recorder, saved: int, assumed: l
         tuple(recorder.curve),
         tuple(assumed),
         saved,
+        tuple(recorder.crests),
     )

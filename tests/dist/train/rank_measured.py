@@ -9,6 +9,7 @@ from traced_cases import job_of, workload_of
 
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.planning.layout import Layout
+from orchestrator.planning.step_trace import CATEGORIES
 from orchestrator.tracing.recorder import Recorder
 from orchestrator.tracing.sample_batch import sample_batch
 from orchestrator.tracing.step import follow, pipeline_followed, settle, step
@@ -34,7 +35,8 @@ def measure(case: dict[str, Any], device: Device) -> dict[str, Any]:
             settle(engine, recorder)
             step(engine, given, 1e-3, recorder)
     engine.close()
-    return {"peak": recorder.held.peak, "at_peak": recorder.held.at_peak, "when": recorder.peak_at}
+    when, peak, parts = recorder.peak
+    return {"peak": peak, "at_peak": dict(zip(CATEGORIES, parts, strict=True)), "when": when}
 
 
 def main(config: dict[str, Any], context: WorkerContext) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from typing import Any
@@ -10,7 +11,11 @@ import pytest
 from traced_cases import case_of, job_of, workload_of
 
 from orchestrator.planning.layout import Layout
-from orchestrator.planning.step_trace import NotTraced, StepTrace, Wait
+from orchestrator.planning.model_shape import model_shape
+from orchestrator.planning.step_trace import CATEGORIES, Memory, NotTraced, StepTrace, Wait
+from orchestrator.resolve.resolved_job import ResolvedJob
+from orchestrator.tracing.depth import deepened, depths_of, further
+from orchestrator.tracing.of_plan import micro_batches_of
 from orchestrator.tracing.step import trace
 
 
@@ -89,3 +94,77 @@ def test_what_cannot_be_traced_says_why() -> None:
 def test_everything_frozen_but_one_tensor(layout: dict[str, Any]) -> None:
     found = traced(layout, freeze=["layers.*", "tokens.*", "embeddings.*"]).memory
     assert 0 < found.steady["optimizer"] < 0.02 * found.steady["weights"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "model"),
+    [
+        ({}, {}),
+        ({"dp": 2, "zero": 3, "recompute": "full"}, {}),
+        ({"pp": 2}, {"layers": 24}),
+    ],
+)
+@pytest.mark.slow
+def test_a_deep_model_holds_what_two_shallower_ones_say(
+    layout: dict[str, Any], model: dict[str, Any]
+) -> None:
+    case = case_of(0)
+    changes = {"hidden": 16, "heads": 4, "intermediate": 32, "layers": 12, "max_positions": 64, **model}
+    case["job"]["workload"] = {"model": "gpt-tiny", "changes": changes, "objective": "causal_lm"}
+    case["job"]["data"] |= {"sequence_length": 16, "labels": []}
+    case["job"] |= {"checkpoint": {}, "train": {"steps": 2, "global_batch": 4}}
+    spec, whole, chosen = job_of(case), workload_of(case), Layout(**{"micro_batch": 1, **layout})
+    job = ResolvedJob(spec, whole.config, (), 0, model_shape(whole.config, 16))
+    depths = depths_of(job, chosen)
+    assert depths is not None
+    found = [
+        trace(spec, dataclasses.replace(whole, config=config), chosen, 0)
+        for config in (depths.few, depths.more, whole.config)
+    ]
+    few, more, real = (each for each in found if isinstance(each, StepTrace))
+    said = deepened(few, more, depths.times)
+    assert said.memory == real.memory
+    assert said.saved == real.saved
+
+
+def test_the_most_of_a_pass_goes_on_from_its_beginning_and_from_its_end() -> None:
+    """A pass begins with all activations and a head, and ends with all gradients, of which a deep model has more."""
+
+    def made(layers: int) -> StepTrace:
+        held = [(0, 5 * k, 0, 3 * (layers - k) + 40 * (k == 0), 0, 1) for k in range(layers + 1)]
+        none = dict.fromkeys(CATEGORIES, 0)
+        return StepTrace(
+            0,
+            {},
+            (),
+            Memory(0, none, none, "backward"),
+            crests=tuple((("backward", 0, 0), sum(parts), parts) for parts in held),
+            saved=5 * layers,
+        )
+
+    for layers in (8, 100):
+        found = deepened(made(4), made(6), (layers - 4) / 2)
+        assert (found.memory.peak, found.saved) == (max(3 * layers + 41, 5 * layers + 1), 5 * layers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "gpipe", "zbv"])
+def test_a_pipeline_with_many_micro_batches_holds_what_fewer_say(schedule: str) -> None:
+    layout = Layout(pp=2, micro_batch=1, schedule=schedule)
+    counts = micro_batches_of(layout, 16)
+    few, more = (traced_of(layout, count) for count in counts)
+    assert (
+        further(few, more, (16 - counts[0]) / (counts[1] - counts[0])).memory == traced_of(layout, 16).memory
+    )
+
+
+def traced_of(layout: Layout, count: int) -> StepTrace:
+    """A trace of so many micro-batches of a decoder with a layer for each of four stages, less one."""
+    case = case_of(0)
+    changes = {"hidden": 32, "heads": 4, "intermediate": 64, "layers": 3, "max_positions": 64}
+    case["job"]["workload"] = {"model": "gpt-tiny", "changes": changes, "objective": "causal_lm"}
+    case["job"]["data"] |= {"sequence_length": 32, "labels": []}
+    case["job"] |= {"checkpoint": {}, "train": {"steps": 2, "global_batch": 16}}
+    found = trace(job_of(case), workload_of(case), layout, layout.pp - 1, count)
+    assert isinstance(found, StepTrace), found
+    return found

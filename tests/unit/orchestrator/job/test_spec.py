@@ -16,8 +16,9 @@ from orchestrator.job import chain, spec
 from orchestrator.job.data import TrainBpe
 from orchestrator.job.document import parse_yaml
 from orchestrator.job.errors import InputError
+from orchestrator.job.parallel import ParallelSpec
 from orchestrator.job.resources import Workers
-from orchestrator.job.spec import JobSpec, ParallelSpec
+from orchestrator.job.spec import JobSpec
 from orchestrator.launch.first_job import job_text
 
 ROOT = Path(__file__).parents[4]

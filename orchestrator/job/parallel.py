@@ -1,0 +1,58 @@
+"""The key `parallel` of a job file: a layout that is given by hand, whole or in part."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+
+from orchestrator.job.strict import Positive, StrictModel
+
+
+class ParallelSpec(StrictModel):
+    """A layout given by hand, or with `rest: auto` a part of one. The data-parallel width follows from the number of
+    workers, tp, pp and cp."""
+
+    engine: Literal["torch", "deepspeed"] = "torch"
+    tp: Positive = 1
+    pp: Positive = 1
+    cp: Positive = 1
+    ep: Positive = 1
+    zero: Literal[0, 1, 2, 3] = 0
+    micro_batch: Positive | None = Field(default=None, description="sequences that a rank computes at once")
+    recompute: Literal["none", "selective", "full"] = "none"
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv"] = Field(
+        default="1f1b", description="pipeline schedule"
+    )
+    sequence: bool = Field(
+        default=False,
+        description="sequence parallelism: norms and residuals are split over tensor-parallel ranks",
+    )
+    offload: Literal["none", "optimizer", "parameters"] = Field(
+        default="none",
+        description="what is kept in host memory instead of the GPU's: optimiser state, or weights too",
+    )
+    rest: Literal["default", "auto"] = Field(
+        default="default",
+        description="what is not written here: as its default says, or chosen by the planner",
+    )
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the planner chooses what is not written."""
+        return self.rest == "auto"
+
+    @property
+    def pins(self) -> dict[str, Any]:
+        """What the job file fixes of the layout, by the names of its fields; a micro-batch only if there is one."""
+        fixed = self.model_fields_set if self.is_partial else set(type(self).model_fields)
+        found = {name: getattr(self, name) for name in type(self).model_fields if name in fixed - {"rest"}}
+        return {name: value for name, value in found.items() if value is not None}
+
+    @model_serializer(mode="wrap")
+    def _written(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What is left to the planner stays unwritten, so that the file reads the same again."""
+        found: dict[str, Any] = dump(self)
+        if self.is_partial:
+            return {name: value for name, value in found.items() if name in self.model_fields_set}
+        return {name: value for name, value in found.items() if name != "rest"}

@@ -1,0 +1,82 @@
+"""Partial pins: what a job file writes of its layout stays, the rest is searched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import JobSpec, dump, parse
+from orchestrator.planning.candidates import candidates
+from orchestrator.planning.layout import Layout
+from orchestrator.planning.model_shape import model_shape
+from orchestrator.planning.plan import plan
+from orchestrator.planning.profile import load
+from workloads.describe import describe
+
+
+def job(gpu: int = 1, **pins: Any) -> JobSpec:
+    document: dict[str, Any] = {
+        "name": "pins",
+        "workload": {"model": "llama-3.2-1b", "objective": "causal_lm"},
+        "data": {"sources": [{"uri": "a.txt"}], "tokenizer": {"train_bpe": 512}, "sequence_length": 512},
+        "train": {"steps": 100, "global_batch": 32, "precision": "bf16"},
+        "parallel": {"rest": "auto", **pins} if pins else "auto",
+        "resources": {"workers": {"min": 1, "max": 64}, "per_worker": {"gpu": gpu}},
+    }
+    return parse(document)
+
+
+SHAPE = model_shape(describe("llama-3.2-1b"), 512)
+
+
+def found(spec: JobSpec, workers: int = 8) -> list[Layout]:
+    return list(candidates(spec, SHAPE, workers, lambda _: None, lambda _: False))
+
+
+@pytest.mark.parametrize(
+    "pins",
+    [
+        {"tp": 4},
+        {"zero": 3, "micro_batch": 2},
+        {"pp": 2, "schedule": "zero_bubble"},
+        {"recompute": "selective", "sequence": True, "tp": 2},
+        {"engine": "deepspeed"},
+        {"offload": "optimizer", "zero": 1},
+    ],
+)
+def test_what_is_pinned_stays_and_the_rest_is_searched(pins: dict[str, Any]) -> None:
+    layouts = found(job(**pins))
+    assert len(layouts) > 1
+    assert {tuple(getattr(layout, key) for key in pins) for layout in layouts} == {tuple(pins.values())}
+
+
+def test_the_chosen_layout_is_the_best_of_those_with_the_pins() -> None:
+    machine = load("a100-80").machine("bf16")
+    chosen = plan(job(tp=4), SHAPE, 8, machine).chosen
+    assert chosen.layout.tp == 4
+    assert chosen.seconds >= plan(job(), SHAPE, 8, machine).chosen.seconds
+
+
+@pytest.mark.parametrize(
+    ("pins", "said"), [({"tp": 3}, "tp 3 does not divide"), ({"tp": 16}, "16"), ({"ep": 2}, "dense")]
+)
+def test_pins_that_no_layout_can_have_are_named(pins: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        plan(job(**pins), SHAPE, 8, load("a100-80").machine("bf16"))
+
+
+def test_a_file_of_a_partial_layout_reads_the_same_again() -> None:
+    spec = job(tp=4, zero=0)
+    again = parse(yaml.safe_load(dump(spec)))
+    assert again == spec
+    assert again.parallel != "auto"
+    assert again.parallel.pins == spec.parallel.pins == {"tp": 4, "zero": 0}  # type: ignore[union-attr]
+
+
+def test_without_rest_a_layout_is_whole_as_in_older_files() -> None:
+    whole = parse({**job().model_dump(mode="json"), "parallel": {"tp": 2}})
+    assert "rest" not in yaml.safe_load(dump(whole))["parallel"]
+    assert {(each.tp, each.zero, each.recompute) for each in found(whole)} == {(2, 0, "none")}
