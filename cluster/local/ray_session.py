@@ -47,7 +47,7 @@ def connected_ray(
     if address is None:
         _require_token()
         options |= {
-            "num_cpus": max(int(cpus + 0.999), os.cpu_count() or 1),
+            "num_cpus": max(int(cpus + 0.999), processors_here()),
             "include_dashboard": False,
             "object_store_memory": OBJECT_STORE_BYTES,
             "_node_ip_address": LOOPBACK,
@@ -75,6 +75,11 @@ def connected_ray(
                 for process in orphans:  # they would live on for a while, and hold what the next ones need
                     with contextlib.suppress(psutil.Error):
                         process.kill()
+
+
+def processors_here() -> int:
+    """Processors that this process may use: not all of the machine's, in a container or under `taskset`."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _environment() -> dict[str, Any]:

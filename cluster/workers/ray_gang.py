@@ -101,6 +101,8 @@ class RayGang:
         self._target_workers = count
         if bundle is not None:
             self._group_spec = (1, bundle, target)
+            there = len(self._groups) + len(self._pending)
+            self._request_groups(min(count, there + nodes.free_workers(bundle, self._suspected_nodes())))
 
     def held(self) -> int:
         """See `Gang.held`."""

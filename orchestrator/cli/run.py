@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cluster.workers.clock import wall
 from orchestrator.cli.chain import chain_at, check, run_chain, show_status, stop_stages
 from orchestrator.cli.options import (
     Address,
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from cluster.jobs.ray_jobs import Jobs, Submission
     from orchestrator.storage.run_directory import RunDir
 
+LONGEST_START = 600.0
+"""Seconds that Python and the job file may take; more, and the system's clock was set meanwhile."""
 LOST_AFTER = 15.0
 """Seconds without an update of status.json after which `status` calls the controller silent."""
 
@@ -90,7 +93,7 @@ def run(
         dry_run_of(spec, directory, until, address, as_json)
         return
     with ProgressDisplay(how=progress) as display:
-        outcome = drive(spec, directory, until, address, display.update, faults, priority)
+        outcome = drive(spec, directory, until, address, display.update, faults, priority, _launched())
     if as_json:
         emit(
             {
@@ -226,6 +229,15 @@ def _stop_controller(directory: RunDir, address: str | None) -> None:
             ray.get(controller.request_stop.remote("stopped by the user"), timeout=30)
     except NoCluster as error:
         raise no_cluster(error, address) from None
+
+
+def _launched() -> float:
+    """When this process began, unix seconds: Python's own start and its imports are the user's time too."""
+    import psutil
+
+    now = wall()
+    began = psutil.Process().create_time()
+    return began if 0.0 <= now - began <= LONGEST_START else now
 
 
 def _faults(texts: list[str]) -> tuple[str, ...]:

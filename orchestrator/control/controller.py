@@ -21,7 +21,7 @@ from orchestrator.control.controller_log import ControllerLog
 from orchestrator.control.data_preparation import DataPreparation, StorageWait
 from orchestrator.control.decide import decide, resume
 from orchestrator.control.evaluation_beside import EvaluationBeside
-from orchestrator.control.events import fault_event
+from orchestrator.control.events import fault_event, market
 from orchestrator.control.run_history import RunHistory
 from orchestrator.control.state import FIRST_RESTART, WORKERS, Action, Observation, Phase, Policy, State, Stop
 from orchestrator.control.status import STATUS_EVERY, status_of
@@ -56,12 +56,14 @@ class Controller:
         faults: tuple[str, ...] = (),
         queue: QueueClient | None = None,
         died: bool = False,
+        launched: float = 0.0,
     ) -> None:
-        """`faults` are injected, for tests. With a `queue` the run shares its cluster with others.
-        `died` says that this controller takes the place of one that died."""
+        """`faults` are injected, for tests. With a `queue` the run shares its cluster with others. `died` says that
+        this controller takes the place of one that died, `launched` when the command was given, unix seconds."""
         self._spec, self._run, self._faults, self._died, self._queue = spec, run, faults, died, queue
         self._until = min(until or spec.train.steps, spec.train.steps)
         self.log = ControllerLog(run.uri)
+        self._opened = lambda: RunHistory(spec, run, died, self.log, launched)
         self._workers = Workers(spec, cluster, run)
         self._useful, self._stragglers = spec.resources.workers.max, Stragglers()
         self._history: RunHistory | None = None
@@ -93,9 +95,7 @@ class Controller:
 
         Raises InputError if the job turns out to be wrong once its data is seen.
         """
-        history = self._history = self._stored(
-            lambda: RunHistory(self._spec, self._run, self._died, self.log)
-        )
+        history = self._history = self._stored(self._opened)
         begun = history.state(self._state.phase)
         self._state = resume(self._spec.limits, begun, history.event_history.died_last)
         if self._died and (asked := history.event_history.stop_asked):
@@ -204,8 +204,8 @@ class Controller:
 
     def _act(self, history: RunHistory, action: Action, before: State) -> None:
         match action.do:
-            case "queue":
-                self._pause(history, "queue", action.reason)
+            case "queue" | "evaluate":
+                self._pause(history, action.do, action.reason)
             case "leave_queue":
                 self._make_room(action.reason)
             case "prepare":
@@ -228,8 +228,6 @@ class Controller:
                 self._workers.request_stop()
             case "halt":
                 self._halt(history, action, before)
-            case "evaluate":
-                self._pause(history, "evaluate", action.reason)
             case "export" | "tasks":
                 (self._exports if action.do == "export" else self._exports.tasks).advance(self._state.step)
                 self._pause(history, "export", action.reason)
@@ -258,6 +256,7 @@ class Controller:
         self._data = self._preparing.look(history, POLL)
         if not self._data.uri:
             return
+        self._workers.prewarm_first(self._useful)  # what follows takes seconds
         self._base, needed = self._stored(lambda: bases_of(self._spec, history.base, history.newest))
         job, shards, notes = self._stored(lambda: resolve_over(self._spec, self._data, needed))
         self._shards = history.same_shards(shards, self._data.uri)
@@ -305,7 +304,8 @@ class Controller:
 
     def _note_first_step(self, history: RunHistory) -> None:
         self._note, attempt = "", self._state.attempt
-        fields = history.market(self._workers.machines()) | {"time": history.training_began(attempt)}
+        machines = market(self._spec.limits, self._workers.machines())
+        fields = machines | {"time": history.training_began(attempt)}
         self._event("train", f"the first step of attempt {attempt} is done", **fields)
 
     def _halt(self, history: RunHistory, action: Action, before: State) -> None:

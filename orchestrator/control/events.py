@@ -157,6 +157,17 @@ def fault_event(
     return reason, fields
 
 
+def market(limits: LimitSpec, machines: Sequence[Mapping[str, str]]) -> EventFields:
+    """What an event tells of the machines that a gang is on: type, market, zone, and USD an hour if known, of all and
+    by zone and market.
+
+    Raises InputError if limits.prices is no table of prices.
+    """
+    table = prices.load(limits.prices)
+    zones = prices.by_zone(machines, table)
+    return {"machines": list(machines), "zones": zones, "usd_per_hour": prices.rate(machines, table)}
+
+
 def memory_seen(status: Mapping[str, Any]) -> str:
     """How full its node was, as the controller said last: Ray's monitor may end it in the place of a rank."""
     percent = status.get("memory_percent")
@@ -203,5 +214,5 @@ class Spending:
         rows = tally(events, reversed(recent))
         phases = timeline(events, rows, now, self._latest)
         phases = phases if now is not None else phases[:-1]
-        hours = sum(phase.seconds for phase in phases if phase.name not in ("down", "queue")) / 3600
+        hours = sum(phase.seconds for phase in phases if phase.name not in ("launch", "down", "queue")) / 3600
         return hours, cost(phases, rows, events, self._limits.usd_per_worker_hour) or 0.0

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from cluster.workers.clock import wall
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.control.run_history import RunHistory
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.row_line import EVENTS
 from orchestrator.storage.run_directory import RunDir
+from orchestrator.track.goodput import with_end
 from orchestrator.track.registry import register_export
 from orchestrator.track.summary import summary
 from orchestrator.track.totals import RunTotals
@@ -40,6 +42,7 @@ def finish(
     delivery = tracker.close(DELIVERY_TIMEOUT)
     problem = delivery.problem or register_export(spec, run)
     found["tracking"] = {"missing_rows": delivery.missing, "problem": problem}
+    found["ledger"] = with_end(found["ledger"], finish=wall() - (found["ended"] or wall()))
     run.write_json("summary.json", found)
     return found
 

@@ -24,7 +24,6 @@ from orchestrator.control.save_failures import SaveFailures
 from orchestrator.control.state import Phase, State
 from orchestrator.data.skips import is_before, merged
 from orchestrator.job.spec import JobSpec, dump
-from orchestrator.planning import prices
 from orchestrator.storage.background_writer import BackgroundWriter
 from orchestrator.storage.document_writer import DocumentWriter
 from orchestrator.storage.row_line import EVENTS, METRICS, evaluations_in
@@ -53,10 +52,15 @@ class RunHistory:
     """
 
     def __init__(
-        self, spec: JobSpec, run: RunDir, died: bool = False, log: ControllerLog | None = None
+        self,
+        spec: JobSpec,
+        run: RunDir,
+        died: bool = False,
+        log: ControllerLog | None = None,
+        launched: float = 0.0,
     ) -> None:
-        """`died` says that the controller before has, and that nobody has asked for this one; `log` is told of events.
-        Raises InputError, before anything is written, if the directory is of another run."""
+        """`died` and `launched` are as of `Controller`; `log` is told of events. Raises InputError, before anything is
+        written, if the directory is of another run."""
         self._spec, self._run, self._log = spec, run, log or ControllerLog(run.uri)
         self.newest = commit = identity.check_same_run(spec, run)  # the commit that there was
         extension = identity.extension_of(spec, run, commit)
@@ -94,6 +98,7 @@ class RunHistory:
         nowhere = spec.model_copy(update={"tracking": None, "sinks": None})
         self.tracker, self._sinks = Tracker(nowhere, run), SinkProcess(nowhere, run)
         told: EventFields = {"last_seen": status["time"] if is_number(status.get("time")) else None}
+        told["launched"] = 0.0 if died else launched
         if died:
             begun = f"resumed: the controller's process has ended, {memory_seen(status)}"
             told["controller_died"] = commit.step if commit else 0
@@ -330,16 +335,6 @@ class RunHistory:
             return [row for row in recent if row["step"] > step]
         later = itertools.takewhile(lambda row: row["step"] > step, self._metrics.newest())
         return list(later)[::-1]
-
-    def market(self, machines: Sequence[Mapping[str, str]]) -> EventFields:
-        """What an event tells of the machines that a gang is on: type, market, zone, and USD an hour if known, of
-        all and by zone and market.
-
-        Raises InputError if limits.prices is no table of prices.
-        """
-        table = prices.load(self._spec.limits.prices)
-        zones = prices.by_zone(machines, table)
-        return {"machines": list(machines), "zones": zones, "usd_per_hour": prices.rate(machines, table)}
 
     def _is_usable(self, commit: CommitManifest) -> bool:
         skips, ours = merged(commit.meta.get("skips", ())), self.event_history.skips

@@ -12,6 +12,7 @@ from cluster.workers.clock import wall
 from cluster.workers.gang import RankStatus
 from orchestrator.control.run_history import RunHistory
 from orchestrator.control.state import State
+from orchestrator.job.outcome import ENDED
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.row_line import Row
 from orchestrator.track.step_parts import StepParts, latest, why_slow
@@ -81,7 +82,9 @@ def _validation(history: RunHistory) -> dict[str, Any] | None:
 
 def _goodput(history: RunHistory) -> float | None:
     """About the share of the time since the run began that its steps took: the summary has it exactly."""
-    passed = wall() - history.events[0]["time"] if history.events else 0.0
+    events = history.events
+    until = events[-1]["time"] if events and events[-1]["phase"] in ENDED else wall()
+    passed = until - events[0]["time"] if events else 0.0
     return min(history.step * history.step_seconds / passed, 1.0) if passed > 0 and history.step else None
 
 

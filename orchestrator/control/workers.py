@@ -19,7 +19,7 @@ from orchestrator.planning.machines import Machine, machine_for
 from orchestrator.storage.run_directory import Row, RunDir
 from orchestrator.track.rank_log import output_of_attempt
 from orchestrator.track.redact import redact
-from orchestrator.train.task import ENTRY_OF, PREEMPTION_NOTICES, Task
+from orchestrator.train.task import ENTRY, ENTRY_OF, PREEMPTION_NOTICES, Task
 
 POLL = 0.1
 """Seconds between looks at a gang that has no news."""
@@ -111,6 +111,13 @@ class Workers:
         if fault.cause.end == "silent":
             rank = int(rank == 0)  # it is frozen, and prints nothing
         return last_lines(redact(self._gang.output(rank)))
+
+    def prewarm_first(self, workers: int) -> None:
+        """Begin the imports of so many workers before there is a layout, unless it is known to want others."""
+        pinned = self._spec.parallel
+        alone = pinned == "auto" or ((pinned.tp or 1) == 1 and ENTRY_OF[pinned.engine or "torch"] == ENTRY)
+        if alone and not (self.running or self._gang.held()):
+            self._gang.prewarm(workers, self.bundle, ENTRY)
 
     def prewarm(self, workers: int) -> None:
         """Have so many workers ready, and the job's spares, as far as there is room."""

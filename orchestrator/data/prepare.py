@@ -23,7 +23,6 @@ from orchestrator.data import manifest, rejections, shards, sources, tokenizer
 from orchestrator.data.clean.cleaned_text import CleanedText
 from orchestrator.data.clean.documents import aligned
 from orchestrator.data.clean.plan import Cleaning, cleaning_of
-from orchestrator.data.clean.run import clean
 from orchestrator.data.clean.totals import TOTALS, totals
 from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.encoding import training
@@ -31,7 +30,6 @@ from orchestrator.data.encoding.engines import REFERENCE
 from orchestrator.data.fingerprint import SOURCES, chosen_tokenizer, format_and_fingerprint
 from orchestrator.data.gather import gather, gather_some
 from orchestrator.data.node_copies import AGAIN
-from orchestrator.data.part_tasks import run_alone, run_tasks
 from orchestrator.data.part_text import sample
 from orchestrator.data.progress import Progress
 from orchestrator.data.sections import published
@@ -175,6 +173,8 @@ def _make(
         finished = None
     parts, text = sources.cut(files, part_bytes), None
     if cleaning:
+        from orchestrator.data.clean.run import clean
+
         parts = aligned(parts)
         text = clean(cleaning, parts, folder.uri.rsplit("/", 1)[0], progress)
         folder.write_json(TOTALS, totals(text, parts, len(named)))
@@ -238,6 +238,8 @@ def _tokenizer(
             folder.write("tokenizer.json", given.encode())
         return tokenizer.size_of(tokenizer.encoder(given)), roles
     if folder.read("tokenizer.json") is None:
+        from orchestrator.data.part_tasks import run_alone
+
         rows = [sources.to_json(part, _reach(data_format)) for part in parts]
         run_alone(_train, folder.uri, folder.uri, rows, chosen, data_format, text)
     made = (folder.read("tokenizer.json") or b"").decode()
@@ -274,6 +276,7 @@ def _tokenise(
 ) -> None:
     """Write the shards that have no record or of which a file is missing, until it is certain that `ceiling` is
     exceeded; with a `publisher` only those of its sections, in their order."""
+    from orchestrator.data.part_tasks import run_tasks  # Ray Data: what is there already does without
 
     def task(row: dict[str, Any]) -> None:
         part = sources.from_json(row["part"])

@@ -37,6 +37,7 @@ class ControllerActor:
         until: int | None,
         faults: tuple[str, ...],
         priority: int | None = None,
+        launched: float = 0.0,
     ) -> None:
         self._job, self._until = job, until
         spec, self._run, cluster = parse(job), RunDir(run_uri), on_ray()
@@ -49,7 +50,8 @@ class ControllerActor:
             self._queue = queue
         # Ray has started this actor again: nobody asked for that, and it may go on for ever.
         self._died = bool(ray.get_runtime_context().was_current_actor_reconstructed)
-        self._controller = Controller(spec, self._run, until, cluster, faults, self._queue, self._died)
+        given = faults, self._queue, self._died, launched
+        self._controller = Controller(spec, self._run, until, cluster, *given)
         self._controller.log.capture()
         self._summary: dict[str, Any] | None = None
         self._error: dict[str, Any] | None = None
@@ -96,14 +98,19 @@ def controller_of(run: RunDir) -> Any | None:
 
 
 def start_controller(
-    job: dict[str, Any], run: RunDir, until: int | None, faults: tuple[str, ...], priority: int | None = None
+    job: dict[str, Any],
+    run: RunDir,
+    until: int | None,
+    faults: tuple[str, ...],
+    priority: int | None = None,
+    launched: float = 0.0,
 ) -> Any:
     """A new detached controller for the run, or the one that another command has just started."""
     options: dict[str, Any] = {"name": _name(run), "namespace": NAMESPACE, "lifetime": "detached"}
     options |= {"get_if_exists": True, "num_cpus": 0, "max_restarts": -1, "max_concurrency": 8}
     options["resources"] = ON_HEAD
     remote: Any = ray.remote(ControllerActor)
-    return remote.options(**options).remote(job, run.uri, until, faults, priority)
+    return remote.options(**options).remote(job, run.uri, until, faults, priority, launched)
 
 
 def _name(run: RunDir) -> str:

@@ -1,7 +1,7 @@
-"""All that is checked of a job before anything is started or written.
+"""All that is checked of a job before anything is started or written: `preflight` is the whole list.
 
-`preflight` is the whole list, in order; every check raises InputError with the key of the job file, or the option, that
-is wrong. Checks that do not depend on each other are all made, so that a user reads all problems at once.
+Every check raises InputError with the key of the job file, or the option, that is wrong. Checks that do not depend on
+each other are all made: a user reads all problems at once.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from orchestrator.job.evaluate import SAMPLES
 from orchestrator.job.records import COLUMNS, LABELLED, PREFERENCES, REFERENCED, problem_of
 from orchestrator.job.spec import JobSpec
 from orchestrator.job.tokenizer_training import TrainedTokenizer
+from orchestrator.launch.checks import Likely
 from orchestrator.launch.own_code import check_own_code
 from orchestrator.planning import prices
 from orchestrator.planning.device import BOUNDLESS, Machine
@@ -40,7 +41,9 @@ if TYPE_CHECKING:
     from orchestrator.checkpoint.manifest import CommitManifest
 
 
-def preflight(spec: JobSpec, run_dir: RunDir, until: int | None, address: str | None) -> ResolvedJob:
+def preflight(
+    spec: JobSpec, run_dir: RunDir, until: int | None, address: str | None, likely: Likely = lambda: None
+) -> ResolvedJob:
     """Find all that can be found wrong of a run without starting anything. Returns the job, resolved."""
     check_places(spec, run_dir)
     problems = Problems()
@@ -49,7 +52,7 @@ def preflight(spec: JobSpec, run_dir: RunDir, until: int | None, address: str | 
             raise InputError("is the folder of a search", run_dir.uri, "give another --run-dir, or use tune")
         commit = check_same_run(spec, run_dir)
     with problems.noted():
-        job = check_here(spec, address)
+        job = check_here(spec, address, (lambda: None) if problems else likely)
     if until is not None and until > spec.train.steps:
         with problems.noted():
             raise InputError(f"step {until} is beyond train.steps {spec.train.steps}", "--until", "lower it")
@@ -60,11 +63,11 @@ def preflight(spec: JobSpec, run_dir: RunDir, until: int | None, address: str | 
     return job
 
 
-def check_here(spec: JobSpec, address: str | None) -> ResolvedJob:
+def check_here(spec: JobSpec, address: str | None, likely: Likely = lambda: None) -> ResolvedJob:
     """What is wrong with a job, and with this machine for it. Returns the job, resolved."""
     problems = Problems()
     with problems.noted():
-        job = check_job(spec)
+        job = check_job(spec, likely)
     with problems.noted():
         check_machine(spec, address)
     problems.raise_noted()
@@ -74,7 +77,7 @@ def check_here(spec: JobSpec, address: str | None) -> ResolvedJob:
     return job
 
 
-def check_job(spec: JobSpec) -> ResolvedJob:
+def check_job(spec: JobSpec, likely: Likely = lambda: None) -> ResolvedJob:
     """What is wrong with a job wherever it runs. Returns the job, resolved."""
     problems = Problems()
     for check in (check_text, check_records, check_preferences, check_cleaning, prices.check):
@@ -83,6 +86,8 @@ def check_job(spec: JobSpec) -> ResolvedJob:
     if spec.checkpoint.export_to:
         with problems.noted():
             check_target(spec.checkpoint.export_to)
+    if not problems:
+        likely()
     with problems.noted():
         job = resolve(spec)
         with problems.noted():

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from cluster.workers.clock import wall
 from orchestrator.checkpoint.identity import check_same_run
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec
+from orchestrator.launch.checks import Checks
 from orchestrator.launch.preflight import gpus_here, preflight
 from orchestrator.launch.submission import no_cluster
 from orchestrator.storage.run_directory import RunDir, remove_empty
+from orchestrator.track.goodput import with_end
 
 REFRESH = 0.25
 """Seconds between looks at the controller."""
@@ -45,38 +50,59 @@ def run(
     show: Callable[[dict[str, Any]], None],
     faults: tuple[str, ...] = (),
     priority: int = 0,
+    launched: float = 0.0,
 ) -> RunOutcome:
     """Drive a run to its end, or on from where it is. `show` gets the status several times a second,
-    and before there is one what is waited for.
+    and before there is one what is waited for. The ledger begins when it was `launched`, unix seconds; now if 0.
 
     Raises InputError before anything is written if the job is wrong or belongs to another run.
     """
     if found := done_already(spec, run_dir):
         return RunOutcome(Outcome.DONE, found, f"{run_dir.uri} is finished: nothing to do")
+    launched = launched or wall()
     show({"phase": "check", "note": "reading the job's sources and model"})
-    preflight(spec, run_dir, until, address)
+    checks = Checks(lambda likely: preflight(spec, run_dir, until, address, likely))
+    checks.wait_until_likely()
     from cluster.local.ray_session import NoCluster, connected_ray
 
     queue = None if address is None else priority
     workers, worker = spec.resources.workers, spec.resources.per_worker
     most = workers.max + spec.evaluates_beside
+    if address is not None or worker.gpu:
+        checks.wait()
     gpus = gpus_here(spec) if address is None and worker.gpu else workers.max * worker.gpu
-    made = run_dir.create()
+    made: tuple[str, ...] = ()
     where = "starting Ray on this machine" if address is None else f"connecting to Ray at {address}"
     show({"phase": "connect", "note": where})
     try:
         for last in (False, False, True):
             with connected_ray(address, most * worker.cpu, gpus):
+                checks.wait()
+                made = made or run_dir.create()
                 show({"phase": "connect", "note": "starting the run's controller"})
-                controller = attach(spec, run_dir, until, faults, queue)
+                controller = attach(spec, run_dir, until, faults, queue, launched)
                 outcome = _watch(WatchedRun(controller, run_dir), show)
             if not outcome.fallen or last:
                 break
-        return outcome
+        return _closed(outcome, run_dir, embedded=address is None)
     except NoCluster as error:
         raise no_cluster(error, address) from None
     finally:
         remove_empty(made)
+
+
+def _closed(outcome: RunOutcome, run_dir: RunDir, embedded: bool) -> RunOutcome:
+    """The outcome with the seconds in its ledger that the end of Ray took, if that was this command's; they are
+    written down too, unless the run goes on already."""
+    found = outcome.summary
+    if not (embedded and found and found.get("ended") and found.get("ledger")):
+        return outcome
+    ended = found["ended"] + found["ledger"]["seconds"].get("finish", 0.0)
+    found = {**found, "ledger": with_end(found["ledger"], shutdown=wall() - ended)}
+    with contextlib.suppress(OSError):  # it is one line of a ledger
+        if (finished_summary(run_dir) or {}).get("ended") == found["ended"]:
+            run_dir.write_json("summary.json", found)
+    return dataclasses.replace(outcome, summary=found)
 
 
 def finished_summary(run_dir: RunDir) -> dict[str, Any] | None:
@@ -159,7 +185,12 @@ def _watch(run: WatchedRun, show: Callable[[dict[str, Any]], None]) -> RunOutcom
 
 
 def attach(
-    spec: JobSpec, run_dir: RunDir, until: int | None, faults: tuple[str, ...], priority: int | None
+    spec: JobSpec,
+    run_dir: RunDir,
+    until: int | None,
+    faults: tuple[str, ...],
+    priority: int | None,
+    launched: float = 0.0,
 ) -> Any:
     """The run's controller: the one that is at work with the same job, else a new one."""
     import ray
@@ -182,7 +213,7 @@ def attach(
         deadline = time.monotonic() + 10
         while controller_of(run_dir) is not None and time.monotonic() < deadline:
             time.sleep(0.1)
-    return start_controller(job, run_dir, until, faults, priority)
+    return start_controller(job, run_dir, until, faults, priority, launched)
 
 
 def _outcome(status: dict[str, Any]) -> RunOutcome:

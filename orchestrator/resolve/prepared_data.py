@@ -38,12 +38,12 @@ class PreparedData:
 
 def kind_of(spec: JobSpec) -> RecordKind | None:
     """How the job's rows become records, None if its objective reads text. Raises InputError."""
-    from orchestrator.data.conversations import find_template, template_of
-    from orchestrator.data.records import RecordKind
-
     objective, location = spec.workload.objective, spec.data.tokenizer
     if objective not in COLUMNS:
         return None
+    from orchestrator.data.conversations import find_template, template_of
+    from orchestrator.data.records import RecordKind
+
     if objective == "conversation" and isinstance(location, str):
         return RecordKind(objective, (), *template_of(location, spec.data.chat_template))
     if objective in PREFERENCES and isinstance(

@@ -79,10 +79,11 @@ class EventFields(TypedDict, total=False):
     a train phase: the machines, their zones and their price. `data` is the prepared data that the run began
     with, `sets` that of each set of held-out text of its own, `base` the weights that it began with, `missing_rows`
     the gaps in metrics.jsonl, `missing_events` those in events.jsonl, by the numbers of events, `last_seen` the
-    last sign of life of the controller before, `controller_died` the step of the newest commit when Ray started the
-    controller again, `ceiling` a limit that is near, `extended` how many steps the run had and has from here on,
-    how many of them are the same (`settled`), and the commit that it goes on from; `tasks` is the evaluation of the
-    job's tasks, `stopping` why the run was asked to end, `saving` how the save ended that is told of.
+    last sign of life of the controller before, `launched` when the command was given that began it,
+    `controller_died` the step of the newest commit when Ray started the controller again, `ceiling` a limit that is
+    near, `extended` how many steps the run had and has from here on, how many of them are the same (`settled`), and
+    the commit that it goes on from; `tasks` is the evaluation of the job's tasks, `stopping` why the run was asked to
+    end, `saving` how the save ended that is told of.
     """
 
     time: float
@@ -109,6 +110,7 @@ class EventFields(TypedDict, total=False):
     missing_rows: list[list[int]]
     missing_events: list[list[int]]
     last_seen: float | None
+    launched: float
     controller_died: int
     stopping: str
     saving: str

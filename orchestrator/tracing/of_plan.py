@@ -18,7 +18,6 @@ from orchestrator.planning.step_trace import CATEGORIES, NotTraced, StepTrace
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
 from orchestrator.tracing.depth import deepened, depths_of, further
-from orchestrator.tracing.step import trace
 
 NEAR = 2.5
 """How many times what the formula says a layout may need."""
@@ -111,6 +110,8 @@ def traced_memory(job: ResolvedJob, layout: Layout, seconds: float = SECONDS) ->
     """Trace one rank of each pipeline stage that may need most, within so many `seconds` of the processor: of a deep
     model, and of a pipeline with many micro-batches, from two traces of fewer. Never fails: what cannot be traced says
     why."""
+    from orchestrator.tracing.step import trace  # all of the engine: most jobs fit without
+
     began, ranks, depths = time.process_time(), ranks_of(layout), depths_of(job, layout)
     models = [depths.few, depths.more] if depths else [job.model]
     try:

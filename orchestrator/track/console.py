@@ -95,7 +95,7 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             "a step",
             f"{duration(measured.get('step_seconds'))} (predicted {duration(predicted.get('step_seconds'))})",
         ),
-        ("wall time", duration(ledger.get("wall_seconds"))),
+        ("wall time", _where_it_went(ledger)),
         ("goodput", "unknown" if goodput is None else f"{goodput:.1%}"),
         ("attempts", f"{summary.get('attempts')}, {ledger.get('lost_steps', 0)} steps lost"),
         ("cost", "unknown" if cost is None else f"{cost:.2f} USD"),
@@ -124,6 +124,17 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if summary.get("reason"):
         rows.insert(0, ("reason", str(summary["reason"])))
     return rows
+
+
+def _where_it_went(ledger: Mapping[str, Any]) -> str:
+    """The wall time, with all that took a hundredth of it or more."""
+    wall, seconds = ledger.get("wall_seconds"), ledger.get("seconds") or {}
+    parts = [
+        f"{bucket.replace('_', ' ')} {duration(amount)}"
+        for bucket, amount in seconds.items()
+        if wall and amount >= wall / 100
+    ]
+    return duration(wall) + (f": {', '.join(parts)}" if parts else "")
 
 
 def _sets(summary: Mapping[str, Any], of: str) -> dict[str, dict[str, float]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from orchestrator.job.outcome import ENDED
 from orchestrator.track.totals import PhaseTime, Row, RunTotals, micros, never_back
 
 BUCKETS = (
+    "launch",  # from the command to its controller: Python, imports, checks, Ray
     "prepare",  # token shards are made, layout is planned
     "start",  # the first gang starts: processes, process groups, model
     "step",  # optimiser steps that count
@@ -30,8 +31,13 @@ BUCKETS = (
     "queue",  # waiting for its turn on a cluster that several jobs share
     "idle",  # waiting for workers, and the time in training that no step accounts for
     "down",  # no controller ran
+    "finish",  # after the last event: summary, report, what MLflow still lacked
+    "shutdown",  # from there to the end of the command: Ray and its processes
 )
+AFTER_THE_END = ("finish", "shutdown")
+"""Buckets that no event tells of; who knows them adds them to the ledger, see `with_end`."""
 _PLAIN = {
+    "launch": "launch",
     "prepare": "prepare",
     "queue": "queue",
     "wait": "idle",
@@ -66,7 +72,8 @@ class Phase:
 def ledger(events: Sequence[Row], rows: RunTotals, now: float | None = None) -> dict[str, Any]:
     """Seconds by bucket, wall time and goodput (Google's ML Goodput: useful step seconds over wall seconds).
 
-    The wall runs from the first event to the last; in a run without an end, to `now`, or to the last row.
+    The wall runs from the command that began the run to the last event; in a run without an end, to `now`, or to the
+    last row.
     Returns {"wall_seconds", "goodput", "lost_steps", "seconds": {bucket: seconds}}; goodput is None for a run
     of no length.
     """
@@ -90,6 +97,22 @@ def ledger(events: Sequence[Row], rows: RunTotals, now: float | None = None) -> 
         "lost_steps": _lost_steps(events, rows.lost_steps),
         "seconds": {bucket: amount / 1e6 for bucket, amount in amounts.items()},
     }
+
+
+def with_end(found: dict[str, Any], **seconds: float) -> dict[str, Any]:
+    """The ledger with these seconds in AFTER_THE_END, which had been without them. Its goodput is that of the run."""
+    added = {bucket: max(amount, 0.0) for bucket, amount in seconds.items()}
+    known = {**found["seconds"], **added}
+    more = sum(amount - found["seconds"].get(bucket, 0.0) for bucket, amount in added.items())
+    return {**found, "wall_seconds": found["wall_seconds"] + more, "seconds": known}
+
+
+def with_end_of(found: dict[str, Any], before: Mapping[str, Any], ended: float | None) -> dict[str, Any]:
+    """The ledger with what is AFTER_THE_END in that of the summary `before`, if it is of the run that `ended` then."""
+    known = (before.get("ledger") or {}).get("seconds") or {}
+    if ended is None or before.get("ended") != ended:
+        return found
+    return with_end(found, **{bucket: known[bucket] for bucket in AFTER_THE_END if bucket in known})
 
 
 def _lost_steps(events: Sequence[Row], lost: Counter[Any]) -> int:
@@ -131,8 +154,26 @@ def timeline(events: Sequence[Row], rows: RunTotals, now: float | None = None, s
             lost=micros(following.get("seconds_lost")) if following else 0,
             event=index,
         )
+        if not index:
+            phases += _launch(phase, event)
         phases += _until_death(phase, following, rows)
+        if following and phases[-1].name == "down":
+            phases[-1:] = _launched(phases[-1], following)
     return phases
+
+
+def _launch(first: Phase, event: Row) -> list[Phase]:
+    """The time from the command that began the run to its first event, if that tells of it."""
+    began = micros(event.get("launched")) if event.get("launched") else first.start
+    return [Phase("launch", first.attempt, began, first.start)] if began < first.start else []
+
+
+def _launched(down: Phase, event: Row) -> list[Phase]:
+    """The time in which no controller ran, and from it on that of the command that `event` came of."""
+    began = micros(event.get("launched")) if event.get("launched") else down.end
+    at = min(max(began, down.start), down.end)
+    launch = Phase("launch", down.attempt, at, down.end)
+    return [dataclasses.replace(down, end=at), *([launch] if at < down.end else [])]
 
 
 def _until_death(phase: Phase, following: Row | None, rows: RunTotals) -> list[Phase]:

@@ -17,7 +17,7 @@ from orchestrator.storage.row_line import EVENTS
 from orchestrator.storage.row_log import steps_text
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.track import charts
-from orchestrator.track.goodput import BUCKETS, Phase, timeline
+from orchestrator.track.goodput import BUCKETS, Phase, timeline, with_end_of
 from orchestrator.track.page import render, size
 from orchestrator.track.redact import redact
 from orchestrator.track.step_parts import in_table
@@ -36,6 +36,7 @@ SAYINGS_SHOWN = 7  # texts of a prompt: the first, the last and some between
 LAYOUTS_SHOWN = 12  # layouts in a table; the rest is only counted
 
 BUCKET_NAMES = {
+    "launch": "starting the command",
     "prepare": "preparing data",
     "start": "first start",
     "step": "steps that count",
@@ -50,6 +51,8 @@ BUCKET_NAMES = {
     "export": "exporting",
     "idle": "waiting for workers, and between steps",
     "down": "no controller ran",
+    "finish": "summary and report",
+    "shutdown": "ending Ray",
 }
 BUCKET_OF = {"start": "restore", "train": "step", "wait": "idle", "stop": "re_plan"}
 
@@ -73,6 +76,7 @@ def _content(run_dir: RunDir, rows: RunTotals | None) -> dict[str, Any]:
     saved = run_dir.read_json_or_empty("summary.json")
     known = {"unigram_entropy": saved.get("unigram_entropy"), "sample": saved.get("sample")}
     found = {**saved, **summary(spec, plan, events, rows, **known)}
+    found["ledger"] = with_end_of(found["ledger"], saved, found["ended"])
     phases = timeline(events, rows)
     return {
         "spec": spec,

@@ -34,6 +34,8 @@ PENDING_ROWS = 5000  # with more of them waiting, the run directory is read inst
 FLUSH_SECONDS = 1.0
 BACKOFF_SECONDS = (1.0, 30.0)  # first and longest wait for a server that does not answer
 CLOSING_BACKOFF = 0.5
+HEAD_START = 30.0
+"""Seconds that a run has for its first step before MLflow is imported, which takes as long as a small run's start."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,8 @@ class Tracker:
 
     def _work(self) -> None:
         backoff = BACKOFF_SECONDS[0]
+        with self._changed:
+            self._changed.wait_for(lambda: self._newest >= 0 or self._closing(), HEAD_START)
         while True:
             try:
                 self._deliver()

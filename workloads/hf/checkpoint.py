@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,13 @@ def export(
 def check_export(
     config: TransformerConfig, vocabulary: Vocabulary, shapes: Shapes, decoder_start: int | None = None
 ) -> None:
-    """Raise WorkloadError if `export` would; no weights are needed."""
+    """Raise WorkloadError if `export` would; no weights are needed.
+
+    What has passed on this machine is remembered: to import transformers' class takes several seconds.
+    """
+    passed = _passed(config, vocabulary, shapes, decoder_start)
+    if passed.exists():
+        return
     parts = electra_pair(config, "") if config.generator else ((config, "", ""),)
     for part, prefix, _ in parts:
         hf_config = hf_config_of(part, vocabulary, decoder_start)
@@ -69,6 +75,9 @@ def check_export(
         blank = {name: torch.empty(shape, device="meta") for name, shape in names.items()}
         written = to_hf(family_of(part), part, names, blank.__getitem__)
         _check_fits(hf_config, {name: tensor.shape for name, tensor in written})
+    with contextlib.suppress(OSError):  # then it is checked again
+        passed.parent.mkdir(parents=True, exist_ok=True)
+        passed.touch()
 
 
 def hf_config_of(config: TransformerConfig, vocabulary: Vocabulary, decoder_start: int | None = None) -> Any:
@@ -153,17 +162,11 @@ def _written(value: Any) -> str:
 
 
 def _check_fits(hf_config: Any, written: dict[str, torch.Size]) -> None:
-    """Raise WorkloadError if a tensor of the export has another shape in the class of transformers.
-
-    What has passed on this machine is remembered: to import such a class takes several seconds.
-    """
+    """Raise WorkloadError if a tensor of the export has another shape in the class of transformers."""
     import transformers
 
     if any(".experts." in name for name in written):
         return  # transformers stacks experts under other names as it loads
-    passed = _passed(hf_config, written)
-    if passed.exists():
-        return
     with torch.device("meta"):
         made = getattr(transformers, hf_config.architectures[0])(hf_config).state_dict()
     for name, shape in written.items():
@@ -173,16 +176,19 @@ def _check_fits(hf_config: Any, written: dict[str, torch.Size]) -> None:
                 f"{hf_config.architectures[0]} of transformers has {has} for {name} {list(shape)}; change the model's "
                 "options or set checkpoint.export to null"
             )
-    with contextlib.suppress(OSError):  # then it is checked again
-        passed.parent.mkdir(parents=True, exist_ok=True)
-        passed.touch()
 
 
-def _passed(hf_config: Any, written: dict[str, torch.Size]) -> Path:
-    """The file that is there once these shapes have passed, in this version of transformers, which the JSON names."""
+def _passed(
+    config: TransformerConfig, vocabulary: Vocabulary, shapes: Shapes, decoder_start: int | None
+) -> Path:
+    """The file that is there once this model has passed, in this version of transformers and of this package."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    asked = json.dumps([hf_config.to_json_string(use_diff=False), written])
-    return Path(cache, "orchestrator", "exports", hashlib.sha256(asked.encode()).hexdigest())
+    ids = vocabulary.pad, vocabulary.bos, vocabulary.eos
+    asked = repr([metadata.version("transformers"), config, ids, decoder_start, sorted(shapes.items())])
+    digest = hashlib.sha256(asked.encode())
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    return Path(cache, "orchestrator", "exports", digest.hexdigest())
 
 
 def structure(config: TransformerConfig) -> dict[str, Any]:

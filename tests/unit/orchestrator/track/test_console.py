@@ -97,14 +97,16 @@ def test_facts() -> None:
                 "step": 200, "steps": 200, "tokens": 819200, "final_loss": 5.1, "unigram_entropy": 6.2,
                 "measured": {"tokens_per_second": 3500.0, "step_seconds": 0.5},
                 "predicted": {"step_seconds": 0.4},
-                "ledger": {"goodput": 0.815, "wall_seconds": 130.0, "lost_steps": 7}, "attempts": 2,
+                "ledger": {"goodput": 0.815, "wall_seconds": 130.0, "lost_steps": 7,
+                           "seconds": {"launch": 4.0, "data_stall": 0.1, "step": 106.0, "export": 20.0}},
+                "attempts": 2,
                 "receipt": "abcd", "kwh": 0.00123, "co2e_kg": 0.0005, "cost_usd": None,
             }
         )
     )  # fmt: skip
     assert found["loss"] == "5.1000 nats a token (unigram entropy 6.2000)"
     assert found["goodput"] == "81.5%"
-    assert found["wall time"] == "2 min 10 s"
+    assert found["wall time"] == "2 min 10 s: launch 4.0 s, step 1 min 46 s, export 20 s"
     assert found["attempts"] == "2, 7 steps lost"
     assert found["cost"] == "unknown"
     assert found["energy"].startswith("0.00123 kWh")

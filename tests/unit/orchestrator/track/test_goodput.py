@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.track.goodput import BUCKETS, timeline
+from orchestrator.track.goodput import BUCKETS, timeline, with_end, with_end_of
 from orchestrator.track.goodput import ledger as ledger_of
 from orchestrator.track.totals import tally
 
@@ -50,6 +50,26 @@ CASES = {
         CLEAN,
         [row(1, 9), row(2, 10), row(3, 11)],
         {"prepare": 5, "start": 3, "step": 3, "idle": 1, "export": 2},
+    ),
+    "the command's own start is told by the first event, and by each that resumes": (
+        [
+            event(0, "prepare", launched=START - 4),
+            event(2, "train"),
+            event(9, "done"),
+            event(20, "prepare", reason="resumed", launched=START + 15),
+            event(21, "done"),
+        ],
+        [row(1, 9, 7.0)],
+        {"launch": 4 + 5, "prepare": 2 + 1, "step": 7, "down": 6},
+    ),
+    "a command that is older than the death of the controller before has only what came after": (
+        [
+            event(0, "prepare", launched=0.0),
+            event(5, "prepare", reason="resumed", last_seen=START + 3, launched=START + 1),
+            event(6, "done"),
+        ],
+        [],
+        {"prepare": 3 + 1, "launch": 2},
     ),
     "stalls are taken out of the steps that contain them": (
         [event(0, "train"), event(10, "done")],
@@ -223,3 +243,14 @@ def test_buckets_sum_to_the_wall_whatever_is_written(data: st.DataObject) -> Non
         times = [e["time"] for e in events]
         assert math.isclose(found["wall_seconds"], max(times) - times[0], abs_tol=2e-6)
     assert found["goodput"] is None or 0 <= found["goodput"] <= 1
+
+
+def test_what_comes_after_the_last_event_is_added_once() -> None:
+    found = ledger(CLEAN, [])
+    closed = with_end(with_end(found, finish=2.0), finish=2.0, shutdown=1.5)
+    assert closed["wall_seconds"] == pytest.approx(found["wall_seconds"] + 3.5)
+    assert sum(closed["seconds"].values()) == pytest.approx(closed["wall_seconds"])
+    assert closed["goodput"] == found["goodput"]
+    before = {"ended": 7.0, "ledger": closed}
+    assert with_end_of(found, before, 7.0) == closed
+    assert with_end_of(found, before, 8.0) == with_end_of(found, {}, 7.0) == found  # of an earlier end
