@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import ray
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayTaskError, WorkerCrashedError
 
 from cluster.workers.cluster import Cluster
 from cluster.workers.machine import machines, smallest_offer
 from cluster.workers.node_services import RayNodeServices
 from cluster.workers.ray_gang import RayGang
+from cluster.workers.ray_internals import full_folder
 
 CLEANUP_TIMEOUT = 5.0
 """Seconds that a cancelled function has to clean up."""
@@ -34,6 +36,10 @@ class RayTask:
         except RayTaskError as error:
             # Ray's own text is a trace of the worker; what was raised there is the first cause.
             raise (error.cause if isinstance(error.cause, Exception) else error) from None
+        except WorkerCrashedError:
+            if folder := full_folder():
+                raise OSError(errno.ENOSPC, "the disk of Ray's folder is full", folder) from None
+            raise
 
     def cancel(self) -> None:
         """See `RemoteTask.cancel`. A function inside a library call does not see the interruption and is killed."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import time
 from typing import Any
 
@@ -15,6 +16,8 @@ UPLOAD_LOGGER = "ray._private.runtime_env.packaging"
 """Ray's logger of package uploads. If its name changes, every `submit` logs its uploads."""
 MAIN_PROCESSES = ("raylet", "gcs_server")
 """Ray's names of the processes without which a node is no longer part of a cluster."""
+LEAST_FREE = 2**20
+"""Bytes below which a disk is full."""
 NODE_TIMEOUT = 60
 """Seconds for a started node to be registered with its head."""
 
@@ -68,6 +71,18 @@ def raylet_pids() -> frozenset[int]:
 
     node: Any = worker._global_node
     return frozenset(info.process.pid for info in node.all_processes["raylet"])
+
+
+def full_folder() -> str:
+    """Ray's folder on this machine if its disk is full, else empty: Ray's processes cannot write their logs there and
+    die without a word of it. Without it such deaths have no cause."""
+    from ray._private import worker
+
+    node: Any = worker._global_node
+    folder = str(node.get_session_dir_path()) if node is not None else ""
+    with contextlib.suppress(OSError):
+        return folder if folder and shutil.disk_usage(folder).free < LEAST_FREE else ""
+    return ""
 
 
 class RayNode:

@@ -141,6 +141,8 @@ class WatchedRun:
         import ray
         from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
+        from cluster.workers.ray_internals import full_folder
+
         try:
             if self.stopping and not self._heeded:
                 self._controller.request_stop.remote("stopped by the user")
@@ -155,7 +157,11 @@ class WatchedRun:
                 return RunOutcome(Outcome(summary["state"]), summary, summary["reason"] or "")
             if time.monotonic() - self._heard <= SILENCE:
                 return None
-            line = f"the controller is gone: {' '.join(str(error).split())[:200]}"
+            folder = full_folder()
+            why = (
+                f"the disk of Ray's folder {folder} is full" if folder else " ".join(str(error).split())[:200]
+            )
+            line = f"the controller is gone: {why}"
             return RunOutcome(Outcome.FAILED, None, line)
         except RayError as error:
             why = " ".join(str(error).strip().splitlines()[-1:])[:300]
