@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from workloads.adapters.bottleneck import add_bottlenecks
 from workloads.adapters.frozen import matching
-from workloads.adapters.lora import LoraLinear, merged
+from workloads.adapters.lora import EXPERTS_A, EXPERTS_B, LoraLinear, add_to_experts, merged
 from workloads.adapters.prefix import add_prefixes
 from workloads.errors import WorkloadError
 from workloads.model.config import TransformerConfig
 from workloads.model.initialise import normal
+from workloads.model.moe import Experts
 from workloads.model.stored import HEADS
 
 LOW_RANK = ("lora", "rslora", "dora")
@@ -57,7 +58,24 @@ class Adapter:
             elif self.kind == "prefix":
                 add_prefixes(model, config, self.rank)
             return
-        self.adapt(model, [name for name in linear_layers(model) if not f"{name}.".startswith(HEADS)])
+        stacked = [pattern for pattern in self.targets if "experts" in pattern]
+        if stacked:
+            self._adapt_experts(model, stacked)
+        if plain := [pattern for pattern in self.targets if pattern not in stacked]:
+            layers = [name for name in linear_layers(model) if not f"{name}.".startswith(HEADS)]
+            replace(self, targets=tuple(plain)).adapt(model, layers)
+
+    def _adapt_experts(self, model: nn.Module, patterns: Sequence[str]) -> None:
+        """Give matrices to the stacked weights of experts that patterns match, which say `experts`."""
+        if self.kind == "dora":
+            raise WorkloadError("dora has no lengths of the rows of stacked experts; use lora")
+        stacks = {name: module for name, module in model.named_modules() if isinstance(module, Experts)}
+        names = [
+            f"{stack}.{part}" for stack, module in stacks.items() for part, _ in module.named_parameters()
+        ]
+        for name in sorted(matching(patterns, names, "stacked weight of experts")):
+            stack, _, part = name.rpartition(".")
+            add_to_experts(stacks[stack], part, self.rank, self.scale)
 
     def adapt(self, model: nn.Module, layers: Collection[str]) -> None:
         """Give matrices to those of these linear layers of a model that are targets. Raises WorkloadError if a pattern
@@ -81,7 +99,7 @@ class Adapter:
             return "_adapter." in name
         if self.kind == "prefix":
             return name.endswith((KEY, VALUE))
-        return self.kind in LOW_RANK and name.endswith((A, B, LENGTH))
+        return self.kind in LOW_RANK and name.endswith((A, B, LENGTH, EXPERTS_A, EXPERTS_B))
 
     @property
     def positions(self) -> int:
@@ -104,15 +122,17 @@ class Adapter:
             return normal(seed, name, shape).mul_(PREFIX_STD)
         if self.kind == "houlsby":
             return torch.zeros(shape) if len(shape) == 1 else normal(seed, name, shape, 2.0).mul_(0.01)
-        if name.endswith(B):
+        if name.endswith((B, EXPERTS_B)):
             return torch.zeros(shape)
-        if name.endswith(A):
-            return normal(seed, name, shape).mul_((3 * shape[1]) ** -0.5)
+        if name.endswith((A, EXPERTS_A)):
+            return normal(seed, name, shape).mul_((3 * shape[-1]) ** -0.5)
         return base(name.removesuffix(LENGTH) + ".weight").norm(dim=1)
 
     def merged(self, name: str, names: Mapping[str, object], read: Read) -> Tensor:
         """The tensor `name` of a plain model that computes what the adapted one does, whose tensors are `names`."""
         module, weight = name.removesuffix(".weight"), read(name)
+        if f"{name}{EXPERTS_A}" in names:
+            return merged(weight, read(f"{name}{EXPERTS_A}"), read(f"{name}{EXPERTS_B}"), self.scale, None)
         if f"{module}{A}" not in names:
             return weight
         length = read(f"{module}{LENGTH}") if f"{module}{LENGTH}" in names else None

@@ -12,6 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from workloads.model.moe import Experts
+
+EXPERTS_A, EXPERTS_B = "_lora_a", "_lora_b"
+"""How the names of the tensors end that stand beside a stacked weight of experts."""
+
 
 class Factor(nn.Module):
     """One of the two matrices: a linear map [out, in] without a bias."""
@@ -73,9 +78,20 @@ class LoraLinear(nn.Module):
             return self.total(moved.square().sum(1)).sqrt()
 
 
+def add_to_experts(experts: Experts, name: str, rank: int, scale: float) -> None:
+    """Give the stacked weight `name` [experts, out, in] a pair of matrices for each expert: `<name>_lora_a` [experts,
+    rank, in] and `<name>_lora_b` [experts, out, rank]."""
+    count, out, size = getattr(experts, name).shape
+    experts.lora_scale = scale
+    experts.register_parameter(f"{name}{EXPERTS_A}", nn.Parameter(torch.empty(count, rank, size)))
+    experts.register_parameter(f"{name}{EXPERTS_B}", nn.Parameter(torch.empty(count, out, rank)))
+
+
 def direction(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """W + scale * B A."""
-    return torch.addmm(weight, b, a, alpha=scale)
+    """W + scale * B A; of a stack of experts for each."""
+    return (
+        torch.add(weight, b @ a, alpha=scale) if weight.dim() == 3 else torch.addmm(weight, b, a, alpha=scale)
+    )
 
 
 def merged(weight: Tensor, a: Tensor, b: Tensor, scale: float, magnitude: Tensor | None) -> Tensor:

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from workloads.adapters.adapter import KEY, LENGTH, LOW_RANK, VALUE, A, Adapter, B
+from workloads.adapters.lora import EXPERTS_A
 from workloads.errors import WorkloadError
 from workloads.hf.convert import row_of, to_hf
 from workloads.hf.families import family_of
@@ -56,6 +57,10 @@ def check_adapter(workload: TransformerWorkload | HuggingFaceWorkload) -> None:
         raise WorkloadError(f"peft has no {adapter.kind}; set checkpoint.export to hf")
     if isinstance(workload, HuggingFaceWorkload):
         return
+    if any(name.endswith(EXPERTS_A) for name in workload.shapes):
+        raise WorkloadError(
+            "stacked experts are not written for peft; set checkpoint.export to hf, which merges them"
+        )
     if workload.config.generator:
         raise WorkloadError("peft adapts one network, and this model has two; set checkpoint.export to hf")
     blank = {name: torch.empty(shape, device="meta") for name, shape in workload.shapes.items()}

@@ -131,8 +131,11 @@ class Experts(nn.Module):
     """All experts' feed-forward as stacked weights [experts, out, in].
 
     Expert parallelism cuts the first dimension and replaces the exchange around `forward`, which takes rows
-    sorted by expert and how many rows each expert has.
+    sorted by expert and how many rows each expert has. Beside each weight an adapter may put a low-rank pair, see
+    `workloads.adapters.lora.add_to_experts`.
     """
+
+    lora_scale = 1.0
 
     def __init__(self, config: TransformerConfig, moe: MoE) -> None:
         super().__init__()
@@ -145,11 +148,20 @@ class Experts(nn.Module):
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
         """rows [R, hidden] sorted by expert, counts int64 [experts] with sum R, to [R, hidden]."""
         if self.gate is None:
-            inner = self.activation(grouped_linear(rows, self.up, counts))
+            inner = self.activation(self._product("up", rows, counts))
         else:
-            inner = self.activation(grouped_linear(rows, self.gate, counts))
-            inner = inner * grouped_linear(rows, self.up, counts)
-        return grouped_linear(inner, self.down, counts)
+            inner = self.activation(self._product("gate", rows, counts))
+            inner = inner * self._product("up", rows, counts)
+        return self._product("down", inner, counts)
+
+    def _product(self, name: str, rows: Tensor, counts: Tensor) -> Tensor:
+        """The rows of each expert by its weight `name`, and by the pair beside it."""
+        found = grouped_linear(rows, getattr(self, name), counts)
+        narrow = getattr(self, f"{name}_lora_a", None)
+        if narrow is None:
+            return found
+        low = grouped_linear(rows, narrow, counts)
+        return found + grouped_linear(low, getattr(self, f"{name}_lora_b"), counts) * self.lora_scale
 
 
 class MixtureOfExperts(nn.Module):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from orchestrator.train.parallel.mesh import Mesh
+from workloads.adapters.lora import EXPERTS_A, EXPERTS_B
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ def cut_of(name: str, shape: Sequence[int], styles: Mapping[str, str], mesh: Mes
     module, _, leaf = name.rpartition(".")
     style = style_of(styles, module)
     start, extent = [0] * len(shape), list(shape)
+    whole_in_parts = style == "heads"
 
     def take(dim: int, index: int, ways: int) -> None:
         start[dim], extent[dim] = span(shape[dim], index, ways)
@@ -63,12 +65,16 @@ def cut_of(name: str, shape: Sequence[int], styles: Mapping[str, str], mesh: Mes
     tp, over = mesh.tp, False
     if style == "expert":
         take(0, mesh.expert.index, mesh.expert.size)
-        # Inside an expert the inner dimension is cut: out of gate and up, in of down.
-        take(2 if leaf == "down" else 1, tp.index, tp.size)
-        over = tp.size > 1
+        # Inside an expert the inner dimension is cut: out of gate and up, in of down. So is, of the pair of an adapter
+        # beside such a weight, the one that has this dimension.
+        dim, narrow = (2, EXPERTS_B) if leaf.startswith("down") else (1, EXPERTS_A)
+        if tp.size > 1 and not leaf.endswith(narrow):
+            take(dim, tp.index, tp.size)
+            over = True
+        whole_in_parts = not over
     elif tp.size > 1 and (style in ("column", "vocab") or (style == "row" and leaf == "weight")):
         take(1 if style == "row" else 0, tp.index, tp.size)
         over = True
     in_slices = mesh.layout.sequence and style in ("sequence", "row") and not over and is_sliced(module)
-    partial = tp.size > 1 and (style == "heads" or in_slices)
+    partial = tp.size > 1 and (whole_in_parts or in_slices)
     return Cut(tuple(shape), tuple(start), tuple(extent), over, partial, style == "expert")

@@ -10,10 +10,14 @@ import peft
 import pytest
 import torch
 import transformers
+from base_run import save_experts
 from torch import nn
 
 from workloads.adapters.adapter import Adapter
+from workloads.errors import WorkloadError
+from workloads.hf.adapter_folder import check_adapter
 from workloads.load import load, with_weights
+from workloads.model.moe import Router
 from workloads.transformer_workload import TransformerWorkload
 from workloads.workload import Batch, Vocabulary
 
@@ -159,3 +163,75 @@ def test_bitfit_trains_the_biases() -> None:
     assert {name for name in found.shapes if name not in found.frozen} == {
         name for name in plain.shapes if name.endswith("bias")
     }
+
+
+def test_experts_have_a_pair_each_and_are_merged(tmp_path: Path) -> None:
+    folder = save_experts(tmp_path / "base", 160)
+    adapter = Adapter("lora", 4, 8.0, ("*.experts.*",))
+    workload = load(f"hf:{folder}", "causal_lm", KNOWN, sequence_length=LENGTH, adapter=adapter)
+    assert isinstance(workload, TransformerWorkload)
+    model = with_weights(workload, lambda name: workload.initial(name, 3))
+    trained = {name for name, _ in model.named_parameters()} - workload.frozen
+    assert len(trained) == 2 * 3 * 2
+    assert all(name.endswith(("_lora_a", "_lora_b")) for name in trained)
+    before = model(batch_of(99)).logits.detach()
+    trained_by_us(workload, model)
+    state = {name: tensor.detach() for name, tensor in model.named_parameters()}
+    workload.to_hf(state.__getitem__, str(tmp_path))
+    hf = transformers.MixtralForCausalLM.from_pretrained(
+        str(tmp_path), dtype=torch.float32, experts_implementation="eager"
+    )
+    with torch.no_grad():
+        ours, theirs = model.eval()(batch_of(99)).logits, hf(input_ids=batch_of(99)["tokens"]).logits
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE)
+    assert (ours - before).abs().max() > 1e-2
+    with pytest.raises(WorkloadError, match="stacked experts are not written for peft"):
+        check_adapter(workload)
+    with pytest.raises(WorkloadError, match="dora has no lengths"):
+        load(
+            f"hf:{folder}", "causal_lm", KNOWN, sequence_length=LENGTH, adapter=replace(adapter, kind="dora")
+        )
+
+
+@pytest.mark.slow
+def test_twenty_steps_of_experts_are_those_of_peft(tmp_path: Path) -> None:
+    folder = save_experts(tmp_path, 160)
+    workload = load(
+        f"hf:{folder}",
+        "causal_lm",
+        KNOWN,
+        sequence_length=LENGTH,
+        adapter=Adapter("lora", 4, 8.0, ("*.experts.down",)),
+    )
+    assert isinstance(workload, TransformerWorkload)
+    model = with_weights(workload, lambda name: workload.initial(name, 3))
+    hf = transformers.MixtralForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, experts_implementation="eager", output_router_logits=False
+    )
+    config = peft.LoraConfig(
+        r=4, lora_alpha=8, target_modules=[], target_parameters=["mlp.experts.down_proj"], lora_dropout=0.0
+    )
+    theirs = peft.get_peft_model(hf, config)
+    ours = dict(model.named_parameters())
+    pairs = {}
+    for name, parameter in theirs.named_parameters():
+        if parameter.requires_grad:
+            layer = name.split("layers.")[1].split(".")[0]
+            pairs[f"layers.{layer}.feedforward.experts.down_{'lora_a' if 'lora_A' in name else 'lora_b'}"] = (
+                parameter
+            )
+
+    def as_theirs(name: str) -> torch.Tensor:  # [experts * rank, in] and [out, rank * experts]
+        tensor = ours[name].detach()
+        return tensor.flatten(0, 1) if name.endswith("a") else tensor.permute(1, 2, 0).flatten(1)
+
+    assert pairs.keys() == {name for name in ours if name not in workload.frozen}
+    with torch.no_grad():
+        for name, parameter in pairs.items():
+            parameter.copy_(as_theirs(name))
+    router = [module for module in model.modules() if isinstance(module, Router)]
+    for module in router:
+        module.moe = replace(module.moe, auxiliary=0.0, z_loss=0.0)
+    assert trained_by_us(workload, model) == pytest.approx(trained_by_peft(theirs), rel=TOLERANCE)
+    for name, parameter in pairs.items():
+        torch.testing.assert_close(as_theirs(name), parameter, rtol=0, atol=TOLERANCE)
