@@ -41,27 +41,36 @@ def write_adapter(
 
     `read` returns a tensor of the commit by its name. Raises RuntimeError if the difference is too large.
     """
+    from workloads.adapters.adapter import PROMPTS
     from workloads.hf import adapter_folder
     from workloads.hf.compare import TOLERANCE, difference
     from workloads.load import with_weights
 
-    if workload.adapter and workload.adapter.kind == "prefix":
-        # peft puts the prefix before a plain mask alone
+    adapter = workload.adapter
+    if adapter and adapter.kind in ("prefix", *PROMPTS):
+        # peft puts these before a plain mask alone
         batches = [batch for batch in batches if not batch.keys() & {"attention", "positions", "segments"}]
     adapter_folder.write_adapter(workload, read, folder, _name_of_base(spec))
     with tempfile.TemporaryDirectory(prefix="base-") as base:
         workload.base_to_hf(read, base)
         model = with_weights(workload, read)
-        found = difference(workload.config, model, base, batches, lambda hf_model: _with(hf_model, folder))
+        taken = adapter.positions if adapter and adapter.kind in PROMPTS else 0
+        found = difference(
+            workload.config, model, base, batches, lambda hf_model: _with(hf_model, folder, taken)
+        )
     if not found <= TOLERANCE:
         raise RuntimeError(f"the adapter on its base differs by {found:.2e}; nothing was published")
     return found
 
 
-def _with(hf_model: Any, folder: str) -> Any:
+def _with(hf_model: Any, folder: str, taken: int) -> Any:
+    """The model with the adapter, whose logits are those of tokens alone: of the first `taken` a prompt has."""
     from peft import PeftModel
 
-    return PeftModel.from_pretrained(hf_model, folder).eval()
+    found = PeftModel.from_pretrained(hf_model, folder).eval()
+    if taken:
+        found.register_forward_hook(lambda _, __, out: {"logits": out.logits[:, taken:]})
+    return found
 
 
 def _name_of_base(spec: JobSpec) -> str:

@@ -11,9 +11,8 @@ from orchestrator.job.strict import Positive, StrictModel
 
 ELSEWHERE = {
     "qlora": "a base in 4 bits needs a GPU and bitsandbytes; use lora",
-    "prompt": "there are no prompts at the input alone; use prefix, in every layer",
-    "prompt_tuning": "there are no prompts at the input alone; use prefix, in every layer",
-    "p_tuning": "there are no prompts at the input alone; use prefix, in every layer",
+    "prompt_tuning": "it is called prompt here",
+    "p_tuning_v1": "it is called p_tuning here",
     "prefix_tuning": "it is called prefix here",
     "p_tuning_v2": "it is called prefix here",
     "adapter": "the bottlenecks behind sub-layers are called houlsby here",
@@ -23,12 +22,14 @@ ELSEWHERE = {
 
 class AdapterSpec(StrictModel):
     """Few parameters that are trained beside a base, whose own weights are not: low-rank matrices (lora, rslora, dora),
-    keys and values before the tokens in every layer (prefix), bottlenecks behind sub-layers (houlsby) or the biases
+    keys and values before the tokens in every layer (prefix), vectors before them at the input (prompt, and p_tuning,
+    where a small network makes them), bottlenecks behind sub-layers (houlsby) or the biases
     (bitfit). Heads that the base lacks are trained too."""
 
-    kind: Literal["lora", "rslora", "dora", "prefix", "houlsby", "bitfit"]
+    kind: Literal["lora", "rslora", "dora", "prefix", "prompt", "p_tuning", "houlsby", "bitfit"]
     rank: Positive = Field(
-        default=16, description="rows of A and columns of B; width of a bottleneck; length of a prefix"
+        default=16,
+        description="rows of A and columns of B; width of a bottleneck; length of a prefix or prompt",
     )
     alpha: float = Field(
         default=32.0,
@@ -56,7 +57,7 @@ class AdapterSpec(StrictModel):
     @model_validator(mode="after")
     def nothing_is_said_that_does_not_count(self) -> AdapterSpec:
         narrow, none = ("alpha", "targets"), ("rank", "alpha", "targets")
-        unused = {"prefix": narrow, "houlsby": narrow, "bitfit": none}.get(self.kind, ())
+        unused = none if self.kind == "bitfit" else () if self.kind in ("lora", "rslora", "dora") else narrow
         fields = type(self).model_fields
         said = [key for key in unused if getattr(self, key) != fields[key].default]
         if said:
@@ -125,7 +126,7 @@ class WorkloadSpec(StrictModel):
                 f"adapter is for a model that has weights, and {self.model} begins anew; set init_from, or model to "
                 "hf:<folder>"
             )
-        if self.objective in REFERENCED and self.adapter.kind in ("prefix", "houlsby"):
+        if self.objective in REFERENCED and self.adapter.kind in ("prefix", "prompt", "p_tuning", "houlsby"):
             raise ValueError(
                 f"{self.objective} compares with the base, and with adapter.kind {self.adapter.kind} the run begins as "
                 "another model; use lora"

@@ -81,10 +81,14 @@ def resolve(spec: JobSpec, vocabulary_size: int | None = None) -> ResolvedJob:
         with wrong_input("workload.adapter.targets"):
             share = trained_share(model, train.freeze, adapter_of(spec), train.thawed(train.steps))
         shape = replace(shape, trained_share=share)
-        if spec.workload.adapter and spec.workload.adapter.kind == "prefix":
+        kind = spec.workload.adapter.kind if spec.workload.adapter else ""
+        if kind in ("prefix", "prompt", "p_tuning"):
+            named = "prefix" if kind == "prefix" else "prompt"
             shape = replace(
-                shape, no_context_split="every rank's tokens attend to a prefix that none of them holds"
+                shape, no_context_split=f"every rank's tokens attend to a {named} that none of them holds"
             )
+        if kind in ("prompt", "p_tuning"):
+            shape = replace(shape, no_sequence_split="a prompt stands before the sequence")
     return ResolvedJob(spec, model, special, size, shape)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +15,7 @@ from workloads.adapters.bottleneck import add_bottlenecks
 from workloads.adapters.frozen import matching
 from workloads.adapters.lora import EXPERTS_A, EXPERTS_B, LoraLinear, add_to_experts, merged
 from workloads.adapters.prefix import add_prefixes
+from workloads.adapters.prompt import add_prompt
 from workloads.errors import WorkloadError
 from workloads.model.config import TransformerConfig
 from workloads.model.initialise import normal
@@ -23,6 +25,9 @@ from workloads.model.stored import HEADS
 LOW_RANK = ("lora", "rslora", "dora")
 A, B, LENGTH = ".lora_a.weight", ".lora_b.weight", ".magnitude.weight"
 """How the names of the tensors end that a low-rank adapter adds to a linear layer."""
+PROMPTS = ("prompt", "p_tuning")
+"""Kinds with vectors before the tokens, at the input alone."""
+PROMPT = "prompt.weight"
 KEY, VALUE = ".prefix.key", ".prefix.value"
 PREFIX_STD = 0.02
 LAYER_NORM = re.compile(r"layers\.\d+\.(attention|cross|feedforward)_norm\.")
@@ -33,10 +38,10 @@ Read = Callable[[str], Tensor]
 class Adapter:
     """What is trained beside a base whose own weights are not.
 
-    kind: one of LOW_RANK; prefix, `rank` keys and values in every layer; houlsby, bottlenecks of width `rank`, beside
-    which the layers' norms are trained; or bitfit, which adds nothing and trains the biases (Ben Zaken et al., 2022).
-    targets are patterns of names of linear layers; what a low-rank adapter adds is scaled by alpha / rank, or
-    alpha / sqrt(rank) if it is rank-stabilised.
+    kind: one of LOW_RANK; prefix, `rank` keys and values in every layer; one of PROMPTS, `rank` vectors at the input;
+    houlsby, bottlenecks of width `rank`, beside which the layers' norms are trained; or bitfit, which adds nothing and
+    trains the biases (Ben Zaken et al., 2022). targets are patterns of names of linear layers; what a low-rank adapter
+    adds is scaled by alpha / rank, or alpha / sqrt(rank) if it is rank-stabilised.
     """
 
     kind: str
@@ -57,6 +62,8 @@ class Adapter:
                 add_bottlenecks(model, config.hidden, self.rank)
             elif self.kind == "prefix":
                 add_prefixes(model, config, self.rank)
+            elif self.kind in PROMPTS:
+                add_prompt(model, config, self.rank, self.kind == "p_tuning")
             return
         stacked = [pattern for pattern in self.targets if "experts" in pattern]
         if stacked:
@@ -99,27 +106,40 @@ class Adapter:
             return "_adapter." in name
         if self.kind == "prefix":
             return name.endswith((KEY, VALUE))
+        if self.kind in PROMPTS:
+            return name.startswith("prompt.")
         return self.kind in LOW_RANK and name.endswith((A, B, LENGTH, EXPERTS_A, EXPERTS_B))
 
     @property
     def positions(self) -> int:
         """Positions that it takes from the tokens."""
-        return self.rank if self.kind == "prefix" else 0
+        return self.rank if self.kind in ("prefix", *PROMPTS) else 0
 
     @property
     def merges(self) -> bool:
         """Whether there is a plain model that computes the same."""
-        return self.kind not in ("houlsby", "prefix")
+        return self.kind not in ("houlsby", "prefix", *PROMPTS)
 
     def initial(self, name: str, shape: torch.Size, seed: int, base: Read) -> Tensor:
         """The initial value of a tensor that it adds, fp32 on CPU: what the model computes does not change, or hardly.
 
         B is zero, and A normal with the variance of the reference implementation's uniform values (peft's
         kaiming_uniform with a = sqrt(5)): one in three times the inputs. Bottlenecks begin near the identity, with a
-        standard deviation of 0.01 (Houlsby et al., section 3.6). `base` gives the tensors of the base.
+        standard deviation of 0.01 (Houlsby et al., section 3.6). Prompts begin as vectors of drawn tokens (Lester et
+        al., section 3.2). `base` gives the tensors of the base.
         """
         if self.kind == "prefix":
             return normal(seed, name, shape).mul_(PREFIX_STD)
+        if name == PROMPT:
+            table = base("tokens.weight")
+            drawn = np.random.Generator(np.random.Philox(key=seed)).integers(len(table), size=shape[0])
+            return table[torch.from_numpy(drawn)].clone()
+        if self.kind == "p_tuning":
+            return (
+                torch.zeros(shape)
+                if len(shape) == 1
+                else normal(seed, name, shape).mul_((2 / shape[1]) ** 0.5)
+            )
         if self.kind == "houlsby":
             return torch.zeros(shape) if len(shape) == 1 else normal(seed, name, shape, 2.0).mul_(0.01)
         if name.endswith((B, EXPERTS_B)):

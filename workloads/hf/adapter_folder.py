@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from workloads.adapters.adapter import KEY, LENGTH, LOW_RANK, VALUE, A, Adapter, B
+from workloads.adapters.adapter import KEY, LENGTH, LOW_RANK, PROMPTS, VALUE, A, Adapter, B
 from workloads.adapters.lora import EXPERTS_A
+from workloads.adapters.prompt import prompt_vectors
 from workloads.errors import WorkloadError
 from workloads.hf.convert import row_of, to_hf
 from workloads.hf.families import family_of
@@ -53,7 +54,7 @@ class _Layer:
 def check_adapter(workload: TransformerWorkload | HuggingFaceWorkload) -> None:
     """Raise WorkloadError if the adapter cannot be written for peft."""
     adapter = _adapter_of(workload)
-    if adapter.kind not in (*LOW_RANK, "prefix"):
+    if adapter.kind not in (*LOW_RANK, "prefix", *PROMPTS):
         raise WorkloadError(f"peft has no {adapter.kind}; set checkpoint.export to hf")
     if isinstance(workload, HuggingFaceWorkload):
         return
@@ -67,6 +68,10 @@ def check_adapter(workload: TransformerWorkload | HuggingFaceWorkload) -> None:
     if adapter.kind == "prefix" and _task(workload) is None:
         raise WorkloadError(
             "peft has no prefix for this class of transformers; set checkpoint.export to null"
+        )
+    if adapter.kind in PROMPTS and _task(workload) != "CAUSAL_LM":
+        raise WorkloadError(
+            "peft reads a head's token beside a prompt otherwise; set checkpoint.export to null"
         )
     with torch.device("meta"):
         config_of(workload, "")
@@ -138,8 +143,18 @@ def config_of(workload: TransformerWorkload, base: str) -> dict[str, Any]:
         "modules_to_save": sorted(_heads(workload)) or None,
         "inference_mode": True,
     }
+    config = workload.config
+    if adapter.kind in PROMPTS:
+        return general | {
+            "peft_type": "PROMPT_TUNING" if adapter.kind == "prompt" else "P_TUNING",
+            "num_virtual_tokens": adapter.rank,
+            "token_dim": config.embedding_size,
+            "num_attention_heads": config.heads,
+            "num_layers": config.layers,
+            "num_transformer_submodules": 1,
+            **({"encoder_hidden_size": config.embedding_size} if adapter.kind == "p_tuning" else {}),
+        }
     if adapter.kind == "prefix":
-        config = workload.config
         return general | {
             "peft_type": "PREFIX_TUNING",
             "num_virtual_tokens": adapter.rank,
@@ -208,6 +223,8 @@ def _tensors(workload: TransformerWorkload, read: Read) -> dict[str, Tensor]:
     if _adapter_of(workload).kind == "prefix":
         names = [f"layers.{n}.attention{end}" for n in range(workload.config.layers) for end in (KEY, VALUE)]
         found["prompt_embeddings"] = torch.cat([read(name).t() for name in names], dim=1)
+    if _adapter_of(workload).kind in PROMPTS:
+        found["prompt_embeddings"] = prompt_vectors(read, _adapter_of(workload).kind == "p_tuning")
     for layer in _layers(workload):
         for leaf, tensor in _of_layer(layer, workload, read):
             found[f"{PREFIX}{layer.module}.{leaf}"] = tensor

@@ -36,6 +36,23 @@ class Mask:
             return self
         return Mask(F.pad(allowed.view((1,) * (4 - allowed.dim()) + allowed.shape), (count, 0), value=True))
 
+    def with_prompt(self, count: int, length: int, device: torch.device, causal: bool) -> Mask:
+        """The mask of `count` vectors before `length` tokens, who all see them; they see tokens that someone sees or,
+        if it is `causal`, none."""
+        if self.allowed is None:
+            return self
+        allowed = self.dense(length, device)
+        assert allowed is not None
+        allowed = allowed.view((1,) * (4 - allowed.dim()) + allowed.shape)
+        below = F.pad(allowed, (count, 0), value=True)
+        if allowed.shape[-2] == 1:
+            return Mask(below)
+        if causal:
+            above = F.pad(torch.ones(count, count, dtype=torch.bool, device=device).tril(), (0, length))
+        else:
+            above = F.pad(allowed.any(-2, keepdim=True), (count, 0), value=True)
+        return Mask(torch.cat((above.expand(*allowed.shape[:2], count, -1), below), dim=-2))
+
     def dense(self, length: int, device: torch.device) -> Tensor | None:
         """The full mask as one tensor, causality included; None if nothing is hidden."""
         if not self.causal:

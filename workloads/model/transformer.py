@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workloads.model.attention import Attention, Context, LatentMultiHeadAttention
@@ -156,6 +157,10 @@ class Transformer(nn.Module):
         self.head = make_head(config)
         self.sentence_head = SentenceHead(config, 2) if config.sentence_head else None
         self.prefix_length = 0  # positions before the tokens that an adapter has taken
+        # Vectors that an adapter puts before those of the tokens, see `workloads.adapters.prompt`.
+        self.prompt: nn.Module | None = None
+        self.prompt_length = 0
+        self.last = True
 
     def forward(
         self,
@@ -171,29 +176,46 @@ class Transformer(nn.Module):
         With a `cache`, what it has kept was read before, at lower positions; the batch has `positions` [B, L], and the
         output is that of each row's last token.
         """
-        positions = batch_positions(self.config, batch)
-        context = self._context(batch, positions, cache)
+        positions, before = self._positions(batch, cache)
+        context = self._context(batch, positions, cache, before)
         if hidden is None:
             assert self.tokens is not None
             assert self.embeddings is not None
             vectors, types = self.tokens(batch["tokens"]), batch.get("token_types")
+            if before:
+                assert self.prompt is not None
+                vectors = self.prompt(vectors)
+                types = None if types is None else F.pad(types, (before, 0))
             hidden = self.embeddings(vectors, positions + self.prefix_length, types, context.keys)
             hidden = hidden if self.projection is None else self.projection(hidden)
         repeat = self.config.layers if self.config.shared_layers else 1
         hidden, extra = run_layers(self.layers, hidden, context, extra, repeat)
+        hidden = hidden[:, before:] if before and self.last else hidden
         if cache is not None:
             hidden = _last(hidden, batch.get("padding"))
         hidden = hidden if self.norm is None else self.norm(hidden)
         sentence = None if self.sentence_head is None else self.sentence_head(hidden)
         return self._headed(Output(hidden, extra, sentence=sentence), batch, in_chunks)
 
-    def _context(self, batch: Batch, positions: Tensor, cache: Cache | None = None) -> Context:
-        length = batch["tokens"].shape[1]
-        mask = (
-            self_mask(self.config, batch, length)
-            if cache is None
-            else read_mask(self.config, positions, cache)
-        )
+    def _positions(self, batch: Batch, cache: Cache | None) -> tuple[Tensor, int]:
+        """The positions [1 or B, L] of a forward pass, and how many of them, at its beginning, are the prompt's."""
+        positions = batch_positions(self.config, batch)
+        if not self.prompt_length:
+            return positions, 0
+        positions = positions + self.prompt_length
+        if cache is not None and cache.length:
+            return positions, 0
+        first = torch.arange(self.prompt_length, device=positions.device).expand(len(positions), -1)
+        return torch.cat((first, positions), dim=1), self.prompt_length
+
+    def _context(self, batch: Batch, positions: Tensor, cache: Cache | None, before: int) -> Context:
+        length, device = batch["tokens"].shape[1], batch["tokens"].device
+        if cache is None:
+            mask = self_mask(self.config, batch, length)
+            mask = mask.with_prompt(before, length, device, self.config.causal) if before else mask
+        else:
+            cache.slots += before
+            mask = read_mask(self.config, positions, cache)
         table: Rotary | None = None
         if self.config.positions == "rotary":
             table = rotary(self.config, positions + self.prefix_length)
@@ -202,7 +224,8 @@ class Transformer(nn.Module):
             bias = relative_scores(self.relative_bias, mask, length, cache)
         if self.prefix_length:
             mask = mask.behind(self.prefix_length, length, batch["tokens"].device)
-        keys, real = token_keys(self, batch, length), batch.get(REAL, batch.get("padding"))
+        keys, real = token_keys(self, batch, before + length), batch.get(REAL, batch.get("padding"))
+        real = F.pad(real, (before, 0), value=True) if real is not None and before else real
         samples = sample_keys(self, batch)
         return Context(mask, table, bias, keys=keys, samples=samples, real=real, cache=cache)
 
@@ -228,12 +251,12 @@ class Transformer(nn.Module):
         Only the stage with layer 0 embeds, only the one with the last layer has norm and head; when the head
         is tied, that one keeps `tokens` too, and the trainer adds both gradients up.
         """
-        last = stop == self.config.layers
+        self.last = last = stop == self.config.layers
         for name in list(self.layers):
             if not start <= int(name) < stop:
                 del self.layers[name]
         if start > 0:
-            self.embeddings = self.projection = None
+            self.embeddings = self.projection = self.prompt = None
             if not (last and self.config.tied):
                 self.tokens = None
         if not last:

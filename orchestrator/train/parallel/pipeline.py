@@ -231,6 +231,7 @@ class Pipeline:
         start, _ = layers_of(self._workload, self._layout, number)
         size, length = batch["tokens"].shape[:2]
         length //= self._mesh.tp.size if self._layout.sequence else 1
+        length += getattr(self._stages[0], "prompt_length", 0)
         first = torch.empty(size, length, config.hidden, device="meta")
         extra = (torch.empty(1, device="meta"),) if config.moe else ()
         if config.architecture == "encoder-decoder" and start > config.layers:
