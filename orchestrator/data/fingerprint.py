@@ -37,7 +37,7 @@ def chosen_tokenizer(data: DataSpec, special_tokens: Sequence[str]) -> Any:
         training.check_size(recipe, special_tokens)
         others = [recipe.to_json()] if recipe.to_json() else []
         return [recipe.vocabulary, tokenizer.all_special(special_tokens), *others]
-    return tokenizer.load(data.tokenizer, special_tokens)
+    return tokenizer.load(data.tokenizer, special_tokens, data.add_tokens)
 
 
 def check_same_text(

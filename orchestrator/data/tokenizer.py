@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.encoding import tiktoken_file
@@ -60,11 +60,11 @@ def check_size(entries: int, special_tokens: Sequence[str]) -> None:
         )
 
 
-def load(uri: str, special_tokens: Sequence[str]) -> tuple[str, dict[str, int]]:
+def load(uri: str, special_tokens: Sequence[str], added: Sequence[str] = ()) -> tuple[str, dict[str, int]]:
     """The JSON of the tokenizer at `uri`, and the ids of its tokens by role.
 
     `uri` names a tokenizer.json or its folder, or a file of tiktoken. Special tokens that the objective needs are
-    added, unless the tokenizer has a usual token of that role.
+    added, unless the tokenizer has a usual token of that role; then the tokens `added`.
     Raises InputError if there is no tokenizer, or none of its tokens can end a document.
     """
     where = f"data.tokenizer {uri}"
@@ -97,6 +97,7 @@ def load(uri: str, special_tokens: Sequence[str]) -> tuple[str, dict[str, int]]:
     tokenizer.add_special_tokens(
         [t for t in special_tokens if tokenizer.token_to_id(t) is None and t not in played]
     )
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in added])
     return str(tokenizer.to_str()), roles_of(tokenizer, named_tokens(config))
 
 

@@ -139,6 +139,10 @@ class DataSpec(StrictModel):
     tokenizer: TrainBpe | Train | str = Field(
         description="train_bpe: N, or train: with a recipe, or a tokenizer.json, its folder or a .tiktoken file"
     )
+    add_tokens: list[str] = Field(
+        default_factory=list,
+        description="tokens that are added to a tokenizer that is given; the model gets a row for each",
+    )
     encode_with: Literal["fastest", "tokenizers"] = Field(
         default="fastest",
         description="what encodes text: the fastest engine that gives the ids of the library tokenizers, compared on a "
@@ -227,6 +231,16 @@ class DataSpec(StrictModel):
             raise ValueError(
                 "shuffle: sections has no validation.share, which needs all documents; give validation.sources"
             )
+        return self
+
+    @model_validator(mode="after")
+    def tokens_are_added_to_a_tokenizer_that_is_there(self) -> DataSpec:
+        if self.add_tokens and not (self.tokenizer and isinstance(self.tokenizer, str)):
+            raise ValueError(
+                "add_tokens is for a tokenizer that is given, and this one is trained; leave it out"
+            )
+        if len({*self.add_tokens} - {""}) < len(self.add_tokens):
+            raise ValueError("add_tokens names a token twice, or an empty one; name each once")
         return self
 
     @field_validator("sources")

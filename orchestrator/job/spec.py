@@ -257,7 +257,9 @@ class JobSpec(StrictModel):
                     "encode_with",
                     "max_rejected",
                     "streaming",
-                    *self.data.at_default("samples", "mixture", "packing", "on_error", "shuffle"),
+                    *self.data.at_default(
+                        "samples", "mixture", "packing", "on_error", "shuffle", "add_tokens"
+                    ),
                 },
                 "workload": self.workload.at_default("layer_drop", "grow"),
                 "train": {"stability": True, "optimizer": self.train.optimizer.at_default(*NEWER)},

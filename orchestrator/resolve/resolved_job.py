@@ -118,5 +118,5 @@ def _vocabulary_size(spec: JobSpec, special: tuple[str, ...]) -> int:
         return spec.data.tokenizer.recipe.vocabulary
     from orchestrator.data import tokenizer
 
-    text, _ = tokenizer.load(spec.data.tokenizer, special)
+    text, _ = tokenizer.load(spec.data.tokenizer, special, spec.data.add_tokens)
     return tokenizer.size_of(tokenizer.encoder(text))

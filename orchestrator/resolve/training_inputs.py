@@ -275,7 +275,7 @@ def vocabulary_before_data(job: ResolvedJob) -> Vocabulary:
         text = tokenizer.train((), size, job.special_tokens)
         roles = tokenizer.roles_of(Tokenizer.from_str(text), {})
     else:
-        text, roles = tokenizer.load(source, job.special_tokens)
+        text, roles = tokenizer.load(source, job.special_tokens, job.spec.data.add_tokens)
     sentinels, anywhere = tokenizer.sentinels(Tokenizer.from_str(text)), np.ones(size, bool)
     known: dict[str, Any] = {role: number for role, number in roles.items() if role != "unk"}
     known |= {

@@ -7,6 +7,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from orchestrator.data import tokenizer
+from orchestrator.data.vocabulary import first_added
 from orchestrator.job.errors import InputError
 
 TEXTS = ["the cat sat on the mat. the dog sat on the log.\n" * 20, "naïve façade — 中文 🙂\n"]
@@ -94,3 +95,15 @@ def test_a_tokenizer_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     wordpiece(["[UNK]"]).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(InputError, match="no token ends a document; name eos_token"):
         tokenizer.load(str(tmp_path), ())
+
+
+def test_tokens_are_added_behind_all_others_and_found_in_text(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(tokenizer.train(["some text"] * 9, 300, ()))
+    plain, _ = tokenizer.load(str(path), ["<extra_id_0>"])
+    found, roles = tokenizer.load(str(path), ["<extra_id_0>"], ["<call>", "<result>"])
+    before, size = (tokenizer.size_of(tokenizer.encoder(text)) for text in (plain, found))
+    assert size == before + 2
+    assert tokenizer.encoder(found).encode("a<call>b").ids[1:2] == [before]
+    assert first_added(Tokenizer.from_str(found), size) <= before
+    assert roles["eos"] == 0

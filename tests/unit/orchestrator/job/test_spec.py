@@ -481,3 +481,12 @@ def test_what_sections_cannot_do_is_refused(key: str, value: Any, told: str) -> 
     document["data"][key] = value
     with pytest.raises(ValidationError, match=told):
         JobSpec(**document)
+
+
+def test_tokens_are_added_to_a_tokenizer_that_is_given() -> None:
+    assert "add_tokens is for a tokenizer that is given" in refusal(changed("data.add_tokens", ["<a>"]))
+    given = changed("data.tokenizer", "tokenizer.json")
+    given["data"]["add_tokens"] = ["<a>", "<a>"]
+    assert "names a token twice" in refusal(given)
+    given["data"]["add_tokens"] = ["<a>"]
+    assert spec.parse(given).identity() != spec.parse(changed("data.tokenizer", "tokenizer.json")).identity()
