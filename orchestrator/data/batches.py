@@ -26,6 +26,7 @@ from workloads.model.masks import REAL
 from workloads.workload import Batch, Objective, Reading
 
 T = TypeVar("T")
+AHEAD = 4
 AnyOrder = Order | MixedOrder | SectionedOrder
 
 
@@ -134,6 +135,11 @@ class Batches:
         if self.packed and self._routed:
             batch[REAL] = torch.arange(self._stride) < torch.from_numpy(self._real(ids)).unsqueeze(1)
         return batch, receipt.add(digests)
+
+    @property
+    def ahead(self) -> int:
+        """Steps whose batches are best made before they are used: on a store some blocks take longer than others."""
+        return AHEAD if self.read.streams.at_once > 1 else 1
 
     def padding(self, position: int, count: int) -> float:
         """The share of padding in the model's input of the samples at [position, position + count)."""

@@ -6,7 +6,7 @@ pieces joined follows from theirs. A document's digest mixes both into 64 bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -69,17 +69,21 @@ def _remainder(number: int) -> int:
 
 def documents_of(indices: Iterable[bytes]) -> np.ndarray:
     """The contents of the documents of a source, ENTRY [documents], from the indices of its shards in order."""
-    held, found = Content(), [np.zeros(0, ENTRY)]
+    return np.concatenate([np.zeros(0, ENTRY), *documents_by_part(indices)])
+
+
+def documents_by_part(indices: Iterable[bytes]) -> Iterator[np.ndarray]:
+    """`documents_of` shard by shard: the documents that end in each."""
+    held = Content()
     for index in indices:
         entries = np.frombuffer(index, ENTRY).copy()
         first = held.joined(_content(entries[0]))
         if len(entries) == 1:
             held = first
-            continue
-        entries[0] = np.frombuffer(_packed(first), ENTRY)[0]
-        found.append(entries[:-1])
-        held = _content(entries[-1])
-    return np.concatenate(found)
+        else:
+            entries[0] = np.frombuffer(_packed(first), ENTRY)[0]
+            held = _content(entries[-1])
+        yield entries[:-1]
 
 
 def digests(contents: np.ndarray) -> np.ndarray:

@@ -24,7 +24,7 @@ def write_excerpt(uri: str, target: str) -> None:
     Raises InputError and DamagedShard as `Tokens` does, and OSError.
     """
     folder = DataFolder(target)
-    tokens = Tokens.open(uri)
+    tokens = Tokens.open(uri, keep=0)
     full = tokens.manifest
     if shards.is_complete(folder) and (manifest.read(folder) or full).fingerprint == full.fingerprint:
         return

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import xxhash
 
 from orchestrator.data.contents import digests
+from orchestrator.data.runs import RunsMaker, edges, in_memory, on_disk
 from orchestrator.data.subset import Subset
 from orchestrator.data.tokens import Tokens
 from orchestrator.job.errors import InputError
@@ -15,6 +19,10 @@ from orchestrator.job.errors import InputError
 SHARE = "data.validation.share"
 DIGESTS = 2**64
 """Number of digests that there may be."""
+MANY = 2**20
+"""Documents of data whose split is kept on a node's disk."""
+SIDES = ("trained", "held_out")
+RUNS_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -31,15 +39,56 @@ def split(tokens: Tokens, share: float) -> Split:
     """Hold out about the `share` of documents whose digest is small: equal documents are on one side, and a document is
     on the same side whatever others there are.
 
-    Raises InputError if a side would be empty, or the data do not tell documents apart.
+    Of more than MANY documents each node keeps the result on its disk: neither memory nor the time of a start grows
+    with them. Raises InputError if a side would be empty, or the data do not tell documents apart.
     """
-    contents = [tokens.contents(source) for source in range(tokens.sources)]
-    found = [digests(entries) for entries in contents]
     limit = math.ceil(share * DIGESTS)  # exact: the product of a float and a power of two is one
-    chosen = [values < limit for values in found]
-    _check_sides(np.concatenate(found), sum(int(mask.sum()) for mask in chosen), share)
-    text = sum(int(entries["bytes"][mask].sum()) for entries, mask in zip(contents, chosen, strict=True))
-    return Split(Subset(tokens, [~mask for mask in chosen]), Subset(tokens, chosen), text)
+    key = xxhash.xxh3_128_hexdigest(json.dumps([RUNS_FORMAT, tokens.digest, limit]).encode())
+    runs, told = [], []
+    for source in range(tokens.sources):
+
+        def fill(makers: dict[str, RunsMaker], source: int = source) -> dict[str, Any]:
+            return _scan(tokens, source, limit, makers)
+
+        if tokens.manifest.documents > MANY:
+            found, facts = on_disk(tokens.derived / "split" / key, source, SIDES, fill)
+        else:
+            found, facts = in_memory(SIDES, fill)
+        runs.append(found)
+        told.append(facts)
+    held_out, every = (sum(facts[name] for facts in told) for name in ("held_out", "documents"))
+    least, most = min(facts["least"] for facts in told), max(facts["most"] for facts in told)
+    _check_sides(least, most, every, held_out, share)
+    sides = {side: [found[side] for found in runs] for side in SIDES}
+    return Split(
+        Subset(tokens, sides["trained"], every - held_out),
+        Subset(tokens, sides["held_out"], held_out),
+        sum(facts["bytes"] for facts in told),
+    )
+
+
+def _scan(tokens: Tokens, source: int, limit: int, makers: dict[str, RunsMaker]) -> dict[str, Any]:
+    """Give the runs of a source's documents on both sides to the makers; numbers of documents, bytes of those that are
+    held out, the least and greatest digest."""
+    told = {"documents": 0, "held_out": 0, "bytes": 0, "least": DIGESTS, "most": 0}
+    begin = 0
+    parts = zip(tokens.document_ends_by_part(source), tokens.contents_by_part(source), strict=True)
+    for ends, entries in parts:
+        if not len(ends):
+            continue
+        values = digests(entries)
+        chosen, bounds = values < limit, np.concatenate(([begin], ends))
+        makers["trained"].add(*edges(bounds, ~chosen))
+        makers["held_out"].add(*edges(bounds, chosen))
+        begin = int(ends[-1])
+        told["documents"] += len(ends)
+        told["held_out"] += int(chosen.sum())
+        told["bytes"] += int(entries["bytes"][chosen].sum())
+        told["least"], told["most"] = (
+            min(told["least"], int(values.min())),
+            max(told["most"], int(values.max())),
+        )
+    return told
 
 
 def trained_documents(tokens: Tokens, held_out: Tokens, share: float) -> int:
@@ -52,15 +101,16 @@ def trained_documents(tokens: Tokens, held_out: Tokens, share: float) -> int:
     ours = ours[ours >= math.ceil(share * DIGESTS)]
     there = np.zeros(len(ours), dtype=bool)
     for source in range(tokens.sources):
-        there |= np.isin(ours, digests(tokens.contents(source)))
+        for entries in tokens.contents_by_part(source):
+            there |= np.isin(ours, digests(entries))
     return int(there.sum())
 
 
-def _check_sides(found: np.ndarray, held_out: int, share: float) -> None:
-    """Raise InputError if `held_out` of the documents with the digests `found` are none or all of them."""
-    if 0 < held_out < len(found):
+def _check_sides(least_digest: int, most_digest: int, documents: int, held_out: int, share: float) -> None:
+    """Raise InputError if `held_out` of the documents with digests in these bounds are none or all of them."""
+    if 0 < held_out < documents:
         return
-    least, most = int(found.min()) / DIGESTS, int(found.max()) / DIGESTS
+    least, most = least_digest / DIGESTS, most_digest / DIGESTS
     if not held_out:
         what, hint = "holds out none", f"make it at least {_rounded(least, up=True)}"
     else:
@@ -69,7 +119,7 @@ def _check_sides(found: np.ndarray, held_out: int, share: float) -> None:
         hint = (
             "separate documents by lines of <|endoftext|>, or name held-out text in data.validation.sources"
         )
-    raise InputError(f"{share:g} {what} of {len(found)} documents", SHARE, hint)
+    raise InputError(f"{share:g} {what} of {documents} documents", SHARE, hint)
 
 
 def _rounded(share: float, up: bool) -> str:

@@ -14,6 +14,7 @@ import xxhash
 
 from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.manifest import DataManifest, TokenShard
+from orchestrator.data.put_aside import put_aside
 from orchestrator.job.errors import InputError
 from orchestrator.storage.atomic import replace_file
 
@@ -53,11 +54,13 @@ def _download(folder: DataFolder, shard: TokenShard, path: Path) -> None:
             digest.update(block[:count])
             yield block[:count]
         if digest.hexdigest() != shard.xxh3:
+            put_aside(folder, shard.file)
             raise InputError(f"shard {shard.file} is damaged", folder.uri, AGAIN)
 
     try:
         replace_file(str(path), blocks())
     except FileNotFoundError:
+        put_aside(folder, shard.file)
         raise InputError(f"shard {shard.file} is missing", folder.uri, AGAIN) from None
 
 

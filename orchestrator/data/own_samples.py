@@ -68,6 +68,7 @@ class OwnBatches:
     numbers: np.ndarray
     order: Order
     packed: bool = False
+    ahead: int = 1
 
     def batch(self, position: int, count: int) -> tuple[Batch, int]:
         """The samples at positions [position, position + count), and the sum of their receipt digests."""

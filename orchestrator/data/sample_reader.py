@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -66,8 +67,12 @@ class SampleReader:
 
     def holding(self, ids: Sequence[int] | np.ndarray) -> SampleReader:
         """This reader with the samples `ids` in memory, each of which is then read once."""
-        held = copy.copy(self)
-        held._held = {int(number): self(int(number)) for number in ids}
+        held, numbers = copy.copy(self), [int(number) for number in ids]
+        if self.streams.at_once > 1:
+            with ThreadPoolExecutor(self.streams.at_once) as pool:
+                held._held = dict(zip(numbers, pool.map(self, numbers), strict=True))
+        else:
+            held._held = {number: self(number) for number in numbers}
         return held
 
     def beside(self, name: str, values: np.ndarray) -> SampleReader:

@@ -9,21 +9,18 @@ import numpy as np
 import xxhash
 
 from orchestrator.data.manifest import DataManifest
+from orchestrator.data.runs import CHUNK, Runs
 from orchestrator.data.windows import Streams
 
 
 class Subset:
-    """The streams of the chosen documents of each source, one after the other; implements `Streams`.
+    """The streams of the chosen documents of each source, one after the other; implements `Streams`."""
 
-    Kept in memory are only the runs of documents that follow each other in the prepared data.
-    """
-
-    def __init__(self, streams: Streams, chosen: Sequence[np.ndarray]) -> None:
-        """`chosen` has for each source a bool array [documents]."""
-        self._streams = streams
-        self.documents = sum(int(mask.sum()) for mask in chosen)
-        self._runs = [_runs(streams.document_ends(number), mask) for number, mask in enumerate(chosen)]
-        self._ends = [np.cumsum(stops - starts) for starts, stops in self._runs]
+    def __init__(self, streams: Streams, runs: Sequence[Runs], documents: int) -> None:
+        """`runs` has for each source those of the chosen documents, of which there are `documents`."""
+        self._streams, self.documents = streams, documents
+        self._runs = [(found.starts, found.stops) for found in runs]
+        self._ends = [found.ends for found in runs]
         self.tokens = sum(map(self.length, range(self.sources)))
 
     @property
@@ -36,13 +33,21 @@ class Subset:
         """See `Tokens.digest`."""
         found = xxhash.xxh3_128(self._streams.digest.encode())
         for starts, stops in self._runs:
-            found.update(np.concatenate(([len(starts)], starts, stops)).astype("<i8").tobytes())
+            found.update(np.array([len(starts)], "<i8").tobytes())
+            for values in (starts, stops):
+                for at in range(0, len(values), CHUNK):
+                    found.update(values[at : at + CHUNK].astype("<i8").tobytes())
         return found.hexdigest()
 
     @property
     def derived(self) -> Path:
         """See `Tokens.derived`."""
         return self._streams.derived
+
+    @property
+    def at_once(self) -> int:
+        """See `Tokens.at_once`."""
+        return self._streams.at_once
 
     @property
     def sources(self) -> int:
@@ -73,23 +78,13 @@ class Subset:
 
     def document_ends(self, source: int) -> np.ndarray:
         """See `Tokens.document_ends`."""
-        (starts, stops), ends = self._runs[source], self._streams.document_ends(source)
-        if not len(stops):
-            return ends[:0]
-        run = np.minimum(np.searchsorted(stops, ends), len(stops) - 1)
-        found: np.ndarray = (ends - stops[run] + self._ends[source][run])[
-            (starts[run] < ends) & (ends <= stops[run])
-        ]
-        return found
+        return np.concatenate([np.zeros(0, np.int64), *self.document_ends_by_part(source)])
 
     def document_ends_by_part(self, source: int) -> Iterator[np.ndarray]:
-        """See `Tokens.document_ends_by_part`; all at once."""
-        yield self.document_ends(source)
-
-
-def _runs(ends: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The first token of each run of chosen documents and the one after its last, int64 [runs]; documents end at
-    `ends`."""
-    edges = np.diff(chosen.astype(np.int8), prepend=0, append=0)
-    bounds = np.concatenate(([0], ends))
-    return bounds[np.flatnonzero(edges == 1)], bounds[np.flatnonzero(edges == -1)]
+        """See `Tokens.document_ends_by_part`."""
+        starts, stops = self._runs[source]
+        for ends in self._streams.document_ends_by_part(source) if len(stops) else ():
+            run = np.minimum(np.searchsorted(stops, ends), len(stops) - 1)
+            inside = (starts[run] < ends) & (ends <= stops[run])
+            run, ends = run[inside], ends[inside]
+            yield np.asarray(ends - stops[run] + self._ends[source][run])

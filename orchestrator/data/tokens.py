@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +15,8 @@ import xxhash
 from tokenizers import Tokenizer
 
 from orchestrator.data import manifest
-from orchestrator.data.contents import documents_of
+from orchestrator.data.blocks import RemoteShard, cache_for
+from orchestrator.data.contents import ENTRY, documents_by_part
 from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.manifest import DataManifest, TokenShard
 from orchestrator.data.node_copies import AGAIN, copies_of, downloaded
@@ -28,6 +30,10 @@ from orchestrator.storage.retry import Retry
 if TYPE_CHECKING:
     from workloads.workload import Vocabulary
 
+AT_ONCE = 16
+"""Windows that are read from a store at once."""
+MAPPED = 4096
+"""Files that are mapped at once; a process may have some ten thousand."""
 POLL = 0.5
 """Seconds between two looks for the next section of data that is still prepared."""
 
@@ -35,29 +41,34 @@ POLL = 0.5
 class Tokens:
     """Read access to prepared data; made by `Tokens.open`. All tokens are verified, see `VerifiedShard`."""
 
-    def __init__(self, folder: DataFolder, found: DataManifest, sections: int | None = None) -> None:
+    def __init__(
+        self, folder: DataFolder, found: DataManifest, sections: int | None = None, keep: int | None = None
+    ) -> None:
         """`sections` is how many are published of data that is still prepared; None if all is there.
 
         Raises InputError if a shard is missing or damaged.
         """
-        self.folder, self.manifest, self.sections = folder, found, sections
-        self._shards: list[list[VerifiedShard]] = [[] for _ in found.sources]
+        self.folder, self.manifest, self.sections, self.keep = folder, found, sections, keep
+        self._cache = None if folder.local else cache_for(found, keep, sections is not None)
+        self._mapped: OrderedDict[VerifiedShard, None] = OrderedDict()
+        self._shards: list[list[VerifiedShard | RemoteShard]] = [[] for _ in found.sources]
         self._ends = [np.zeros(0, np.int64) for _ in found.sources]
         self._parts = [np.zeros(0, np.int64) for _ in found.sources]
         self._take(found)
 
     @classmethod
-    def open(cls, uri: str, retry: Retry | None = None) -> Tokens:
+    def open(cls, uri: str, retry: Retry | None = None, keep: int | None = None) -> Tokens:
         """Open the prepared data at `uri`, as far as it is published.
 
-        Local shards are mapped in place. Remote ones are downloaded once per node, verified, and kept in the system's
-        temporary folder. Raises InputError if the data is missing or damaged.
+        Local shards are mapped in place. Remote ones are kept in the system's temporary folder, of which they may take
+        `keep` bytes, half of what is free if None: where all fit they are downloaded once per node and verified, else
+        their blocks are when they are read. Raises InputError if the data is missing or damaged.
         """
         folder = DataFolder(uri, retry)
         if found := manifest.read(folder):
-            return cls(folder, found)
+            return cls(folder, found, None, keep)
         if so_far := published.so_far(folder):
-            return cls(folder, *so_far)
+            return cls(folder, *so_far, keep)
         raise InputError("there is no prepared data", folder.uri, "make it with `orchestrator data prepare`")
 
     def await_section(self, number: int) -> None:
@@ -78,13 +89,9 @@ class Tokens:
 
     def _take(self, found: DataManifest) -> None:
         """Open the shards of more data."""
-        locate = _local if self.folder.local else downloaded
         for number, source in enumerate(found.sources):
             try:
-                more = [
-                    VerifiedShard(locate(self.folder, found, shard), found.dtype, shard)
-                    for shard in source.shards
-                ]
+                more = [self._opened(shard) for shard in source.shards]
             except ValueError as error:
                 raise InputError(str(error), self.folder.uri, AGAIN) from None
             self._shards[number] += more
@@ -93,6 +100,32 @@ class Tokens:
             parts = [int(Path(shard.file).stem) for shard in source.shards]
             self._parts[number] = np.append(self._parts[number], np.array(parts, dtype=np.int64))
             self._ends[number] = np.append(self._ends[number], ends)
+
+    def _opened(self, shard: TokenShard) -> VerifiedShard | RemoteShard:
+        if self._cache is not None:
+            return RemoteShard(self.folder, self.manifest.dtype, shard, self._cache)
+        path = (
+            Path(self.folder.at(shard.file))
+            if self.folder.local
+            else downloaded(self.folder, self.manifest, shard)
+        )
+        opened = VerifiedShard(path, self.manifest.dtype, shard, maps=len(self._mapped) < MAPPED)
+        if opened.is_mapped:
+            self._mapped[opened] = None
+        return opened
+
+    def _use(self, shard: VerifiedShard | RemoteShard) -> None:
+        """A shard that is read now is mapped; the one that was used longest ago is not, if there are too many."""
+        if isinstance(shard, VerifiedShard):
+            self._mapped[shard] = None
+            self._mapped.move_to_end(shard)
+            while len(self._mapped) > MAPPED:
+                self._mapped.popitem(last=False)[0].close()
+
+    @property
+    def at_once(self) -> int:
+        """How many windows are best read at once: each waits for the store."""
+        return 1 if self._cache is None else AT_ONCE
 
     def tokens_before(self, source: int, part: int) -> int:
         """Tokens of a source in the parts before the one of this number."""
@@ -120,6 +153,7 @@ class Tokens:
         while filled < length:
             shard = self._shards[source][number]
             at = start + filled - (int(ends[number]) - len(shard))
+            self._use(shard)
             piece = shard.read(at, at + length - filled)
             found[filled : filled + len(piece)] = piece
             filled += len(piece)
@@ -159,11 +193,17 @@ class Tokens:
 
         Raises InputError for data before format 3, which has none, and DamagedShard if an index is missing or damaged.
         """
+        return np.concatenate([np.zeros(0, ENTRY), *self.contents_by_part(source)])
+
+    def contents_by_part(self, source: int) -> Iterator[np.ndarray]:
+        """`contents` shard by shard: the documents that end in each. Raises as it does."""
         if self.manifest.format < 3:
             what = f"is of format {self.manifest.format}, which does not tell documents apart by their text"
             raise InputError(what, self.folder.uri, "start another run, for which it is prepared anew")
         shards = self.manifest.sources[source].shards
-        return documents_of(self._indices({contents_name(shard.file): shard.contents for shard in shards}))
+        return documents_by_part(
+            self._indices({contents_name(shard.file): shard.contents for shard in shards})
+        )
 
     def _indices(self, sums: dict[str, str]) -> Iterator[bytes]:
         """The files of these names and checksums, in order. Raises DamagedShard."""
@@ -172,7 +212,9 @@ class Tokens:
             return _beside(self.folder, name, xxhash.xxh3_64_hexdigest, sums[name])
 
         with ThreadPoolExecutor(16) as pool:  # a store answers a read in tens of milliseconds
-            yield from pool.map(read, sums)
+            names = list(sums)
+            for at in range(0, len(names), 64):  # all at once may take more memory than there is
+                yield from pool.map(read, names[at : at + 64])
 
     def check(self) -> None:
         """Read and verify everything. Raises DamagedShard."""
@@ -229,7 +271,3 @@ def problems(uri: str) -> list[str]:
     except (DamagedShard, InputError) as error:
         return [str(error)]
     return []
-
-
-def _local(folder: DataFolder, found: DataManifest, shard: TokenShard) -> Path:
-    return Path(folder.at(shard.file))

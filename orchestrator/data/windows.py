@@ -34,6 +34,10 @@ class Streams(Protocol):
     def window(self, source: int, start: int, length: int) -> np.ndarray:
         """Tokens [start, start + length) of a source, int64."""
 
+    @property
+    def at_once(self) -> int:
+        """How many windows are best read at once."""
+
     def document_ends(self, source: int) -> np.ndarray:
         """The index after the closing token of each document of a source, int64 [documents], ascending."""
 

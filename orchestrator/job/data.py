@@ -196,6 +196,18 @@ class DataSpec(StrictModel):
         default=None, description="folder of the token shards; beside the run directory if unset"
     )
 
+    node_cache: float | None = Field(
+        default=None,
+        gt=0.0,
+        description="GiB that copies of token shards on a store may take on a node's disk: data that is larger is read "
+        "block by block; half of what is free if unset",
+    )
+
+    @property
+    def node_cache_bytes(self) -> int | None:
+        """`node_cache` in bytes."""
+        return None if self.node_cache is None else int(self.node_cache * 2**30)
+
     @model_validator(mode="before")
     @classmethod
     def samples_take_the_place_of_text(cls, given: Any) -> Any:
@@ -263,7 +275,7 @@ class DataSpec(StrictModel):
     def what_is_of_text_is_left_out_of_samples(self) -> DataSpec:
         if self.samples is None:
             return self
-        known = {"samples", "cache", "validation", *OF_SAMPLES}
+        known = {"samples", "cache", "node_cache", "validation", *OF_SAMPLES}
         others = type(self).model_fields.keys() - known
         if said := sorted(others - self.at_default(*others)):
             raise ValueError(f"{said[0]} is of text, and samples are the user's own; leave it out")

@@ -257,6 +257,7 @@ class JobSpec(StrictModel):
                     "encode_with",
                     "max_rejected",
                     "streaming",
+                    "node_cache",
                     *self.data.at_default(
                         "samples", "mixture", "packing", "on_error", "shuffle", "add_tokens"
                     ),

@@ -73,6 +73,7 @@ def prepared(
     `make` if it is gone.
     """
     from orchestrator.data.data_folder import DataFolder
+    from orchestrator.data.put_aside import clear_note
     from orchestrator.data.shards import is_complete
 
     if spec.data.samples is not None:
@@ -92,6 +93,8 @@ def prepared(
     if begun and begin and not whole:
         begun(found)
         _prepared_text(spec, run, _name(data), tell, make, False)
+    for uri in (data, *sets.values()):
+        clear_note(DataFolder(uri))
     return found
 
 
@@ -154,12 +157,13 @@ def _name(uri: str) -> str:
 
 
 def is_whole(data: PreparedData) -> bool:
-    """Whether the files of prepared data are all there; of data on a store, which ranks copy, it is not asked."""
+    """Whether the files of prepared data are all there; of data on a store, none of which is known to be missing."""
     from orchestrator.data.data_folder import DataFolder
+    from orchestrator.data.put_aside import is_noted
     from orchestrator.data.shards import is_complete
 
     folders = map(DataFolder, (data.uri, *data.sets.values()))
-    return all(not folder.local or is_complete(folder) for folder in folders)
+    return all(is_complete(folder) if folder.local else not is_noted(folder) for folder in folders)
 
 
 def keep_excerpt(run: RunDir, data: str) -> None:
@@ -181,7 +185,7 @@ def data_of(run: RunDir, data: str, retry: Retry | None = None) -> Tokens:
 
     kept = run.at(EXCERPT)
     gone = not is_complete(DataFolder(data, retry)) and is_complete(DataFolder(kept, retry))
-    return Tokens.open(kept if gone else data, retry)
+    return Tokens.open(kept if gone else data, retry, keep=0)
 
 
 def tokens_of(spec: JobSpec, run: RunDir, data: str, retry: Retry | None = None) -> Tokens:

@@ -111,7 +111,7 @@ def _own_sets(
     from orchestrator.data.tokens import Tokens as Prepared
 
     return {
-        name: set_of(Prepared.open(sets[name], tokens.folder.retry), objective, where)
+        name: set_of(Prepared.open(sets[name], tokens.folder.retry, tokens.keep), objective, where)
         for name, (where, _) in spec.set_sources.items()
         if name in sets
     }
@@ -129,7 +129,7 @@ def resolve_over(
     from orchestrator.data.mixture import passes
     from orchestrator.data.tokens import Tokens
 
-    tokens = Tokens.open(data.uri)
+    tokens = Tokens.open(data.uri, keep=0)
     inputs = training_inputs(spec, tokens, data.sets, base)
     notes = [*inputs.job.notes, *inputs.workload.notes, *_cut_notes(inputs)]
     notes += rejections.notes_of(data.uri, *data.sets.values())
@@ -195,7 +195,7 @@ def _set_notes(spec: JobSpec, tokens: Tokens, sets: Mapping[str, str]) -> list[s
     notes, share = [], spec.data.validation and spec.data.validation.share
     told = tokens.manifest.format > 2 and tokens.sections is None
     for name, uri in sets.items() if told else ():
-        held_out = Prepared.open(uri)
+        held_out = Prepared.open(uri, keep=0)
         count, there = trained_documents(tokens, held_out, share or 0.0), held_out.manifest.documents
         if count:
             notes.append(f"{count} of the {there} documents of the set {name} are in the training text too")

@@ -62,7 +62,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     device = open_device(spec, context)
     baseline_memory = 0 if device.device.type == "cuda" else resident
     patience = patient(spec.limits.unsaved, context.stop_requested)
-    tokens = Tokens.open(task.data, patience)
+    tokens = Tokens.open(task.data, patience, spec.data.node_cache_bytes)
     if task.shards not in ("", digest_of(spec, tokens)):
         raise InputError("these token shards are not the run's", task.data, "let all nodes see one folder")
     base = Base(**task.base) if task.base else None
@@ -133,7 +133,8 @@ class Rank:
     def train(self) -> dict[str, Any]:
         """Train to the end of the task. The last commit is published when this returns."""
         profiler = self._profiler = StepProfiler(self._context, self._task.run)
-        with self._commits, profiler, Prefetch(self._samples, self._progress.step) as prefetched:
+        ahead = self._batches.ahead
+        with self._commits, profiler, Prefetch(self._samples, self._progress.step, ahead) as prefetched:
             # Before the first step, or when a stop came before it.
             stop = self._stopped or (not self._is_over and not self._evaluate())
             if not self._is_over:

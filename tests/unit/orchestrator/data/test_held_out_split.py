@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from orchestrator.data import manifest, shards, sources, tokenizer
+from orchestrator.data import held_out_split, manifest, shards, sources, tokenizer
 from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.gather import gather
 from orchestrator.data.held_out_split import split, trained_documents
@@ -151,3 +151,30 @@ def test_documents_of_a_set_that_are_trained_on_are_counted(tmp_path: Path) -> N
     )
     assert trained_documents(tokens, held_out, 0.5) == left
     assert 0 < left < 10
+
+
+def test_what_is_kept_on_disk_is_what_was_in_memory_and_is_made_again_when_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = written(tmp_path, [f"document {number % 40}" for number in range(120)], 200)
+    here = split(tokens, 0.3)
+    monkeypatch.setattr(held_out_split, "MANY", 0)
+    folder = Path(tokens.folder.uri) / "split"
+    for damage in ("", "flipped", "cut", "gone", "facts"):
+        files = sorted(folder.rglob("*.trained.starts"))
+        if damage == "flipped":
+            files[0].write_bytes(bytes([files[0].read_bytes()[0] ^ 1]) + files[0].read_bytes()[1:])
+        elif damage == "cut":
+            files[0].write_bytes(files[0].read_bytes()[:-8])
+        elif damage == "gone":
+            files[0].unlink()
+        elif damage == "facts":
+            next(folder.rglob("*.json")).write_text("{")
+        there = split(tokens, 0.3)
+        assert there.bytes == here.bytes
+        for one, other in ((here.training, there.training), (here.held_out, there.held_out)):
+            assert (one.tokens, one.documents, one.digest) == (other.tokens, other.documents, other.digest)
+            assert np.array_equal(one.document_ends(0), other.document_ends(0))
+            assert np.array_equal(one.window(0, 0, one.tokens), other.window(0, 0, other.tokens))
+        assert there.training._ends[0].__class__ is np.memmap
+    assert not list(folder.rglob("*.tmp"))

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from orchestrator.data import excerpt, shards
+from orchestrator.data import tokens as tokens_module
 from orchestrator.data import verified_shard as checked
 from orchestrator.data.sections import published
 from orchestrator.data.sections.plan import SectionPlan
@@ -258,3 +259,17 @@ def test_data_that_is_still_prepared_grows_section_by_section(prepare_here: Prep
             assert np.array_equal(tokens.document_ends(source), whole.document_ends(source))
         assert tokens.tokens_before(0, 2) == sum(shard.tokens for shard in found.sources[0].shards[:2])
         assert tokens.manifest.digest == found.digest
+
+
+def test_more_shards_than_may_be_mapped_are_mapped_in_turn(
+    prepare_here: Prepare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = prepare_here([TEXT], ["other " * 90])
+    whole = Tokens.open(folder)
+    monkeypatch.setattr(tokens_module, "MAPPED", 2)
+    few = Tokens.open(folder)
+    assert len(whole.manifest.shards) > 4
+    for source in (0, 1, 0):
+        for start in range(0, whole.length(source) - 90, 40):
+            assert np.array_equal(few.window(source, start, 90), whole.window(source, start, 90))
+            assert sum(shard.is_mapped for one in few._shards for shard in one) <= 2
