@@ -116,6 +116,13 @@ def plan(
             help="a device that need not be here, as a100-80, or the file of its profile [default: this machine]",
         ),
     ] = None,
+    cluster: Annotated[
+        Path | None,
+        typer.Option(
+            parser=on_this_machine,
+            help="a file of a cluster that need not be here: also days, money, energy and goodput under failures",
+        ),
+    ] = None,
     audit: Annotated[
         str | None,
         typer.Option(
@@ -139,25 +146,41 @@ def plan(
     if job is None:
         raise InputError("no job file is given", "JOB", "name one, or a folder of runs with --audit")
     spec = jobs_of(job, overrides)
-    if isinstance(spec, ChainSpec) and html:
-        raise InputError("a chain has several plans", "--html", "give the job file of one stage")
+    if isinstance(spec, ChainSpec) and (html or cluster):
+        where = "--html" if html else "--cluster"
+        raise InputError("a chain has several plans", where, "give the job file of one stage")
+    if cluster and (machine or workers):
+        raise InputError(
+            "the cluster says which machines there are", "--cluster", "leave out --machine and --workers"
+        )
     if isinstance(spec, ChainSpec):
         plan_chain(
-            spec, run_of(spec, None), lambda each: _plan(each, workers, machine, None, as_json), as_json
+            spec, run_of(spec, None), lambda each: _plan(each, workers, machine, None, None, as_json), as_json
         )
-    elif found := _plan(spec, workers, machine, html, as_json):
+    elif found := _plan(spec, workers, machine, html, cluster, as_json):
         emit(found)
 
 
 def _plan(
-    spec: JobSpec, workers: int | None, device: str | None, html: Path | None, as_json: bool
+    spec: JobSpec,
+    workers: int | None,
+    device: str | None,
+    html: Path | None,
+    at: Path | None,
+    as_json: bool,
 ) -> dict[str, Any] | None:
     """The plan of a job as JSON; or None, when it is printed."""
     from orchestrator.cli import plan_table as planning_text
+    from orchestrator.cli.cluster_plan import read_cluster, show_forecast
+    from orchestrator.control.forecast_table import forecast
     from orchestrator.launch.preflight import check_here, check_job
     from orchestrator.planning import plan as planning
     from orchestrator.planning.machines import machine_for, on_paper
 
+    cluster = None
+    if at:
+        cluster, workers = read_cluster(at)
+        device = cluster.device
     if workers:  # as many as are asked for, whatever the job would take
         asked = spec.resources.workers.model_copy(
             update={"min": min(spec.resources.workers.min, workers), "max": workers}
@@ -178,8 +201,11 @@ def _plan(
     traced, on_cpu = traced_memory(job, found.chosen.layout), not spec.resources.per_worker.gpu
     if html:
         write_page(html, spec, job.shape, found)
+    told = forecast(spec, job.shape, found, cluster) if cluster else None
     if as_json:
-        return traced.told(found, on_cpu)
+        return traced.told(found, on_cpu) | ({"cluster": told} if told else {})
     planning_text.show(spec, job.shape, found)
     planning_text.show_memory(found, traced, on_cpu)
+    if told:
+        show_forecast(spec, told)
     return None

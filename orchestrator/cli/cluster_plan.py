@@ -1,0 +1,61 @@
+"""What of the command plan is about a cluster that need not be here (--cluster)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from orchestrator.job.spec import JobSpec
+    from orchestrator.planning.cluster_file import ClusterFile
+
+
+def read_cluster(path: Path) -> tuple[ClusterFile, int]:
+    """The cluster of a file, and how many workers its nodes have. Raises InputError."""
+    from orchestrator.planning.cluster_file import load
+    from orchestrator.planning.profile import load as load_profile
+
+    cluster = load(path)
+    return cluster, cluster.nodes * load_profile(cluster.device).per_node
+
+
+def show_forecast(spec: JobSpec, found: dict[str, Any]) -> None:
+    """Print what `forecast` has found."""
+    from orchestrator.cli.options import table
+    from orchestrator.track.words import count, duration
+
+    commit = found["commit"]
+    print(
+        f"{found['nodes_in_use']} of {found['nodes']} nodes, {count(found['tokens_per_day'])} tokens a day, "
+        f"{found['days_without_failures']:.1f} days for {count(spec.train.steps)} steps if nothing failed."
+    )
+    rows = [
+        [
+            name,
+            each["ends"],
+            f"{each['days']:.1f} ({each['days_least']:.1f} to {each['days_most']:.1f})",
+            f"{each['goodput']:.1%}",
+            f"{each['usd']:,.0f}",
+            f"{each['kwh'] / 1000.0:,.0f}",
+            f"{each['kg_co2e'] / 1000.0:,.0f}",
+            f"{each['failures']:.0f}",
+            str(each["spares"]),
+        ]
+        for name, each in found["markets"].items()
+    ]
+    columns = ["market", "ends", "days", "goodput", "USD", "MWh", "t CO2e", "failures", "spares"]
+    table("Forecast: the mean of some lives, with the controller's own decisions", columns, rows)
+    for name, each in found["markets"].items():
+        best, parts = each["young_daly"], each["share_of_time"]
+        spent = ", ".join(f"{part} {share:.1%}" for part, share in parts.items() if share >= 0.0005)
+        print(
+            f"{name}: a failure each {duration(3600 * each['hours_between_failures'])}; time went to {spent}."
+        )
+        print(
+            f"  A commit each {commit['every_steps']} steps; least is lost with one each {best['every_steps']} "
+            f"({duration(best['seconds'])}), goodput {best['goodput']:.1%}."
+        )
+        if each["why"]:
+            print(f"  It ended so: {each['why']}.")
+        more = [f"{c['spares']}: {c['days']:.1f} days, {c['usd']:,.0f} USD" for c in each["by_spares"]]
+        print(f"  By spare nodes: {'; '.join(more)}.")

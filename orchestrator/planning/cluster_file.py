@@ -1,0 +1,91 @@
+"""A cluster that need not be here, as a file: its devices, how often its parts fail, what it costs and burns.
+
+Where the file says nothing of failures, they are those of the 54 days of Llama 3 405B on 16,384 H100 (Llama Team, 2024,
+table 5): of 419 interruptions 268 were of GPUs and their memory, 46 of hosts, 49 of the network and 56 of software.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from orchestrator.job.errors import InputError
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+GPU_HOURS = 16384 * 54 * 24.0
+"""Hours of all GPUs in that report; a node has eight."""
+MARKET = "on-demand"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Failures(_Part):
+    """Hours between two failures of one GPU, and of one node by its host, its network and its software; after one of
+    the software the node is there again at once."""
+
+    gpu: Positive = round(GPU_HOURS / 268)
+    host: Positive = round(GPU_HOURS / 8 / 46)
+    network: Positive = round(GPU_HOURS / 8 / 49)
+    software: Positive = round(GPU_HOURS / 8 / 56)
+
+    def breaks(self, per_node: int) -> float:
+        """Failures an hour of one node after which it is repaired."""
+        return per_node / self.gpu + 1.0 / self.host + 1.0 / self.network
+
+
+class Market(_Part):
+    """A price; of a spot market also the hours between two interruptions of a node, and until another one is there."""
+
+    usd_per_gpu_hour: Amount
+    hours_between_interruptions: Positive | None = None
+    return_hours: Positive = 1.0
+
+
+class Power(_Part):
+    """What a node takes beside its devices, what cooling and supply add to all of it, and what a kWh emits."""
+
+    host_watts: Amount = 2000.0
+    overhead: Annotated[float, Field(ge=1)] = 1.25
+    kg_co2e_per_kwh: Amount = 0.4
+
+
+class ClusterFile(_Part):
+    """See `load`."""
+
+    device: str
+    nodes: Annotated[int, Field(ge=1, le=10**6)]
+    spares: Annotated[int, Field(ge=0)] | None = Field(
+        default=None,
+        description="nodes beside them, ready to step in; as many as are worth it if it is not said",
+    )
+    hours_between_failures: Failures = Failures()
+    repair_hours: Positive = 12.0
+    restart_seconds: Positive = 120.0
+    write_bandwidth: Positive = Field(
+        default=2e9, description="bytes per second at which a node writes commits"
+    )
+    markets: dict[str, Market] = {MARKET: Market(usd_per_gpu_hour=0.0)}
+    power: Power = Power()
+
+
+def load(path: Path) -> ClusterFile:
+    """The cluster that a YAML file describes. Raises InputError."""
+    try:
+        found = ClusterFile.model_validate(yaml.safe_load(path.read_text()))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or "the file"
+        hint = "it needs device and nodes, as in docs/guides/planning.md"
+        raise InputError(f"is no cluster: {key}: {first['msg'].lower()}", str(path), hint) from None
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise InputError(f"is no cluster ({reason})", str(path), "give a YAML file") from None
+    if not found.markets:
+        raise InputError("is no cluster: markets names none", str(path), "name one, or leave it out")
+    return found
