@@ -94,8 +94,8 @@ def calibrate() -> Profile:
     alone = measured(1, {"operators": True, "steps": steps})
     paired = [{"job": asked, "layout": layout.to_json()} for asked, layout in PAIRED]
     pair = measured(2, {"collectives": True, "steps": paired})
-    profile = profile_of(alone["operators"], pair["collectives"], [least for least, _ in alone["steps"]])
-    return with_messages(profile, [least for least, _ in pair["steps"]])
+    profile = profile_of(alone["operators"], pair["collectives"], [least for least, *_ in alone["steps"]])
+    return with_messages(profile, [least for least, *_ in pair["steps"]])
 
 
 def layout_of(asked: dict[str, Any]) -> Layout:

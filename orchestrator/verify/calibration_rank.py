@@ -108,8 +108,8 @@ def _all_reduce(size: int, device: torch.device) -> float:
 
 
 def _step(asked: dict[str, Any], layout: dict[str, Any], device: Any) -> list[float]:
-    """[least, median] seconds of a step of that job under that layout, without the first two; of a process that is
-    alone its own, so that others that run here do not count."""
+    """[least, median] seconds of a step of that job under that layout, without the first two, and the least of this
+    process's own, which others that run here do not lengthen; of a process that is alone all are its own."""
     spec, chosen = job(**asked), Layout.from_json(layout)
     size, length = spec.workload.changes["vocab_size"], spec.data.sequence_length
     workload = load(
@@ -126,12 +126,13 @@ def _step(asked: dict[str, Any], layout: dict[str, Any], device: Any) -> list[fl
     for _ in range(chosen.accumulation(spec.train.global_batch)):
         ids = torch.randint(1, size, (chosen.micro_batch, length), generator=generator)
         batches.append({"tokens": ids, "labels": ids})
-    found = []
+    found, own = [], []
     clock = time.process_time if chosen.world == 1 else time.perf_counter
     for _ in range(2 + ROUNDS):
         dist.barrier()
-        began = clock()
+        began, began_own = clock(), time.process_time()
         engine.train_step([dict(batch) for batch in batches], 1e-4)
+        own.append(time.process_time() - began_own)
         found.append(clock() - began)
     engine.close()
-    return [min(found[2:]), statistics.median(found[2:])]
+    return [min(found[2:]), statistics.median(found[2:]), min(own[2:])]

@@ -32,7 +32,7 @@ def main(count: int) -> None:
         if layout.problems(shape, batch):
             continue
         config = {"steps": [{"job": asked, "layout": layout.to_json()}]}
-        least, median = measured(layout.world, config)["steps"][0]
+        least, median, _ = measured(layout.world, config)["steps"][0]
         said = predicted(machine, asked, layout)
         errors.append((abs(said / least - 1), abs(said / median - 1)))
         print(
