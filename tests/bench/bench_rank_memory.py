@@ -3,8 +3,8 @@
     .venv/bin/python tests/bench/bench_rank_memory.py FOLDER [--tokens 1e12] [--documents 1e6]
 
 The data is synthetic: sparse shards of zeros with true checksums and indices of random documents, made in FOLDER,
-which must not be there and is removed. Each row is a process of its own: an epoch that is shuffled whole, one by sections, and
-one of which a share is held out, for the first and for the next process of a node.
+which must not be there and is removed. Each row is a process of its own: an epoch that is shuffled whole, one by
+sections, and one of which a share is held out, for the first and for the next process of a node.
 """
 
 from __future__ import annotations
