@@ -12,6 +12,8 @@ import pytest
 import torch
 import transformers
 
+from orchestrator.job.optimizer import OptimizerSpec
+from orchestrator.train.learning_rate import learning_rate
 from workloads.load import load
 from workloads.objectives.records import CLOSE, MARK, pack, to_bits
 from workloads.objectives.samples import Samples
@@ -181,3 +183,51 @@ def test_what_is_cut_and_what_is_lost_of_conversations(tmp_path: Path) -> None:
     assert objective.is_cut(said)
     assert objective.is_lost(said)
     assert not objective.is_lost(said[4:])
+
+
+RATE, CLIP, DECAY = 1e-3, 1.0, 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_twenty_steps_have_the_losses_of_the_trainer(name: str, tmp_path: Path) -> None:
+    """transformers' own Trainer, with its clipping, weight decay and schedule."""
+    workload, theirs = begun(tmp_path / "model", name)
+    read = Samples(CASES[name][3], 10_000)
+    batches = [workload.objective.collate(read, range(n * ROWS, (n + 1) * ROWS), 0) for n in range(STEPS)]
+    said: list[float] = []
+
+    class Trainer(transformers.Trainer):
+        def get_train_dataloader(self) -> Any:
+            return torch.utils.data.DataLoader(batches, batch_size=None, shuffle=False)
+
+        def compute_loss(self, model: Any, inputs: Batch, *_: Any, **__: Any) -> torch.Tensor:
+            loss = loss_of(model, inputs)
+            said.append(float(loss.detach()))
+            return loss
+
+    # It leaves norms and biases out of the decay, as ours does, and its AdamW has the same form.
+    args = transformers.TrainingArguments(
+        output_dir=str(tmp_path / "out"), max_steps=STEPS, learning_rate=RATE, weight_decay=DECAY,
+        adam_epsilon=1e-4, max_grad_norm=CLIP, lr_scheduler_type="linear", optim="adamw_torch", use_cpu=True,
+        report_to=[], save_strategy="no", disable_tqdm=True, remove_unused_columns=False, bf16=False,
+    )  # fmt: skip
+    Trainer(model=theirs.train(), args=args, train_dataset=batches).train()
+    ours = workload.build()
+    ours.load_state_dict({tensor: workload.initial(tensor, 0) for tensor in workload.shapes})
+    matrices = [p for p in ours.parameters() if p.dim() > 1]
+    vectors = [p for p in ours.parameters() if p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": DECAY}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=RATE, eps=1e-4)
+    spec = OptimizerSpec(lr=RATE, warmup=0, schedule="linear", final_lr=0.0)
+    assert len(said) == STEPS
+    for step, batch in enumerate(batches):
+        found = workload.loss(ours, batch)
+        loss = found.total / found.count
+        assert float(loss.detach()) == pytest.approx(said[step], rel=1e-5, abs=1e-5)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(ours.parameters(), CLIP)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(spec, step, STEPS)
+        optimizer.step()
