@@ -77,7 +77,8 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
             inputs = training_inputs(spec, tokens, task.sets, base_of(spec, dataclasses.asdict(base), False))
 
     def make(step: int) -> Engine:
-        return make_engine(spec, after(inputs.workload, step), layout, device)
+        shared = base.digest if base and spec.reads_base else ""
+        return make_engine(spec, after(inputs.workload, step), layout, device, shared)
 
     told = (
         baseline_memory,

@@ -10,10 +10,11 @@ from orchestrator.train.engines.torch_engine import TorchEngine
 from workloads.workload import Workload
 
 
-def make_engine(spec: JobSpec, workload: Workload, layout: Layout, device: Device) -> Engine:
-    """The engine that the layout names. Raises InputError if what it needs is not installed."""
+def make_engine(spec: JobSpec, workload: Workload, layout: Layout, device: Device, base: str = "") -> Engine:
+    """The engine that the layout names; `base` as in `TorchEngine`. Raises InputError if what it needs is not
+    installed."""
     if layout.engine == "deepspeed":  # imported here because it takes seconds
         from orchestrator.train.engines.deepspeed_engine import DeepSpeedEngine
 
         return DeepSpeedEngine(spec, workload, layout, device)
-    return TorchEngine(spec, workload, layout, device)
+    return TorchEngine(spec, workload, layout, device, base)

@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.reader import Reader
@@ -32,6 +33,7 @@ from orchestrator.train.parallel.parameter_shard import ParameterShard
 from orchestrator.train.parallel.partition import Cut
 from orchestrator.train.parallel.pipeline import Pipeline
 from orchestrator.train.parallel.router_load import RouterLoad, ratios
+from orchestrator.train.parallel.shared_base import SharedBase, share
 from orchestrator.train.progress import CHUNKS_HEAD
 from orchestrator.train.step_clock import COMMUNICATION, FORWARD, OPTIMIZER, StepClock, Stopwatch
 from workloads.workload import Batch, Workload
@@ -43,11 +45,16 @@ DRAWING = 8
 class TorchEngine:
     """See `Engine`. Runs the micro-batches, sums gradients, clips them and updates the weights."""
 
-    def __init__(self, spec: JobSpec, workload: Workload, layout: Layout, device: Device) -> None:
+    def __init__(
+        self, spec: JobSpec, workload: Workload, layout: Layout, device: Device, base: str = ""
+    ) -> None:
+        """`base` is a checksum of the weights that the run began with, if they are read at every start: what of them
+        is not trained is then held once on a machine."""
         keeps_casts = layout.zero < 3 or getattr(workload.config, "shared_layers", False)
         device = dataclasses.replace(device, keeps_casts=keeps_casts)
         self._spec, self._workload, self._layout, self._device = spec.train, workload, layout, device
-        self._seed = spec.seed
+        self._seed, self._base = spec.seed, base
+        self._shared: SharedBase | None = None
         self._is_alone_until_reduction = layout.world == layout.dp and layout.zero <= 1 and layout.ep == 1
         self.clock = StepClock(device.device)
         self._mesh = Mesh(layout, self.clock)
@@ -155,7 +162,7 @@ class TorchEngine:
     def initialise(self, seed: int) -> None:
         """See `Engine.initialise`."""
         self._begin(self._data.shards, seed)
-        self._begin(self.parallel.frozen, seed)
+        self._begin_frozen(seed)
         for name, buffer in self._buffers.items():
             buffer.copy_(self._workload.initial(name, seed))
         self._data.publish()
@@ -177,7 +184,7 @@ class TorchEngine:
         thawed, step = self._workload.thawed_after, reader.manifest.step
         now = [name for name, at in thawed.items() if at == step]
         reader.manifest.check_shapes(committed_shapes(self._workload, now))
-        self._begin(self.parallel.frozen, self._seed)
+        self._begin_frozen(self._seed)
         self._begin([shard for shard in self._data.shards if shard.name in now], self._seed)
         restore(self._data.shards, self._optimizer, self._slots, self._average.of, reader, thawed)
         self._steps = int(reader.read("optim.step"))
@@ -211,6 +218,8 @@ class TorchEngine:
     def close(self) -> None:
         """See `Engine.close`."""
         self._optimizer.state.clear()
+        if self._shared:
+            self._shared.close()
 
     @torch.no_grad()
     def _update(self, lr: float, scale: float, routed: Mapping[str, Tensor]) -> None:
@@ -247,6 +256,28 @@ class TorchEngine:
             and (len(cut.shape) == 2 or cut.expert)
             and 0 < self._workload.depth(name) < top
         }
+
+    def _begin_frozen(self, seed: int) -> None:
+        """Read what is not trained, or share it with who has it on this machine."""
+        frozen = self.parallel.frozen
+        parameters = {name: p for stage in self._stages for name, p in stage.named_parameters()}
+        mine = [parameters[shard.name] for shard in frozen]
+        if self._shared or not (self._base and mine) or self._device.device.type != "cpu":
+            return None if self._shared else self._begin(frozen, seed)
+        if any(isinstance(each, DTensor) for each in mine):  # under ZeRO 3 each rank has its own part
+            return self._begin(frozen, seed)
+
+        def fill(tensors: Sequence[Tensor]) -> None:
+            for shard, tensor in zip(frozen, tensors, strict=True):
+                initialise(self._workload, shard.name, seed, shard.views(tensor))
+
+        key = f"{self._base} {seed} {[(shard.name, shard.boxes) for shard in frozen]}"
+        self._shared = share(key, [each.shape for each in mine], fill)
+        if self._shared is None:
+            return self._begin(frozen, seed)
+        for shard, parameter, tensor in zip(frozen, mine, self._shared.tensors, strict=True):
+            parameter.data = shard.parameter.data = tensor
+        return None
 
     def _begin(self, shards: Iterable[ParameterShard], seed: int) -> None:
         threads = min(torch.get_num_threads(), DRAWING)
