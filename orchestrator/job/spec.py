@@ -25,6 +25,7 @@ from orchestrator.job.notify import NotifySpec
 from orchestrator.job.optimizer import NEWER
 from orchestrator.job.own import completed, problem_of
 from orchestrator.job.parallel import ParallelSpec
+from orchestrator.job.records import REFERENCED
 from orchestrator.job.resources import ResourceSpec
 from orchestrator.job.sinks import SinkSpec
 from orchestrator.job.strict import Count, StrictModel
@@ -164,6 +165,14 @@ class JobSpec(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def a_reference_that_is_held_is_compared_with(self) -> JobSpec:
+        if self.train.reference == "held" and self.workload.objective not in REFERENCED:
+            raise ValueError(
+                f"train.reference is for {', '.join(REFERENCED)}, and this is {self.workload.objective}; leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def what_thaws_was_frozen(self) -> JobSpec:
         if self.train.thaw and not self.reads_base:
             raise ValueError("train.thaw is about frozen parameters, and there are none; set train.freeze")
@@ -208,6 +217,12 @@ class JobSpec(StrictModel):
     def reads_base(self) -> bool:
         """Whether commits lack weights, which are read from where the run began."""
         return bool(self.train.freeze or self.workload.adapter)
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether the run needs the weights that it began with at every start, since its commits lack some, or it
+        compares with them."""
+        return self.reads_base or self.train.reference == "held"
 
     @property
     def evaluates_beside(self) -> bool:
@@ -275,6 +290,8 @@ class JobSpec(StrictModel):
             del found["train"]["freeze"]
         if not self.train.thaw:
             del found["train"]["thaw"]
+        if self.train.reference == "precomputed":
+            del found["train"]["reference"]
         if not self.data.clean:
             del found["data"]["clean"]
         if self.train.sequence_warmup is None:

@@ -58,6 +58,11 @@ class TrainSpec(StrictModel):
         description="patterns, as of file names, of parameters that are not trained; neither gradients nor optimiser "
         "state are kept of them, and no commit has them: they are read from where the run began",
     )
+    reference: Literal["precomputed", "held"] = Field(
+        default="precomputed",
+        description="of dpo, ipo and kto: the log-probabilities of the model that the run began with are computed before "
+        "the first step and kept beside the data, or a copy of its weights is held, for one more forward pass a step",
+    )
     thaw: dict[Positive, list[str]] = Field(
         default_factory=dict,
         description="gradual unfreezing: patterns of frozen parameters by the step after which they are trained too",

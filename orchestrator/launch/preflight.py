@@ -266,7 +266,7 @@ def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
         return
     begun = (commit.meta.get(BASE) if commit else None) or {}
     base = base_of(spec, begun, commit is not None)
-    if commit is None or spec.reads_base:
+    if commit is None or spec.needs_base:
         load_workload(spec, vocabulary_before_data(job), FORMAT, job.model, base)
 
 

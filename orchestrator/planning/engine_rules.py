@@ -85,6 +85,11 @@ def _by_deepspeed(train: TrainSpec, layout: Layout) -> list[str]:
             "DeepSpeed counts the updates of all parameters as one, and with train.thaw some are younger; set "
             "parallel.engine to torch"
         )
+    if train.reference == "held":
+        found.append(
+            "DeepSpeed's weights cannot be exchanged for those of a reference that is held; set train.reference to "
+            "precomputed, or parallel.engine to torch"
+        )
     if layout.zero == 3 and train.compile:
         found.append(
             "DeepSpeed's ZeRO 3 frees weights between layers, which compiled blocks keep; set train.compile to false"

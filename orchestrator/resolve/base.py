@@ -74,7 +74,7 @@ def base_of(spec: JobSpec, begun: Mapping[str, Any], settled: bool) -> Base | No
     try:
         found = _look(spec, begun.get("step"))
     except (InputError, WorkloadError) as error:
-        if begun and settled and not spec.reads_base:
+        if begun and settled and not spec.needs_base:
             return Base(**begun)
         if begun:
             raise gone from None
@@ -93,7 +93,7 @@ def bases_of(
     """See `base_of`; and the weights that are read at the next start, none where a run goes on from a `commit` that has
     all."""
     base = base_of(spec, begun, commit is not None)
-    return base, base if commit is None or spec.reads_base else None
+    return base, base if commit is None or spec.needs_base else None
 
 
 def base_of_commit(spec: JobSpec, commit: CommitManifest) -> Base | None:
@@ -108,7 +108,7 @@ def base_of_commit(spec: JobSpec, commit: CommitManifest) -> Base | None:
 def same_base(spec: JobSpec, base: Base | None) -> Base | None:
     """`base`, looked at again if ranks are to read it again: it may have changed since the attempt before. Raises
     InputError if it has."""
-    return base_of(spec, asdict(base), True) if base and spec.reads_base else base
+    return base_of(spec, asdict(base), True) if base and spec.needs_base else base
 
 
 def _look(spec: JobSpec, step: int | None) -> Base | None:

@@ -40,7 +40,7 @@ from orchestrator.train.learning_rate import learning_rate
 from orchestrator.train.profile import StepProfiler
 from orchestrator.train.progress import TrainingProgress
 from orchestrator.train.rank_messages import agree
-from orchestrator.train.reference import References, needs_reference
+from orchestrator.train.reference import References, references_of
 from orchestrator.train.sequence_warmup import shortened
 from orchestrator.train.step_seed import seed_step
 from orchestrator.train.task import Task
@@ -66,19 +66,18 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     if task.shards not in ("", digest_of(spec, tokens)):
         raise InputError("these token shards are not the run's", task.data, "let all nodes see one folder")
     base = Base(**task.base) if task.base else None
-    needed = base if task.restore is None or spec.reads_base else None
-    inputs, references = training_inputs(spec, tokens, task.sets, needed), None
-    if needs_reference(spec):
-        if base is None:
-            what = f"{spec.workload.objective} compares with the model that the run began with, and there is none"
-            raise InputError(what, "workload.init_from", "name a run or an export")
-        references = References(spec, task, inputs, base, patience)
-        if needed is None and not references.are_complete:
-            inputs = training_inputs(spec, tokens, task.sets, base_of(spec, dataclasses.asdict(base), False))
+    needed = base if task.restore is None or spec.needs_base else None
+    inputs = training_inputs(spec, tokens, task.sets, needed)
+    references = references_of(spec, task, inputs, base, patience)
+    if references and needed is None and base and not references.are_complete:
+        inputs = training_inputs(spec, tokens, task.sets, base_of(spec, dataclasses.asdict(base), False))
 
     def make(step: int) -> Engine:
         shared = base.digest if base and spec.reads_base else ""
-        return make_engine(spec, after(inputs.workload, step), layout, device, shared)
+        engine = make_engine(spec, after(inputs.workload, step), layout, device, shared)
+        if spec.train.reference == "held":
+            engine.hold_reference(spec.seed)
+        return engine
 
     told = (
         baseline_memory,

@@ -19,6 +19,7 @@ import xxhash
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.data.reference import ReferenceTable
 from orchestrator.data.sample_reader import SampleReader
+from orchestrator.job.errors import InputError
 from orchestrator.job.records import REFERENCED
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
@@ -116,9 +117,17 @@ class References:
             found[each * size : each * size + there] = values[:there].float().cpu()
 
 
-def needs_reference(spec: JobSpec) -> bool:
-    """Whether the job's objective compares the model with a reference."""
-    return spec.workload.objective in REFERENCED
+def references_of(
+    spec: JobSpec, task: Task, inputs: TrainingInputs, base: Base | None, retry: Retry
+) -> References | None:
+    """The reference of a job whose objective compares the model with one, unless the engine holds it. Raises
+    InputError if there is none."""
+    if spec.workload.objective not in REFERENCED:
+        return None
+    if base is None:
+        what = f"{spec.workload.objective} compares with the model that the run began with, and there is none"
+        raise InputError(what, "workload.init_from", "name a run or an export")
+    return References(spec, task, inputs, base, retry) if spec.train.reference == "precomputed" else None
 
 
 def _all_readers(inputs: TrainingInputs) -> dict[str, SampleReader]:

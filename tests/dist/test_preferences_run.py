@@ -121,6 +121,31 @@ def test_a_kill_changes_no_bit_also_while_the_reference_is_made(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("objective", "parallel"),
+    [("dpo", {}), ("dpo", {"zero": 3}), ("dpo", {"tp": 2}), ("dpo", {"pp": 2}), ("kto", {"zero": 1})],
+)
+def test_a_reference_that_is_held_gives_the_same_losses_and_survives_a_kill(
+    objective: str, parallel: dict[str, Any], place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decide, "SETTLE", 0.0)
+    columns = {"prompt": "asked", "completion": "better", "label": "good"} if objective == "kto" else COLUMNS
+    kept = document(place, objective, columns)
+    kept["parallel"] |= parallel
+    held = {**kept, "train": {**kept["train"], "reference": "held"}}
+    drive_here(kept, str(tmp_path / "kept"), tmp_path / "cache")
+    shutil.rmtree(tmp_path / "cache")
+    drive_here(held, str(tmp_path / "held"), tmp_path / "cache")
+    assert parts(tmp_path / "cache") == []
+    for one, other in zip(curve(tmp_path / "held"), curve(tmp_path / "kept"), strict=True):
+        assert one == pytest.approx(other, rel=1e-5)
+    for mine, theirs in zip(evaluations(tmp_path / "held"), evaluations(tmp_path / "kept"), strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-5)
+    drive_here(held, str(tmp_path / "killed"), tmp_path / "cache", faults=("kill@1:5/2",))
+    same_bits(tmp_path / "held", tmp_path / "killed")
+
+
+@pytest.mark.slow
 def test_a_reference_is_made_once_and_again_where_it_is_lost(
     quiet: Path, place: Path, tmp_path: Path
 ) -> None:

@@ -128,6 +128,10 @@ class DeepSpeedEngine:
         return self._losses.predicted()
 
     @torch.no_grad()
+    def hold_reference(self, seed: int) -> None:
+        """See `Engine.hold_reference`; refused by the rules of engines."""
+        raise NotImplementedError("DeepSpeed holds no reference")
+
     def log_probabilities(self, micro_batches: Sequence[Batch]) -> list[Tensor]:
         """See `Engine.log_probabilities`."""
         self._losses.begin_reference()

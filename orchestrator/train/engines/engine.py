@@ -99,6 +99,9 @@ class Engine(Protocol):
         """The log-probabilities of both answers of each row, fp32 [B, 2] of each micro-batch, on one of the ranks that
         computed it and empty on the others. No state changes."""
 
+    def hold_reference(self, seed: int) -> None:
+        """Initialise the weights, and keep a copy as the reference with which steps and evaluations compare."""
+
     def swap_average(self) -> None:
         """Exchange the weights and their moving average, on all ranks together; a second time to go back to the same
         bits. Between the two calls only `eval_step` may be called."""

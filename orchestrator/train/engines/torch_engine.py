@@ -36,6 +36,7 @@ from orchestrator.train.parallel.router_load import RouterLoad, ratios
 from orchestrator.train.parallel.shared_base import SharedBase, share
 from orchestrator.train.progress import CHUNKS_HEAD
 from orchestrator.train.step_clock import COMMUNICATION, FORWARD, OPTIMIZER, StepClock, Stopwatch
+from workloads.objectives.preferences import REFERENCE
 from workloads.workload import Batch, Workload
 
 DRAWING = 8
@@ -76,6 +77,9 @@ class TorchEngine:
         self._full = FullMatrices(self._matrices(), self._data.shards, self._mesh)
         self._slots = partial(slots_of, spec.train.optimizer, matrices=self._full.names)
         self._optimizer, self._steps = self._make_optimizer(), 0
+        # Of the weights that the run began with, where the job holds them: divided as they are, once for a layout.
+        shards = self._data.shards if spec.train.reference == "held" else []
+        self._reference = [torch.empty_like(shard.parameter) for shard in shards]
         self._average = MovingAverage(spec.checkpoint.ema, [s.parameter for s in self._data.shards])
         self._buffers = {
             name: tensor
@@ -86,6 +90,7 @@ class TorchEngine:
 
     def train_step(self, micro_batches: Sequence[Batch], lr: float) -> Metrics:
         """See `Engine.train_step`."""
+        micro_batches = self._with_reference(micro_batches)
         if self._losses.has_baseline:
             self.take_baseline(self.eval_step(micro_batches))
         self.clock.switch(FORWARD)
@@ -121,6 +126,7 @@ class TorchEngine:
     @torch.no_grad()
     def eval_step(self, micro_batches: Sequence[Batch]) -> EvaluationSums:
         """See `Engine.eval_step`."""
+        micro_batches = self._with_reference(micro_batches)
         self._losses.begin_evaluation()
         self._evaluate(micro_batches)
         return self._losses.evaluated(self._routing.take(self._stages))
@@ -144,6 +150,36 @@ class TorchEngine:
         self._evaluate(micro_batches)
         self._routing.take(self._stages)
         return self._losses.said()
+
+    @torch.no_grad()
+    def hold_reference(self, seed: int) -> None:
+        """See `Engine.hold_reference`."""
+        self.initialise(seed)
+        for held, shard in zip(self._reference, self._data.shards, strict=False):
+            held.copy_(shard.parameter)
+
+    @torch.no_grad()
+    def _with_reference(self, micro_batches: Sequence[Batch]) -> Sequence[Batch]:
+        """The micro-batches with the log-probabilities of their answers under the reference, if it is held."""
+        if not self._reference or REFERENCE in micro_batches[0]:
+            return micro_batches
+        self._swap_reference()
+        self._losses.begin_reference()
+        self._evaluate(micro_batches)
+        self._routing.take(self._stages)
+        said = self._losses.said(here=True)
+        self._swap_reference()
+        # Stages before the last have none, and need none.
+        return (
+            [{**b, REFERENCE: v} for b, v in zip(micro_batches, said, strict=True)] if said else micro_batches
+        )
+
+    def _swap_reference(self) -> None:
+        for held, shard in zip(self._reference, self._data.shards, strict=True):
+            now = shard.parameter.clone()
+            shard.parameter.copy_(held)
+            held.copy_(now)
+        self._data.publish()
 
     def _evaluate(self, micro_batches: Sequence[Batch]) -> None:
         for stage in self._stages:
@@ -210,7 +246,7 @@ class TorchEngine:
         slots = [each for state in self._optimizer.state.values() for each in state.values()]
         averages = list(self._average.of.values())
         return {
-            "weights": weights + [shard.parameter for shard in self._data.shards],
+            "weights": weights + [shard.parameter for shard in self._data.shards] + self._reference,
             "gradients": [local_of(each) for each in found if each is not None],
             "optimizer": [each for each in [*slots, *averages] if isinstance(each, Tensor)],
         }

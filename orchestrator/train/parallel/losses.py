@@ -93,10 +93,11 @@ class StepLosses:
         self._forget()
         self._said = []
 
-    def said(self) -> list[Tensor]:
-        """The log-probabilities since then, fp32 [B, 2] of each micro-batch; on one of the ranks that computed it."""
+    def said(self, here: bool = False) -> list[Tensor]:
+        """The log-probabilities since then, fp32 [B, 2] of each micro-batch; on one of the ranks that computed it, or
+        with `here` on each of them."""
         assert self._said is not None
-        return self._said if self._counts else []
+        return self._said if self._counts or here else []
 
     def _forget(self) -> None:
         self._parts, self._marked, self._said = {}, None, None

@@ -1,9 +1,9 @@
 """Weights that are not trained, held once by all processes of a machine that train on the same base.
 
 These are the ranks of a run, and those of other trials of a search. The memory is an anonymous file (memfd), which the
-kernel frees when the last process that has it ends, however it ends. A small file in the user's own temporary folder says
-which processes have it open. Each maps it privately, so that a write, of which there should be none, is seen by nobody
-else; and the file is sealed once it is filled.
+kernel frees when the last process that has it ends, however it ends. A small file in the user's own temporary folder
+says which processes have it open. Each maps it privately, so that a write, of which there should be none, is seen by
+nobody else; and the file is sealed once it is filled.
 """
 
 from __future__ import annotations

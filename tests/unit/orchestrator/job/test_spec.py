@@ -360,7 +360,8 @@ def test_newer_keys_count_only_where_they_are_set() -> None:
     """So that a run of an earlier version is still the same run."""
     found = spec.parse(SMALLEST).identity()
     assert not {"momentum", "layer_decay"} & found["train"]["optimizer"].keys()
-    assert not {"freeze", "thaw", "sequence_warmup"} & found["train"].keys()
+    assert not {"freeze", "thaw", "sequence_warmup", "reference"} & found["train"].keys()
+    assert "train.reference is for dpo" in refusal(changed("train.reference", "held"))
     assert "adapter" not in found["workload"]
     assert found["data"] == {
         "sources": [{"uri": "a.txt", "weight": 1.0, "field": "text"}],
