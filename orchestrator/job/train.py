@@ -60,8 +60,9 @@ class TrainSpec(StrictModel):
     )
     reference: Literal["precomputed", "held"] = Field(
         default="precomputed",
-        description="of dpo, ipo and kto: the log-probabilities of the model that the run began with are computed before "
-        "the first step and kept beside the data, or a copy of its weights is held, for one more forward pass a step",
+        description="of dpo, ipo and kto: the log-probabilities of the model that the run began with are computed "
+        "before the first step and kept beside the data, or a copy of its weights is held, for another forward pass a "
+        "step",
     )
     thaw: dict[Positive, list[str]] = Field(
         default_factory=dict,
