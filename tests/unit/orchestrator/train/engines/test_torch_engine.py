@@ -1,0 +1,48 @@
+"""The engine on one rank: a reference that is held gives the steps of one that is given."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from rendezvous import recorded
+
+from orchestrator.planning.layout import Layout
+from orchestrator.train.device import Device
+from orchestrator.train.engines.torch_engine import TorchEngine
+
+sys.path.append(str(Path(__file__).parents[4] / "dist" / "train"))
+
+
+@pytest.mark.parametrize("objective", ["dpo", "kto"])
+def test_a_held_reference_gives_the_steps_of_a_given_one(objective: str) -> None:
+    from rank_cases import job, micro_batches, workload_of
+
+    seen: dict[str, list[Any]] = {}
+    with recorded(0, 1):
+        group = dist.group.WORLD
+        assert group is not None
+        for reference in ("precomputed", "held"):
+            case = {"model": "gpt-tiny", "objective": objective, "train": {"reference": reference}}
+            spec = job(case)
+            workload, layout = workload_of(spec), Layout(micro_batch=4)
+            engine = TorchEngine(spec, workload, layout, Device(torch.device("cpu"), torch.float32, group))
+            engine.hold_reference(3)
+            batches = [micro_batches(workload, spec, layout, step) for step in range(3)]
+            for each in (batch for step in batches for batch in step):
+                del each["reference"]
+            if reference == "precomputed":
+                for step in batches:
+                    for batch, said in zip(step, engine.log_probabilities(step), strict=True):
+                        batch["reference"] = said
+            found = [engine.train_step(step, 1e-2) for step in batches]
+            told = engine.eval_step(batches[0])
+            state = torch.cat([p.detach().flatten() for p in engine._stages[0].parameters()])
+            seen[reference] = [[(m.loss, m.grad_norm) for m in found], told.sums, state]
+    assert seen["held"][0] == seen["precomputed"][0]
+    assert seen["held"][1] == seen["precomputed"][1]
+    assert torch.equal(seen["held"][2], seen["precomputed"][2])
