@@ -21,6 +21,8 @@ TOKENIZER = (
     "chat_template",
 )
 """How the names of a tokenizer's files begin."""
+EXAMPLE, SERVED_EXAMPLE = "input_example.json", "serving_input_example.json"
+"""An input of the model, for readers and for the scoring server, as MLflow names them."""
 OTHER = "feature-extraction"
 """The task of a class that no pipeline of transformers serves; `load_model(..., return_type="components")` gives it."""
 
@@ -61,11 +63,29 @@ def write_flavor(export: str, folder: str) -> bool:
     )
     mlflow.pyfunc.add_to_model(model, loader_module="mlflow.transformers")
     os.makedirs(Path(folder, COMPONENT))
+    example = [_example(export, task)]
+    Path(folder, EXAMPLE).write_text(json.dumps(example))
+    Path(folder, SERVED_EXAMPLE).write_text(json.dumps({"inputs": example}))
+    model.saved_input_example_info = {
+        "artifact_path": EXAMPLE,
+        "serving_input_path": SERVED_EXAMPLE,
+        "type": "json_object",
+    }
     model.save(str(Path(folder, "MLmodel")))
     for name in os.listdir(export):
         if name.startswith(TOKENIZER):
             shutil.copyfile(Path(export, name), Path(folder, COMPONENT, name))
     return True
+
+
+def _example(export: str, task: str) -> str:
+    """A text that the task's pipeline takes."""
+    text = "The first word"
+    if task != "fill-mask":
+        return text
+    config = Path(export, "tokenizer_config.json")
+    mask = json.loads(config.read_text()).get("mask_token") if config.is_file() else None
+    return f"{text} {mask['content'] if isinstance(mask, dict) else mask or '[MASK]'}"
 
 
 def _task_of(architecture: str) -> str:

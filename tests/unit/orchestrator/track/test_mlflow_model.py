@@ -42,7 +42,10 @@ def test_a_decoder_generates(tmp_path: Path) -> None:
     folder = str(exported(transformers.GPT2LMHeadModel(GPT2), tmp_path))
     (said,) = mlflow.transformers.load_model(folder)("a class", max_new_tokens=2)
     assert said["generated_text"].startswith("a class")
-    assert mlflow.pyfunc.load_model(folder).predict(["a class"])[0].startswith("a class")
+    loaded = mlflow.pyfunc.load_model(folder)
+    assert loaded.predict(["a class"])[0].startswith("a class")
+    assert loaded.predict(loaded.input_example)
+    assert loaded.metadata.signature is not None
 
 
 def test_an_encoder_fills_and_classifies(tmp_path: Path) -> None:
@@ -50,6 +53,8 @@ def test_an_encoder_fills_and_classifies(tmp_path: Path) -> None:
 
     fills = exported(transformers.BertForMaskedLM(BERT), tmp_path / "masked")
     assert mlflow.transformers.load_model(str(fills))("a <mask> is good")[0]["score"] > 0
+    masked = mlflow.pyfunc.load_model(str(fills))
+    assert masked.predict(masked.input_example), "the example has the tokenizer's own mask"
     sorts = exported(transformers.BertForSequenceClassification(BERT), tmp_path / "sorted")
     assert mlflow.transformers.load_model(str(sorts))("a class")[0]["label"].startswith("LABEL_")
 
