@@ -203,7 +203,8 @@ class Gang(Protocol):
         `stop`."""
 
     def print_stacks(self) -> None:
-        """Have the ranks print the Python stacks of their threads: of a gang that hangs they tell where."""
+        """Have the ranks print the Python stacks of their threads: of a gang that hangs they tell where. Calls the
+        `on_hang` of their contexts too."""
 
     def stop(self) -> None:
         """Kill the ranks. Their workers stay ready for the next start."""

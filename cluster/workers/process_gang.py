@@ -93,6 +93,7 @@ class ProcessGang:
 
     def print_stacks(self) -> None:
         """See `Gang.print_stacks`."""
+        self._heartbeats.broadcast({"hangs": True})
         with contextlib.suppress(OSError):
             ended = self._fork_server.exits() if self._fork_server is not None else {}
             for _, pid in self._outputs:

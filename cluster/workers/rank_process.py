@@ -154,6 +154,8 @@ class HeartbeatSender:
                     self._context.request_stop()
                 if "profile" in message:
                     self._context.ask_profile(message["profile"])
+                if message.get("hangs") and self._context.on_hang is not None:
+                    threading.Thread(target=self._context.on_hang, name="on-hang", daemon=True).start()
                 if "port" in message:
                     self._context.set_store_port(message["port"])
                 if message.get("acknowledged"):

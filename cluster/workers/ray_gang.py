@@ -144,6 +144,7 @@ class RayGang:
 
     def print_stacks(self) -> None:
         """See `Gang.print_stacks`."""
+        self._heartbeats.broadcast({"hangs": True})
         asked = [group.hosts[index].print_stacks.remote() for group, index in self._slots]
         if asked:
             ray.wait(asked, num_returns=len(asked), timeout=OUTPUT_TIMEOUT)

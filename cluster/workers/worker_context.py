@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,8 @@ class WorkerContext:
         self._step, self._evaluated_batches, self._stop = -1, 0, False
         self._waiting = self._preempted = False
         self._profile: dict[str, Any] | None = None
+        self.on_hang: Callable[[], None] | None = None
+        """Called, in a thread of its own, when the gang is about to be ended because it hangs."""
         self._rows: list[dict[str, Any]] = []
         self._dropped = 0
 

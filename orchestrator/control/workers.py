@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ from orchestrator.track.rank_log import output_of_attempt
 from orchestrator.track.redact import redact
 from orchestrator.train.task import ENTRY, ENTRY_OF, PREEMPTION_NOTICES, Task
 
+DUMP = 0.5
+"""Seconds that the ranks of a gang that hangs have to tell where, before they are ended."""
 POLL = 0.1
 """Seconds between looks at a gang that has no news."""
 
@@ -108,6 +111,7 @@ class Workers:
         rank = max(fault.rank, 0)
         if fault.cause.end in ("silent", "still"):
             self._gang.print_stacks()
+            time.sleep(DUMP)
         if fault.cause.end == "silent":
             rank = int(rank == 0)  # it is frozen, and prints nothing
         return last_lines(redact(self._gang.output(rank)))

@@ -5,6 +5,7 @@ torch's profiler changes no number. It is imported when it is first asked for.
 
 from __future__ import annotations
 
+import functools
 import sys
 import tempfile
 import time
@@ -16,20 +17,15 @@ from typing import Any
 import torch
 
 from cluster.workers.worker_context import WorkerContext
-from orchestrator.storage.file_system import open_file_system
-from orchestrator.storage.retry import Retry
+from orchestrator.train.flight_record import PROFILES, write, write_collectives
+from orchestrator.train.task import Task
 
-PROFILES = "profiles"
-"""The folder of all profiles in a run directory; in it are a folder a request, and the last request."""
 OPERATORS = 40
 """Operators in a table, those that took longest."""
 COMMUNICATION = ("c10d::", "gloo:", "nccl:", "ncclDevKernel", "ncclKernel")
 """How the names of collectives begin."""
 MEMORY_EVENTS = 100_000
 """Allocations of a GPU that a memory snapshot has."""
-TIMEOUT = 60.0
-"""Seconds for a file to be written to a remote store."""
-RETRY = Retry(attempts=3, first=0.2, cap=2.0, deadline=120.0)
 
 
 class StepProfiler:
@@ -39,9 +35,10 @@ class StepProfiler:
     and changes nothing else.
     """
 
-    def __init__(self, context: WorkerContext, run: str) -> None:
-        """`run` is the URI of the run directory."""
-        self._context, self._run = context, run
+    def __init__(self, context: WorkerContext, task: Task) -> None:
+        self._context, self._run = context, task.run
+        hang = functools.partial(write_collectives, task.run, task.attempt, context.rank_info.rank)
+        context.on_hang = hang
         self._asked: dict[str, Any] = {}
         self._profile: Any = None
         self._first, self._began = 0, 0.0
@@ -116,10 +113,7 @@ class StepProfiler:
         from orchestrator.storage.run_directory import RunDir
 
         run, folder = RunDir(self._run), f"{PROFILES}/{self._asked['id']}"
-        fs, path = open_file_system(run.at(folder), TIMEOUT)
-        RETRY(fs.makedirs, path, exist_ok=True)
-        for file in files:
-            RETRY(fs.pipe_file, f"{path}/{file.name}", file.read_bytes())
+        write(run.at(folder), {file.name: file.read_bytes() for file in files})
         run.write_json(f"{folder}/rank-{found['rank']}.json", found)
 
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from jobs import curve, job, weights, write_text
 from local_run import LocalGang, controller_here, drive_here
 
@@ -68,3 +69,17 @@ def document(text: str) -> dict[str, Any]:
     found = job(text, steps=STEPS)
     found["checkpoint"] = {"every": 20, "export": None}
     return found
+
+
+@pytest.mark.slow
+def test_a_gang_that_hangs_leaves_the_collectives_that_it_waits_in(tmp_path: Path) -> None:
+    """Rank 1 is frozen in step 5: rank 0 tells of the collective that it waits in, and where in Python."""
+    text, run = write_text(tmp_path, 20_000), tmp_path / "run"
+    summary = drive_here(document(text), str(run), tmp_path / "cache", faults=("stop@1:5",))
+    assert (summary["state"], summary["attempts"]) == ("done", 2)
+    recorded = json.loads((run / "profiles/hang-attempt-1/rank-0.collectives.json").read_text())
+    names = {entry["profiling_name"] for entry in recorded["entries"]}
+    assert any(name.startswith("gloo:") for name in names), names
+    log = (run / "logs/attempt-1/rank-0.log").read_text()
+    assert "step 5: collective " in log
+    assert "most recent call first" in log
