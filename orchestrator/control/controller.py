@@ -281,7 +281,7 @@ class Controller:
         for note in notes:
             self._event("wait", f"a commit is passed over: {note}")
         self._restored = commit.step if commit else 0
-        history.planned({"attempt": attempt, **self._planner.plan(layout.world).to_json()})
+        history.planned({"attempt": attempt, **self._planner.document(layout.world)})
         source = f"from the commit at step {commit.step}" if commit else "from the beginning"
         old = str(layout_before) if layout_before else None
         fields: EventFields = {"layout": layout.to_json(), "layout_after": str(layout), "layout_before": old}

@@ -20,8 +20,10 @@ from orchestrator.planning.engine_rules import engine_problems
 from orchestrator.planning.layout import Layout, ModelShape, nearest
 from orchestrator.planning.memory import MEMORY_SHARE, peak_by_stage, peak_bytes
 from orchestrator.planning.simulation.operators import Program
-from orchestrator.planning.simulation.step import StepTime, least_time, step_time
+from orchestrator.planning.simulation.step import StepTime, least_time, pipeline, step_time
 
+MOST_ACTIONS = 5000
+"""Forward passes of a pipeline's step beyond which plan.json has no timeline."""
 BEST = 10
 """How many layouts are predicted in full at least, where as many are legal."""
 TIE = 0.05
@@ -182,6 +184,22 @@ class Planner:
     def plan(self, workers: int) -> Plan:
         """See `plan`."""
         return plan(self.spec, self.shape, workers, self.machine)
+
+    def document(self, workers: int) -> dict[str, Any]:
+        """The content of plan.json for that many workers, with the timeline of a pipeline's step under `timeline`: rank
+        of the pipeline, kind, stage, micro-batch, begin and end in seconds of each action."""
+        found = self.plan(workers)
+        layout, batch = found.chosen.layout, self.spec.train.global_batch
+        parts = layout.accumulation(batch)
+        if layout.pp == 1 or parts * layout.stages > MOST_ACTIONS:
+            return found.to_json()
+        played = pipeline(self.shape, layout, parts, self.machine, program_of(self.spec), keep=True)
+        actions = [
+            (rank, *action, round(begin, 6), round(end, 6))
+            for rank, events in enumerate(played.events)
+            for action, begin, end in events
+        ]
+        return {**found.to_json(), "timeline": actions}
 
     @property
     def flops(self) -> dict[str, float]:

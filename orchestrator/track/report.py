@@ -19,6 +19,7 @@ from orchestrator.storage.run_directory import RunDir
 from orchestrator.track import charts
 from orchestrator.track.goodput import BUCKETS, Phase, timeline, with_end_of
 from orchestrator.track.page import render, size
+from orchestrator.track.pipeline_timeline import timelines
 from orchestrator.track.redact import redact
 from orchestrator.track.step_parts import in_table
 from orchestrator.track.summary import summary, tasks_in
@@ -92,6 +93,7 @@ def _content(run_dir: RunDir, rows: RunTotals | None) -> dict[str, Any]:
         "plan": _plan(plan),
         "compared": _compared(found),
         "audit": _audit(found["audit"]),
+        "pipeline": timelines(run_dir, plan),
         "evaluations": _evaluations(rows.evaluations),
         "tasks": _evaluations(tasks_in(events)),
         "sayings": redact(_sayings(rows)),

@@ -15,6 +15,8 @@ from orchestrator.storage.retry import Retry
 
 PROFILES = "profiles"
 """The folder of all profiles in a run directory; in it are a folder a request, and the last request."""
+TIMELINE = f"{PROFILES}/timeline"
+"""The folder of the timeline of a pipeline: a file for each rank of one pipeline, of the last attempt that had one."""
 PRINTED = 12
 """Collectives that are printed, the last ones."""
 TIMEOUT = 60.0

@@ -132,7 +132,7 @@ class Rank:
 
     def train(self) -> dict[str, Any]:
         """Train to the end of the task. The last commit is published when this returns."""
-        profiler = self._profiler = StepProfiler(self._context, self._task)
+        profiler = self._profiler = StepProfiler(self._context, self._task, lambda: self._engine.clock)
         ahead = self._batches.ahead
         with self._commits, profiler, Prefetch(self._samples, self._progress.step, ahead) as prefetched:
             # Before the first step, or when a stop came before it.

@@ -5,11 +5,14 @@ torch's profiler changes no number. It is imported when it is first asked for.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,9 +20,14 @@ from typing import Any
 import torch
 
 from cluster.workers.worker_context import WorkerContext
-from orchestrator.train.flight_record import PROFILES, write, write_collectives
+from orchestrator.train.flight_record import PROFILES, TIMELINE, write, write_collectives
+from orchestrator.train.step_clock import StepClock
 from orchestrator.train.task import Task
 
+RECORDED = 8
+"""The step of an attempt whose timeline is recorded: the first ones are slower."""
+MOST_ACTIONS = 5000
+"""A longer timeline is not written."""
 OPERATORS = 40
 """Operators in a table, those that took longest."""
 COMMUNICATION = ("c10d::", "gloo:", "nccl:", "ncclDevKernel", "ncclKernel")
@@ -35,8 +43,10 @@ class StepProfiler:
     and changes nothing else.
     """
 
-    def __init__(self, context: WorkerContext, task: Task) -> None:
-        self._context, self._run = context, task.run
+    def __init__(self, context: WorkerContext, task: Task, clock: Callable[[], StepClock]) -> None:
+        """`clock` gives that of the engine in use. The timeline of a pipeline in one early step is written too."""
+        self._context, self._run, self._clock = context, task.run, clock
+        self._attempt, self._steps = task.attempt, 0
         hang = functools.partial(write_collectives, task.run, task.attempt, context.rank_info.rank)
         context.on_hang = hang
         self._asked: dict[str, Any] = {}
@@ -54,12 +64,32 @@ class StepProfiler:
 
     def next(self, step: int) -> None:
         """Step number `step` is about to begin."""
+        self._steps += 1
+        if self._steps == RECORDED:
+            self._clock().record()
+        elif self._steps == RECORDED + 1:
+            self._write_timeline(step - 1)
         if self._profile is not None and step >= self._first + int(self._asked["steps"]):
             self._guarded(lambda: self._end(step - 1))
         asked = self._context.take_profile()
         if asked and self._profile is None and self._context.rank_info.rank in asked["ranks"]:
             self._asked, self._first = asked, step
             self._guarded(self._begin)
+
+    def _write_timeline(self, step: int) -> None:
+        """In a thread, which training does not wait for."""
+        timeline, self._clock().timeline = self._clock().timeline, None
+        actions = timeline.actions() if timeline is not None else []
+        if not actions or len(actions) > MOST_ACTIONS:
+            return
+        found = {"attempt": self._attempt, "step": step, "actions": actions}
+        name, content = f"rank-{self._context.rank_info.rank}.json", json.dumps(found).encode()
+
+        def work() -> None:
+            with contextlib.suppress(Exception):  # whatever the store raises; nothing else needs it
+                write(f"{self._run}/{TIMELINE}", {name: content})
+
+        threading.Thread(target=work, name="timeline", daemon=True).start()
 
     def _guarded(self, call: Any) -> None:
         """What may take longer than a step, and may fail without harm."""

@@ -45,6 +45,39 @@ class Stopwatch:
         return event
 
 
+class Timeline:
+    """When the actions of a pipeline's schedule ran on this rank, in one step."""
+
+    def __init__(self, on_cuda: bool) -> None:
+        self._on_cuda = on_cuda
+        self._actions: list[tuple[str, int, int, Any, Any]] = []
+        self._began = self.now()
+
+    def now(self) -> Any:
+        """This moment, for `add`."""
+        if not self._on_cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def add(self, kind: str, stage: int, part: int, began: Any) -> None:
+        """An action that ends now: F, B, I or W (see `planning.simulation.schedules`) of micro-batch `part`."""
+        self._actions.append((kind, stage, part, began, self.now()))
+
+    def actions(self) -> list[tuple[str, int, int, float, float]]:
+        """Kind, stage, micro-batch, begin and end in seconds since the step began. On CUDA the device is waited for."""
+        if self._on_cuda and self._actions:
+            torch.cuda.synchronize()
+        return [
+            (kind, stage, part, self._since(begin), self._since(end))
+            for kind, stage, part, begin, end in self._actions
+        ]
+
+    def _since(self, at: Any) -> float:
+        return float(self._began.elapsed_time(at)) / 1e3 if self._on_cuda else float(at - self._began)
+
+
 class StepClock:
     """Gives every moment of a step to one of its parts.
 
@@ -55,6 +88,8 @@ class StepClock:
 
     def __init__(self, device: torch.device) -> None:
         self._events = device.type == "cuda"
+        self.timeline: Timeline | None = None
+        """Of the step that runs, if it is recorded."""
         self._part, self._since = "", 0.0
         self._seconds: dict[str, float] = {}
         self._marks: list[tuple[str, torch.cuda.Event]] = []  # each begins its part; "" ends a step
@@ -72,6 +107,10 @@ class StepClock:
             self._seconds[before] = self._seconds.get(before, 0.0) + now - self._since
         self._since = now
         return before
+
+    def record(self) -> None:
+        """Record the timeline of the step that begins now."""
+        self.timeline = Timeline(self._events)
 
     @property
     def runs(self) -> bool:

@@ -56,6 +56,8 @@ class Pipeline:
     ) -> None:
         self._stages, self._workload, self._layout, self._mesh = stages, workload, layout, mesh
         self._clock = clock
+        others = (mesh.coordinate[axis] for axis in mesh.coordinate if axis != "pp")
+        self._is_recorded = not any(others)  # one rank of those that do the same
         self._losses, self._device = losses, device
         self._numbers = layout.stages_of(mesh.coordinate["pp"])
         self._batches: list[Batch] = []
@@ -204,7 +206,26 @@ class Pipeline:
         made.forward_one_chunk = self._noting_number(made.forward_one_chunk)  # type: ignore[method-assign]
         for name in ("backward_one_chunk", "backward_weight_one_chunk"):
             setattr(made, name, self._computing(BACKWARD)(getattr(made, name)))
+        for name, kind in (("forward", "F"), ("backward", "B"), ("backward_weight", "W")):
+            setattr(
+                made, f"{name}_one_chunk", self._recorded(kind, number, getattr(made, f"{name}_one_chunk"))
+            )
         return made
+
+    def _recorded(self, kind: str, stage: int, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The same call, which a timeline has if the step is recorded."""
+
+        def run(part: int, *given: Any, **rest: Any) -> Any:
+            timeline = self._clock.timeline
+            if timeline is None or not self._is_recorded:
+                return call(part, *given, **rest)
+            began = timeline.now()
+            found = call(part, *given, **rest)
+            inputs_alone = kind == "B" and not rest.get("full_backward", True)
+            timeline.add("I" if inputs_alone else kind, stage, part, began)
+            return found
+
+        return run
 
     def _noting_number(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         def run(number: int, *given: Any, **rest: Any) -> Any:
