@@ -14,13 +14,13 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
 from cluster.workers.node_metrics import SECONDS
 from orchestrator.job.evaluate import by_name
 from orchestrator.storage.row_line import Row, evaluations_in
+from orchestrator.track.code_version import code_tags
 from orchestrator.track.redact import redact
 
 T = TypeVar("T")
@@ -38,7 +38,6 @@ LAST_NODE_TAG = "orchestrator.last_node_row"
 """The number of the last row of nodes.jsonl that is logged."""
 SYSTEM = "system/"
 """How the names of MLflow's system metrics begin; the node follows, and the name of the metric."""
-VERSION_TAG = "orchestrator.version"
 PARENT_TAG = "mlflow.parentRunId"
 KIND_TAG, KIND = "mlflow.experimentKind", "custom_model_development"
 """What an experiment opens as: model training."""
@@ -88,8 +87,7 @@ class MlflowRun:
         elif params is None:
             raise LookupError(f"there is no run of {run_uri}")
         else:
-            tags[VERSION_TAG] = metadata.version("training-orchestrator")
-            run = self.client.create_run(self.experiment, int(born * 1000), tags, name)
+            run = self.client.create_run(self.experiment, int(born * 1000), tags | code_tags(), name)
         self.run_id = run.info.run_id
         seen = run.data.tags
         # Versions before this one logged the step as a metric.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from sockets import silent, trickling
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.track import mlflow_run, tracker
+from orchestrator.track.code_version import code_tags
 from orchestrator.track.totals import totals_of
 from orchestrator.track.tracker import Tracker, deliver
 
@@ -105,6 +107,8 @@ def test_a_run_arrives_whole(tmp_path: Path, store: str, client: Any) -> None:
     assert math.isnan(history(client, run)[1][1])
     assert client.get_metric_history(run.info.run_id, "loss")[0].timestamp == (BORN + 11) * 1000
     assert (run.data.tags["layout"], run.data.tags["samples"]) == ("dp1 zero0 mb4", "hash3")
+    assert code_tags().keys() <= run.data.tags.keys()
+    assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?|", run.data.tags.get("mlflow.source.git.commit", ""))
     assert run.data.params["train.optimizer.lr"] == "0.0003"
     assert len(run.data.params["workload.changes.odd name_"]) == 6000
     assert "hunter2" not in str(run.data.params)
