@@ -68,7 +68,7 @@ class StepProfiler:
         if self._steps == RECORDED:
             self._clock().record()
         elif self._steps == RECORDED + 1:
-            self._write_timeline(step - 1)
+            self._guarded(lambda: self._write_timeline(step - 1))
         if self._profile is not None and step >= self._first + int(self._asked["steps"]):
             self._guarded(lambda: self._end(step - 1))
         asked = self._context.take_profile()

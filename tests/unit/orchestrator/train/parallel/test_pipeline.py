@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch.distributed as dist
 from rendezvous import Call, Message, Program, recorded, stuck
 
 from orchestrator.planning.layout import SCHEDULES, TWO_STAGES, Layout
+from orchestrator.planning.simulation.schedules import order
 from orchestrator.train.device import Device
 from orchestrator.train.engines.torch_engine import TorchEngine
 
@@ -45,6 +48,53 @@ def programs(model: str, layout: Layout, evaluates: bool, binds_device: bool) ->
                 batches = micro_batches(engine._workload, spec, layout, step)
                 engine.eval_step(batches) if evaluates else engine._runner.train(batches)
             found[rank] = recorder.program
+    return found
+
+
+def timelines(model: str, layout: Layout) -> list[list[tuple[str, int, int]]]:
+    """Kind, stage and micro-batch of what each rank of a pipeline records in a step, in order."""
+    from rank_cases import job, micro_batches, workload_of
+
+    changes = {"layers": layout.stages, "hidden": 16, "intermediate": 32}
+    spec = job({**MODELS[model], "changes": changes})
+    found = []
+    for rank in range(layout.world):
+        with recorded(rank, layout.world, False):
+            group = dist.group.WORLD
+            assert group is not None
+            device = Device(torch.device("cpu"), torch.float32, group)
+            engine = TorchEngine(spec, workload_of(spec), layout, device)
+            engine._losses._agreed_names = lambda: ["loss", "count", "correct"]  # type: ignore[method-assign]
+            engine._runner.train(micro_batches(engine._workload, spec, layout, 0))
+            assert engine.clock.timeline is None
+            engine.clock.record()
+            engine._runner.train(micro_batches(engine._workload, spec, layout, 1))
+            actions = engine.clock.timeline.actions()
+            assert all(0 < begin <= end for *_, begin, end in actions)
+            ends = [end for *_, end in actions]
+            assert ends == sorted(ends)
+            found.append([(kind, stage, part) for kind, stage, part, _, _ in actions])
+    return found
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout(pp=2, micro_batch=2, schedule=name) for name in SCHEDULES], ids=str
+)
+def test_a_recorded_step_has_what_was_planned_of_it(layout: Layout) -> None:
+    """Where a schedule takes both halves of a backward pass together, they are one action in one of the two."""
+    from rank_cases import job
+
+    parts = layout.accumulation(job({"model": "gpt-tiny"}).train.global_batch)
+    planned = order(layout.schedule, layout.pp, parts, layout.stages // layout.pp)
+    for real, wanted in zip(timelines("decoder", layout), planned, strict=True):
+        assert halves(real) == halves(wanted)
+
+
+def halves(actions: Iterable[tuple[str, int, int]]) -> Counter[tuple[str, int, int]]:
+    """With each full backward pass as its two halves."""
+    found: Counter[tuple[str, int, int]] = Counter()
+    for kind, stage, part in actions:
+        found.update((half, stage, part) for half in ("IW" if kind == "B" else kind))
     return found
 
 

@@ -1,0 +1,49 @@
+"""The collectives that a rank leaves when its gang hangs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from orchestrator.train.flight_record import PRINTED, line_of, write_collectives
+
+
+def test_the_last_collectives_are_printed_and_all_are_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        for _ in range(PRINTED + 3):
+            dist.all_reduce(torch.ones(4))
+        write_collectives(str(tmp_path / "run"), 2, 0)
+    finally:
+        dist.destroy_process_group()
+    record = tmp_path / "run" / "profiles" / "hang-attempt-2" / "rank-0.collectives.json"
+    assert len(json.loads(record.read_text())["entries"]) >= PRINTED + 3
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == PRINTED
+    assert "gloo:all_reduce [[4]] -> [[4]]" in lines[-1]
+
+
+def test_a_store_that_fails_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "run").touch()
+    write_collectives(str(tmp_path / "run"), 1, 0)
+    assert (tmp_path / "run").is_file()
+
+
+def test_messages_between_two_ranks_have_their_own_numbers() -> None:
+    sent = {
+        "is_p2p": True,
+        "p2p_seq_id": 5,
+        "collective_seq_id": 9,
+        "process_group": ["3", "pp"],
+        "state": "started",
+    }
+    found = line_of(
+        {**sent, "profiling_name": "nccl:send 0->1", "input_sizes": [[2, 8]], "output_sizes": [[2, 8]]}
+    )
+    assert found == "collective 5 of group 3 pp: nccl:send 0->1 [[2, 8]] -> [[2, 8]], started"
