@@ -278,10 +278,8 @@ class RayGang:
             ):  # Ray would place the group anew elsewhere, where this gang could not use it
                 timeout = 0.0
             try:
-                answered, expired = (
-                    unresponsive.has_answered(),
-                    time.monotonic() - unresponsive.since > timeout,
-                )
+                answered = unresponsive.has_answered()
+                expired = time.monotonic() - unresponsive.since > timeout
             except RayError:
                 answered, expired = False, True
             if not (answered or expired):
