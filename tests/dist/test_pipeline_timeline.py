@@ -12,7 +12,7 @@ from local_run import drive_here
 
 SCHEDULES = {
     "1f1b": {"F": 4, "B": 4},
-    "zero_bubble": {"F": 4, "I": 4, "W": 4},
+    "zero_bubble": {"F": 8, "I": 8, "W": 8},
     "interleaved": {"F": 8, "B": 8},
 }
 """What each rank does in a step of four micro-batches. A full backward pass may stand for its two halves."""

@@ -21,16 +21,17 @@ class ProfiledGang(LocalGang):
 
     def __init__(self, rooms: list[int]) -> None:
         super().__init__(rooms)
-        self.asked = 0
+        self.asked, self._at = 0, 0
 
     def poll(self, saved: int, wait: float = 0.0) -> GangStatus:
         """See `Gang.poll`."""
         status = super().poll(saved, wait)
         step = min((rank.step for rank in status.ranks), default=0)
-        for number, at in enumerate((2, 15)):
-            if self.asked == number and step >= at:
-                self.asked += 1
-                self.ask_profile({"id": ("first", "job.yaml/in-a-file")[number], "ranks": [0, 1], "steps": 2})
+        # The second once the first is done: of two requests at a time the latter counts.
+        if self.asked < 2 and step >= (2 if self.asked == 0 else self._at + 8):
+            name, self._at = ("first", "job.yaml/in-a-file")[self.asked], step
+            self.asked += 1
+            self.ask_profile({"id": name, "ranks": [0, 1], "steps": 2})
         return status
 
 
@@ -42,7 +43,8 @@ def test_a_profile_is_written_and_changes_no_bit(tmp_path: Path) -> None:
     (profiled / "profiles").mkdir(parents=True)
     (profiled / "events.jsonl").touch()
     (profiled / "profiles" / "job.yaml").touch()
-    summary = controller_here(document(text), str(profiled), cache, gang=lambda: gang).drive()
+    slow = ("slow@0:1=0.05",)  # so that it has not ended before it is asked
+    summary = controller_here(document(text), str(profiled), cache, gang=lambda: gang, faults=slow).drive()
     assert summary["state"] == "done"
     assert summary["attempts"] == 1
     assert gang.asked == 2
