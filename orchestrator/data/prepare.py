@@ -16,10 +16,10 @@ or were quarantined because they are damaged, are made again and must come out t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.data import manifest, rejections, shards, sources, tokenizer
+from orchestrator.data import manifest, rejections, reuse, shards, sources, tokenizer
 from orchestrator.data.clean.cleaned_text import CleanedText
 from orchestrator.data.clean.documents import aligned
 from orchestrator.data.clean.plan import Cleaning, cleaning_of
@@ -36,6 +36,7 @@ from orchestrator.data.sections import published
 from orchestrator.data.sections.plan import SectionPlan
 from orchestrator.data.sections.publisher import Publisher
 from orchestrator.data.sources import Part, SourceFile
+from orchestrator.data.sources.identity import part_key
 from orchestrator.data.sources.lines import LINE_BYTES
 from orchestrator.data.tokens import read_tokenizer
 from orchestrator.job.data import DataSpec, Source
@@ -193,6 +194,9 @@ def _make(
         there = published.so_far(folder) if begin else None
         sections = max(1, there[1] if there else 0) if begin else plan.sections
         publisher = Publisher(folder, plan, section, sections)
+    given = (folder.read("tokenizer.json") or b"").decode()
+    key = reuse.tokens_key(given, roles, data_format, kind, cleaning.key if cleaning else "")
+    keys = [part_key(part) for part in parts]
     _tokenise(
         folder,
         parts,
@@ -206,11 +210,13 @@ def _make(
         text,
         publisher,
         leave,
+        reuse.there_already(folder, key, keys),
     )
     if begin:
         return
     records = kind.objective if kind else ""
     found = gather(folder, name, uris, parts, vocabulary, roles, data_format, where, records)
+    reuse.note(folder, key, keys)
     if finished is None:
         manifest.write(folder, found)
     elif not finished.same_tokens(found):
@@ -273,12 +279,17 @@ def _tokenise(
     text: CleanedText | None,
     publisher: Publisher | None,
     leave: float,
+    there: Mapping[int, tuple[str, int]],
 ) -> None:
     """Write the shards that have no record or of which a file is missing, until it is certain that `ceiling` is
-    exceeded; with a `publisher` only those of its sections, in their order."""
+    exceeded; with a `publisher` only those of its sections, in their order. Those that are `there` are copied."""
     from orchestrator.data.part_tasks import run_tasks  # Ray Data: what is there already does without
 
     def task(row: dict[str, Any]) -> None:
+        if row["there"]:
+            uri, number = row["there"]
+            if reuse.copy_shard(uri, number, DataFolder(folder_uri), row["number"], data_format):
+                return
         part = sources.from_json(row["part"])
         shards.write_shard(folder_uri, row["number"], part, vocabulary, roles, data_format, kind, fast, text)
 
@@ -292,7 +303,14 @@ def _tokenise(
             publisher.look(todo)
             todo = publisher.order(todo)
         progress("tokens", before, len(parts), text_bytes)
-        rows = [{"number": n, "part": sources.to_json(parts[n], _reach(data_format))} for n in todo]
+        rows = [
+            {
+                "number": n,
+                "part": sources.to_json(parts[n], _reach(data_format)),
+                "there": there.get(n, ()) and list(there[n]),
+            }
+            for n in todo
+        ]
         for done in run_tasks(task, rows, folder_uri, leave):
             if ceiling.limited:
                 number = todo[done - 1]

@@ -20,6 +20,7 @@ from orchestrator.data.encoding.engines import Compared
 from orchestrator.data.manifest import FORMAT, DamagedManifest, TokenShard, read
 from orchestrator.data.part_text import part_pieces
 from orchestrator.data.sources import Part
+from orchestrator.data.sources.identity import part_key
 from orchestrator.data.sources.rejected import Rejected
 
 if TYPE_CHECKING:
@@ -91,13 +92,14 @@ def write_shard(
         _write_records(folder, number, part, vocabulary, roles, kind, tokenizers.encoder(text))
         return
     refuted = refuted_engine(folder)
+    draw = int(part_key(part)[:8], 16)  # so that a part's record is the same in whatever corpus
     try:
         shard = _encoded(
-            part, PartEncoder(text, number, fast and not refuted), vocabulary, roles, data_format, cleaned
+            part, PartEncoder(text, draw, fast and not refuted), vocabulary, roles, data_format, cleaned
         )
     except EngineDiffers as error:
         folder.write_json(REFUTED, {"engine": error.name})
-        shard = _encoded(part, PartEncoder(text, number, False), vocabulary, roles, data_format, cleaned)
+        shard = _encoded(part, PartEncoder(text, draw, False), vocabulary, roles, data_format, cleaned)
     _write(folder, number, shard, data_format)
 
 

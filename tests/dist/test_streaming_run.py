@@ -17,7 +17,7 @@ from scripted import SnapshotServers
 from cluster.workers.cluster import Cluster
 from cluster.workers.machine import Offer
 from orchestrator.control.controller import Controller
-from orchestrator.data import prepare, sources
+from orchestrator.data import part_tasks, sources
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import parse
 from orchestrator.storage.run_directory import RunDir
@@ -44,8 +44,8 @@ class Tasks:
             yield done
 
     def use(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(prepare, "run_tasks", self.run)
-        monkeypatch.setattr(prepare, "run_alone", lambda task, cache, *arguments: task(*arguments))
+        monkeypatch.setattr(part_tasks, "run_tasks", self.run)
+        monkeypatch.setattr(part_tasks, "run_alone", lambda task, cache, *arguments: task(*arguments))
         monkeypatch.setattr(sources, "part_size", lambda files: 4_000)
 
 

@@ -13,12 +13,13 @@ import xxhash
 from orchestrator.data.clean import decisions, gopher, grams, signatures, text_steps, web
 from orchestrator.data.clean.decisions import Decision
 from orchestrator.data.clean.documents import texts
-from orchestrator.data.clean.plan import CHANGE_TEXT, CORPUS, Cleaning, PlannedStep, code_of, part_key
+from orchestrator.data.clean.plan import CHANGE_TEXT, CORPUS, Cleaning, PlannedStep, code_of
 from orchestrator.data.clean.removed import Removed
 from orchestrator.data.clean.text_steps import Decide, Row
 from orchestrator.data.clean.words import plain_words
 from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.sources import Part
+from orchestrator.data.sources.identity import part_key
 from orchestrator.job.errors import InputError
 
 FOLDER = "clean"

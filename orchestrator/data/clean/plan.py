@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ import xxhash
 from orchestrator.data import manifest, sources
 from orchestrator.data.clean import signatures
 from orchestrator.data.clean.text_steps import language, needs_extra, own_function
-from orchestrator.data.sources import Part, SourceFile
+from orchestrator.data.sources import SourceFile
+from orchestrator.data.sources.identity import identity_of
 from orchestrator.job.clean import CleanStep, Decontaminate, Language, Own, Url
 from orchestrator.job.data import DataSpec, Source
 from orchestrator.job.errors import InputError
@@ -98,7 +99,7 @@ def cleaning_of(data: DataSpec, files: Sequence[SourceFile], part_bytes: int) ->
         return None
     validation = data.validation.sources if data.validation else []
     held_out = tuple(source for source in validation if isinstance(source.field, str))
-    whole = [part_bytes, [_identity(file) for file in files]]
+    whole = [part_bytes, [identity_of(file) for file in files]]
     key, steps = _hash([VERSION, manifest.FORMAT]), []
     local = key
     for step in data.clean:
@@ -126,11 +127,6 @@ def check_steps(data: DataSpec) -> None:
         if isinstance(step.options, Language):
             language(step.options)
     cleaning_of(data, [], 0)
-
-
-def part_key(part: Part) -> str:
-    """What identifies the text of a part."""
-    return _hash([[_identity(span.file), span.start, span.stop] for span in part])
 
 
 def lists_of(rule: Url) -> dict[str, list[str]]:
@@ -169,7 +165,7 @@ def _beside(step: CleanStep, held_out: Sequence[Source], on_error: str) -> Any:
     rule = step.options
     if step.name in CORPUS or isinstance(rule, Decontaminate):
         files = sources.resolve(others(rule, held_out), f"data.clean.{step.name}", on_error)
-        return [_how(step), [_identity(file) for file in files]]
+        return [_how(step), [identity_of(file) for file in files]]
     if isinstance(rule, Url):
         return _hash(lists_of(rule))
     if isinstance(rule, Own):
@@ -206,13 +202,6 @@ def code_of(rule: Own) -> str:
         raise InputError(
             "has no source code", f"data.clean.own {rule.function}", "write it in Python"
         ) from None
-
-
-def _identity(file: SourceFile) -> Mapping[str, Any]:
-    """What of a file determines its text."""
-    return {
-        key: getattr(file, key) for key in ("kind", "size", "content", "field", "compression", "on_error")
-    }
 
 
 def _hash(value: Any) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 
 from orchestrator.data.clean import decisions
 from orchestrator.data.clean.cleaned_text import CleanedText
-from orchestrator.data.clean.plan import part_key
 from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.sources import Part
+from orchestrator.data.sources.identity import part_key
 from orchestrator.job.errors import InputError
 
 TOTALS = "clean.json"

@@ -24,7 +24,7 @@ class EngineDiffers(Exception):
 
 
 class PartEncoder:
-    """Encodes the pieces of part `number` by the engine that is chosen for the tokenizer's JSON `text`: the reference,
+    """Encodes the pieces of a part by the engine that is chosen for the tokenizer's JSON `text`: the reference,
     or, if it is `allowed`, a faster one."""
 
     def __init__(self, text: str, number: int, allowed: bool = True) -> None:

@@ -47,7 +47,7 @@ def write_rows(folder: Path) -> DataSpec:
 
 def content(cache: Path) -> dict[str, bytes]:
     """The files by name, without the drafts of writers that were killed, which the next command removes."""
-    (made,) = cache.iterdir()
+    (made,) = (path for path in cache.iterdir() if path.name != "tokens")
     files = (p for p in made.rglob("*") if p.is_file() and p.suffix != ".tmp")
     return {str(p.relative_to(made)): p.read_bytes() for p in files}
 
