@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import sys
+
+INTERRUPTED = 130
+"""What a shell calls the end of a command by Ctrl-C; a run that has begun commits and ends with 3."""
 
 
 def main() -> None:
@@ -13,8 +18,17 @@ def main() -> None:
         from orchestrator.cli.app import call
 
         call()
+        return
     except KeyboardInterrupt:
-        sys.exit("orchestrator: interrupted before it began")
+        print("orchestrator: interrupted before it began", file=sys.stderr)
+    except SystemExit as end:
+        if end.code != INTERRUPTED:
+            raise
+    # Not in order: threads of libraries would end badly in that, with another code.
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,9 @@ from collections.abc import Iterator
 
 from cluster.local import reaper
 
+WAIT = 15.0
+"""Seconds for the reaper to end what is left; it goes on alone after that."""
+
 
 @contextlib.contextmanager
 def reaped() -> Iterator[None]:
@@ -26,9 +29,12 @@ def reaped() -> Iterator[None]:
         arguments, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
     )
     os.environ[reaper.VARIABLE] = marker
+    in_order = False
     try:
         yield
+        in_order = True
     finally:
         os.environ.pop(reaper.VARIABLE, None)
-        with contextlib.suppress(OSError):
-            process.communicate(b".")
+        # Without the byte it ends what is left: the agents of a Ray that was still starting live on for minutes.
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            process.communicate(b"." if in_order else b"", timeout=WAIT)

@@ -15,13 +15,14 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
 
 INTERRUPTED = 130
-"""The exit code that typer makes of a KeyboardInterrupt."""
+"""The exit code that typer makes of a KeyboardInterrupt, as shells do."""
 
 app = typer.Typer(
     name="orchestrator",
     help="Train Transformer and Mixture-of-Experts models on Ray: a run that survives anything and stays the same run.",
     no_args_is_help=True,
-    epilog="Exit codes: 0 done, 1 failed, 2 wrong input, 3 stopped with a commit. --debug, given anywhere, adds the "
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong input, 3 stopped with a commit, "
+    "130 interrupted before there was one to make. --debug, given anywhere, adds the "
     "trace of an error.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -65,7 +66,8 @@ def _main(
 
 
 def call(arguments: list[str] | None = None) -> None:
-    """Run a command and exit with the code of its `Outcome`: 0 done, 1 failed, 2 wrong input, 3 stopped with a commit.
+    """Run a command and exit with the code of its `Outcome`: 0 done, 1 failed, 2 wrong input, 3 stopped with a commit;
+    or with INTERRUPTED.
 
     An error is one line on standard error; --debug, given anywhere, adds the trace.
     """
@@ -85,7 +87,6 @@ def _guarded(command: Callable[[], object], debug: bool, as_json: bool = False) 
         code = command()
         if code != INTERRUPTED:
             return code if isinstance(code, int) else 0
-        code = Outcome.FAILED.exit_code
         line = "interrupted; the same command goes on from the last commit, if there is one"
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0 if end.code is None else 1

@@ -35,7 +35,12 @@ class ProgressKind(StrEnum):
 
 
 Job = Annotated[Path, typer.Argument(help="the job file", show_default=False)]
-Run = Annotated[str, typer.Argument(help="a run directory: a path or URI", show_default=False)]
+Run = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="a run directory: a path or URI, or its name in runs/", show_default=False
+    ),
+]
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="A.B=C", help="override a key of the job file")
 ]

@@ -19,7 +19,6 @@ from orchestrator.job.evaluate import SAMPLES
 from orchestrator.job.records import COLUMNS, LABELLED, PREFERENCES, REFERENCED, problem_of
 from orchestrator.job.spec import JobSpec
 from orchestrator.job.tokenizer_training import TrainedTokenizer
-from orchestrator.launch.checks import Likely
 from orchestrator.launch.own_code import check_own_code
 from orchestrator.planning import prices
 from orchestrator.planning.device import BOUNDLESS, Machine
@@ -41,9 +40,7 @@ if TYPE_CHECKING:
     from orchestrator.checkpoint.manifest import CommitManifest
 
 
-def preflight(
-    spec: JobSpec, run_dir: RunDir, until: int | None, address: str | None, likely: Likely = lambda: None
-) -> ResolvedJob:
+def preflight(spec: JobSpec, run_dir: RunDir, until: int | None, address: str | None) -> ResolvedJob:
     """Find all that can be found wrong of a run without starting anything. Returns the job, resolved."""
     check_places(spec, run_dir)
     problems = Problems()
@@ -52,7 +49,7 @@ def preflight(
             raise InputError("is the folder of a search", run_dir.uri, "give another --run-dir, or use tune")
         commit = check_same_run(spec, run_dir)
     with problems.noted():
-        job = check_here(spec, address, (lambda: None) if problems else likely)
+        job = check_here(spec, address)
     if until is not None and until > spec.train.steps:
         with problems.noted():
             raise InputError(f"step {until} is beyond train.steps {spec.train.steps}", "--until", "lower it")
@@ -63,11 +60,11 @@ def preflight(
     return job
 
 
-def check_here(spec: JobSpec, address: str | None, likely: Likely = lambda: None) -> ResolvedJob:
+def check_here(spec: JobSpec, address: str | None) -> ResolvedJob:
     """What is wrong with a job, and with this machine for it. Returns the job, resolved."""
     problems = Problems()
     with problems.noted():
-        job = check_job(spec, likely)
+        job = check_job(spec)
     with problems.noted():
         check_machine(spec, address)
     problems.raise_noted()
@@ -77,7 +74,7 @@ def check_here(spec: JobSpec, address: str | None, likely: Likely = lambda: None
     return job
 
 
-def check_job(spec: JobSpec, likely: Likely = lambda: None) -> ResolvedJob:
+def check_job(spec: JobSpec) -> ResolvedJob:
     """What is wrong with a job wherever it runs. Returns the job, resolved."""
     problems = Problems()
     for check in (check_text, check_records, check_preferences, check_cleaning, prices.check):
@@ -86,8 +83,6 @@ def check_job(spec: JobSpec, likely: Likely = lambda: None) -> ResolvedJob:
     if spec.checkpoint.export_to:
         with problems.noted():
             check_target(spec.checkpoint.export_to)
-    if not problems:
-        likely()
     with problems.noted():
         job = resolve(spec)
         with problems.noted():

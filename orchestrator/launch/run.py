@@ -15,7 +15,6 @@ from orchestrator.checkpoint.identity import check_same_run
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec
-from orchestrator.launch.checks import Checks
 from orchestrator.launch.preflight import gpus_here, preflight
 from orchestrator.launch.submission import no_cluster
 from orchestrator.storage.run_directory import RunDir, remove_empty
@@ -61,24 +60,19 @@ def run(
         return RunOutcome(Outcome.DONE, found, f"{run_dir.uri} is finished: nothing to do")
     launched = launched or wall()
     show({"phase": "check", "note": "reading the job's sources and model"})
-    checks = Checks(lambda likely: preflight(spec, run_dir, until, address, likely))
-    checks.wait_until_likely()
+    preflight(spec, run_dir, until, address)
     from cluster.local.ray_session import NoCluster, connected_ray
 
     queue = None if address is None else priority
     workers, worker = spec.resources.workers, spec.resources.per_worker
     most = workers.max + spec.evaluates_beside
-    if address is not None or worker.gpu:
-        checks.wait()
     gpus = gpus_here(spec) if address is None and worker.gpu else workers.max * worker.gpu
-    made: tuple[str, ...] = ()
+    made = run_dir.create()
     where = "starting Ray on this machine" if address is None else f"connecting to Ray at {address}"
     show({"phase": "connect", "note": where})
     try:
         for last in (False, False, True):
             with connected_ray(address, most * worker.cpu, gpus):
-                checks.wait()
-                made = made or run_dir.create()
                 show({"phase": "connect", "note": "starting the run's controller"})
                 controller = attach(spec, run_dir, until, faults, queue, launched)
                 outcome = _watch(WatchedRun(controller, run_dir), show)

@@ -1,4 +1,4 @@
-"""The display of a run on standard error while it trains, and its summary at the end; standard output stays clean."""
+"""The display of a run on standard error while it trains, and its summary at the end on standard output."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ProgressDisplay:
 
 
 def final_table(summary: Mapping[str, Any], stream: IO[str] | None = None) -> None:
-    """Print the summary of a run as a table to `stream`, by default standard error."""
+    """Print the summary of a run as a table to `stream`, by default standard output."""
     from rich.console import Console
     from rich.table import Table
 
@@ -72,7 +72,7 @@ def final_table(summary: Mapping[str, Any], stream: IO[str] | None = None) -> No
     table.add_column(overflow="fold")
     for name, text in facts(summary):
         table.add_row(name, text)
-    Console(file=stream or sys.stderr, markup=False, highlight=False).print(table)
+    Console(file=stream or sys.stdout, markup=False, highlight=False).print(table)
 
 
 def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

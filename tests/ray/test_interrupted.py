@@ -40,7 +40,7 @@ def test_a_signal_before_ray_is_up_is_told_and_leaves_nothing(tmp_path: Path) ->
         wait_for(starting, "Ray to begin to start")
         members = family(process.pid)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 1, (tmp_path / "output.txt").read_text()
+        assert process.wait(timeout=60) == 130, (tmp_path / "output.txt").read_text()
         _, alive = psutil.wait_procs(members, timeout=30)
         assert alive == []
     assert (tmp_path / "output.txt").read_text().splitlines()[-1].startswith("orchestrator: interrupted")

@@ -98,7 +98,7 @@ def test_an_interruption_is_told(command, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(spec, "schema", lambda: raises(KeyboardInterrupt()))
     ended = command("schema")
     assert (ended.code, ended.err) == (
-        1,
+        130,
         "orchestrator: interrupted; the same command goes on from the last commit, if there is one\n",
     )
 

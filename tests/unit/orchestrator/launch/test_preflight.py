@@ -13,7 +13,6 @@ from letters import write_tokenizer
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.launch.preflight import (
-    check_job,
     check_memory,
     check_objective,
     check_places,
@@ -43,18 +42,6 @@ def spec(**changes: Any) -> JobSpec:
 def test_runs_beside_each_other_share_their_data(run: str, cache: str) -> None:
     assert data_cache(spec(), RunDir(run)) == cache
     assert data_cache(spec(data={"cache": "/elsewhere"}), RunDir(run)) == "/elsewhere"
-
-
-def test_nothing_begins_beside_a_job_that_is_wrong_at_a_glance(tmp_path: Path) -> None:
-    begun: list[str] = []
-    with pytest.raises(InputError, match="no such file"):
-        check_job(spec(data={"sources": [{"uri": str(tmp_path / "a.txt")}]}), lambda: begun.append("text"))
-    assert not begun
-    (tmp_path / "a.txt").write_text("a word " * 999)
-    there = {"sources": [{"uri": str(tmp_path / "a.txt")}]}
-    with pytest.raises(InputError, match="masked_lm does not train"):
-        check_job(spec(data=there, workload={"objective": "masked_lm"}), lambda: begun.append("objective"))
-    assert begun == ["objective"]
 
 
 def test_the_vocabulary_is_known_before_there_is_data() -> None:
