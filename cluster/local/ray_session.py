@@ -103,7 +103,8 @@ def _connect(address: str | None, options: dict[str, Any]) -> None:
 
     for last in (False, True):
         try:
-            ray.init(address=address or "local", **options)
+            with kept_interruptions():
+                ray.init(address=address or "local", **options)
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, signal.default_int_handler)
             break
@@ -119,6 +120,29 @@ def _connect(address: str | None, options: dict[str, Any]) -> None:
             if last:
                 raise NoCluster(f"no Ray cluster answers at {address}: {reason}") from None
             ray.shutdown()
+
+
+@contextlib.contextmanager
+def kept_interruptions() -> Iterator[None]:
+    """SIGINT and SIGTERM raise KeyboardInterrupt, at the end of this at the latest: hooks that Python runs at a fork,
+    of which the start of Ray has many, swallow what is raised in them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    seen: list[int] = []
+
+    def interrupt(number: int, _: Any) -> None:
+        seen.append(number)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if seen:
+        raise KeyboardInterrupt
 
 
 def _workers() -> list[psutil.Process]:

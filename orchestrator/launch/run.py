@@ -176,12 +176,20 @@ def _watch(run: WatchedRun, show: Callable[[dict[str, Any]], None]) -> RunOutcom
             if run.status:
                 show({**run.status, **({"note": STOPPING} if run.stopping else {})})
             if outcome is not None:
+                if run.stopping and outcome.outcome == Outcome.FAILED and _is_without_commit(outcome):
+                    raise KeyboardInterrupt  # as before the run had begun: nothing is lost, and nothing has failed
                 return outcome
             time.sleep(REFRESH)
         except KeyboardInterrupt:
             if run.stopping:
                 raise
             run.stopping = True
+
+
+def _is_without_commit(outcome: RunOutcome) -> bool:
+    """Whether the run was stopped before it had a commit."""
+    found = outcome.summary or {}
+    return found.get("state") == Outcome.STOPPED and found.get("commit") is None
 
 
 def attach(

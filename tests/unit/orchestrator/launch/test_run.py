@@ -143,6 +143,24 @@ def test_a_stop_before_the_first_commit_is_no_stop_with_a_commit_in_place() -> N
     assert ended.line == "why; there is no commit yet, and the same command begins anew"
 
 
+def test_a_stop_before_the_first_commit_is_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stopped:
+        def __init__(self) -> None:
+            self.status, self.stopping = dict[str, Any](), True
+
+        def look(self) -> RunOutcome:
+            return _outcome(
+                {"error": None, "summary": {"state": "stopped", "reason": "why", "commit": commit}}
+            )
+
+    monkeypatch.setattr("cluster.workers.ray_internals.dead_main_process", lambda: "")
+    commit: int | None = None
+    with pytest.raises(KeyboardInterrupt):
+        runs._watch(Stopped(), lambda status: None)  # type: ignore[arg-type]
+    commit = 4
+    assert runs._watch(Stopped(), lambda status: None).outcome == Outcome.STOPPED  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("input_", "outcome"), [(True, Outcome.WRONG_INPUT), (False, Outcome.FAILED)])
 def test_a_controller_s_error_is_the_command_s(input_: bool, outcome: Outcome) -> None:
     status = {"summary": None, "error": {"line": "is wrong", "input": input_}}
