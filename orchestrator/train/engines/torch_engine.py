@@ -169,10 +169,9 @@ class TorchEngine:
         self._routing.take(self._stages)
         said = self._losses.said(here=True)
         self._swap_reference()
-        # Stages before the last have none, and need none.
-        return (
-            [{**b, REFERENCE: v} for b, v in zip(micro_batches, said, strict=True)] if said else micro_batches
-        )
+        # Stages before the last have none, and read none; but they know that it was computed.
+        said = said or [torch.zeros(len(batch["tokens"]), 2) for batch in micro_batches]
+        return [{**batch, REFERENCE: each} for batch, each in zip(micro_batches, said, strict=True)]
 
     def _swap_reference(self) -> None:
         for held, shard in zip(self._reference, self._data.shards, strict=True):
