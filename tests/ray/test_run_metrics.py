@@ -63,13 +63,13 @@ def test_every_metric_is_exported_by_its_documented_name(shared_cluster: Cluster
 
 
 @contextlib.contextmanager
-def prometheus(folder: Path, target: str) -> Iterator[str]:
-    """The URL of a real Prometheus (Debian's package of that name) that scrapes `target` each second, with the label
+def prometheus(folder: Path, targets: list[str]) -> Iterator[str]:
+    """The URL of a real Prometheus (Debian's package of that name) that scrapes them each second, with the label
     that infra/monitoring/podmonitors.yaml gives."""
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip("there is no prometheus on the PATH: apt-get install prometheus")
-    scrape = {"job_name": "ray", "scrape_interval": "1s", "static_configs": [{"targets": [target]}]}
+    scrape = {"job_name": "ray", "scrape_interval": "1s", "static_configs": [{"targets": targets}]}
     scrape["static_configs"][0]["labels"] = {"ray_io_cluster": "tests"}  # type: ignore[index]
     rules = [str(MONITORING / "alerts.yaml")]
     settings = {"global": {"evaluation_interval": "1s"}, "rule_files": rules, "scrape_configs": [scrape]}
@@ -104,14 +104,15 @@ def test_a_real_prometheus_answers_every_expression_of_the_dashboard(
     ray.init(address=shared_cluster.address, logging_level="warning")
     try:
         reports = Reports.remote()
-        address, port = ray.get(reports.port.remote())
+        ray.get(reports.port.remote())
+        nodes = [f"{n['NodeManagerAddress']}:{n['MetricsExportPort']}" for n in ray.nodes() if n["Alive"]]
         dashboard = json.loads((MONITORING / "dashboard.json").read_text())
         wanted = {
             target["expr"].replace("$cluster", "tests")
             for panel in dashboard["panels"]
             for target in panel.get("targets", ())
         }
-        with prometheus(tmp_path, f"{address}:{port}") as url:
+        with prometheus(tmp_path, nodes) as url:
             end, missing = time.monotonic() + 150, wanted
             while missing and time.monotonic() < end:
                 time.sleep(1)
