@@ -48,7 +48,8 @@ def run_tasks(
             error = run_task(task, cache, row)
         return {"error": error, "printed": text.getvalue()}
 
-    free = int(ray.available_resources().get("CPU", 1) - leave)
+    there, every = ray.available_resources().get("CPU", 1), ray.cluster_resources().get("CPU", 1)
+    free = int(min(there, every - leave))
     share = 1.0 if free >= 1 or not leave else 0.0
     tasks = ray.data.TaskPoolStrategy(size=max(1, min(free, len(rows))))
     given = ray.data.from_items(list(rows), override_num_blocks=len(rows))

@@ -78,21 +78,25 @@ def test_weights_are_passes_over_each_section() -> None:
     assert sum(order.drawn(100)) in range(98, 101)
 
 
-def test_any_resumes_at_any_width_read_every_sample_once() -> None:
+def resumes_exactly_once(cases: int) -> None:
+    """Steps of 8 samples from random positions on, at random widths, by new processes: what one process reads."""
     rng = random.Random(4)
-    whole = SectionedOrder(9, len(COUNTS), ends_of(COUNTS), [1.0, 1.0]).at(np.arange(400))[1]
-    for _ in range(20):
-        position, read = 0, []
-        while position < 400:
-            order = SectionedOrder(9, len(COUNTS), ends_of(COUNTS), [1.0, 1.0])  # a new process
-            width = rng.choice([1, 2, 4, 8])
-            for _ in range(rng.randint(1, 9)):
-                share = 8 // width
-                for rank in range(width):
-                    first = position + rank * share
-                    read += order.at(np.arange(first, first + share))[1].tolist()
-                position += 8
-        assert np.array_equal(read[:400], whole)
+    whole = SectionedOrder(9, len(COUNTS), ends_of(COUNTS), [1.0, 2.0]).at(np.arange(1200))[1]
+    for _ in range(cases):
+        order = SectionedOrder(9, len(COUNTS), ends_of(COUNTS), [1.0, 2.0])
+        position, width = rng.randrange(1192), rng.choice([1, 2, 4, 8])
+        share = 8 // width
+        read = [order.at(np.arange(at, at + share))[1] for at in range(position, position + 8, share)]
+        assert np.array_equal(np.concatenate(read), whole[position : position + 8])
+
+
+def test_any_resume_at_any_width_reads_the_same_samples() -> None:
+    resumes_exactly_once(40)
+
+
+@pytest.mark.slow
+def test_ten_thousand_resumes_read_the_same_samples() -> None:
+    resumes_exactly_once(10_000)
 
 
 def test_positions_of_1e12_samples_are_exact() -> None:
