@@ -24,26 +24,29 @@ def show_forecast(spec: JobSpec, found: dict[str, Any]) -> None:
     from orchestrator.cli.options import table
     from orchestrator.track.words import count, duration
 
+    def days(value: float) -> str:
+        return f"{value:.1f} days" if value >= 1.0 else duration(value * 86400.0)
+
     commit = found["commit"]
     print(
         f"{found['nodes_in_use']} of {found['nodes']} nodes, {count(found['tokens_per_day'])} tokens a day, "
-        f"{found['days_without_failures']:.1f} days for {count(spec.train.steps)} steps if nothing failed."
+        f"{days(found['days_without_failures'])} for {count(spec.train.steps)} steps if nothing failed."
     )
     rows = [
         [
             name,
             each["ends"],
-            f"{each['days']:.1f} ({each['days_least']:.1f} to {each['days_most']:.1f})",
+            f"{days(each['days'])} ({days(each['days_least'])} to {days(each['days_most'])})",
             f"{each['goodput']:.1%}",
             f"{each['usd']:,.0f}",
-            f"{each['kwh'] / 1000.0:,.0f}",
-            f"{each['kg_co2e'] / 1000.0:,.0f}",
+            f"{each['kwh']:,.0f}",
+            f"{each['kg_co2e']:,.0f}",
             f"{each['failures']:.0f}",
             str(each["spares"]),
         ]
         for name, each in found["markets"].items()
     ]
-    columns = ["market", "ends", "days", "goodput", "USD", "MWh", "t CO2e", "failures", "spares"]
+    columns = ["market", "ends", "takes", "goodput", "USD", "kWh", "kg CO2e", "failures", "spares"]
     table("Forecast: the mean of some lives, with the controller's own decisions", columns, rows)
     for name, each in found["markets"].items():
         best, parts = each["young_daly"], each["share_of_time"]
@@ -57,5 +60,5 @@ def show_forecast(spec: JobSpec, found: dict[str, Any]) -> None:
         )
         if each["why"]:
             print(f"  It ended so: {each['why']}.")
-        more = [f"{c['spares']}: {c['days']:.1f} days, {c['usd']:,.0f} USD" for c in each["by_spares"]]
+        more = [f"{c['spares']}: {days(c['days'])}, {c['usd']:,.0f} USD" for c in each["by_spares"]]
         print(f"  By spare nodes: {'; '.join(more)}.")

@@ -110,16 +110,17 @@ def _layer(spec: JobSpec, shape: ModelShape, layout: Layout, tokens: float) -> f
         return tokens * shape.hidden * 4.0 / (layout.tp if layout.sequence else 1)
     none = layout.recompute == "none"
     residual = 16.0 if none else 12.0 if full else 8.0
-    query, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
-    inner = width * 2.0 * (query + keys)
-    if none and shape.gated:  # such models rotate queries and keys
-        inner += (4.0 if full else 5.5) * (query + keys)
+    if none and shape.gated:  # such models have norms by the root of the mean square
+        residual += 8.0 if full else 11.0
+    # what sequence parallelism gathers for the first product of each half of a layer is kept whole
+    whole = (8.0 if full else 11.0) if layout.sequence else residual
+    inner = width * 2.0 * (shape.heads + shape.kv_heads) * shape.head_size
     each = width * (2.0 if none else 1.0) * (2.0 if shape.gated else 1.0)
     share = shape.expert_layers / shape.layers if shape.layers else 0.0
     used = shape.experts_per_token + shape.shared_experts
     columns = (1.0 - share) * shape.feedforward + share * used * shape.expert_feedforward
     sent = 3.0 * share * shape.experts_per_token * shape.hidden * width if none else 0.0
-    outer = residual * shape.hidden / (layout.tp if layout.sequence else 1)
+    outer = (whole + max(residual - whole, 0.0) / layout.tp) * shape.hidden
     return tokens * (outer + sent + (inner + each * columns) / layout.tp)
 
 
