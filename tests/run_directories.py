@@ -30,6 +30,8 @@ def run_of(
             "time": START + step,
             "step_seconds": 1.0,
             "loss": loss,
+            "forward_seconds": 0.3,
+            "backward_seconds": 0.5,
         }
         if step == len(losses):
             sets = {"wiki": {"loss": loss + 0.5}}

@@ -160,7 +160,7 @@ class RunHistory:
 
     def event(self, attempt: int, step: int, phase: str, reason: str, **more: Unpack[EventFields]) -> None:
         """Add a row to events.jsonl."""
-        self._log.event(step, phase, reason)
+        self._log.event(step, phase, f"{reason}: {fault}" if (fault := more.get("first_fault")) else reason)
         self._metrics.hurry()
         if "tasks" in more:
             more["tasks"] = {**more["tasks"], "attempt": attempt}

@@ -89,4 +89,9 @@ def _goodput(history: RunHistory) -> float | None:
 
 
 def _shown(event: Row) -> dict[str, Any]:
-    return {key: event.get(key) for key in ("time", "phase", "reason")}
+    fault = event.get("first_fault")
+    return {
+        "time": event["time"],
+        "phase": event["phase"],
+        "reason": f"{event.get('reason')}: {fault}" if fault else event.get("reason"),
+    }

@@ -33,6 +33,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:
     run_of(folder / "live", "train", losses=LOSSES[:60])
     planned = [[rank, *action] for rank in (0, 1) for action in ACTIONS]
     plan = {"attempt": 1, "chosen": {"pp": 2, "dp": 1, "text": "pp2 mb2"}, "timeline": planned}
+    parts = {
+        "compute": 0.5,
+        "communication": 0.2,
+        "bubble": 0.2,
+        "optimizer": 0.1,
+        "data": 0.0,
+        "commit": 0.0,
+    }
+    plan["predicted"] = {"step_seconds": 1.0, "seconds_by_part": parts}
     (folder / "base" / "plan.json").write_text(json.dumps(plan))
     timeline = folder / "base" / "profiles" / "timeline"
     timeline.mkdir(parents=True)
@@ -94,6 +103,10 @@ def test_every_page_is_whole_and_legible(look: str, server: PageServer, browser:
         )
         text, behind = (sum(map(int, colour[4:-1].split(",")[:3])) for colour in colours)
         assert (text > behind + 300) if look == "dark" else (behind > text + 300), (path, colours)
+        highest = page.evaluate(
+            "Math.max(...[...document.querySelectorAll('section')].map(s => s.offsetHeight))"
+        )
+        assert highest < 1200, (path, highest)
     assert problems == []
     assert all(url.startswith(base) for url in asked), asked
     assert all(len(shot) > 10_000 for shot in shots.values())
