@@ -254,6 +254,8 @@ def _faults(texts: list[str]) -> tuple[str, ...]:
 def _where_next(run_dir: str, tracking: str | None, form: str | None, summary: dict[str, Any]) -> None:
     import os
 
+    from orchestrator.track.redact import redact
+
     near = os.path.relpath(run_dir) if os.path.isabs(run_dir) else run_dir
     shown = run_dir if near.startswith("..") else near
     if summary.get("sample"):
@@ -270,7 +272,9 @@ def _where_next(run_dir: str, tracking: str | None, form: str | None, summary: d
     _say(f"  orchestrator verify-resume {shown}      replay steps from a commit and compare")
     _say(f"  orchestrator checkpoint list {shown}    the commits")
     if tracking:
-        _say(f"  mlflow ui --backend-store-uri {tracking}")
+        # A server shows its runs itself; a database or a folder is shown by a server of one's own.
+        served = tracking.startswith(("http://", "https://"))
+        _say(f"  {redact(tracking)}" if served else f"  mlflow ui --backend-store-uri {tracking}")
     problem = (summary.get("tracking") or {}).get("problem")
     if problem:
         _say(

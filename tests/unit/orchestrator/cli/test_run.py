@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from orchestrator.cli import jobs
+from orchestrator.cli.run import _where_next
 
 
 @pytest.fixture
@@ -90,6 +91,21 @@ def test_attach_tells_how_a_run_ended(command: Any, here: Path) -> None:
     said = command("attach", "half")
     assert said.code == 3
     assert said.out.startswith("half: stopped")
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("sqlite:///mlflow.db", "  mlflow ui --backend-store-uri sqlite:///mlflow.db"),
+        ("https://mlflow.example.org", "  https://mlflow.example.org"),
+        ("http://me:secret@mlflow:5000", "  http://"),
+    ],
+)
+def test_where_the_runs_are_seen(uri: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _where_next("runs/small", uri, None, {})
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].startswith(shown)
+    assert "secret" not in lines[-1]
 
 
 def test_attach_follows_a_run_until_its_new_summary_is_there(
