@@ -257,14 +257,14 @@ def test_a_dead_server_neither_blocks_nor_raises(tmp_path: Path, mute: str) -> N
         write(run_dir, followed, [row(step)])
     followed.document("plan.json")
     followed.status("FINISHED")
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 5
     found = followed.close(1)
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 10
     assert found.missing == 50
     assert found.problem
     assert "hunter2" not in found.problem
     assert tracker.rows_on_server(job(mute, "dead"), run_dir, [(1, 50)], 1.0) == []
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 15
 
 
 def test_a_refused_connection_is_told(tmp_path: Path, client: Any) -> None:

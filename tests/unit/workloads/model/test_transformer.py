@@ -190,7 +190,7 @@ def test_column_and_row_cuts_leave_the_sum_of_the_parts() -> None:
     whole = workload.build().eval()
     whole.load_state_dict(state)
     hidden = torch.randn(2, LENGTH, 32, generator=torch.Generator().manual_seed(2))
-    context = whole._context({"tokens": tokens()}, torch.arange(LENGTH)[None])
+    context = whole._context({"tokens": tokens()}, torch.arange(LENGTH)[None], None, 0)
     layer = whole.layers["0"]
     parts = [_half(workload, state, rank).layers["0"] for rank in (0, 1)]
     attended = sum(part.attention(hidden, context) for part in parts)
