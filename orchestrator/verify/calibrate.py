@@ -71,7 +71,14 @@ SMALL: tuple[dict[str, Any], ...] = (
         "batch": 8,
     },
 )
-"""Jobs of one process whose steps are measured."""
+"""Small models whose steps are measured."""
+
+ALONE = (
+    *((asked, Layout(micro_batch=asked["batch"])) for asked in SMALL),
+    (SMALL[1], Layout(micro_batch=1)),
+    (SMALL[2], Layout(micro_batch=2)),
+)
+"""Jobs of one process: many micro-batches tell the cost of launches from that of what is computed."""
 
 PAIRED = (
     (SMALL[1], Layout(tp=2, micro_batch=4)),
@@ -90,17 +97,12 @@ SHARES = (0.5, 0.75, 1.0)
 def calibrate() -> Profile:
     """The profile of a core of this machine, in under a minute. Raises RuntimeError if a measurement
     fails."""
-    steps = [{"job": asked, "layout": layout_of(asked).to_json()} for asked in SMALL]
+    steps = [{"job": asked, "layout": layout.to_json()} for asked, layout in ALONE]
     alone = measured(1, {"operators": True, "steps": steps})
     paired = [{"job": asked, "layout": layout.to_json()} for asked, layout in PAIRED]
     pair = measured(2, {"collectives": True, "steps": paired})
     profile = profile_of(alone["operators"], pair["collectives"], [least for least, *_ in alone["steps"]])
     return with_messages(profile, [least for least, *_ in pair["steps"]])
-
-
-def layout_of(asked: dict[str, Any]) -> Layout:
-    """The layout of one process that computes the whole batch at once."""
-    return Layout(micro_batch=asked["batch"])
 
 
 def measured(world: int, config: dict[str, Any]) -> Any:
@@ -195,8 +197,8 @@ def _launch_and_passes(profile: Profile, steps: Sequence[float]) -> tuple[float,
     """Seconds of a launch, and how often bytes pass, that meet the measured steps best."""
     machine = profile.machine("fp32")
     jobs = [
-        (*predicted_with(asked), layout_of(asked), seconds)
-        for asked, seconds in zip(SMALL, steps, strict=True)
+        (*predicted_with(asked), layout, seconds)
+        for (asked, layout), seconds in zip(ALONE, steps, strict=True)
     ]
 
     def error(tried: tuple[float, float]) -> float:

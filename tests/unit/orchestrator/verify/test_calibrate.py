@@ -12,10 +12,9 @@ from orchestrator.planning.device import Link
 from orchestrator.planning.machines import machine_for
 from orchestrator.planning.profile import load, read, store
 from orchestrator.verify.calibrate import (
+    ALONE,
     PAIRED,
-    SMALL,
     half_size,
-    layout_of,
     link_of,
     predicted,
     profile_of,
@@ -37,19 +36,19 @@ MESSAGES = [(4096, 2e-4), (2**24, 2e-4 + 2**24 / 1e9)]
 
 
 def test_what_was_measured_is_found_again() -> None:
-    steps = [predicted(CORE, asked, layout_of(asked)) for asked in SMALL]
+    steps = [predicted(CORE, asked, layout) for asked, layout in ALONE]
     found = profile_of(OPERATORS, MESSAGES, steps)
     assert found.peak.fp32 == pytest.approx(1e11, rel=0.02)
     assert found.matrix.half_size == pytest.approx(16, rel=0.15)
     machine = found.machine("fp32")
-    for asked, seconds in zip(SMALL, steps, strict=True):
-        assert predicted(machine, asked, layout_of(asked)) == pytest.approx(seconds, rel=0.15)
+    for (asked, layout), seconds in zip(ALONE, steps, strict=True):
+        assert predicted(machine, asked, layout) == pytest.approx(seconds, rel=0.15)
 
 
 def test_messages_are_fitted_to_steps_of_two_processes() -> None:
     core = replace(CORE, inside=Link(8e-4, 5e8))
     steps = [predicted(core, asked, layout) for asked, layout in PAIRED]
-    alone = profile_of(OPERATORS, MESSAGES, [predicted(CORE, asked, layout_of(asked)) for asked in SMALL])
+    alone = profile_of(OPERATORS, MESSAGES, [predicted(CORE, asked, layout) for asked, layout in ALONE])
     machine = with_messages(alone, steps).machine("fp32")
     for (asked, layout), seconds in zip(PAIRED, steps, strict=True):
         assert predicted(machine, asked, layout) == pytest.approx(seconds, rel=0.2)
