@@ -208,7 +208,9 @@ class Transformer(nn.Module):
         first = torch.arange(self.prompt_length, device=positions.device).expand(len(positions), -1)
         return torch.cat((first, positions), dim=1), self.prompt_length
 
-    def _context(self, batch: Batch, positions: Tensor, cache: Cache | None, before: int) -> Context:
+    def _context(
+        self, batch: Batch, positions: Tensor, cache: Cache | None = None, before: int = 0
+    ) -> Context:
         length, device = batch["tokens"].shape[1], batch["tokens"].device
         if cache is None:
             mask = self_mask(self.config, batch, length)
