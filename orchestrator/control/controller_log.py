@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import IO
+from typing import IO, Any
 
 from cluster.workers.rank_output import FLUSH_TIMEOUT, MOST_BYTES, RankOutput, StampedStream
 from orchestrator.job.outcome import Outcome
@@ -102,6 +102,9 @@ class Tee(io.TextIOBase):
         self._first, self._second = stream, write
 
     encoding = "utf-8"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._first, name)  # such as `buffer`
 
     def writable(self) -> bool:
         """See `io.IOBase`."""

@@ -7,7 +7,7 @@ import io
 import logging
 import sys
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, Any
 
 MOST = 1 << 14
 """Characters of a task that come back, the first of them."""
@@ -19,6 +19,11 @@ class Copy(io.TextIOBase):
 
     def __init__(self, stream: IO[str], text: io.StringIO) -> None:
         self._stream, self._text = stream, text
+
+    encoding = "utf-8"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)  # such as `buffer`
 
     def writable(self) -> bool:
         """See `io.IOBase`."""

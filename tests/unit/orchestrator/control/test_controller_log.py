@@ -38,6 +38,7 @@ def test_events_and_what_is_printed_and_logged_are_kept_in_order(
     log.event(0, "prepare", "begun")
     log.capture()
     log.keep()
+    assert sys.stderr.buffer
     logging.getLogger("orchestrator.data").info("data, part 1 of 2: hello")
     log.event(7, "train", "on its way")
     print("a warning; password=hunter2", file=sys.stderr)
@@ -78,6 +79,8 @@ def test_what_a_task_prints_comes_back_and_goes_on(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with printed() as text:
+        assert sys.stdout.encoding
+        assert sys.stdout.buffer
         print("one")
         print("two", file=sys.stderr)
         print("x" * MOST)
