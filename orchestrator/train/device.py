@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import datetime
 import os
 import resource
@@ -23,11 +22,6 @@ from workloads.workload import Batch
 
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
 """Timeout of a collective. A dead peer is detected from outside, and this process replaced, long before."""
-
-M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1
-"""Options of mallopt, as malloc.h numbers them."""
-REUSED = 2**28
-"""Bytes of the largest tensor on a CPU whose memory is used again without the kernel."""
 
 COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Dtype of matrix products by the job's precision."""
@@ -79,7 +73,6 @@ def open_device(spec: JobSpec, context: WorkerContext) -> Device:
         backend = "cpu:gloo,cuda:nccl"
     else:
         device, backend = torch.device("cpu"), "gloo"
-        reuse_freed_memory()
     use_interface_of(rank_info.node or rank_info.host)
     store = context.store or dist.TCPStore(
         rank_info.host, context.store_port(), is_master=False, timeout=COLLECTIVE_TIMEOUT
@@ -92,16 +85,6 @@ def open_device(spec: JobSpec, context: WorkerContext) -> Device:
     if worker.gpu:
         check_own_gpu(str(torch.cuda.get_device_properties(device).uuid))
     return Device(device, COMPUTE[spec.train.precision], group)
-
-
-def reuse_freed_memory() -> None:
-    """Have the C library keep what a CPU's step frees, for the next one. By itself it returns every tensor of 32 MiB
-    and more to the kernel, logits most of all, whose pages are then cleared and mapped anew in each step: mallopt(3).
-    """
-    with contextlib.suppress(OSError, AttributeError):  # another C library, which has no such options
-        library = ctypes.CDLL(None)
-        library.mallopt(M_MMAP_THRESHOLD, REUSED)
-        library.mallopt(M_TRIM_THRESHOLD, 2 * REUSED)
 
 
 def _take_gpu(rank_info: RankInfo, bitwise: bool) -> torch.device:
