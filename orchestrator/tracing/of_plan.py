@@ -21,6 +21,8 @@ from orchestrator.tracing.depth import deepened, depths_of, further
 
 NEAR = 2.5
 """How many times what the formula says a layout may need."""
+ENDS = 2
+"""Ranks at the ends of a pipeline, which are traced first."""
 SECONDS = 40.0
 """Of the processor, that the traces of a layout may take together."""
 
@@ -132,7 +134,12 @@ def traced_memory(job: ResolvedJob, layout: Layout, seconds: float = SECONDS) ->
 
     accumulation = layout.accumulation(job.spec.train.global_batch)
     counts = micro_batches_of(layout, accumulation)
-    every = [_through(counts, accumulation, [traced(rank, count) for count in counts]) for rank in ranks]
+    every: list[StepTrace | NotTraced] = []
+    for rank in ranks:
+        spent = time.process_time() - began
+        if len(every) >= ENDS and spent + spent / len(every) > seconds:
+            break  # what is between the ends follows from them
+        every.append(_through(counts, accumulation, [traced(rank, count) for count in counts]))
     return TracedMemory(layout, tuple(every), time.process_time() - began)
 
 
@@ -174,9 +181,9 @@ def check_fits(job: ResolvedJob, machine: Machine) -> None:
 
 
 def ranks_of(layout: Layout) -> list[int]:
-    """The first rank of the first two, of the last and of a middle index of the pipeline axis: of the others, each is
-    between two of them."""
-    places: Sequence[int] = sorted({0, min(1, layout.pp - 1), layout.pp // 2, layout.pp - 1})
+    """The first rank of the first and the last index of the pipeline axis, then of the second and of a middle one: of
+    the others, each is between two of them."""
+    places = dict.fromkeys([0, layout.pp - 1, min(1, layout.pp - 1), layout.pp // 2])
     return [layout.rank(pp=place) for place in places]
 
 

@@ -94,7 +94,7 @@ def trace(
                 saved = room_for(engine.state())[0]
     except Exception as error:
         if isinstance(error, _TooLong) or isinstance(error.__cause__ or error.__context__, _TooLong):
-            return NotTraced(rank, f"its step has more operators than can be followed in {seconds:.0f} s")
+            return NotTraced(rank, "its step has more operators than can be followed in the time there is")
         return NotTraced(rank, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
     found = _found(rank, layout, recorder, saved, assumed)
     left = 0 if layout.pp > 1 else layout.accumulation(spec.train.global_batch) - count
