@@ -140,7 +140,7 @@ def kept_interruptions() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
     if seen:
         raise KeyboardInterrupt
 
