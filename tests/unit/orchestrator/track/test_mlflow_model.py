@@ -36,8 +36,10 @@ def exported(model: Any, folder: Path) -> Path:
     return folder / "export"
 
 
-def test_a_decoder_generates(tmp_path: Path) -> None:
+def test_a_decoder_generates_and_is_served(tmp_path: Path) -> None:
     import mlflow
+    from mlflow.pyfunc import scoring_server
+    from starlette.testclient import TestClient
 
     folder = str(exported(transformers.GPT2LMHeadModel(GPT2), tmp_path))
     (said,) = mlflow.transformers.load_model(folder)("a class", max_new_tokens=2)
@@ -46,6 +48,10 @@ def test_a_decoder_generates(tmp_path: Path) -> None:
     assert loaded.predict(["a class"])[0].startswith("a class")
     assert loaded.predict(loaded.input_example)
     assert loaded.metadata.signature is not None
+    served = TestClient(scoring_server.init(loaded))
+    body = Path(folder, "serving_input_example.json").read_text()
+    answer = served.post("/invocations", content=body, headers={"Content-Type": "application/json"})
+    assert answer.json()["predictions"][0].startswith("The first word")
 
 
 def test_an_encoder_fills_and_classifies(tmp_path: Path) -> None:
