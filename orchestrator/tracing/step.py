@@ -18,6 +18,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining.stage import _PipelineStageBase
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -201,6 +202,9 @@ def _other_ranks(rank: int, world: int) -> Iterator[dist.ProcessGroup]:
             yield dist.group.WORLD
     finally:
         dist.destroy_process_group()
+        # What it remembers of an operator's results names their mesh, whose groups are gone with this one: the next
+        # mesh of these ranks equals it.
+        _clear_sharding_prop_cache()
 
 
 class _TooLong(Exception):

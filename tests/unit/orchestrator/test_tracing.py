@@ -73,6 +73,12 @@ def test_a_trace_is_always_the_same() -> None:
     assert traced({"pp": 2}) == traced_anew({"pp": 2}, 0, {})
 
 
+def test_a_trace_remembers_nothing_of_the_groups_before() -> None:
+    """Two ranks of one group each: torch keeps, for equal meshes, what operators on sharded parameters give."""
+    traced_anew({"dp": 2, "zero": 3, "pp": 2, "schedule": "gpipe"}, 0, {})
+    traced_anew({"cp": 2, "zero": 2}, 0, {})
+
+
 def test_messages_name_their_group_and_what_waits_for_them() -> None:
     found = traced({"dp": 2, "tp": 2, "zero": 1}, 1)
     axes = {(c.message, c.axis) for c in found.collectives}
