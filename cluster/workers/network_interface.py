@@ -32,11 +32,15 @@ _Address._fields_ = [
 
 
 def interface_of(address: str) -> str:
-    """The interface of this machine that has the address; empty if none has, as behind a translation of addresses."""
-    wanted = ipaddress.ip_address(address)
-    if wanted.is_loopback:
+    """The interface of this machine that has the address, or that of a host's name; empty if none has, as behind a
+    translation of addresses, or nobody knows the name."""
+    try:
+        wanted = {ipaddress.ip_address(found[4][0]) for found in socket.getaddrinfo(address, None)}
+    except socket.gaierror:
+        return ""
+    if any(each.is_loopback for each in wanted):
         return LOOPBACK  # all of 127.0.0.0/8, of which the system names one
-    return next((name for name, found in addresses() if found == wanted), "")
+    return next((name for name, found in addresses() if found in wanted), "")
 
 
 def addresses() -> Iterator[tuple[str, ipaddress.IPv4Address | ipaddress.IPv6Address]]:

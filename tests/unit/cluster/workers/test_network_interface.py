@@ -17,7 +17,7 @@ from cluster.workers.network_interface import GLOO, NCCL, addresses, interface_o
 ROOT = Path(__file__).parents[4]
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.9", "::1"])
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.9", "::1", "localhost"])
 def test_all_of_loopback_is_one_interface(address: str) -> None:
     assert interface_of(address) == "lo"
 
@@ -33,6 +33,7 @@ def test_every_address_of_this_machine_has_its_interface() -> None:
 
 def test_an_address_of_another_machine_has_none() -> None:
     assert interface_of("203.0.113.7") == ""
+    assert interface_of("no-such-host.invalid") == ""
 
 
 def test_what_is_set_already_holds(monkeypatch: pytest.MonkeyPatch) -> None:
