@@ -10,7 +10,7 @@ import numpy as np
 
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.planning.engine_rules import engine_problems
-from orchestrator.planning.layout import Layout, legal
+from orchestrator.planning.layout import Layout, legal, shard_of
 from orchestrator.planning.model_shape import model_shape
 from orchestrator.resolve.resolved_job import adapter_of
 from workloads.adapters.frozen import frozen_by
@@ -94,7 +94,10 @@ def case_of(seed: int, world: int | None = None) -> dict[str, Any]:
         except Exception:
             continue
         if layouts:
-            return {**found, "layout": draw.choice(layouts).to_json()}
+            layout = draw.choice(layouts)
+            if layout.zero > 1 and layout.engine == "torch" and draw.random() < 0.5:
+                layout = dataclasses.replace(layout, shard=shard_of(layout, layout.replicas // 2))
+            return {**found, "layout": layout.to_json()}
 
 
 def _legal(case: dict[str, Any], world: int) -> list[Layout]:

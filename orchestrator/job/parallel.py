@@ -19,6 +19,12 @@ class ParallelSpec(StrictModel):
     cp: Positive = 1
     ep: Positive = 1
     zero: Literal[0, 1, 2, 3] = 0
+    shard: int | None = Field(
+        default=None,
+        ge=2,
+        description="replicas over which ZeRO 2 and 3 divide weights and gradients, such as those of a node, between "
+        "copies of which gradients are summed once a step (HSDP); without it over all",
+    )
     micro_batch: Positive | None = Field(default=None, description="sequences that a rank computes at once")
     recompute: Literal["none", "selective", "full"] = "none"
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv"] = Field(

@@ -41,6 +41,9 @@ ELSEWHERE = {
     "tensor_parallel_size": "parallel.tp",
     "pipeline_parallel_size": "parallel.pp",
     "zero_stage": "parallel.zero",
+    "hsdp": "parallel.shard says over how many replicas zero 3 divides a copy",
+    "data_parallel_shard_degree": "parallel.shard says over how many replicas zero 3 divides a copy",
+    "data_parallel_replicate_degree": "parallel.shard says over how many replicas zero 3 divides a copy",
 }
 """What other systems call a key, and what it is here."""
 VALUES = {

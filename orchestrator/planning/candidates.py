@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.job.parallel import ParallelSpec
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.engine_rules import engine_problems
-from orchestrator.planning.layout import Layout, ModelShape, divisors, fit, split_problems
+from orchestrator.planning.layout import Layout, ModelShape, divisors, fit, shard_of, split_problems
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
@@ -19,11 +19,12 @@ def candidates(
     spec: JobSpec,
     shape: ModelShape,
     workers: int,
+    per_node: int,
     reject: Callable[[tuple[Layout, str]], None],
     is_tight: Callable[[Layout], bool],
 ) -> Iterator[Layout]:
-    """Every layout to consider on at most `workers` ranks. Degrees that the model cannot have at all are rejected with
-    the reason; state is offloaded where memory `is_tight`."""
+    """Every layout to consider on at most `workers` ranks, `per_node` of which share a node. Degrees that the model
+    cannot have at all are rejected with the reason; state is offloaded where memory `is_tight`."""
     batch = spec.train.global_batch
     virtual = spec.train.virtual_shards if spec.train.determinism == "bitwise" else 0
     micros = [batch // virtual] if virtual else [m for m in MICRO_BATCHES if m <= batch]
@@ -37,7 +38,7 @@ def candidates(
         return
     pins = asked.pins if isinstance(asked, ParallelSpec) else {}
     micros = [pins["micro_batch"]] if "micro_batch" in pins else micros
-    for layout in _searched(spec, shape, workers, micros, pins, reject, is_tight):
+    for layout in _searched(spec, shape, workers, per_node, micros, pins, reject, is_tight):
         if all(getattr(layout, key) == value for key, value in pins.items()):
             yield layout
 
@@ -46,6 +47,7 @@ def _searched(
     spec: JobSpec,
     shape: ModelShape,
     workers: int,
+    per_node: int,
     micros: Sequence[int],
     pins: Mapping[str, Any],
     reject: Callable[[tuple[Layout, str]], None],
@@ -74,9 +76,10 @@ def _searched(
             known.add(layout)
             alone = layout.dp * cp == 1  # nothing to shard, but DeepSpeed can offload it
             zeros = _choices(pins, "zero", (0,) if alone and not gpu else range(4))
-            for zero in zeros:
-                kept = dataclasses.replace(layout, zero=zero, recompute=recomputes[0])
-                least = dataclasses.replace(layout, zero=zero, recompute=recomputes[-1])
+            shards = _choices(pins, "shard", _shards(layout, per_node) if gpu else (0,))
+            for zero, shard in [(z, s) for z in zeros for s in (shards if z > 1 else (0,))]:
+                kept = dataclasses.replace(layout, zero=zero, shard=shard, recompute=recomputes[0])
+                least = dataclasses.replace(kept, recompute=recomputes[-1])
                 tight = is_tight(kept)
                 if tight and is_tight(least) and not (gpu and _offloads(least, is_tight)):
                     if not alone or zero == zeros[0]:
@@ -101,6 +104,12 @@ def _offloads(layout: Layout, is_tight: Callable[[Layout], bool]) -> bool:
 
 def _choices(pins: Mapping[str, Any], key: str, otherwise: Sequence[Any]) -> Sequence[Any]:
     return [pins[key]] if key in pins else otherwise
+
+
+def _shards(layout: Layout, per_node: int) -> tuple[int, ...]:
+    """Over how many replicas ZeRO may divide: over all (0), and where it can be over those of a node, whose network is
+    faster than that between nodes."""
+    return tuple({0, shard_of(layout, per_node // layout.tp)})
 
 
 def _recomputes(gpu: bool) -> tuple[str, ...]:

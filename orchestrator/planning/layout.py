@@ -84,7 +84,11 @@ class ModelShape:
 @dataclass(frozen=True)
 class Layout:
     """Degrees of parallelism, and how the engine runs. Expert-parallel groups consist of data-parallel ranks; `dp`
-    counts all data-parallel ranks, whatever ZeRO stage."""
+    counts all data-parallel ranks, whatever ZeRO stage.
+
+    Attributes:
+        shard: replicas over which ZeRO 2 and 3 divide a copy of the weights; 0 is all of them.
+    """
 
     pp: int = 1
     dp: int = 1
@@ -98,6 +102,17 @@ class Layout:
     schedule: str = "1f1b"
     sequence: bool = False
     offload: str = "none"
+    shard: int = 0
+
+    @property
+    def replicas(self) -> int:
+        """Ranks with the same dense parameters and different tokens."""
+        return self.dp * self.cp
+
+    @property
+    def sharded(self) -> int:
+        """Ranks over which ZeRO divides."""
+        return self.shard or self.replicas
 
     @property
     def world(self) -> int:
@@ -174,6 +189,7 @@ class Layout:
         extra += ["sequence"] if self.sequence else []
         extra += [f"recompute-{self.recompute}"] if self.recompute != "none" else []
         extra += [f"offload-{self.offload}"] if self.offload != "none" else []
+        extra += [f"shard{self.shard}"] if self.shard else []
         return " ".join([*degrees, *extra, f"zero{self.zero}", f"mb{self.micro_batch}"])
 
 
@@ -238,6 +254,18 @@ def _combinations(layout: Layout, shape: ModelShape) -> list[str]:
         found += _indivisible(
             layout.tp * layout.cp, shape.sequence_length, "tp x cp", "positions in a sequence"
         )
+    if layout.shard and layout.zero < 2:
+        found.append(
+            f"shard says over how many replicas ZeRO 2 and 3 divide, and zero is {layout.zero}; set zero to 3, or "
+            "leave shard out"
+        )
+    elif layout.shard and layout.replicas % layout.shard:
+        found += _indivisible(layout.shard, layout.replicas, "shard", "replicas")
+    elif layout.shard and layout.shard % (layout.ep * layout.cp):
+        found.append(
+            f"shard {layout.shard} is no multiple of ep x cp, {layout.ep * layout.cp}: every copy has all experts and "
+            "whole sequences; choose another shard"
+        )
     if layout.recompute != "none" and shape.no_recompute:
         found.append(f"recompute runs layers a second time, and {shape.no_recompute}; set recompute to none")
     return found
@@ -259,6 +287,8 @@ def _engine(layout: Layout) -> list[str]:
         found.append(
             "the DeepSpeed engine shards at least optimiser state; set zero to 1, 2 or 3, or engine to torch"
         )
+    if layout.shard:
+        found.append("shard is the torch engine's; leave it out, or set engine to torch")
     if layout.offload == "parameters" and layout.zero != 3:
         found.append(
             "offload parameters needs weights that are sharded over ranks; set zero to 3, or offload to optimizer"
@@ -328,7 +358,8 @@ def fit(degrees: Layout, workers: int, global_batch: int, virtual_shards: int = 
     """The widest data-parallel layout with these pp, cp, tp and ep degrees on at most `workers` ranks.
 
     The width divides the global batch, which never changes, and the number of virtual shards if there are any. A
-    micro-batch that does not divide a rank's share is lowered to the largest that does. None if no width fits.
+    micro-batch that does not divide a rank's share is lowered to the largest that does, and so is `shard`. None if no
+    width fits.
     """
     replica = degrees.pp * degrees.cp * degrees.tp
     for width in range(workers // replica, 0, -1):
@@ -336,8 +367,15 @@ def fit(degrees: Layout, workers: int, global_batch: int, virtual_shards: int = 
             continue
         share = global_batch // width
         micro = max(d for d in divisors(share) if d <= degrees.micro_batch)
-        return dataclasses.replace(degrees, dp=width, micro_batch=micro)
+        found = dataclasses.replace(degrees, dp=width, micro_batch=micro)
+        return dataclasses.replace(found, shard=shard_of(found, degrees.shard))
     return None
+
+
+def shard_of(layout: Layout, most: int) -> int:
+    """Over how many replicas ZeRO can divide each copy of that layout's weights, at most `most`; 0 is all of them."""
+    fits = [d for d in divisors(layout.replicas) if 1 < d <= most and d % (layout.ep * layout.cp) == 0]
+    return fits[-1] if fits and fits[-1] < layout.replicas else 0
 
 
 def divisors(number: int) -> list[int]:

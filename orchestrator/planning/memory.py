@@ -146,13 +146,12 @@ def _states(spec: JobSpec, shape: ModelShape, layout: Layout, parameters: float)
     Offloaded state is in host memory, which is not counted. DeepSpeed keeps a second fp32 copy of the weights that a
     rank updates, and sends gradients to the host as they are summed (Ren et al., 2021, section 4.1).
     """
-    replicas = layout.dp * layout.cp
     deepspeed = layout.engine == "deepspeed"
     slots = (12.0 if deepspeed else 8.0) + (4.0 if spec.checkpoint.ema is not None else 0.0)
     trained = shape.trained_share * parameters
-    optimizer = slots * trained / (replicas if layout.zero >= 1 else 1)
-    gradients = 4.0 * trained / (replicas if layout.zero >= 2 else 1)
-    weights = 4.0 * parameters / (replicas if layout.zero >= 3 else 1)
+    optimizer = slots * trained / (layout.sharded if layout.zero >= 1 else 1)
+    gradients = 4.0 * trained / (layout.sharded if layout.zero >= 2 else 1)
+    weights = 4.0 * parameters / (layout.sharded if layout.zero >= 3 else 1)
     if layout.offload == "none":
         return weights + gradients + optimizer
     gradients *= 0.0 if deepspeed and layout.zero >= 2 else 1.0

@@ -116,7 +116,9 @@ def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine, must_
             sizes[layout] = peak_bytes(spec, shape, layout)
         return sizes[layout]
 
-    for layout in candidates(spec, shape, workers, rejected.append, lambda lay: size_of(lay) > offered):
+    for layout in candidates(
+        spec, shape, workers, machine.per_node, rejected.append, lambda lay: size_of(lay) > offered
+    ):
         problems = [*layout.problems(shape, batch), *engine_problems(spec, layout)]
         if layout.world > workers:
             problems.append(

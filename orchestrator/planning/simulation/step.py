@@ -126,7 +126,7 @@ def _with_update(
         sent += Group(2, (layout.pp - 1) * layout.world // layout.pp, machine).all_reduce(weight)
     if layout.zero and not machine.launches_ahead:  # shards are taken out of their layers and put back
         sent += units * OPERATIONS * machine.launch
-    own = trained / (layout.dp * layout.cp if layout.zero else 1)
+    own = trained / (layout.sharded if layout.zero else 1)
     optimizer = own * OPTIMIZER_BYTES / (machine.memory_bandwidth * machine.optimizer_share)
     price = DEEPSPEED.get(layout.zero, 1.0) if layout.engine == "deepspeed" else 1.0
     return StepTime(
@@ -248,8 +248,9 @@ def _data_parallel(
 
     Gradients are summed once under ZeRO 0 and 1, behind the last backward pass where there is no pipeline; under 2 and
     3 they are scattered, and under 3 weights are gathered, for every micro-batch (Rajbhandari et al., 2020, section 7).
+    Copies of what is sharded sum their gradients as often as a pipeline has micro-batches, without one once.
     """
-    group = Group(layout.dp * layout.cp, layout.tp, machine)
+    group = Group(layout.replicas, layout.tp, machine)
     if group.size == 1:
         return 0.0
     gradients, weights = program.gradient_width * trained, program.gather_width * parameters
@@ -259,11 +260,16 @@ def _data_parallel(
     scatter = group.halves(gradients)
     if layout.zero == 1:
         return max(scatter - backward, last) + group.halves(program.gather_width * trained)
+    group = Group(layout.sharded, layout.tp, machine)
+    last = group.halves(min(BUCKET, gradients))
     apiece = (units - 1) * group.halves(0.0)
     scatter, gather = scatter + apiece, group.halves(weights) + apiece
     hidden = backward * 1.5
     each = scatter + (2.0 if layout.zero == 3 else 1.0) * gather
-    return parts * max(each - hidden, last)
+    copies = Group(layout.replicas // layout.sharded, layout.tp * layout.sharded, machine)
+    summed = copies.all_reduce(gradients / layout.sharded) if copies.size > 1 else 0.0
+    sums = parts if layout.pp > 1 else 1
+    return (parts - sums) * max(each - hidden, last) + sums * max(each + summed - hidden, last)
 
 
 def _host(layout: Layout, parameters: float, parts: int, machine: Machine) -> float:
@@ -271,7 +277,7 @@ def _host(layout: Layout, parameters: float, parts: int, machine: Machine) -> fl
     three), weights back; offloaded weights come for every forward and backward pass (Ren et al., 2021)."""
     if layout.offload == "none":
         return 0.0
-    part = 4.0 * parameters / (layout.dp * layout.cp if layout.zero >= 1 else 1)
+    part = 4.0 * parameters / (layout.sharded if layout.zero >= 1 else 1)
     recomputed = 2 * parts if layout.offload == "parameters" else 0
     return (2 + recomputed) * part / machine.host_bandwidth + 7 * part / HOST_MEMORY
 

@@ -1,7 +1,7 @@
 """Gradients (ZeRO 2) and parameters too (ZeRO 3) sharded over the replicas, by torch's FSDP2.
 
 Rajbhandari et al., 2020, sections 5.2 and 5.3; Zhao et al., 2023, "PyTorch FSDP". A parameter is sharded over
-its first dimension.
+its first dimension, where the layout says so in each of several copies, between which gradients are summed (HSDP).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def shard_fully(model: nn.Module, blocks: Iterable[nn.Module], mesh: Mesh, zero:
     Token embeddings stay in the last group, since a tied head reads their weight outside of their module.
     """
     kind, compute = device.device.type, device.compute
-    dense, free = _device_mesh(mesh.data, kind), zero == 3
+    dense, free = _device_mesh(mesh, mesh.data, mesh.shard, kind), zero == 3
     low = MixedPrecisionPolicy(compute, torch.float32, cast_forward_inputs=False)
     full = MixedPrecisionPolicy(cast_forward_inputs=False)
     # A weight that serves several times, or whose gradient waits outside of autograd, has its gradients summed in the
@@ -46,7 +46,7 @@ def shard_fully(model: nn.Module, blocks: Iterable[nn.Module], mesh: Mesh, zero:
         experts = getattr(getattr(layer, "feedforward", None), "experts", None)
         if experts is not None and mesh.expert.size > 1 and mesh.expert_data.size > 1:
             whole = _unsharded_frozen(experts, free)
-            of_experts = _device_mesh(mesh.expert_data, kind)
+            of_experts = _device_mesh(mesh, mesh.expert_data, mesh.expert_shard, kind)
             policy = low if lowers and isinstance(layer, Layer) else full
             fully_shard(
                 experts, mesh=of_experts, reshard_after_forward=free, ignored_params=whole, mp_policy=policy
@@ -64,8 +64,8 @@ def shard_fully(model: nn.Module, blocks: Iterable[nn.Module], mesh: Mesh, zero:
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
             if kind == "cpu":  # elsewhere they are queued
-                module.set_custom_all_gather(_TimedAllGather(mesh.data))
-                module.set_custom_reduce_scatter(_TimedReduceScatter(mesh.data))
+                module.set_custom_all_gather(_TimedAllGather(mesh.shard))
+                module.set_custom_reduce_scatter(_TimedReduceScatter(mesh.shard))
 
 
 def _matrices(layer: nn.Module, left: set[nn.Parameter]) -> list[nn.Module]:
@@ -125,19 +125,25 @@ def _unsharded_experts(module: nn.Module, mesh: Mesh) -> set[nn.Parameter]:
     return {p for name, p in module.named_parameters() if ".experts." in f".{name}"}
 
 
-def _device_mesh(group: ProcessGroup, device: str) -> DeviceMesh:
-    assert group.handle is not None
-    return DeviceMesh.from_group(group.handle, device)
+def _device_mesh(mesh: Mesh, group: ProcessGroup, shard: ProcessGroup, device: str) -> DeviceMesh:
+    """The ranks of `group` as FSDP2 has them, of two dimensions if there are several copies."""
+    assert shard.handle is not None
+    if mesh.copies.size == 1:
+        return DeviceMesh.from_group(shard.handle, device)
+    assert mesh.copies.handle is not None
+    ranks = torch.tensor(group.ranks).view(mesh.copies.size, shard.size)
+    return DeviceMesh.from_group(
+        [mesh.copies.handle, shard.handle], device, ranks, mesh_dim_names=("copies", "shard")
+    )
 
 
 class Fsdp:
-    """See `DataParallel`. FSDP2 reduce-scatters the gradients."""
+    """See `DataParallel`. FSDP2 reduce-scatters the gradients, and sums them over the copies of the model."""
 
     def __init__(self, models: Iterable[nn.Module], held: list[Held], mesh: Mesh) -> None:
         self._models = list(models)
         self._parameters: list[nn.Parameter] = []
         self.shards: list[ParameterShard] = []
-        alone = ProcessGroup((mesh.rank,), 0, None)
         for h in held:
             local = local_of(h.parameter)
             if not local.numel():
@@ -145,7 +151,8 @@ class Fsdp:
             mine = nn.Parameter(local)
             self._parameters.append(h.parameter)
             one = h.original and (h.cut.over_tp or mesh.tp.index == 0)
-            self.shards.append(ParameterShard(h.name, h.cut, mine, _rows(h), alone, one, one))
+            counted = one and mesh.copies.index == 0
+            self.shards.append(ParameterShard(h.name, h.cut, mine, _rows(h), mesh.copies, counted, one))
 
     def begin(self) -> None:
         """See `DataParallel.begin`."""
@@ -156,7 +163,10 @@ class Fsdp:
             shard.parameter.grad = None
 
     def micro_batch(self, last: bool) -> None:
-        """Nothing to do: every micro-batch's gradients are reduce-scattered and added to the shard's."""
+        """Every micro-batch's gradients are reduce-scattered and added to the shard's; over copies, the last sums."""
+        for model in self._models:
+            if isinstance(model, FSDPModule):
+                model.set_requires_all_reduce(last)
 
     def finish(self) -> None:
         """See `DataParallel.finish`."""
@@ -197,7 +207,7 @@ def _rows(held: Held) -> tuple[Box, ...]:
     cut, parameter = held.cut, held.parameter
     if not isinstance(parameter, DTensor):
         return boxes_of(cut, 0, parameter.numel())
-    ways, index = parameter.device_mesh.size(), parameter.device_mesh.get_local_rank()
+    ways, index = parameter.device_mesh.size(-1), parameter.device_mesh.get_local_rank(-1)
     rows = -(-cut.extent[0] // ways) * index
     row = parameter.numel() // cut.extent[0]
     return boxes_of(cut, rows * row, rows * row + local_of(parameter).numel())

@@ -45,7 +45,7 @@ class FullMatrices:
             group = self._mesh.expert_data if cut.expert else self._mesh.data
             owner, shard = number % group.size, self._shards.get(name)
             local = torch.zeros(cut.extent, device=self._device())
-            if shard is not None:
+            if shard is not None and self._mesh.copies.index == 0:
                 for box, view in shard.views(part_of(shard)):
                     _of(box, cut, local).copy_(view)
             if self._is_sharded and group.size > 1:

@@ -43,6 +43,9 @@ class Mesh:
         expert: ranks over which the experts are divided, consecutive on the data axis (Rajbhandari et al., 2022,
             DeepSpeed-MoE, section 5.2).
         expert_data: ranks with the same experts.
+        shard, expert_shard: those of `data` and `expert_data` over which ZeRO divides one copy of the parameters,
+            consecutive (HSDP: Zhao et al., 2023, "PyTorch FSDP", section 3.2.2).
+        copies: those of `data` and of `expert_data` with the same part of each copy.
     """
 
     def __init__(self, layout: Layout, clock: StepClock | None = None) -> None:
@@ -60,6 +63,18 @@ class Mesh:
         self.data = self._groups(lambda p: (p["pp"], p["tp"]))
         self.expert = self._groups(lambda p: (p["pp"], p["dp"] // ep, p["cp"], p["tp"]))
         self.expert_data = self._groups(lambda p: (p["pp"], p["dp"] % ep, p["tp"]))
+        ways = layout.sharded
+
+        def of_copy(p: Coordinate) -> tuple[int, int]:
+            """The copy of a rank, and its index in it."""
+            return divmod(p["dp"] * layout.cp + p["cp"], ways)
+
+        self.shard = self._groups(lambda p: (p["pp"], p["tp"], of_copy(p)[0]))
+        self.copies = self._groups(lambda p: (p["pp"], p["tp"], of_copy(p)[1]))
+        # FSDP2 asks for the group even of a rank that shares its experts with no other of its copy.
+        self.expert_shard = self._groups(
+            lambda p: (p["pp"], p["tp"], p["dp"] % ep, of_copy(p)[0]), ep > 1 and self.copies.size > 1
+        )
 
     def of_stages(self, pipeline_ranks: frozenset[int]) -> ProcessGroup:
         """The ranks of this rank's pipeline with these indices; this rank alone if its index is none of them."""
@@ -81,16 +96,18 @@ class Mesh:
                 dist.all_reduce(one, dist.ReduceOp.MAX, group=handle)
         one.item()  # what cannot be connected is told here
 
-    def _groups(self, key: Callable[[Coordinate], tuple[int, ...]]) -> ProcessGroup:
-        """Create the groups of ranks with equal keys; returns this rank's."""
+    def _groups(
+        self, key: Callable[[Coordinate], tuple[int, ...]], even_of_one: bool = False
+    ) -> ProcessGroup:
+        """Create the groups of ranks with equal keys, those of one rank only if asked; returns this rank's."""
         members: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.layout.world):
             members.setdefault(key(self.layout.coordinate(rank)), []).append(rank)
         mine = None
         for ranks in map(tuple, members.values()):
-            if ranks not in self._made:
+            if self._made.get(ranks) is None:
                 # A group of one needs no collectives.
-                self._made[ranks] = dist.new_group(list(ranks)) if len(ranks) > 1 else None
+                self._made[ranks] = dist.new_group(list(ranks)) if len(ranks) > 1 or even_of_one else None
             if self.rank in ranks:
                 mine = ProcessGroup(ranks, ranks.index(self.rank), self._made[ranks], self.clock)
         assert mine is not None

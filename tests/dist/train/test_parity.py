@@ -64,6 +64,13 @@ QUICK = {
     4: [
         *some("decoder", Layout(**PIPED, dp=2, zero=3, schedule="zero_bubble")),
         *some("decoder", Layout(**PIPED, tp=2, sequence=True, schedule="zero_bubble")),
+        *some(
+            "decoder",
+            Layout(dp=4, zero=3, shard=2, micro_batch=1),
+            Layout(dp=4, zero=2, shard=2, micro_batch=1),
+        ),
+        *some("decoder", Layout(cp=2, dp=2, zero=3, shard=2, micro_batch=1)),
+        *some("moe", Layout(dp=4, ep=2, zero=3, shard=2, micro_batch=1)),
         *some("moe", Layout(**EXPERT, tp=2), Layout(dp=2, tp=2, zero=3, sequence=True, micro_batch=2)),
     ],
 }

@@ -33,7 +33,7 @@ SHAPE = model_shape(describe("llama-3.2-1b"), 512)
 
 
 def found(spec: JobSpec, workers: int = 8) -> list[Layout]:
-    return list(candidates(spec, SHAPE, workers, lambda _: None, lambda _: False))
+    return list(candidates(spec, SHAPE, workers, 8, lambda _: None, lambda _: False))
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,7 @@ def found(spec: JobSpec, workers: int = 8) -> list[Layout]:
         {"pp": 2, "schedule": "zero_bubble"},
         {"recompute": "selective", "sequence": True, "tp": 2},
         {"engine": "deepspeed"},
+        {"zero": 3, "shard": 4},
         {"offload": "optimizer", "zero": 1},
     ],
 )
@@ -51,6 +52,19 @@ def test_what_is_pinned_stays_and_the_rest_is_searched(pins: dict[str, Any]) -> 
     layouts = found(job(**pins))
     assert len(layouts) > 1
     assert {tuple(getattr(layout, key) for key in pins) for layout in layouts} == {tuple(pins.values())}
+
+
+def test_weights_are_also_divided_over_a_node_where_there_are_several() -> None:
+    assert {layout.shard for layout in found(job(), 8)} == {0}
+    assert {layout.shard for layout in found(job(tp=2, pp=1, cp=1), 32)} == {0, 4}
+    assert {layout.shard for layout in found(job(gpu=0), 32)} == {0}
+
+
+def test_between_many_nodes_copies_are_faster_than_one() -> None:
+    machine = load("h100").machine("bf16")
+    spec = job(zero=3)
+    spec = spec.model_copy(update={"train": spec.train.model_copy(update={"global_batch": 2048})})
+    assert plan(spec, SHAPE, 2048, machine).chosen.layout.shard > 1
 
 
 def test_the_chosen_layout_is_the_best_of_those_with_the_pins() -> None:

@@ -105,6 +105,21 @@ def test_fit_keeps_the_batch_and_cuts_the_micro_batch() -> None:
     assert fit(Layout(ep=2), 3, 16) == Layout(dp=2, ep=2)
 
 
+def test_copies_of_what_is_sharded_have_whole_experts_and_sequences() -> None:
+    assert Layout(dp=8, zero=3, shard=4).problems(DENSE, 16) == []
+    assert "zero is 1" in Layout(dp=8, zero=1, shard=4).problems(DENSE, 16)[0]
+    assert "does not divide" in Layout(dp=8, zero=3, shard=3).problems(DENSE, 24)[0]
+    assert "no multiple of ep x cp, 4" in Layout(dp=4, cp=4, zero=3, shard=2).problems(DENSE, 16)[0]
+    assert "torch engine's" in Layout(dp=8, zero=3, shard=4, engine="deepspeed").problems(DENSE, 16)[0]
+
+
+@pytest.mark.parametrize(("workers", "shard"), [(16, 8), (12, 6), (8, 0), (5, 0), (10, 5), (1, 0)])
+def test_fit_divides_a_copy_over_as_many_as_there_can_be(workers: int, shard: int) -> None:
+    found = fit(Layout(zero=3, shard=8), workers, 720 * 16)
+    assert found is not None
+    assert (found.dp, found.shard, found.sharded) == (workers, shard, shard or workers)
+
+
 def test_fit_gives_every_rank_as_many_virtual_shards() -> None:
     assert fit(Layout(micro_batch=3), 6, 24, virtual_shards=8) == Layout(dp=4, micro_batch=3)
     assert fit(Layout(micro_batch=3), 3, 24, virtual_shards=8) == Layout(dp=2, micro_batch=3)
@@ -118,6 +133,7 @@ def test_divisors(number: int) -> None:
 def test_a_layout_survives_json() -> None:
     layout = Layout(pp=2, dp=2, tp=2, zero=1, schedule="zbv", sequence=True, recompute="full")
     assert Layout.from_json(layout.to_json()) == layout
+    assert str(Layout(dp=4, zero=3, shard=2)) == "dp4 shard2 zero3 mb1"
     assert str(layout) == "pp2 dp2 tp2 zbv sequence recompute-full zero1 mb1"
 
 

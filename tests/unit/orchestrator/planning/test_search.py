@@ -54,7 +54,9 @@ def test_the_best_are_those_of_brute_force(case: tuple[str, str, int, int]) -> N
 
     every = [
         predict(spec, shape, layout, machine).seconds
-        for layout in candidates(spec, shape, workers, lambda _: None, lambda layout: not fits(layout))
+        for layout in candidates(
+            spec, shape, workers, machine.per_node, lambda _: None, lambda layout: not fits(layout)
+        )
         if not layout.problems(shape, batch) and not engine_problems(spec, layout) and fits(layout)
     ]
     if not every:

@@ -45,6 +45,7 @@ def case(model: str, precision: str = "bf16", optimizer: str = "adamw", **layout
 
 QUICK = [
     case("decoder", dp=2, zero=3),
+    case("decoder", dp=4, zero=3, shard=2, micro_batch=1),
     case("decoder", dp=2, zero=1, offload="optimizer"),
     case("modern", tp=2, sequence=True),
     case("modern", cp=2, dp=2, zero=1, recompute="selective"),
@@ -62,6 +63,7 @@ FULL = [
         {"tp": 2},
         {"tp": 2, "sequence": True, "dp": 2, "zero": 3},
         {"cp": 2, "zero": 3},
+        {"dp": 4, "zero": 3, "shard": 2},
         *({"pp": 2, "schedule": schedule} for schedule in SCHEDULES),
         {"pp": 2, "dp": 2, "zero": 3, "schedule": "zero_bubble"},
         *([{"dp": 2, "ep": 2, "zero": 3}, {"dp": 4, "ep": 2, "zero": 3}] if model == "moe" else []),
