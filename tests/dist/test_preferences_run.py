@@ -139,9 +139,9 @@ def test_a_reference_that_is_held_gives_the_same_losses_and_survives_a_kill(
     assert parts(tmp_path / "cache") == []
     for one, other in zip(curve(tmp_path / "held"), curve(tmp_path / "kept"), strict=True):
         assert (one[0], one[3]) == (other[0], other[3])
-        assert one[1:3] == pytest.approx(other[1:3], rel=1e-4, abs=1e-5)
+        assert one[1:3] == pytest.approx(other[1:3], rel=1e-5, abs=1e-6)
     for mine, theirs in zip(evaluations(tmp_path / "held"), evaluations(tmp_path / "kept"), strict=True):
-        assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-5)
+        assert mine == pytest.approx(theirs, rel=1e-5, abs=1e-6)
     drive_here(held, str(tmp_path / "killed"), tmp_path / "cache", faults=("kill@1:5/2",))
     same_bits(tmp_path / "held", tmp_path / "killed")
 
@@ -295,6 +295,6 @@ def test_every_layout_has_the_curve_of_one_process(
         found | {"parallel": parallel}, str(tmp_path / "run"), tmp_path / "b", gang=lambda: LocalGang([2])
     )
     for ours, theirs in zip(rows(tmp_path / "run"), rows(tmp_path / "alone"), strict=True):
-        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
     for ours, theirs in zip(evaluations(tmp_path / "run"), evaluations(tmp_path / "alone"), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)

@@ -132,6 +132,7 @@ class DeepSpeedEngine:
         """See `Engine.hold_reference`; refused by the rules of engines."""
         raise NotImplementedError("DeepSpeed holds no reference")
 
+    @torch.no_grad()
     def log_probabilities(self, micro_batches: Sequence[Batch]) -> list[Tensor]:
         """See `Engine.log_probabilities`."""
         self._losses.begin_reference()
