@@ -1,6 +1,6 @@
 """A run under random faults of every kind, round after round, until so many have struck.
 
-    python tests/bench/soak.py FOLDER [--faults 10000] [--rounds N] [--only KIND,...] [--table]
+    python tests/bench/soak.py FOLDER [--faults 10000] [--rounds N] [--only KIND,...] [--seed N] [--table]
 
 Each round is one run of a tiny job on real Ray nodes of this machine, with a hundred faults at random moments, and is
 compared with the quiet twin: the receipt of every step, losses and gradient norms bit by bit, every tensor of the last
@@ -51,6 +51,7 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=1_000_000, help="at most so many in this call")
     parser.add_argument("--only", default="", help="kinds, with commas between")
+    parser.add_argument("--seed", type=int, default=1_000_003, help="of the first round; each next one has the next")
     parser.add_argument("--table", action="store_true", help="print what there is and end")
     words = parser.parse_args()
     folder: Path = words.folder.absolute()
@@ -65,7 +66,7 @@ def main() -> int:
                 for number in range(len(done), min(len(done) + ROUNDS_A_CLUSTER, ended)):
                     if _struck(done) >= words.faults:
                         break
-                    told = _round(folder, path, twin, number, local, kinds)
+                    told = _round(folder, path, twin, number, words.seed, local, kinds)
                     with open(folder / "rounds.jsonl", "a") as file:
                         file.write(json.dumps(told) + "\n")
                     done.append(told)
@@ -122,10 +123,10 @@ def _cluster(name: str) -> Iterator[LocalCluster]:
 
 
 def _round(
-    folder: Path, path: Path, twin: Path, number: int, local: LocalCluster, kinds: dict[str, int]
+    folder: Path, path: Path, twin: Path, number: int, seed: int, local: LocalCluster, kinds: dict[str, int]
 ) -> dict[str, Any]:
     """One run with its faults, compared; its folder is removed unless it is a finding."""
-    dice = random.Random(1_000_003 + number)
+    dice = random.Random(seed + number)
     run = folder / f"round-{number:05d}"
     shutil.rmtree(run, ignore_errors=True)
     began = time.monotonic()
