@@ -11,7 +11,7 @@ import socket
 import sys
 from dataclasses import dataclass
 
-from cluster.local.local_cluster import LocalCluster, find, folder_of, user_token
+from cluster.local.local_cluster import LocalCluster, find, folder_of
 
 CONNECT_TIMEOUT = 5.0
 """Seconds for a cluster to accept a connection."""
@@ -52,8 +52,9 @@ def resolve_address(address: str | None) -> ClusterAddress:
     local = _local_at(given)
     require_token_mode()
     if local is not None:
-        if not user_token():
-            os.environ["RAY_AUTH_TOKEN_PATH"] = f"{local.folder}/token"
+        if local.token_path:  # Ray would rather take the variable
+            os.environ.pop("RAY_AUTH_TOKEN", None)
+            os.environ["RAY_AUTH_TOKEN_PATH"] = local.token_path
         return ClusterAddress(given or local.address, local.address, local.dashboard)
     if not given:
         raise NoAddress("no address is given, and no local cluster is up")

@@ -60,9 +60,15 @@ class LocalCluster:
 
     def environment(self) -> dict[str, str]:
         """Ray's own variables, with which any Ray program connects to this cluster."""
-        token = {} if user_token() else {"RAY_AUTH_TOKEN_PATH": f"{self.folder}/token"}
+        token = {"RAY_AUTH_TOKEN_PATH": self.token_path} if self.token_path else {}
         places = {"RAY_ADDRESS": self.address, "RAY_API_SERVER_ADDRESS": self.dashboard}
         return {"RAY_AUTH_MODE": "token", **token, **places}
+
+    @property
+    def token_path(self) -> str:
+        """The file of the cluster's own token; empty if it was started with the one of the user's environment."""
+        path = Path(self.folder) / "token"
+        return str(path) if path.exists() else ""
 
     def to_json(self) -> dict[str, Any]:
         """What `cluster up --json` prints; the token itself is not in it."""
@@ -72,9 +78,9 @@ class LocalCluster:
 
 
 def user_token() -> bool:
-    """Whether the user has set a Ray token by Ray's own conventions."""
-    named = any(os.environ.get(key) for key in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
-    return named or (Path.home() / ".ray" / "auth_token").is_file()
+    """Whether the user's environment has a Ray token. The one in ~/.ray/auth_token is not meant for this cluster: Ray
+    itself writes such a file where a program has none."""
+    return any(os.environ.get(key) for key in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
 
 
 def folder_of(name: str = NAME) -> Path:

@@ -20,6 +20,8 @@ import psutil
 from cluster.local.node import NodeSpec
 from cluster.workers.program import command_of
 
+OF_CLUSTER = "ORCHESTRATOR_LOCAL_CLUSTER"
+"""The variable by which every process of a local cluster has the cluster's folder."""
 UP_TIMEOUT = 120.0
 """Seconds for a node, or for the Jobs API, to come up on a busy machine."""
 DOWN_TIMEOUT = 10.0
@@ -30,10 +32,20 @@ class ClusterError(RuntimeError):
     """An operation on a local cluster that cannot be done; the text says why and what to do."""
 
 
+def is_of_cluster(process: psutil.Process, folder: str) -> bool:
+    """Whether a process belongs to the local cluster in that folder."""
+    return process.environ().get(OF_CLUSTER) == folder
+
+
 def launch_node(node: NodeSpec) -> subprocess.Popen[bytes]:
     """Start the process of a node; its record appears once the node is up."""
     folder = Path(node.folder)
-    environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
+    environment = {
+        **os.environ,
+        "RAY_AUTH_MODE": "token",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        OF_CLUSTER: node.folder,
+    }
     if (folder / "token").exists():
         environment["RAY_AUTH_TOKEN_PATH"] = str(folder / "token")
     if node.autoscaling:

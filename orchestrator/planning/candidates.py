@@ -57,7 +57,6 @@ def _searched(
     virtual = spec.train.virtual_shards if spec.train.determinism == "bitwise" else 0
     axes = [_degrees(shape, workers, axis, pins, reject) for axis in ("pp", "cp", "tp", "ep")]
     recomputes = _choices(pins, "recompute", ("none",) if shape.no_recompute else _recomputes(gpu))
-    known: set[Layout] = set()
     for pp, cp, tp, ep in itertools.product(*axes):
         replica = pp * cp * tp
         if replica * ep > workers:
@@ -66,22 +65,27 @@ def _searched(
         # as fast as without in every prediction, with less memory
         sliced = gpu and tp > 1 and not shape.no_sequence_split and shape.sequence_length % (tp * cp) == 0
         (sequence,) = _choices(pins, "sequence", (sliced,))
-        for micro, schedule in itertools.product(micros, schedules):
-            degrees = Layout(
-                pp=pp, cp=cp, tp=tp, ep=ep, micro_batch=micro, schedule=schedule, sequence=sequence
-            )
-            layout = fit(degrees, workers, batch, virtual)
-            if layout is None or layout in known:  # of several micro-batches that are lowered to one
+        degrees = Layout(pp=pp, cp=cp, tp=tp, ep=ep, micro_batch=micros[-1], sequence=sequence)
+        widest = fit(degrees, workers, batch, virtual)
+        if widest is None:
+            continue
+        alone = widest.dp * cp == 1  # nothing to shard, but DeepSpeed can offload it
+        zeros = _choices(pins, "zero", (0,) if alone and not gpu else range(4))
+        shards = _choices(pins, "shard", _shards(widest, per_node) if gpu else (0,))
+        too_large: set[tuple[str, int, int]] = set()
+        for micro, schedule in itertools.product(_divisors_up_to(micros, batch // widest.dp), schedules):
+            layout = dataclasses.replace(widest, micro_batch=micro, schedule=schedule)
+            if layout.problems(shape, batch):
+                yield layout
                 continue
-            known.add(layout)
-            alone = layout.dp * cp == 1  # nothing to shard, but DeepSpeed can offload it
-            zeros = _choices(pins, "zero", (0,) if alone and not gpu else range(4))
-            shards = _choices(pins, "shard", _shards(layout, per_node) if gpu else (0,))
             for zero, shard in [(z, s) for z in zeros for s in (shards if z > 1 else (0,))]:
+                if (schedule, zero, shard) in too_large:  # with a smaller micro-batch already
+                    continue
                 kept = dataclasses.replace(layout, zero=zero, shard=shard, recompute=recomputes[0])
                 least = dataclasses.replace(kept, recompute=recomputes[-1])
                 tight = is_tight(kept)
                 if tight and is_tight(least) and not (gpu and _offloads(least, is_tight)):
+                    too_large.add((schedule, zero, shard))
                     if not alone or zero == zeros[0]:
                         yield least  # the others need more
                     continue
@@ -93,6 +97,11 @@ def _searched(
                     elif not is_tight(sharded):
                         continue
                     yield from _variants(spec, shape, sharded, pins, is_tight)
+
+
+def _divisors_up_to(micros: Sequence[int], share: int) -> list[int]:
+    """The largest divisor of a rank's share of the batch up to each micro-batch, ascending."""
+    return sorted({max(d for d in divisors(share) if d <= micro) for micro in micros})
 
 
 def _offloads(layout: Layout, is_tight: Callable[[Layout], bool]) -> bool:

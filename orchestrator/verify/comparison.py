@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 
+from cluster.local.node_processes import is_of_cluster
 from orchestrator.storage.run_directory import Row
 
 TOLERANCE = 1e-4
@@ -145,7 +146,7 @@ def _processes(folder: str) -> list[str]:
         try:
             command = " ".join(process.cmdline())
             ours = "cluster.workers.fork_server" in command or "orchestrator.checkpoint" in command
-            if ours and folder in process.environ().get("RAY_AUTH_TOKEN_PATH", ""):
+            if ours and is_of_cluster(process, folder):
                 found.append(f"process {process.pid}: {command[-80:]}")
         except psutil.Error:
             continue

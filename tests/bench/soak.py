@@ -51,7 +51,9 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=1_000_000, help="at most so many in this call")
     parser.add_argument("--only", default="", help="kinds, with commas between")
-    parser.add_argument("--seed", type=int, default=1_000_003, help="of the first round; each next one has the next")
+    parser.add_argument(
+        "--seed", type=int, default=1_000_003, help="of the first round; each next one has the next"
+    )
     parser.add_argument("--table", action="store_true", help="print what there is and end")
     words = parser.parse_args()
     folder: Path = words.folder.absolute()

@@ -95,7 +95,7 @@ def least_time(
     busy = parts * _slowest(shape, layout, program) * each
     if layout.schedule != "zbv":
         last = _most_layers(shape.layers, layout.pp, stages, False, layout.pp - 1)
-        ahead = sum(layers_of(shape.layers, stage, stages) for stage in range(layout.pp - 1))
+        ahead = _layers_before(shape.layers, layout.pp - 1, stages)
         # the weights' gradients may be what the last rank ends with, while the backward pass has gone on
         way = inner.forward + inner.sent_forward if layout.schedule in SPLIT else each
         busy = max(busy, ahead * way + parts * (last * each + head.compute + head.sent))
@@ -215,6 +215,12 @@ def layers_of(layers: int, stage: int, stages: int) -> int:
     """Layers of a pipeline stage; the head counts as one more, at the end."""
     start, end = ((layers + 1) * number // stages for number in (stage, stage + 1))
     return min(end, layers) - min(start, layers)
+
+
+@lru_cache(maxsize=4096)
+def _layers_before(layers: int, stage: int, stages: int) -> int:
+    """Layers of all stages before one."""
+    return sum(layers_of(layers, each, stages) for each in range(stage))
 
 
 def _stage_times(

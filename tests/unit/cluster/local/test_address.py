@@ -68,6 +68,24 @@ def test_what_is_said_counts_most(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "RAY_AUTH_TOKEN_PATH" not in os.environ
 
 
+def test_a_token_of_the_user_is_not_that_of_a_cluster_with_its_own(
+    local: Callable[[str, int], loopback.LocalCluster], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ray writes ~/.ray/auth_token where a program has none, also while a local cluster is up."""
+    found = local("local", 32)
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("another")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "another")
+    assert resolve_address(None).ray == found.address
+    assert (
+        os.environ["RAY_AUTH_TOKEN_PATH"]
+        == found.environment()["RAY_AUTH_TOKEN_PATH"]
+        == f"{found.folder}/token"
+    )
+    assert "RAY_AUTH_TOKEN" not in os.environ
+    assert not loopback.LocalCluster("b", str(tmp_path), "", "", 1).token_path
+
+
 def test_the_local_cluster_is_meant_without_an_address_and_lends_its_token(
     local: Callable[[str, int], loopback.LocalCluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,9 +96,6 @@ def test_the_local_cluster_is_meant_without_an_address_and_lends_its_token(
         assert os.environ.pop("RAY_AUTH_TOKEN_PATH") == f"{default.folder}/token"
     assert resolve_address(other.dashboard).ray == other.address
     assert os.environ.pop("RAY_AUTH_TOKEN_PATH") == f"{other.folder}/token"
-    monkeypatch.setenv("RAY_AUTH_TOKEN", "mine")
-    resolve_address(None)
-    assert "RAY_AUTH_TOKEN_PATH" not in os.environ
 
 
 def test_a_head_that_is_gone_is_no_cluster(local: Callable[[str, int], loopback.LocalCluster]) -> None:
