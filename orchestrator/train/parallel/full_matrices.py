@@ -45,8 +45,9 @@ class FullMatrices:
             group = self._mesh.expert_data if cut.expert else self._mesh.data
             owner, shard = number % group.size, self._shards.get(name)
             local = torch.zeros(cut.extent, device=self._device())
-            if shard is not None and self._mesh.copies.index == 0:
-                for box, view in shard.views(part_of(shard)):
+            if shard is not None:
+                part = part_of(shard)  # which moves the state of every copy
+                for box, view in shard.views(part) if self._mesh.copies.index == 0 else ():
                     _of(box, cut, local).copy_(view)
             if self._is_sharded and group.size > 1:
                 dist.reduce(local, group.ranks[owner], group=group.handle)

@@ -30,6 +30,13 @@ EXACT: dict[str, dict[str, Any]] = {
         *[("z-loss", layout, {"train": {"z_loss": 1e-2}}) for layout in (TP, PP)],
     ]
 }
+WIDER: dict[str, dict[str, Any]] = {
+    "muon in copies": {
+        "layout": {"dp": 4, "zero": 3, "shard": 2, "micro_batch": 1},
+        "optimizer": {"name": "muon"},
+    }
+}
+"""The same on four ranks."""
 BITWISE = {"steps": 16, "train": {"determinism": "bitwise", "virtual_shards": 4}}
 
 
@@ -66,7 +73,10 @@ def results(tmp_path_factory: pytest.TempPathFactory, gang: ProcessGang) -> Resu
     tree = [bitwise(2), bitwise(2, steps=8, commit=True)]
     found.run(2, [case_of(n, f) for n, f in EXACT.items()] + halves + tree)
     found.run(2, [hf_class(zero, folder) for zero in range(4)])
-    found.run(4, [bitwise(4), bitwise(4, steps=8, restore=tree[1]["id"])])
+    found.run(
+        4,
+        [case_of(n, f) for n, f in WIDER.items()] + [bitwise(4), bitwise(4, steps=8, restore=tree[1]["id"])],
+    )
     return found
 
 
@@ -75,9 +85,11 @@ def precision_case(precision: str, layout: dict[str, Any]) -> dict[str, Any]:
     return case_of(name, {"train": {"precision": precision}, "layout": {"micro_batch": 2, **layout}})
 
 
-@pytest.mark.parametrize("name", EXACT)
-def test_a_mode_changes_nothing_that_one_process_would_not(results: Results, name: str) -> None:
-    check_equal(results.of(case_of(name, EXACT[name])), results.of(alone(name, EXACT[name])))
+@pytest.mark.parametrize(("name", "fields"), [*EXACT.items(), *WIDER.items()])
+def test_a_mode_changes_nothing_that_one_process_would_not(
+    results: Results, name: str, fields: dict[str, Any]
+) -> None:
+    check_equal(results.of(case_of(name, fields)), results.of(alone(name, fields)))
 
 
 @pytest.mark.parametrize("zero", range(4))

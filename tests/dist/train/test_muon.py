@@ -27,7 +27,11 @@ def cases_of(model: str, world: int, size: int) -> list[dict[str, Any]]:
 
 CASES = {
     2: [found for model in ("decoder", "moe", "latent", "pair") for found in cases_of(model, 2, 1)],
-    4: [*cases_of("decoder", 4, 2), *cases_of("moe", 4, 1)],
+    4: [
+        *cases_of("decoder", 4, 2),
+        *cases_of("moe", 4, 1),
+        case("moe", Layout(dp=4, ep=2, zero=3, shard=2)),
+    ],
 }
 LEG = case("decoder", FIRST, commit=True)
 ON = [case("decoder", layout, restore=LEG["id"]) for layout in THEN]
