@@ -44,6 +44,7 @@ for _module in (
     "data",
     "cluster_render",
     "chaos",
+    "rehearse",
     "tune",
 ):
     import_module(f"orchestrator.cli.{_module}").register(app)

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import Json, emit, on_this_machine, table
+from orchestrator.cli.options import Json, emit, existing_run, on_this_machine, table
+from orchestrator.job.errors import InputError
 
 
 def register(app: typer.Typer) -> None:
@@ -23,14 +24,26 @@ def calibrate(
             help="write the profile there [default: ~/.orchestrator/machine.yaml, which plans and runs here use]",
         ),
     ] = None,
+    from_run: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="RUN", help="measure nothing: refine the profile by a run that has ended here"
+        ),
+    ] = None,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="take back the last refinement by a run, whose record goes with it")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Measure this machine in under a minute, so that plans for its processors are right."""
     from orchestrator.planning.profile import store, stored_at
     from orchestrator.verify.calibrate import calibrate as measure
 
-    found = measure()
     path = to or stored_at()
+    if from_run is not None or undo:
+        _refine(from_run, undo, path, as_json)
+        return
+    found = measure()
     store(found, path)
     if as_json:
         emit({"path": str(path), "profile": found.model_dump(mode="json")})
@@ -45,3 +58,30 @@ def calibrate(
     ]
     table("A core of this machine", ["what", "measured"], rows)
     print(f"{path} is written")
+
+
+def _refine(run_dir: str | None, undo: bool, path: Path, as_json: bool) -> None:
+    """Refine the profile in a file by a run, or take the last refinement back."""
+    from orchestrator.planning.profile import read, store
+    from orchestrator.verify import refine
+
+    if run_dir is not None and undo:
+        raise InputError("give one of them", "--from, --undo", "undo first, then refine")
+    if run_dir is None:
+        found = refine.undo(path)
+        last = read(path).refined[-1]
+    else:
+        run, spec = existing_run(run_dir)
+        found = refine.refine(spec, run, path)
+        last = found.refined[-1]
+    store(found, path)
+    if as_json:
+        emit({"path": str(path), "undone": undo, "refinement": last.model_dump(mode="json")})
+        return
+    rows = [
+        [change.figure, *(f"{value:.4g}" for value in (change.before, change.after)[:: -1 if undo else 1])]
+        for change in last.changes
+    ]
+    said = ", ".join(f"{part} {ratio:.2f}" for part, ratio in last.ratios.items())
+    table(f"{path}, by {last.run}", ["figure", "before", "after"], rows)
+    print("taken back" if undo else f"measured over predicted: {said}; calibrate --undo takes it back")

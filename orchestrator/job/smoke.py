@@ -24,14 +24,8 @@ def smoke_of(spec: JobSpec, is_alike: Callable[[JobSpec], bool]) -> JobSpec:
     document["name"] = spec.name[: 63 - len(SUFFIX)] + SUFFIX
     document["tune"] = document["stop_when"] = None
     steps = min(spec.train.steps, STEPS)
-    half, train = min(HALF, steps), document["train"]
-    train["steps"] = steps
-    optimizer = train["optimizer"]
-    for key in ("warmup", "decay"):
-        share = optimizer[key] / spec.train.steps
-        optimizer[key] = min(optimizer[key], max(round(share * steps), 1))
-    if optimizer["warmup"] >= steps:
-        optimizer["warmup"] = 0
+    half = min(HALF, steps)
+    shorter(spec, steps, document)["train"]["steps"] = steps
     document["checkpoint"] |= {"every": half, "keep_every": None, "export_to": None}
     if spec.evaluate is not None:
         document["evaluate"] |= {"every": half, "batches": min(spec.evaluate.batches or BATCHES, BATCHES)}
@@ -39,6 +33,17 @@ def smoke_of(spec: JobSpec, is_alike: Callable[[JobSpec], bool]) -> JobSpec:
     if spec.tracking is not None:
         document["tracking"]["register_as"] = None
     return next(filter(is_alike, _smaller(document, spec)))
+
+
+def shorter(spec: JobSpec, steps: int, document: dict[str, Any]) -> dict[str, Any]:
+    """The job's `document` with an optimiser whose warm-up and decay are the same shares of so many steps."""
+    optimizer = document["train"]["optimizer"]
+    for key in ("warmup", "decay"):
+        share = optimizer[key] / spec.train.steps
+        optimizer[key] = min(optimizer[key], max(round(share * steps), 1))
+    if optimizer["warmup"] >= steps:
+        optimizer["warmup"] = 0
+    return document
 
 
 def _smaller(document: dict[str, Any], spec: JobSpec) -> Iterator[JobSpec]:

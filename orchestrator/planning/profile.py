@@ -69,6 +69,26 @@ class Connection(_Part):
     source: Source
 
 
+class Change(_Part):
+    """A figure that a run has changed, by its key, from one value to another."""
+
+    figure: str
+    before: float
+    after: float
+
+
+class Refinement(_Part):
+    """What a finished run has changed of a profile: when and by whom it was asked for, which run, how many times the
+    predicted seconds each part of its step has taken, and the figures."""
+
+    time: str
+    by: str
+    run: str
+    steps: int
+    ratios: dict[str, float]
+    changes: tuple[Change, ...]
+
+
 class Profile(_Part):
     """A device, and how several are joined."""
 
@@ -90,6 +110,7 @@ class Profile(_Part):
     between: Connection
     host_bandwidth: Figure
     watts: Figure
+    refined: tuple[Refinement, ...] = Field(default=(), description="by which runs, in order")
 
     def machine(self, precision: str) -> Machine:
         """The worker that plans are made for, training in that precision."""

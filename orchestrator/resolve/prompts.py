@@ -37,17 +37,24 @@ class Prompts:
 
 def check_generates(job: ResolvedJob) -> None:
     """Raise InputError if the job wants samples of a model that generates no text."""
+    spec = job.spec
+    if spec.evaluate is None or spec.evaluate.samples is None:
+        return
+    if not generates(job):
+        model = f"{spec.workload.model} ({job.model.architecture})"
+        what = f"{model}, trained by {spec.workload.objective}, generates no text"
+        raise InputError(what, WHERE, "leave it out, or train a decoder or an encoder-decoder")
+
+
+def generates(job: ResolvedJob) -> bool:
+    """Whether the job's model generates text."""
     from workloads.describe import for_objective
     from workloads.model.config import TransformerConfig
 
-    spec, model = job.spec, job.model
-    if spec.evaluate is None or spec.evaluate.samples is None:
-        return
+    model = job.model
     if isinstance(model, TransformerConfig):
-        model = for_objective(model, spec.workload.objective)
-    if model.architecture not in ("decoder", PAIR) or getattr(model, "head", "language") != "language":
-        what = f"{spec.workload.model} ({model.architecture}), trained by {spec.workload.objective}, generates no text"
-        raise InputError(what, WHERE, "leave it out, or train a decoder or an encoder-decoder")
+        model = for_objective(model, job.spec.workload.objective)
+    return model.architecture in ("decoder", PAIR) and getattr(model, "head", "language") == "language"
 
 
 def prompts_of(job: ResolvedJob, workload: Workload, tokenizer: Callable[[], Tokenizer]) -> Prompts | None:

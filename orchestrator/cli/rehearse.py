@@ -1,0 +1,85 @@
+"""The command rehearse."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.cli.options import Job, Json, Set, emit, job_of
+
+if TYPE_CHECKING:
+    from orchestrator.verify.rehearsal.stages import Rehearsal, Stage
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    app.command()(rehearse)
+
+
+def rehearse(
+    job: Job,
+    overrides: Set = None,
+    machine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="the device that the job is for, as h100, or the file of its profile [default: as the job's labels "
+            "say, or this machine]",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Try a job from end to end on this machine, in under two minutes: small, but with the axes of its layout.
+
+    A part of its data, three steps, a commit, the kill of a rank, a load under another layout, evaluation, export and
+    generation; then a step of the real size, on tensors without memory. Nothing is left behind. Exit code 1 if a stage
+    fails.
+    """
+    from rich.console import Console
+
+    from orchestrator.launch.preflight import check_base, check_job
+    from orchestrator.verify.rehearsal import stages
+    from orchestrator.verify.rehearsal.real_size import real_size
+
+    began = time.monotonic()
+    spec = job_of(job, overrides)
+    console = Console(stderr=True)
+
+    def tell(news: Stage | str) -> None:
+        text = f"{news} ..." if isinstance(news, str) else f"{news.name}: {news.verdict}"
+        console.print(text, markup=False, highlight=False)
+
+    tell("check")
+    resolved = check_job(spec)
+    check_base(resolved, None)
+    resolved, real = real_size(resolved, machine)
+    with tempfile.TemporaryDirectory(prefix="rehearsal-") as folder:
+        found = stages.rehearse(resolved, real, Path(folder), time.monotonic() - began, tell)
+    if as_json:
+        emit(found.to_json())
+    else:
+        _show(found)
+    return 0 if found.passed else 1
+
+
+def _show(found: Rehearsal) -> None:
+    from orchestrator.cli.options import table
+    from orchestrator.track.words import duration
+
+    rows = [
+        [each.name, each.verdict, duration(each.seconds) if each.seconds else "", each.done, each.mend]
+        for each in found.stages
+    ]
+    table(
+        f"Rehearsed in {duration(sum(each.seconds for each in found.stages))}",
+        ["stage", "verdict", "took", "what", "mend"],
+        rows,
+    )
+    for note in found.notes:
+        print(f"Not as in the job: {note}.")
+    bad = [each.name for each in found.stages if each.verdict == "failed"]
+    print(f"{', '.join(bad)} failed: mend this before the job is run." if bad else "Nothing failed.")

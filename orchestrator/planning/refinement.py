@@ -1,0 +1,96 @@
+"""A profile refined by a finished run: bounded, on record, and undone in one step. Pure.
+
+What a part of the step took, over what is predicted of it now, scales the figures that it is predicted by. One run says
+as much about what else the machine did as about the machine: it moves a figure by its root, and by so much at most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.planning.profile import Change, Profile, Refinement
+
+ONCE = 1.25
+"""How many times larger or smaller one run may make a figure."""
+TOGETHER = 2.0
+"""And all runs together, of what was measured by calibration."""
+SLOWS: Mapping[str, tuple[tuple[str, int], ...]] = {
+    "compute": (
+        ("peak.fp32", -1),
+        ("peak.bf16", -1),
+        ("peak.fp16", -1),
+        ("memory_bandwidth.value", -1),
+        ("launch.value", 1),
+    ),
+    "optimizer": (("optimizer_share.value", -1),),
+    "communication": (("inside.latency", 1), ("inside.bandwidth", -1)),
+}
+"""By part of a step the figures that it is predicted by, and whether it takes longer with more (1) or less (-1) of
+each."""
+
+
+def refined(
+    profile: Profile,
+    predicted: Mapping[str, float],
+    measured: Mapping[str, float],
+    record: Mapping[str, Any],
+) -> Profile:
+    """The profile after a run of which these seconds by part were measured, where it predicts those; `record` says
+    when, by whom, of which run and how many steps."""
+    ratios = {
+        part: measured[part] / predicted[part]
+        for part in SLOWS
+        if predicted.get(part, 0.0) > 0.0 and measured.get(part, 0.0) > 0.0
+    }
+    document, changes = profile.model_dump(mode="json"), []
+    compute = _moved(ratios.get("compute", 1.0))
+    for part, ratio in ratios.items():
+        factor = _moved(ratio)
+        if part == "optimizer":  # whose share is of a bandwidth that has moved already
+            factor /= compute
+        for key, sign in SLOWS[part]:
+            before = _value(document, key)
+            after = _bounded(profile, key, before, before * factor**sign)
+            if after != before:
+                _set(document, key, after)
+                changes.append(Change(figure=key, before=before, after=after))
+    entry = Refinement(**record, ratios=ratios, changes=tuple(changes))
+    return Profile.model_validate({**document, "refined": [*document["refined"], entry.model_dump()]})
+
+
+def undone(profile: Profile) -> Profile:
+    """The profile as it was before the last run that has refined it. Raises ValueError if none has."""
+    if not profile.refined:
+        raise ValueError("no run has refined it")
+    document = profile.model_dump(mode="json")
+    for change in profile.refined[-1].changes:
+        _set(document, change.figure, change.before)
+    return Profile.model_validate({**document, "refined": document["refined"][:-1]})
+
+
+def _moved(ratio: float) -> float:
+    return min(max(math.sqrt(ratio), 1.0 / ONCE), ONCE)
+
+
+def _bounded(profile: Profile, key: str, before: float, after: float) -> float:
+    """`after`, within TOGETHER of what the figure was before any run; shares stay at most 1."""
+    begun = next((c.before for entry in profile.refined for c in entry.changes if c.figure == key), before)
+    most = min(begun * TOGETHER, 1.0) if "share" in key else begun * TOGETHER
+    return min(max(after, begun / TOGETHER), most)
+
+
+def _value(document: Mapping[str, Any], key: str) -> float:
+    found: Any = document
+    for name in key.split("."):
+        found = found[name]
+    return float(found)
+
+
+def _set(document: dict[str, Any], key: str, value: float) -> None:
+    *path, last = key.split(".")
+    found: Any = document
+    for name in path:
+        found = found[name]
+    found[last] = value

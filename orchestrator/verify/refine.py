@@ -1,0 +1,63 @@
+"""The profile of this machine's processors refined by a run that has ended."""
+
+from __future__ import annotations
+
+import datetime
+import getpass
+from pathlib import Path
+
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import JobSpec
+from orchestrator.planning.layout import Layout
+from orchestrator.planning.plan import predict
+from orchestrator.planning.profile import Profile, read
+from orchestrator.planning.refinement import refined, undone
+from orchestrator.resolve.resolved_job import resolve
+from orchestrator.storage.run_directory import RunDir
+from orchestrator.track.audit import PARTS
+
+FEWEST = 20
+"""Steps of a run that say something."""
+CALIBRATE = "run orchestrator calibrate first"
+
+
+def refine(spec: JobSpec, run: RunDir, path: Path) -> Profile:
+    """The profile in the file `path` after this run, which is to have ended. Raises InputError."""
+    profile = _profile(path)
+    summary, plan = run.read_json_or_empty("summary.json"), run.read_json_or_empty("plan.json")
+    means, chosen = summary.get("step_parts") or {}, dict(plan.get("chosen") or {})
+    if not means or not chosen:
+        raise InputError("has not measured the parts of a step", run.uri, "name a run that has ended")
+    if spec.resources.per_worker.gpu:
+        raise InputError("ran on GPUs, and the profile is of processors", run.uri, "name a run on processors")
+    known = {entry.run for entry in profile.refined}
+    if run.uri in known:
+        raise InputError("has refined this profile already", run.uri, "undo that with --undo")
+    if len(summary.get("layouts") or ()) > 1:
+        raise InputError("ran under several layouts", run.uri, "name a run under one")
+    if (steps := int(summary.get("step") or 0)) < FEWEST:
+        raise InputError(f"has {steps} steps, and {FEWEST} say something", run.uri, "name a longer run")
+    layout = Layout.from_json({key: value for key, value in chosen.items() if key != "text"})
+    machine = profile.machine(spec.train.precision).scaled(spec.resources.per_worker.cpu)
+    time = predict(spec, resolve(spec).shape, layout, machine).time
+    measured = {part: sum(means.get(name, 0.0) for name in names) for part, names in PARTS.items()}
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    record = {"time": now, "by": getpass.getuser(), "run": run.uri, "steps": steps}
+    return refined(profile, time.to_json(), measured, record)
+
+
+def undo(path: Path) -> Profile:
+    """The profile in the file `path` as it was before the last run that has refined it. Raises InputError."""
+    try:
+        return undone(_profile(path))
+    except ValueError as error:
+        raise InputError(str(error), str(path), "there is nothing to undo") from None
+
+
+def _profile(path: Path) -> Profile:
+    if not path.is_file():
+        raise InputError("this machine has no profile yet", str(path), CALIBRATE)
+    profile = read(path)
+    if profile.kind != "cpu":
+        raise InputError("is no profile of processors", str(path), CALIBRATE)
+    return profile

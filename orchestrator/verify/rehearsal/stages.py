@@ -1,0 +1,347 @@
+"""What a rehearsal tries, one stage after the other, and what it says of each."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from orchestrator.checkpoint.manifest import CommitManifest
+from orchestrator.checkpoint.store import Store
+from orchestrator.job.errors import InputError, one_line
+from orchestrator.job.outcome import Outcome
+from orchestrator.job.spec import JobSpec
+from orchestrator.planning.layout import Layout
+from orchestrator.resolve.resolved_job import ResolvedJob
+from orchestrator.storage.row_line import METRICS
+from orchestrator.storage.run_directory import RunDir
+from orchestrator.verify.rehearsal.job import STEPS, Rehearsed, rehearsed
+from orchestrator.verify.rehearsal.layouts import another
+from orchestrator.verify.rehearsal.real_size import Real
+
+if TYPE_CHECKING:
+    from orchestrator.launch.run import RunOutcome, WatchedRun
+
+Verdict: TypeAlias = Literal["passed", "failed", "left out", "not reached"]
+MORE = 2
+"""Steps of a rehearsal after those of the first run."""
+LOOK = 0.1
+"""Seconds between looks at a run."""
+TOKENS = 8
+"""That are generated."""
+MENDS = {
+    "steps": "run the job with --smoke, whose logs stay",
+    "kill": "the rank's last lines say what the second attempt met; see the guide on failures",
+    "reload": "pin parallel and keep the number of workers, so that the layout never changes",
+    "evaluate": "change what evaluate names, or leave it out",
+    "export": "set checkpoint.export to null, or to a form that this model has",
+    "generate": "leave out evaluate.samples",
+}
+"""What to do where a stage fails without saying it."""
+
+
+class LeftOut(Exception):
+    """The stage has nothing to try in this job, and says why."""
+
+
+class Failed(Exception):
+    """The stage did not do what it is to do."""
+
+    def __init__(self, what: str, mend: str = "") -> None:
+        super().__init__(what)
+        self.mend = mend
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage that was tried: what was done or went wrong, in how many seconds, and what to do about it."""
+
+    name: str
+    verdict: Verdict
+    done: str
+    seconds: float = 0.0
+    mend: str = ""
+
+
+@dataclass
+class Rehearsal:
+    """All that was tried of a job: under `layout`, as the real one is planned, in small under `small`, and of the
+    smaller job the `notes` that say what it lacked."""
+
+    layout: Layout
+    small: Layout | None = None
+    stages: list[Stage] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing failed."""
+        return all(stage.verdict in ("passed", "left out") for stage in self.stages)
+
+    def to_json(self) -> dict[str, Any]:
+        """The rehearsal as plain data."""
+        return {
+            "passed": self.passed,
+            "seconds": round(sum(stage.seconds for stage in self.stages), 2),
+            "layout": str(self.layout),
+            "rehearsed_layout": str(self.small) if self.small else None,
+            "stages": [asdict(stage) | {"seconds": round(stage.seconds, 2)} for stage in self.stages],
+            "notes": list(self.notes),
+        }
+
+
+def rehearse(
+    job: ResolvedJob, real: Real, folder: Path, checked: float, tell: Callable[[Stage | str], None]
+) -> Rehearsal:
+    """Try a job that was checked in so many seconds, in a `folder` of its own, and look at its `real` size. `tell` gets
+    the name of a stage when it begins, and the stage when it has ended.
+
+    What the stages make outside the folder, processes, ends with them.
+    """
+    found = Rehearsal(real.layout)
+    with contextlib.ExitStack() as stack:
+        scene = Scene(job, real, folder, stack, found)
+        said = f"the job file holds; {real.layout} is planned"
+        _add(found, Stage("check", "passed", said, checked), tell)
+        for name, needs, act in STAGES:
+            tell(name)
+            done = {stage.name for stage in found.stages if stage.verdict == "passed"}
+            if lacking := [need for need in needs if need not in done]:
+                _add(found, Stage(name, "not reached", f"{lacking[0]} did not pass"), tell)
+            else:
+                _add(found, _tried(name, act, scene), tell)
+            if name == LAST_ON_RAY:
+                stack.close()
+    return found
+
+
+def _add(found: Rehearsal, stage: Stage, tell: Callable[[Stage | str], None]) -> None:
+    found.stages.append(stage)
+    tell(stage)
+
+
+def _tried(name: str, act: Callable[[Scene], str], scene: Scene) -> Stage:
+    began = time.monotonic()
+
+    def stage(verdict: Verdict, done: str, mend: str = "") -> Stage:
+        return Stage(name, verdict, done, time.monotonic() - began, mend)
+
+    try:
+        return stage("passed", act(scene))
+    except LeftOut as reason:
+        return stage("left out", str(reason))
+    except InputError as error:
+        what = f"{error.where}: {error.what}" if error.where else error.what
+        return stage("failed", " ".join(what.split()), error.hint or MENDS.get(name, ""))
+    except Failed as error:
+        return stage("failed", str(error), error.mend or MENDS.get(name, ""))
+    except Exception as error:  # whatever the job's own code raises
+        return stage("failed", one_line(error), MENDS.get(name, ""))
+
+
+@dataclass
+class Scene:
+    """What the stages of a rehearsal share. `small` and `sets`, the data of sets with text of their own, are there
+    after the stage data, the run that is `watched` after steps; Ray lives as long as `stack`."""
+
+    job: ResolvedJob
+    real: Real
+    folder: Path
+    stack: contextlib.ExitStack
+    found: Rehearsal
+    small: Rehearsed | None = None
+    sets: dict[str, str] = field(default_factory=dict)
+    watched: WatchedRun | None = None
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that its rows tell of."""
+        return [row["step"] for row in self.run.rows(METRICS)]
+
+    @property
+    def run(self) -> RunDir:
+        """The run directory of the rehearsal."""
+        return RunDir(str(self.folder / "run"))
+
+    @property
+    def spec(self) -> JobSpec:
+        """The job of the rehearsal."""
+        assert self.small is not None
+        return self.small.spec
+
+    @property
+    def commit(self) -> CommitManifest:
+        """Its newest commit."""
+        newest = Store(self.run.at("checkpoints")).latest()
+        if newest is None:
+            raise Failed("there is no sound commit")
+        return newest
+
+
+def _data(scene: Scene) -> str:
+    """Make the small job, start Ray, and prepare the data."""
+    from cluster.local.ray_session import connected_ray
+    from orchestrator.data.progress import StageLine
+    from orchestrator.data.tokens import Tokens
+    from orchestrator.launch.preflight import preflight
+    from orchestrator.resolve.prepared_data import PreparedData, prepared
+    from orchestrator.track.words import count
+
+    small = rehearsed(scene.job, scene.real.layout, scene.folder)
+    scene.small, scene.found.small, scene.found.notes = small, small.layout, small.notes
+    preflight(small.spec, scene.run, None, None)
+    news = scene.stack.enter_context((scene.folder / "ray.log").open("w"))
+    worker, world = small.spec.resources.per_worker, small.layout.world
+    scene.stack.enter_context(connected_ray(None, world * worker.cpu, world * worker.gpu, output=news))
+    data = prepared(small.spec, scene.run, PreparedData(), StageLine(lambda _: None))
+    scene.sets = data.sets
+    if small.spec.data.samples is not None:
+        return "the job's own samples"
+    tokens = Tokens.open(data.uri)
+    read = sum(tokens.length(source) for source in range(tokens.sources))
+    return f"{count(read)} tokens of the job's own data"
+
+
+def _steps(scene: Scene) -> str:
+    """Train three steps, with a commit after each, in a run whose last rank is to be killed after them."""
+    assert scene.small is not None
+    last, rank = STEPS - MORE, scene.small.layout.world - 1
+    scene.watched = _attached(scene, scene.spec, STEPS - 1, f"kill@{rank}:{last + 1}/*")
+    outcome = _follow(scene.watched, lambda: last in scene.steps)
+    if outcome is not None and last not in scene.steps:
+        raise _failure(outcome)
+    loss = scene.run.rows(METRICS)[last - 1]["loss"]
+    return f"{last} steps and commits under {scene.small.layout}, loss {loss:.4g}"
+
+
+def _kill(scene: Scene) -> str:
+    """Wait for the kill of a rank, and for the step that is made after it."""
+    assert scene.small is not None
+    assert scene.watched is not None
+    summary = _ended(scene.watched, STEPS - 1)
+    step, rank = STEPS - 1, scene.small.layout.world - 1
+    if not summary["faults"]:
+        raise Failed(f"rank {rank} was to be killed at step {step}, and no fault is on record")
+    return f"rank {rank} was killed at step {step}, and the run went on from its last commit"
+
+
+def _reload(scene: Scene) -> str:
+    """Go on from the commit under another layout."""
+    from orchestrator.resolve.resolved_job import resolve
+
+    assert scene.small is not None
+    layout = scene.small.layout
+    other = another(layout, scene.spec, resolve(scene.spec).shape)
+    if other is None:
+        raise LeftOut(f"no layout but {layout} is legal for this job on few ranks")
+    _ended(_attached(scene, scene.small.under(other), None), STEPS)
+    row = scene.run.rows(METRICS)[-1]
+    if row["step"] != STEPS or row["layout"] != str(other):
+        raise Failed(
+            f"step {STEPS} was to be made under {other}, and was {row['step']} under {row['layout']}"
+        )
+    return f"the commit of {layout} was loaded under {other}, loss {row['loss']:.4g}"
+
+
+def _attached(scene: Scene, spec: JobSpec, until: int | None, *faults: str) -> WatchedRun:
+    from orchestrator.launch.run import WatchedRun, attach
+
+    return WatchedRun(attach(spec, scene.run, until, faults, None), scene.run)
+
+
+def _follow(watched: WatchedRun, is_enough: Callable[[], bool]) -> RunOutcome | None:
+    """Look at a run until it is enough, or until it has ended: then how."""
+    while not is_enough():
+        if (outcome := watched.look()) is not None:
+            return outcome
+        time.sleep(LOOK)
+    return None
+
+
+def _ended(watched: WatchedRun, step: int) -> dict[str, Any]:
+    """The summary of a run that has reached a step and ended. Raises Failed."""
+    outcome = _follow(watched, lambda: False)
+    assert outcome is not None
+    summary = outcome.summary or {}
+    if outcome.outcome in (Outcome.DONE, Outcome.STOPPED) and summary.get("step") == step:
+        return summary
+    raise _failure(outcome)
+
+
+def _failure(outcome: RunOutcome) -> Failed:
+    """Why a run has ended too early: what its last fault means, what the rank printed last, and the hint."""
+    summary = outcome.summary or {}
+    if outcome.outcome == Outcome.STOPPED:
+        what = f"the run ended after step {summary.get('step')}: {outcome.line}"
+        return Failed(what, "give this machine less to do meanwhile")
+    fault: dict[str, Any] = next(iter(reversed(summary.get("faults") or ())), {})
+    meaning, _, hint = str(fault.get("explained") or "").partition("; ")
+    last = "; printed last: " + str(fault["output"][-1]).strip() if fault.get("output") else ""
+    return Failed(f"{outcome.line or meaning}{last}", hint)
+
+
+def _evaluate(scene: Scene) -> str:
+    """Evaluate the newest commit on two batches of each set."""
+    from orchestrator.evaluate.of_commit import evaluate_commit
+    from orchestrator.job.evaluate import by_name
+
+    if not scene.spec.set_names:
+        raise LeftOut("the job evaluates nothing")
+    row = evaluate_commit(scene.spec, scene.run, scene.commit, scene.sets)
+    found = by_name(row["sets"])
+    if bad := [name for name, value in found.items() if value != value]:
+        raise Failed(f"{bad[0]} is not a number")
+    return ", ".join(f"{name} {value:.4g}" for name, value in list(found.items())[:3])
+
+
+def _export(scene: Scene) -> str:
+    """Export the newest commit, and compare what it computes."""
+    from orchestrator.export.hugging_face import export
+
+    form = scene.job.spec.checkpoint.export
+    if form is None:
+        raise LeftOut("checkpoint.export is null")
+    found = export(scene.run.uri, scene.commit.step, str(scene.folder / "export"), form=form)
+    apart = found["logits_difference"]
+    whose = {"hf": "transformers'", "adapter": "peft's"}.get(form, "its own")
+    return f"as {form}" + ("" if apart is None else f", logits within {apart:.1e} of {whose}")
+
+
+def _generate(scene: Scene) -> str:
+    """Continue a prompt with the newest commit."""
+    from orchestrator.evaluate.samples import continue_prompts
+    from orchestrator.resolve.commit_model import model_of_commit
+    from orchestrator.resolve.prompts import generates
+
+    if scene.job.spec.data.samples is not None or not generates(scene.job):
+        raise LeftOut("this model generates no text")
+    asked = scene.spec.evaluate and scene.spec.evaluate.samples
+    found = model_of_commit(scene.run, scene.spec, scene.commit)
+    prompt = asked.prompts[0] if asked else "The"
+    said = continue_prompts(found.workload, found.read, found.tokens.tokenizer(), [prompt], TOKENS)
+    return f"{prompt!r} goes on with {said[0]!r}"
+
+
+def _real_size(scene: Scene) -> str:
+    """Trace the job as it is, on tensors without memory."""
+    said, problem, mend = scene.real.looked_at(scene.job)
+    if problem:
+        raise Failed(problem, mend)
+    return said
+
+
+STAGES: Sequence[tuple[str, tuple[str, ...], Callable[[Scene], str]]] = (
+    ("data", (), _data),
+    ("steps", ("data",), _steps),
+    ("kill", ("steps",), _kill),
+    ("reload", ("steps",), _reload),
+    ("evaluate", ("steps",), _evaluate),
+    ("export", ("steps",), _export),
+    ("generate", ("steps",), _generate),
+    ("real size", (), _real_size),
+)
+"""Each with the stages that must have passed before."""
+LAST_ON_RAY = "reload"

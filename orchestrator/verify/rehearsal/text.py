@@ -1,0 +1,101 @@
+"""A small part of a job's own data: its first files as they are, or the beginning of one, in a folder of its own."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from orchestrator.data.documents import LOOK_BYTES
+from orchestrator.data.sources import SourceFile, cut, resolve
+from orchestrator.data.sources.files import Span, opened
+from orchestrator.data.sources.plain import Plain
+from orchestrator.data.sources.rows import Row, rows
+from orchestrator.job.data import Source
+from orchestrator.job.errors import InputError
+
+ENOUGH = 2 * 2**20
+"""Bytes of text, about, that all sources of a list give together."""
+LEAST = 2**17
+"""And each of them."""
+
+
+def excerpt(
+    sources: Sequence[Source], where: str, on_error: str, folder: Path, enough: int = ENOUGH
+) -> list[Source]:
+    """The sources with about `enough` bytes of their text: a file that is small enough is read where it is, of a larger
+    one the beginning is copied to `folder`. `where` is their key in the job file.
+
+    Raises InputError if a source is not there or cannot be read.
+    """
+    files = resolve(sources, where, on_error)
+    each = max(enough // max(len(sources), 1), LEAST)
+    found = []
+    for number, source in enumerate(sources):
+        places, left = [], each
+        for file in (file for file in files if file.source == number):
+            if left <= 0:
+                break
+            if file.plain_size <= left:
+                places.append(file.uri)
+                left -= file.plain_size
+                continue
+            if places:
+                break
+            target = folder / f"{where}.{number}{_suffix(file)}"
+            _beginning(file, left, target)
+            places.append(str(target))
+            break
+        form = None if places and places[0].startswith(str(folder)) else source.format
+        found.append(source.model_copy(update={"uri": places or source.uri, "format": form}))
+    return found
+
+
+def _suffix(file: SourceFile) -> str:
+    return file.kind if file.kind in (".txt", ".jsonl", ".csv", ".tsv") else ".jsonl"
+
+
+def _beginning(file: SourceFile, size: int, target: Path) -> None:
+    """Write the first `size` bytes of a file's plain text, to the end of a line; of a table or an archive its first
+    rows, as lines of JSON."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        if _suffix(file) != file.kind:
+            target.write_text("".join(_lines(file, size)))
+            return
+        with opened(Span(file, 0, file.size, file.size)) as raw:
+            handle = cast(BinaryIO, Plain(raw, file.compression)) if file.compression else raw
+            text = b"".join(_read(handle, size))
+        end = text.rfind(b"\n") + 1
+        if file.kind in (".csv", ".tsv"):  # whose cells may hold line breaks
+            begins = itertools.takewhile(lambda at: at <= len(text), (row.at for row in _rows(file)))
+            end = max(begins, default=0)
+        target.write_bytes(text[:end] or text)
+    except OSError as error:
+        raise InputError(f"cannot be read ({error})", file.uri, "check its permissions") from None
+
+
+def _read(handle: BinaryIO, size: int) -> Iterator[bytes]:
+    while size > 0 and (block := handle.read(min(size, 2**16))):
+        size -= len(block)
+        yield block
+
+
+def _rows(file: SourceFile) -> Iterator[Row]:
+    return (row for part in cut([file], LOOK_BYTES) for span in part for row in rows(span))
+
+
+def _lines(file: SourceFile, size: int) -> Iterator[str]:
+    """The rows of a table or an archive as lines of JSON, until they are so large."""
+    for row in _rows(file):
+        line = json.dumps(dict(row.values), default=_plain) + "\n"
+        yield line
+        size -= len(line)
+        if size <= 0:
+            return
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else str(value)

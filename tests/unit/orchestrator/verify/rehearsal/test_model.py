@@ -1,0 +1,39 @@
+"""The small model of a rehearsal: of the same parts, and divided by the same axes."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.planning.layout import Layout
+from orchestrator.planning.model_shape import model_shape
+from orchestrator.verify.rehearsal.model import narrow
+from workloads.describe import parameters
+from workloads.model.presets import PRESETS, preset
+
+LAYOUTS = (
+    Layout(),
+    Layout(tp=2, pp=2),
+    Layout(pp=2, schedule="zbv"),
+    Layout(dp=2, ep=2),
+    Layout(dp=3, ep=3, tp=5),
+)
+LARGE = [name for name in PRESETS if not name.endswith("tiny")]
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_small_model_has_the_same_parts_and_axes(name: str) -> None:
+    config = preset(name).changed({"vocab_size": 512})
+    for layout in LAYOUTS:
+        large = layout.problems(model_shape(config, 128), 64)
+        if large:  # what the model cannot have at its own size
+            continue
+        small = config.changed(narrow(config, layout))
+        assert layout.problems(model_shape(small, 128), 64) == []
+        assert parameters(small) < 20e6
+        assert (small.moe is None) == (config.moe is None)
+        assert (small.kv_heads < small.heads) == (config.kv_heads < config.heads)
+        assert small.family == config.family
+        if config.moe:
+            assert any(map(small.moe.at, range(small.layers)))
+            if not all(map(config.moe.at, range(config.layers))):
+                assert not all(map(small.moe.at, range(small.layers)))

@@ -1,0 +1,73 @@
+"""A small part of a job's data: whole files while they are small, and of a large one the beginning."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator.job.data import Source
+from orchestrator.job.errors import InputError
+from orchestrator.verify.rehearsal.text import LEAST, excerpt
+
+LARGE = 3 * LEAST
+
+
+def excerpt_of(place: Path | str, tmp_path: Path, **more: object) -> list[Path]:
+    (found,) = excerpt(
+        [Source(uri=str(place), **more)], "data.sources", "fail", tmp_path / "little", enough=LEAST
+    )
+    assert all(Path(place).is_file() for place in found.places)
+    return [Path(place) for place in found.places]
+
+
+def test_small_files_are_read_where_they_are(tmp_path: Path) -> None:
+    for number in range(4):
+        (tmp_path / f"{number}.txt").write_text("words\n" * (LEAST // 3 // 6))
+    found = excerpt_of(tmp_path / "*.txt", tmp_path)
+    assert found == [tmp_path / f"{number}.txt" for number in range(3)]
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_lines_of_the_beginning_are_whole(tmp_path: Path, compress: bool) -> None:
+    lines = [json.dumps({"text": f"line {number} " + "ä" * 50}, ensure_ascii=False) for number in range(9999)]
+    text = ("\n".join(lines) + "\n").encode()
+    path = tmp_path / ("a.jsonl.gz" if compress else "a.jsonl")
+    path.write_bytes(gzip.compress(text, 0) if compress else text)
+    (found,) = excerpt_of(path, tmp_path)
+    assert found.suffix == ".jsonl"
+    read = found.read_text().splitlines()
+    assert read == lines[: len(read)]
+    assert LEAST - 200 < found.stat().st_size <= LEAST
+
+
+def test_a_cell_with_line_breaks_is_not_cut(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([["text"], *([f"one {n}\ntwo\nthree" * 20] for n in range(LARGE // 300))])
+    (found,) = excerpt_of(path, tmp_path)
+    with found.open(newline="") as file:
+        rows = list(csv.reader(file, strict=True))
+    assert rows[0] == ["text"]
+    assert len(rows) > 100
+    assert rows[-1][0].endswith("three")
+
+
+def test_a_large_table_becomes_lines(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    texts = [f"row {number} " + "x" * 100 for number in range(LARGE // 50)]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet", compression="none")
+    (found,) = excerpt_of(tmp_path / "a.parquet", tmp_path)
+    assert [json.loads(line)["text"] for line in found.read_text().splitlines()] == texts[
+        : len(found.read_text().splitlines())
+    ]
+
+
+def test_what_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        excerpt([Source(uri=str(tmp_path / "none.txt"))], "data.sources", "fail", tmp_path)
