@@ -13,6 +13,8 @@ from orchestrator.planning.engine_rules import engine_problems
 from orchestrator.planning.layout import Layout, ModelShape, divisors, fit, shard_of, split_problems
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+SEARCHED = ("1f1b", "interleaved", "zbv")
+"""Schedules that are searched: the others are slower than one of these, and need no less memory."""
 
 
 def candidates(
@@ -61,7 +63,7 @@ def _searched(
         replica = pp * cp * tp
         if replica * ep > workers:
             continue
-        schedules = _choices(pins, "schedule", ("1f1b", "interleaved") if pp > 1 else ("1f1b",))
+        schedules = _choices(pins, "schedule", SEARCHED if pp > 1 else ("1f1b",))
         # as fast as without in every prediction, with less memory
         sliced = gpu and tp > 1 and not shape.no_sequence_split and shape.sequence_length % (tp * cp) == 0
         (sequence,) = _choices(pins, "sequence", (sliced,))
@@ -75,8 +77,8 @@ def _searched(
         too_large: set[tuple[str, int, int]] = set()
         for micro, schedule in itertools.product(_divisors_up_to(micros, batch // widest.dp), schedules):
             layout = dataclasses.replace(widest, micro_batch=micro, schedule=schedule)
-            if layout.problems(shape, batch):
-                yield layout
+            if layout.problems(shape, batch):  # and so with any sharding
+                yield dataclasses.replace(layout, zero=zeros[0], recompute=recomputes[0])
                 continue
             for zero, shard in [(z, s) for z in zeros for s in (shards if z > 1 else (0,))]:
                 if (schedule, zero, shard) in too_large:  # with a smaller micro-batch already

@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 AXES = ("pp", "dp", "cp", "tp")
@@ -362,8 +363,8 @@ def fit(degrees: Layout, workers: int, global_batch: int, virtual_shards: int = 
     width fits.
     """
     replica = degrees.pp * degrees.cp * degrees.tp
-    for width in range(workers // replica, 0, -1):
-        if global_batch % width or width % degrees.ep or virtual_shards % width:
+    for width in reversed(divisors(global_batch)):
+        if width * replica > workers or width % degrees.ep or virtual_shards % width:
             continue
         share = global_batch // width
         micro = max(d for d in divisors(share) if d <= degrees.micro_batch)
@@ -378,7 +379,8 @@ def shard_of(layout: Layout, most: int) -> int:
     return fits[-1] if fits and fits[-1] < layout.replicas else 0
 
 
-def divisors(number: int) -> list[int]:
+@lru_cache(maxsize=4096)
+def divisors(number: int) -> tuple[int, ...]:
     """All divisors of a positive number, ascending."""
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return small + [number // d for d in reversed(small) if d * d != number]
+    return (*small, *(number // d for d in reversed(small) if d * d != number))

@@ -119,7 +119,8 @@ def _with_update(
     parameters = local_parameters(shape, layout)
     trained = shape.trained_share * parameters
     units = shape.layers // layout.pp + 1
-    sent += _data_parallel(layout, parameters, trained, parts, machine, program, backward, units)
+    forward = shape.layers * inner.forward if hides else 0.0
+    sent += _data_parallel(layout, parameters, trained, parts, machine, program, forward, backward, units)
     if layout.pp > 1 and shape.tied:
         # first and last stage hold the embedding both, and sum its gradients
         weight = shape.vocabulary * shape.hidden / layout.tp * program.gradient_width
@@ -246,10 +247,11 @@ def _data_parallel(
     parts: int,
     machine: Machine,
     program: Program,
+    forward: float,
     backward: float,
     units: int,
 ) -> float:
-    """Seconds of data-parallel traffic that no computation hides; `backward` are those of a backward pass that may.
+    """Seconds of data-parallel traffic that no computation hides; `forward` and `backward` those of a pass that may.
     Under ZeRO 2 and 3 each of `units` layers is gathered and scattered by itself.
 
     Gradients are summed once under ZeRO 0 and 1, behind the last backward pass where there is no pipeline; under 2 and
@@ -270,8 +272,7 @@ def _data_parallel(
     last = group.halves(min(BUCKET, gradients))
     apiece = (units - 1) * group.halves(0.0)
     scatter, gather = scatter + apiece, group.halves(weights) + apiece
-    hidden = backward * 1.5
-    each = scatter + (2.0 if layout.zero == 3 else 1.0) * gather
+    each, hidden = scatter + (2.0 if layout.zero == 3 else 1.0) * gather, forward + backward
     copies = Group(layout.replicas // layout.sharded, layout.tp * layout.sharded, machine)
     summed = copies.all_reduce(gradients / layout.sharded) if copies.size > 1 else 0.0
     sums = parts if layout.pp > 1 else 1

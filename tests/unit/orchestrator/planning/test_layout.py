@@ -127,7 +127,7 @@ def test_fit_gives_every_rank_as_many_virtual_shards() -> None:
 
 @given(st.integers(1, 500))
 def test_divisors(number: int) -> None:
-    assert divisors(number) == [d for d in range(1, number + 1) if number % d == 0]
+    assert list(divisors(number)) == [d for d in range(1, number + 1) if number % d == 0]
 
 
 def test_a_layout_survives_json() -> None:
