@@ -1,15 +1,19 @@
-"""The search passes over layouts by a bound: the best are those of brute force, over many cases."""
+"""The search passes over layouts by rules and by a bound: none that is legal is much faster than the chosen one."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
-from orchestrator.planning.candidates import candidates
+from orchestrator.planning.candidates import MICRO_BATCHES, candidates
 from orchestrator.planning.engine_rules import engine_problems
+from orchestrator.planning.layout import Layout, ModelShape, legal
 from orchestrator.planning.memory import MEMORY_SHARE, peak_bytes
 from orchestrator.planning.model_shape import model_shape
 from orchestrator.planning.plan import BEST, TIE, plan, predict
@@ -38,6 +42,48 @@ def job(model: str, gpu: int, batch: int) -> JobSpec:
         "resources": {"workers": {"min": 1, "max": 64}, "per_worker": {"gpu": gpu}},
     }
     return parse(document)
+
+
+def every_layout(shape: ModelShape, workers: int, batch: int) -> Iterator[Layout]:
+    """Every legal layout on up to so many workers: all widths, schedules, recomputations, offloads and engines."""
+    recomputes = ("none",) if shape.no_recompute else ("none", "selective", "full")
+    engines = (("torch", "none"), ("torch", "optimizer"), ("deepspeed", "none"), ("deepspeed", "parameters"))
+    for world in range(1, workers + 1):
+        for layout in legal(shape, world, batch, [m for m in MICRO_BATCHES if m <= batch]):
+            # a rank alone has nothing to shard, but DeepSpeed can offload it
+            zeros = (layout.zero,) if layout.dp * layout.cp > 1 else range(4)
+            for recompute, (engine, offload), zero in itertools.product(recomputes, engines, zeros):
+                options = {"recompute": recompute, "engine": engine, "offload": offload, "zero": zero}
+                other = dataclasses.replace(layout, **options)
+                if not other.problems(shape, batch):
+                    yield other
+
+
+SMALL = [(model, device, workers, batch) for model, device, workers, batch in CASES if workers < 24]
+SMALL += [(model, device, 4, 12) for model, device in dict.fromkeys(case[:2] for case in CASES)]
+
+
+@pytest.mark.parametrize("case", SMALL, ids=str)
+def test_no_legal_layout_is_much_faster_than_the_chosen_one(case: tuple[str, str, int, int]) -> None:
+    """Brute force over all that is legal, by no rule of the search."""
+    model, device, workers, batch = case
+    profile = load(device)
+    spec = job(model, int(profile.kind == "cuda"), batch)
+    machine, shape = profile.machine(spec.train.precision), model_shape(describe(model), 512)
+    offered = machine.memory * MEMORY_SHARE
+    least = min(
+        (
+            predict(spec, shape, layout, machine).seconds
+            for layout in every_layout(shape, workers, batch)
+            if not engine_problems(spec, layout) and peak_bytes(spec, shape, layout) <= offered
+        ),
+        default=None,
+    )
+    if least is None:
+        with pytest.raises(InputError):
+            plan(spec, shape, workers, machine)
+        return
+    assert plan(spec, shape, workers, machine).chosen.seconds <= least * (1 + TIE)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -1,0 +1,97 @@
+"""Which runs refine a profile, and what they change of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import job, write_text
+
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import JobSpec, parse
+from orchestrator.planning.layout import Layout
+from orchestrator.planning.plan import predict
+from orchestrator.planning.profile import Profile, load, read, store
+from orchestrator.resolve.resolved_job import resolve
+from orchestrator.storage.run_directory import RunDir
+from orchestrator.verify.refine import FEWEST, refine, undo
+
+LAYOUT = Layout(dp=2, micro_batch=4)
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> JobSpec:
+    return parse(job(write_text(tmp_path, 20_000)))
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    path = tmp_path / "machine.yaml"
+    store(load("cpu-core"), path)
+    return path
+
+
+def run_of(tmp_path: Path, spec: JobSpec, slower: float = 1.0, **changes: Any) -> RunDir:
+    """A run whose passes took so many times what is predicted of them."""
+    run = RunDir(str(tmp_path / "run"))
+    run.create()
+    machine = load("cpu-core").machine(spec.train.precision)
+    time = predict(spec, resolve(spec).shape, LAYOUT, machine).time
+    parts = {
+        "forward": slower * time.compute / 3,
+        "backward": slower * time.compute * 2 / 3,
+        "communication": time.communication,
+        "optimizer": time.optimizer,
+    }
+    summary = {"step_parts": parts, "step": FEWEST, "layouts": [str(LAYOUT)]} | changes
+    run.write_json("summary.json", summary)
+    run.write_json("plan.json", {"chosen": LAYOUT.to_json() | {"text": str(LAYOUT)}})
+    return run
+
+
+def changed(profile: Profile) -> dict[str, float]:
+    return {c.figure: c.after / c.before for entry in profile.refined for c in entry.changes}
+
+
+def test_a_run_as_predicted_changes_nothing(tmp_path: Path, spec: JobSpec, profile: Path) -> None:
+    found = refine(spec, run_of(tmp_path, spec), profile)
+    assert changed(found) == pytest.approx(dict.fromkeys(changed(found), 1.0))
+    assert found.refined[0].run == str(tmp_path / "run")
+
+
+def test_a_slower_run_makes_later_plans_slower_and_is_taken_back(
+    tmp_path: Path, spec: JobSpec, profile: Path
+) -> None:
+    before = read(profile)
+    run = run_of(tmp_path, spec, slower=1.44)
+    found = refine(spec, run, profile)
+    assert changed(found)["peak.fp32"] == pytest.approx(1 / 1.2)
+    store(found, profile)
+    assert read(profile) == found
+    with pytest.raises(InputError, match="already"):
+        refine(spec, run, profile)
+    store(undo(profile), profile)
+    assert read(profile) == before
+    with pytest.raises(InputError, match="no run has refined it"):
+        undo(profile)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"step": FEWEST - 1}, "steps"),
+        ({"step_parts": {}}, "has not measured"),
+        ({"layouts": ["one", "two"]}, "several layouts"),
+    ],
+)
+def test_a_run_that_says_little_is_refused(
+    tmp_path: Path, spec: JobSpec, profile: Path, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InputError, match=said):
+        refine(spec, run_of(tmp_path, spec, **changes), profile)
+
+
+def test_there_is_a_profile_first(tmp_path: Path, spec: JobSpec) -> None:
+    with pytest.raises(InputError, match="no profile yet"):
+        refine(spec, run_of(tmp_path, spec), tmp_path / "none.yaml")
