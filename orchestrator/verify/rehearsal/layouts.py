@@ -6,7 +6,7 @@ import dataclasses
 
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.engine_rules import engine_problems
-from orchestrator.planning.layout import AXES, Layout, ModelShape, divisors, legal
+from orchestrator.planning.layout import AXES, Layout, ModelShape, divisors, legal, shard_of
 
 MOST = 8
 """Ranks of a rehearsal, where its axes have room in so many."""
@@ -18,7 +18,7 @@ def smaller(layout: Layout, most: int = MOST) -> Layout:
     """The layout with every axis that it has, on at most `most` ranks or two on each axis, one sequence at once. The
     data-parallel width comes down first, since its ranks are alike."""
     degrees = {axis: getattr(layout, axis) for axis in AXES} | {"ep": layout.ep}
-    degrees["dp"] = max(min(layout.dp, 2), layout.ep)
+    degrees["dp"] = max(min(layout.dp, 4 if layout.shard else 2), layout.ep)
 
     def world() -> int:
         return degrees["pp"] * degrees["dp"] * degrees["cp"] * degrees["tp"]
@@ -34,7 +34,8 @@ def smaller(layout: Layout, most: int = MOST) -> Layout:
             degrees["dp"] = degrees["ep"] = _lower(degrees["ep"])
         else:
             break
-    return dataclasses.replace(layout, **degrees, micro_batch=1)
+    small = dataclasses.replace(layout, **degrees, micro_batch=1, shard=0)
+    return dataclasses.replace(small, shard=shard_of(small, small.replicas // 2)) if layout.shard else small
 
 
 def _lower(degree: int) -> int:

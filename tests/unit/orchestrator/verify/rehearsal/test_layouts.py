@@ -26,6 +26,7 @@ def spec_of(batch: int = 8, **more: Any) -> JobSpec:
         Layout(pp=16, dp=16, tp=8, ep=8, schedule="zbv", zero=1),
         Layout(pp=35, dp=2, tp=8),
         Layout(pp=3, dp=5, tp=3),
+        Layout(dp=64, zero=2, shard=8),
         Layout(pp=2, dp=2, cp=4, tp=2),
         Layout(),
     ],
@@ -41,6 +42,7 @@ def test_every_axis_is_kept_on_few_ranks(layout: Layout) -> None:
     assert small.zero == layout.zero
     alone = sum(getattr(layout, axis) > 1 for axis in AXES)
     assert small.world <= max(MOST, 3**alone)
+    assert (small.shard > 0) == (layout.shard > 0)
 
 
 def test_what_divides_the_model_still_does() -> None:
