@@ -10,7 +10,8 @@ import numpy as np
 
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.planning.engine_rules import engine_problems
-from orchestrator.planning.layout import Layout, legal, shard_of
+from orchestrator.planning.layout import Layout
+from orchestrator.planning.legal_layouts import legal, shard_of
 from orchestrator.planning.model_shape import model_shape
 from orchestrator.resolve.resolved_job import adapter_of
 from workloads.adapters.frozen import frozen_by

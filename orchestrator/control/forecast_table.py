@@ -127,12 +127,11 @@ def _mean(values: Sequence[float]) -> float:
 
 def _pinned(spec: JobSpec, layout: Layout) -> JobSpec:
     """The job under the degrees of that layout, without what comes before and after its steps."""
-    fields = {name: getattr(layout, name) for name in ParallelSpec.model_fields if name != "rest"}
     limits = spec.limits.model_copy(update={"hours": None, "cost_usd": None})
     checkpoint = spec.checkpoint.model_copy(update={"export": None})
     return spec.model_copy(
         update={
-            "parallel": ParallelSpec(**fields),
+            "parallel": ParallelSpec(**layout.pins),
             "evaluate": None,
             "stop_when": None,
             "limits": limits,

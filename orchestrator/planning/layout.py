@@ -8,9 +8,7 @@ on one node, where bandwidth is highest (Narayanan et al., 2021, PTD-P, section 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -177,6 +175,12 @@ class Layout:
         """The layout as plain data."""
         return dataclasses.asdict(self)
 
+    @property
+    def pins(self) -> dict[str, Any]:
+        """What the key `parallel` of a job file says of it: all but the width, which follows from the workers."""
+        found = {name: value for name, value in self.to_json().items() if name != "dp"}
+        return found | {"shard": self.shard or None}
+
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Layout:
         """The layout that `to_json` wrote."""
@@ -316,67 +320,6 @@ def _batches(layout: Layout, global_batch: int) -> list[str]:
             "choose another micro_batch, or set schedule to 1f1b"
         ]
     return []
-
-
-def legal(
-    shape: ModelShape, world: int, global_batch: int, micro_batches: Sequence[int] = (1,)
-) -> Iterator[Layout]:
-    """Every legal layout of that model on exactly `world` ranks, without recomputation."""
-    degrees = divisors(world)
-    for pp, cp, tp in itertools.product(degrees, degrees, degrees):
-        if world % (pp * cp * tp):
-            continue
-        dp = world // (pp * cp * tp)
-        schedules = SCHEDULES if pp > 1 else ("1f1b",)
-        zeros = range(4) if dp * cp > 1 else range(1)
-        experts = divisors(dp) if shape.experts else [1]
-        sliced = (False, True) if tp > 1 else (False,)
-        for ep, zero, schedule, sequence, micro in itertools.product(
-            experts, zeros, schedules, sliced, micro_batches
-        ):
-            layout = Layout(pp, dp, cp, tp, ep, zero, micro, schedule=schedule, sequence=sequence)
-            if not layout.problems(shape, global_batch):
-                yield layout
-
-
-def nearest(layout: Layout, shape: ModelShape, global_batch: int, count: int = 3) -> list[Layout]:
-    """The `count` legal layouts on the same number of ranks that are nearest to an illegal one: by factors of two in
-    the degrees, then by the other options that differ."""
-
-    def distance(other: Layout) -> tuple[float, int, str]:
-        degrees = ("pp", "dp", "cp", "tp", "ep", "micro_batch")
-        steps = sum(abs(math.log2(getattr(other, d) / getattr(layout, d))) for d in degrees)
-        others = sum(getattr(other, d) != getattr(layout, d) for d in ("zero", "schedule", "sequence"))
-        return steps, others, str(other)
-
-    micros = sorted({1, layout.micro_batch, max(layout.micro_batch // 2, 1)})
-    same: dict[str, Any] = {"recompute": layout.recompute, "offload": layout.offload, "engine": layout.engine}
-    found = (dataclasses.replace(o, **same) for o in legal(shape, layout.world, global_batch, micros))
-    return sorted((o for o in found if not o.problems(shape, global_batch)), key=distance)[:count]
-
-
-def fit(degrees: Layout, workers: int, global_batch: int, virtual_shards: int = 0) -> Layout | None:
-    """The widest data-parallel layout with these pp, cp, tp and ep degrees on at most `workers` ranks.
-
-    The width divides the global batch, which never changes, and the number of virtual shards if there are any. A
-    micro-batch that does not divide a rank's share is lowered to the largest that does, and so is `shard`. None if no
-    width fits.
-    """
-    replica = degrees.pp * degrees.cp * degrees.tp
-    for width in reversed(divisors(global_batch)):
-        if width * replica > workers or width % degrees.ep or virtual_shards % width:
-            continue
-        share = global_batch // width
-        micro = max(d for d in divisors(share) if d <= degrees.micro_batch)
-        found = dataclasses.replace(degrees, dp=width, micro_batch=micro)
-        return dataclasses.replace(found, shard=shard_of(found, degrees.shard))
-    return None
-
-
-def shard_of(layout: Layout, most: int) -> int:
-    """Over how many replicas ZeRO can divide each copy of that layout's weights, at most `most`; 0 is all of them."""
-    fits = [d for d in divisors(layout.replicas) if 1 < d <= most and d % (layout.ep * layout.cp) == 0]
-    return fits[-1] if fits and fits[-1] < layout.replicas else 0
 
 
 @lru_cache(maxsize=4096)

@@ -17,7 +17,8 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.planning.candidates import candidates
 from orchestrator.planning.device import Machine
 from orchestrator.planning.engine_rules import engine_problems
-from orchestrator.planning.layout import Layout, ModelShape, nearest
+from orchestrator.planning.layout import Layout, ModelShape
+from orchestrator.planning.legal_layouts import nearest
 from orchestrator.planning.memory import MEMORY_SHARE, peak_by_stage, peak_bytes
 from orchestrator.planning.simulation.operators import Program
 from orchestrator.planning.simulation.step import StepTime, least_time, pipeline, step_time

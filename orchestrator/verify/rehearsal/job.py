@@ -105,10 +105,9 @@ def _short(spec: JobSpec) -> dict[str, Any]:
 def _ranks(spec: JobSpec, layout: Layout) -> dict[str, Any]:
     """The keys of a job under that layout on this machine."""
     gpu = _gpu(spec)
-    pins = {key: value for key, value in layout.to_json().items() if key != "dp"}
     worker: dict[str, Any] = {"cpu": 1, "gpu": spec.resources.per_worker.gpu if gpu else 0, "labels": {}}
     return {
-        "parallel": pins,
+        "parallel": layout.pins,
         "resources": {"workers": layout.world, "per_worker": worker, "must_fit": False},
     }
 

@@ -13,7 +13,8 @@ from rank_cases import LENGTH, job, workload_of
 
 from cluster.workers.gang import FINISHED, Bundle, RankStatus
 from cluster.workers.process_gang import ProcessGang
-from orchestrator.planning.layout import Layout, ModelShape, legal
+from orchestrator.planning.layout import Layout, ModelShape
+from orchestrator.planning.legal_layouts import legal
 from orchestrator.planning.model_shape import model_shape
 
 TOGETHER = 8

@@ -15,7 +15,8 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import parse
 from orchestrator.planning.cluster_file import Failures, load
-from orchestrator.planning.layout import Layout, fit
+from orchestrator.planning.layout import Layout
+from orchestrator.planning.legal_layouts import fit
 from orchestrator.planning.model_shape import model_shape
 from orchestrator.planning.plan import plan
 from orchestrator.planning.profile import load as load_profile

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.planning.layout import SCHEDULES, Layout, ModelShape, divisors, fit, legal, nearest
+from orchestrator.planning.layout import SCHEDULES, Layout, ModelShape, divisors
+from orchestrator.planning.legal_layouts import fit, legal, nearest
 
 DENSE = ModelShape(1000, 8, 64, 8, 4, 128, 100, 32, stages=8)
 EXPERTS = dataclasses.replace(DENSE, experts=6, expert_feedforward=16)

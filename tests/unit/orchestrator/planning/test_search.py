@@ -13,7 +13,8 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.planning.candidates import MICRO_BATCHES, candidates
 from orchestrator.planning.engine_rules import engine_problems
-from orchestrator.planning.layout import Layout, ModelShape, legal
+from orchestrator.planning.layout import Layout, ModelShape
+from orchestrator.planning.legal_layouts import legal
 from orchestrator.planning.memory import MEMORY_SHARE, peak_bytes
 from orchestrator.planning.model_shape import model_shape
 from orchestrator.planning.plan import BEST, TIE, plan, predict
