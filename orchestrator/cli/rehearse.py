@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
 import time
 from pathlib import Path
@@ -45,6 +46,7 @@ def rehearse(
     from orchestrator.verify.rehearsal import stages
     from orchestrator.verify.rehearsal.real_size import real_size
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was made is removed then too
     began = time.monotonic()
     spec = job_of(job, overrides)
     console = Console(stderr=True)

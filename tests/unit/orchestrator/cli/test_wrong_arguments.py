@@ -28,7 +28,8 @@ RENDER: Words = ["cluster", "render"]
 KUBERAY, AWS = [*RENDER, "kuberay", "job.yaml", "--runs"], [*RENDER, "aws", "job.yaml"]
 LOCAL = [*RENDER, "local", "job.yaml", "--head-ip", "10.0.0.1", "--worker-ip"]
 OF_A_JOB: list[Words] = [
-    ["run"], ["plan"], ["submit"], ["tune"], ["chaos"], ["data", "prepare"], [*KUBERAY[:2], "kuberay", "--runs", "s3://b"],
+    ["run"], ["plan"], ["rehearse"], ["submit"], ["tune"], ["chaos"], ["data", "prepare"],
+    [*KUBERAY[:2], "kuberay", "--runs", "s3://b"],
     [*RENDER, "aws"], [*RENDER, "gcp", "--project", "p"], [*RENDER, "azure"],
     [*RENDER, "local", "--head-ip", "10.0.0.1", "--worker-ip", "10.0.0.2"],
 ]  # fmt: skip
@@ -43,6 +44,7 @@ OTHERS: list[tuple[Words, Sequence[str]]] = [
     (["init"], [*FILES, *FOLDERS, *URIS, "a\nb", "a\0b", "link", "loop", "*?[", LONG, " ", "", "search"]),
     (["init", "new.yaml", "--name"], ["", " ", "a/b", "../a", "a\nb", LONG, "foo://a"]),
     (["attach"], ["empty", "nowhere", ""]),
+    (["calibrate", "--from"], sorted({*KINDS} - {"run"})),
     (["logs"], ["empty", "nowhere", ""]),
     (["run", "job.yaml", "--run-dir"], sorted({*KINDS} - {"nowhere", "empty", "a\nb", "~nobody", "*?["})),
     (["tune", "job.yaml", "--run-dir"], KINDS),
