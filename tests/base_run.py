@@ -56,15 +56,15 @@ def save_experts(folder: Path, rows: int) -> str:
 
 
 def save_class(folder: Path, rows: int) -> str:
-    """Write a small Mistral, a class that is run as it is, with a vocabulary of `rows` tokens; returns the folder."""
+    """Write a small Ministral, a class that is run as it is, with a vocabulary of `rows` tokens; returns the folder."""
     import torch
-    from transformers import MistralConfig, MistralForCausalLM
+    from transformers import MinistralConfig, MinistralForCausalLM
 
     torch.manual_seed(2)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    config = MistralConfig(
-        **sizes, intermediate_size=64, vocab_size=rows, max_position_embeddings=64, sliding_window=8,
+    config = MinistralConfig(
+        **sizes, intermediate_size=64, vocab_size=rows, max_position_embeddings=64, sliding_window=8, head_dim=8,
         initializer_range=0.1, pad_token_id=1,
     )  # fmt: skip
-    MistralForCausalLM(config).save_pretrained(folder)
+    MinistralForCausalLM(config).save_pretrained(folder)
     return str(folder)

@@ -258,9 +258,13 @@ def _sharding(config: TransformerConfig) -> dict[str, str]:
         styles |= {f"{layer}{name}.{part}": "column" for part in ("query", "key", "value")}
         styles[f"{layer}{name}.output"] = "row"
     if config.qk_norm:
-        styles |= {f"{layer}attention.query_norm": "heads", f"{layer}attention.key_norm": "heads"}
+        style = "column" if config.qk_norm_whole else "heads"
+        styles |= {f"{layer}attention.query_norm": style, f"{layer}attention.key_norm": style}
     styles |= _feedforward_sharding(config, layer)
-    norms = ["attention_norm", "feedforward_norm"] + (["cross_norm"] if seq2seq else [])
+    norms = [] if config.norm_position == "branch" else ["attention_norm", "feedforward_norm"]
+    norms += ["cross_norm"] if seq2seq else []
+    if config.norm_position in ("both", "branch"):
+        norms += ["attention_out_norm", "feedforward_out_norm"]
     styles |= {layer + name: "sequence" for name in norms}
     if config.final_norm:
         styles |= (

@@ -119,17 +119,20 @@ def test_it_trains_leaves_and_is_run(case: str, tmp_path: Path) -> None:
 def test_an_adapted_class_with_a_new_head_survives_and_leaves_in_both_forms(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DistilBERT, two ranks under ZeRO 1, a rank killed: the bits of the quiet run; only the small part in commits."""
+    """CamemBERT, two ranks under ZeRO 1, a rank killed: the bits of the quiet run; only the small part in commits."""
     from peft import PeftModel
-    from transformers import AutoModelForSequenceClassification, DistilBertConfig, DistilBertForMaskedLM
+    from transformers import AutoModelForSequenceClassification, CamembertConfig, CamembertForMaskedLM
 
     monkeypatch.setattr(decide, "SETTLE", 0.0)
     base = tmp_path / "base"
     base.mkdir()
     write_tokenizer(base)
     torch.manual_seed(0)
-    sizes = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "max_position_embeddings": 64}
-    DistilBertForMaskedLM(DistilBertConfig(vocab_size=len(WORDS), pad_token_id=0, **sizes)).save_pretrained(
+    sizes = {
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
+        "max_position_embeddings": 66,
+    }  # fmt: skip
+    CamembertForMaskedLM(CamembertConfig(vocab_size=len(WORDS), pad_token_id=0, **sizes)).save_pretrained(
         base
     )
     written = [{"text": letters(n), "label": n % 2} for n in range(120)]
@@ -137,7 +140,7 @@ def test_an_adapted_class_with_a_new_head_survives_and_leaves_in_both_forms(
     found = job(str(tmp_path / "rows.jsonl"), steps=6, optimizer={"lr": 3e-3, "schedule": "constant"})
     found["workload"] = {
         "model": f"hf:{base}", "objective": "sequence_classification",
-        "adapter": {"kind": "lora", "rank": 4, "targets": ["*_lin"]},
+        "adapter": {"kind": "lora", "rank": 4, "targets": ["*.query"]},
     }  # fmt: skip
     found["data"] = {
         "sources": [{"uri": str(tmp_path / "rows.jsonl"), "field": {"text": "text", "label": "label"}}],

@@ -1,7 +1,8 @@
-"""Conversion tables of the encoders: BERT (and UniLM), RoBERTa, ALBERT, ELECTRA."""
+"""Conversion tables of the encoders: BERT (and UniLM), ERNIE, RoBERTa, XLM-R, DistilBERT, ALBERT, ELECTRA."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from workloads.errors import WorkloadError
@@ -25,6 +26,12 @@ def _embeddings(prefix: str) -> tuple[Row, ...]:
         *one("embeddings.token_types.weight", f"{prefix}.embeddings.token_type_embeddings.weight"),
         *both("embeddings.norm", f"{prefix}.embeddings.LayerNorm"),
     )
+
+
+def _typed(config: TransformerConfig) -> dict[str, Any]:
+    if not config.token_types:
+        raise WorkloadError(f"{config.family} of transformers has token types; set token_types to 1 or more")
+    return {}
 
 
 def _layers(prefix: str, ours: str = "") -> tuple[Row, ...]:
@@ -59,27 +66,89 @@ _BERT_MASKED = _masked(
     "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.decoder",
     "cls.predictions.bias",
 )  # fmt: skip
+
+
+def _bert_heads(kind: str, body: str) -> dict[str, Head]:
+    """The heads of classes whose names begin with `kind` and whose body is the module `body`."""
+    pooler = f"{body}.pooler.dense"
+    both_losses = _BERT_MASKED + _sentence("sentence_head", pooler, "cls.seq_relationship")
+    return {
+        "masked+sentence": Head(f"{kind}ForPreTraining", both_losses),
+        "masked": Head(f"{kind}ForMaskedLM", _BERT_MASKED),
+        "sequence": Head(f"{kind}ForSequenceClassification", _sentence("head", pooler, "classifier")),
+        "token": Head(f"{kind}ForTokenClassification", both("head.output", "classifier")),
+        "span": Head(f"{kind}ForQuestionAnswering", both("head.output", "qa_outputs")),
+        "none": Head(f"{kind}Model"),
+    }
+
+
 BERT = Family(
     model_type="bert",
     base=PRESETS["bert-base"],
     prefix="bert.",
     fields=_FIELDS,
     constants=_NO_DROPOUT,
+    writes=_typed,
     rows=_embeddings("bert") + _layers("bert"),
-    heads={
-        "masked+sentence": Head(
-            "BertForPreTraining",
-            _BERT_MASKED + _sentence("sentence_head", "bert.pooler.dense", "cls.seq_relationship"),
-        ),
-        "masked": Head("BertForMaskedLM", _BERT_MASKED),
-        "sequence": Head(
-            "BertForSequenceClassification", _sentence("head", "bert.pooler.dense", "classifier")
-        ),
-        "token": Head("BertForTokenClassification", both("head.output", "classifier")),
-        "span": Head("BertForQuestionAnswering", both("head.output", "qa_outputs")),
-        "none": Head("BertModel"),
-    },
+    heads=_bert_heads("Bert", "bert"),
 )
+
+
+def _check_ernie(hf_config: Any) -> dict[str, Any]:
+    if hf_config.use_task_id:
+        raise WorkloadError(
+            "this ERNIE has types of tasks, which are not supported here; use another checkpoint"
+        )
+    return {}
+
+
+ERNIE = replace(
+    BERT,
+    model_type="ernie",
+    base=PRESETS["ernie-1.0-base"],
+    prefix="ernie.",
+    constants=_NO_DROPOUT | {"use_task_id": False},
+    reads=_check_ernie,
+    rows=_embeddings("ernie") + _layers("ernie"),
+    heads=_bert_heads("Ernie", "ernie"),
+    or_as_it_is=True,
+)
+_DISTILBERT = "distilbert.transformer.layer.{n}."
+DISTILBERT = Family(
+    model_type="distilbert",
+    base=PRESETS["distilbert-base"],
+    prefix="distilbert.",
+    fields={
+        "vocab_size": "vocab_size", "hidden": "dim", "layers": "n_layers", "heads": "n_heads",
+        "intermediate": "hidden_dim", "max_positions": "max_position_embeddings", "activation": "activation",
+        "tied": "tie_word_embeddings",
+    },
+    constants={"dropout": 0.0, "attention_dropout": 0.0, "qa_dropout": 0.0, "seq_classif_dropout": 0.0},
+    rows=(
+        *_embeddings("distilbert"),
+        *both("layers.{n}.attention.query", _DISTILBERT + "attention.q_lin"),
+        *both("layers.{n}.attention.key", _DISTILBERT + "attention.k_lin"),
+        *both("layers.{n}.attention.value", _DISTILBERT + "attention.v_lin"),
+        *both("layers.{n}.attention.output", _DISTILBERT + "attention.out_lin"),
+        *both("layers.{n}.attention_norm", _DISTILBERT + "sa_layer_norm"),
+        *both("layers.{n}.feedforward.up", _DISTILBERT + "ffn.lin1"),
+        *both("layers.{n}.feedforward.down", _DISTILBERT + "ffn.lin2"),
+        *both("layers.{n}.feedforward_norm", _DISTILBERT + "output_layer_norm"),
+    ),
+    heads={
+        "masked": Head(
+            "DistilBertForMaskedLM",
+            _masked("vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias"),
+        ),
+        "sequence": Head(
+            "DistilBertForSequenceClassification", _sentence("head", "pre_classifier", "classifier")
+        ),
+        "token": Head("DistilBertForTokenClassification", both("head.output", "classifier")),
+        "span": Head("DistilBertForQuestionAnswering", both("head.output", "qa_outputs")),
+        "none": Head("DistilBertModel"),
+    },
+    or_as_it_is=True,
+)  # fmt: skip
 
 
 def _read_roberta(hf_config: Any) -> dict[str, Any]:
@@ -92,7 +161,7 @@ def _read_roberta(hf_config: Any) -> dict[str, Any]:
 def _write_roberta(config: TransformerConfig) -> dict[str, Any]:
     if not config.position_offset:
         raise WorkloadError("RoBERTa counts positions from its padding id; give a tokenizer with <pad>")
-    return {
+    return _typed(config) | {
         "max_position_embeddings": config.max_positions + config.position_offset,
         "pad_token_id": config.position_offset - 1,
     }
@@ -119,6 +188,13 @@ ROBERTA = Family(
         "span": Head("RobertaForQuestionAnswering", both("head.output", "qa_outputs")),
         "none": Head("RobertaModel"),
     },
+)
+XLM_ROBERTA = replace(
+    ROBERTA,
+    model_type="xlm-roberta",
+    base=PRESETS["xlm-roberta-base"],
+    heads={key: replace(head, kind=f"XLM{head.kind}") for key, head in ROBERTA.heads.items()},
+    or_as_it_is=True,
 )
 
 _ALBERT_LAYER = "albert.encoder.albert_layer_groups.{n}.albert_layers.0."
@@ -153,7 +229,7 @@ ALBERT = Family(
         "num_hidden_groups": 1, "inner_group_num": 1,
     },
     reads=_check_albert,
-    writes=lambda config: _check_projection(config.embedding_size, config.hidden),
+    writes=lambda config: _typed(config) | _check_projection(config.embedding_size, config.hidden),
     rows=(
         *_embeddings("albert"),
         *both("projection", "albert.encoder.embedding_hidden_mapping_in"),
@@ -202,6 +278,7 @@ ELECTRA = Family(
     prefix="electra.",
     fields=_ELECTRA_FIELDS,
     constants=_NO_DROPOUT,
+    writes=_typed,
     rows=_electra(""),
     heads={
         "discriminator": Head("ElectraForPreTraining", _DISCRIMINATOR),

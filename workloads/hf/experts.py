@@ -28,7 +28,7 @@ def _read_mixtral(hf_config: Any) -> dict[str, Any]:
 
 
 def _write_mixtral(config: TransformerConfig) -> dict[str, Any]:
-    moe = _moe(config)
+    moe = moe_of(config)
     if not moe.normalise or moe.gate != "softmax" or moe.shared or moe.every > 1 or moe.first:
         raise WorkloadError("Mixtral has normalised softmax routing in every layer and no shared experts")
     return write_rope(config) | {
@@ -40,7 +40,8 @@ def _write_mixtral(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
-def _moe(config: TransformerConfig) -> MoE:
+def moe_of(config: TransformerConfig) -> MoE:
+    """Its experts. Raises WorkloadError if it has none."""
     if config.moe is None:
         raise WorkloadError(f"{config.family} needs moe; give moe or choose a class without experts")
     return config.moe
@@ -131,7 +132,7 @@ def _read_deepseek(hf_config: Any) -> dict[str, Any]:
 
 
 def _write_deepseek(config: TransformerConfig) -> dict[str, Any]:
-    moe, latent = _moe(config), _latent(config)
+    moe, latent = moe_of(config), _latent(config)
     if moe.gate != "sigmoid" or not moe.shared or moe.every > 1 or moe.bias_rate is None:
         raise WorkloadError("DeepSeek-V3 has sigmoid routing with a bias, shared experts and no gaps")
     return write_rope(config) | {

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from workloads.errors import WorkloadError
-from workloads.hf import decoders, encoders, experts, seq2seq
+from workloads.hf import decoders, encoders, experts, qwen_experts, seq2seq, windowed
 from workloads.hf.family import Family
 from workloads.model.config import TransformerConfig
 
@@ -14,13 +14,24 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
     "gpt2": decoders.GPT2,
     "llama": decoders.LLAMA,
     "qwen3": decoders.QWEN3,
+    "qwen2": windowed.QWEN2,
+    "mistral": windowed.MISTRAL,
+    "phi3": windowed.PHI3,
+    "olmo2": windowed.OLMO2,
+    "gemma2": windowed.GEMMA2,
+    "qwen2-moe": qwen_experts.QWEN2_MOE,
+    "qwen3-moe": qwen_experts.QWEN3_MOE,
     "mixtral": experts.MIXTRAL,
     "deepseek-v3": experts.DEEPSEEK_V3,
     "bert": encoders.BERT,
     "roberta": encoders.ROBERTA,
+    "xlm-roberta": encoders.XLM_ROBERTA,
+    "distilbert": encoders.DISTILBERT,
+    "ernie": encoders.ERNIE,
     "albert": encoders.ALBERT,
     "electra": encoders.ELECTRA,
     "t5": seq2seq.T5,
+    "mt5": seq2seq.MT5,
     "bart": seq2seq.BART,
     "switch": seq2seq.SWITCH,
 })  # fmt: skip

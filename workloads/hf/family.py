@@ -72,7 +72,8 @@ class Family:
     base: our configuration with the values that the class fixes. fields: our configuration's fields to theirs;
     constants: their fields with fixed values; reads and writes: functions for what is no plain pair. heads: by our
     `head`, with '+sentence' where the model has a sentence head. prefix: the module name that a checkpoint of the bare
-    model leaves out. unsaid: fields of ours that only the weights tell, not the configuration.
+    model leaves out. unsaid: fields of ours that only the weights tell, not the configuration. or_as_it_is: a
+    configuration that the table cannot express is run as the class of transformers instead of refused.
     """
 
     model_type: str
@@ -81,6 +82,7 @@ class Family:
     rows: tuple[Row, ...]
     heads: Mapping[str, Head]
     prefix: str = ""
+    or_as_it_is: bool = False
     unsaid: tuple[str, ...] = ()
     constants: Mapping[str, Any] = field(default_factory=dict)
     reads: Callable[[Any], dict[str, Any]] = lambda hf_config: {}

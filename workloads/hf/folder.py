@@ -27,7 +27,12 @@ def describe_folder(folder: str) -> TransformerConfig | HuggingFaceModel:
     family = by_model_type(hf_config.model_type)
     if family is None:
         return describe_hf_class(folder)
-    config = _read(family, hf_config, str(root(folder)))
+    try:
+        config = _read(family, hf_config, str(root(folder)))
+    except WorkloadError:
+        if not family.or_as_it_is:
+            raise
+        return describe_hf_class(folder)
     generator = root(folder) / GENERATOR
     if config.family == "electra" and (generator / "config.json").exists():
         return _with_generator(family, config, str(generator))

@@ -79,6 +79,8 @@ def _untied(models: str) -> tuple[Case, ...]:
 
 
 SWITCH = {"intermediate": 64, "moe": {"intermediate": 64, "capacity_factor": None, "capacity": 7}}
+_SMALL = {"layers": 2, "kv_heads": 2, "head_dim": 8}
+_FEW = {"experts": 4, "top_k": 2, "intermediate": 32}
 _LONG = {"kind": "llama3", "factor": 8.0, "original_positions": 8}
 _YARN = {"kind": "yarn", "factor": 4.0, "original_positions": 8, "mscale": 1.0, "mscale_all": 0.8}
 _YARN_AS_TOLD = {
@@ -98,12 +100,34 @@ CASES = (
     Case("Qwen 3", "qwen3-tiny", {"head_dim": 16}),
     Case("Mixtral", "mixtral-tiny", {"intermediate": 64}),
     Case("Mixtral, window", "mixtral-tiny", {"intermediate": 64, "window": 6}),
+    Case("Qwen 2", "qwen2-7b", _SMALL),
+    Case("Qwen 2, window", "qwen2-7b", _SMALL | {"window": 6}),
+    Case("Mistral", "mistral-7b", _SMALL | {"window": 0}),
+    Case("Mistral, window", "mistral-7b", _SMALL | {"window": 6, "head_dim": 16}),
+    Case("Phi-3", "phi-3-mini", _SMALL | {"window": 6}),
+    Case("OLMo 2", "olmo-2-7b", _SMALL),
+    Case("Gemma 2", "gemma-2-2b", _SMALL | {"layers": 3, "window": 6, "score_cap": 1.5, "logit_cap": 2.0}),
+    Case(
+        "Gemma 2, no caps",
+        "gemma-2-2b",
+        _SMALL | {"score_cap": 0.0, "logit_cap": 0.0, "attention_scale": 0.5},
+    ),
+    Case("Qwen2-MoE", "qwen1.5-moe-a2.7b", _SMALL | {"moe": _FEW}),
+    Case(
+        "Qwen2-MoE, every second layer",
+        "qwen1.5-moe-a2.7b",
+        _SMALL | {"moe": _FEW | {"every": 2, "first": 1}},
+    ),
+    Case("Qwen3-MoE", "qwen3-30b-a3b", _SMALL | {"moe": _FEW, "head_dim": 16}),
     Case("DeepSeek-V3", "deepseek-v3-tiny"),
     Case("DeepSeek-V3, YaRN", "deepseek-v3-tiny", {"rope_scaling": _YARN}),
     Case("DeepSeek-V3, full-rank queries", "deepseek-v3-tiny", {"latent": {"query_rank": 0}}),
     Case("BERT", "bert-tiny", {}, ("padding", "token_types", "sentence")),
     Case("RoBERTa", "roberta-tiny", {}, ("padding",)),
     Case("RoBERTa, relu", "roberta-tiny", {"activation": "relu"}, ("padding",)),
+    Case("XLM-R", "xlm-roberta-base", {"layers": 2}, ("padding",)),
+    Case("DistilBERT", "distilbert-base", {"layers": 2}, ("padding",)),
+    Case("ERNIE", "ernie-1.0-base", {"layers": 2}, ("padding", "token_types", "sentence")),
     Case("ALBERT", "albert-tiny", {"embedding_size": 16}, ("padding", "token_types", "sentence")),
     Case("ELECTRA, discriminator", "electra-tiny", {"generator": 0, "embedding_size": 16}, ("padding",)),
     Case("ELECTRA, generator", "electra-tiny", {"generator": 0, "head": "masked"}, ("padding",)),
@@ -111,6 +135,8 @@ CASES = (
     Case("UniLM", "unilm-tiny", {}, ("attention", "token_types")),
     Case("T5", "t5-tiny", {}, ("padding",)),
     Case("T5 1.1", "t5-v1.1-tiny", {}, ("padding",)),
+    Case("mT5", "mt5-small", {"layers": 2, "kv_heads": 0}, ("padding",)),
+    Case("mT5, tied", "mt5-small", {"layers": 2, "kv_heads": 0, "tied": True}, ("padding",)),
     Case("BART", "bart-tiny", {}, ("padding",)),
     Case("Switch", "switch-tiny", SWITCH, ("padding",)),
     *_untied("gpt bert roberta albert electra t5 bart switch"),
@@ -206,7 +232,7 @@ def _labels(config: TransformerConfig, batch: Batch) -> dict[str, Tensor]:
         labels = torch.cat((labels[:, :1], labels[:, :-1]), dim=1)
     found = {"labels": labels}
     if config.sentence_head:
-        name = "next_sentence_label" if config.family == "bert" else "sentence_order_label"
+        name = "sentence_order_label" if config.family == "albert" else "next_sentence_label"
         found[name] = batch["sequence_labels"]
     return found
 

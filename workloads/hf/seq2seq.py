@@ -1,4 +1,4 @@
-"""Conversion tables of the encoder-decoders: T5, BART, Switch."""
+"""Conversion tables of the encoder-decoders: T5, mT5, BART, Switch."""
 
 from __future__ import annotations
 
@@ -109,6 +109,30 @@ T5_GATED = replace(
     T5,
     rows=_T5_BODY + _t5_feed("encoder", 1, True) + _t5_feed("decoder", 2, True),
     base=PRESETS["t5-v1.1-base"],
+)
+
+
+def _read_mt5(hf_config: Any) -> dict[str, Any]:
+    gated = {"activation": hf_config.dense_act_fn, "gated": hf_config.is_gated_act}
+    return _read_positions(hf_config) | gated
+
+
+def _write_mt5(config: TransformerConfig) -> dict[str, Any]:
+    if not config.gated or config.scaled_head:
+        raise WorkloadError(
+            "mT5 has a gated feed-forward and no scaled head; set gated: true, scaled_head: false"
+        )
+    return {k: v for k, v in _write_t5(config).items() if k != "scale_decoder_outputs"}
+
+
+MT5 = replace(
+    T5_GATED,
+    model_type="mt5",
+    base=PRESETS["mt5-small"],
+    reads=_read_mt5,
+    writes=_write_mt5,
+    heads={"language": Head("MT5ForConditionalGeneration", _LM_HEAD), "none": Head("MT5Model")},
+    or_as_it_is=True,
 )
 
 

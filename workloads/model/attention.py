@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from workloads.model.cache import Cache, LayerCache
 from workloads.model.config import TransformerConfig
-from workloads.model.layers import norm
+from workloads.model.layers import CutRMSNorm, capped, norm
 from workloads.model.masks import Mask
 from workloads.model.mup import latent_score_scale, score_scale
 from workloads.model.parts import LatentAttention
@@ -25,8 +25,9 @@ ALL = Mask()
 class Context:
     """The inputs of every layer of a stack besides the hidden states, computed once per forward pass.
 
-    bias: additive scores [1 or B, heads, L, L] that include the mask, used in place of `mask`. memory: encoder output
-    [B, M, hidden] for cross-attention under memory_mask. keys: int64 [B, L], the dropout keys, None without dropout.
+    full_mask: that of layers without a window, None where all layers have the same. bias: additive scores
+    [1 or B, heads, L, L] that include the mask, used in place of `mask`. memory: encoder output [B, M, hidden] for
+    cross-attention under memory_mask. keys: int64 [B, L], the dropout keys, None without dropout.
     samples: int64 [B], the keys of the samples that may skip layers, None if none does.
     real: bool [B, L], False at padding, None without padding; of the full sequence, even if the hidden states are a
     part of it. cache and kept: what a generating model has read, and the part of this layer, see `Cache`.
@@ -42,6 +43,7 @@ class Context:
     real: Tensor | None = None
     cache: Cache | None = None
     kept: LayerCache | None = None
+    full_mask: Mask | None = None
 
     def with_read(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """These keys and values of the tokens at hand; where there is a cache, of all that were read."""
@@ -51,29 +53,39 @@ class Context:
 
 
 class AttentionCore(nn.Module):
-    """softmax(q k^T * scale + mask) v. It has no weights; context parallelism replaces this module.
+    """softmax(cap(q k^T * scale) + mask) v, see `layers.capped`. It has no weights; context parallelism replaces this
+    module.
 
     Queries are [B, heads, L, D], keys and values [B, kv_heads, M, D] with heads a multiple of kv_heads.
     """
 
-    def __init__(self, scale: float) -> None:
+    def __init__(self, scale: float, cap: float = 0.0) -> None:
         super().__init__()
-        self.scale = scale
+        self.scale, self.cap = scale, cap
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, bias: Tensor | None) -> Tensor:
         """The mixed values [B, heads, L, D]. `bias`, if given, includes the mask."""
         allowed = mask.allowed if bias is None else bias.to(query.dtype)
-        return attend(query, key, value, allowed, mask.causal and allowed is None, self.scale)
+        return attend(query, key, value, allowed, mask.causal and allowed is None, self.scale, self.cap)
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, causal: bool, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    allowed: Tensor | None,
+    causal: bool,
+    scale: float,
+    cap: float = 0.0,
 ) -> Tensor:
     """Scaled dot-product attention by the best kernel that serves, see `AttentionCore`.
 
     On CUDA no fused kernel takes both a mask and grouped queries, and the one without fusion holds all scores: each key
-    and value is then repeated for its queries, which is less by far. Elsewhere the kernel does that itself.
+    and value is then repeated for its queries, which is less by far. Elsewhere the kernel does that itself. No kernel
+    has a cap: all scores are held.
     """
+    if cap:
+        return _attend_capped(query, key, value, allowed, causal, scale, cap)
     grouped = query.shape[1] != key.shape[1]
     if grouped and allowed is not None and query.is_cuda:
         times = query.shape[1] // key.shape[1]
@@ -86,6 +98,26 @@ def attend(
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask=allowed, is_causal=causal, scale=scale, enable_gqa=grouped
     )
+
+
+def _attend_capped(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    allowed: Tensor | None,
+    causal: bool,
+    scale: float,
+    cap: float,
+) -> Tensor:
+    if times := query.shape[1] // key.shape[1] - 1:
+        key, value = key.repeat_interleave(times + 1, 1), value.repeat_interleave(times + 1, 1)
+    scores = capped(query @ key.transpose(-2, -1) * scale, cap)
+    if causal:
+        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, -torch.inf) if allowed.dtype is torch.bool else scores + allowed
+    wide = torch.float32 if scores.dtype in (torch.bfloat16, torch.float16) else scores.dtype
+    return scores.softmax(-1, dtype=wide).to(value.dtype) @ value
 
 
 def _is_causal_bias(allowed: Tensor | None) -> bool:
@@ -109,16 +141,22 @@ class Attention(nn.Module):
         self.key = nn.Linear(config.hidden, keys, bias=config.attention_bias)
         self.value = nn.Linear(config.hidden, keys, bias=config.attention_bias)
         self.output = nn.Linear(width, config.hidden, bias=config.output_bias)
-        self.query_norm = norm(config, config.head_dim) if config.qk_norm else None
-        self.key_norm = norm(config, config.head_dim) if config.qk_norm else None
-        self.core = AttentionCore(score_scale(config))
+        self.norms_whole = config.qk_norm_whole
+        self.query_norm: nn.Module | None = None
+        self.key_norm: nn.Module | None = None
+        if config.qk_norm:
+            self.query_norm, self.key_norm = _qk_norms(config, width, keys)
+        self.core = AttentionCore(score_scale(config), config.score_cap)
         self.prefix: nn.Module | None = None  # of an adapter, see `workloads.adapters.prefix`
 
     def forward(self, hidden: Tensor, context: Context) -> Tensor:
         """[B, L, hidden] to the same."""
-        query = self._heads(self.query(hidden))
+        query = self.query(hidden)
+        if self.norms_whole and self.query_norm is not None:
+            query = self.query_norm(query)
+        query = self._heads(query)
         key, value = self._of_memory(context) if self.cross else self._of(hidden)
-        if self.query_norm is not None and self.key_norm is not None:
+        if self.query_norm is not None and self.key_norm is not None and not self.norms_whole:
             query, key = self.query_norm(query), self.key_norm(key)
         if context.rotary is not None and not self.cross:
             query, key = rotate(query, context.rotary), rotate(key, context.rotary)
@@ -132,6 +170,8 @@ class Attention(nn.Module):
 
     def _of(self, source: Tensor) -> tuple[Tensor, Tensor]:
         key, value = self.key(source), self.value(source)
+        if self.norms_whole and self.key_norm is not None:
+            key = self.key_norm(key)
         return self._heads(key), self._heads(value)
 
     def _of_memory(self, context: Context) -> tuple[Tensor, Tensor]:
@@ -145,6 +185,13 @@ class Attention(nn.Module):
     def _heads(self, x: Tensor) -> Tensor:
         # The number of heads follows from the shape, since a tensor-parallel rank has only some of them.
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+
+def _qk_norms(config: TransformerConfig, queries: int, keys: int) -> tuple[nn.Module, nn.Module]:
+    """Of each head alone, or of vectors of `queries` and `keys` numbers, all heads together."""
+    if config.qk_norm_whole:
+        return CutRMSNorm(queries, config.norm_eps), CutRMSNorm(keys, config.norm_eps)
+    return norm(config, config.head_dim), norm(config, config.head_dim)
 
 
 class LatentMultiHeadAttention(nn.Module):

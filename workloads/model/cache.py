@@ -50,12 +50,13 @@ class Cache:
         layer.values.scatter_(2, places.expand_as(value), value)
         return layer.keys[:, :, : self.length], layer.values[:, :, : self.length]
 
-    def visible(self, config: TransformerConfig) -> Tensor:
-        """Which positions the tokens of this pass attend to: bool [B, 1, L, length]."""
+    def visible(self, config: TransformerConfig, windowed: bool = True) -> Tensor:
+        """Which positions the tokens of this pass attend to, in layers with the window or without: bool [B, 1, L,
+        length]."""
         query = self.positions[:, :, None]
         key = torch.arange(self.length, device=query.device)
         seen = key <= query
-        if config.window:
+        if windowed and config.window:
             near = query - key < config.window
             seen = seen & (near | (key < config.global_tokens) | (query < config.global_tokens))
         return seen.unsqueeze(1)

@@ -13,13 +13,13 @@ ARCHITECTURES = ("decoder", "encoder", "encoder-decoder", "prefix")
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "architecture": ARCHITECTURES,
-    "norm": ("layer", "rms"),
-    "norm_position": ("pre", "post"),
+    "norm": ("layer", "rms", "rms_offset"),
+    "norm_position": ("pre", "post", "both", "branch"),
     "positions": ("learned", "sinusoidal", "rotary", "relative", "none"),
     "activation": ACTIVATIONS,
     "head_activation": ("", *ACTIVATIONS),
     "head": ("language", "masked", "discriminator", "sequence", "token", "span", "none"),
-    "pooler": ("tanh", "gelu"),
+    "pooler": ("tanh", "gelu", "relu"),
     "initial": ("normal", "truncated", "fan_in"),
 }
 
@@ -30,9 +30,13 @@ class TransformerConfig:
 
     family: the published class; it selects the Hugging Face conversion table. max_positions: the longest sequence that
     learned positions allow (and that rotary models declare). counted_positions: positions count only real tokens; the
-    padding's id is position_offset - 1 (RoBERTa). head_activation: of a masked head; the body's if empty. dropout: the
-    rate in training, layer_drop that of skipped layers, see `workloads.model.dropout`. base: the narrow model for muP,
-    None for none; see `workloads.model.mup`.
+    padding's id is position_offset - 1 (RoBERTa). norm: rms_offset is RMSNorm whose weight is kept minus one
+    (Gemma). norm_position: of a sub-layer's input (pre), of the residual after it (post), of its input and its output
+    (both, Gemma 2), of its output alone (branch, OLMo 2). qk_norm_whole: that of queries and keys is over all heads
+    together (OLMo 2). score_cap, logit_cap: c in c tanh(x / c) of scores and logits, 0 for none (Gemma 2). full_every:
+    every so many-th layer has no window, 0 for none. head_activation: of a masked head; the body's if empty. dropout:
+    the rate in training, layer_drop that of skipped layers, see `workloads.model.dropout`. base: the narrow model for
+    muP, None for none; see `workloads.model.mup`.
     """
 
     family: str
@@ -51,6 +55,7 @@ class TransformerConfig:
     norm_position: str = "pre"
     final_norm: bool = True
     embedding_norm: bool = False
+    scaled_embedding: bool = False
     positions: str = "learned"
     position_offset: int = 0
     counted_positions: bool = False
@@ -70,7 +75,11 @@ class TransformerConfig:
     feedforward_bias: bool = True
     attention_scale: float = 0.0
     qk_norm: bool = False
+    qk_norm_whole: bool = False
+    score_cap: float = 0.0
+    logit_cap: float = 0.0
     window: int = 0
+    full_every: int = 0
     global_tokens: int = 0
     shared_layers: bool = False
     latent: LatentAttention | None = None
@@ -117,8 +126,16 @@ class TransformerConfig:
             raise WorkloadError(f"rope_scaling does nothing with {self.positions} positions; remove it")
         if self.latent and self.positions != "rotary":
             raise WorkloadError("latent attention needs rotary positions; set positions: rotary")
-        if self.latent and (self.qk_norm or self.window):
-            raise WorkloadError("latent attention has neither qk_norm nor window; remove them")
+        if self.latent and (self.qk_norm or self.window or self.score_cap):
+            raise WorkloadError("latent attention has no qk_norm, window or score_cap; remove them")
+        if self.qk_norm_whole and not (self.qk_norm and self.norm == "rms"):
+            raise WorkloadError("qk_norm_whole needs qk_norm and norm: rms; give both")
+        if self.full_every and (
+            not self.window or self.shared_layers or self.architecture == "encoder-decoder"
+        ):
+            raise WorkloadError(
+                "full_every needs a window, and layers of one stack that are not shared; set it to 0"
+            )
         if self.global_tokens and not self.window:
             raise WorkloadError("global_tokens does nothing without window; set window")
         if self.counted_positions and (self.positions != "learned" or not self.position_offset):

@@ -57,12 +57,14 @@ def _scores(config: TransformerConfig, length: int) -> float:
     width: float = config.head_dim
     if config.latent:
         width = (config.latent.nope_dim + config.latent.rope_dim + config.latent.value_dim) / 2
-    seen = min(length, config.window) if config.window else length
+    seen: float = min(length, config.window) if config.window else length
+    if config.full_every:
+        seen += (length - seen) * (config.layers // config.full_every) / config.layers
     return 12 * config.heads * width * seen
 
 
 def _norm(config: TransformerConfig, size: int) -> int:
-    return size if config.norm == "rms" else 2 * size
+    return 2 * size if config.norm == "layer" else size
 
 
 def _linear(inputs: int, outputs: int, bias: bool) -> int:
@@ -113,7 +115,8 @@ def _attention(config: TransformerConfig) -> int:
     width, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
     total = _linear(hidden, width, bias) + 2 * _linear(hidden, keys, bias)
     total += _linear(width, hidden, config.output_bias)
-    return total + (2 * _norm(config, config.head_dim) if config.qk_norm else 0)
+    normed = width + keys if config.qk_norm_whole else 2 * config.head_dim
+    return total + (_norm(config, normed) if config.qk_norm else 0)
 
 
 def _latent(config: TransformerConfig) -> int:
@@ -137,6 +140,7 @@ def _feedforward(config: TransformerConfig, size: int) -> int:
 def _experts(config: TransformerConfig, moe: MoE, active: bool) -> int:
     one = (3 if config.gated else 2) * config.hidden * moe.intermediate
     shared = _feedforward(config, moe.shared * moe.intermediate) if moe.shared else 0
+    shared += config.hidden if moe.shared_gate else 0
     return (moe.top_k if active else moe.experts) * one + shared + moe.experts * config.hidden
 
 
@@ -146,7 +150,7 @@ def _layers(config: TransformerConfig, count: int, cross: bool, active: bool) ->
         moe = config.moe if config.moe and config.moe.at(index) else None
         total += _experts(config, moe, active) if moe else _feedforward(config, config.intermediate)
         total += (2 if cross else 1) * _attention(config)
-        total += (3 if cross else 2) * _norm(config, config.hidden)
+        total += ((4 if config.norm_position == "both" else 2) + cross) * _norm(config, config.hidden)
     return total
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import sqrt
+
 import torch
 from torch import Tensor, nn
 
@@ -12,12 +14,14 @@ from workloads.model.positions import sinusoids
 
 
 class Embeddings(nn.Module):
-    """Adds positions and token types to token vectors [B, L, embedding_size]; then the norm, if any, and dropout."""
+    """Adds positions and token types to token vectors [B, L, embedding_size], which may be multiplied by the root of
+    that size (Vaswani et al. 2017, section 3.4); then the norm, if any, and dropout."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         size, learned = config.embedding_size, config.positions == "learned"
         self.offset, self.dropout = config.position_offset, config.dropout
+        self.scale = sqrt(size) if config.scaled_embedding else 1.0
         self.sinusoidal = config.positions == "sinusoidal"
         count = config.max_positions + config.position_offset
         self.positions = embedding(count, size) if learned else None
@@ -29,6 +33,7 @@ class Embeddings(nn.Module):
         self, vectors: Tensor, positions: Tensor, token_types: Tensor | None, keys: Tensor | None
     ) -> Tensor:
         """positions int64 [1 or B, L], or [B, 2, L] with block positions (GLM, section 2.1); keys as in `Context`."""
+        vectors = vectors if self.scale == 1.0 else vectors * self.scale
         if self.blocks is not None:
             # A batch without block positions is one whole block: its second coordinate is zero.
             second = positions[:, 1] if positions.dim() == 3 else torch.zeros_like(positions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from workloads.model.chunked_loss import ChunkedLoss
 from workloads.model.config import TransformerConfig
-from workloads.model.layers import activation, norm
+from workloads.model.layers import activation, capped, norm
 from workloads.model.mup import logit_scale
 
 
@@ -20,7 +21,7 @@ class VocabularyProjection(nn.Module):
 
     def __init__(self, config: TransformerConfig, size: int, bias: bool) -> None:
         super().__init__()
-        self.scale = logit_scale(config)
+        self.scale, self.cap = logit_scale(config), config.logit_cap
         self.weight = None if config.tied else nn.Parameter(torch.empty(config.vocab_size, size))
         self.bias = nn.Parameter(torch.empty(config.vocab_size)) if bias else None
         self.product: Callable[..., Tensor] = F.linear
@@ -41,8 +42,11 @@ class VocabularyProjection(nn.Module):
         hidden = hidden if self.scale == 1.0 else hidden * self.scale
         if in_chunks is not None:
             assert labels is not None
+            if self.cap:
+                of_tokens, cap = in_chunks.of_tokens, self.cap
+                in_chunks = replace(in_chunks, of_tokens=lambda x, wanted: of_tokens(capped(x, cap), wanted))
             return in_chunks(hidden, weight, self.bias, labels)
-        return self.product(hidden, weight, self.bias)
+        return capped(self.product(hidden, weight, self.bias), self.cap)
 
 
 class MaskedHead(nn.Module):
@@ -81,12 +85,12 @@ class DiscriminatorHead(nn.Module):
 
 
 class SentenceHead(nn.Module):
-    """Classes of the whole sequence from its first token, through BERT's pooler (dense and activation)."""
+    """Classes of the whole sequence from its first token, through a pooler as BERT's (dense and activation)."""
 
     def __init__(self, config: TransformerConfig, classes: int) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden, config.hidden)
-        self.activation = torch.tanh if config.pooler == "tanh" else F.gelu
+        self.activation = torch.tanh if config.pooler == "tanh" else activation(config.pooler)
         self.output = nn.Linear(config.hidden, classes)
 
     def forward(self, hidden: Tensor) -> Tensor:

@@ -33,10 +33,11 @@ def initial(
 ) -> Tensor:
     """The tensor `name` of `shape`, fp32 on CPU; `base` is its shape in the configuration's base, if that has one.
 
-    Norm weights are one; biases and buffers zero; the rest has the spread of `spread`, scaled beside the base.
+    Norm weights are one (those kept minus one: zero); biases and buffers zero; the rest has the spread of `spread`,
+    scaled beside the base.
     """
     if is_norm(name):
-        return torch.ones(shape)
+        return torch.zeros(shape) if config.norm == "rms_offset" else torch.ones(shape)
     if name.endswith("bias"):
         return torch.zeros(shape)
     # As tf.truncated_normal: nothing beyond two standard deviations.

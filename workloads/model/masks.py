@@ -61,16 +61,18 @@ class Mask:
         return lower if self.allowed is None else self.allowed & lower
 
 
-def self_mask(config: TransformerConfig, batch: Batch, length: int) -> Mask:
+def self_mask(config: TransformerConfig, batch: Batch, length: int, windowed: bool = True) -> Mask:
     """The self-attention mask of a batch.
 
     attention bool [B, L, L] is taken as it is (prefix models); padding bool [B, L] hides padding; segments
     int64 [B, L] hides other documents of a packed row; a window hides keys at `window` or more steps, except
     from and to the first `global_tokens` (Beltagy et al. 2020). visible bool [B, L, M] is the mask itself, of
-    L positions out of a sequence of M.
+    L positions out of a sequence of M, and visible_in_full that of layers without the window, for which `windowed` is
+    False.
     """
-    if "visible" in batch:
-        return Mask(batch["visible"].unsqueeze(1))
+    given = "visible" if windowed else "visible_in_full"
+    if given in batch:
+        return Mask(batch[given].unsqueeze(1))
     parts: list[Tensor] = []
     if "attention" in batch:
         parts.append(batch["attention"].unsqueeze(1))
@@ -79,7 +81,7 @@ def self_mask(config: TransformerConfig, batch: Batch, length: int) -> Mask:
     if "segments" in batch:
         parts.append((batch["segments"][:, :, None] == batch["segments"][:, None, :]).unsqueeze(1))
     device = batch["tokens"].device
-    if config.window and length > config.window:
+    if windowed and config.window and length > config.window:
         parts.append(_window(config, length, device))
     if not parts:
         return Mask(causal=config.causal)

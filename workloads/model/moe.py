@@ -178,6 +178,7 @@ class MixtureOfExperts(nn.Module):
         self.router = Router(config, moe)
         self.experts = Experts(config, moe)
         self.shared = FeedForward(config, moe.shared * moe.intermediate) if moe.shared else None
+        self.shared_gate = nn.Linear(config.hidden, 1, bias=False) if moe.shared_gate else None
         # No buffer: it is no state of the run, and a buffer would be lost when built on the meta device.
         self.seen: Tensor | None = None
 
@@ -199,7 +200,11 @@ class MixtureOfExperts(nn.Module):
         placed = rows.new_zeros(len(experts), rows.shape[-1]).index_copy(0, order, rows)
         weights = routes.weights.to(rows.dtype).unsqueeze(-1)
         mixed = (placed.view(*routes.weights.shape, -1) * weights).sum(2)
-        return (mixed if self.shared is None else mixed + self.shared(hidden)), routes.extra
+        return (mixed if self.shared is None else mixed + self._shared(self.shared, hidden)), routes.extra
+
+    def _shared(self, shared: nn.Module, hidden: Tensor) -> Tensor:
+        found: Tensor = shared(hidden)
+        return found if self.shared_gate is None else self.shared_gate(hidden).sigmoid() * found
 
     def update(self, load: Tensor) -> None:
         """Move the bias a step towards the experts with less load than the mean (DeepSeek-V3, section 2.1.2).

@@ -56,6 +56,10 @@ def beside(config: TransformerConfig, widths: Mapping[str, Any]) -> TransformerC
         raise WorkloadError(
             f"mup.{others[0]} is no width; it takes the base model's {', '.join(WIDTHS[:-1])} and moe.intermediate"
         )
+    if config.scaled_embedding or config.norm == "rms_offset":
+        raise WorkloadError(
+            f"mup does not know how embeddings and norms of {config.family} scale; set mup to null"
+        )
     return replace(config, base=config.changed(widths))
 
 

@@ -60,6 +60,7 @@ class MoE:
     gate: 'softmax' (Switch, Mixtral) or 'sigmoid' (DeepSeek-V3). capacity: an expert takes at most so many tokens of
     each sequence; capacity_factor: at most ceil(factor * length * top_k / experts) (Switch, eq. 3); without either, it
     takes all that choose it.
+    shared: that many experts, as one, take every token; shared_gate: weighed by the sigmoid of a map of it (Qwen2-MoE).
     groups, top_groups: the router first keeps the best groups of experts (DeepSeek-V3, section 2.1.2).
     auxiliary and z_loss are weights of the balancing loss and of the router z-loss; bias_rate is the step of
     the auxiliary-loss-free bias, None for no bias.
@@ -71,6 +72,7 @@ class MoE:
     every: int = 1
     first: int = 0
     shared: int = 0
+    shared_gate: bool = False
     gate: str = "softmax"
     normalise: bool = False
     scale: float = 1.0
@@ -87,6 +89,8 @@ class MoE:
             raise WorkloadError(f"moe.gate {self.gate!r} is unknown; use softmax or sigmoid")
         if not 1 <= self.top_k <= self.experts:
             raise WorkloadError(f"moe.top_k is {self.top_k}; give 1 to moe.experts ({self.experts})")
+        if self.shared_gate and not self.shared:
+            raise WorkloadError("moe.shared_gate needs shared experts; set moe.shared")
         if self.experts % self.groups or not 1 <= self.top_groups <= self.groups:
             raise WorkloadError(
                 f"moe.experts {self.experts} do not divide into {self.groups} groups of which "

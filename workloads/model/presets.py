@@ -25,6 +25,27 @@ _QWEN3 = replace(
     _LLAMA3, family="qwen3", vocab_size=151936, hidden=4096, layers=36, intermediate=12288, head_dim=128,
     max_positions=40960, rope_theta=1000000.0, norm_eps=1e-6, qk_norm=True,
 )  # fmt: skip
+_QWEN2 = replace(
+    _LLAMA3, family="qwen2", vocab_size=152064, hidden=3584, embedding_size=0, layers=28, heads=28, kv_heads=4,
+    head_dim=128, intermediate=18944, max_positions=131072, rope_theta=1000000.0, norm_eps=1e-6, attention_bias=True,
+)  # fmt: skip
+_MISTRAL = replace(
+    _LLAMA3, family="mistral", vocab_size=32000, max_positions=32768, rope_theta=10000.0, window=4096,
+)  # fmt: skip
+_PHI3 = replace(
+    _MISTRAL, family="phi3", vocab_size=32064, hidden=3072, kv_heads=32, head_dim=96, intermediate=8192,
+    max_positions=4096, embedding_size=0, window=2047,
+)  # fmt: skip
+_OLMO2 = replace(
+    _LLAMA3, family="olmo2", vocab_size=100352, kv_heads=32, intermediate=11008, max_positions=4096,
+    norm_eps=1e-6, norm_position="branch", qk_norm=True, qk_norm_whole=True,
+)  # fmt: skip
+_GEMMA2 = replace(
+    _LLAMA3, family="gemma2", vocab_size=256000, hidden=2304, layers=26, heads=8, kv_heads=4, head_dim=256,
+    intermediate=9216, max_positions=8192, embedding_size=0, rope_theta=10000.0, tied=True, norm="rms_offset",
+    norm_eps=1e-6, norm_position="both", scaled_embedding=True, activation="gelu_tanh", attention_scale=256**-0.5,
+    score_cap=50.0, logit_cap=30.0, window=4096, full_every=2,
+)  # fmt: skip
 _BERT = TransformerConfig(
     family="bert", architecture="encoder", vocab_size=30522, hidden=768, layers=12, heads=12,
     intermediate=3072, max_positions=512, token_types=2, norm_eps=1e-12, norm_position="post",
@@ -33,6 +54,13 @@ _BERT = TransformerConfig(
 _ROBERTA = replace(
     _BERT, family="roberta", vocab_size=50265, token_types=1, position_offset=2, norm_eps=1e-5,
     sentence_head=False, initial="normal", counted_positions=True, head_activation="gelu",
+)  # fmt: skip
+_XLM_ROBERTA = replace(_ROBERTA, family="xlm-roberta", vocab_size=250002)
+_DISTILBERT = replace(
+    _BERT, family="distilbert", layers=6, token_types=0, sentence_head=False, pooler="relu", initial="normal",
+)  # fmt: skip
+_ERNIE = replace(
+    _BERT, family="ernie", vocab_size=18000, max_positions=513, activation="relu", norm_eps=1e-5,
 )  # fmt: skip
 _ALBERT = replace(
     _BERT, family="albert", vocab_size=30000, embedding_size=128, activation="gelu_tanh", shared_layers=True,
@@ -53,6 +81,10 @@ _T5 = TransformerConfig(
     scaled_head=True, initial="fan_in", initial_std=1.0,
 )  # fmt: skip
 _T5_V1_1 = replace(_T5, intermediate=2048, activation="gelu_tanh", gated=True, tied=False, scaled_head=False)
+_MT5 = replace(
+    _T5_V1_1, family="mt5", vocab_size=250112, hidden=512, layers=8, decoder_layers=8, heads=6, kv_heads=6, head_dim=64,
+    embedding_size=0, intermediate=1024,
+)  # fmt: skip
 _BART = TransformerConfig(
     family="bart", architecture="encoder-decoder", vocab_size=50265, hidden=768, layers=6, heads=12,
     intermediate=3072, max_positions=1024, position_offset=2, norm_position="post", embedding_norm=True,
@@ -67,6 +99,15 @@ _SWITCH = replace(
 _MIXTRAL = replace(
     _LLAMA3, family="mixtral", vocab_size=32000, max_positions=32768, rope_theta=1000000.0,
     moe=MoE(experts=8, top_k=2, intermediate=14336, normalise=True, auxiliary=0.02),
+)  # fmt: skip
+_QWEN2_MOE = replace(
+    _QWEN2, family="qwen2-moe", vocab_size=151936, hidden=2048, layers=24, heads=16, kv_heads=16, intermediate=5632,
+    embedding_size=0, max_positions=8192,
+    moe=MoE(experts=60, top_k=4, intermediate=1408, shared=4, shared_gate=True, auxiliary=0.001),
+)  # fmt: skip
+_QWEN3_MOE = replace(
+    _QWEN3, family="qwen3-moe", hidden=2048, layers=48, heads=32, kv_heads=4, embedding_size=0, intermediate=6144,
+    moe=MoE(experts=128, top_k=8, intermediate=768, normalise=True, auxiliary=0.001),
 )  # fmt: skip
 _DEEPSEEK_V3 = TransformerConfig(
     family="deepseek-v3", architecture="decoder", vocab_size=129280, hidden=7168, layers=61, heads=128,
@@ -104,9 +145,20 @@ PRESETS: Mapping[str, TransformerConfig] = MappingProxyType({
                          rope_scaling=RopeScaling("llama3", 32.0, 8192)),
     "qwen3-0.6b": _but(_QWEN3, hidden=1024, layers=28, heads=16, head_dim=128, intermediate=3072, tied=True),
     "qwen3-8b": _QWEN3,
+    "qwen2-7b": _QWEN2,
+    "qwen2.5-0.5b": _but(_QWEN2, vocab_size=151936, hidden=896, layers=24, heads=14, kv_heads=2, intermediate=4864,
+                         tied=True, max_positions=32768),
+    "mistral-7b": _MISTRAL,
+    "phi-3-mini": _PHI3,
+    "olmo-2-7b": _OLMO2,
+    "gemma-2-2b": _GEMMA2,
+    "gemma-2-9b": _but(_GEMMA2, hidden=3584, layers=42, heads=16, kv_heads=8, intermediate=14336),
     "bert-base": _BERT,
     "bert-large": _but(_BERT, hidden=1024, layers=24, heads=16, intermediate=4096),
     "roberta-base": _ROBERTA,
+    "xlm-roberta-base": _XLM_ROBERTA,
+    "distilbert-base": _DISTILBERT,
+    "ernie-1.0-base": _ERNIE,
     "albert-base": _ALBERT,
     "electra-base": _ELECTRA,
     "electra-small": _but(_ELECTRA, hidden=256, heads=4, embedding_size=128, intermediate=1024, generator=64),
@@ -115,8 +167,11 @@ PRESETS: Mapping[str, TransformerConfig] = MappingProxyType({
     "t5-small": _but(_T5, hidden=512, layers=6, heads=8, intermediate=2048),
     "t5-base": _T5,
     "t5-v1.1-base": _T5_V1_1,
+    "mt5-small": _MT5,
     "bart-base": _BART,
     "switch-base-8": _SWITCH,
+    "qwen1.5-moe-a2.7b": _QWEN2_MOE,
+    "qwen3-30b-a3b": _QWEN3_MOE,
     "mixtral-8x7b": _MIXTRAL,
     "deepseek-v3": _DEEPSEEK_V3,
     "gpt-tiny": _tiny(_GPT2, hidden=128, layers=4, intermediate=512),

@@ -57,15 +57,19 @@ class Layer(nn.Module):
 
     def __init__(self, config: TransformerConfig, index: int, cross: bool = False) -> None:
         super().__init__()
-        self.pre, self.dropout = config.norm_position == "pre", config.dropout
+        self.post, self.dropout = config.norm_position == "post", config.dropout
         self.layer_drop = config.layer_drop
-        self.attention_norm = norm(config)
+        self.full = bool(config.full_every) and (index + 1) % config.full_every == 0
+        before, after = config.norm_position != "branch", config.norm_position in ("both", "branch")
+        self.attention_norm = norm(config) if before else None
+        self.attention_out_norm = norm(config) if after else None
         self.attention: nn.Module = (
             LatentMultiHeadAttention(config, config.latent) if config.latent else Attention(config)
         )
         self.cross_norm = norm(config) if cross else None
         self.cross_attention = Attention(config, cross=True) if cross else None
-        self.feedforward_norm = norm(config)
+        self.feedforward_norm = norm(config) if before else None
+        self.feedforward_out_norm = norm(config) if after else None
         moe = config.moe
         self.feedforward: nn.Module = (
             MixtureOfExperts(config, moe) if moe and moe.at(index) else FeedForward(config)
@@ -80,22 +84,24 @@ class Layer(nn.Module):
         return skip(found, hidden, self.layer_drop, context.samples), extra
 
     def _through(self, hidden: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
-        if self.pre:
-            hidden = hidden + self._attend(self.attention_norm(hidden), context)
+        if self.full and context.full_mask is not None:
+            context = replace(context, mask=context.full_mask)
+        if not self.post:
+            hidden = hidden + self._attend(_normed(self.attention_norm, hidden), context)
             if self.cross_attention is not None and self.cross_norm is not None:
                 read = self.cross_attention(self.cross_norm(hidden), context)
                 hidden = hidden + self._drop(read, context, 1)
-            mixed, extra = self._feed(self.feedforward_norm(hidden), context)
+            mixed, extra = self._feed(_normed(self.feedforward_norm, hidden), context)
             return hidden + mixed, extra
-        hidden = self.attention_norm(hidden + self._attend(hidden, context))
+        hidden = _normed(self.attention_norm, hidden + self._attend(hidden, context))
         if self.cross_attention is not None and self.cross_norm is not None:
             read = self.cross_attention(hidden, context)
             hidden = self.cross_norm(hidden + self._drop(read, context, 1))
         mixed, extra = self._feed(hidden, context)
-        return self.feedforward_norm(hidden + mixed), extra
+        return _normed(self.feedforward_norm, hidden + mixed), extra
 
     def _attend(self, hidden: Tensor, context: Context) -> Tensor:
-        mixed = self._drop(self.attention(hidden, context), context, 0)
+        mixed = self._drop(_normed(self.attention_out_norm, self.attention(hidden, context)), context, 0)
         return mixed if self.attention_adapter is None else self.attention_adapter(mixed)
 
     def _feed(self, hidden: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
@@ -103,11 +109,15 @@ class Layer(nn.Module):
             mixed, extra = self.feedforward(hidden, context.real)
         else:
             mixed, extra = self.feedforward(hidden), None
-        mixed = self._drop(mixed, context, 2)
+        mixed = self._drop(_normed(self.feedforward_out_norm, mixed), context, 2)
         return mixed if self.feedforward_adapter is None else self.feedforward_adapter(mixed), extra
 
     def _drop(self, mixed: Tensor, context: Context, site: int) -> Tensor:
         return drop(mixed, self.dropout, context.keys, site)
+
+
+def _normed(module: nn.Module | None, hidden: Tensor) -> Tensor:
+    return hidden if module is None else module(hidden)
 
 
 def make_layers(config: TransformerConfig, count: int, cross: bool = False) -> nn.ModuleDict:
@@ -212,12 +222,15 @@ class Transformer(nn.Module):
         self, batch: Batch, positions: Tensor, cache: Cache | None = None, before: int = 0
     ) -> Context:
         length, device = batch["tokens"].shape[1], batch["tokens"].device
+        full: Mask | None = None
         if cache is None:
             mask = self_mask(self.config, batch, length)
             mask = mask.with_prompt(before, length, device, self.config.causal) if before else mask
+            full = self_mask(self.config, batch, length, windowed=False) if self.config.full_every else None
         else:
             cache.slots += before
             mask = read_mask(self.config, positions, cache)
+            full = Mask(cache.visible(self.config, windowed=False)) if self.config.full_every else None
         table: Rotary | None = None
         if self.config.positions == "rotary":
             table = rotary(self.config, positions + self.prefix_length)
@@ -229,7 +242,7 @@ class Transformer(nn.Module):
         keys, real = token_keys(self, batch, before + length), batch.get(REAL, batch.get("padding"))
         real = F.pad(real, (before, 0), value=True) if real is not None and before else real
         samples = sample_keys(self, batch)
-        return Context(mask, table, bias, keys=keys, samples=samples, real=real, cache=cache)
+        return Context(mask, table, bias, keys=keys, samples=samples, real=real, cache=cache, full_mask=full)
 
     def _headed(self, output: Output, batch: Batch, in_chunks: ChunkedLoss | None) -> Output:
         hidden = output.hidden

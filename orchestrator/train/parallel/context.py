@@ -34,7 +34,8 @@ def positions_of(length: int, cp: ProcessGroup, device: torch.device) -> Tensor:
 def slice_batch(batch: Batch, config: TransformerConfig, cp: ProcessGroup) -> Batch:
     """This rank's part of a batch of whole sequences.
 
-    The mask, if it is more than causal, is made from the whole batch: `visible` bool [B, L / ranks, L].
+    Masks, if they are more than causal, are made from the whole batch: `visible` bool [B, L / ranks, L], see
+    `self_mask`.
     """
     if cp.size == 1:
         return batch
@@ -48,10 +49,14 @@ def slice_batch(batch: Batch, config: TransformerConfig, cp: ProcessGroup) -> Ba
     sliced.pop("attention", None)
     if "padding" in batch:
         sliced.setdefault(REAL, batch["padding"])
-    mask = self_mask(config, batch, length)
-    if mask.allowed is not None:
+    masks = {"visible": self_mask(config, batch, length)}
+    if config.full_every:
+        masks["visible_in_full"] = self_mask(config, batch, length, windowed=False)
+    for name, mask in masks.items():
+        if mask.allowed is None:
+            continue
         allowed = mask.allowed.expand(len(batch["tokens"]), 1, length, length)
-        sliced["visible"] = allowed[:, 0].index_select(1, mine)
+        sliced[name] = allowed[:, 0].index_select(1, mine)
         sliced.pop("padding", None)
         sliced.pop("segments", None)
     return sliced
@@ -62,7 +67,7 @@ def apply_context(model: nn.Module, cp: ProcessGroup) -> None:
     for module in list(model.modules()):
         for leaf, child in list(module.named_children()):
             if isinstance(child, AttentionCore):
-                setattr(module, leaf, ContextCore(child.scale, cp))
+                setattr(module, leaf, ContextCore(child.scale, child.cap, cp))
             elif isinstance(child, Router):
                 child.forward = GlobalRouter(child, cp).forward  # type: ignore[method-assign]
 
@@ -70,9 +75,9 @@ def apply_context(model: nn.Module, cp: ProcessGroup) -> None:
 class ContextCore(nn.Module):
     """`AttentionCore` whose queries are of this rank's positions and whose keys are gathered."""
 
-    def __init__(self, scale: float, cp: ProcessGroup) -> None:
+    def __init__(self, scale: float, cap: float, cp: ProcessGroup) -> None:
         super().__init__()
-        self.scale, self._cp = scale, cp
+        self.scale, self.cap, self._cp = scale, cap, cp
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, bias: Tensor | None) -> Tensor:
         """[B, heads, L / ranks, D of the values]."""
@@ -85,28 +90,29 @@ class ContextCore(nn.Module):
         parts = []
         for rows, number in zip(query.split(chunk, 2), self._chunks(), strict=True):
             end = (number + 1) * chunk
-            parts.append(self._attend(rows, key[:, :, :end], value[:, :, :end], _until_own_end(rows, end)))
+            parts.append(
+                self._attend(rows, key[:, :, :end], value[:, :, :end], self._until_own_end(rows, end))
+            )
         return torch.cat(parts, dim=2)
 
     def _chunks(self) -> tuple[int, int]:
         return self._cp.index, 2 * self._cp.size - 1 - self._cp.index
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None) -> Tensor:
-        return attend(query, key, value, allowed, False, self.scale)
+        return attend(query, key, value, allowed, False, self.scale, self.cap)
 
+    def _until_own_end(self, queries: Tensor, end: int) -> Tensor:
+        """The mask of the last positions of `end`, each of which sees what is not after it: causal, aligned at the
+        lower right. On CUDA that has a fused kernel and needs no tensor, unless scores are capped."""
+        rows = queries.shape[2]
+        if queries.is_cuda and not self.cap:
+            from torch.nn.attention.bias import (
+                causal_lower_right,
+            )  # imports torch's compiler: a second of every start
 
-def _until_own_end(queries: Tensor, end: int) -> Tensor:
-    """The mask of the last positions of `end`, each of which sees what is not after it: causal, aligned at the lower
-    right. On CUDA that has a fused kernel and needs no tensor."""
-    rows = queries.shape[2]
-    if queries.is_cuda:
-        from torch.nn.attention.bias import (
-            causal_lower_right,
-        )  # imports torch's compiler: a second of every start
-
-        return causal_lower_right(rows, end)
-    steps = torch.arange(end, device=queries.device)
-    return steps[None, :] <= steps[end - rows :, None]
+            return causal_lower_right(rows, end)
+        steps = torch.arange(end, device=queries.device)
+        return steps[None, :] <= steps[end - rows :, None]
 
 
 class GlobalRouter:

@@ -21,6 +21,7 @@ from orchestrator.train.parallel.mesh import ProcessGroup
 from orchestrator.train.parallel.partition import is_sliced, span, style_of
 from workloads.adapters.lora import LoraLinear
 from workloads.model.attention import Context
+from workloads.model.layers import CutRMSNorm
 from workloads.model.transformer import IGNORED, Layer
 from workloads.workload import Loss
 
@@ -47,6 +48,9 @@ def apply_tensor(model: nn.Module, styles: Mapping[str, str], tp: ProcessGroup, 
         elif style == "column" and isinstance(module, nn.Linear | LoraLinear) and parent not in entered:
             entered.add(parent)
             model.get_submodule(parent).register_forward_pre_hook(_enter(tp, sliced))
+        elif style == "column" and isinstance(module, CutRMSNorm):
+            # Every rank's part has a share in the gradient of the sum, as it has in the sum.
+            module.total = lambda squares: copy(reduce(squares, tp), tp)
         elif style == "expert":
             _inside_experts(module, tp)
     if sequence:

@@ -29,10 +29,21 @@ APART = {"initial_std": 0.1}
 """Routers are steps: where two experts score alike to the last bits, rounding chooses. Larger weights set scores
 apart, so that in ten steps none of some ten thousand choices is that close."""
 EXPERTS = {"layers": 4, "kv_heads": 2, "moe": {"experts": 4, "intermediate": 32}, **APART}
+HEADS = {"layers": 4, "kv_heads": 2, "head_dim": 8}
+"""Of a preset of full size."""
 MODELS: dict[str, dict[str, Any]] = {
     "decoder": {"model": "gpt-tiny", "changes": LAYERS},
     "modern": {"model": "qwen3-tiny", "changes": {"layers": 4, "kv_heads": 2}},
     "moe": {"model": "mixtral-tiny", "changes": EXPERTS},
+    "capped": {
+        "model": "gemma-2-2b",
+        "changes": {**HEADS, "score_cap": 2.0, "logit_cap": 1.0, "window": 6},
+    },
+    "whole-norms": {"model": "olmo-2-7b", "changes": HEADS},
+    "shared-gate": {
+        "model": "qwen1.5-moe-a2.7b",
+        "changes": {**HEADS, **EXPERTS, "moe": {"experts": 4, "top_k": 2, "intermediate": 32, "shared": 2}},
+    },
     "latent": {"model": "deepseek-v3-tiny", "changes": {**LAYERS, **APART}},
     "encoder": {"model": "bert-tiny", "objective": "masked_lm", "changes": LAYERS},
     "pair": {"model": "t5-tiny", "objective": "span_corruption"},

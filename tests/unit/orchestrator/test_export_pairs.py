@@ -129,7 +129,9 @@ THEIRS = {
     "causal_lm": transformers.GPTNeoXConfig(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, vocab_size=512
     ),
-    "masked_lm": transformers.DistilBertConfig(dim=32, n_layers=2, n_heads=4, hidden_dim=64, vocab_size=512),
+    "masked_lm": transformers.CamembertConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, vocab_size=512,
+    ),
     "denoising": transformers.PegasusConfig(
         d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
         encoder_ffn_dim=64, decoder_ffn_dim=64, vocab_size=512,

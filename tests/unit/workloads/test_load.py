@@ -158,8 +158,9 @@ HF_CLASSES = {
     "decoder": transformers.GPTNeoXConfig(
         vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64
     ),
-    "encoder": transformers.DistilBertConfig(
-        vocab_size=97, dim=32, n_layers=2, n_heads=4, hidden_dim=64, dropout=0.0, attention_dropout=0.0
+    "encoder": transformers.CamembertConfig(
+        vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     ),
     "encoder-decoder": transformers.PegasusConfig(
         vocab_size=97, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,

@@ -93,12 +93,15 @@ def test_a_mark_that_is_torn_is_told(tmp_path: Path) -> None:
 
 
 def test_a_head_that_a_class_run_as_it_is_lacks_is_not_drawn_at_random(tmp_path: Path) -> None:
-    from transformers import DistilBertConfig, DistilBertForMaskedLM
+    from transformers import CamembertConfig, CamembertForMaskedLM
 
     folder = folder_of("GPT-2", tmp_path / "export")
-    sizes = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 32, "max_position_embeddings": 32}
-    DistilBertForMaskedLM(DistilBertConfig(vocab_size=SIZE, **sizes)).save_pretrained(folder)
+    sizes = {
+        "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
+        "max_position_embeddings": 34,
+    }  # fmt: skip
+    CamembertForMaskedLM(CamembertConfig(vocab_size=SIZE, **sizes)).save_pretrained(folder)
     told = ["workload.objective=sequence_classification", 'data.labels=["a", "b"]']
     spec, _ = spec_of_export(folder, {}, told)
-    with pytest.raises(InputError, match=r"has no weights for pre_classifier\.weight"):
+    with pytest.raises(InputError, match=r"has no weights for classifier\.dense\.weight"):
         workload_of_export(spec)

@@ -81,12 +81,12 @@ def test_the_table_says_what_every_class_does(kind: str, model_type: str) -> Non
     assert class_table.row(model_type, class_table.classes(kind)[model_type], found) in rows
 
 
-MISTRAL: dict[str, Any] = {
+MINISTRAL: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "intermediate_size": 64, "head_dim": 8, "sliding_window": 5, "max_position_embeddings": 64,
 }  # fmt: skip
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-ROUTED = {**MISTRAL, **EXPERTS, "router_aux_loss_coef": 0.1}
+ROUTED = {**MINISTRAL, **EXPERTS, "router_aux_loss_coef": 0.1}
 
 
 def loaded(folder: Path, theirs: Any, objective: str = "causal_lm", **options: Any) -> HuggingFaceWorkload:
@@ -119,7 +119,7 @@ def a_mask_of_booleans(allowed: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_lost_window_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    workload = loaded(tmp_path, transformers.MistralConfig(**MISTRAL), documents="isolate")
+    workload = loaded(tmp_path, transformers.MinistralConfig(**MINISTRAL), documents="isolate")
     check_behaviour(workload)
     plain = hf_network.HuggingFaceNetwork.forward
     monkeypatch.setattr(
@@ -183,7 +183,7 @@ def test_nothing_is_drawn_at_random_and_it_is_said(tmp_path: Path) -> None:
 
 
 def test_the_loss_of_routers_is_theirs_however_a_batch_is_cut(tmp_path: Path) -> None:
-    workload = loaded(tmp_path, transformers.Qwen3MoeConfig(**ROUTED))
+    workload = loaded(tmp_path, transformers.OlmoeConfig(**ROUTED))
     assert workload.config.balanced
     model, batch = trained_model(workload, 0), batch_of(workload)
     whole = workload.loss(model, batch).extra
@@ -216,7 +216,7 @@ def passed(block: torch.nn.Module, seen: list[int]) -> Callable[..., Any]:
 
 
 def test_layers_are_found_and_run_again_where_they_are_recomputed(tmp_path: Path) -> None:
-    workload = loaded(tmp_path, transformers.Qwen3MoeConfig(**ROUTED))
+    workload = loaded(tmp_path, transformers.OlmoeConfig(**ROUTED))
     model, batch = trained_model(workload, 0), batch_of(workload)
     blocks, seen = workload.blocks(model), list[int]()
     assert len(blocks) == 2
@@ -245,7 +245,7 @@ def test_what_reads_no_text_is_refused_in_a_line(tmp_path: Path, theirs: Any, wh
 
 
 def test_a_configuration_that_no_model_has_is_refused_in_a_line(tmp_path: Path) -> None:
-    transformers.MistralConfig(**{**MISTRAL, "hidden_act": "no such"}).save_pretrained(tmp_path)
+    transformers.MinistralConfig(**{**MINISTRAL, "hidden_act": "no such"}).save_pretrained(tmp_path)
     with pytest.raises(WorkloadError, match=r"cannot build the model in .*KeyError"):
         describe_hf_class(str(tmp_path)).parameters()
 
@@ -269,17 +269,19 @@ def test_code_in_a_folder_is_not_run(tmp_path: Path) -> None:
 
 
 def test_pickled_weights_do_not_begin_anew(tmp_path: Path) -> None:
-    transformers.MistralConfig(**MISTRAL).save_pretrained(tmp_path)
+    transformers.MinistralConfig(**MINISTRAL).save_pretrained(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(WorkloadError, match=r"pytorch_model\.bin, and nothing is unpickled"):
         load(f"hf:{tmp_path}", "causal_lm", VOCABULARY, sequence_length=24)
 
 
 def test_weights_that_are_not_there_do_not_begin_anew(tmp_path: Path) -> None:
-    transformers.MistralForCausalLM(transformers.MistralConfig(**MISTRAL)).save_pretrained(tmp_path)
+    sizes = {name: MINISTRAL[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers")}
+    theirs = transformers.GPTNeoXConfig(**sizes, num_attention_heads=4, intermediate_size=64)
+    transformers.GPTNeoXForCausalLM(theirs).save_pretrained(tmp_path)
     workload = load(
         f"hf:{tmp_path}", "causal_lm", VOCABULARY, changes={"num_hidden_layers": 3}, sequence_length=24
     )
     assert isinstance(workload, HuggingFaceWorkload)
-    with pytest.raises(WorkloadError, match=r"lacks model\.layers\.2"):
+    with pytest.raises(WorkloadError, match=r"lacks gpt_neox\.layers\.2"):
         check_behaviour(workload)

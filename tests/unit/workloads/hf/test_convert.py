@@ -20,6 +20,15 @@ from workloads.transformer_workload import TransformerWorkload
 
 ROUNDS = 8
 MODELS = [name for name in PRESETS if name.endswith("-tiny") and name != "glm-tiny"]
+DENSE = {"layers": 2, "kv_heads": 2, "head_dim": 8}
+ROUTED = DENSE | {"moe": {"experts": 4, "top_k": 2, "intermediate": 24}}
+FULL_SIZE: dict[str, dict[str, Any]] = {
+    "qwen2-7b": DENSE, "mistral-7b": DENSE, "phi-3-mini": DENSE, "olmo-2-7b": DENSE,
+    "gemma-2-2b": DENSE | {"window": 5}, "qwen1.5-moe-a2.7b": ROUTED, "qwen3-30b-a3b": ROUTED,
+    "xlm-roberta-base": {"layers": 2}, "distilbert-base": {"layers": 2}, "ernie-1.0-base": {"layers": 2},
+    "mt5-small": {"layers": 2, "kv_heads": 0},
+}  # fmt: skip
+"""Presets that have no tiny one."""
 SMALL = {"vocab_size": SIZE, "max_positions": LENGTH, "hidden": 32, "heads": 4, "intermediate": 48}
 ROPE = [None, {"kind": "linear", "factor": 3.0},
         {"kind": "llama3", "factor": 8.0, "original_positions": 8, "high_frequency": 3.0},
@@ -29,7 +38,9 @@ ROPE = [None, {"kind": "linear", "factor": 3.0},
 CHANGES: dict[str, tuple[Any, ...]] = {
     "tied": (True, False), "activation": ("gelu", "gelu_tanh", "relu", "silu"), "norm_eps": (1e-3, 1e-5, 1e-12),
     "layers": (1, 3), "decoder_layers": (1, 3), "heads": (2, 8), "kv_heads": (1, 2, 4), "head_dim": (4, 16),
-    "intermediate": (24, 40), "max_positions": (LENGTH, 40), "norm": ("layer", "rms"), "norm_position": ("pre", "post"),
+    "intermediate": (24, 40), "max_positions": (LENGTH, 40), "norm": ("layer", "rms", "rms_offset"),
+    "norm_position": ("pre", "post", "both", "branch"), "scaled_embedding": (True, False), "score_cap": (0.0, 1.5),
+    "logit_cap": (0.0, 2.0), "qk_norm_whole": (True, False), "full_every": (0, 2),
     "final_norm": (True, False), "embedding_norm": (True, False), "position_offset": (0, 2, 4),
     "positions": ("learned", "sinusoidal", "rotary", "relative", "none"), "rope_theta": (500.0, 1e6),
     "rope_scaling": tuple(ROPE), "relative_buckets": (8, 16), "relative_distance": (10, 64), "token_types": (0, 1, 3),
@@ -47,9 +58,9 @@ CHANGES: dict[str, tuple[Any, ...]] = {
 
 def started(model: str) -> TransformerConfig:
     """The preset over the small vocabulary, as it is trained."""
-    more: dict[str, Any] = {"albert-tiny": {"embedding_size": 16}}.get(model, {})
+    more: dict[str, Any] = {"albert-tiny": {"embedding_size": 16}, **FULL_SIZE}.get(model, {})
     config = preset(model).changed(SMALL | more)
-    if config.moe and not config.latent:
+    if config.moe and not config.latent and model not in FULL_SIZE:
         limit = {"capacity": 6} if model == "switch-tiny" else {}
         config = config.changed({"moe": {"intermediate": 48, "capacity_factor": None, **limit}})
     return config
@@ -82,7 +93,7 @@ def apart(config: TransformerConfig, folder: Path) -> float:
     return difference(config, model, str(folder), probes(config, VOCABULARY, text, (LENGTH, 7)))
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [*MODELS, *FULL_SIZE])
 def test_what_leaves_computes_the_same_and_comes_back(model: str, tmp_path: Path) -> None:
     draw, lines, taken = random.Random(model), [], 0
     for number in range(ROUNDS):

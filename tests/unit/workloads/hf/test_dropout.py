@@ -31,7 +31,7 @@ ACCEPTED: dict[str, tuple[Any, str]] = {
     "camembert": (transformers.CamembertConfig(**WIDE, max_position_embeddings=66), "masked_lm"),
 }
 REFUSED: dict[str, Any] = {
-    "mistral": transformers.MistralConfig(**WIDE, num_key_value_heads=2),
+    "ministral": transformers.MinistralConfig(**WIDE, num_key_value_heads=2, head_dim=8),
     "opt": transformers.OPTConfig(
         **SIZES, ffn_dim=64, word_embed_proj_dim=32, max_position_embeddings=64, pad_token_id=1
     ),

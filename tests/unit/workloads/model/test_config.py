@@ -56,7 +56,7 @@ def test_changes_derive_sizes_anew() -> None:
             {"rope_scaling": {"kind": "yarn", "factor": 0.5, "original_positions": 8}},
             "at least 1",
         ),
-        ("deepseek-v3-tiny", {"qk_norm": True}, "latent attention has neither"),
+        ("deepseek-v3-tiny", {"qk_norm": True}, "latent attention has no qk_norm"),
         ("t5-tiny", {"head": "masked"}, "set head: language"),
     ],
 )
