@@ -195,7 +195,10 @@ def _data(scene: Scene) -> str:
     preflight(small.spec, scene.run, None, None)
     news = scene.stack.enter_context((scene.folder / "ray.log").open("w"))
     worker, world = small.spec.resources.per_worker, small.layout.world
-    scene.stack.enter_context(connected_ray(None, world * worker.cpu, world * worker.gpu, output=news))
+    try:
+        scene.stack.enter_context(connected_ray(None, world * worker.cpu, world * worker.gpu, output=news))
+    except RuntimeError as error:  # which the job cannot help
+        raise Failed(str(error), "try again when this machine has less to do") from None
     data = prepared(small.spec, scene.run, PreparedData(), StageLine(lambda _: None))
     scene.sets = data.sets
     if small.spec.data.samples is not None:
