@@ -138,9 +138,9 @@ def test_a_rank_that_is_killed_meanwhile(
             seen.append(by._beside._step)
             halt(*given)
 
-        def started(*given: Any, start: Any = start, seen: Any = begun) -> None:
+        def started(*given: Any, start: Any = start, seen: Any = begun, **named: Any) -> None:
             seen.append(given)
-            start(*given)
+            start(*given, **named)
 
         monkeypatch.setattr(controller, "_halt", halted)
         monkeypatch.setattr(lasting_gang("evaluator"), "start", started)
