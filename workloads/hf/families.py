@@ -33,6 +33,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
     "t5": seq2seq.T5,
     "mt5": seq2seq.MT5,
     "bart": seq2seq.BART,
+    "mbart": seq2seq.MBART,
     "switch": seq2seq.SWITCH,
 })  # fmt: skip
 

@@ -138,6 +138,8 @@ CASES = (
     Case("mT5", "mt5-small", {"layers": 2, "kv_heads": 0}, ("padding",)),
     Case("mT5, tied", "mt5-small", {"layers": 2, "kv_heads": 0, "tied": True}, ("padding",)),
     Case("BART", "bart-tiny", {}, ("padding",)),
+    Case("BART, scaled embeddings", "bart-tiny", {"scaled_embedding": True}, ("padding",)),
+    Case("mBART", "mbart-large", {"layers": 2, "kv_heads": 0, "head_dim": 0}, ("padding",)),
     Case("Switch", "switch-tiny", SWITCH, ("padding",)),
     *_untied("gpt bert roberta albert electra t5 bart switch"),
     *_heads("bert roberta albert electra gpt llama qwen3", "sequence"),

@@ -1,4 +1,4 @@
-"""Conversion tables of the encoder-decoders: T5, mT5, BART, Switch."""
+"""Conversion tables of the encoder-decoders: T5, mT5, BART, mBART, Switch."""
 
 from __future__ import annotations
 
@@ -247,8 +247,8 @@ def _read_bart(hf_config: Any) -> dict[str, Any]:
         hf_config.encoder_ffn_dim != hf_config.decoder_ffn_dim
         or hf_config.encoder_attention_heads != hf_config.decoder_attention_heads
     )
-    if unlike or hf_config.scale_embedding:
-        raise WorkloadError("this BART has unlike sides or scaled embeddings, which is not supported here")
+    if unlike:
+        raise WorkloadError(f"this {hf_config.model_type} has unlike sides, which is not supported here")
     return {}
 
 
@@ -264,10 +264,10 @@ BART = Family(
         "vocab_size": "vocab_size", "hidden": "d_model", "layers": "encoder_layers",
         "decoder_layers": "decoder_layers", "heads": "encoder_attention_heads",
         "intermediate": "encoder_ffn_dim", "max_positions": "max_position_embeddings",
-        "activation": "activation_function",
+        "activation": "activation_function", "scaled_embedding": "scale_embedding",
         "tied": "tie_word_embeddings",
     },
-    constants={"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0, "scale_embedding": False},
+    constants={"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0},
     reads=_read_bart,
     writes=_write_bart,
     rows=(
@@ -278,3 +278,16 @@ BART = Family(
     ),
     heads={"language": Head("BartForConditionalGeneration", _LM_HEAD), "none": Head("BartModel")},
 )  # fmt: skip
+
+MBART = replace(
+    BART,
+    model_type="mbart",
+    base=PRESETS["mbart-large"],
+    rows=(
+        *BART.rows,
+        *both("encoder.norm", "model.encoder.layer_norm"),
+        *both("decoder.norm", "model.decoder.layer_norm"),
+    ),
+    heads={"language": Head("MBartForConditionalGeneration", _LM_HEAD), "none": Head("MBartModel")},
+    or_as_it_is=True,
+)

@@ -90,6 +90,10 @@ _BART = TransformerConfig(
     intermediate=3072, max_positions=1024, position_offset=2, norm_position="post", embedding_norm=True,
     final_norm=False,
 )  # fmt: skip
+_MBART = replace(
+    _BART, family="mbart", vocab_size=250027, hidden=1024, embedding_size=0, layers=12, decoder_layers=12, heads=16,
+    kv_heads=16, head_dim=64, intermediate=4096, norm_position="pre", final_norm=True, scaled_embedding=True,
+)  # fmt: skip
 # Switch scales the variance of every weight by 0.1 (section 2.4), hence the root.
 _SWITCH = replace(
     _T5, family="switch", initial_std=sqrt(0.1),
@@ -169,6 +173,7 @@ PRESETS: Mapping[str, TransformerConfig] = MappingProxyType({
     "t5-v1.1-base": _T5_V1_1,
     "mt5-small": _MT5,
     "bart-base": _BART,
+    "mbart-large": _MBART,
     "switch-base-8": _SWITCH,
     "qwen1.5-moe-a2.7b": _QWEN2_MOE,
     "qwen3-30b-a3b": _QWEN3_MOE,

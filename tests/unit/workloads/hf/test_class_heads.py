@@ -28,7 +28,7 @@ PAIR = {"vocab_size": 97, "d_model": 32, "encoder_layers": 2, "decoder_layers": 
         "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": 64,
         "pad_token_id": 1, "eos_token_id": 4, "bos_token_id": 2, "decoder_start_token_id": 4}  # fmt: skip
 CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "camembert": ("Camembert", "MaskedLM", {**SIZES, "max_position_embeddings": 66}),
+    "camembert": ("Camembert", "MaskedLM", {**SIZES, "max_position_embeddings": 66, "type_vocab_size": 1}),
     "deberta": ("DebertaV2", "MaskedLM", SIZES),
     "modernbert": ("ModernBert", "MaskedLM", {**SIZES, "local_attention": 8}),
     "ministral": ("Ministral", "CausalLM", {**SIZES, "num_key_value_heads": 2, "head_dim": 8}),
