@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import signal
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -59,8 +57,7 @@ def rehearse(
     resolved = check_job(spec)
     check_base(resolved, None)
     resolved, real = real_size(resolved, machine)
-    with tempfile.TemporaryDirectory(prefix="rehearsal-") as folder:
-        found = stages.rehearse(resolved, real, Path(folder), time.monotonic() - began, tell)
+    found = stages.rehearse(resolved, real, time.monotonic() - began, tell)
     if as_json:
         emit(found.to_json())
     else:

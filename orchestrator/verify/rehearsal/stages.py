@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -93,29 +94,40 @@ class Rehearsal:
         }
 
 
-def rehearse(
-    job: ResolvedJob, real: Real, folder: Path, checked: float, tell: Callable[[Stage | str], None]
-) -> Rehearsal:
-    """Try a job that was checked in so many seconds, in a `folder` of its own, and look at its `real` size. `tell` gets
+def rehearse(job: ResolvedJob, real: Real, checked: float, tell: Callable[[Stage | str], None]) -> Rehearsal:
+    """Try a job that was checked in so many seconds, in a temporary folder, and look at its `real` size. `tell` gets
     the name of a stage when it begins, and the stage when it has ended.
 
-    What the stages make outside the folder, processes, ends with them.
+    What the stages make, files and processes, ends with them.
     """
     found = Rehearsal(real.layout)
-    with contextlib.ExitStack() as stack:
-        scene = Scene(job, real, folder, stack, found)
-        said = f"the job file holds; {real.layout} is planned"
-        _add(found, Stage("check", "passed", said, checked), tell)
+    said = f"the job file holds; {real.layout} is planned"
+    _add(found, Stage("check", "passed", said, checked), tell)
+    # gone before the trace, in which torch ends a process that is told to end
+    with tempfile.TemporaryDirectory(prefix="rehearsal-") as folder, contextlib.ExitStack() as stack:
+        scene = Scene(job, real, Path(folder), stack, found)
         for name, needs, act in STAGES:
-            tell(name)
-            done = {stage.name for stage in found.stages if stage.verdict == "passed"}
-            if lacking := [need for need in needs if need not in done]:
-                _add(found, Stage(name, "not reached", f"{lacking[0]} did not pass"), tell)
-            else:
-                _add(found, _tried(name, act, scene), tell)
+            _go_on(name, needs, act, scene, tell)
             if name == LAST_ON_RAY:
                 stack.close()
+    _go_on(REAL, (), _real_size, scene, tell)
     return found
+
+
+def _go_on(
+    name: str,
+    needs: Sequence[str],
+    act: Callable[[Scene], str],
+    scene: Scene,
+    tell: Callable[[Stage | str], None],
+) -> None:
+    """Try the next stage, unless one that it needs has not passed."""
+    tell(name)
+    done = {stage.name for stage in scene.found.stages if stage.verdict == "passed"}
+    if lacking := [need for need in needs if need not in done]:
+        _add(scene.found, Stage(name, "not reached", f"{lacking[0]} did not pass"), tell)
+    else:
+        _add(scene.found, _tried(name, act, scene), tell)
 
 
 def _add(found: Rehearsal, stage: Stage, tell: Callable[[Stage | str], None]) -> None:
@@ -344,7 +356,6 @@ STAGES: Sequence[tuple[str, tuple[str, ...], Callable[[Scene], str]]] = (
     ("evaluate", ("steps",), _evaluate),
     ("export", ("steps",), _export),
     ("generate", ("steps",), _generate),
-    ("real size", (), _real_size),
 )
 """Each with the stages that must have passed before."""
-LAST_ON_RAY = "reload"
+LAST_ON_RAY, REAL = "reload", "real size"

@@ -32,7 +32,8 @@ def rehearsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 
         replaced = [(name, needs, act(name)) for name, needs, _ in stages.STAGES]
         monkeypatch.setattr(stages, "STAGES", replaced)
-        return stages.rehearse(resolved, real, tmp_path, 0.1, lambda news: None)
+        monkeypatch.setattr(stages, "_real_size", act("real size"))
+        return stages.rehearse(resolved, real, 0.1, lambda news: None)
 
     return run
 
@@ -43,7 +44,11 @@ def by_name(found: Rehearsal) -> dict[str, Stage]:
 
 def test_all_stages_are_tried_in_order(rehearsed: Callable[..., Rehearsal]) -> None:
     found = rehearsed()
-    assert [stage.name for stage in found.stages] == ["check", *(name for name, *_ in stages.STAGES)]
+    assert [stage.name for stage in found.stages] == [
+        "check",
+        *(name for name, *_ in stages.STAGES),
+        "real size",
+    ]
     assert found.passed
     assert found.to_json()["passed"]
     assert {stage.verdict for stage in found.stages} == {"passed"}
