@@ -100,11 +100,26 @@ def _config_of_class(workload: HuggingFaceWorkload, base: str) -> dict[str, Any]
     return {
         "task_type": _task_of(type(workload.config.bare).__name__),
         "base_model_name_or_path": base,
-        "modules_to_save": sorted({name.rpartition(".")[0] for name in workload.new}) or None,
+        "modules_to_save": sorted(_new_modules(workload)) or None,
         "inference_mode": True,
         **_low_rank(adapter),
         "fan_in_fan_out": False,
         "target_modules": sorted(modules),
+    }
+
+
+def _new_modules(workload: HuggingFaceWorkload) -> set[str]:
+    """The modules that begin anew, a head of several layers by its own name: peft adds that name by itself."""
+    new = workload.new
+    heads = {name.partition(".")[0] for name in new}
+    old = {
+        n.removeprefix(NETWORK).partition(".")[0]
+        for n in workload.shapes
+        if n.removeprefix(NETWORK) not in new
+    }
+    return {
+        name.rpartition(".")[0] if name.partition(".")[0] in heads & old else name.partition(".")[0]
+        for name in new
     }
 
 
