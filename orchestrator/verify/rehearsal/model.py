@@ -90,7 +90,7 @@ def narrow(config: TransformerConfig, layout: Layout) -> dict[str, Any]:
         most = -(-max(2 * moe.top_k, 2 * layout.ep) // layout.ep) * layout.ep * moe.groups
         found["moe"] = {
             "experts": moe.experts if moe.experts <= most else most,
-            "intermediate": COLUMNS // 2 * layout.tp,
+            "intermediate": COLUMNS * layout.tp // (1 if moe.intermediate == config.intermediate else 2),
         }
     if config.latent:
         found["latent"] = {

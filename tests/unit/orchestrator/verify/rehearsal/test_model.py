@@ -8,7 +8,11 @@ from orchestrator.planning.layout import Layout
 from orchestrator.planning.model_shape import model_shape
 from orchestrator.verify.rehearsal.model import narrow
 from workloads.describe import parameters
+from workloads.errors import WorkloadError
+from workloads.hf.parity_table import SIZE, VOCABULARY
+from workloads.model.config import TransformerConfig
 from workloads.model.presets import PRESETS, preset
+from workloads.transformer_workload import TransformerWorkload
 
 LAYOUTS = (
     Layout(),
@@ -37,3 +41,23 @@ def test_a_small_model_has_the_same_parts_and_axes(name: str) -> None:
             assert any(map(small.moe.at, range(small.layers)))
             if not all(map(config.moe.at, range(config.layers))):
                 assert not all(map(small.moe.at, range(small.layers)))
+
+
+def exports(config: TransformerConfig) -> bool:
+    """Whether transformers has a class for it."""
+    try:
+        TransformerWorkload("trial", config, None, VOCABULARY).check_hf()  # type: ignore[arg-type]
+    except WorkloadError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt2", "llama-3-8b", "qwen3-8b", "bert-base", "t5-base", "mixtral-8x7b", "deepseek-v3"]
+)
+def test_a_small_model_is_exported_where_the_large_one_is(name: str) -> None:
+    config = preset(name).changed({"vocab_size": SIZE})
+    assert exports(config)
+    for layout in LAYOUTS:
+        if not layout.problems(model_shape(config, 128), 64):
+            assert exports(config.changed(narrow(config, layout))), layout
