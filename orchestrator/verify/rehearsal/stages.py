@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError, one_line
-from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
 from orchestrator.resolve.resolved_job import ResolvedJob
@@ -22,15 +21,14 @@ from orchestrator.storage.run_directory import RunDir
 from orchestrator.verify.rehearsal.job import STEPS, Rehearsed, rehearsed
 from orchestrator.verify.rehearsal.layouts import another
 from orchestrator.verify.rehearsal.real_size import Real
+from orchestrator.verify.rehearsal.runs import Failed, attached, ended, failure, follow
 
 if TYPE_CHECKING:
-    from orchestrator.launch.run import RunOutcome, WatchedRun
+    from orchestrator.launch.run import WatchedRun
 
 Verdict: TypeAlias = Literal["passed", "failed", "left out", "not reached"]
 MORE = 2
 """Steps of a rehearsal after those of the first run."""
-LOOK = 0.1
-"""Seconds between looks at a run."""
 TOKENS = 8
 """That are generated."""
 MENDS = {
@@ -46,14 +44,6 @@ MENDS = {
 
 class LeftOut(Exception):
     """The stage has nothing to try in this job, and says why."""
-
-
-class Failed(Exception):
-    """The stage did not do what it is to do."""
-
-    def __init__(self, what: str, mend: str = "") -> None:
-        super().__init__(what)
-        self.mend = mend
 
 
 @dataclass(frozen=True)
@@ -224,10 +214,10 @@ def _steps(scene: Scene) -> str:
     """Train three steps, with a commit after each, in a run whose last rank is to be killed after them."""
     assert scene.small is not None
     last, rank = STEPS - MORE, scene.small.layout.world - 1
-    scene.watched = _attached(scene, scene.spec, STEPS - 1, f"kill@{rank}:{last + 1}/*")
-    outcome = _follow(scene.watched, lambda: last in scene.steps)
+    scene.watched = attached(scene.run, scene.spec, STEPS - 1, f"kill@{rank}:{last + 1}/*")
+    outcome = follow(scene.watched, lambda: last in scene.steps)
     if outcome is not None and last not in scene.steps:
-        raise _failure(outcome)
+        raise failure(outcome)
     loss = scene.run.rows(METRICS)[last - 1]["loss"]
     return f"{last} steps and commits under {scene.small.layout}, loss {loss:.4g}"
 
@@ -236,7 +226,7 @@ def _kill(scene: Scene) -> str:
     """Wait for the kill of a rank, and for the step that is made after it."""
     assert scene.small is not None
     assert scene.watched is not None
-    summary = _ended(scene.watched, STEPS - 1)
+    summary = ended(scene.watched, STEPS - 1)
     step, rank = STEPS - 1, scene.small.layout.world - 1
     if not summary["faults"]:
         raise Failed(f"rank {rank} was to be killed at step {step}, and no fault is on record")
@@ -252,50 +242,13 @@ def _reload(scene: Scene) -> str:
     other = another(layout, scene.spec, resolve(scene.spec).shape)
     if other is None:
         raise LeftOut(f"no layout but {layout} is legal for this job on few ranks")
-    _ended(_attached(scene, scene.small.under(other), None), STEPS)
+    ended(attached(scene.run, scene.small.under(other), None), STEPS)
     row = scene.run.rows(METRICS)[-1]
     if row["step"] != STEPS or row["layout"] != str(other):
         raise Failed(
             f"step {STEPS} was to be made under {other}, and was {row['step']} under {row['layout']}"
         )
     return f"the commit of {layout} was loaded under {other}, loss {row['loss']:.4g}"
-
-
-def _attached(scene: Scene, spec: JobSpec, until: int | None, *faults: str) -> WatchedRun:
-    from orchestrator.launch.run import WatchedRun, attach
-
-    return WatchedRun(attach(spec, scene.run, until, faults, None), scene.run)
-
-
-def _follow(watched: WatchedRun, is_enough: Callable[[], bool]) -> RunOutcome | None:
-    """Look at a run until it is enough, or until it has ended: then how."""
-    while not is_enough():
-        if (outcome := watched.look()) is not None:
-            return outcome
-        time.sleep(LOOK)
-    return None
-
-
-def _ended(watched: WatchedRun, step: int) -> dict[str, Any]:
-    """The summary of a run that has reached a step and ended. Raises Failed."""
-    outcome = _follow(watched, lambda: False)
-    assert outcome is not None
-    summary = outcome.summary or {}
-    if outcome.outcome in (Outcome.DONE, Outcome.STOPPED) and summary.get("step") == step:
-        return summary
-    raise _failure(outcome)
-
-
-def _failure(outcome: RunOutcome) -> Failed:
-    """Why a run has ended too early: what its last fault means, what the rank printed last, and the hint."""
-    summary = outcome.summary or {}
-    if outcome.outcome == Outcome.STOPPED:
-        what = f"the run ended after step {summary.get('step')}: {outcome.line}"
-        return Failed(what, "give this machine less to do meanwhile")
-    fault: dict[str, Any] = next(iter(reversed(summary.get("faults") or ())), {})
-    meaning, _, hint = str(fault.get("explained") or "").partition("; ")
-    last = "; printed last: " + str(fault["output"][-1]).strip() if fault.get("output") else ""
-    return Failed(f"{outcome.line or meaning}{last}", hint)
 
 
 def _evaluate(scene: Scene) -> str:
