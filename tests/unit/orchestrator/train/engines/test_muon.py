@@ -19,7 +19,7 @@ from orchestrator.train.parallel.parameter_shard import ParameterShard, boxes_of
 from orchestrator.train.parallel.partition import Cut
 
 ALONE = ProcessGroup((0,), 0, None)
-MESH: Any = SimpleNamespace(layout=Layout(), data=ALONE, expert_data=ALONE, tp=ALONE)
+MESH: Any = SimpleNamespace(layout=Layout(), data=ALONE, expert_data=ALONE, copies=ALONE, tp=ALONE)
 SHAPES = {"wide": (6, 10), "tall": (12, 5), "table": (9, 6), "bias": (6,)}
 BODY = ("wide", "tall")
 SPEC = OptimizerSpec(name="muon", lr=0.02, eps=1e-4, weight_decay=0.1)
