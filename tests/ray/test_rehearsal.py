@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -18,21 +19,22 @@ def test_a_small_job_passes_every_stage(tmp_path: Path) -> None:
     document = job(write_text(tmp_path))
     document["data"]["validation"] = {"share": 0.1}
     document |= {"evaluate": {}, "checkpoint": {"export": "hf"}, "resources": {"workers": 2}}
-    (tmp_path / "temporary").mkdir()
-    ended = subprocess.run(
-        [sys.executable, "-m", "orchestrator", "rehearse", str(write_job(tmp_path, document)), "--json"],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        cwd=tmp_path,
-        env={**os.environ, "TMPDIR": str(tmp_path / "temporary")},
-        check=False,
-    )
+    with tempfile.TemporaryDirectory() as temporary:  # short, for the names of Ray's sockets
+        ended = subprocess.run(
+            [sys.executable, "-m", "orchestrator", "rehearse", str(write_job(tmp_path, document)), "--json"],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            cwd=tmp_path,
+            env={**os.environ, "TMPDIR": temporary},
+            check=False,
+        )
+        left = [path.name for path in Path(temporary).glob("**/rehearsal-*")]
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = json.loads(ended.stdout)
     assert {stage["verdict"] for stage in found["stages"]} == {"passed"}, found
     assert found["passed"]
-    assert not [path.name for path in tmp_path.glob("**/rehearsal-*")]
+    assert left == []
     assert not (tmp_path / "runs").exists()
     mine = [p for p in psutil.process_iter() if str(tmp_path) in " ".join(_command(p))]
     assert mine == []
