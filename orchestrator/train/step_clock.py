@@ -19,30 +19,35 @@ PIPELINE, OPTIMIZER = "pipeline", "optimizer"
 _QUIET: AbstractContextManager[None] = contextlib.nullcontext()
 
 
+def _moment(on_cuda: bool) -> Any:
+    """This moment: a number of seconds, or on CUDA, where calls return at once, an event."""
+    if not on_cuda:
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _between(begin: Any, end: Any) -> float:
+    """Seconds from one moment to another."""
+    return float(end - begin) if isinstance(begin, float) else float(begin.elapsed_time(end)) / 1e3
+
+
 class Stopwatch:
     """Seconds of what is done from its making to `stop`; on CUDA, where calls return at once, by events."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_cuda = device.type == "cuda"
-        self._began: Any = self._now()
+        self._began: Any = _moment(self._on_cuda)
         self._ended: Any = self._began
 
     def stop(self) -> None:
         """What is timed ends here."""
-        self._ended = self._now()
+        self._ended = _moment(self._on_cuda)
 
     def seconds(self) -> float:
         """How long it took; on CUDA asked for once the host has waited for what came after."""
-        if self._on_cuda:
-            return float(self._began.elapsed_time(self._ended)) / 1e3
-        return float(self._ended - self._began)
-
-    def _now(self) -> Any:
-        if not self._on_cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+        return _between(self._began, self._ended)
 
 
 class Timeline:
@@ -55,11 +60,7 @@ class Timeline:
 
     def now(self) -> Any:
         """This moment, for `add`."""
-        if not self._on_cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+        return _moment(self._on_cuda)
 
     def add(self, kind: str, stage: int, part: int, began: Any) -> None:
         """An action that ends now: F, B, I or W (see `planning.simulation.schedules`) of micro-batch `part`."""
@@ -70,12 +71,9 @@ class Timeline:
         if self._on_cuda and self._actions:
             torch.cuda.synchronize()
         return [
-            (kind, stage, part, self._since(begin), self._since(end))
+            (kind, stage, part, _between(self._began, begin), _between(self._began, end))
             for kind, stage, part, begin, end in self._actions
         ]
-
-    def _since(self, at: Any) -> float:
-        return float(self._began.elapsed_time(at)) / 1e3 if self._on_cuda else float(at - self._began)
 
 
 class StepClock:

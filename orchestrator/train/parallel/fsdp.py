@@ -141,7 +141,7 @@ class Fsdp:
     """See `DataParallel`. FSDP2 reduce-scatters the gradients, and sums them over the copies of the model."""
 
     def __init__(self, models: Iterable[nn.Module], held: list[Held], mesh: Mesh) -> None:
-        self._models = list(models)
+        self._models, self._has_copies = list(models), mesh.copies.size > 1
         self._parameters: list[nn.Parameter] = []
         self.shards: list[ParameterShard] = []
         for h in held:
@@ -164,9 +164,9 @@ class Fsdp:
 
     def micro_batch(self, last: bool) -> None:
         """Every micro-batch's gradients are reduce-scattered and added to the shard's; over copies, the last sums."""
-        for model in self._models:
-            if isinstance(model, FSDPModule):
-                model.set_requires_all_reduce(last)
+        for model in self._models if self._has_copies else ():
+            assert isinstance(model, FSDPModule)
+            model.set_requires_all_reduce(last)
 
     def finish(self) -> None:
         """See `DataParallel.finish`."""
