@@ -197,11 +197,7 @@ class Planner:
         if layout.pp == 1 or parts * layout.stages > MOST_ACTIONS:
             return found.to_json()
         played = pipeline(self.shape, layout, parts, self.machine, program_of(self.spec), keep=True)
-        actions = [
-            (rank, *action, round(begin, 6), round(end, 6))
-            for rank, events in enumerate(played.events)
-            for action, begin, end in events
-        ]
+        actions = [(*action[:4], round(action[4], 6), round(action[5], 6)) for action in played.actions()]
         return {**found.to_json(), "timeline": actions}
 
     @property

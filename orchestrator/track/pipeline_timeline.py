@@ -30,20 +30,23 @@ def measured(run: RunDir, ranks: Sequence[int], attempt: int) -> list[Action]:
     return [(*action[:4], action[4] - first, action[5] - first) for action in found]
 
 
-def lanes(actions: Sequence[Action], longest: float) -> list[dict[str, Any]]:
-    """The bars of each rank, in SVG units; the width is that of `longest` seconds."""
+def lanes(
+    actions: Sequence[Action], longest: float, lane: float = LANE, least: float = 0.3
+) -> list[dict[str, Any]]:
+    """The bars of each rank, in SVG units: lanes of that height, bars of at least that width; the whole width is that
+    of `longest` seconds."""
     ranks = sorted({action[0] for action in actions})
     every = max(1, -(-len(ranks) // LANES))
     scale = charts.Scale(0.0, longest or 1.0, LEFT, WIDTH)
     return [
         {
             "rank": rank,
-            "y": LANE * row,
+            "y": lane * row,
             "bars": [
                 {
                     "kind": kind,
                     "x": scale(begin),
-                    "width": max(round(scale(end) - scale(begin), 2), 0.3),
+                    "width": max(round(scale(end) - scale(begin), 2), least),
                     "title": f"{NAMES.get(kind, kind)} pass of micro-batch {part}, stage {stage}: "
                     f"{duration(end - begin)}",
                 }

@@ -13,15 +13,12 @@ from orchestrator.planning.simulation.step import pipeline
 from orchestrator.planning.simulation.timeline import Played
 from orchestrator.track import charts
 from orchestrator.track.page import render
-from orchestrator.track.words import duration
+from orchestrator.track.pipeline_timeline import lanes
 
-WIDTH, LANE, LEFT = 1040.0, 24.0, 64.0
+WIDTH, LANE = 1040.0, 24.0
 PARTS = 4
 """Micro-batches a stage that are drawn at most: more look alike."""
-LANES = 16
-"""Ranks of a pipeline that are drawn at most, from the first to the last."""
 CURVES = {"first": 0, "last": -1}
-NAMES = {"F": "forward", "B": "backward", "I": "backward for inputs", "W": "backward for weights"}
 SHOWN = 10
 
 
@@ -44,34 +41,12 @@ def plan_page(spec: JobSpec, shape: ModelShape, plan: Plan) -> str:
         "memory": plan.chosen.memory,
         "fits": plan.fits,
         "bar": charts.stacked([{k: v for k, v in time.to_json().items() if v > 0 and k != "commit"}], WIDTH),
-        "lanes": _lanes(played, layout.pp) if played else [],
+        "lanes": lanes(played.actions(), played.seconds, LANE, least=0.0) if played else [],
         "drawn": (drawn, parts),
         "memories": _memories(spec, shape, plan, played),
         "candidates": [c.to_json() for c in plan.candidates[:SHOWN]],
     }
     return render(Path(__file__).with_name("plan.html.j2"), content)
-
-
-def _lanes(played: Played, ranks: int) -> list[dict[str, Any]]:
-    """The bars of each rank that is drawn, in SVG units."""
-    every = max(1, -(-ranks // LANES))
-    scale = charts.Scale(0.0, played.seconds, LEFT, WIDTH)
-    return [
-        {
-            "rank": rank,
-            "y": LANE * row,
-            "bars": [
-                {
-                    "kind": kind,
-                    "x": scale(begin),
-                    "width": round(scale(end) - scale(begin), 2),
-                    "title": f"{NAMES[kind]} pass of micro-batch {part}, stage {stage}: {duration(end - begin)}",
-                }
-                for (kind, stage, part), begin, end in played.events[rank]
-            ],
-        }
-        for row, rank in enumerate(range(0, ranks, every))
-    ]
 
 
 def _memories(spec: JobSpec, shape: ModelShape, plan: Plan, played: Played | None) -> list[dict[str, Any]]:

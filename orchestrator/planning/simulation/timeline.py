@@ -16,6 +16,14 @@ class Played:
     busy: tuple[float, ...]
     events: tuple[tuple[tuple[Action, float, float], ...], ...]
 
+    def actions(self) -> list[tuple[int, str, int, int, float, float]]:
+        """Rank of the pipeline, kind, stage, micro-batch, begin and end in seconds of each event that was kept."""
+        return [
+            (rank, *action, begin, end)
+            for rank, events in enumerate(self.events)
+            for action, begin, end in events
+        ]
+
 
 def play(
     order: Order,
