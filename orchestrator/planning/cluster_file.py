@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from orchestrator.job.errors import InputError
+from orchestrator.planning.model_file import Part, read_model
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -21,11 +21,7 @@ GPU_HOURS = 16384 * 54 * 24.0
 MARKET = "on-demand"
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Failures(_Part):
+class Failures(Part):
     """Hours between two failures of one GPU, and of one node by its host, its network and its software; after one of
     the software the node is there again at once."""
 
@@ -39,7 +35,7 @@ class Failures(_Part):
         return per_node / self.gpu + 1.0 / self.host + 1.0 / self.network
 
 
-class Market(_Part):
+class Market(Part):
     """A price; of a spot market also the hours between two interruptions of a node, and until another one is there."""
 
     usd_per_gpu_hour: Amount
@@ -47,7 +43,7 @@ class Market(_Part):
     return_hours: Positive = 1.0
 
 
-class Power(_Part):
+class Power(Part):
     """What a node takes beside its devices, what cooling and supply add to all of it, and what a kWh emits."""
 
     host_watts: Amount = 2000.0
@@ -55,7 +51,7 @@ class Power(_Part):
     kg_co2e_per_kwh: Amount = 0.4
 
 
-class ClusterFile(_Part):
+class ClusterFile(Part):
     """See `load`."""
 
     device: str
@@ -70,22 +66,14 @@ class ClusterFile(_Part):
     write_bandwidth: Positive = Field(
         default=2e9, description="bytes per second at which a node writes commits"
     )
-    markets: dict[str, Market] = {MARKET: Market(usd_per_gpu_hour=0.0)}
+    markets: dict[str, Market] = Field(default={MARKET: Market(usd_per_gpu_hour=0.0)})
     power: Power = Power()
 
 
 def load(path: Path) -> ClusterFile:
     """The cluster that a YAML file describes. Raises InputError."""
-    try:
-        found = ClusterFile.model_validate(yaml.safe_load(path.read_text()))
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"]) or "the file"
-        hint = "it needs device and nodes, as in docs/guides/planning.md"
-        raise InputError(f"is no cluster: {key}: {first['msg'].lower()}", str(path), hint) from None
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise InputError(f"is no cluster ({reason})", str(path), "give a YAML file") from None
+    hint = "it needs device and nodes, as in docs/guides/planning.md"
+    found = read_model(path, ClusterFile, "cluster", hint, "give a YAML file")
     if not found.markets:
         raise InputError("is no cluster: markets names none", str(path), "name one, or leave it out")
     return found

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from orchestrator.job.errors import InputError
 from orchestrator.planning.device import Link, Machine
+from orchestrator.planning.model_file import Part, read_model
 
 FOLDER = Path(__file__).parent / "profiles"
 
@@ -23,18 +24,14 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Source = Annotated[str, Field(min_length=3)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Figure(_Part):
+class Figure(Part):
     """A number in SI units, and where it is from."""
 
     value: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     source: Source
 
 
-class Peaks(_Part):
+class Peaks(Part):
     """Peak FLOP/s of matrix products by type of number."""
 
     bf16: Amount
@@ -43,7 +40,7 @@ class Peaks(_Part):
     source: Source
 
 
-class Matrix(_Part):
+class Matrix(Part):
     """How much of the peak matrix products reach: large ones `share`, and half of it where one size is `half_size`, or
     rows x columns are `half_area`."""
 
@@ -53,7 +50,7 @@ class Matrix(_Part):
     source: Source
 
 
-class Attention(_Part):
+class Attention(Part):
     """How much of the peak attention's products reach, and bytes of memory that each score takes forward."""
 
     share: Share
@@ -61,7 +58,7 @@ class Attention(_Part):
     source: Source
 
 
-class Connection(_Part):
+class Connection(Part):
     """Seconds of a message, and bytes per second that each worker sends."""
 
     latency: Amount
@@ -69,7 +66,7 @@ class Connection(_Part):
     source: Source
 
 
-class Change(_Part):
+class Change(Part):
     """A figure that a run has changed, by its key, from one value to another."""
 
     figure: str
@@ -77,7 +74,7 @@ class Change(_Part):
     after: float
 
 
-class Refinement(_Part):
+class Refinement(Part):
     """What a finished run has changed of a profile: when and by whom it was asked for, which run, how many times the
     predicted seconds each part of its step has taken, and the figures."""
 
@@ -89,7 +86,7 @@ class Refinement(_Part):
     changes: tuple[Change, ...]
 
 
-class Profile(_Part):
+class Profile(Part):
     """A device, and how several are joined."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
@@ -156,16 +153,7 @@ def load(name: str) -> Profile:
 
 def read(path: Path) -> Profile:
     """The profile in a file. Raises InputError."""
-    try:
-        return Profile.model_validate(yaml.safe_load(path.read_text()))
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"]) or "the file"
-        hint = "orchestrator calibrate writes such a file"
-        raise InputError(f"is no device profile: {key}: {first['msg'].lower()}", str(path), hint) from None
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise InputError(f"is no device profile ({reason})", str(path)) from None
+    return read_model(path, Profile, "device profile", "orchestrator calibrate writes such a file")
 
 
 def stored_at() -> Path:
