@@ -21,20 +21,21 @@ def document(text: str, **workload: Any) -> dict[str, Any]:
     return found
 
 
-def run_base(text: str, folder: Path) -> Path:
+def run_base(text: str, folder: Path, **workload: Any) -> Path:
     """Run the job of that text in `folder`; returns its run directory. Prepared data is beside the text."""
     run = folder / "base"
-    drive_here(document(text) | {"name": "base"}, str(run), Path(text).parent / "cache")
+    drive_here(document(text, **workload) | {"name": "base"}, str(run), Path(text).parent / "cache")
     return run
 
 
-def save_dense(folder: Path, rows: int) -> str:
+def save_dense(folder: Path, rows: int, **sizes: int) -> str:
     """Write a small GPT-2 with a vocabulary of `rows` tokens; returns the folder."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
-    dense = GPT2Config(n_positions=64, n_embd=32, n_layer=2, n_head=4, vocab_size=rows, initializer_range=0.1)
+    kept = {"n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}
+    dense = GPT2Config(**(kept | sizes), vocab_size=rows, initializer_range=0.1)
     GPT2LMHeadModel(dense).save_pretrained(folder)
     return str(folder)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from workloads import objectives
-from workloads.adapters.adapter import LOW_RANK, Adapter
+from workloads.adapters.adapter import LOW_RANK, Adapter, quantised
 from workloads.describe import FOLDER, SENTENCES, Description, describe, for_objective, headed
 from workloads.errors import WorkloadError
 from workloads.hf.hf_class import HuggingFaceModel
@@ -226,6 +226,17 @@ def trained_share(
     trained = {n for n in open_ if not any(fnmatchcase(n, pattern) for pattern in freeze)}
     trained |= {n for n in sizes if any(fnmatchcase(n, pattern) for pattern in thawed)}
     return sum(sizes[name] for name in trained) / sum(sizes.values())
+
+
+def quantised_share(model: Description, adapter: Adapter | None) -> float:
+    """The share of the parameters of `model` that an adapter's base has in 4 bits, see `workloads.adapters.nf4`. Raises
+    WorkloadError if it can have none so."""
+    if adapter is None or not adapter.quantise or not isinstance(model, TransformerConfig):
+        return 0.0
+    with torch.device("meta"):
+        built = build_model(model)
+    sizes = {name: parameter.numel() for name, parameter in built.named_parameters()}
+    return sum(sizes[name] for name in quantised(built)) / sum(sizes.values())
 
 
 def with_weights(

@@ -9,8 +9,9 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor, nn
 
-from workloads.adapters.adapter import Adapter, check_has_biases, merged_reader, styles_with
+from workloads.adapters.adapter import Adapter, check_has_biases, merged_reader, quantised, styles_with
 from workloads.adapters.frozen import parameters_of
+from workloads.adapters.nf4 import RoundedTensor
 from workloads.errors import WorkloadError
 from workloads.model import count, losses
 from workloads.model.config import TransformerConfig
@@ -88,10 +89,20 @@ class TransformerWorkload:
         added = self.adapter is not None and self.adapter.adds(name)
         found = self.pretrained.find(name) if self.pretrained and not added else None
         shape = self.shapes[name]
+        if found is not None and name in self.quantised:
+            return RoundedTensor(found)
         if found is None or found.shape == shape:
             return found
         new = partial(new_rows, self.config, name, shape, seed, self.base_shapes[name])
         return ExtendedTable(found, shape, new)
+
+    @cached_property
+    def quantised(self) -> frozenset[str]:
+        """See Workload.quantised."""
+        if self.adapter is None or not self.adapter.quantise:
+            return frozenset()
+        with torch.device("meta"):
+            return quantised(build_model(self.config))
 
     @property
     def notes(self) -> Sequence[str]:
@@ -117,6 +128,8 @@ class TransformerWorkload:
         base = self.pretrained
         new = {n for n in self.shapes if base is not None and base.find(n) is None}
         adapted = replace(self, adapter=adapter)
+        if beginning := adapted.quantised & new:
+            raise WorkloadError(f"{min(beginning)} begins anew, and is no base to keep in 4 bits")
         names = [name for name in parameters_of(adapted) if not adapter.trains(name) and name not in new]
         return replace(adapted, frozen=frozenset(names))
 

@@ -191,6 +191,10 @@ class Workload(Protocol):
         """Of parameters that were frozen at first and are trained later, after how many steps."""
 
     @property
+    def quantised(self) -> frozenset[str]:
+        """Those of the frozen parameters whose values are such as 4 bits have, and which a rank may keep so."""
+
+    @property
     def objective(self) -> Objective:
         """The pre-training objective."""
 

@@ -176,6 +176,10 @@ class JobSpec(StrictModel):
     def what_thaws_was_frozen(self) -> JobSpec:
         if self.train.thaw and not self.reads_base:
             raise ValueError("train.thaw is about frozen parameters, and there are none; set train.freeze")
+        if self.train.thaw and self.workload.adapter and self.workload.adapter.quantize != "none":
+            raise ValueError(
+                "train.thaw would train weights that workload.adapter.quantize keeps in 4 bits; leave one of them out"
+            )
         if self.train.thaw and self.checkpoint.averaged:
             raise ValueError(
                 "checkpoint.average.last is a mean of commits, of which those before a thaw lack weights; use ema"
@@ -298,6 +302,8 @@ class JobSpec(StrictModel):
             del found["train"]["sequence_warmup"]
         if self.workload.adapter is None:
             del found["workload"]["adapter"]
+        elif self.workload.adapter.quantize == "none":
+            del found["workload"]["adapter"]["quantize"]
         if self.checkpoint.ema is not None:
             found["checkpoint"] = {"average": {"ema": self.checkpoint.ema}}
         return found

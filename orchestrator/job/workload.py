@@ -10,7 +10,7 @@ from orchestrator.job.records import REFERENCED
 from orchestrator.job.strict import Positive, StrictModel
 
 ELSEWHERE = {
-    "qlora": "a base in 4 bits needs a GPU and bitsandbytes; use lora",
+    "qlora": "set kind to lora, and quantize to nf4",
     "prompt_tuning": "it is called prompt here",
     "p_tuning_v1": "it is called p_tuning here",
     "prefix_tuning": "it is called prefix here",
@@ -42,6 +42,11 @@ class AdapterSpec(StrictModel):
         description="patterns, as of file names, of the linear layers that get matrices",
     )
 
+    quantize: Literal["none", "nf4"] = Field(
+        default="none",
+        description="nf4: the linear layers of the base's blocks are kept in 4 bits (QLoRA)",
+    )
+
     @field_validator("targets", mode="before")
     @classmethod
     def one_target_may_stand_alone(cls, given: Any) -> Any:
@@ -56,7 +61,7 @@ class AdapterSpec(StrictModel):
 
     @model_validator(mode="after")
     def nothing_is_said_that_does_not_count(self) -> AdapterSpec:
-        narrow, none = ("alpha", "targets"), ("rank", "alpha", "targets")
+        narrow, none = ("alpha", "targets", "quantize"), ("rank", "alpha", "targets", "quantize")
         unused = none if self.kind == "bitfit" else () if self.kind in ("lora", "rslora", "dora") else narrow
         fields = type(self).model_fields
         said = [key for key in unused if getattr(self, key) != fields[key].default]

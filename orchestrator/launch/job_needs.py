@@ -50,6 +50,8 @@ def needs_of(spec: JobSpec) -> Iterator[Need]:
         yield Need(f"evaluate.metrics {min(predicted)}", "scikit-learn")
     if spec.checkpoint.export == "adapter":
         yield Need("checkpoint.export adapter", "peft", "peft")
+    if spec.workload.adapter and spec.workload.adapter.quantize != "none":
+        yield Need("workload.adapter.quantize", "bitsandbytes", "qlora")
     if spec.tracking:
         yield Need("tracking", "mlflow")
     if spec.sinks and spec.sinks.tensorboard:

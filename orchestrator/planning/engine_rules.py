@@ -24,6 +24,8 @@ def engine_problems(spec: JobSpec, layout: Layout) -> list[str]:
         found += _with_sequence_warmup(spec, layout)
     if layout.engine == "deepspeed":
         found += _by_deepspeed(train, layout)
+        if spec.workload.adapter and spec.workload.adapter.quantize != "none":
+            found.append("DeepSpeed has no weights in 4 bits; set parallel.engine to torch")
     if train.determinism != "bitwise":
         return found
     cut = [axis for axis in ("pp", "cp", "tp", "ep") if getattr(layout, axis) > 1]

@@ -42,6 +42,7 @@ class ModelShape:
         uneven_vocabulary: whether the vocabulary may be split into unequal parts.
         expert_share: share of the parameters that belong to experts.
         trained_share: share of the parameters that are trained.
+        quantised_share: share of the parameters that are kept in 4 bits.
         chunked_head: whether the loss is computed in chunks of tokens, so that logits never stand whole.
     """
 
@@ -65,6 +66,7 @@ class ModelShape:
     uneven_vocabulary: bool = True
     expert_share: float = 0.0
     trained_share: float = 1.0
+    quantised_share: float = 0.0
     chunked_head: bool = True
     head_dim: int = 0
     gated: bool = False

@@ -22,6 +22,8 @@ PROCESS, LIBRARIES = 40 * 2**20, 250 * 2**20
 SLACK = {0: 0.2, 1: 0.45, 2: 1.1, 3: 1.1}
 """What the allocator keeps and gloo copies on a CPU, by ZeRO stage, as a share of the bytes of tensors: measured with
 models of 26 M parameters on two ranks, where it was 0.05 to 0.2, 0.42 and 1.07 (docs/guides/planning.md)."""
+NF4 = 4.5 / 8
+"""Bytes of a weight in 4 bits, with its share of a scale."""
 HEAD_TOKENS = {"cpu": 256, "cuda": 2048}
 """Tokens whose logits a head computes at once. Fewer make matrix products slower: on a CPU 256 are as fast as all
 (docs/benchmarks.md), on a GPU a guess by its ratio of FLOPs to bandwidth. The bits of a run depend on them."""
@@ -74,7 +76,8 @@ def held(spec: JobSpec, shape: ModelShape, layout: Layout, index: int) -> Held:
     # a pipeline keeps the activations of the micro-batches in flight: at most one per stage
     ahead = layout.pp - index if layout.schedule == "1f1b" else layout.pp
     return Held(
-        _states(spec, shape, layout, parameters) + _casts(spec, layout, parameters),
+        _states(spec, shape, layout, parameters)
+        + _casts(spec, layout, parameters * (1.0 - shape.quantised_share)),
         layers * _layer(spec, shape, layout, tokens),
         accumulation if layout.schedule == "gpipe" else min(ahead, accumulation),
         _head(spec, shape, tokens) / layout.tp if last else 0.0,
@@ -151,7 +154,8 @@ def _states(spec: JobSpec, shape: ModelShape, layout: Layout, parameters: float)
     trained = shape.trained_share * parameters
     optimizer = slots * trained / (layout.sharded if layout.zero >= 1 else 1)
     gradients = 4.0 * trained / (layout.sharded if layout.zero >= 2 else 1)
-    weights = 4.0 * parameters / (layout.sharded if layout.zero >= 3 else 1)
+    small = shape.quantised_share * parameters  # which every rank has whole
+    weights = 4.0 * (parameters - small) / (layout.sharded if layout.zero >= 3 else 1) + NF4 * small
     if layout.offload == "none":
         return weights + gradients + optimizer
     gradients *= 0.0 if deepspeed and layout.zero >= 2 else 1.0

@@ -54,7 +54,9 @@ def adapter_of(spec: JobSpec) -> Adapter | None:
     from workloads.adapters.adapter import Adapter
 
     asked = spec.workload.adapter
-    return Adapter(asked.kind, asked.rank, asked.alpha, tuple(asked.targets)) if asked else None
+    if asked is None:
+        return None
+    return Adapter(asked.kind, asked.rank, asked.alpha, tuple(asked.targets), asked.quantize == "nf4")
 
 
 def resolve(spec: JobSpec, vocabulary_size: int | None = None) -> ResolvedJob:
@@ -75,12 +77,14 @@ def resolve(spec: JobSpec, vocabulary_size: int | None = None) -> ResolvedJob:
         if spec.evaluate and spec.evaluate.own_metrics:
             shape = replace(shape, no_model_split="an own metric reads whole outputs")
     if spec.reads_base:
-        from workloads.load import trained_share
+        from workloads.load import quantised_share, trained_share
 
         train = spec.train
         with wrong_input("workload.adapter.targets"):
             share = trained_share(model, train.freeze, adapter_of(spec), train.thawed(train.steps))
-        shape = replace(shape, trained_share=share)
+        with wrong_input("workload.adapter.quantize"):
+            small = quantised_share(model, adapter_of(spec))
+        shape = replace(shape, trained_share=share, quantised_share=small)
         kind = spec.workload.adapter.kind if spec.workload.adapter else ""
         if kind in ("prefix", "prompt", "p_tuning"):
             named = "prefix" if kind == "prefix" else "prompt"

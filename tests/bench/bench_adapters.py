@@ -29,6 +29,7 @@ CASES: dict[str, dict[str, Any]] = {
         "adapter": {"kind": "lora", "rank": 16, "targets": ["*.attention.*", "*.feedforward.*"]}
     },
     "dora, rank 16, attention": {"adapter": {"kind": "dora", "rank": 16}},
+    "lora, attention, in 4 bits": {"adapter": {"kind": "lora", "rank": 16, "quantize": "nf4"}},
 }
 
 

@@ -30,22 +30,25 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def base(text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run, and its export beside it."""
-    run = run_base(text, tmp_path_factory.mktemp("runs"))
-    export(str(run), STEPS, str(run.parent / "export"))
-    return run
+    return run_base(text, tmp_path_factory.mktemp("runs"))
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("quantize", ["none", "nf4"])
 def test_a_kill_changes_no_bit_and_exports_are_read_back(
-    text: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quantize: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from peft import PeftModel
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     monkeypatch.setattr(decide, "SETTLE", 0.0)
     cache = Path(text).parent / "cache"
-    tuned = document(text, model=f"hf:{base.parent / 'export'}", changes={}, adapter=ADAPTER)
+    sizes = {"hidden": 64, "layers": 2, "heads": 4, "intermediate": 64}
+    base = run_base(text, tmp_path, model="qwen3-tiny", changes=sizes)
+    export(str(base), STEPS, str(tmp_path / "export"))
+    tuned = document(
+        text, model=f"hf:{tmp_path / 'export'}", changes={}, adapter=ADAPTER | {"quantize": quantize}
+    )
     tuned["checkpoint"]["average"] = {"ema": 0.5}
     drive_here(tuned, str(tmp_path / "quiet"), cache)
     drive_here(tuned, str(tmp_path / "killed"), cache, faults=("kill@1:5",))
@@ -60,7 +63,13 @@ def test_a_kill_changes_no_bit_and_exports_are_read_back(
     export(str(tmp_path / "quiet"), STEPS, str(tmp_path / "adapter"), form="adapter")
     named = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"]
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
-    onto = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(named), tmp_path / "adapter").eval()
+    in_4_bits = (
+        BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4") if quantize == "nf4" else None
+    )
+    plain = AutoModelForCausalLM.from_pretrained(named, quantization_config=in_4_bits, dtype=torch.float32)
+    if in_4_bits:
+        plain.dequantize()  # on a CPU bitsandbytes computes in bf16 where there is no gradient
+    onto = PeftModel.from_pretrained(plain, tmp_path / "adapter").eval()
     tokens = torch.arange(6, 38)[None]
     with torch.no_grad():
         ours, theirs = merged(tokens).logits, onto(tokens).logits
@@ -87,7 +96,16 @@ def test_another_run_goes_on_from_the_base_alone(text: str, base: Path, tmp_path
         ),
         ({"kind": "lora", "rank": 0}, "workload.adapter.rank", "greater than or equal to 1"),
         ({"kind": "ia3"}, "workload.adapter.kind", "'lora', 'rslora'"),
-        ({"kind": "qlora"}, "workload.adapter.kind", "qlora is not supported: a base in 4 bits needs a GPU"),
+        (
+            {"kind": "qlora"},
+            "workload.adapter.kind",
+            "qlora is not supported: set kind to lora, and quantize",
+        ),
+        (
+            {"kind": "lora", "quantize": "nf4"},
+            "workload.adapter.quantize",
+            "has 32 inputs, and weights in 4 bits",
+        ),
         ({"kind": "bitfit", "rank": 4}, "workload.adapter", "bitfit has no rank"),
     ],
 )
@@ -106,8 +124,8 @@ def test_an_adapter_without_a_base_is_refused(text: str, base: Path, tmp_path: P
     with pytest.raises(InputError, match="dpo compares with the base"):
         parse(document(text, init_from="run", objective="dpo", adapter={"kind": "prefix"}))
     bare = tmp_path / "bare"
-    bare.mkdir()
-    (bare / "config.json").write_text((base.parent / "export" / "config.json").read_text())
+    export(str(base), STEPS, str(bare))
+    (bare / "model.safetensors").unlink()
     spec = parse(document(text, model=f"hf:{bare}", changes={}, adapter=adapter))
     with pytest.raises(InputError, match="has no weights, which an adapter is for"):
         check_base(check_job(spec), None)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from workloads.adapters.bottleneck import add_bottlenecks
 from workloads.adapters.frozen import matching
 from workloads.adapters.lora import EXPERTS_A, EXPERTS_B, LoraLinear, add_to_experts, merged
+from workloads.adapters.nf4 import BLOCK
 from workloads.adapters.prefix import add_prefixes
 from workloads.adapters.prompt import add_prompt
 from workloads.errors import WorkloadError
@@ -31,6 +32,7 @@ PROMPT = "prompt.weight"
 KEY, VALUE = ".prefix.key", ".prefix.value"
 PREFIX_STD = 0.02
 LAYER_NORM = re.compile(r"layers\.\d+\.(attention|cross|feedforward)_norm\.")
+LAYER = re.compile(r"(^|\.)layers\.")
 Read = Callable[[str], Tensor]
 
 
@@ -41,13 +43,15 @@ class Adapter:
     kind: one of LOW_RANK; prefix, `rank` keys and values in every layer; one of PROMPTS, `rank` vectors at the input;
     houlsby, bottlenecks of width `rank`, beside which the layers' norms are trained; or bitfit, which adds nothing and
     trains the biases (Ben Zaken et al., 2022). targets are patterns of names of linear layers; what a low-rank adapter
-    adds is scaled by alpha / rank, or alpha / sqrt(rank) if it is rank-stabilised.
+    adds is scaled by alpha / rank, or alpha / sqrt(rank) if it is rank-stabilised. quantise: whether the linear layers
+    of the base are in 4 bits, see `workloads.adapters.nf4`.
     """
 
     kind: str
     rank: int
     alpha: float
     targets: tuple[str, ...]
+    quantise: bool = False
 
     @property
     def scale(self) -> float:
@@ -157,6 +161,26 @@ class Adapter:
             return weight
         length = read(f"{module}{LENGTH}") if f"{module}{LENGTH}" in names else None
         return merged(weight, read(f"{module}{A}"), read(f"{module}{B}"), self.scale, length)
+
+
+def quantised(model: nn.Module) -> frozenset[str]:
+    """The weights of the linear layers of a model's blocks, which a base has in 4 bits.
+
+    Raises WorkloadError if they cannot be.
+    """
+    if any(isinstance(module, Experts) for module in model.modules()):
+        raise WorkloadError(
+            "most of it are stacked experts, which are not kept in 4 bits; set workload.adapter.quantize to none"
+        )
+    layers = {each: model.get_submodule(each) for each in linear_layers(model) if LAYER.search(each)}
+    for each, layer in layers.items():
+        assert isinstance(layer, nn.Linear)
+        if layer.in_features % BLOCK:
+            raise WorkloadError(
+                f"{each} has {layer.in_features} inputs, and weights in 4 bits have blocks of {BLOCK}; set "
+                "workload.adapter.quantize to none"
+            )
+    return frozenset(f"{each}.weight" for each in layers)
 
 
 def linear_layers(model: nn.Module) -> list[str]:

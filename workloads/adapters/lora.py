@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from workloads.adapters.nf4 import QuantisedWeight
 from workloads.model.moe import Experts
 
 EXPERTS_A, EXPERTS_B = "_lora_a", "_lora_b"
@@ -53,7 +54,8 @@ class LoraLinear(nn.Module):
 
     def __init__(self, whole: nn.Linear, rank: int, scale: float, magnitude: bool) -> None:
         super().__init__()
-        self.weight, self.bias = whole.weight, whole.bias
+        self.weight: Tensor | QuantisedWeight = whole.weight
+        self.bias = whole.bias
         self.lora_a = Factor(rank, whole.in_features)
         self.lora_b = Factor(whole.out_features, rank)
         self.magnitude = Magnitude(whole.out_features) if magnitude else None
@@ -73,8 +75,10 @@ class LoraLinear(nn.Module):
     @torch.no_grad()
     def _norms(self) -> Tensor:
         """The norms of the rows of W + scale * B A, of which no gradient is computed (DoRA, section 4.3)."""
-        with torch.autocast(self.weight.device.type, enabled=False):
-            moved = direction(self.weight, self.lora_a.weight, self.lora_b.weight, self.scale)
+        with torch.autocast(self.lora_a.weight.device.type, enabled=False):
+            kept = self.weight
+            weight = kept.values(torch.float32) if isinstance(kept, QuantisedWeight) else kept
+            moved = direction(weight, self.lora_a.weight, self.lora_b.weight, self.scale)
             return self.total(moved.square().sum(1)).sqrt()
 
 

@@ -44,6 +44,7 @@ class HuggingFaceWorkload:
     vocabulary: Vocabulary
     dropout: float = 0.0
     frozen: frozenset[str] = frozenset()
+    quantised: frozenset[str] = frozenset()
     thawed_after: Mapping[str, int] = field(default_factory=dict, compare=False)
     adapter: Adapter | None = None
 
@@ -60,6 +61,11 @@ class HuggingFaceWorkload:
             raise WorkloadError(
                 f"{adapter.kind} adapters are for classes of this project's own, and {self.name} is run as a class of "
                 "transformers; use lora"
+            )
+        if adapter.quantise:
+            raise WorkloadError(
+                f"bases in 4 bits are of own classes, and {self.name} is run as a class of transformers; "
+                "set workload.adapter.quantize to none"
             )
         check_has_biases(adapter.kind, self.shapes, self.name)
         adapted, new = replace(self, adapter=adapter), {f"{NETWORK}{name}" for name in self.new}

@@ -148,6 +148,7 @@ class OwnWorkload:
     objective: Objective
     vocabulary: Vocabulary
     frozen: frozenset[str] = frozenset()
+    quantised: frozenset[str] = frozenset()
     thawed_after: Mapping[str, int] = field(default_factory=dict, compare=False)
     notes: Sequence[str] = ()
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -39,6 +40,7 @@ from orchestrator.train.step_clock import COMMUNICATION, FORWARD, OPTIMIZER, Ste
 from workloads.objectives.preferences import REFERENCE
 from workloads.workload import Batch, Workload
 
+T = TypeVar("T")
 DRAWING = 8
 """Most tensors whose initial values are drawn at a time, each by one thread, and whole."""
 
@@ -240,12 +242,13 @@ class TorchEngine:
     def held(self) -> dict[str, list[Tensor]]:
         """The tensors that stay between two steps, by what they are for: weights, gradients, optimizer."""
         weights = [local_of(p) for stage in self._stages for p in stage.parameters()]
+        small = [each for _, weight in self.parallel.quantised.values() for each in weight.buffers()]
         found = [p.grad for stage in self._stages for p in stage.parameters()]
         found += [shard.parameter.grad for shard in self._data.shards]
         slots = [each for state in self._optimizer.state.values() for each in state.values()]
         averages = list(self._average.of.values())
         return {
-            "weights": weights + [shard.parameter for shard in self._data.shards] + self._reference,
+            "weights": weights + [shard.parameter for shard in self._data.shards] + self._reference + small,
             "gradients": [local_of(each) for each in found if each is not None],
             "optimizer": [each for each in [*slots, *averages] if isinstance(each, Tensor)],
         }
@@ -294,6 +297,7 @@ class TorchEngine:
 
     def _begin_frozen(self, seed: int) -> None:
         """Read what is not trained, or share it with who has it on this machine."""
+        self._begin_quantised(seed)
         frozen = self.parallel.frozen
         parameters = {name: p for stage in self._stages for name, p in stage.named_parameters()}
         mine = [parameters[shard.name] for shard in frozen]
@@ -314,16 +318,30 @@ class TorchEngine:
             parameter.data = shard.parameter.data = tensor
         return None
 
-    def _begin(self, shards: Iterable[ParameterShard], seed: int) -> None:
-        threads = min(torch.get_num_threads(), DRAWING)
+    def _begin_quantised(self, seed: int) -> None:
+        def fill(name: str) -> None:
+            cut, weight = self.parallel.quantised[name]
+            stored = self._workload.stored(name, seed)
+            assert stored is not None
+            with torch.no_grad():
+                weight.fill(stored, *cut.slices())
 
+        _of_each(fill, self.parallel.quantised)
+
+    def _begin(self, shards: Iterable[ParameterShard], seed: int) -> None:
         def draw(shard: ParameterShard) -> None:
             with torch.no_grad():  # which each thread has of its own
                 initialise(self._workload, shard.name, seed, shard.views(shard.parameter))
 
-        if threads == 1:
-            for shard in shards:
-                draw(shard)
-            return
-        with ThreadPoolExecutor(threads) as pool:  # a tensor's values do not depend on another's
-            list(pool.map(draw, shards))
+        _of_each(draw, shards)
+
+
+def _of_each(do: Callable[[T], None], tensors: Iterable[T]) -> None:
+    """Whatever the order: a tensor's values do not depend on another's."""
+    threads = min(torch.get_num_threads(), DRAWING)
+    if threads == 1:
+        for each in tensors:
+            do(each)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(do, tensors))

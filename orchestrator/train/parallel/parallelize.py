@@ -6,7 +6,7 @@ step is a function of the module that the ones before it left.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,9 +32,11 @@ from orchestrator.train.parallel.offload import Offload
 from orchestrator.train.parallel.parameter_shard import DataParallel, ParameterShard
 from orchestrator.train.parallel.parameters import Held, cut_parameters, held_by
 from orchestrator.train.parallel.partition import Cut, span
-from orchestrator.train.parallel.tensor import apply_tensor
+from orchestrator.train.parallel.tensor import RowLinear, apply_tensor
 from orchestrator.train.parallel.tied_gradients import TiedGradients
 from orchestrator.train.parallel.zero1 import Zero1
+from workloads.adapters.lora import LoraLinear
+from workloads.adapters.nf4 import QuantisedLinear, QuantisedWeight, product
 from workloads.workload import Workload
 
 SAVED = (
@@ -52,13 +54,14 @@ SAVED = (
 @dataclass(frozen=True)
 class Parallel:
     """The pipeline stages that this rank runs, in order, the cuts of their trained parameters by name, how gradients
-    are reduced, and this rank's parts of the parameters that are not trained."""
+    are reduced, and this rank's parts of the parameters that are not trained; of those in 4 bits with their cuts."""
 
     stages: list[nn.Module]
     cuts: dict[str, Cut]
     shared: TiedGradients
     data: DataParallel
     frozen: list[ParameterShard]
+    quantised: dict[str, tuple[Cut, QuantisedWeight]]
 
 
 def parallelize(workload: Workload, layout: Layout, mesh: Mesh, device: Device, train: TrainSpec) -> Parallel:
@@ -66,9 +69,12 @@ def parallelize(workload: Workload, layout: Layout, mesh: Mesh, device: Device, 
     at = _stages_with(workload, layout)
     stages: list[nn.Module] = []
     every: list[Held] = []
+    quantised: dict[str, tuple[Cut, QuantisedWeight]] = {}
     for number in layout.stages_of(mesh.coordinate["pp"]):
         stage, cuts = _stage(workload, layout, mesh, device, train.compile, number)
         stages.append(stage)
+        small = {n: m for n, m in stage.named_modules() if isinstance(m, QuantisedWeight)}
+        quantised |= {name: (cuts[name], weight) for name, weight in small.items()}
         every += held_by(stage, cuts, {name for name, numbers in at.items() if numbers[0] < number})
     held = [h for h in every if h.parameter.requires_grad]
     # In the order of the names, since groups are made by all ranks together.
@@ -90,7 +96,8 @@ def parallelize(workload: Workload, layout: Layout, mesh: Mesh, device: Device, 
     else:
         data = Ddp(held, mesh, overlap)
     data = data if layout.offload == "none" else Offload(data)
-    return Parallel(stages, {h.name: h.cut for h in held}, shared, data, frozen_shards(every, mesh))
+    frozen = frozen_shards(every, mesh)
+    return Parallel(stages, {h.name: h.cut for h in held}, shared, data, frozen, quantised)
 
 
 def _stage(
@@ -106,6 +113,7 @@ def _stage(
         apply_expert(model, mesh.expert)
     if mesh.cp.size > 1:
         apply_context(model, mesh.cp)
+    keep_in_4_bits(model, workload.quantised, cuts)
     if layout.recompute != "none":
         recompute(workload.blocks(model), layout.recompute == "selective", compiled)
     elif compiled:
@@ -122,6 +130,24 @@ def freeze(model: nn.Module, workload: Workload) -> None:
     """Have no gradients computed of the parameters that the workload does not train."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in workload.frozen)
+
+
+def keep_in_4_bits(model: nn.Module, names: Container[str], cuts: Mapping[str, Cut]) -> None:
+    """Have those weights of a model on the meta device in 4 bits, which are no parameters then."""
+    for name, parameter in list(model.named_parameters()):
+        if name not in names:
+            continue
+        where = name.rpartition(".")[0]
+        layer, columns = model.get_submodule(where), cuts[name].slices()[1]
+        weight = QuantisedWeight(len(parameter), columns)
+        weight.to("meta")
+        if isinstance(layer, nn.Linear):
+            parent, _, leaf = where.rpartition(".")
+            setattr(model.get_submodule(parent), leaf, QuantisedLinear(weight, layer.bias))
+        else:
+            assert isinstance(layer, LoraLinear | RowLinear)
+            del layer.weight
+            layer.weight, layer.product = weight, product
 
 
 def plain_stage(workload: Workload, layout: Layout, number: int) -> nn.Module:

@@ -20,6 +20,7 @@ from orchestrator.train.parallel.collectives import copy, gather, join, reduce, 
 from orchestrator.train.parallel.mesh import ProcessGroup
 from orchestrator.train.parallel.partition import is_sliced, span, style_of
 from workloads.adapters.lora import LoraLinear
+from workloads.adapters.nf4 import QuantisedWeight
 from workloads.model.attention import Context
 from workloads.model.layers import CutRMSNorm
 from workloads.model.transformer import IGNORED, Layer
@@ -62,7 +63,8 @@ class RowLinear(nn.Module):
 
     def __init__(self, whole: nn.Linear, group: ProcessGroup, sequence: bool) -> None:
         super().__init__()
-        self.weight, self.bias = whole.weight, whole.bias
+        self.weight: Tensor | QuantisedWeight = whole.weight
+        self.bias = whole.bias
         self._group, self._sequence = group, sequence
         self.product: Callable[..., Tensor] = F.linear
 

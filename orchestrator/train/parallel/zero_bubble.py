@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from orchestrator.train.parallel.tensor import RowLinear
 from workloads.adapters.lora import Factor, LoraLinear
+from workloads.adapters.nf4 import QuantisedWeight, product
 from workloads.model.heads import VocabularyProjection
 
 Waiting = tuple[Tensor, Tensor, Tensor, Tensor | None]
@@ -41,8 +42,10 @@ class DeferredGradients:
         self._waiting.clear()
         return partial(_add_gradients, waiting)
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def linear(self, x: Tensor, weight: Tensor | QuantisedWeight, bias: Tensor | None = None) -> Tensor:
         """As `torch.nn.functional.linear`."""
+        if isinstance(weight, QuantisedWeight):
+            return product(x, weight)
         if not (torch.is_grad_enabled() and weight.requires_grad):
             return F.linear(x, weight, bias)
         found: Tensor = _Linear.apply(x, weight, bias, self._waiting.append)

@@ -22,8 +22,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "p_tuning": {"kind": "p_tuning", "rank": 4},
     "houlsby": {"kind": "houlsby", "rank": 8},
     "bitfit": {"kind": "bitfit"},
+    "nf4": {"kind": "lora", "rank": 4, "targets": ["*.attention.*", "*.down"], "quantize": "nf4"},
+    "dora nf4": {"kind": "dora", "rank": 4, "targets": ["*.attention.output", "*.up"], "quantize": "nf4"},
 }
-DENSE, EXPERTS, CLASS = "dense", "experts", "class"
+IN_4_BITS = ("nf4", "dora nf4")
+DENSE, WIDE, EXPERTS, CLASS = "dense", "wide", "experts", "class"
 PARTS = {
     "bitfit": ("bias",),
     "prefix": (".prefix.",),
@@ -32,10 +35,11 @@ PARTS = {
     "houlsby": ("_adapter.", "_norm."),
 }
 """What the names of the tensors that are trained have, by kind; those of low-rank ones are told below."""
-ON_DENSE = [kind for kind in KINDS if kind != "of experts"]
+ON_DENSE = [kind for kind in KINDS if kind not in ("of experts", *IN_4_BITS)]
 QUICK: list[tuple[str, str, dict[str, Any]]] = [
     ("dora", DENSE, {"tp": 2, "sequence": True}),
     ("prefix", DENSE, {"dp": 2, "zero": 3}),
+    ("nf4", WIDE, {"tp": 2}),
 ]
 REST: list[tuple[str, str, dict[str, Any]]] = [
     *((kind, DENSE, {"dp": 2, "zero": zero}) for kind in ON_DENSE for zero in (0, 1, 2, 3)),
@@ -65,6 +69,18 @@ REST: list[tuple[str, str, dict[str, Any]]] = [
     *((kind, CLASS, {"dp": 2, "zero": zero}) for kind in ("lora", "dora") for zero in (0, 1, 2, 3)),
     *(("lora", CLASS, {"dp": 2, "zero": zero, "engine": "deepspeed"}) for zero in (1, 3)),
     ("lora", CLASS, {"dp": 2, "recompute": "full"}),
+    *(
+        (kind, WIDE, layout)
+        for kind in IN_4_BITS
+        for layout in (
+            *({"dp": 2, "zero": zero} for zero in (0, 1, 2, 3)),
+            {"tp": 2, "sequence": True},
+            {"pp": 2},
+            {"cp": 2},
+            {"dp": 2, "recompute": "selective"},
+            {"pp": 2, "schedule": "zbv", "recompute": "full"},
+        )
+    ),
     ("prefix", EXPERTS, {"tp": 2, "sequence": True}),
     ("prompt", EXPERTS, {"pp": 2, "schedule": "zbv", "recompute": "full"}),
     ("houlsby", EXPERTS, {"tp": 2, "sequence": True}),
@@ -75,6 +91,8 @@ REST: list[tuple[str, str, dict[str, Any]]] = [
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {
         DENSE: save_dense(tmp_path_factory.mktemp(DENSE), 160),
+        # 96 inputs of a rank's part of the second matrix: blocks of 64 are cut in the middle
+        WIDE: save_dense(tmp_path_factory.mktemp(WIDE), 160, n_embd=64, n_inner=192),
         EXPERTS: save_experts(tmp_path_factory.mktemp(EXPERTS), 160),
         CLASS: save_class(tmp_path_factory.mktemp(CLASS), 160),
     }

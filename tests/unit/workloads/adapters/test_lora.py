@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import peft
 import pytest
 import torch
 import transformers
+from adapter_steps import KNOWN, LENGTH, OURS, TOLERANCE, batch_of, trained_by_peft, trained_by_us
 from base_run import save_experts
-from torch import nn
 
 from workloads.adapters.adapter import Adapter
 from workloads.errors import WorkloadError
@@ -19,19 +18,8 @@ from workloads.hf.adapter_folder import check_adapter
 from workloads.load import load, with_weights
 from workloads.model.moe import Router
 from workloads.transformer_workload import TransformerWorkload
-from workloads.workload import Batch, Vocabulary
 
-KNOWN = Vocabulary(size=160, eos=2, pad=1, bos=0, cls=3, sep=4, mask=5)
-LENGTH, STEPS, TOLERANCE = 16, 20, 1e-5
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-OURS = {
-    "query": "q_proj",
-    "key": "k_proj",
-    "value": "v_proj",
-    "output": "o_proj",
-    "up": "up_proj",
-    "down": "down_proj",
-}
 KINDS = {
     "lora": {},
     "rslora": {"use_rslora": True},
@@ -54,40 +42,6 @@ def workload_of(folder: str, adapter: Adapter | None) -> TransformerWorkload:
     found = load(f"hf:{folder}", "causal_lm", KNOWN, sequence_length=LENGTH, adapter=adapter)
     assert isinstance(found, TransformerWorkload)
     return found
-
-
-def batch_of(step: int) -> Batch:
-    random = torch.Generator().manual_seed(step)
-    tokens = torch.randint(6, 150, (4, LENGTH + 1), generator=random)
-    return {"tokens": tokens[:, :-1], "labels": tokens[:, 1:]}
-
-
-def trained_by_us(workload: TransformerWorkload, model: nn.Module) -> list[float]:
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name not in workload.frozen)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2, eps=1e-4)
-    losses = []
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss = workload.loss(model.train(), batch_of(step))
-        (loss.total / loss.count).backward()
-        optimizer.step()
-        losses.append(float(loss.total / loss.count))
-    return losses
-
-
-def trained_by_peft(model: Any) -> list[float]:
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2, eps=1e-4)
-    losses = []
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        batch = batch_of(step)
-        logits = model.train()(input_ids=batch["tokens"]).logits
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss))
-    return losses
 
 
 @pytest.mark.parametrize("kind", KINDS)

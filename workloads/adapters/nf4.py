@@ -1,0 +1,138 @@
+"""Weights that are not trained in 4 bits: NF4 (Dettmers et al., 2023, "QLoRA", section 3), by bitsandbytes.
+
+Blocks are of 64 numbers of a row, each with its largest absolute value in fp32: 4.5 bits a weight. Those are not
+quantised again: the constant of that second step would be of the whole tensor, of which a rank may have a part alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from workloads.model.stored import Part, StoredTensor, whole
+
+BLOCK = 64
+"""Numbers that share a scale."""
+ROWS = 1024
+"""Of a weight, that are quantised at once."""
+
+
+def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The codes, uint8 [out, in / 2], and scales, fp32 [out, in / 64], of a weight [out, in]."""
+    rows, columns = weight.shape
+    codes, scales = _operators().quantize_4bit(weight.float().contiguous(), BLOCK, "nf4", torch.uint8)
+    return codes.view(rows, columns // 2), scales.view(rows, columns // BLOCK)
+
+
+def dequantise(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weight [out, in] of `quantise`'s codes and scales."""
+    shape = (len(codes), 2 * codes.shape[1])
+    found: Tensor = _operators().dequantize_4bit(
+        codes.view(-1, 1), scales.flatten(), BLOCK, "nf4", shape, dtype
+    )
+    return found
+
+
+def rounded(weight: Tensor) -> Tensor:
+    """The weight [out, in] with the values that it has in 4 bits, fp32. Rounding them again changes nothing."""
+    return dequantise(*quantise(weight), torch.float32)
+
+
+@dataclass(frozen=True)
+class RoundedTensor:
+    """A stored weight [out, in] as it is in 4 bits; parts of it are those of the whole, wherever they are cut."""
+
+    plain: StoredTensor
+
+    @property
+    def shape(self) -> torch.Size:
+        """See `StoredTensor`."""
+        return self.plain.shape
+
+    def __getitem__(self, part: Part) -> Tensor:
+        """See `StoredTensor`."""
+        rows, columns = part or whole(self.shape)
+        blocks = blocks_with(columns)
+        found = rounded(self.plain[(rows, blocks)])
+        return found[:, columns.start - blocks.start : columns.stop - blocks.start]
+
+
+def blocks_with(columns: slice) -> slice:
+    """The columns of the blocks that these are of."""
+    return slice(columns.start // BLOCK * BLOCK, -(-columns.stop // BLOCK) * BLOCK)
+
+
+class QuantisedWeight(nn.Module):
+    """These columns of a weight with so many rows, in 4 bits, with the blocks around them."""
+
+    codes: Tensor
+    scales: Tensor
+
+    def __init__(self, rows: int, columns: slice) -> None:
+        super().__init__()
+        blocks = blocks_with(columns)
+        width = blocks.stop - blocks.start
+        self._inner = slice(columns.start - blocks.start, columns.stop - blocks.start)
+        self.register_buffer("codes", torch.empty(rows, width // 2, dtype=torch.uint8), persistent=False)
+        self.register_buffer("scales", torch.empty(rows, width // BLOCK), persistent=False)
+
+    def fill(self, stored: StoredTensor, rows: slice, columns: slice) -> None:
+        """Take a part of a stored weight, some rows at a time, so that little of it is held whole."""
+        plain = stored.plain if isinstance(stored, RoundedTensor) else stored
+        for at in range(rows.start, rows.stop, ROWS):
+            stop = min(at + ROWS, rows.stop)
+            codes, scales = quantise(plain[(slice(at, stop), blocks_with(columns))])
+            self.codes[at - rows.start : stop - rows.start].copy_(codes)
+            self.scales[at - rows.start : stop - rows.start].copy_(scales)
+
+    def values(self, dtype: torch.dtype) -> Tensor:
+        """The weight [rows, columns]."""
+        return dequantise(self.codes, self.scales, dtype)[:, self._inner]
+
+
+class QuantisedLinear(nn.Module):
+    """A linear layer whose weight is in 4 bits."""
+
+    def __init__(self, weight: QuantisedWeight, bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.weight, self.bias = weight, bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[.., in] to [.., out]."""
+        y = product(x, self.weight)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+
+def product(x: Tensor, weight: QuantisedWeight) -> Tensor:
+    """[.., in] to [.., out]; what is kept for the backward pass is the 4 bits."""
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind):
+        x = x.to(torch.get_autocast_dtype(kind))
+    found: Tensor = _Product.apply(x, weight)
+    return found
+
+
+class _Product(torch.autograd.Function):
+    """A product with a weight that is made for it, and once more for the gradient of x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: QuantisedWeight) -> Tensor:
+        ctx.weight = weight
+        return F.linear(x, weight.values(x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient @ ctx.weight.values(gradient.dtype), None
+
+
+def _operators() -> Any:
+    """Those of bitsandbytes, which tells at its import what this program does not use."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    import bitsandbytes  # noqa: F401
+
+    return torch.ops.bitsandbytes
