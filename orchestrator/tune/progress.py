@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from orchestrator.job.spec import JobSpec
+from orchestrator.storage.row_line import METRICS
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune import lineage
 from orchestrator.tune.trial_records import TrialEnd, TrialRecords, name_of
@@ -43,6 +44,10 @@ class SearchProgress:
         """Optimiser steps and USD by run."""
         self.recount()
         self._steps_before = self.steps
+        self._launched = time.time()
+        self._training_since = self._last_result = (
+            0.0  # unix seconds, 0 before the first result of this command
+        )
 
     # -- limits
 
@@ -98,6 +103,9 @@ class SearchProgress:
         """A trial has reported its result at a rung."""
         self._reported[result["run"]] = result
         self._spend(result)
+        if self.steps > self._steps_before:
+            self._last_result = time.time()
+            self._training_since = self._training_since or self._first_step(result["run"])
         if result["trial"] not in self._records.ended:
             steps, usd = self.spent[result["run"]]
             self._records.report({**result, "own_steps": steps, "cost_usd": usd}, self.hours)
@@ -137,20 +145,32 @@ class SearchProgress:
 
     def to_json(self) -> dict[str, Any]:
         """What the display shows. `eta_seconds` is an upper bound: as if no further trial were stopped early."""
-        best = self.best()
-        steps, seconds = self.steps, time.monotonic() - self._began
-        left = sum(self._steps_left(name) for name in self._names())
-        new = steps - self._steps_before
         return {
             "trials": self._wanted,
             "ended": len(self._records.ended),
             "failed": sum(e.state == "failed" for e in self._records.ended.values()),
             "running": sorted(self._running),
-            "steps": steps,
-            "best": best,
-            "eta_seconds": seconds / new * left if new else None,
+            "steps": self.steps,
+            "best": self.best(),
+            "eta_seconds": self._eta(),
             "note": "",
         }
+
+    def _eta(self) -> float | None:
+        """Seconds until the last trial has ended, at the pace from the first step of this command to its last result:
+        what came before the first step comes once. None before there is one."""
+        if not self._training_since:
+            return None
+        new = self.steps - self._steps_before
+        left = sum(self._steps_left(name) for name in self._names())
+        pace = max(self._last_result - self._training_since, 0.0) / new
+        return max(pace * left - (time.time() - self._last_result), 0.0) if left else 0.0
+
+    def _first_step(self, run: str) -> float:
+        """When the first step of a run began that was computed since this command was given, unix seconds."""
+        rows = lineage.at(self._sweep, run).log(METRICS).rows()
+        began = (row["time"] - row["step_seconds"] for row in rows if row["time"] >= self._launched)
+        return next(began, self._launched)
 
     def best(self) -> dict[str, Any] | None:
         """The best trial so far: {trial, run, step, value}; None before the first result."""

@@ -73,6 +73,25 @@ def test_a_trial_that_a_limit_of_the_search_cut_short_has_not_ended(tmp_path: Pa
     assert list(records.ended) == ["0000"]
 
 
+def test_the_start_of_a_search_counts_once_in_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1e9]
+    monkeypatch.setattr(progress.time, "time", lambda: now[0])
+    found, _ = progress_of(tmp_path)
+    assert found.to_json()["eta_seconds"] is None
+    run_of(tmp_path, "0000", 1, 10, hours=10 / 3600)  # a second a step, begun with the command
+    rows = RunDir(str(tmp_path / "0000"))
+    started = [{**row, "time": row["time"] + 600} for row in rows.rows("metrics.jsonl")]
+    (tmp_path / "0000" / "metrics.jsonl").unlink()
+    rows.append("metrics.jsonl", started)  # after ten minutes in which Ray was started and data prepared
+    now[0] += 610
+    found.on_result(result("0000", 10, 5.0))
+    assert found.to_json()["eta_seconds"] == pytest.approx(3 * 90 - 10)
+    now[0] += 20
+    assert found.to_json()["eta_seconds"] == pytest.approx(3 * 90 - 30), "time that passes is time less"
+
+
 def test_hours_of_earlier_commands_and_costs_count(tmp_path: Path) -> None:
     found, _ = progress_of(tmp_path, before=2.0, hours=2.0)
     assert found.limit() == "tune.limits.hours 2 is reached"
