@@ -34,11 +34,24 @@ class ProgressKind(StrEnum):
     NONE = "none"
 
 
+def run_names(begun: str) -> list[str]:
+    """The runs in the folder RUNS whose names begin so, newest first, for completion by the shell: which completes
+    paths itself."""
+    folder = Path(RUNS)
+    if "/" in begun or not folder.is_dir():
+        return []
+    runs = [each for each in folder.iterdir() if each.name.startswith(begun) and (each / "job.yaml").exists()]
+    return [each.name for each in sorted(runs, key=lambda each: -each.stat().st_mtime)]
+
+
 Job = Annotated[Path, typer.Argument(help="the job file", show_default=False)]
 Run = Annotated[
     str,
     typer.Argument(
-        metavar="RUN", help="a run directory: a path or URI, or its name in runs/", show_default=False
+        metavar="RUN",
+        help="a run directory: a path or URI, or its name in runs/",
+        show_default=False,
+        autocompletion=run_names,
     ),
 ]
 Set = Annotated[

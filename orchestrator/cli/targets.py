@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.options import existing_run
+from orchestrator.cli.options import existing_run, run_names
 from orchestrator.job.errors import Absent, InputError, Unreachable
 
 if TYPE_CHECKING:
@@ -14,7 +14,13 @@ if TYPE_CHECKING:
     from orchestrator.storage.run_directory import RunDir
 
 Target = Annotated[
-    str, typer.Argument(metavar="RUN", help="a run directory, or a job's name", show_default=False)
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="a run directory, or a job's name",
+        show_default=False,
+        autocompletion=run_names,
+    ),
 ]
 
 
