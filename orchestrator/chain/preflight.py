@@ -15,16 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.chain.stage_run import StageRun
-from orchestrator.checkpoint.identity import BASE, check_same_run
+from orchestrator.checkpoint.identity import BASE, CONTINUED, check_same_run
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.control.events import EventHistory
-from orchestrator.job.chain import ChainSpec
+from orchestrator.job.chain import CONTINUE, ChainSpec
 from orchestrator.job.errors import InputError, Problems
 from orchestrator.job.spec import STAGES, JobSpec
 from orchestrator.job.tokenizer_training import TrainedTokenizer
-from orchestrator.launch.preflight import check_base, check_job, check_machine, check_places
+from orchestrator.launch.beginning import check_base, check_continues
+from orchestrator.launch.preflight import check_job, check_machine, check_places
 from orchestrator.launch.run import done_already
 from orchestrator.resolve.base import INIT, base_of, check_base_to_come
+from orchestrator.resolve.continued import check_keys, check_length
+from orchestrator.resolve.named_commit import commit_at, place_and_tag
 from orchestrator.resolve.prepared_data import EXCERPT, kind_of
 from orchestrator.resolve.resolved_job import ResolvedJob, special_tokens_of, wrong_input
 from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
@@ -59,8 +62,20 @@ def check_chain(
                 check_machine(stage.job, address)
                 resolved[name] = check_job(jobs[name])
                 base = stage.stage.begins_with
-                if base is None or base.stage in done:
-                    check_base(resolved[name], check_same_run(stage.job, stage.run))
+                before = stage.stage.continues
+                if before and before.stage in resolved and before.stage not in done:
+                    where = stages[before.stage].run.uri
+                    theirs = stages[before.stage].job
+                    check_keys(stage.job, theirs, where)
+                    step = int(before.tag) if before.tag.isdecimal() else theirs.train.steps
+                    check_length(stage.job, step, where)
+                    with wrong_input(CONTINUE):
+                        _check_to_come(resolved[before.stage], resolved[name], where)
+                elif before and before.stage not in done:
+                    pass  # what is wrong with that stage is told
+                elif base is None or base.stage in done:
+                    commit = check_same_run(stage.job, stage.run)
+                    check_base(resolved[name], commit or check_continues(resolved[name], stage.run))
                 elif base.stage in resolved:
                     with wrong_input(INIT):
                         _check_to_come(resolved[base.stage], resolved[name], stages[base.stage].run.uri)
@@ -94,6 +109,8 @@ def check_inputs(stage: StageRun, done: set[str]) -> bool:
     begun = (commit.meta.get(BASE) if commit else None) or history.base
     if begun:
         _check_same_base(stage, begun, commit, is_done, done)
+    if begun := commit.meta.get(CONTINUED) if commit else None:
+        _check_same_source(stage, begun, is_done, done)
     if data := (commit.meta.get("data") if commit else "") or history.data:
         _check_same_text(job, str(data))
     return is_done
@@ -122,6 +139,22 @@ def _check_same_base(
         at = f" at step {now.step}" if now and now.step is not None else ""
         what = f"it began with {_of(base.stage, begun['step'])}, and now that is another one{at}"
         raise InputError(what, where, AGAIN)
+
+
+def _check_same_source(stage: StageRun, begun: Mapping[str, Any], is_done: bool, done: set[str]) -> None:
+    """The commit that the stage goes on from is the one that it would go on from now, or gone, and not needed."""
+    source, asked = stage.stage.continues, stage.job.train.continue_from
+    if source is None or asked is None:
+        return
+    what = f"it went on from {_of(source.stage, begun['step'])}"
+    if source.stage not in done:
+        raise InputError(f"{what}, and {source.stage} trains on", CONTINUE, AGAIN)
+    try:
+        now = commit_at(*place_and_tag(asked.run), CONTINUE, "has no commit")
+    except InputError:
+        return
+    if (now.step, now.receipt) != (begun["step"], begun["receipt"]):
+        raise InputError(f"{what}, and now that is another one at step {now.step}", CONTINUE, AGAIN)
 
 
 def _of(stage: str, step: int | None) -> str:

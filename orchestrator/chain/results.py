@@ -13,7 +13,7 @@ from orchestrator.job.chain import ChainSpec
 from orchestrator.job.outcome import ENDED, Outcome
 from orchestrator.storage.file_names import CHAIN
 from orchestrator.storage.row_line import EVENTS
-from orchestrator.storage.run_directory import RunDir
+from orchestrator.storage.run_directory import ORIGIN, RunDir
 
 WAITING = "not begun"
 """The state of a stage without a run."""
@@ -58,8 +58,8 @@ def _stage(stage: StageRun, line: str) -> dict[str, Any]:
     silent = time.time() - (status.get("time") or 0.0)
     if phase and not ended and silent > LOST_AFTER:
         line = f"no controller has been seen for {silent:.0f} s; the same command goes on"
-    base = stage.stage.begins_with
-    begun = _base(run) if base else {}
+    base = stage.stage.begins_with or stage.stage.continues
+    begun = run.read_json(ORIGIN) or {} if stage.stage.continues else _base(run) if base else {}
     evaluation = summary.get("evaluation") or {}
     return {
         "stage": stage.name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.job.chain import INIT, ChainSpec, Stage
+from orchestrator.job.chain import CONTINUE, INIT, ChainSpec, Stage
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.job.tokenizer_training import TrainedTokenizer
 from orchestrator.resolve.prepared_data import EXCERPT, data_cache
@@ -49,6 +49,9 @@ def placed(chain: ChainSpec, stage: Stage, root: RunDir) -> JobSpec:
             workload["init_from"] = f"{root.at(other)}@{tag}"
             if chain[other].job.workload.adapter:  # whose commits lack its base
                 workload["init_from"] = chain[other].job.checkpoint.export_to or f"{root.at(other)}/export"
+            continue
+        if key == CONTINUE:
+            document["train"]["continue_from"]["run"] = f"{root.at(other)}@{tag}"
             continue
         origin = chain.tokenizer_origin(stage)
         trained = origin.job.data.tokenizer

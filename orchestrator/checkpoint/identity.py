@@ -13,10 +13,10 @@ from orchestrator.job.own_code import check_same_code
 from orchestrator.job.spec import STAGES, JobSpec, parse
 from orchestrator.storage.run_directory import RunDir
 
-IDENTITY, SHARDS, BASE, CODE = "identity", "shards", "base", "code"
+IDENTITY, SHARDS, BASE, CODE, CONTINUED = "identity", "shards", "base", "code", "continued_from"
 """Keys of a commit's meta: the parts of the job that make the run the same run, the digest of its token shards, the
-weights that it began with, and the hashes of the user's own code. Commits of earlier versions lack them and are not
-compared."""
+weights that it began with, the hashes of the user's own code, and the commit of another run that it goes on from: its
+run, step, position and receipt. Commits of earlier versions lack them and are not compared."""
 JOB = "job.yaml"
 LENGTH = "train.steps"
 """The one key of the identity that may change, see `extension_of`."""
@@ -142,10 +142,17 @@ def _job_of(commit: CommitManifest) -> JobSpec:
 
 def _compare(spec: JobSpec, before: JobSpec, where: str) -> None:
     """Raise InputError if two jobs are not the same but for their length."""
+    for key, theirs, ours in differences(spec, before):
+        if key != LENGTH:
+            raise _differs(key, theirs, ours, where)
+
+
+def differences(spec: JobSpec, before: JobSpec) -> list[tuple[str, Any, Any]]:
+    """The keys in which two jobs are not the same run, wherever their files are: each with the value `before` and that
+    of `spec`, None for one that is not there."""
     ours, theirs = (_flat(_without_locations(job.identity())) for job in (spec, before))
-    for key in sorted((ours.keys() | theirs.keys()) - {LENGTH}):
-        if ours.get(key) != theirs.get(key):
-            raise _differs(key, theirs.get(key), ours.get(key), where)
+    keys = sorted(ours.keys() | theirs.keys())
+    return [(key, theirs.get(key), ours.get(key)) for key in keys if ours.get(key) != theirs.get(key)]
 
 
 def _differs(key: str, theirs: Any, ours: Any, where: str) -> InputError:
@@ -167,7 +174,11 @@ def _without_locations(identity: dict[str, Any]) -> dict[str, Any]:
     sources = [{**source, "uri": _base_names(source["uri"])} for source in data["sources"]]
     template = data["chat_template"] and _base_name(data["chat_template"])
     data = {**data, "tokenizer": tokenizer, "sources": sources, "chat_template": template}
-    return {**identity, "workload": {**workload, "model": model, "init_from": begins}, "data": data}
+    train = identity["train"]
+    if before := train.get("continue_from"):
+        train = {**train, "continue_from": {**before, "run": _base_name(before["run"])}}
+    workload = {**workload, "model": model, "init_from": begins}
+    return {**identity, "workload": workload, "data": data, "train": train}
 
 
 def _base_name(path: str) -> str:

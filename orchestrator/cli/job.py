@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from orchestrator.job.errors import InputError
 if TYPE_CHECKING:
     from orchestrator.job.spec import JobSpec
     from orchestrator.launch.doctor import Finding
+    from orchestrator.resolve.resolved_job import ResolvedJob
 
 
 def register(app: typer.Typer) -> None:
@@ -155,10 +157,22 @@ def plan(
         )
     if isinstance(spec, ChainSpec):
         plan_chain(
-            spec, run_of(spec, None), lambda each: _plan(each, workers, machine, None, None, as_json), as_json
+            spec,
+            run_of(spec, None),
+            lambda each: _plan(each, workers, machine, None, None, as_json, lambda resolved: None),
+            as_json,
         )
-    elif found := _plan(spec, workers, machine, html, cluster, as_json):
+    elif found := _plan(spec, workers, machine, html, cluster, as_json, _check_begins):
         emit(found)
+
+
+def _check_begins(job: ResolvedJob) -> None:
+    """What the job begins with is there and fits, unless its run has begun."""
+    from orchestrator.launch.beginning import check_begins
+
+    run = run_of(job.spec, None)
+    if not run.exists("job.yaml"):
+        check_begins(job, run)
 
 
 def _plan(
@@ -168,8 +182,9 @@ def _plan(
     html: Path | None,
     at: Path | None,
     as_json: bool,
+    begins: Callable[[ResolvedJob], None],
 ) -> dict[str, Any] | None:
-    """The plan of a job as JSON; or None, when it is printed."""
+    """The plan of a job as JSON; or None, when it is printed. On this machine `begins` checks what it begins with."""
     from orchestrator.cli import plan_table as planning_text
     from orchestrator.cli.cluster_plan import read_cluster, show_forecast
     from orchestrator.control.forecast_table import forecast
@@ -192,6 +207,7 @@ def _plan(
         job = check_job(spec)
     else:
         job = check_here(spec, None)
+        begins(job)
         machine = machine_for(None, spec.resources.per_worker.bundle, spec.train.precision)
     # on paper a layout given by hand is predicted though it may not fit
     must_fit = device is None or spec.searches_layout

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.options import Job, Json, Set, emit, job_of
+from orchestrator.cli.options import Job, Json, Set, emit, job_of, run_of
 
 if TYPE_CHECKING:
     from orchestrator.verify.rehearsal.stages import Rehearsal, Stage
@@ -40,7 +40,8 @@ def rehearse(
     """
     from rich.console import Console
 
-    from orchestrator.launch.preflight import check_base, check_job
+    from orchestrator.launch.beginning import check_begins
+    from orchestrator.launch.preflight import check_job
     from orchestrator.verify.rehearsal import stages
     from orchestrator.verify.rehearsal.real_size import real_size
 
@@ -55,7 +56,7 @@ def rehearse(
 
     tell("check")
     resolved = check_job(spec)
-    check_base(resolved, None)
+    check_begins(resolved, run_of(spec, None))
     resolved, real = real_size(resolved, machine)
     found = stages.rehearse(resolved, real, time.monotonic() - began, tell)
     if as_json:

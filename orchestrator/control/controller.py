@@ -21,7 +21,7 @@ from orchestrator.control.controller_log import ControllerLog
 from orchestrator.control.data_preparation import DataPreparation, StorageWait
 from orchestrator.control.decide import decide, resume
 from orchestrator.control.evaluation_beside import EvaluationBeside
-from orchestrator.control.events import fault_event, market
+from orchestrator.control.events import fault_event, market, start_event
 from orchestrator.control.run_history import RunHistory
 from orchestrator.control.state import FIRST_RESTART, WORKERS, Action, Observation, Phase, Policy, State, Stop
 from orchestrator.control.status import STATUS_EVERY, status_of
@@ -34,6 +34,7 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
 from orchestrator.planning.plan import Planner
 from orchestrator.resolve.base import NO_BASE, base_json, bases_of, same_base
+from orchestrator.resolve.continued import begun_from, take_over
 from orchestrator.resolve.prepared_data import PreparedData, is_whole, keep_excerpt
 from orchestrator.resolve.training_inputs import resolve_over
 from orchestrator.storage.row_types import EventFields
@@ -257,8 +258,9 @@ class Controller:
         if not self._data.uri:
             return
         self._workers.prewarm_first(self._useful)  # what follows takes seconds
-        self._base, needed = self._stored(lambda: bases_of(self._spec, history.base, history.newest))
-        job, shards, notes = self._stored(lambda: resolve_over(self._spec, self._data, needed))
+        source, commit = self._stored(lambda: begun_from(self._spec, self._run, history.newest))
+        self._base, needed = self._stored(lambda: bases_of(self._spec, history.base, commit))
+        job, shards, notes = self._stored(lambda: resolve_over(self._spec, self._data, needed, source))
         self._shards = history.same_shards(shards, self._data.uri)
         for line in notes:
             self._event(self._state.phase, line)
@@ -277,15 +279,14 @@ class Controller:
         assert self._planner is not None
         bad, attempt = self._state.bad_commits, self._state.attempt
         commit, notes = self._stored(lambda: history.roll_back(bad, attempt))
-        self._stored(lambda: self._beside.find(history))
         for note in notes:
             self._event("wait", f"a commit is passed over: {note}")
+        begun = self._spec, self._run, self._shards, self._data, self._base
+        commit = commit or self._stored(lambda: take_over(*begun))
+        self._stored(lambda: self._beside.find(history))
         self._restored = commit.step if commit else 0
         history.planned({"attempt": attempt, **self._planner.document(layout.world)})
-        source = f"from the commit at step {commit.step}" if commit else "from the beginning"
-        old = str(layout_before) if layout_before else None
-        fields: EventFields = {"layout": layout.to_json(), "layout_after": str(layout), "layout_before": old}
-        reason = f"{layout.world} workers {source}"
+        reason, fields = start_event(layout, layout_before, commit)
         self._note = f"starting {reason}"
         self._event("start", reason, step=self._restored, **fields)
         self._write_status(force=True)

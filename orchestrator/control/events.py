@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cluster.workers.clock import wall
+from orchestrator.checkpoint.identity import CONTINUED
+from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.control.health import Failure
 from orchestrator.control.hints import hint_for
 from orchestrator.control.state import State
@@ -14,6 +16,7 @@ from orchestrator.data.skips import Skip, on_record
 from orchestrator.job.limits import LimitSpec
 from orchestrator.job.outcome import ENDED
 from orchestrator.planning import prices
+from orchestrator.planning.layout import Layout
 from orchestrator.storage.row_line import Row
 from orchestrator.storage.row_log import missing_numbers
 from orchestrator.storage.row_types import EventFields
@@ -24,6 +27,20 @@ from orchestrator.track.totals import is_number, micros, tally
 
 COUNT_EVERY = 10.0
 """Seconds between countings of what the job has spent."""
+
+
+def start_event(
+    layout: Layout, layout_before: Layout | None, commit: CommitManifest | None
+) -> tuple[str, EventFields]:
+    """The reason and the fields of the event with which a gang of that layout starts, from a commit or anew."""
+    old = str(layout_before) if layout_before else None
+    fields: EventFields = {"layout": layout.to_json(), "layout_after": str(layout), "layout_before": old}
+    if commit is None:
+        return f"{layout.world} workers from the beginning", fields
+    told = commit.meta.get(CONTINUED)
+    place = f" of {told['run']}" if told and told["step"] == commit.step else ""
+    fields |= {"continued": told} if told else {}
+    return f"{layout.world} workers from the commit at step {commit.step}{place}", fields
 
 
 class EventHistory:

@@ -83,7 +83,6 @@ class RunHistory:
         self.saved = 0
         """Rows since the last return to a commit that are stored."""
         self.spending = Spending(spec.limits, self.event_history)
-        self._first = int((run.read_json(ORIGIN) or {}).get("step", 0)) + 1
         # What commits tell is told by events too, unless those were lost.
         self._committed = (commit.meta.get("attempt", 0), commit.meta.get("data", "")) if commit else (0, "")
         self._fenced, self._shards = self.store.fenced(), ""
@@ -294,13 +293,14 @@ class RunHistory:
             with contextlib.suppress(OSError) if store is self._peers else contextlib.nullcontext():
                 rewind(store, step if commit else -1)
         # Those of the steps before another run's commit, if it began with one, are that run's.
-        carried = [row for row in commit.meta["rows"] if row["step"] >= self._first] if commit else []
+        first = int((self._run.read_json(ORIGIN) or {}).get("step", 0)) + 1
+        carried = [row for row in commit.meta["rows"] if row["step"] >= first] if commit else []
         mark = self._metrics.mark
-        missing = [] if self._checked else self._metrics.missing(mark, self._first, step)
+        missing = [] if self._checked else self._metrics.missing(mark, first, step)
         self._metrics.cut(step, carried)
         if not self._metrics.problem:
             self._checked = True
-            self.restore(self._metrics.missing(None, self._first, step) if missing else (), attempt, step)
+            self.restore(self._metrics.missing(None, first, step) if missing else (), attempt, step)
             if lost := self.event_history.untold():
                 reason = f"events {steps_text(lost)} were lost from {EVENTS}: what they told is in no figure"
                 self.event(attempt, step, "wait", reason, missing_events=lost)

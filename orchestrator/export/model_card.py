@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from orchestrator.checkpoint.identity import BASE
+from orchestrator.checkpoint.identity import BASE, CONTINUED
 from orchestrator.planning.layout import Layout
 from orchestrator.track.redact import redact
 
@@ -44,12 +44,15 @@ def model_card(
     uris = [redact(source.uri) for source in data.sources]
     more = f" and {len(uris) - SHOWN} more" if len(uris) > SHOWN else ""
     seen = f"{commit.position:,} samples of {spec.data.sequence_length} tokens"
+    before = commit.meta.get(CONTINUED)
+    batches = f"in batches of {spec.train.global_batch}"
+    phase = f"; the first {before['step']:,} steps in `{redact(before['run'])}`" if before else ""
     averaged = weights.get("averaged_steps")
     rows = {
         "model": f"`{spec.workload.model}`, {size:,} weights" + (f", begun with `{base}`" if base else ""),
         "objective": spec.workload.objective,
         "data": f"{', '.join(f'`{uri}`' for uri in uris[:SHOWN])}{more}: {data.tokens:,} tokens",
-        "trained": f"{commit.step:,} of {spec.train.steps:,} steps, {seen} in batches of {spec.train.global_batch}",
+        "trained": f"{commit.step:,} of {spec.train.steps:,} steps, {seen} {batches}{phase}",
         "optimiser": f"{spec.train.optimizer.name}, learning rate {spec.train.optimizer.lr:g}, {spec.train.precision}",
         "layout": f"{Layout.from_json(commit.meta['layout'])}, which the weights do not depend on",
         "loss in training": _number(commit.meta.get("loss")),

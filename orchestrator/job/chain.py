@@ -24,7 +24,7 @@ from orchestrator.job.paths import REFERENCE, resolve_paths
 from orchestrator.job.spec import STAGES, JobSpec, parse
 from orchestrator.job.tokenizer_training import TrainedTokenizer
 
-INIT, TOKENIZER = "workload.init_from", "data.tokenizer"
+INIT, CONTINUE, TOKENIZER = "workload.init_from", "train.continue_from", "data.tokenizer"
 """The keys of a job that may name a stage."""
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,30}")
 LONGEST = 62
@@ -53,7 +53,12 @@ class Stage:
     @cached_property
     def inputs(self) -> tuple[Input, ...]:
         """What it takes of other stages."""
-        said = {INIT: self.job.workload.init_from, TOKENIZER: self.job.data.tokenizer}
+        before = self.job.train.continue_from
+        said = {
+            INIT: self.job.workload.init_from,
+            CONTINUE: before and before.run,
+            TOKENIZER: self.job.data.tokenizer,
+        }
         return tuple(
             Input(key, *_name_and_tag(text))
             for key, text in said.items()
@@ -69,6 +74,11 @@ class Stage:
     def begins_with(self) -> Input | None:
         """The weights of another stage that it begins with."""
         return next((each for each in self.inputs if each.key == INIT), None)
+
+    @property
+    def continues(self) -> Input | None:
+        """The commit of another stage that it goes on from, with all that it has."""
+        return next((each for each in self.inputs if each.key == CONTINUE), None)
 
 
 @dataclass(frozen=True)
@@ -227,7 +237,7 @@ def _check_inputs(chain: ChainSpec, stage: Stage, where: str) -> None:
         if key == TOKENIZER:
             if tag != "last":
                 raise InputError("a stage has one tokenizer", place, f"leave out @{tag}")
-        elif other.workload.adapter:
+        elif other.workload.adapter and key == INIT:
             _check_adapted(other, name, tag, place)
         elif tag == "best":
             if other.checkpoint.best_metric is None:
@@ -236,7 +246,7 @@ def _check_inputs(chain: ChainSpec, stage: Stage, where: str) -> None:
         elif tag != "last" and not _keeps(other, tag):
             hint = "name @last, or set checkpoint.keep_every so that it is kept"
             raise InputError(f"{name} will have no commit at {tag} when it is done", place, hint)
-    base = stage.begins_with
+    base = stage.begins_with or stage.continues
     if base and isinstance(stage.job.data.tokenizer, TrainedTokenizer):
         _check_same_tokenizer(chain, stage.job, chain[base.stage], where)
 

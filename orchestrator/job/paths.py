@@ -38,6 +38,9 @@ def resolve_paths(spec: JobSpec, base: Path) -> JobSpec:
     if model.startswith("hf:"):
         model = "hf:" + absolute(model[3:], base)
     begins = spec.workload.init_from and absolute(spec.workload.init_from, base)
+    before = spec.train.continue_from
+    if before:
+        before = before.model_copy(update={"run": absolute(before.run, base)})
     tracking = spec.tracking
     if tracking and (match := re.fullmatch(r"sqlite:///([^/].*)", tracking.uri)):
         tracking = tracking.model_copy(update={"uri": f"sqlite:///{base / match[1]}"})
@@ -55,6 +58,7 @@ def resolve_paths(spec: JobSpec, base: Path) -> JobSpec:
             ),
             "evaluate": evaluate,
             "workload": spec.workload.model_copy(update={"model": model, "init_from": begins}),
+            "train": spec.train.model_copy(update={"continue_from": before}),
             "tracking": tracking,
             "checkpoint": spec.checkpoint.model_copy(update={"export_to": target}),
             "limits": spec.limits.model_copy(update={"prices": prices}),

@@ -18,7 +18,7 @@ def smoke_of(spec: JobSpec, is_alike: Callable[[JobSpec], bool]) -> JobSpec:
     """The job in a few small steps, under a name of its own.
 
     The global batch is the smallest share of the job's under which `is_alike`. Nothing is registered, searched or ended
-    early, and the export stays in the run directory.
+    early, the weights begin anew where the job goes on from another run, and the export stays in the run directory.
     """
     document = spec.model_dump(mode="json")
     document["name"] = spec.name[: 63 - len(SUFFIX)] + SUFFIX
@@ -26,6 +26,7 @@ def smoke_of(spec: JobSpec, is_alike: Callable[[JobSpec], bool]) -> JobSpec:
     steps = min(spec.train.steps, STEPS)
     half = min(HALF, steps)
     shorter(spec, steps, document)["train"]["steps"] = steps
+    document["train"]["continue_from"] = None
     document["checkpoint"] |= {"every": half, "keep_every": None, "export_to": None}
     if spec.evaluate is not None:
         document["evaluate"] |= {"every": half, "batches": min(spec.evaluate.batches or BATCHES, BATCHES)}

@@ -173,6 +173,21 @@ class JobSpec(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def what_goes_on_has_its_weights(self) -> JobSpec:
+        asked = self.train.continue_from
+        needs_base = self.needs_base or self.workload.objective in REFERENCED
+        if asked is not None and (self.workload.grow or (self.workload.init_from and not needs_base)):
+            raise ValueError(
+                "train.continue_from brings the weights of another run, and so does workload.init_from; leave one out"
+            )
+        if asked is not None and self.tune is not None:
+            raise ValueError(
+                "tune searches over runs that begin anew; leave out train.continue_from, or begin with weights alone, "
+                "by workload.init_from"
+            )
+        return self
+
+    @model_validator(mode="after")
     def what_thaws_was_frozen(self) -> JobSpec:
         if self.train.thaw and not self.reads_base:
             raise ValueError("train.thaw is about frozen parameters, and there are none; set train.freeze")
@@ -294,6 +309,8 @@ class JobSpec(StrictModel):
             del found["train"]["freeze"]
         if not self.train.thaw:
             del found["train"]["thaw"]
+        if self.train.continue_from is None:
+            del found["train"]["continue_from"]
         if self.train.reference == "precomputed":
             del found["train"]["reference"]
         if not self.data.clean:

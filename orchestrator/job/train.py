@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from orchestrator.job.optimizer import OptimizerSpec, in_steps
 from orchestrator.job.stability import StabilitySpec
@@ -32,10 +32,32 @@ class SequenceWarmup(StrictModel):
         return rest == 0 and times > 1 and times & (times - 1) == 0
 
 
+class ContinueFrom(StrictModel):
+    """Another run, from one of whose commits this one goes on as a phase of the same training: with its weights, its
+    optimiser state, its count of steps and tokens, and its receipt."""
+
+    run: str = Field(
+        min_length=1,
+        description="the run directory, which @<step>, @last or @best may follow; @last if none does",
+    )
+    position: Literal["keep", "restart"] = Field(
+        default="keep",
+        description="keep reads on in the same data, each sample that has not been read yet; restart reads data, which "
+        "may be others, from their beginning",
+    )
+    schedule: Literal["keep", "restart"] = Field(
+        default="keep",
+        description="keep counts the steps of the learning-rate schedule from the beginning of training; restart from "
+        "this phase on, its warm-up included",
+    )
+
+
 class TrainSpec(StrictModel):
     """Length, batch size, optimiser and numerics of training."""
 
-    steps: Positive
+    steps: Positive = Field(
+        description="optimiser steps; with continue_from those of the run before are counted too"
+    )
     global_batch: Positive = Field(description="sequences per step; the same at every number of workers")
     optimizer: OptimizerSpec = Field(default_factory=OptimizerSpec)
     precision: Literal["fp32", "bf16", "fp16"] = Field(
@@ -72,6 +94,15 @@ class TrainSpec(StrictModel):
     sequence_warmup: SequenceWarmup | None = Field(
         default=None, description="shorter sequences in the first steps, for a causal language model"
     )
+    continue_from: ContinueFrom | None = Field(
+        default=None,
+        description="go on from another run's commit, with all that it has; a run directory may stand alone",
+    )
+
+    @field_validator("continue_from", mode="before")
+    @classmethod
+    def a_run_may_stand_alone(cls, given: Any) -> Any:
+        return {"run": given} if isinstance(given, str) else given
 
     @model_validator(mode="before")
     @classmethod

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from orchestrator.checkpoint.identity import BASE, check_same_run
+from orchestrator.checkpoint.identity import check_same_run
 from orchestrator.export.peft_adapter import check_adapter_export
 from orchestrator.export.target import check_target
 from orchestrator.job.data import Source
@@ -19,13 +19,13 @@ from orchestrator.job.evaluate import SAMPLES
 from orchestrator.job.records import COLUMNS, LABELLED, PREFERENCES, REFERENCED, problem_of
 from orchestrator.job.spec import JobSpec
 from orchestrator.job.tokenizer_training import TrainedTokenizer
+from orchestrator.launch.beginning import check_begins
 from orchestrator.launch.own_code import check_own_code
 from orchestrator.planning import prices
 from orchestrator.planning.device import BOUNDLESS, Machine
 from orchestrator.planning.host_memory import check_host_memory
 from orchestrator.planning.machines import machine_for
 from orchestrator.planning.plan import plan
-from orchestrator.resolve.base import base_of
 from orchestrator.resolve.prepared_data import kind_of
 from orchestrator.resolve.prompts import check_generates
 from orchestrator.resolve.resolved_job import ResolvedJob, resolve, wrong_input
@@ -35,9 +35,6 @@ from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import check_uri, is_local, local_path
 from orchestrator.track.sinks.follow import check_sinks
 from orchestrator.track.target import check_tracking
-
-if TYPE_CHECKING:
-    from orchestrator.checkpoint.manifest import CommitManifest
 
 
 def preflight(spec: JobSpec, run_dir: RunDir, until: int | None, address: str | None) -> ResolvedJob:
@@ -54,7 +51,7 @@ def preflight(spec: JobSpec, run_dir: RunDir, until: int | None, address: str | 
         with problems.noted():
             raise InputError(f"step {until} is beyond train.steps {spec.train.steps}", "--until", "lower it")
     problems.raise_noted()
-    check_base(job, commit)
+    check_begins(job, run_dir, commit)
     if address is None:
         check_memory(job, worker_here(spec))
     return job
@@ -243,26 +240,6 @@ def check_workload(job: ResolvedJob) -> None:
         _check_hugging_face_class(job.spec, workload)
     check_tasks(job.spec, workload)
     check_own_code(job, workload)
-
-
-def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
-    """The weights of workload.init_from are there and fit; of a run with a `commit`, they are those that it began
-    with. An adapter has weights that it is for."""
-    from orchestrator.data.manifest import FORMAT
-    from workloads.hf.weights import weights_of_model
-
-    spec = job.spec
-    if not spec.workload.init_from:
-        model = spec.workload.model
-        if spec.workload.adapter and weights_of_model(model) is None:
-            hint = "give a folder with safetensors, or set workload.init_from"
-            where = f"workload.model {model.removeprefix('hf:')}"
-            raise InputError("has no weights, which an adapter is for", where, hint)
-        return
-    begun = (commit.meta.get(BASE) if commit else None) or {}
-    base = base_of(spec, begun, commit is not None)
-    if commit is None or spec.needs_base:
-        load_workload(spec, vocabulary_before_data(job), FORMAT, job.model, base)
 
 
 def check_tasks(spec: JobSpec, workload: Any) -> None:

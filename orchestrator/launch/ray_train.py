@@ -33,7 +33,7 @@ from cluster.workers.worker_context import RankInfo, WorkerContext
 from orchestrator.checkpoint.identity import check_same_run, check_shards
 from orchestrator.checkpoint.manifest import commit_folder
 from orchestrator.control.decide import decide
-from orchestrator.control.events import EventHistory, fault_event
+from orchestrator.control.events import EventHistory, fault_event, start_event
 from orchestrator.control.health import GRACE
 from orchestrator.control.run_history import RunHistory
 from orchestrator.control.state import Observation, Policy, State
@@ -46,6 +46,7 @@ from orchestrator.launch.preflight import check_job
 from orchestrator.planning.machines import machine_for
 from orchestrator.planning.plan import Planner
 from orchestrator.resolve.base import base_json, bases_of
+from orchestrator.resolve.continued import begun_from, take_over
 from orchestrator.resolve.prepared_data import PreparedData, prepared
 from orchestrator.resolve.training_inputs import resolve_over
 from orchestrator.storage.row_types import EventFields
@@ -142,7 +143,7 @@ class RankZeroHistory:
 
     def __init__(self, config: dict[str, Any], run: RunDir) -> None:
         self._spec, self._data = parse(config["job"]), PreparedData(config["data"], config["sets"])
-        self._history = RunHistory(self._spec, run)
+        self._run, self._history = run, RunHistory(self._spec, run)
         self._attempt = 0
 
     @property
@@ -153,8 +154,9 @@ class RankZeroHistory:
     def begin(self, world: int) -> dict[str, Any]:
         """Roll back to the last sound commit and choose a layout; what a task says of that."""
         bundle = self._spec.resources.per_worker.bundle
-        base, needed = bases_of(self._spec, self._history.base, self._history.newest)
-        job, shards, _ = resolve_over(self._spec, self._data, needed)
+        source, begun = begun_from(self._spec, self._run, self._history.newest)
+        base, needed = bases_of(self._spec, self._history.base, begun)
+        job, shards, _ = resolve_over(self._spec, self._data, needed, source)
         check_shards(self._history.newest, shards, self._data.uri)
         machine = machine_for(smallest_offer(bundle), bundle, self._spec.train.precision)
         planner = Planner(self._spec, job.shape, machine)
@@ -164,10 +166,10 @@ class RankZeroHistory:
             raise InputError(f"no legal layout uses {world} workers", "parallel", hint)
         self._attempt = self._history.attempts + 1
         commit, _ = self._history.roll_back(frozenset(), self._attempt)
-        source = f"from the commit at step {commit.step}" if commit else "from the beginning"
+        commit = commit or take_over(self._spec, self._run, shards, self._data, base)
         told: EventFields = {"data": self._data.uri, "sets": self._data.sets, "base": base_json(base)}
-        told |= {"layout": layout.to_json(), "layout_after": str(layout)}
-        self._tell("start", f"{world} workers {source}", **told)
+        reason, fields = start_event(layout, None, commit)
+        self._tell("start", reason, **told | fields)
         return {
             "layout": layout.to_json(),
             "attempt": self._attempt,

@@ -8,14 +8,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.checkpoint.identity import BASE, job_of_commit, read_job
-from orchestrator.checkpoint.retention import best_commit
+from orchestrator.checkpoint.identity import BASE, job_of_commit
 from orchestrator.checkpoint.shard import digest
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.checkpoint import CheckpointSpec
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
 from orchestrator.resolve.commit_weights import CommitWeights
+from orchestrator.resolve.named_commit import commit_at, place_and_tag
 from orchestrator.resolve.prepared_data import EXCERPT
 from orchestrator.storage.retry import Retry
 from orchestrator.storage.run_directory import RunDir
@@ -119,9 +119,7 @@ def _look(spec: JobSpec, step: int | None) -> Base | None:
     if asked is None:
         named = weights_of_model(spec.workload.model)
         return Base(named, None, _digest_of(named)) if named is not None else None
-    uri, tag = asked, ""
-    if "@" in asked.rsplit("/", 1)[-1]:
-        uri, _, tag = asked.rpartition("@")
+    uri, tag = place_and_tag(asked)
     if is_local(uri) and (folder := root(uri)).joinpath("config.json").exists():
         if tag:
             raise InputError(f"{uri} is an export, which has no step", INIT, "leave out what follows the @")
@@ -130,32 +128,8 @@ def _look(spec: JobSpec, step: int | None) -> Base | None:
                 f"{uri} has no weights", INIT, "give a folder with safetensors, or a run directory"
             )
         return Base(str(folder), None, _digest_of(str(folder)))
-    manifest = _commit(uri, step if step is not None else tag)
+    manifest = commit_at(uri, step if step is not None else tag, INIT, "has no commit, and is no export")
     return Base(uri, manifest.step, digest(manifest.to_bytes()))
-
-
-def _commit(uri: str, tag: int | str) -> CommitManifest:
-    """The commit of the run at `uri` that a step or a word names. Raises InputError."""
-    store = Store(RunDir(uri).at("checkpoints"))
-    if not (steps := store.steps()):
-        raise InputError(
-            f"{uri} has no commit, and is no export", INIT, "give a run directory, or an export's folder"
-        )
-    if tag == "best":
-        job = read_job(RunDir(uri))  # a commit does not say what the run keeps
-        metric = job.checkpoint.best_metric if job else None
-        found = best_commit(store, metric) if metric is not None else None
-        if found is None:
-            raise InputError(f"{uri} keeps no best commit", INIT, "name a step, or @last")
-        tag = found
-    if tag in ("", "last"):
-        newest = store.latest(deep=False)
-        if newest is None:
-            raise InputError(f"{uri} has no sound commit", INIT, "name another run")
-        return newest
-    if not str(tag).isdigit() or int(tag) not in steps:
-        raise InputError(f"{uri} has no commit at {tag}", INIT, f"name a step of {steps}, @last or @best")
-    return store.manifest(int(tag))
 
 
 def _digest_of(folder: str) -> str:

@@ -11,6 +11,7 @@ from orchestrator.job.evaluate import VALIDATION
 from orchestrator.job.spec import JobSpec
 from orchestrator.job.tokenizer_training import TrainedTokenizer
 from orchestrator.resolve.base import Base, tokenizer_notes, weights_of
+from orchestrator.resolve.continued import Source, check_same_data
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.resolve.prompts import Prompts, prompts_of
 from orchestrator.resolve.resolved_job import ResolvedJob, adapter_of, resolve, wrong_input
@@ -61,7 +62,6 @@ def training_inputs(
     from orchestrator.data import batches
     from orchestrator.data.held_out_set import split_set
     from orchestrator.data.held_out_split import split
-    from orchestrator.data.mixture.passes import check_length
     from orchestrator.data.mixture.shares import Mixture
 
     job = resolve(spec, tokens.manifest.vocabulary)
@@ -84,7 +84,6 @@ def training_inputs(
         routed,
         plan_of(spec, tokens),
     )
-    check_length(made.order, spec.train.global_batch * spec.train.steps)
     held_out = _own_sets(spec, tokens, workload.objective, sets or {})
     if parts and spec.evaluate:
         held_out = {VALIDATION: split_set(parts, workload.objective), **held_out}
@@ -118,7 +117,7 @@ def _own_sets(
 
 
 def resolve_over(
-    spec: JobSpec, data: PreparedData, base: Base | None = None
+    spec: JobSpec, data: PreparedData, base: Base | None = None, source: Source | None = None
 ) -> tuple[ResolvedJob, str, list[str]]:
     """The job resolved over its prepared data, the digest of the token shards of training, and what a user should know,
     one line each.
@@ -131,12 +130,18 @@ def resolve_over(
 
     tokens = Tokens.open(data.uri, keep=0)
     inputs = training_inputs(spec, tokens, data.sets, base)
+    if spec.data.samples is None:
+        passes.check_length(inputs.text[0].order, _positions(spec, source))
     notes = [*inputs.job.notes, *inputs.workload.notes, *_cut_notes(inputs)]
     notes += rejections.notes_of(data.uri, *data.sets.values())
     if spec.data.is_mixed:
-        notes += passes.notes(course_of(inputs, spec))
-    notes += tokenizer_notes(base, tokens.tokenizer()) if base else []
-    return inputs.job, digest_of(spec, tokens), [*notes, *_set_notes(spec, tokens, data.sets)]
+        notes += passes.notes(course_of(inputs, spec, source))
+    weights = source.base if source else base
+    notes += tokenizer_notes(weights, tokens.tokenizer()) if weights else []
+    digest = digest_of(spec, tokens)
+    if source:
+        check_same_data(spec, source, digest, data.uri)
+    return inputs.job, digest, [*notes, *_set_notes(spec, tokens, data.sets)]
 
 
 def plan_of(spec: JobSpec, tokens: Tokens) -> SectionPlan | None:
@@ -163,12 +168,19 @@ def is_packed(spec: JobSpec) -> bool:
     return spec.data.packing == "best_fit"
 
 
-def course_of(inputs: TrainingInputs, spec: JobSpec) -> dict[str, Any]:
-    """How often the run reads each source, see `orchestrator.data.mixture.passes.course`."""
+def course_of(inputs: TrainingInputs, spec: JobSpec, source: Source | None = None) -> dict[str, Any]:
+    """How often the run reads each source, see `orchestrator.data.mixture.passes.course`. One that goes on from a
+    `source` has read what that has where it keeps the position."""
     from orchestrator.data.mixture.passes import course
 
     uris = [source.name for source in spec.data.sources]
-    return course(inputs.text[0].order, uris, spec.train.global_batch, spec.train.steps)
+    return course(inputs.text[0].order, uris, spec.train.global_batch, _positions(spec, source))
+
+
+def _positions(spec: JobSpec, source: Source | None) -> int:
+    """Samples that a run has read of its data when it is done."""
+    first, begun = (source.first_position(spec), source.commit.step) if source else (0, 0)
+    return first + spec.train.global_batch * (spec.train.steps - begun)
 
 
 def _cut_notes(inputs: TrainingInputs) -> list[str]:

@@ -82,8 +82,9 @@ class EventFields(TypedDict, total=False):
     last sign of life of the controller before, `launched` when the command was given that began it,
     `controller_died` the step of the newest commit when Ray started the controller again, `ceiling` a limit that is
     near, `extended` how many steps the run had and has from here on, how many of them are the same (`settled`), and
-    the commit that it goes on from; `tasks` is the evaluation of the job's tasks, `stopping` why the run was asked to
-    end, `saving` how the save ended that is told of.
+    the commit that it goes on from; `continued` the commit of another run that the run began with; `tasks` is
+    the evaluation of the job's tasks, `stopping` why the run was asked to end, `saving` how the save ended that is told
+    of.
     """
 
     time: float
@@ -116,4 +117,5 @@ class EventFields(TypedDict, total=False):
     saving: str
     ceiling: dict[str, Any]
     extended: dict[str, int]
+    continued: dict[str, Any]
     tasks: EvaluationRow

@@ -108,6 +108,8 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
         ("receipt", str(summary.get("receipt") or "none")),
     ]
+    if begun := summary.get("continued_from"):
+        rows.append(("goes on from", f"{begun['run']} at step {begun['step']}"))
     if summary.get("why_slow"):
         rows.append(("why so long", str(summary["why_slow"])))
     if beside := summary.get("evaluated_beside"):

@@ -34,6 +34,8 @@ INTEGERS = ("step", "attempt", "tokens", "memory_bytes")
 URI_TAG, BORN_TAG = "orchestrator.run_uri", "orchestrator.born"
 LAST_TAG, ATTEMPTS_TAG = "orchestrator.last_step", "orchestrator.attempts"
 """The last step that is logged, and the first step of each attempt, as JSON: [[step, attempt], ...]."""
+ORIGIN_TAG, ORIGIN_RUN_TAG = "orchestrator.continued_from", "orchestrator.continued_run_id"
+"""The commit of another run that a run goes on from, and that run on this server, if it is there."""
 LAST_NODE_TAG = "orchestrator.last_node_row"
 """The number of the last row of nodes.jsonl that is logged."""
 SYSTEM = "system/"
@@ -174,6 +176,16 @@ class MlflowRun:
             ]
             if said:
                 self.log_document(f"samples/step-{evaluation['step']:08d}.txt", "\n".join(said))
+
+    def log_origin(self, run_uri: str, step: int) -> None:
+        """Say which commit of which run this one goes on from, and link to that run if it is in the experiment."""
+        place = quotable(redact(run_uri))
+        wanted = f"tags.`{URI_TAG}` = '{place}'"
+        found = self.client.search_runs(
+            [self.experiment], wanted, max_results=1, order_by=["attributes.start_time DESC"]
+        )
+        linked = {ORIGIN_RUN_TAG: found[0].info.run_id} if found else {}
+        self.client.log_batch(self.run_id, tags=_tags({ORIGIN_TAG: f"{place}@{step}"} | linked))
 
     def set_status(self, status: str, at: float | None = None) -> None:
         """RUNNING, FINISHED, FAILED or KILLED, at unix seconds `at`."""

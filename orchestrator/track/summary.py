@@ -59,6 +59,7 @@ def summary(
         "unigram_entropy": unigram_entropy,
         "below_unigram": None if unigram_entropy is None or loss is None else bool(loss < unigram_entropy),
         "receipt": (manifest_meta or {}).get("samples") or last.get("samples"),
+        "continued_from": next((each["continued"] for each in events if each.get("continued")), None),
         "attempts": len({event.get("attempt") for event in events if event.get("phase") == "start"}),
         "faults": [
             {key: event.get(key) for key in FAULT_KEYS} for event in events if event.get("first_fault")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.row_line import EVALS, EVENTS, METRICS, NODES, Row
-from orchestrator.storage.run_directory import RunDir
+from orchestrator.storage.run_directory import ORIGIN, RunDir
 from orchestrator.track.mlflow_inputs import NamedData, data_in, environment, log_commits, log_data
 from orchestrator.track.mlflow_run import MlflowRun, within
 from orchestrator.track.redact import redact
@@ -170,6 +170,8 @@ class Tracker:
         if self._run is None:
             self._run = connect(self._spec, self._run_dir)
             self._run.log_document(ENVIRONMENT, environment())
+            if (begun := self._run_dir.read_json_or_empty(ORIGIN)).get("run"):
+                self._run.log_origin(begun["run"], begun["step"])
         run = self._run
         with self._changed:
             waiting: Iterable[Row] = list(self._rows)

@@ -16,7 +16,7 @@ from cluster.workers.worker_context import WorkerContext
 from orchestrator.checkpoint.averaged import weights_of
 from orchestrator.checkpoint.committer import CommitOutcome
 from orchestrator.checkpoint.evaluations import TO_EVALUATE
-from orchestrator.checkpoint.identity import BASE, CODE, IDENTITY, SHARDS
+from orchestrator.checkpoint.identity import BASE, CODE, CONTINUED, IDENTITY, SHARDS
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.checkpoint.retention import retention_of
@@ -187,7 +187,7 @@ class Commits:
             "skips": progress["skips"],
             **{
                 key: progress[key]
-                for key in ("last_evaluation_step", "evaluation", "best", "stale", CHUNKS_HEAD)
+                for key in ("last_evaluation_step", "evaluation", "best", "stale", CHUNKS_HEAD, CONTINUED)
             },
             TO_EVALUATE: self._is_evaluated(progress),
             "attempt": self._task.attempt,

@@ -13,12 +13,14 @@ from workloads.own.reference import load
 WHERE = "train.optimizer.schedule"
 
 
-def learning_rate(spec: OptimizerSpec, step: int, steps: int) -> float:
-    """The learning rate of update `step` (from 0) of `steps`: linear warm-up, then the schedule of the job.
+def learning_rate(spec: OptimizerSpec, step: int, steps: int, begin: int = 0) -> float:
+    """The learning rate of update `step` (from 0) of `steps`: linear warm-up, then the schedule of the job, counted
+    from update `begin` on.
 
     wsd: warm-up, stable, decay (Hu et al. 2024, section 4), its decay 1 - sqrt (Hägele et al. 2024, section 3).
     inverse_sqrt: lr * sqrt(warmup / update), as in Vaswani et al. 2017, eq. 3, scaled so that the warm-up ends at lr.
     """
+    step, steps = step - begin, steps - begin
     if step < spec.warmup:
         return spec.lr * (step + 1) / spec.warmup
     if isinstance(spec.schedule, Reference):

@@ -216,7 +216,8 @@ class Rank:
         micro_batches, digest = prefetched.next()
         self._context.set_waiting(False)
         waited = time.perf_counter() - began
-        lr = learning_rate(self._spec.train.optimizer, at, self._spec.train.steps)
+        train, begin = self._spec.train, self._progress.schedule_from(self._spec.train)
+        lr = learning_rate(train.optimizer, at, train.steps, begin)
         lr *= lr_factor(at + 1, self._progress.skips)
         seed_step(self._spec.seed, at, self._context.rank_info.rank)
         metrics = self._compute(micro_batches, lr)

@@ -7,9 +7,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from orchestrator.checkpoint.identity import CONTINUED
 from orchestrator.data.receipt import START
 from orchestrator.data.skips import Skip, merged
 from orchestrator.job.evaluate import LARGER_IS_BETTER, StopWhen, by_name
+from orchestrator.job.train import TrainSpec
 
 CHUNKS_HEAD = "chunks_head"
 """Key of a commit's meta; see `TrainingProgress`."""
@@ -32,6 +34,7 @@ class TrainingProgress:
         stale: evaluations since then.
         chunks_head: whether heads compute the loss in chunks of tokens, as they did not before; their sums have other
             bits.
+        continued_from: the commit of another run that this one goes on from, see `checkpoint.identity.CONTINUED`.
     """
 
     step: int = 0
@@ -45,6 +48,7 @@ class TrainingProgress:
     best: float | None = None
     stale: int = 0
     chunks_head: bool = True
+    continued_from: Mapping[str, Any] | None = None
 
     @classmethod
     def of_commit(
@@ -63,7 +67,13 @@ class TrainingProgress:
             best=meta.get("best"),
             stale=meta.get("stale", 0),
             chunks_head=meta.get(CHUNKS_HEAD, False),
+            continued_from=meta.get(CONTINUED),
         )
+
+    def schedule_from(self, train: TrainSpec) -> int:
+        """The step from which the learning-rate schedule counts."""
+        asked, begun = train.continue_from, self.continued_from
+        return begun["step"] if begun and asked and asked.schedule == "restart" else 0
 
     def with_evaluation(
         self, sets: Mapping[str, Mapping[str, float]], stop_when: StopWhen | None

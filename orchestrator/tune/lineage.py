@@ -73,7 +73,7 @@ def exploit(sweep: RunDir, trial: str, donor: str, step: int, config: Config) ->
     taken = min(found for found in source.steps() if found >= step)
     base = read_job(sweep)
     own = {IDENTITY: job_of(base, config).identity()} if base else {}
-    copy_commit(source, taken, Store(run.at("checkpoints")), attempt=0, **own)
+    copy_commit(source, taken, Store(run.at("checkpoints")), {"attempt": 0, **own})
     run.write_json(ORIGIN, {"donor": donor, "asked": step, "step": taken, "config": config})
     return name
 

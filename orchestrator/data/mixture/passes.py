@@ -22,11 +22,11 @@ def check_length(order: Order | MixedOrder | SectionedOrder, positions: int) -> 
 
 
 def course(
-    order: Order | MixedOrder | SectionedOrder, uris: Sequence[str], global_batch: int, steps: int
+    order: Order | MixedOrder | SectionedOrder, uris: Sequence[str], global_batch: int, positions: int
 ) -> dict[str, Any]:
-    """The sources of a run with the samples that it draws of each and the passes that it makes over it; and where the
-    proportions change, the shares of samples from which step on."""
-    drawn = order.drawn(steps * global_batch)
+    """The sources of a run of so many `positions` with the samples that it draws of each and the passes that it makes
+    over it; and where the proportions change, the shares of samples from which step on."""
+    drawn = order.drawn(positions)
     sources = [
         {
             "uri": uri,
@@ -37,7 +37,7 @@ def course(
         for uri, samples, count in zip(uris, order.samples, drawn, strict=True)
     ]
     if not isinstance(order, MixedOrder):
-        return {"epochs": round(steps * global_batch / order.epoch_size, 4), "sources": sources}
+        return {"epochs": round(positions / order.epoch_size, 4), "sources": sources}
     changes = [
         {"step": start // global_batch, "shares": [round(w / sum(weights), 6) for w in weights]}
         for start, weights in order.changes()

@@ -85,7 +85,12 @@ def _short(spec: JobSpec) -> dict[str, Any]:
         "sinks": None,
         "notify": None,
     }
-    document["train"] |= {"steps": STEPS, "compile": spec.train.compile and _gpu(spec), "thaw": {}}
+    document["train"] |= {
+        "steps": STEPS,
+        "compile": spec.train.compile and _gpu(spec),
+        "thaw": {},
+        "continue_from": None,
+    }
     document["checkpoint"] |= {
         "every": 1,
         "keep": STEPS,
@@ -166,6 +171,8 @@ def _left_out(spec: JobSpec) -> list[str]:
             found.append("train.compile was false")
     if spec.evaluate and spec.evaluate.tasks:
         found.append("evaluate.tasks were not run")
+    if spec.train.continue_from:
+        found.append("the commit of train.continue_from was not read")
     if spec.tracking or spec.sinks or spec.notify:
         found.append("nothing was sent to tracking, sinks or notify")
     return found

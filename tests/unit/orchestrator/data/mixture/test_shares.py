@@ -109,11 +109,11 @@ def test_held_out_text_has_no_share() -> None:
 
 
 def test_the_course_of_a_run_and_what_is_read_too_often() -> None:
-    found = course(MixedOrder(0, [10, 400], [(0, [1, 1])]), ["a", "b"], 8, 20)
+    found = course(MixedOrder(0, [10, 400], [(0, [1, 1])]), ["a", "b"], 8, 160)
     assert found["mixture"] == [{"step": 0, "shares": [0.5, 0.5]}]
     assert [source["passes"] for source in found["sources"]] == [8.0, 0.2]
     assert notes(found) == ["source 0 (a) is read 8.0 times; beyond 4 passes repeated text teaches little"]
-    assert course(Order(0, [10, 40], [1.0, 0.5]), ["a", "b"], 6, 10) == {
+    assert course(Order(0, [10, 40], [1.0, 0.5]), ["a", "b"], 6, 60) == {
         "epochs": 2.0,
         "sources": [
             {"uri": "a", "samples": 10, "drawn": 20, "passes": 2.0},

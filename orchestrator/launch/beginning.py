@@ -1,0 +1,62 @@
+"""What a run begins with is there, and fits the job: checked before anything is started or written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator.checkpoint.identity import BASE
+from orchestrator.job.errors import InputError
+from orchestrator.job.tokenizer_training import TrainedTokenizer
+from orchestrator.resolve.base import base_of
+from orchestrator.resolve.continued import WEIGHTS_ALONE, WHERE, source_of
+from orchestrator.resolve.resolved_job import ResolvedJob
+from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
+from orchestrator.storage.run_directory import RunDir
+
+if TYPE_CHECKING:
+    from orchestrator.checkpoint.manifest import CommitManifest
+
+
+def check_begins(job: ResolvedJob, run_dir: RunDir, commit: CommitManifest | None = None) -> None:
+    """What the job begins with is there and fits; it has a `commit` of its own if it has begun."""
+    check_base(job, commit or check_continues(job, run_dir))
+
+
+def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
+    """The weights of workload.init_from are there and fit; of a run with a `commit`, they are those that it began
+    with. An adapter has weights that it is for."""
+    from orchestrator.data.manifest import FORMAT
+    from workloads.hf.weights import weights_of_model
+
+    spec = job.spec
+    if not spec.workload.init_from:
+        model = spec.workload.model
+        if spec.workload.adapter and weights_of_model(model) is None:
+            hint = "give a folder with safetensors, or set workload.init_from"
+            where = f"workload.model {model.removeprefix('hf:')}"
+            raise InputError("has no weights, which an adapter is for", where, hint)
+        return
+    begun = (commit.meta.get(BASE) if commit else None) or {}
+    base = base_of(spec, begun, commit is not None)
+    if commit is None or spec.needs_base:
+        load_workload(spec, vocabulary_before_data(job), FORMAT, job.model, base)
+
+
+def check_continues(job: ResolvedJob, run_dir: RunDir) -> CommitManifest | None:
+    """The commit of another run that the job goes on from is there, and its weights are those of the job's model."""
+    from orchestrator.data.manifest import FORMAT
+    from orchestrator.train.engines.state import committed_shapes
+    from workloads.adapters.frozen import after
+
+    source = source_of(job.spec, run_dir)
+    if source is None:
+        return None
+    if not isinstance(job.spec.data.tokenizer, TrainedTokenizer):  # whose vocabulary is not known yet
+        step = source.commit.step
+        workload = load_workload(job.spec, vocabulary_before_data(job), FORMAT, job.model)
+        thawing = [name for name, at in workload.thawed_after.items() if at == step]
+        try:
+            source.commit.check_shapes(committed_shapes(after(workload, step), thawing))
+        except InputError as error:
+            raise InputError(f"{source}: {error.what}", WHERE, WEIGHTS_ALONE) from None
+    return source.commit

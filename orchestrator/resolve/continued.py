@@ -1,0 +1,213 @@
+"""A run that goes on from another run's commit: which commit that is, whether it fits, and how the run takes it over.
+
+It is copied into the run's own directory, so that nothing needs the other run from then on, and restored as any other.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.checkpoint.copying import copy_commit
+from orchestrator.checkpoint.evaluations import TO_EVALUATE
+from orchestrator.checkpoint.identity import (
+    BASE,
+    CODE,
+    CONTINUED,
+    IDENTITY,
+    SHARDS,
+    differences,
+    job_of_commit,
+)
+from orchestrator.checkpoint.store import Store
+from orchestrator.job.errors import InputError
+from orchestrator.job.own_code import code_of
+from orchestrator.job.spec import JobSpec
+from orchestrator.job.tokenizer_training import TrainedTokenizer
+from orchestrator.resolve.base import Base, base_json, base_of
+from orchestrator.resolve.named_commit import commit_at, place_and_tag
+from orchestrator.resolve.prepared_data import EXCERPT, PreparedData
+from orchestrator.storage.run_directory import ORIGIN, RunDir
+
+if TYPE_CHECKING:
+    from orchestrator.checkpoint.manifest import CommitManifest
+
+WHERE = "train.continue_from"
+MODEL = re.compile(r"workload\.(model|objective|mup|changes|adapter)\b|train\.(freeze|thaw)\b|data\.labels\b")
+"""Keys that decide which weights there are, and what they mean."""
+SIZE = "workload.changes.vocab_size"
+"""What may be said or follow from the tokenizer; the shapes of the weights tell whether it is another one."""
+OPTIMIZER = re.compile(r"train\.optimizer\.name\b")
+DATA = re.compile(r"seed$|data\.")
+"""Keys that decide which sample is at which position."""
+AVERAGE = "checkpoint.average.ema"
+WEIGHTS_ALONE = "set it back; or begin with the weights alone, by workload.init_from"
+OTHER_DATA = "set it back; or read the data from their beginning, by train.continue_from.position restart"
+
+OF_A_NEW_RUN: dict[str, Any] = {
+    TO_EVALUATE: False,
+    "attempt": 0,
+    "rows": [],
+    "loss": None,
+    "last_evaluation_step": -1,
+    "evaluation": {},
+    "best": None,
+    "stale": 0,
+}
+"""What a commit says of the attempts, rows and evaluations of its run, of one that has none yet."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The commit of another run, at `uri`, that a run goes on from."""
+
+    uri: str
+    commit: CommitManifest
+
+    def __str__(self) -> str:
+        return f"{self.uri}@{self.commit.step}"
+
+    @property
+    def base(self) -> Base:
+        """The run as the weights that another begins with; its digest is not needed, and empty."""
+        return Base(self.uri, self.commit.step, "")
+
+    def first_position(self, spec: JobSpec) -> int:
+        """Where a run of the job begins to read its data."""
+        assert spec.train.continue_from is not None
+        return self.commit.position if spec.train.continue_from.position == "keep" else 0
+
+    def told(self) -> dict[str, Any]:
+        """What every commit of the run that goes on says of it."""
+        commit = self.commit
+        return {
+            "run": self.uri,
+            "step": commit.step,
+            "position": commit.position,
+            "receipt": commit.receipt,
+        }
+
+
+def source_of(spec: JobSpec, run: RunDir) -> Source | None:
+    """The commit that the job goes on from, the same one again once the run at `run` has begun; None if it begins anew.
+
+    Raises InputError if there is none, or it does not fit the job.
+    """
+    asked = spec.train.continue_from
+    if asked is None:
+        return None
+    uri, tag = place_and_tag(asked.run)
+    if RunDir(uri).uri == run.uri:
+        raise InputError(
+            "a run cannot go on from itself", WHERE, "give the job another name, or name another run"
+        )
+    begun = (run.read_json(ORIGIN) or {}).get("step")
+    commit = commit_at(uri, tag if begun is None else begun, WHERE, "has no commit to go on from")
+    found = Source(uri, commit)
+    _check(spec, found)
+    return found
+
+
+def begun_from(
+    spec: JobSpec, run: RunDir, newest: CommitManifest | None
+) -> tuple[Source | None, CommitManifest | None]:
+    """See `source_of`, of a run that has no commit of its own; and the commit that the run goes on from, its `newest`
+    own if it has one, None if it begins anew."""
+    source = source_of(spec, run) if newest is None else None
+    return source, source.commit if source else newest
+
+
+def _check(spec: JobSpec, source: Source) -> None:
+    commit = source.commit
+    theirs = job_of_commit(commit)
+    if theirs is None:
+        raise InputError(
+            f"{source} is of an earlier version", WHERE, "go on with its own run, then from that"
+        )
+    check_keys(spec, theirs, str(source))
+    check_length(spec, commit.step, str(source))
+    if spec.workload.init_from or spec.needs_base:
+        base_of(spec, commit.meta.get(BASE) or {}, True)
+
+
+def check_length(spec: JobSpec, step: int, source: str) -> None:
+    """Raise InputError if the job has no step after that one of the `source`, or too few for its schedule."""
+    train = spec.train
+    if train.steps <= step:
+        what = f"train.steps is {train.steps}, and {source} has done {step} of them"
+        raise InputError(what, "train.steps", "steps count from the beginning of the run before: raise it")
+    assert train.continue_from is not None
+    left, optimizer = train.steps - step, train.optimizer
+    if train.continue_from.schedule == "restart" and optimizer.warmup + max(optimizer.decay, 1) > left:
+        what = f"warm-up and decay are {optimizer.warmup + optimizer.decay} steps, and this phase has {left}"
+        raise InputError(what, "train.optimizer", "shorten them, or raise train.steps")
+
+
+def check_keys(spec: JobSpec, theirs: JobSpec, source: str) -> None:
+    """Raise InputError if the job differs from that of the `source` in what a phase of the same training cannot
+    change."""
+    assert spec.train.continue_from is not None
+    keeps = spec.train.continue_from.position == "keep"
+    found = differences(spec, theirs)
+    for key, was, now in found:
+        hint = ""
+        if MODEL.match(key) and key != SIZE:
+            hint = WEIGHTS_ALONE
+        elif OPTIMIZER.match(key):
+            hint = f"its state is that of {was}: {WEIGHTS_ALONE}"
+        elif key == AVERAGE and (was is None or now is None):
+            hint = "a moving average cannot begin or end between phases: set it back"
+        elif DATA.match(key) and keeps:
+            hint = OTHER_DATA
+        elif key == "train.global_batch" and keeps and spec.data.is_mixed:
+            hint = f"where sources are mixed, which sample is at which position depends on it: {OTHER_DATA}"
+        if hint:
+            raise InputError(f"{key} is {was!r} in {source} and {now!r} in the job file", WHERE, hint)
+    if isinstance(spec.data.tokenizer, TrainedTokenizer) and any(
+        key.startswith("data.") for key, _, _ in found
+    ):
+        place = place_and_tag(source)[0]
+        what = f"a tokenizer trained on other data has other tokens than that of {place}"
+        raise InputError(what, "data.tokenizer", f"set it to {place}/{EXCERPT}")
+
+
+def check_same_data(spec: JobSpec, source: Source, shards: str, data: str) -> None:
+    """Raise InputError if the token shards in `data`, with that digest, are not those in which the job goes on."""
+    assert spec.train.continue_from is not None
+    if spec.train.continue_from.position == "keep" and source.commit.meta.get(SHARDS, shards) != shards:
+        what = f"the tokens in {data} are not those that {source} has read"
+        hint = "give the same text; or read the data from their beginning, by train.continue_from.position restart"
+        raise InputError(what, WHERE, hint)
+
+
+def take_over(
+    spec: JobSpec, run: RunDir, shards: str, data: PreparedData, base: Base | None
+) -> CommitManifest | None:
+    """Copy the commit that the job goes on from into the store of the run, as the first of its own; None if the run
+    begins anew. ORIGIN says which it was. An interrupted call is completed by another. Raises InputError if it is gone,
+    damaged, or does not fit."""
+    source = source_of(spec, run)
+    if source is None:
+        return None
+    run.require_lock()
+    step, theirs = source.commit.step, Store(RunDir(source.uri).at("checkpoints"))
+    if problems := theirs.verify(step):
+        raise InputError(f"{source} is damaged: {problems[0]}", WHERE, "name another of its commits")
+    ours = Store(run.at("checkpoints"))
+    run.write_json(ORIGIN, source.told())
+    meta = {
+        IDENTITY: spec.identity(),
+        SHARDS: shards,
+        BASE: base_json(base),
+        CODE: code_of(spec),
+        CONTINUED: source.told(),
+        "data": data.uri,
+        "sets": data.sets,
+        **OF_A_NEW_RUN,
+    }
+    position = source.first_position(spec)
+    if position != source.commit.position:
+        meta |= {"skips": [], "losses": []}
+    copy_commit(theirs, step, ours, meta, position)
+    return ours.manifest(step)

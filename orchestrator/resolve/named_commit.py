@@ -1,0 +1,46 @@
+"""The commit that a job file names as run directory, and step, `last` or `best`."""
+
+from __future__ import annotations
+
+from orchestrator.checkpoint.identity import read_job
+from orchestrator.checkpoint.manifest import CommitManifest, CorruptCommit
+from orchestrator.checkpoint.retention import best_commit
+from orchestrator.checkpoint.store import Store
+from orchestrator.job.errors import InputError
+from orchestrator.storage.run_directory import RunDir
+
+BEST, LAST = "best", "last"
+
+
+def place_and_tag(named: str) -> tuple[str, str]:
+    """The run directory, and what follows its @, empty if nothing does."""
+    if "@" not in named.rsplit("/", 1)[-1]:
+        return named, ""
+    uri, _, tag = named.rpartition("@")
+    return uri, tag
+
+
+def commit_at(uri: str, tag: int | str, where: str, none: str) -> CommitManifest:
+    """The commit of the run at `uri` that a step or a word names, the newest sound one for an empty word. Raises
+    InputError at the key `where` of the job file; `none` says what is wrong with a place without commits."""
+    store = Store(RunDir(uri).at("checkpoints"))
+    if not (steps := store.steps()):
+        raise InputError(f"{uri} {none}", where, "give a run directory, or an export's folder")
+    if tag == BEST:
+        job = read_job(RunDir(uri))  # a commit does not say what the run keeps
+        metric = job.checkpoint.best_metric if job else None
+        found = best_commit(store, metric) if metric is not None else None
+        if found is None:
+            raise InputError(f"{uri} keeps no best commit", where, "name a step, or @last")
+        tag = found
+    if tag in ("", LAST):
+        newest = store.latest(deep=False)
+        if newest is None:
+            raise InputError(f"{uri} has no sound commit", where, "name another run")
+        return newest
+    if not str(tag).isdigit() or int(tag) not in steps:
+        raise InputError(f"{uri} has no commit at {tag}", where, f"name a step of {steps}, @last or @best")
+    try:
+        return store.manifest(int(tag))
+    except CorruptCommit as error:
+        raise InputError(f"the commit is damaged: {error}", where, f"name another step of {steps}") from None
