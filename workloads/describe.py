@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from workloads.errors import WorkloadError
 from workloads.hf.hf_config import FOLDER
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 Description: TypeAlias = "TransformerConfig | HuggingFaceModel | OwnModel"
 """What a model is made of: one of this project, a class of transformers or a user's own that is run as it is."""
+Implementation: TypeAlias = Literal["auto", "transformers"]
+"""Whose code computes a model in a folder: this project's where it can, or transformers' in any case."""
 SENTENCES = ("next_sentence", "sentence_order")
 """Objectives with a label of the whole sequence besides those of the tokens."""
 TYPED = (*SENTENCES, "unified_lm", "translation_lm")
@@ -44,11 +46,13 @@ def describe(
     vocab_size: int | None = None,
     objective: str | None = None,
     classes: int | None = None,
+    implementation: Implementation = "auto",
 ) -> Description:
     """The configuration of preset `model`, of the folder in `hf:<folder>`, or of `module:name`, with `changes`.
 
     A preset has `vocab_size` tokens unless `changes` give another number; a folder keeps its own. With `objective` the
-    model has the heads that it trains, of so many `classes`. Raises WorkloadError for an unknown model or field, or
+    model has the heads that it trains, of so many `classes`. A folder with a conversion table here is a model of this
+    project, unless `implementation` is transformers. Raises WorkloadError for an unknown model or field, or
     sizes that do not fit each other.
     """
     wanted = dict(changes or {})
@@ -62,8 +66,10 @@ def describe(
         config = preset(model).changed(wanted)
         return config if objective is None else _of_objective(model, config, objective, wanted, classes)
     from workloads.hf.folder import describe_folder
+    from workloads.hf.hf_class import describe_hf_class
 
-    found = describe_folder(model.removeprefix(FOLDER)).changed(wanted)
+    read = describe_folder if implementation == "auto" else describe_hf_class
+    found = read(model.removeprefix(FOLDER)).changed(wanted)
     return found if objective is None else _of_objective(model, found, objective, wanted, classes)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from workloads import objectives
 from workloads.adapters.adapter import LOW_RANK, Adapter, quantised
-from workloads.describe import FOLDER, SENTENCES, Description, describe, for_objective, headed
+from workloads.describe import FOLDER, SENTENCES, Description, Implementation, describe, for_objective, headed
 from workloads.errors import WorkloadError
 from workloads.hf.hf_class import HuggingFaceModel
 from workloads.hf.hf_class import build as build_class
@@ -58,12 +58,14 @@ def load(
     begin: Begin | None = None,
     labels: Sequence[str] = (),
     adapter: Adapter | None = None,
+    implementation: Implementation = "auto",
 ) -> TransformerWorkload | HuggingFaceWorkload | OwnWorkload:
     """The workload of preset `model` (with `changes`), of `hf:<folder>` or of `module:name`, trained with `objective`.
 
     options are those of the objective; rule is the sampling rule of the run's data, see `workloads.objectives.sampled`;
     mup gives the widths of the base model for muP, see `workloads.model.mup`; dropout and layer_drop are rates, see
-    `workloads.model.dropout`. described is what `describe` said of the model, if it was asked already. begin reads
+    `workloads.model.dropout`. described is what `describe` said of the model, if it was asked already; else it is asked
+    with this implementation. begin reads
     other weights to begin with than those of the folder. With an adapter
     only that is trained, and heads that begin anew. A model of a folder gets a row for each token that was added to its
     tokenizer.
@@ -76,7 +78,9 @@ def load(
         raise WorkloadError(
             f"mup scales weights that begin anew, and {model} has its own; use a preset or set mup to null"
         )
-    config = describe(model, changes, vocabulary.size) if described is None else described
+    if described is None:
+        described = describe(model, changes, vocabulary.size, implementation=implementation)
+    config = described
     if not isinstance(config, OwnModel):
         config = headed(model, config, objective, changes or {}, len(labels) or None)
     if isinstance(config, TransformerConfig) and vocabulary.added <= config.vocab_size < vocabulary.size:

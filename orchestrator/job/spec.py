@@ -278,9 +278,10 @@ class JobSpec(StrictModel):
         """What makes two runs the same run: all keys that determine the samples and the weights, and no others.
 
         `train.stability` is left out: what was done about an instability is recorded, and the rules may change for the
-        next one; so are `data.encode_with`, which changes no id, and `data.streaming`, which changes no order. Of
-        `data.validation` only the share counts, since its documents are missing from training. A moving average of the
-        weights cannot begin later, so it counts too.
+        next one; so are `data.encode_with`, which changes no id, `data.streaming`, which changes no order, and
+        `workload.implementation`, which the names of committed weights tell. Of `data.validation` only the share
+        counts, since its documents are missing from training. A moving average of the weights cannot begin later, so it
+        counts too.
         """
         found = self.model_dump(
             mode="json",
@@ -296,7 +297,7 @@ class JobSpec(StrictModel):
                         "samples", "mixture", "packing", "on_error", "shuffle", "add_tokens"
                     ),
                 },
-                "workload": self.workload.at_default("layer_drop", "grow"),
+                "workload": {"implementation", *self.workload.at_default("layer_drop", "grow")},
                 "train": {"stability": True, "optimizer": self.train.optimizer.at_default(*NEWER)},
             },
         )

@@ -75,6 +75,11 @@ class WorkloadSpec(StrictModel):
 
     model: str = Field(description="a preset's name, or hf:<config or checkpoint folder>")
     changes: dict[str, Any] = Field(default_factory=dict, description="fields of the preset to change")
+    implementation: Literal["auto", "transformers"] = Field(
+        default="auto",
+        description="whose code computes a model of hf:<folder>: auto is this project's own where it has the class, "
+        "else transformers'; transformers is that in any case, which cannot be split",
+    )
     objective: str = Field(default="causal_lm", description="the pre-training recipe")
     options: dict[str, Any] = Field(default_factory=dict, description="options of the objective")
     init_from: str | None = Field(
@@ -113,6 +118,14 @@ class WorkloadSpec(StrictModel):
     def draws(self) -> bool:
         """Whether training draws random numbers, for which batches carry keys."""
         return bool(self.dropout or self.layer_drop)
+
+    @model_validator(mode="after")
+    def only_a_folder_has_another_implementation(self) -> WorkloadSpec:
+        if self.implementation == "transformers" and not self.model.startswith("hf:"):
+            raise ValueError(
+                f"implementation transformers is of a model in hf:<folder>, and this is {self.model}; leave it out"
+            )
+        return self
 
     @model_validator(mode="after")
     def what_grows_has_a_base_that_is_trained_on(self) -> WorkloadSpec:

@@ -26,6 +26,7 @@ from orchestrator.planning.device import BOUNDLESS, Machine
 from orchestrator.planning.host_memory import check_host_memory
 from orchestrator.planning.machines import machine_for
 from orchestrator.planning.plan import plan
+from orchestrator.resolve.commit_model import check_implementation
 from orchestrator.resolve.prepared_data import kind_of
 from orchestrator.resolve.prompts import check_generates
 from orchestrator.resolve.resolved_job import ResolvedJob, resolve, wrong_input
@@ -51,6 +52,7 @@ def preflight(spec: JobSpec, run_dir: RunDir, until: int | None, address: str | 
         with problems.noted():
             raise InputError(f"step {until} is beyond train.steps {spec.train.steps}", "--until", "lower it")
     problems.raise_noted()
+    check_implementation(job.model, commit, run_dir.uri)
     check_begins(job, run_dir, commit)
     if address is None:
         check_memory(job, worker_here(spec))

@@ -230,7 +230,8 @@ def _refuse_other_make(theirs: JobSpec, spec: JobSpec, config: TransformerConfig
     if asked.mup != spec.workload.mup:
         raise WorkloadError(f"{where} was trained with mup {asked.mup}; set workload.mup to the same")
     free = (*FREE, *DEPTH) if spec.workload.grow else FREE
-    _refuse_unlike(describe(asked.model, asked.changes, 1, asked.objective), config, where, free)
+    there = describe(asked.model, asked.changes, 1, asked.objective, None, asked.implementation)
+    _refuse_unlike(there, config, where, free)
 
 
 def _refuse_unlike(theirs: Any, ours: TransformerConfig, where: str, free: Sequence[str] = FREE) -> None:

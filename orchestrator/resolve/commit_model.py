@@ -62,6 +62,22 @@ def model_of_run(run_uri: str, step: int, best: bool = False, raw: bool = False)
     return model_of_commit(run, spec, commit, raw, retry)
 
 
+def check_implementation(model: object, commit: CommitManifest | None, where: str) -> None:
+    """Raise InputError if the commit of a run at `where` has the weights of another implementation of its model in a
+    folder than `model`, as `describe` has it."""
+    from workloads.hf.hf_class import HuggingFaceModel
+    from workloads.hf.workload import NETWORK
+    from workloads.own.model import OwnModel
+
+    if commit is None or isinstance(model, OwnModel):
+        return
+    as_it_is = any(name.startswith(f"model.{NETWORK}") for name in commit.tensors)
+    if as_it_is != isinstance(model, HuggingFaceModel):
+        of, wanted = ("transformers", "transformers") if as_it_is else ("this project", "auto")
+        what = f"its model is the class of {of}, and the job file asks for the other one"
+        raise InputError(what, where, f"set workload.implementation to {wanted}, or begin another run")
+
+
 def model_of_commit(
     run: RunDir, spec: JobSpec, commit: CommitManifest, raw: bool = False, retry: Retry | None = None
 ) -> CommitModel:
@@ -72,4 +88,5 @@ def model_of_commit(
     tokens, store = data_of(run, commit.meta["data"], retry), Store(run.at("checkpoints"), retry=retry)
     reader = weights_of(store, commit, spec.checkpoint, raw)
     workload = workload_of(spec, tokens, base=base_of_commit(spec, commit))
+    check_implementation(workload.config, commit, run.uri)
     return CommitModel(spec, store, commit, tokens, workload, reader)

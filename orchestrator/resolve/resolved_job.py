@@ -72,7 +72,8 @@ def resolve(spec: JobSpec, vocabulary_size: int | None = None) -> ResolvedJob:
         # the heads of other objectives need what only the load of the workload checks
         asked = spec.workload
         objective = asked.objective if asked.objective in COLUMNS else None
-        model = describe(asked.model, asked.changes, size, objective, len(spec.data.labels) or None)
+        labels = len(spec.data.labels) or None
+        model = describe(asked.model, asked.changes, size, objective, labels, asked.implementation)
         shape = model_shape(model, spec.data.sequence_length)
         if spec.evaluate and spec.evaluate.own_metrics:
             shape = replace(shape, no_model_split="an own metric reads whole outputs")

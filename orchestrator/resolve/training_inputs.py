@@ -255,6 +255,7 @@ def load_workload(
             labels=spec.data.labels,
             begin=weights_of(base, spec, retry) if base and spec.workload.init_from else None,
             adapter=adapter_of(spec),
+            implementation=spec.workload.implementation,
         )
     with wrong_input("train.freeze"):
         frozen = workload.frozen | frozen_by(spec.train.freeze, workload)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from jobs import curve, job, rows, weights
 from letters import WORDS, letters, write_tokenizer
-from local_run import LocalGang, drive_here
+from local_run import LocalGang, controller_here, drive_here
 from tokenizers import Tokenizer
 from transformers import (
     AutoModelForCausalLM,
@@ -22,11 +22,18 @@ from transformers import (
     AutoTokenizer,
     Gemma3TextConfig,
     GPT2Config,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     T5Config,
 )
 
+from orchestrator.checkpoint.store import Store
 from orchestrator.control import decide
 from orchestrator.export.hugging_face import export
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import parse
+from orchestrator.launch.preflight import preflight
+from orchestrator.storage.run_directory import RunDir
 
 
 def gpt2(folder: Path) -> None:
@@ -113,6 +120,45 @@ def test_it_trains_leaves_and_is_run(case: str, tmp_path: Path) -> None:
     else:
         with torch.no_grad():
             assert torch.isfinite(model(**inputs).logits).all()
+
+
+@pytest.mark.slow
+def test_a_run_of_a_class_goes_on_where_there_is_a_table_for_it_by_now(tmp_path: Path) -> None:
+    """As one that began before: its identity says nothing of the implementation, its weights have the class's names."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    made.with_bos(folder)
+    config = Qwen2Config(
+        vocab_size=320, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=64,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    (tmp_path / "text.txt").write_text("\n<|endoftext|>\n".join(made.DOCUMENTS))
+    theirs = job(str(tmp_path / "text.txt"), steps=6)
+    theirs["workload"] = {"model": f"hf:{folder}", "implementation": "transformers"}
+    theirs["data"] |= {"tokenizer": str(folder), "sequence_length": 16}
+    theirs["checkpoint"] = {"every": 3, "keep": 3, "export": None}
+    ours = theirs | {"workload": {"model": f"hf:{folder}"}}
+    cache = tmp_path / "cache"
+    drive_here(theirs, str(tmp_path / "quiet"), cache)
+    run = RunDir(str(tmp_path / "run"))
+    controller_here(theirs, run.uri, cache, until=3).drive()
+    assert "implementation" not in Store(run.at("checkpoints")).manifest(3).meta["identity"]["workload"]
+    with pytest.raises(
+        InputError, match=r"is the class of transformers, .* set workload\.implementation to transfo"
+    ):
+        preflight(parse(ours), run, None, None)
+    assert preflight(parse(theirs), run, None, None).model.family == "transformers"
+    drive_here(theirs, run.uri, cache)
+    assert curve(Path(run.uri)) == curve(tmp_path / "quiet")
+    assert weights(Path(run.uri), 6) == weights(tmp_path / "quiet", 6)
+    drive_here(ours, str(tmp_path / "own"), cache)
+    assert curve(tmp_path / "own")[-1][1] == pytest.approx(curve(tmp_path / "quiet")[-1][1], rel=1e-5)
+    with pytest.raises(
+        InputError, match=r"is the class of this project, .* set workload\.implementation to auto"
+    ):
+        preflight(parse(theirs), RunDir(str(tmp_path / "own")), None, None)
 
 
 @pytest.mark.slow
