@@ -30,6 +30,7 @@ from orchestrator.job.resources import ResourceSpec
 from orchestrator.job.sinks import SinkSpec
 from orchestrator.job.strict import Count, StrictModel
 from orchestrator.job.tracking import TrackingSpec
+from orchestrator.job.train import NEWER as NEWER_OF_TRAIN
 from orchestrator.job.train import TrainSpec
 from orchestrator.job.tune import TuneSpec
 from orchestrator.job.validation_messages import input_error
@@ -294,11 +295,15 @@ class JobSpec(StrictModel):
                     "streaming",
                     "node_cache",
                     *self.data.at_default(
-                        "samples", "mixture", "packing", "on_error", "shuffle", "add_tokens"
+                        "samples", "mixture", "packing", "on_error", "shuffle", "add_tokens", "clean"
                     ),
                 },
-                "workload": {"implementation", *self.workload.at_default("layer_drop", "grow")},
-                "train": {"stability": True, "optimizer": self.train.optimizer.at_default(*NEWER)},
+                "workload": {
+                    "implementation",
+                    *self.workload.at_default("layer_drop", "grow", "adapter"),
+                },
+                "train": dict.fromkeys(("stability", *self.train.at_default(*NEWER_OF_TRAIN)), True)
+                | {"optimizer": self.train.optimizer.at_default(*NEWER)},
             },
         )
         held_out = self.data.validation and self.data.validation.share
@@ -306,21 +311,7 @@ class JobSpec(StrictModel):
         for source, dumped in zip(self.data.sources, found["data"]["sources"], strict=True):
             for key in source.at_default(*NEWER_OF_SOURCES):
                 del dumped[key]
-        if not self.train.freeze:  # runs of versions without it are of the same identity
-            del found["train"]["freeze"]
-        if not self.train.thaw:
-            del found["train"]["thaw"]
-        if self.train.continue_from is None:
-            del found["train"]["continue_from"]
-        if self.train.reference == "precomputed":
-            del found["train"]["reference"]
-        if not self.data.clean:
-            del found["data"]["clean"]
-        if self.train.sequence_warmup is None:
-            del found["train"]["sequence_warmup"]
-        if self.workload.adapter is None:
-            del found["workload"]["adapter"]
-        elif self.workload.adapter.quantize == "none":
+        if self.workload.adapter and self.workload.adapter.quantize == "none":
             del found["workload"]["adapter"]["quantize"]
         if self.checkpoint.ema is not None:
             found["checkpoint"] = {"average": {"ema": self.checkpoint.ema}}

@@ -10,6 +10,9 @@ from orchestrator.job.optimizer import OptimizerSpec, in_steps
 from orchestrator.job.stability import StabilitySpec
 from orchestrator.job.strict import Positive, StrictModel
 
+NEWER = ("freeze", "thaw", "continue_from", "reference", "sequence_warmup")
+"""Keys that jobs of earlier versions lack; where they have their default they are no part of a run's identity."""
+
 
 class SequenceWarmup(StrictModel):
     """Shorter sequences at the beginning: samples are cut into rows, and no token is left out."""

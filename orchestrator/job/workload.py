@@ -75,13 +75,13 @@ class WorkloadSpec(StrictModel):
 
     model: str = Field(description="a preset's name, or hf:<config or checkpoint folder>")
     changes: dict[str, Any] = Field(default_factory=dict, description="fields of the preset to change")
+    objective: str = Field(default="causal_lm", description="the pre-training recipe")
+    options: dict[str, Any] = Field(default_factory=dict, description="options of the objective")
     implementation: Literal["auto", "transformers"] = Field(
         default="auto",
         description="whose code computes a model of hf:<folder>: auto is this project's own where it has the class, "
         "else transformers'; transformers is that in any case, which cannot be split",
     )
-    objective: str = Field(default="causal_lm", description="the pre-training recipe")
-    options: dict[str, Any] = Field(default_factory=dict, description="options of the objective")
     init_from: str | None = Field(
         default=None,
         min_length=1,
