@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
+from base_run import run_base
 from jobs import curve, job, kill_tree, orchestrator, rows, started, wait_for, weights, write_job, write_text
 from prepared import with_data
 
@@ -100,6 +105,39 @@ def test_a_search_killed_at_any_moment_goes_on(tmp_path: Path, sampler: str) -> 
     again = orchestrator("tune", path, "--json", cwd=tmp_path)
     assert again.returncode == 0
     assert json.loads(again.stdout)["sweep"]["best"] == json.loads(done.stdout)["sweep"]["best"]
+
+
+def holders(root: int) -> dict[int, set[int]]:
+    """The processes below `root` that have the memory of a base open, by its inode."""
+    found: dict[int, set[int]] = {}
+    for process in psutil.Process(root).children(recursive=True):
+        with contextlib.suppress(OSError):
+            for link in Path(f"/proc/{process.pid}/fd").iterdir():
+                if "memfd:base-" in os.readlink(link):
+                    found.setdefault(link.stat().st_ino, set()).add(process.pid)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_adapters_of_one_search_hold_their_base_once(tmp_path: Path) -> None:
+    """Two trials at a time, of adapters of different ranks, each one process: both have the same memory open."""
+    text = write_text(tmp_path / "corpus")
+    base = run_base(text, tmp_path)
+    document = sweep_job(text, steps=60, sampler="grid", trials=None, concurrency=2)
+    document["workload"] |= {"init_from": str(base), "adapter": {"kind": "lora", "rank": 4}}
+    document["data"]["cache"] = str(tmp_path / "cache")
+    document["tune"]["space"] = {"workload.adapter.rank": {"grid": [2, 4]}, LR: {"grid": [3e-3, 1e-2]}}
+    most: dict[int, set[int]] = {}
+    with started("tune", write_job(tmp_path, document), cwd=tmp_path) as process:
+        while process.poll() is None:
+            for inode, pids in holders(process.pid).items():
+                most[inode] = max(most.get(inode, set()), pids, key=len)
+            time.sleep(0.05)
+        assert process.returncode == 0
+    ended = states(tmp_path / "runs" / "sweep")
+    assert ended == dict.fromkeys(("0000", "0001", "0002", "0003"), ("done", 60))
+    assert max(map(len, most.values())) == 2
 
 
 @pytest.mark.slow
