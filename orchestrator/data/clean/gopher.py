@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from orchestrator.data.clean.words import PUNCTUATION, words
+from orchestrator.data.clean.words import counted, words
 from orchestrator.job.clean import GopherQuality, GopherRepetition
 
 _PARAGRAPHS = re.compile(r"\n{2,}")
@@ -23,17 +24,16 @@ BULLETS = ("\u2022", "-")
 
 def quality(text: str, rule: GopherQuality) -> str:
     """Why the quality rules remove a text; empty if they do not."""
-    counts = Counter(words(text))
-    total = sum(counts.values())
-    real = {word: n for word, n in counts.items() if not PUNCTUATION.issuperset(word)}
-    number = sum(real.values())
+    found = counted(text)
+    total, lengths = len(found.numbers), found.lengths[~found.symbols]
+    number = len(lengths)
     if rule.min_words and number < rule.min_words:
         return "too few words"
     if rule.max_words and number > rule.max_words:
         return "too many words"
     if not number:
         return "no words"
-    mean = sum(len(word) * n for word, n in real.items()) / number
+    mean = int(lengths.sum()) / number
     if rule.min_word_length and mean < rule.min_word_length:
         return "words too short"
     if rule.max_word_length and mean > rule.max_word_length:
@@ -49,10 +49,9 @@ def quality(text: str, rule: GopherQuality) -> str:
     trailing = sum(line.rstrip().endswith(ELLIPSES) for line in lines)
     if rule.max_ellipsis_lines and trailing / len(lines) > rule.max_ellipsis_lines:
         return "too many lines end with an ellipsis"
-    with_letter = sum(n for word, n in counts.items() if any(map(str.isalpha, word)))
-    if rule.min_alphabetic and with_letter / total < rule.min_alphabetic:
+    if rule.min_alphabetic and np.count_nonzero(found.letters) / total < rule.min_alphabetic:
         return "too few words with a letter"
-    if rule.min_stop_words and len(counts.keys() & set(rule.stop_words)) < rule.min_stop_words:
+    if rule.min_stop_words and len(set(rule.stop_words).intersection(words(text))) < rule.min_stop_words:
         return "too few stop words"
     return ""
 
@@ -80,6 +79,8 @@ def repeated(parts: Sequence[str]) -> tuple[int, int]:
     """How many of the texts came before, and their characters."""
     seen: set[str] = set()
     number = characters = 0
+    if len(set(parts)) == len(parts):
+        return 0, 0
     for part in parts:
         if part in seen:
             number, characters = number + 1, characters + len(part)
@@ -89,62 +90,99 @@ def repeated(parts: Sequence[str]) -> tuple[int, int]:
 
 
 def _repeated_words(text: str, rule: GopherRepetition) -> str:
-    found = words(text)
-    numbers: dict[str, int] = {}
-    ids = np.array([numbers.setdefault(word, len(numbers)) for word in found], dtype=np.int64)
-    ends = np.cumsum([0, *map(len, found)])
-    rows = _Rows(ids)
+    found = counted(text)
+    total, ends = len(found.numbers), np.concatenate([[0], np.cumsum(found.lengths)]).tolist()
+    rows = _Rows(found.numbers)
     for length, share in sorted(rule.top):
-        if len(found) < length or not share:
+        if total < length or not share:
             continue
-        equal = rows.of(length)
-        first, counts = np.unique(equal, return_index=True, return_counts=True)[1:]
-        at = first[counts == counts.max()].min()
+        at, times = rows.most_frequent(length)
         characters = ends[at + length] - ends[at] + length - 1  # with the spaces between
-        if characters * counts.max() / len(text) > share:
+        if characters * times / len(text) > share:
             return f"the most frequent {length} words"
+    least = min((share for _, share in rule.repeated if share), default=1.0)
     for length, share in sorted(rule.repeated):
-        if len(found) < length:
-            break
-        if not (characters := _repeated_characters(rows.of(length), ends, length)):
-            break  # nor is a longer row repeated
-        if share and characters / len(text) > share:
+        if total < length or rows.characters(length, ends) / len(text) <= least:
+            break  # nor have longer rows more characters
+        if share and _repeated_characters(rows.of(length), ends, length) / len(text) > share:
             return f"repeated {length} words"
     return ""
 
 
+class _Repeated(NamedTuple):
+    """Where the rows of n words begin that are there more than once, in order, and numbers that are equal for equal
+    rows."""
+
+    places: list[int]
+    rows: list[int]
+
+
 class _Rows:
-    """Numbers of the rows of n words, equal for equal ones; those of n from those of n - 1."""
+    """The rows of words of a text, by the number of each word; those of n from those of n - 1, since only within rows
+    that are there more than once can longer ones be."""
 
-    def __init__(self, ids: np.ndarray) -> None:
-        self._ids, self._rows, self._length = ids, ids, 1
+    def __init__(self, numbers: np.ndarray) -> None:
+        self._numbers, self._words = numbers.tolist(), int(numbers.max(initial=0)) + 1
+        self._single, self._repeated = numbers, [
+            _Repeated([], []),
+            _repeated(numbers[:-1] * self._words + numbers[1:]),
+        ]
 
-    def of(self, length: int) -> np.ndarray:
-        if length < self._length:
-            self._rows, self._length = self._ids, 1
-        base = int(self._ids.max()) + 1
-        while self._length < length:
-            joined = self._rows[:-1] * base + self._ids[self._length :]
-            self._rows = np.unique(joined, return_inverse=True)[1]
-            self._length += 1
-        return self._rows
+    def of(self, length: int) -> _Repeated:
+        """The rows of `length` words."""
+        if length == 1:
+            return _repeated(self._single)
+        while len(self._repeated) < length:
+            last, size = self._repeated[-1], len(self._repeated)
+            longer = [
+                (place, row * self._words + self._numbers[place + size])
+                for place, row in zip(last.places, last.rows, strict=True)
+                if place + size < len(self._numbers)
+            ]
+            counts = Counter(row for _, row in longer)
+            kept = [(place, row) for place, row in longer if counts[row] > 1]
+            self._repeated.append(_Repeated([place for place, _ in kept], [row for _, row in kept]))
+        return self._repeated[length - 1]
+
+    def characters(self, length: int, ends: Sequence[int]) -> int:
+        """Characters that are in some repeated row of so many words."""
+        characters = end = 0
+        for place in self.of(length).places:
+            characters += ends[place + length] - ends[max(place, end)]
+            end = place + length
+        return characters
+
+    def most_frequent(self, length: int) -> tuple[int, int]:
+        """Where the first of the most frequent rows of `length` words is, and how often it is there."""
+        places, rows = self.of(length)
+        if not rows:
+            return 0, 1
+        counts = Counter(rows)
+        most = max(counts.values())
+        return places[rows.index(next(row for row, count in counts.items() if count == most))], most
 
 
-def _repeated_characters(rows: np.ndarray, ends: np.ndarray, length: int) -> int:
+def _repeated(rows: np.ndarray) -> _Repeated:
+    """Those that are there more than once."""
+    ordered = np.sort(rows)
+    twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    if not len(twice):
+        return _Repeated([], [])
+    there = np.minimum(np.searchsorted(twice, rows), len(twice) - 1)
+    places = np.flatnonzero(twice[there] == rows)
+    return _Repeated(places.tolist(), rows[places].tolist())
+
+
+def _repeated_characters(found: _Repeated, ends: Sequence[int], length: int) -> int:
     """Characters of the rows that came before, none counted twice."""
-    counts = np.bincount(rows)
-    if counts.max() == 1:
-        return 0
     seen: set[int] = set()
     characters = at = 0
-    candidates = counts[rows] > 1
-    places, values = np.flatnonzero(candidates).tolist(), rows[candidates].tolist()
-    for place, value in zip(places, values, strict=True):
+    for place, row in zip(*found, strict=True):
         if place < at:
             continue
-        if value in seen:
-            characters += int(ends[place + length] - ends[place])
+        if row in seen:
+            characters += ends[place + length] - ends[place]
             at = place + length
         else:
-            seen.add(value)
+            seen.add(row)
     return characters

@@ -22,7 +22,6 @@ POLICIES = (
     "use of cookies",
     "use cookies",
 )
-_TERMINAL = tuple(TERMINAL)
 
 
 def c4(text: str, rule: C4) -> str | Removed:
@@ -59,7 +58,7 @@ def fineweb(text: str, rule: FineWeb) -> str:
     lines = [line for line in text.split("\n") if line.strip()]
     if not lines:
         return "empty"
-    if sum(line.endswith(_TERMINAL) for line in lines) / len(lines) < rule.min_punctuated_lines:
+    if sum(line[-1] in TERMINAL for line in lines) / len(lines) < rule.min_punctuated_lines:
         return "too few lines end a sentence"
     if sum(len(line) <= rule.short_line for line in lines) / len(lines) > rule.max_short_lines:
         return "too many short lines"

@@ -9,6 +9,9 @@ from __future__ import annotations
 import re
 import unicodedata
 from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
 
 TERMINAL = frozenset(
     "!.?\u0589\u061d\u061e\u061f\u06d4\u0700\u0701\u0702\u07f9\u0837\u0839\u083d\u083e\u0964"
@@ -36,6 +39,8 @@ MARKS = (
 """What separates words when texts are compared."""
 PUNCTUATION = frozenset(MARKS) | TERMINAL
 """A word of these alone is a symbol."""
+KEPT = 2**17
+"""Words of which it is kept what they are."""
 _AS_SPACES = str.maketrans(MARKS, " " * len(MARKS))
 _IDEOGRAPHS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _WORD = r"\d+(?:[.,]\d+)+|\w+(?:['\u2019]\w+)*|\.{2,}|[^\w\s]"
@@ -53,6 +58,44 @@ _NUMBER = re.compile(r"\d+(?:[.,\u060c\u066b\u2396\u2397\u2398]\d+)?")
 def words(text: str) -> tuple[str, ...]:
     """The words of a text, punctuation included. Kept for the next step that asks for those of the same text."""
     return tuple((_ASCII if text.isascii() else _OTHER).findall(text))
+
+
+class Counted(NamedTuple):
+    """The words of a text: a number for each, equal for equal words of this text, and the length of each in
+    characters; which are symbols, and which have a letter, bool."""
+
+    numbers: np.ndarray
+    lengths: np.ndarray
+    symbols: np.ndarray
+    letters: np.ndarray
+
+
+class _Kinds(dict[str, int]):
+    """Four times the length of a word, 2 for a symbol, 1 for a letter. Kept, since words come again and again."""
+
+    def __missing__(self, word: str) -> int:
+        if len(self) >= KEPT:
+            self.clear()
+        found = self[word] = (
+            4 * len(word) + 2 * PUNCTUATION.issuperset(word) + any(map(str.isalpha, word))
+        )
+        return found
+
+
+@lru_cache(maxsize=1)
+def _kinds() -> _Kinds:
+    return _Kinds()
+
+
+@lru_cache(maxsize=2)
+def counted(text: str) -> Counted:
+    """What the rules ask of the words of a text. Kept for the next step, as `words`."""
+    found = words(text)
+    numbers = {word: number for number, word in enumerate(dict.fromkeys(found))}
+    each = np.fromiter(map(_kinds().__getitem__, numbers), np.int64, len(numbers))
+    ids = np.fromiter(map(numbers.__getitem__, found), np.int64, len(found))
+    kinds = each[ids]
+    return Counted(ids, kinds >> 2, (kinds & 2) > 0, (kinds & 1) > 0)
 
 
 def sentences(line: str) -> int:
