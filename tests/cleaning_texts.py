@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from functools import cache
 from pydoc_data.topics import topics
 
+import pytest
+
 from orchestrator.data.corpus import PACKAGES, _docstrings
 
 PROSE = (
@@ -50,12 +52,14 @@ def planted() -> Iterator[str]:
 
 
 @cache
-def texts(packages: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Python's help topics, documentation strings of packages, and planted documents."""
-    found = [text for _, text in sorted(topics.items())]
-    for package in packages:
-        found += [text for text in _docstrings(package) if text]
-    return (*found, *planted())
+def texts(package: str = "") -> tuple[str, ...]:
+    """The documentation strings of a package; without one, Python's help topics and planted documents."""
+    if package:
+        return tuple(text for text in _docstrings(package) if text)
+    return (*(text for _, text in sorted(topics.items())), *planted())
 
 
-ALL = PACKAGES
+EACH = pytest.mark.parametrize(
+    "package", ["", *(pytest.param(name, marks=pytest.mark.slow) for name in PACKAGES)]
+)
+"""The planted documents, and when slow those of each package."""

@@ -11,7 +11,7 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import ray
@@ -59,26 +59,33 @@ def run_tasks(
     dataset.context.enable_progress_bars = False
     dataset.context.print_on_execution_start = False
     dataset.context.execution_options.preserve_order = True
-    with _quiet():
-        try:
-            for done, row in enumerate(dataset.iter_rows(), 1):
-                log_printed(f"part {done} of {len(rows)}", row["printed"])
-                raise_error(row["error"])
-                yield done
-        except DEATHS as error:
-            what = f"cannot be made: the process for a part ended {TRIES} times ({type(error).__name__})"
-            hint = "give its machine more memory; see Ray's logs of the worker"
-            raise InputError(what, cache, hint) from None
+    with _quiet(), _told_of_deaths(cache, "a part"):
+        for done, row in enumerate(dataset.iter_rows(), 1):
+            log_printed(f"part {done} of {len(rows)}", row["printed"])
+            raise_error(row["error"])
+            yield done
 
 
 def run_alone(task: Callable[..., None], cache: str, *arguments: Any) -> None:
-    """Run one task with its arguments, as Ray takes them, on one CPU. Raises as `run_tasks`, but for the process."""
-    error, text = ray.get(_run_alone.remote(task, cache, *arguments))
+    """Run one task with its arguments, as Ray takes them, on one CPU. Raises as `run_tasks`."""
+    with _told_of_deaths(cache, "all of the text"):
+        error, text = ray.get(_run_alone.remote(task, cache, *arguments))
     log_printed(getattr(task, "__name__", "task"), text)
     raise_error(error)
 
 
-@ray.remote(num_cpus=1)
+@contextmanager
+def _told_of_deaths(cache: str, of: str) -> Iterator[None]:
+    """A process that ended too often is an InputError."""
+    try:
+        yield
+    except DEATHS as error:
+        what = f"cannot be made: the process for {of} ended {TRIES} times ({type(error).__name__})"
+        hint = "give its machine more memory; see Ray's logs of the worker"
+        raise InputError(what, cache, hint) from None
+
+
+@ray.remote(num_cpus=1, max_retries=TRIES - 1)
 def _run_alone(task: Callable[..., None], cache: str, *arguments: Any) -> tuple[str, str]:
     with printed() as text:
         error = run_task(task, cache, *arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import signal
 import subprocess
@@ -16,8 +17,10 @@ import psutil
 import pytest
 import ray
 
+from orchestrator.data.part_tasks import TRIES, run_alone, run_tasks
 from orchestrator.data.prepare import prepare
 from orchestrator.job.data import DataSpec
+from orchestrator.job.errors import InputError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 PART_BYTES = 20_000
@@ -25,8 +28,10 @@ WORKERS, NODES, DRIVERS = 25, 10, 15
 """How many of each are killed."""
 PREPARE = """
 import sys, ray
+from orchestrator.data.part_tasks import TRIES, run_alone, run_tasks
 from orchestrator.data.prepare import prepare
 from orchestrator.job.data import DataSpec
+from orchestrator.job.errors import InputError
 ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=10**8, log_to_driver=False)
 prepare(DataSpec.model_validate_json(sys.argv[1]), (), sys.argv[2], part_bytes=int(sys.argv[3]))
 """
@@ -153,3 +158,17 @@ def test_drivers_are_killed(tmp_path: Path) -> None:
         assert process.returncode == 0
         assert content(cache) == quiet
     print(f"{killed} drivers killed in {rounds} preparations")
+
+
+def test_what_ends_every_process_is_one_line(tmp_path: Path) -> None:
+    def end(row: dict[str, int]) -> None:
+        os._exit(1)
+
+    ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=10**8, log_to_driver=False)
+    try:
+        with pytest.raises(InputError, match=rf"the process for a part ended {TRIES} times"):
+            list(run_tasks(end, [{"n": 0}], str(tmp_path)))
+        with pytest.raises(InputError, match=rf"the process for all of the text ended {TRIES} times"):
+            run_alone(end, str(tmp_path), {})
+    finally:
+        ray.shutdown()
