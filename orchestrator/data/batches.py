@@ -12,6 +12,8 @@ import torch
 
 from orchestrator.data import receipt
 from orchestrator.data.mixture.mixed_order import MixedOrder
+from orchestrator.data.mixture.passes import AnyOrder
+from orchestrator.data.mixture.sectioned_mixture import SectionedMixture
 from orchestrator.data.mixture.shares import Mixture
 from orchestrator.data.order import Order
 from orchestrator.data.sample_reader import SampleReader
@@ -27,7 +29,6 @@ from workloads.workload import Batch, Objective, Reading
 
 T = TypeVar("T")
 AHEAD = 4
-AnyOrder = Order | MixedOrder | SectionedOrder
 
 
 def batches_of(
@@ -58,9 +59,12 @@ def batches_of(
     reading = objective.reading
     if plan is not None:
         assert isinstance(tokens, Tokens), "a share that is held out is refused by the job file"
-        assert mixture is None, "refused by the job file"
         growing = [GrowingWindows(tokens, source, reading) for source in range(tokens.sources)]
-        sectioned = SectionedOrder(seed, plan.sections, SectionEnds(tokens, plan, growing), weights)
+        ends, order = SectionEnds(tokens, plan, growing), None
+        if mixture is not None:  # all samples are of one length
+            ones = [1] * tokens.sources
+            order = SectionedMixture(seed, plan.sections, ends, mixture.weights(ones, ones), mixture.most)
+        sectioned = order or SectionedOrder(seed, plan.sections, ends, weights)
         return Batches(SampleReader(tokens, growing, objective, growing=True), sectioned, packed, routed)
     make: Callable[[Streams, int, Reading], Windows] = packed_windows if packed else windows_of
     windows = [make(tokens, source, reading) for source in range(tokens.sources)]

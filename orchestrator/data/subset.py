@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from orchestrator.data.derived_arrays import CHUNK
 from orchestrator.data.manifest import DataManifest
-from orchestrator.data.runs import CHUNK, Runs
+from orchestrator.data.runs import Runs
 from orchestrator.data.windows import Streams
 
 

@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from orchestrator.data.listed_windows import listed_windows
 from orchestrator.data.manifest import DataManifest
 from orchestrator.data.packing.index import open_index
 from orchestrator.data.packing.windows import PackedWindows
 
 if TYPE_CHECKING:
     from workloads.workload import Reading
+
+MANY = 2**20
+"""Documents of data whose index is kept on a node's disk."""
 
 
 class Streams(Protocol):
@@ -110,43 +114,6 @@ class TiledWindows:
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class ListedWindows:
-    """Samples [starts[i], stops[i]), int64 [samples], ascending; documents end at `ends`, int64 [documents]."""
-
-    starts: np.ndarray
-    stops: np.ndarray
-    ends: np.ndarray
-
-    @property
-    def documents(self) -> int | None:
-        """Number of documents that have a sample."""
-        return len(np.unique(np.searchsorted(self.ends, self.starts, side="right")))
-
-    @property
-    def tokens(self) -> int:
-        """See `Windows`."""
-        return int((self.stops - self.starts).sum())
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def at(self, sample: int) -> tuple[int, int]:
-        """See `TiledWindows`."""
-        return int(self.starts[sample]), int(self.stops[sample] - self.starts[sample])
-
-    def pieces(self, sample: int) -> Sequence[tuple[int, int]]:
-        """See `Windows`."""
-        return (self.at(sample),)
-
-    def siblings(self, sample: int) -> range:
-        """See `Windows`."""
-        document = int(np.searchsorted(self.ends, self.starts[sample], side="right"))
-        bounds = (int(self.ends[document - 1]) if document else 0, int(self.ends[document]))
-        first, last = np.searchsorted(self.starts, bounds)
-        return range(int(first), int(last))
-
-
 def windows_of(tokens: Streams, source: int, reading: Reading, whole: bool = False) -> Windows:
     """The samples of a source; with `whole`, to its last token where the objective takes a shorter window.
 
@@ -154,16 +121,10 @@ def windows_of(tokens: Streams, source: int, reading: Reading, whole: bool = Fal
     """
     if reading.unit == "stream":
         return TiledWindows(tokens.length(source), reading, whole and reading.partial)
-    ends = tokens.document_ends(source)
-    if reading.unit == "record":
-        return ListedWindows(np.concatenate(([0], ends[:-1])), ends - 1, ends)
-    if reading.unit == "records":
-        return _full_records(ends, reading.window)
-    return (
-        _document_parts(ends, reading.window)
-        if reading.unit == "document"
-        else _full_documents(ends, reading.window)
-    )
+    ends = tokens.document_ends_by_part(source)
+    if tokens.manifest.documents > MANY:
+        return listed_windows(ends, reading, source, tokens.digest, tokens.derived)
+    return listed_windows(ends, reading, source)
 
 
 def packed_windows(tokens: Streams, source: int, reading: Reading) -> PackedWindows:
@@ -171,41 +132,3 @@ def packed_windows(tokens: Streams, source: int, reading: Reading) -> PackedWind
     ends = tokens.document_ends_by_part(source)
     index = open_index(tokens.derived, tokens.digest, source, ends, reading.window, reading.stride)
     return PackedWindows(index)
-
-
-def _document_parts(ends: np.ndarray, window: int) -> ListedWindows:
-    """Each document without its closing token, in the fewest parts of about equal size that have at most `window`
-    tokens."""
-    begins = np.concatenate(([0], ends[:-1]))
-    sizes = ends - 1 - begins
-    parts = -(-sizes // window)
-    first = np.repeat(np.cumsum(parts) - parts, parts)
-    number = np.arange(len(first)) - first
-    begins, sizes, parts = (np.repeat(value, parts) for value in (begins, sizes, parts))
-    return ListedWindows(begins + number * sizes // parts, begins + (number + 1) * sizes // parts, ends)
-
-
-def _full_documents(ends: np.ndarray, window: int) -> ListedWindows:
-    """Windows of as many full documents, in order, as fit `window` tokens; of a longer document, its beginning."""
-    starts, stops, begin = [], [], 0
-    while begin < (int(ends[-1]) if len(ends) else 0):
-        document, after = np.searchsorted(ends, (begin, begin + window), side="right")
-        stop = int(ends[after - 1]) if after > document else begin + window
-        starts.append(begin)
-        stops.append(stop)
-        begin = stop if after > document else int(ends[document])
-    return ListedWindows(np.array(starts, dtype=np.int64), np.array(stops, dtype=np.int64), ends)
-
-
-def _full_records(ends: np.ndarray, window: int) -> ListedWindows:
-    """As many full records, in order, as have `window` tokens together without their closing words; a longer one
-    alone."""
-    tokens = ends - np.arange(1, len(ends) + 1)  # up to the end of each
-    firsts, begin = [], 0
-    while begin < len(ends):
-        firsts.append(begin)
-        before = int(tokens[begin - 1]) if begin else 0
-        begin = max(int(np.searchsorted(tokens, before + window, side="right")), begin + 1)
-    first = np.array(firsts, dtype=np.int64)
-    after = np.append(first[1:], len(ends))[: len(first)]
-    return ListedWindows(np.where(first > 0, ends[first - 1], 0), ends[after - 1] - 1, ends)

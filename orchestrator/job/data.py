@@ -233,9 +233,10 @@ class DataSpec(StrictModel):
                     "streaming needs shuffle: sections, since an epoch is shuffled whole; leave out shuffle"
                 )
             return self
-        if self.is_mixed:
+        if self.mixture and not self.mixture.phases:
             raise ValueError(
-                "shuffle: sections is for sources by weight, and not for a mixture; leave out one of them"
+                "shuffle: sections has no mixture by alpha or temperature, which needs the sizes of all sources; "
+                "give the sources shares"
             )
         if self.packing != "cut":
             raise ValueError("shuffle: sections is for packing: cut; leave out one of them")

@@ -130,11 +130,12 @@ def resolve_over(
 
     tokens = Tokens.open(data.uri, keep=0)
     inputs = training_inputs(spec, tokens, data.sets, base)
-    if spec.data.samples is None:
+    whole = tokens.sections is None  # else how much text there is is known only when all is prepared
+    if spec.data.samples is None and whole:
         passes.check_length(inputs.text[0].order, _positions(spec, source))
     notes = [*inputs.job.notes, *inputs.workload.notes, *_cut_notes(inputs)]
     notes += rejections.notes_of(data.uri, *data.sets.values())
-    if spec.data.is_mixed:
+    if spec.data.is_mixed and whole:
         notes += passes.notes(course_of(inputs, spec, source))
     weights = source.base if source else base
     notes += tokenizer_notes(weights, tokens.tokenizer()) if weights else []

@@ -4,7 +4,8 @@
 
 The data is synthetic: sparse shards of zeros with true checksums and indices of random documents, made in FOLDER,
 which must not be there and is removed. Each row is a process of its own: an epoch that is shuffled whole, one by
-sections, and one of which a share is held out, for the first and for the next process of a node.
+sections, one of which a share is held out, for the first and for the next process of a node, and samples that are found
+by their documents, likewise.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import xxhash
 
 PART = 2**23
 """Tokens of a shard, two bytes each."""
+
+ROWS = ("epoch", "sections", "share, first", "share, next", "documents, first", "documents, next")
 
 
 def make(place: Path, tokens: int, documents: int) -> None:
@@ -72,11 +75,20 @@ def read(place: Path, how: str) -> None:
     from orchestrator.data.held_out_split import split
     from orchestrator.data.sections.plan import SectionPlan
     from orchestrator.data.tokens import Tokens
+    from orchestrator.data.windows import windows_of
     from workloads.objectives.causal_lm import CausalLM
-    from workloads.workload import Vocabulary
+    from workloads.workload import Reading, Vocabulary
 
     before, began = anonymous(), time.perf_counter()
     tokens = Tokens.open(str(place))
+    if "documents" in how:
+        windows = windows_of(tokens, 0, Reading("document", 1024, 1024))
+        places, first = np.random.default_rng(1).integers(0, len(windows), 4000), 0.0
+        for sample in places.tolist():
+            tokens.window(0, *windows.pieces(sample)[0])
+            first = first or time.perf_counter() - began
+        print(f"| {how} | {anonymous() - before:.0f} MiB | {first:.1f} s |", flush=True)
+        return
     plan = SectionPlan.read(tokens.folder) if how == "sections" else None
     streams = split(tokens, 0.01).training if "share" in how else tokens
     objective = CausalLM(vocabulary=Vocabulary(50_000, 0), sequence_length=1024, seed=1)
@@ -96,6 +108,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--tokens", type=float, default=1e9)
     parser.add_argument("--documents", type=float, default=1e6)
+    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=ROWS)
     parser.add_argument("--read", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.read:
@@ -104,7 +117,7 @@ def main() -> None:
     make(given.folder, int(given.tokens), int(given.documents))
     try:
         print(json.dumps({"tokens": given.tokens, "documents": given.documents}))
-        for how in ("epoch", "sections", "share, first", "share, next"):
+        for how in given.rows:
             subprocess.run([sys.executable, __file__, str(given.folder), "--read", how], check=True)
     finally:
         shutil.rmtree(given.folder)

@@ -49,11 +49,16 @@ class Tasks:
         monkeypatch.setattr(sources, "part_size", lambda files: 4_000)
 
 
-def document(tmp_path: Path, streaming: bool) -> dict[str, Any]:
+def document(tmp_path: Path, streaming: bool, mixed: bool = False) -> dict[str, Any]:
     found = job(write_text(tmp_path / "text", 60_000), steps=STEPS, determinism="bitwise")
     other = tmp_path / "text" / "other.txt"
     other.write_text("\n".join(f"line {number} of another source" for number in range(300)))
     found["data"]["sources"].append({"uri": str(other), "weight": 2})
+    if mixed:
+        found["data"]["sources"] = [
+            {"uri": source["uri"], "share": share, "max_passes": 4}
+            for source, share in zip(found["data"]["sources"], (0.9, 0.1), strict=True)
+        ]
     found["data"] |= {"streaming": True} if streaming else {"shuffle": "sections"}
     found["checkpoint"] |= {"every": 5, "keep": 40}
     return found
@@ -87,12 +92,13 @@ def manifests(cache: Path) -> list[Path]:
     return list(cache.glob("*/manifest.json"))
 
 
+@pytest.mark.parametrize("mixed", [False, True], ids=["passes", "mixture"])
 def test_it_trains_while_data_is_prepared_as_if_all_were_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mixed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quiet, streamed, killed = (tmp_path / name for name in ("quiet", "streamed", "killed"))
     Tasks().use(monkeypatch)
-    controller(document(tmp_path, False), quiet, tmp_path / "whole", [2]).drive()
+    controller(document(tmp_path, False, mixed), quiet, tmp_path / "whole", [2]).drive()
     plan = json.loads(next((tmp_path / "whole").glob("*/plan.json")).read_text())
     every = sum(plan["parts"])
     assert every > 15
@@ -100,7 +106,7 @@ def test_it_trains_while_data_is_prepared_as_if_all_were_there(
     # the last part begins when what was published before it is used up
     late = Tasks(lambda done: done < every - 1 or steps_of(streamed) >= 40)
     late.use(monkeypatch)
-    controller(document(tmp_path, True), streamed, tmp_path / "cache", [2]).drive()
+    controller(document(tmp_path, True, mixed), streamed, tmp_path / "cache", [2]).drive()
     assert curve(streamed) == curve(quiet)
     assert [row["samples"] for row in rows(streamed)] == [row["samples"] for row in rows(quiet)]
     assert weights(streamed, STEPS) == weights(quiet, STEPS)
@@ -110,13 +116,15 @@ def test_it_trains_while_data_is_prepared_as_if_all_were_there(
     # killed ranks, another width, and a controller that ends while parts are missing
     slow = Tasks(lambda done: done < every // 2 or steps_of(killed) > 12)
     slow.use(monkeypatch)
-    first = controller(document(tmp_path, True), killed, tmp_path / "third", [2, 1], ("kill@1:4",), until=12)
+    first = controller(
+        document(tmp_path, True, mixed), killed, tmp_path / "third", [2, 1], ("kill@1:4",), until=12
+    )
     first.drive()
     slow.ended = True
     assert not manifests(tmp_path / "third")
     rest = Tasks(lambda done: done < 3 or steps_of(killed) >= 20)
     rest.use(monkeypatch)
-    controller(document(tmp_path, True), killed, tmp_path / "third", [1, 2], ("kill@0:31",)).drive()
+    controller(document(tmp_path, True, mixed), killed, tmp_path / "third", [1, 2], ("kill@0:31",)).drive()
     assert curve(killed) == curve(quiet)
     assert {row["samples"] for row in rows(killed)} == {row["samples"] for row in rows(quiet)}
     assert weights(killed, STEPS) == weights(quiet, STEPS)

@@ -123,10 +123,13 @@ class _Rows:
 
     def __init__(self, numbers: np.ndarray) -> None:
         self._numbers, self._words = numbers.tolist(), int(numbers.max(initial=0)) + 1
-        self._single, self._repeated = numbers, [
-            _Repeated([], []),
-            _repeated(numbers[:-1] * self._words + numbers[1:]),
-        ]
+        self._single, self._repeated = (
+            numbers,
+            [
+                _Repeated([], []),
+                _repeated(numbers[:-1] * self._words + numbers[1:]),
+            ],
+        )
 
     def of(self, length: int) -> _Repeated:
         """The rows of `length` words."""

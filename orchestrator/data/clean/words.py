@@ -76,9 +76,7 @@ class _Kinds(dict[str, int]):
     def __missing__(self, word: str) -> int:
         if len(self) >= KEPT:
             self.clear()
-        found = self[word] = (
-            4 * len(word) + 2 * PUNCTUATION.issuperset(word) + any(map(str.isalpha, word))
-        )
+        found = self[word] = 4 * len(word) + 2 * PUNCTUATION.issuperset(word) + any(map(str.isalpha, word))
         return found
 
 

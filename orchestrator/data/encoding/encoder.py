@@ -9,7 +9,7 @@ import numpy as np
 from orchestrator.data.documents import TextPiece
 from orchestrator.data.encoding.engines import Compared, Encoded, Engine, fast, reference, same
 
-EVERY = 64
+EVERY = 256
 """Of so many pieces of text one is encoded by the reference too, the first of each part always."""
 FIRST_BYTES = 2**14
 """A longer first piece is not compared: of large documents a part has few pieces."""

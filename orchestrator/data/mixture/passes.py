@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.data.mixture.mixed_order import MixedOrder
+from orchestrator.data.mixture.sectioned_mixture import SectionedMixture
 from orchestrator.data.order import Order
 from orchestrator.data.sections.order import SectionedOrder
 from orchestrator.job.errors import InputError
@@ -14,16 +15,19 @@ MANY = 4.0
 """Passes beyond which text that is read again teaches little (Muennighoff et al., 2023, figure 1)."""
 
 
-def check_length(order: Order | MixedOrder | SectionedOrder, positions: int) -> None:
+AnyOrder = Order | MixedOrder | SectionedOrder | SectionedMixture
+
+
+def check_length(order: AnyOrder, positions: int) -> None:
     """Raise InputError if the order ends before so many positions, since every source has made all of its passes."""
-    if isinstance(order, MixedOrder) and order.size is not None and order.size < positions:
+    if not isinstance(order, MixedOrder | SectionedMixture):
+        return
+    if order.size is not None and order.size < positions:
         what = f"all sources have made the passes that they may after {order.size} of the run's {positions} samples"
         raise InputError(what, "data.sources", "raise max_passes, give more text, or train for fewer steps")
 
 
-def course(
-    order: Order | MixedOrder | SectionedOrder, uris: Sequence[str], global_batch: int, positions: int
-) -> dict[str, Any]:
+def course(order: AnyOrder, uris: Sequence[str], global_batch: int, positions: int) -> dict[str, Any]:
     """The sources of a run of so many `positions` with the samples that it draws of each and the passes that it makes
     over it; and where the proportions change, the shares of samples from which step on."""
     drawn = order.drawn(positions)
@@ -36,7 +40,7 @@ def course(
         }
         for uri, samples, count in zip(uris, order.samples, drawn, strict=True)
     ]
-    if not isinstance(order, MixedOrder):
+    if not isinstance(order, MixedOrder | SectionedMixture):
         return {"epochs": round(positions / order.epoch_size, 4), "sources": sources}
     changes = [
         {"step": start // global_batch, "shares": [round(w / sum(weights), 6) for w in weights]}

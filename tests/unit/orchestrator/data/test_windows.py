@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,6 +38,13 @@ class Stream:
 
     def document_ends(self, source: int) -> np.ndarray:
         return self._ends
+
+    def document_ends_by_part(self, source: int) -> Iterator[np.ndarray]:
+        yield from np.split(self._ends, range(3, len(self._ends), 3))
+
+    @property
+    def manifest(self) -> Any:
+        return SimpleNamespace(documents=len(self._ends))
 
 
 def covered(windows: Windows, length: int) -> np.ndarray:

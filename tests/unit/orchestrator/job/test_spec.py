@@ -473,7 +473,7 @@ def test_streaming_goes_by_sections_and_only_that_is_of_the_identity() -> None:
     [
         ("shuffle", "epoch", "streaming needs shuffle: sections"),
         ("packing", "best_fit", "sections is for packing: cut"),
-        ("mixture", {"alpha": 0.5}, "not for a mixture"),
+        ("mixture", {"alpha": 0.5}, "which needs the sizes of all sources; give the sources shares"),
         ("validation", {"share": 0.1}, "which needs all documents; give validation.sources"),
     ],
 )

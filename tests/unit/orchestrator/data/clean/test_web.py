@@ -24,9 +24,7 @@ REASONS = {
 
 
 @EACH
-def test_c4_keeps_the_lines_that_datatrove_keeps(
-    package: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_c4_keeps_the_lines_that_datatrove_keeps(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(their_c4, "split_into_sentences", lambda text, language: [text] * sentences(text))
     theirs, seen = their_c4.C4QualityFilter(), set()
     for text in texts(package):
