@@ -60,11 +60,21 @@ def inputs_of(target: str) -> tuple[TrainingInputs, Tokens] | None:
         spec = found
         commit = Store(run.at("checkpoints")).latest(deep=False)
         if commit is not None:
-            tokens = tokens_of(spec, run, commit.meta["data"])
+            tokens = whole(tokens_of(spec, run, commit.meta["data"]))
             return training_inputs(spec, tokens), tokens
     data = prepared(spec, run, PreparedData(), lambda stage, done, total, text_bytes=0: None, make=False)
     tokens = Tokens.open(data.uri)
     return training_inputs(spec, tokens), tokens
+
+
+def whole(tokens: Tokens) -> Tokens:
+    """Prepared data that is all there. Raises InputError for some that is not: the rest would be waited for."""
+    if tokens.sections is not None:
+        what = "is not all prepared, and how often a run reads it follows from all of it"
+        raise InputError(
+            what, tokens.folder.uri, "wait for it, or make the rest with `orchestrator data prepare`"
+        )
+    return tokens
 
 
 def look(inputs: TrainingInputs, tokens: Tokens, wanted: Wanted) -> dict[str, Any]:

@@ -239,7 +239,10 @@ class DataSpec(StrictModel):
                 "give the sources shares"
             )
         if self.packing != "cut":
-            raise ValueError("shuffle: sections is for packing: cut; leave out one of them")
+            raise ValueError(
+                "shuffle: sections is for packing: cut, since best_fit packs all of a source by length; "
+                "leave out one of them"
+            )
         if self.validation and self.validation.share is not None:
             raise ValueError(
                 "shuffle: sections has no validation.share, which needs all documents; give validation.sources"
