@@ -7,7 +7,6 @@ joined, so that "ab c" equals "a bc".
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -91,7 +90,7 @@ def repeated(parts: Sequence[str]) -> tuple[int, int]:
 
 def _repeated_words(text: str, rule: GopherRepetition) -> str:
     found = counted(text)
-    total, ends = len(found.numbers), np.concatenate([[0], np.cumsum(found.lengths)]).tolist()
+    total, ends = len(found.numbers), np.concatenate([[0], np.cumsum(found.lengths)])
     rows = _Rows(found.numbers)
     for length, share in sorted(rule.top):
         if total < length or not share:
@@ -111,10 +110,10 @@ def _repeated_words(text: str, rule: GopherRepetition) -> str:
 
 class _Repeated(NamedTuple):
     """Where the rows of n words begin that are there more than once, in order, and numbers that are equal for equal
-    rows."""
+    rows, both int64."""
 
-    places: list[int]
-    rows: list[int]
+    places: np.ndarray
+    rows: np.ndarray
 
 
 class _Rows:
@@ -122,69 +121,55 @@ class _Rows:
     that are there more than once can longer ones be."""
 
     def __init__(self, numbers: np.ndarray) -> None:
-        self._numbers, self._words = numbers.tolist(), int(numbers.max(initial=0)) + 1
-        self._single, self._repeated = (
-            numbers,
-            [
-                _Repeated([], []),
-                _repeated(numbers[:-1] * self._words + numbers[1:]),
-            ],
-        )
+        self._numbers, self._words = numbers, int(numbers.max(initial=0)) + 1
+        self._repeated = [_Repeated(np.arange(len(numbers)), numbers)]  # of one word all
 
     def of(self, length: int) -> _Repeated:
-        """The rows of `length` words."""
-        if length == 1:
-            return _repeated(self._single)
+        """The rows of `length` words, 2 at least."""
         while len(self._repeated) < length:
-            last, size = self._repeated[-1], len(self._repeated)
-            longer = [
-                (place, row * self._words + self._numbers[place + size])
-                for place, row in zip(last.places, last.rows, strict=True)
-                if place + size < len(self._numbers)
-            ]
-            counts = Counter(row for _, row in longer)
-            kept = [(place, row) for place, row in longer if counts[row] > 1]
-            self._repeated.append(_Repeated([place for place, _ in kept], [row for _, row in kept]))
+            (places, rows), size = self._repeated[-1], len(self._repeated)
+            there = np.searchsorted(places, len(self._numbers) - size)
+            keys = rows[:there] * self._words + self._numbers[places[:there] + size]
+            self._repeated.append(_repeated(places[:there], keys))
         return self._repeated[length - 1]
 
-    def characters(self, length: int, ends: Sequence[int]) -> int:
+    def characters(self, length: int, ends: np.ndarray) -> int:
         """Characters that are in some repeated row of so many words."""
-        characters = end = 0
-        for place in self.of(length).places:
-            characters += ends[place + length] - ends[max(place, end)]
-            end = place + length
-        return characters
+        places = self.of(length).places
+        begins = places.copy()
+        begins[1:] = np.maximum(places[1:], places[:-1] + length)
+        return int((ends[places + length] - ends[begins]).sum())
 
     def most_frequent(self, length: int) -> tuple[int, int]:
         """Where the first of the most frequent rows of `length` words is, and how often it is there."""
         places, rows = self.of(length)
-        if not rows:
+        if not len(rows):
             return 0, 1
-        counts = Counter(rows)
-        most = max(counts.values())
-        return places[rows.index(next(row for row, count in counts.items() if count == most))], most
+        counts = np.bincount(rows)
+        most = int(counts.max())
+        return int(places[(counts[rows] == most).argmax()]), most
 
 
-def _repeated(rows: np.ndarray) -> _Repeated:
-    """Those that are there more than once."""
+def _repeated(places: np.ndarray, rows: np.ndarray) -> _Repeated:
+    """Those that are there more than once, numbered anew from 0."""
     ordered = np.sort(rows)
     twice = ordered[1:][ordered[1:] == ordered[:-1]]
     if not len(twice):
-        return _Repeated([], [])
-    there = np.minimum(np.searchsorted(twice, rows), len(twice) - 1)
-    places = np.flatnonzero(twice[there] == rows)
-    return _Repeated(places.tolist(), rows[places].tolist())
+        return _Repeated(twice, twice)
+    found = np.minimum(np.searchsorted(twice, rows), len(twice) - 1)
+    there = twice[found] == rows
+    return _Repeated(places[there], found[there])
 
 
-def _repeated_characters(found: _Repeated, ends: Sequence[int], length: int) -> int:
+def _repeated_characters(found: _Repeated, ends: np.ndarray, length: int) -> int:
     """Characters of the rows that came before, none counted twice."""
     seen: set[int] = set()
     characters = at = 0
-    for place, row in zip(*found, strict=True):
+    for place, row in zip(found.places.tolist(), found.rows.tolist(), strict=True):
         if place < at:
             continue
         if row in seen:
-            characters += ends[place + length] - ends[place]
+            characters += int(ends[place + length] - ends[place])
             at = place + length
         else:
             seen.add(row)
