@@ -73,7 +73,7 @@ test-long: install ## what takes minutes
 	$(BIN)/pytest -m "slow and not gpu" --timeout 3600
 
 test-traced: ## traced memory beside that of real ranks, of 200 random jobs: 20 minutes
-	@$(BIN)/pytest tests/dist/train/test_traced_memory.py -m 'slow or not slow' -q -s
+	@$(BIN)/pytest tests/dist/train/test_traced_memory.py -m 'slow or not slow' -q -s --timeout 3600
 
 test-partition: install ## networks that are cut between real nodes, in namespaces: Linux, as root; ten minutes
 	$(BIN)/pytest tests/ray/test_partition.py -m slow --timeout 3600

@@ -1,9 +1,15 @@
-"""What Ray knows of the machines under the nodes: memory, accelerator, machine type, market and zone."""
+"""The machine of a process, and what Ray knows of those under the nodes: memory, accelerator, machine type, market and
+zone."""
 
 from __future__ import annotations
 
+import os
+import platform
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from cluster.workers.gang import Bundle
 
@@ -17,6 +23,17 @@ class Offer:
 
     memory: float
     accelerator: str = ""
+
+
+def this_machine() -> dict[str, Any]:
+    """{"processor", "cores", "host"}: the name of this machine's processor, how many cores it has, its own name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    processor = next(named, "") or platform.processor() or platform.machine()
+    return {"processor": processor, "cores": os.cpu_count() or 1, "host": socket.gethostname()}
 
 
 def smallest_offer(bundle: Bundle) -> Offer | None:

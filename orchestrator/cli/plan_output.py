@@ -49,9 +49,15 @@ def show_audit(folder: str, as_json: bool) -> None:
         return [*(text(pair[side]) if pair[side] else "" for side in ("predicted", "measured")), ratio]
 
     rows = [
-        [row["name"], row["layout"], *cells(row["step_seconds"], duration), *cells(row["memory_bytes"], size)]
+        [
+            row["name"],
+            row["layout"],
+            *cells(row["step_seconds"], duration),
+            *cells(row["memory_bytes"], size),
+            row["memory"].get("source", "formula"),
+        ]
         for row in found
     ]
-    columns = ["run", "layout", "predicted", "step", "error", "predicted", "memory", "error"]
+    columns = ["run", "layout", "predicted", "step", "error", "predicted", "memory", "error", "by"]
     table(f"Runs in {folder}", columns, rows)
     print(f"Step times are off by {mean:.0%} on average.")

@@ -285,7 +285,7 @@ class Controller:
         commit = commit or self._stored(lambda: take_over(*begun))
         self._stored(lambda: self._beside.find(history))
         self._restored = commit.step if commit else 0
-        history.planned({"attempt": attempt, **self._planner.document(layout.world)})
+        history.trace.begin(self._planner, attempt, layout.world)
         reason, fields = start_event(layout, layout_before, commit)
         self._note = f"starting {reason}"
         self._event("start", reason, step=self._restored, **fields)

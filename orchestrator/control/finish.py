@@ -30,6 +30,7 @@ def finish(
     rows: RunTotals,
 ) -> dict[str, Any]:
     """Write summary.json and report.html, deliver what MLflow lacks, and return the summary."""
+    history.trace.end()
     history.settle()
     commit = history.store.latest(deep=False)  # not of the memory of nodes, which ends with the run
     tracker = history.tracker

@@ -22,6 +22,7 @@ from orchestrator.control.node_rows import NodeRows
 from orchestrator.control.row_recovery import find, recovered
 from orchestrator.control.save_failures import SaveFailures
 from orchestrator.control.state import Phase, State
+from orchestrator.control.trace_beside import TraceBeside
 from orchestrator.data.skips import is_before, merged
 from orchestrator.job.spec import JobSpec, dump
 from orchestrator.storage.background_writer import BackgroundWriter
@@ -79,6 +80,7 @@ class RunHistory:
         self.event_history = EventHistory(run.rows(EVENTS), self._notifier)
         # Never changed in place: what asks for the status reads it from another thread.
         self.recent: tuple[Row, ...] = tuple(self._metrics.latest(RECENT))
+        self.trace = TraceBeside(spec, self.planned)
         self.predicted_memory: float | None = None  # bytes of a rank under the present layout
         self.saved = 0
         """Rows since the last return to a commit that are stored."""
@@ -168,7 +170,7 @@ class RunHistory:
         self._writer.request()
 
     def planned(self, plan: dict[str, Any]) -> None:
-        """Write plan.json, for the layout that starts."""
+        """Write plan.json, for the layout that starts or trains."""
         self.predicted_memory = plan["predicted"]["memory_bytes"]
         self.document("plan.json", plan)
         self.tracker.document("plan.json")
@@ -232,6 +234,7 @@ class RunHistory:
         self._metrics.add(rows)
         if rows:
             self.recent = (*self.recent, *rows)[-RECENT:]
+        self.trace.look(bool(rows))
         if any(rows.due for rows in self._rows):
             self._writer.request()
 
@@ -242,6 +245,7 @@ class RunHistory:
 
     def close(self) -> None:
         """Write nothing more than what is being written, and wait for that."""
+        self.trace.stop()
         self._writer.close(LONGEST_WRITE)
         self._notifier.close(TELLING)
         self._sinks.close()

@@ -51,6 +51,12 @@ def needed_bytes(layout: Layout, tensors: float, saved: float, on_cpu: bool) -> 
     return tensors * (1.0 + SLACK[layout.zero]) + saved + PROCESS if on_cpu else tensors
 
 
+def saved_bytes(shape: ModelShape, layout: Layout) -> float:
+    """Bytes that a rank copies for a commit: of weights and optimiser state in fp32 its share, as the ranks that hold
+    the same divide them."""
+    return 12.0 * shape.trained_share * local_parameters(shape, layout) / (layout.dp * layout.cp)
+
+
 def offered(machine: Machine, on_cpu: bool) -> float:
     """The memory that a worker offers a rank: on a CPU what the libraries leave."""
     share = machine.memory * MEMORY_SHARE

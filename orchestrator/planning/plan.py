@@ -19,7 +19,14 @@ from orchestrator.planning.device import Machine
 from orchestrator.planning.engine_rules import engine_problems
 from orchestrator.planning.layout import Layout, ModelShape
 from orchestrator.planning.legal_layouts import nearest
-from orchestrator.planning.memory import MEMORY_SHARE, peak_by_stage, peak_bytes
+from orchestrator.planning.memory import (
+    MEMORY_SHARE,
+    fits,
+    needed_bytes,
+    peak_by_stage,
+    peak_bytes,
+    saved_bytes,
+)
 from orchestrator.planning.simulation.operators import Program
 from orchestrator.planning.simulation.step import StepTime, least_time, pipeline, step_time
 
@@ -188,17 +195,29 @@ class Planner:
         """See `plan`."""
         return plan(self.spec, self.shape, workers, self.machine)
 
-    def document(self, workers: int) -> dict[str, Any]:
-        """The content of plan.json for that many workers, with the timeline of a pipeline's step under `timeline`: rank
-        of the pipeline, kind, stage, micro-batch, begin and end in seconds of each action."""
-        found = self.plan(workers)
+    def document(self, found: Plan) -> dict[str, Any]:
+        """The content of plan.json for such a plan, with the timeline of a pipeline's step under `timeline`: rank
+        of the pipeline, kind, stage, micro-batch, begin and end in seconds of each action. Memory is that of the closed
+        formula, with what a process takes beside its tensors."""
+        told = found.to_json()
+        told["predicted"] |= self._memory(found)
+        told["memory"] = {"source": "formula"}
         layout, batch = found.chosen.layout, self.spec.train.global_batch
         parts = layout.accumulation(batch)
         if layout.pp == 1 or parts * layout.stages > MOST_ACTIONS:
-            return found.to_json()
+            return told
         played = pipeline(self.shape, layout, parts, self.machine, program_of(self.spec), keep=True)
         actions = [(*action[:4], round(action[4], 6), round(action[5], 6)) for action in played.actions()]
-        return {**found.to_json(), "timeline": actions}
+        return {**told, "timeline": actions}
+
+    def _memory(self, found: Plan) -> dict[str, Any]:
+        """What each rank needs, as the rows of its run tell it."""
+        layout, on_cpu = found.chosen.layout, not self.spec.resources.per_worker.gpu
+        saved, each = saved_bytes(self.shape, layout), layout.world // layout.pp
+        needed = [round(needed_bytes(layout, tensors, saved, on_cpu)) for tensors in found.by_stage]
+        fit = fits(max(needed), found.machine, on_cpu)
+        by_rank = [size for size in needed for _ in range(each)]
+        return {"memory_bytes": max(needed), "fits": fit, "memory_bytes_by_rank": by_rank}
 
     @property
     def flops(self) -> dict[str, float]:

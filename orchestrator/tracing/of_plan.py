@@ -63,32 +63,37 @@ class TracedMemory:
             found.append(round(said + off))
         return found
 
-    def by_rank(self, plan: Plan, of: Callable[[StepTrace], float]) -> list[int]:
+    def by_rank(self, formula: Sequence[float], of: Callable[[StepTrace], float]) -> list[int]:
         """The same for every rank: those of a pipeline stage are alike."""
         each = self.layout.world // self.layout.pp
-        return [value for value in self.by_stage(plan.by_stage, of) for _ in range(each)]
+        return [value for value in self.by_stage(formula, of) for _ in range(each)]
 
     def told(self, plan: Plan, on_cpu: bool) -> dict[str, Any]:
         """The plan's JSON with this memory in place of the formula's, whose error is told beside it."""
         found = plan.to_json()
-        found["memory"] = self.to_json()
-        largest = self.largest
+        predicted, found["memory"] = self.beside(plan.by_stage, plan.chosen.memory, plan.machine, on_cpu)
+        found["predicted"] |= predicted
+        return found
+
+    def beside(
+        self, by_stage: Sequence[float], formula: float, machine: Machine, on_cpu: bool
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What replaces in a plan's JSON what the formula has `predicted`, `by_stage` and of the rank that needs most;
+        and its `memory`, where the formula's error is told."""
+        largest, memory = self.largest, self.to_json()
         if largest is None:
-            return found
+            return {}, memory
         needed = self.by_rank(
-            plan, lambda each: needed_bytes(self.layout, each.memory.peak, each.saved, on_cpu)
+            by_stage, lambda each: needed_bytes(self.layout, each.memory.peak, each.saved, on_cpu)
         )
-        found["predicted"] |= {
+        predicted = {
             "memory_bytes": max(needed),
-            "fits": self.fits(plan, on_cpu),
-            "peak_bytes_by_rank": self.by_rank(plan, lambda each: each.memory.peak),
+            "fits": fits(max(needed), machine, on_cpu),
+            "peak_bytes_by_rank": self.by_rank(by_stage, lambda each: each.memory.peak),
             "memory_bytes_by_rank": needed,
         }
-        found["memory"] |= {
-            "formula_bytes": round(plan.chosen.memory),
-            "formula_error": plan.chosen.memory / largest.memory.peak - 1.0,
-        }
-        return found
+        error = formula / largest.memory.peak - 1.0
+        return predicted, memory | {"formula_bytes": round(formula), "formula_error": error}
 
     def fits(self, plan: Plan, on_cpu: bool) -> bool:
         """Whether the rank that needs most fits the plan's machine."""
@@ -101,6 +106,7 @@ class TracedMemory:
     def to_json(self) -> dict[str, Any]:
         """For plan.json: `ranks`, each with its bytes by category, and why those that are missing are."""
         return {
+            "source": "formula" if self.reasons else "trace",
             "categories": list(CATEGORIES),
             "ranks": [each.memory_json() | {"saved": each.saved} for each in self.traces],
             "not_traced": self.reasons,

@@ -4,7 +4,7 @@ reading run directories."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.storage.run_directory import RunDir
@@ -40,6 +40,30 @@ def audit(plan: Mapping[str, Any] | None, means: Mapping[str, float]) -> dict[st
     return {part: pair for part, pair in found.items() if any(pair.values())}
 
 
+def memory_audit(plan: Mapping[str, Any] | None, by_rank: Sequence[float]) -> dict[str, Any]:
+    """Bytes that each rank was predicted to need beside those `by_rank` that it has needed; empty unless both are
+    known.
+
+    `source` tells whether the prediction is of the trace of the program or of the closed formula. Of a trace there are
+    the `parts` of its largest `rank` at the peak, by category, and `formula_error`: how far the formula is off it.
+    """
+    plan = plan or {}
+    said, memory = plan.get("predicted") or {}, plan.get("memory") or {}
+    predicted = said.get("memory_bytes_by_rank") or []
+    if not by_rank or len(predicted) != len(by_rank):
+        return {}
+    found: dict[str, Any] = {
+        "source": memory.get("source", "formula"),
+        "predicted_by_rank": predicted,
+        "measured_by_rank": list(by_rank),
+        "formula_error": memory.get("formula_error"),
+    }
+    if ranks := memory.get("ranks"):
+        largest = max(ranks, key=lambda each: each["peak"])
+        found |= {"rank": largest["rank"], "peak_bytes": largest["peak"], "parts": largest["at_peak"]}
+    return found
+
+
 def audit_of(run: RunDir) -> dict[str, Any] | None:
     """What was predicted and measured of the run in this directory; None if it is none, or nothing was measured."""
     found = run.read_json_or_empty("summary.json")
@@ -56,6 +80,14 @@ def audit_of(run: RunDir) -> dict[str, Any] | None:
     for key in ("step_seconds", "memory_bytes"):
         predicted, measured = said.get(key), real.get(key)
         row[key] = {"predicted": predicted, "measured": measured, "ratio": _ratio(predicted, measured)}
+    row["memory"] = found.get("memory_audit") or {}
+    if row["memory"]:
+        predicted, measured = (max(row["memory"][f"{side}_by_rank"]) for side in ("predicted", "measured"))
+        row["memory_bytes"] = {
+            "predicted": predicted,
+            "measured": measured,
+            "ratio": _ratio(predicted, measured),
+        }
     return row
 
 

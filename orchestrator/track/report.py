@@ -34,6 +34,7 @@ EVENTS_SHOWN, MARKS_SHOWN = (
 )  # events in the table, and attempts and faults in the charts: the latest ones
 EVALUATIONS_SHOWN = 50  # in the table: the latest ones
 SAYINGS_SHOWN = 7  # texts of a prompt: the first, the last and some between
+RANKS_SHOWN = 16  # ranks whose memory is told one by one
 LAYOUTS_SHOWN = 12  # layouts in a table; the rest is only counted
 
 BUCKET_NAMES = {
@@ -93,6 +94,7 @@ def _content(run_dir: RunDir, rows: RunTotals | None) -> dict[str, Any]:
         "plan": _plan(plan),
         "compared": _compared(found),
         "audit": _audit(found["audit"]),
+        "memory": _memory(found["memory_audit"]),
         "pipeline": timelines(run_dir, plan),
         "evaluations": _evaluations(rows.evaluations),
         "tasks": _evaluations(tasks_in(events)),
@@ -242,6 +244,32 @@ def _audit(found: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
     sides = ("predicted", "measured")
     bars = charts.stacked([{part: pair[side] for part, pair in found.items()} for side in sides], 430.0)
     return [{"side": side, "segments": segments} for side, segments in zip(sides, bars, strict=False)]
+
+
+def _memory(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Memory of each rank, predicted and measured, and what the largest is made of; empty where it is not known."""
+    if not found:
+        return {}
+    pairs = list(zip(found["predicted_by_rank"], found["measured_by_rank"], strict=True))
+    ranks = [
+        {
+            "rank": rank,
+            "predicted": size(said),
+            "measured": size(real),
+            "ratio": real / said if said else None,
+        }
+        for rank, (said, real) in enumerate(pairs[:RANKS_SHOWN])
+    ]
+    error = found["formula_error"]
+    parts = [(name, size(value)) for name, value in (found.get("parts") or {}).items() if value]
+    return {
+        "source": "the program, traced" if found["source"] == "trace" else "a closed formula",
+        "ranks": ranks,
+        "more": len(pairs) - len(ranks),
+        "rank": found.get("rank"),
+        "parts": parts,
+        "formula": "" if error is None else f"{error:+.0%}",
+    }
 
 
 def _commits(run_dir: RunDir) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.job.outcome import ENDED
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.row_log import missing_numbers
-from orchestrator.track.audit import audit
+from orchestrator.track.audit import audit, memory_audit
 from orchestrator.track.energy import energy_of
 from orchestrator.track.goodput import Phase, ledger, timeline
 from orchestrator.track.step_parts import latest, why_slow
@@ -70,6 +70,8 @@ def summary(
         "ledger": ledger(events, rows, now),
         "predicted": _predicted(plan),
         "audit": audit(plan, rows.parts.means),
+        "machine": rows.machine,
+        "memory_audit": memory_audit(plan, rows.rank_memory),
         "measured": measured(rows),
         "step_parts": rows.parts.means,
         "mfu": rows.parts.mfu,
@@ -91,7 +93,8 @@ def tasks_in(events: Sequence[Row]) -> list[Row]:
 
 def measured(rows: RunTotals) -> dict[str, float | None]:
     """Medians over the steps that count, without the first of each attempt, which is slower; and peak memory."""
-    return {key: rows.median(key) for key in MEASURED} | {"memory_bytes": rows.memory_bytes}
+    memory = max(rows.rank_memory, default=rows.memory_bytes)
+    return {key: rows.median(key) for key in MEASURED} | {"memory_bytes": memory}
 
 
 def worker_seconds(phases: Sequence[Phase], rows: RunTotals) -> float:

@@ -69,6 +69,11 @@ class RunTotals:
         self.first_step: dict[int, int] = {}
         """The first step of an attempt that counts, by attempt."""
         self.memory_bytes: float | None = None
+        self.rank_memory: list[float] = []
+        """Bytes that each rank of the newest gang has needed at most."""
+        self._memory_attempt: Any = None
+        self.machine: dict[str, Any] = {}
+        """Of rank 0 of the newest gang, see `this_machine`."""
         self.evaluations: list[Row] = []
         """The evaluations that count, newest first."""
         self.beside_seconds = 0.0
@@ -147,12 +152,24 @@ class RunTotals:
         self._first_rows[attempt] = row
         if is_number(row.get("memory_bytes")):
             self.memory_bytes = max(self.memory_bytes or 0, row["memory_bytes"])
+        self._count_ranks(row, attempt)
+        if not self.machine and isinstance(row.get("machine"), dict):
+            self.machine = row["machine"]
         if is_number(row.get("padding")):
             self._padding = (self._padding[0] + row["padding"], self._padding[1] + 1)
         self.evaluations += reversed(evaluations_in([row]))
         for key, points in self.points.items():
             if isinstance(row.get(key), int | float):
                 points.add(float(step), float(row[key]))
+
+    def _count_ranks(self, row: Row, attempt: Any) -> None:
+        found = row.get("memory_bytes_by_rank")
+        if not isinstance(found, list) or not all(map(is_number, found)):
+            return
+        if not self.rank_memory:
+            self.rank_memory, self._memory_attempt = found, attempt
+        elif attempt == self._memory_attempt and len(found) == len(self.rank_memory):
+            self.rank_memory = [max(pair) for pair in zip(found, self.rank_memory, strict=True)]
 
     def add_evaluations(self, newest_first: Iterable[Row]) -> None:
         """Add those rows of evals.jsonl that no row of a step carries: they were made beside the run."""

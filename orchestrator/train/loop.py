@@ -40,6 +40,7 @@ from orchestrator.train.learning_rate import learning_rate
 from orchestrator.train.profile import StepProfiler
 from orchestrator.train.progress import TrainingProgress
 from orchestrator.train.rank_messages import agree
+from orchestrator.train.rank_record import RankRecord
 from orchestrator.train.reference import References, references_of
 from orchestrator.train.sequence_warmup import shortened
 from orchestrator.train.step_seed import seed_step
@@ -124,7 +125,7 @@ class Rank:
         )
         self._evaluator = self._evaluates(self._engine)
         self._last = min(task.until, spec.train.steps)
-        self._baseline_memory = baseline_memory  # bytes of the process before the model was built
+        self._record = RankRecord(baseline_memory)
         self._commits = Commits(task, spec, layout, context, self._engine)
         self._weights: dict[str, Any] = {}  # what the row of an evaluation alone says of them
         self._progress = self._origin = self._restore()
@@ -225,12 +226,12 @@ class Rank:
         computed = time.perf_counter()
         busy = waited + metrics.busy_seconds if metrics.busy_seconds else 0.0
         commits, stopping = self._commits, self._context.stop_requested()
-        agreed = agree(digest, stopping, commits.failures, commits.ready, busy)
+        agreed = agree(digest, stopping, commits.failures, commits.ready, busy, self._record.memory)
         stop, parts["agreement"] = agreed.stop, time.perf_counter() - computed
         self._refuse_unstable(metrics)
         self._advance(agreed.digest, metrics.loss)
         row = self._row(metrics, lr, time.perf_counter() - began, waited)
-        row["busy_seconds"] = agreed.busy if busy else ()
+        row |= {"busy_seconds": agreed.busy if busy else (), **self._record.row(agreed.memory)}
         row |= {f"{part}_seconds": round(seconds, 6) for part, seconds in parts.items()}
         if not stop or self._progress.step == self._last:
             trained = time.perf_counter()
@@ -333,7 +334,6 @@ class Rank:
             "samples": self._progress.receipt,
             "layout": str(self._layout),
             "attempt": self._task.attempt,
-            "memory_bytes": peak_memory() - self._baseline_memory,
             "time": wall(),
         }
         if self._task.flops_per_token:

@@ -22,6 +22,7 @@ class Agreed:
         failures: the most failed saves in a row on any rank.
         ready: whether all ranks are ready for a snapshot.
         busy: seconds that each rank computed without waiting for others.
+        memory: bytes that each rank has needed at most.
     """
 
     digest: int
@@ -29,20 +30,25 @@ class Agreed:
     failures: int
     ready: bool
     busy: tuple[float, ...]
+    memory: tuple[int, ...]
 
 
-def agree(digest: int, stop: bool, failures: int = 0, ready: bool = True, busy: float = 0.0) -> Agreed:
+def agree(
+    digest: int, stop: bool, failures: int = 0, ready: bool = True, busy: float = 0.0, memory: int = 0
+) -> Agreed:
     """Combine every rank's values; all ranks call it together."""
-    mine = torch.tensor([digest, int(stop), failures, int(ready), int(busy * 1e6)], dtype=torch.int64)
+    values = [digest, int(stop), failures, int(ready), int(busy * 1e6), memory]
+    mine = torch.tensor(values, dtype=torch.int64)
     everyone = torch.empty(dist.get_world_size() * len(mine), dtype=torch.int64)
     dist.all_gather_single(everyone, mine)
-    digests, stops, failed, readies, busies = everyone.view(-1, len(mine)).T.tolist()
+    digests, stops, failed, readies, busies, memories = everyone.view(-1, len(mine)).T.tolist()
     return Agreed(
         add(digests),
         any(stops),
         max(failed),
         all(readies),
         tuple(microseconds / 1e6 for microseconds in busies),
+        tuple(memories),
     )
 
 

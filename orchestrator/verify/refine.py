@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import datetime
 import getpass
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from cluster.workers.machine import this_machine
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
@@ -30,6 +33,7 @@ def refine(spec: JobSpec, run: RunDir, path: Path) -> Profile:
         raise InputError("has not measured the parts of a step", run.uri, "name a run that has ended")
     if spec.resources.per_worker.gpu:
         raise InputError("ran on GPUs, and the profile is of processors", run.uri, "name a run on processors")
+    _check_machine(summary.get("machine") or {}, run)
     known = {entry.run for entry in profile.refined}
     if run.uri in known:
         raise InputError("has refined this profile already", run.uri, "undo that with --undo")
@@ -52,6 +56,17 @@ def undo(path: Path) -> Profile:
         return undone(_profile(path))
     except ValueError as error:
         raise InputError(str(error), str(path), "there is nothing to undo") from None
+
+
+def _check_machine(ran_on: Mapping[str, Any], run: RunDir) -> None:
+    """Refuse a run of another kind of machine; of another machine of the same kind it says as much."""
+    here, kind = this_machine(), ("processor", "cores")
+    if not all(ran_on.get(key) for key in kind):
+        raise InputError("does not say on which machine it ran", run.uri, "name a run of this version")
+    if any(ran_on[key] != here[key] for key in kind):
+        there, mine = (f"{of['cores']} x {of['processor']}" for of in (ran_on, here))
+        hint = "refine the profile on that machine"
+        raise InputError(f"ran on {there}, and this machine has {mine}", run.uri, hint)
 
 
 def _profile(path: Path) -> Profile:

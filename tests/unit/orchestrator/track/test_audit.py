@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.storage.run_directory import RunDir, runs_in
-from orchestrator.track.audit import audit, audit_of
+from orchestrator.track.audit import audit, audit_of, memory_audit
 from orchestrator.track.charts import stacked
 
 PLAN: dict[str, Any] = {
@@ -28,6 +28,23 @@ def test_parts_stand_side_by_side() -> None:
     assert found["communication"] == {"predicted": 0.5, "measured": pytest.approx(0.4)}
     assert found["other"] == {"predicted": 0.0, "measured": 0.2}
     assert "bubble" not in found
+
+
+def test_the_memory_of_each_rank_stands_beside_what_was_measured() -> None:
+    plan: dict[str, Any] = {"predicted": {"memory_bytes_by_rank": [10, 6]}, "memory": {"source": "formula"}}
+    found = memory_audit(plan, [11.0, 5.0])
+    assert found["predicted_by_rank"] == [10, 6]
+    assert found["measured_by_rank"] == [11.0, 5.0]
+    assert (found["source"], found["formula_error"], "parts" in found) == ("formula", None, False)
+    ranks = [
+        {"rank": 0, "peak": 8, "at_peak": {"weights": 8}},
+        {"rank": 1, "peak": 4, "at_peak": {"weights": 4}},
+    ]
+    plan["memory"] = {"source": "trace", "ranks": ranks, "formula_error": -0.2}
+    found = memory_audit(plan, [11.0, 5.0])
+    assert (found["source"], found["rank"], found["parts"]) == ("trace", 0, {"weights": 8})
+    assert found["formula_error"] == -0.2
+    assert memory_audit(plan, [11.0]) == memory_audit(plan, []) == memory_audit(None, [11.0]) == {}
 
 
 @pytest.mark.parametrize("plan", [None, {}, {"predicted": {"step_seconds": 1.0}}])

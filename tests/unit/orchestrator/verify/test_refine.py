@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from jobs import job, write_text
 
+from cluster.workers.machine import this_machine
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.planning.layout import Layout
@@ -44,8 +45,8 @@ def run_of(tmp_path: Path, spec: JobSpec, slower: float = 1.0, **changes: Any) -
         "communication": time.communication,
         "optimizer": time.optimizer,
     }
-    summary = {"step_parts": parts, "step": FEWEST, "layouts": [str(LAYOUT)]} | changes
-    run.write_json("summary.json", summary)
+    summary = {"step_parts": parts, "step": FEWEST, "layouts": [str(LAYOUT)], "machine": this_machine()}
+    run.write_json("summary.json", summary | changes)
     run.write_json("plan.json", {"chosen": LAYOUT.to_json() | {"text": str(LAYOUT)}})
     return run
 
@@ -83,6 +84,9 @@ def test_a_slower_run_makes_later_plans_slower_and_is_taken_back(
         ({"step": FEWEST - 1}, "steps"),
         ({"step_parts": {}}, "has not measured"),
         ({"layouts": ["one", "two"]}, "several layouts"),
+        ({"machine": {}}, "does not say"),
+        ({"machine": {**this_machine(), "processor": "another"}}, "ran on .* another, and this machine"),
+        ({"machine": {**this_machine(), "cores": 4096}}, "ran on 4096 x"),
     ],
 )
 def test_a_run_that_says_little_is_refused(

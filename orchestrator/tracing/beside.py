@@ -1,0 +1,40 @@
+"""Traces the layout that a run trains under, in a process of its own that gives way to all others.
+
+It reads what is asked on its standard input and writes the answer on its standard output, both JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from cluster.workers.rank_process import die_with_parent
+
+
+def answer(asked: dict[str, Any]) -> dict[str, Any]:
+    """What of plan.json a trace changes: `predicted` and `memory`. `asked` has the `job` as YAML, the `layout`, and of
+    the closed formula the bytes `by_stage` and those of the rank that needs most; the bytes that a worker has."""
+    from orchestrator.job.document import parse_yaml
+    from orchestrator.job.spec import parse
+    from orchestrator.planning.device import Machine
+    from orchestrator.planning.layout import Layout
+    from orchestrator.resolve.resolved_job import resolve
+    from orchestrator.tracing.of_plan import traced_memory
+
+    spec = parse(parse_yaml(asked["job"], "job.yaml"), "job.yaml")
+    traced = traced_memory(resolve(spec), Layout.from_json(asked["layout"]))
+    on_cpu, machine = not spec.resources.per_worker.gpu, Machine(memory=asked["memory"], flops=1.0)
+    predicted, memory = traced.beside(asked["by_stage"], asked["formula"], machine, on_cpu)
+    return {"predicted": predicted, "memory": memory}
+
+
+def main() -> None:
+    """Answer once; the argument is the process id of who asks."""
+    die_with_parent(int(sys.argv[1]))
+    os.nice(19)
+    found = answer(json.load(sys.stdin))
+    sys.stdout.write("\n" + json.dumps(found))
+    sys.stdout.flush()
+    os._exit(0)  # threads of libraries are not waited for

@@ -1,0 +1,31 @@
+"""What the rows of a run tell of its ranks beside the step: their memory and machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cluster.workers.machine import this_machine
+from orchestrator.train.device import peak_memory
+
+
+class RankRecord:
+    """Memory beyond the `baseline`, bytes of the process before the model was built."""
+
+    def __init__(self, baseline: int) -> None:
+        self._baseline = baseline
+        self._told: tuple[int, ...] = ()
+
+    @property
+    def memory(self) -> int:
+        """Bytes that this rank has needed at most."""
+        return peak_memory() - self._baseline
+
+    def row(self, memory: tuple[int, ...]) -> dict[str, Any]:
+        """What a row tells, given the bytes of all ranks: of each where they have changed, and first of all on which
+        machine this rank is."""
+        found: dict[str, Any] = {"memory_bytes": memory[0]}
+        if not self._told:
+            found["machine"] = this_machine()
+        if memory != self._told:
+            found["memory_bytes_by_rank"] = self._told = memory
+        return found
