@@ -17,7 +17,7 @@ MEGATRON = Program(width=2, dropout=True, gather_width=2, gradient_width=4, carr
 
 @dataclass(frozen=True)
 class Published:
-    """A measured step: what was run, how, and the seconds that it took."""
+    """A measured step: what was run, how, and the seconds that it took; `per_node` where that is not the profile's."""
 
     name: str
     source: str
@@ -28,6 +28,7 @@ class Published:
     seconds: float
     program: Program = MEGATRON
     assumed: str = ""
+    per_node: int = 0
 
 
 def gpt(layers: int, hidden: int, heads: int, length: int = 2048, vocabulary: int = 51200) -> ModelShape:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import paths  # noqa: F401
+from fsdp_steps import FITTED, HELD_OUT
 from published_steps import ROWS, Published
 
 from orchestrator.planning.device import Machine
@@ -20,7 +21,8 @@ FREE = {
     "a100-80": ("matrix_share", "score_bytes", "element_share"),
     "a100-80-fused": ("matrix_share", "eager"),
     "h100-500w": ("matrix_share", "eager"),
-    "h100": ("matrix_share",),
+    "h100": ("matrix_share", "eager"),
+    "h200": ("matrix_share",),
 }
 PRIOR, NOISE = 0.15, 0.02
 
@@ -28,7 +30,7 @@ PRIOR, NOISE = 0.15, 0.02
 def main() -> None:
     """Fit each profile, and print its figures and errors."""
     for name, free in FREE.items():
-        rows = [row for row in ROWS if row.machine == name]
+        rows = [row for row in (*ROWS, *FITTED) if row.machine == name]
         start = load(name).machine("bf16")
         x = np.array([getattr(start, field) for field in free])
         changes, ridge = np.zeros(len(free)), np.eye(len(free)) * (NOISE / PRIOR) ** 2
@@ -46,6 +48,25 @@ def main() -> None:
             print(f"  {row.name:40} {np.expm1(errors[index]):+.1%}, left out {left_out[-1]:+.1%}")
         mean, without = (np.abs(each).mean() for each in (np.expm1(errors), np.array(left_out)))
         print(f"  mean {mean:.1%}, left out {without:.1%}")
+    held_out()
+
+
+def held_out() -> None:
+    """Print the errors of the rows that no profile is fitted to."""
+    for name in dict.fromkeys(row.machine for row in HELD_OUT):
+        rows = [row for row in HELD_OUT if row.machine == name]
+        machine, found = load(name).machine("bf16"), []
+        for row in rows:
+            found.append(_seconds(row, machine) / row.seconds - 1.0)
+            print(
+                f"  {row.name:28} {row.layout!s:40} {row.layout.world:4} {row.seconds:8.2f} {found[-1]:+.1%}"
+            )
+        print(f"{name}: held out, mean {np.abs(found).mean():.1%} of {len(rows)}, bias {np.mean(found):+.1%}")
+
+
+def _seconds(row: Published, machine: Machine) -> float:
+    there = replace(machine, per_node=row.per_node or machine.per_node)
+    return step_time(row.shape, row.layout, row.batch, there, row.program).seconds
 
 
 def _linear(
@@ -55,8 +76,7 @@ def _linear(
 
     def errors_at(at: np.ndarray) -> np.ndarray:
         machine = replace(start, **dict(zip(free, (x * np.exp(at)).tolist(), strict=True)))
-        found = [step_time(r.shape, r.layout, r.batch, machine, r.program).seconds / r.seconds for r in rows]
-        return np.log(found)
+        return np.log([_seconds(row, machine) / row.seconds for row in rows])
 
     here = errors_at(changes)
     unit = np.eye(len(free)) * 0.02

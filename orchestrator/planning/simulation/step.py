@@ -18,6 +18,11 @@ OPTIMIZER_BYTES = 40.0
 reads one, clipping reads and writes one."""
 BUCKET = 25e6
 """Bytes of gradients that are summed at once: the last bucket is exposed."""
+CONTENTION = 0.4
+"""Share of the seconds of traffic behind computation which that takes longer on a GPU: collectives take multiprocessors
+and bandwidth of the memory, and are not always there when they are needed. Pairs of published steps that differ in
+traffic alone say 0.5 to 0.6 (tests/fsdp_steps.py: MPT 70b with micro-batches of 2 and 8, Llama 3 7B on one to eight
+nodes); 0.4 is best for all."""
 ROUNDS = 4
 """A pipeline is played for at most so many micro-batches a stage; further ones take what the slowest rank takes."""
 DEEPSPEED = {1: 1.10, 2: 1.06, 3: 1.12}
@@ -251,8 +256,8 @@ def _data_parallel(
     backward: float,
     units: int,
 ) -> float:
-    """Seconds of data-parallel traffic that no computation hides; `forward` and `backward` those of a pass that may.
-    Under ZeRO 2 and 3 each of `units` layers is gathered and scattered by itself.
+    """Seconds that data-parallel traffic adds, which computation hides in part; `forward` and `backward` are those of a
+    pass that may. Under ZeRO 2 and 3 each of `units` layers is gathered and scattered by itself.
 
     Gradients are summed once under ZeRO 0 and 1, behind the last backward pass where there is no pipeline; under 2 and
     3 they are scattered, and under 3 weights are gathered, for every micro-batch (Rajbhandari et al., 2020, section 7).
@@ -264,10 +269,10 @@ def _data_parallel(
     gradients, weights = program.gradient_width * trained, program.gather_width * parameters
     last = group.halves(min(BUCKET, gradients))
     if layout.zero == 0:
-        return max(group.all_reduce(gradients) - backward, 2.0 * last)
+        return _felt(group.all_reduce(gradients), backward, 2.0 * last)
     scatter = group.halves(gradients)
     if layout.zero == 1:
-        return max(scatter - backward, last) + group.halves(program.gather_width * trained)
+        return _felt(scatter, backward, last) + group.halves(program.gather_width * trained)
     group = Group(layout.sharded, layout.tp, machine)
     last = group.halves(min(BUCKET, gradients))
     apiece = (units - 1) * group.halves(0.0)
@@ -276,7 +281,14 @@ def _data_parallel(
     copies = Group(layout.replicas // layout.sharded, layout.tp * layout.sharded, machine)
     summed = copies.all_reduce(gradients / layout.sharded) if copies.size > 1 else 0.0
     sums = parts if layout.pp > 1 else 1
-    return (parts - sums) * max(each - hidden, last) + sums * max(each + summed - hidden, last)
+    return (parts - sums) * _felt(each, hidden, last) + sums * _felt(each + summed, hidden, last)
+
+
+def _felt(sent: float, behind: float, last: float) -> float:
+    """What a step takes longer for traffic of so many seconds `behind` computation, of which the `last` part never
+    hides."""
+    shown = max(sent - behind, last)
+    return shown + CONTENTION * max(sent - shown, 0.0)
 
 
 def _host(layout: Layout, parameters: float, parts: int, machine: Machine) -> float:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from fsdp_steps import HELD_OUT
 from published_steps import MEGATRON, PTDP_1, ROWS, gpt
 
 from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout
 from orchestrator.planning.profile import load
 from orchestrator.planning.simulation.operators import Program
-from orchestrator.planning.simulation.step import layers_of, least_time, pipeline, step_time
+from orchestrator.planning.simulation.step import CONTENTION, layers_of, least_time, pipeline, step_time
 
 MACHINES = {name: load(name).machine("bf16") for name in sorted({row.machine for row in ROWS})}
 
@@ -26,6 +27,18 @@ def test_published_steps_are_met(machine: str) -> None:
     errors = [abs(error(row)) for row in ROWS if row.machine == machine]
     assert sum(errors) / len(errors) < 0.06
     assert max(errors) < 0.15
+
+
+def test_steps_that_no_profile_is_fitted_to_are_met() -> None:
+    errors = []
+    for row in HELD_OUT:
+        machine = load(row.machine).machine("bf16")
+        machine = dataclasses.replace(machine, per_node=row.per_node or machine.per_node)
+        seconds = step_time(row.shape, row.layout, row.batch, machine, row.program).seconds
+        if row.shape.sequence_length <= 4096:  # longer ones ran an older kernel of attention
+            errors.append(abs(seconds / row.seconds - 1))
+    assert len(errors) == 29
+    assert sum(errors) / len(errors) < 0.08
 
 
 @pytest.mark.parametrize("row", PTDP_1[4:8], ids=lambda row: row.name)
@@ -67,7 +80,7 @@ def test_traffic_hides_behind_the_backward_pass_where_the_device_launches_ahead(
     machine, shape = MACHINES["a100-80"], gpt(16, 2048, 16)
     hidden = step_time(shape, Layout(dp=8), 64, machine, MEGATRON)
     bare = step_time(shape, Layout(dp=8), 64, dataclasses.replace(machine, launches_ahead=False), MEGATRON)
-    assert hidden.communication < bare.communication / 3
+    assert CONTENTION * bare.communication < hidden.communication < bare.communication / 2
 
 
 def test_context_and_experts_communicate() -> None:
