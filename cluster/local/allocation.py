@@ -37,9 +37,11 @@ def main() -> None:
 def spec_of(folder: str, address: str, port: int, cpus: float, gpus: float, number: int) -> NodeSpec:
     """The node of task `number` of an allocation."""
     if not number:
-        return NodeSpec(folder, address, port=port, dashboard=free_port(), cpus=cpus, gpus=gpus)
+        return NodeSpec(
+            folder, address, port=port, dashboard=free_port(), cpus=cpus, gpus=gpus, owns_machine=True
+        )
     own = socket.gethostbyname(os.environ.get("SLURMD_NODENAME") or socket.gethostname())
-    return NodeSpec(folder, own, head_address=f"{address}:{port}", cpus=cpus, gpus=gpus)
+    return NodeSpec(folder, own, head_address=f"{address}:{port}", cpus=cpus, gpus=gpus, owns_machine=True)
 
 
 def free_port() -> int:

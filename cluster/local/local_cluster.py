@@ -42,6 +42,7 @@ NAME = "local"
 """The cluster's name unless another is given."""
 GCS_PORT, DASHBOARD_PORT = 6379, 8265
 """Ray's own ports, used if they are free."""
+HOSTS = "hosts.json"
 LONGEST_NAME = 12
 """Most characters of a name: paths of sockets within the folder are limited to 107 bytes."""
 
@@ -49,7 +50,8 @@ LONGEST_NAME = 12
 @dataclass(frozen=True)
 class LocalCluster:
     """A local cluster: its folder, the addresses of Ray and of its dashboard, its network 127.0.<network>.x, and the
-    records of its nodes."""
+    records of its nodes. Of a cluster with nodes on other machines the network is 0, and `hosts` are those, see
+    `cluster.remote.ssh_cluster`."""
 
     name: str
     folder: str
@@ -57,6 +59,7 @@ class LocalCluster:
     dashboard: str
     network: int
     nodes: tuple[dict[str, Any], ...] = ()
+    hosts: tuple[dict[str, Any], ...] = ()
 
     def environment(self) -> dict[str, str]:
         """Ray's own variables, with which any Ray program connects to this cluster."""
@@ -74,7 +77,8 @@ class LocalCluster:
         """What `cluster up --json` prints; the token itself is not in it."""
         keys = ("ip", "cpus", "gpus", "resources", "labels", "pid", "kind")
         nodes = [{key: node[key] for key in keys} for node in self.nodes]
-        return {"name": self.name, "environment": self.environment(), "nodes": nodes}
+        found = {"name": self.name, "environment": self.environment(), "nodes": nodes}
+        return found | ({"hosts": list(self.hosts)} if self.hosts else {})
 
 
 def user_token() -> bool:
@@ -103,13 +107,22 @@ def find(name: str = NAME) -> LocalCluster | None:
     nodes = tuple(node for node in node_records(folder) if process_of(node) is not None)
     if not any(not node["head_address"] for node in nodes):
         return None
-    return LocalCluster(**record, nodes=nodes)
+    return LocalCluster(**record, nodes=nodes, hosts=hosts_of(name))
 
 
-def up(name: str, nodes: Sequence[NodeSpec], autoscaling: str = "") -> LocalCluster:
+def hosts_of(name: str) -> tuple[dict[str, Any], ...]:
+    """What is known of a cluster's nodes on other machines."""
+    try:
+        return tuple(json.loads((folder_of(name) / HOSTS).read_text()))
+    except (OSError, ValueError):
+        return ()
+
+
+def up(name: str, nodes: Sequence[NodeSpec], autoscaling: str = "", address: str = "") -> LocalCluster:
     """Start a head without CPUs, and these nodes; their folders and addresses are assigned here.
 
-    `autoscaling` is the text of Ray's autoscaling configuration. Raises ClusterError, with nothing left behind.
+    `autoscaling` is the text of Ray's autoscaling configuration. A head with an `address` of this machine that others
+    reach has no nodes beside it. Raises ClusterError, with nothing left behind.
     """
     if len(name) > LONGEST_NAME:
         raise ClusterError(f"the name {name!r} is too long; use at most {LONGEST_NAME} letters")
@@ -121,7 +134,7 @@ def up(name: str, nodes: Sequence[NodeSpec], autoscaling: str = "") -> LocalClus
         (folder / "nodes").mkdir(parents=True, mode=0o700)
         try:
             with _alone(folder.parent):
-                return _up(name, folder, nodes, autoscaling)
+                return _up(name, folder, nodes, autoscaling, address)
         except BaseException:
             down(name)
             raise
@@ -163,11 +176,13 @@ def _alone(parent: Path) -> Iterator[None]:
         yield
 
 
-def _up(name: str, folder: Path, nodes: Sequence[NodeSpec], autoscaling: str) -> LocalCluster:
+def _up(
+    name: str, folder: Path, nodes: Sequence[NodeSpec], autoscaling: str, own_address: str
+) -> LocalCluster:
     if not user_token():
         _write_private(folder / "token", secrets.token_hex(32))
-    network = _free_network()
-    head = NodeSpec(str(folder), f"127.0.{network}.1", cpus=0)
+    network = 0 if own_address else _free_network()
+    head = NodeSpec(str(folder), own_address or f"127.0.{network}.1", cpus=0, owns_machine=bool(own_address))
     head = dataclasses.replace(head, port=free_port(head.ip, GCS_PORT))
     head = dataclasses.replace(head, dashboard=free_port("127.0.0.1", DASHBOARD_PORT))
     address, dashboard = f"{head.ip}:{head.port}", f"http://127.0.0.1:{head.dashboard}"
@@ -177,7 +192,7 @@ def _up(name: str, folder: Path, nodes: Sequence[NodeSpec], autoscaling: str) ->
         config.write_text(text.replace("{network}", str(network)))
         head = dataclasses.replace(head, autoscaling=str(config), kind="head", instance="head")
     cluster = LocalCluster(name, str(folder), address, dashboard, network)
-    record = {key: value for key, value in dataclasses.asdict(cluster).items() if key != "nodes"}
+    record = {k: value for k, value in dataclasses.asdict(cluster).items() if k not in ("nodes", "hosts")}
     _write_private(folder / "cluster.json", json.dumps(record))
     started = [(head, launch_node(head))]
     wait_until_up(started)
@@ -191,6 +206,10 @@ def _up(name: str, folder: Path, nodes: Sequence[NodeSpec], autoscaling: str) ->
 
 def add(cluster: LocalCluster, nodes: Sequence[NodeSpec]) -> LocalCluster:
     """Add nodes to a cluster. Raises ClusterError."""
+    if not cluster.network:
+        raise ClusterError(
+            "its nodes are on other machines; end it, and start it with a longer file of hosts"
+        )
     wait_until_up([(node, launch_node(node)) for node in with_addresses(cluster, nodes)])
     return find(cluster.name) or cluster
 

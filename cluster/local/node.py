@@ -29,10 +29,11 @@ SETTINGS = {
     "health_check_period_ms": 1000,
     "health_check_timeout_ms": 2000,
     "health_check_failure_threshold": 4,
-    "enable_metrics_collection": False,
 }
-"""System configuration of Ray. A dead node is detected in some seconds instead of twenty, since all nodes are on one
-machine. Ray would serve metrics on every interface and without a token, so they are off."""
+"""System configuration of Ray where all nodes are on one machine: a dead one is detected in some seconds instead of
+twenty."""
+PRIVATE = {"enable_metrics_collection": False}
+"""Ray would serve metrics on every interface and without a token, so they are off."""
 NO_PORT = {"DASHBOARD_METRIC_PORT": "-1", "AUTOSCALER_METRIC_PORT": "-1"}
 """Keeps the metrics servers of dashboard and autoscaler from starting; they have no other switch."""
 
@@ -43,7 +44,7 @@ class NodeSpec:
 
     A head has no `head_address`, and `dashboard` is the port of its dashboard and Jobs API. With `autoscaling`, the
     path of a configuration file, Ray's autoscaler runs beside the head. `instance` and `kind` are the instance id and
-    node type that the autoscaler knows the node by.
+    node type that the autoscaler knows the node by. A node that `owns_machine` has Ray's own sizes and patience.
     """
 
     folder: str
@@ -58,6 +59,7 @@ class NodeSpec:
     autoscaling: str = ""
     instance: str = ""
     kind: str = ""
+    owns_machine: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The fields, for the node's command line and record."""
@@ -98,7 +100,8 @@ def _keep(spec: NodeSpec, ended: threading.Event) -> None:
 
 def _start(spec: NodeSpec) -> RayNode:
     head = not spec.head_address
-    options: dict[str, Any] = {"node_ip_address": spec.ip, "object_store_memory": STORE_BYTES}
+    store, settings = (None, PRIVATE) if spec.owns_machine else (STORE_BYTES, PRIVATE | SETTINGS)
+    options: dict[str, Any] = {"node_ip_address": spec.ip, "object_store_memory": store}
     options |= {"num_cpus": spec.cpus, "num_gpus": spec.gpus, "resources": dict(spec.resources)}
     options |= {"labels": dict(spec.labels), "min_worker_port": 0, "max_worker_port": 0}
     options |= {"node_manager_port": 0, "dashboard_agent_listen_port": 0, "include_log_monitor": head}
@@ -109,7 +112,7 @@ def _start(spec: NodeSpec) -> RayNode:
         options |= {
             "dashboard_host": "127.0.0.1",
             "dashboard_port": spec.dashboard,
-            "_system_config": SETTINGS,
+            "_system_config": settings,
         }
         options |= {"autoscaling_config": spec.autoscaling or None, "no_monitor": not spec.autoscaling}
     else:

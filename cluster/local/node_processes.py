@@ -37,8 +37,8 @@ def is_of_cluster(process: psutil.Process, folder: str) -> bool:
     return process.environ().get(OF_CLUSTER) == folder
 
 
-def launch_node(node: NodeSpec) -> subprocess.Popen[bytes]:
-    """Start the process of a node; its record appears once the node is up."""
+def launch_node(node: NodeSpec, module: str = "cluster.local.node") -> subprocess.Popen[bytes]:
+    """Start the process of a node, which calls `main` of that module; its record appears once the node is up."""
     folder = Path(node.folder)
     environment = {
         **os.environ,
@@ -57,7 +57,7 @@ def launch_node(node: NodeSpec) -> subprocess.Popen[bytes]:
     environment["PYTHONPATH"] = os.pathsep.join(
         [str(Path(__file__).parents[2]), *filter(None, [environment.get("PYTHONPATH")])]
     )
-    arguments = command_of("cluster.local.node", json.dumps(node.to_json()))
+    arguments = command_of(module, json.dumps(node.to_json()))
     with open(folder / f"node-{node.ip}.log", "ab") as log:
         return subprocess.Popen(
             arguments,

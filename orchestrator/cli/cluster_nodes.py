@@ -6,11 +6,12 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.options import Json, emit, finite, table
+from orchestrator.cli.options import Json, emit, finite, on_this_machine, table, word
 from orchestrator.job.errors import InputError
 
 if TYPE_CHECKING:
@@ -40,7 +41,17 @@ Types = Annotated[
 
 
 def up(
-    local: Annotated[int, typer.Option(min=0, max=MOST, help="nodes beside the head")],
+    local: Annotated[
+        int | None, typer.Option(min=0, max=MOST, help="nodes beside the head, all on this machine")
+    ] = None,
+    hosts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            parser=on_this_machine,
+            help="nodes on other machines, by ssh; a line each: [user@]host [cpus=N] [gpus=N] [address=IP]",
+        ),
+    ] = None,
     most: Annotated[
         int | None,
         typer.Option(
@@ -54,12 +65,35 @@ def up(
     idle: Annotated[
         float, typer.Option(min=0, callback=finite, help="seconds before the autoscaler stops an idle node")
     ] = 30.0,
+    address: Annotated[
+        str | None,
+        typer.Option(callback=word, help="of this machine, for --hosts [default: as they see it over ssh]"),
+    ] = None,
+    ssh: Annotated[str, typer.Option(help="the command for --hosts, with its options")] = "ssh",
+    python: Annotated[
+        str | None,
+        typer.Option(callback=word, help="on --hosts, with this program [default: the same as here]"),
+    ] = None,
     name: Name = "local",
     as_json: Json = False,
 ) -> None:
-    """Start a cluster of real Ray nodes on loopback, with token authentication and made-up resources."""
+    """Start a cluster of real Ray nodes, with token authentication: on loopback with made-up resources (--local), or
+    its head here and a node on each of several machines (--hosts)."""
     from cluster.local import local_cluster as loopback
 
+    if hosts is not None:
+        if local is not None or most is not None:
+            raise InputError(
+                "names other machines, and --local and --max are for this one", "--hosts", "leave one out"
+            )
+        _up_on_hosts(name, hosts, address or "", ssh, python or sys.executable, as_json)
+        return
+    if local is None:
+        raise InputError(
+            "how many nodes is missing",
+            "--local",
+            "say for example --local 2, or name machines: --hosts FILE",
+        )
     kinds = [_node(cpus, gpus, resources, each) for each in labels or ["{}"]]
     if most is not None and most < local:
         raise InputError(f"--max {most} is below --local {local}", "--max", "raise it")
@@ -72,11 +106,32 @@ def up(
         loopback.folder_of(name)
     with _errors_of(name):
         found = loopback.up(name, [] if scaling else kinds * local, scaling)
+    _show_new(found, as_json)
+
+
+def _show_new(found: LocalCluster, as_json: bool) -> None:
     _show(found, as_json)
     if not as_json:
         print("\nThe other commands find it. For Ray's own:\n")
         for key, value in found.environment().items():
             print(f"  export {key}={value}")
+
+
+def _up_on_hosts(name: str, file: Path, address: str, ssh: str, python: str, as_json: bool) -> None:
+    from cluster.remote import ssh_cluster
+    from cluster.remote.hosts_file import WrongHosts, read_hosts
+
+    try:
+        hosts = read_hosts(file)
+    except OSError as error:
+        raise InputError(
+            error.strerror or str(error), f"--hosts {file}", "name a file, one host a line"
+        ) from None
+    except WrongHosts as error:
+        raise InputError(str(error), "--hosts", "see --help") from None
+    with _errors_of(name):
+        found = ssh_cluster.up(name, hosts, ssh_cluster.Ssh(ssh, python), address)
+    _show_new(found, as_json)
 
 
 def add(
@@ -119,11 +174,15 @@ def show(name: Name = "local", as_json: Json = False) -> None:
 def down(name: Name = "local", as_json: Json = False) -> None:
     """Stop the local cluster, and remove all that it started and wrote."""
     from cluster.local import local_cluster as loopback
+    from cluster.remote import ssh_cluster
 
     with _errors_of(name, quiet=True):
-        ended = loopback.down(name)
+        ended = loopback.folder_of(name).exists()
+        silent = ssh_cluster.down(name)
+    for line in silent:
+        print(f"not ended there, but by itself as it misses the head: {line}", file=sys.stderr)
     if as_json:
-        emit({"ended": ended})
+        emit({"ended": ended, "silent": silent})
     else:
         print(f"the cluster {name!r} is gone" if ended else f"there is no cluster {name!r}: nothing to do")
 
@@ -183,6 +242,9 @@ def _show(cluster: LocalCluster, as_json: bool) -> None:
         return
     print(f"{cluster.name}: Ray at {cluster.address}, dashboard and Jobs API at {cluster.dashboard}")
     rows = []
+    for host in cluster.hosts:
+        offered = f"{host['cpus']:g} CPU, {host['gpus']:g} GPU" if "ip" in host else "has not come up"
+        rows.append([host.get("ip", ""), host["host"], offered, "", str(host.get("pid", ""))])
     for node in cluster.nodes:
         has = {"CPU": node["cpus"], "GPU": node["gpus"], **node["resources"]}
         offered = (

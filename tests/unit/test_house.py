@@ -38,7 +38,7 @@ ROOMS = {
         ),
         *("control", "launch", "chain", "tune", "verify", "api", "cli"),
     ],
-    "cluster": ["workers", "local", "jobs", "render"],
+    "cluster": ["workers", "local", "remote", "jobs", "render"],
     "workloads": ["model", "adapters", "objectives", "hf", "own"],
 }
 """The packages within each, from the bottom up: a package imports only those below it."""

@@ -18,8 +18,8 @@ from workloads.model.stored import Part, StoredTensor, whole
 
 BLOCK = 64
 """Numbers that share a scale."""
-ROWS = 1024
-"""Of a weight, that are quantised at once."""
+AT_ONCE = 2**18
+"""About how many numbers are quantised at a time: on a CPU bitsandbytes holds a hundred bytes for each."""
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,9 +84,11 @@ class QuantisedWeight(nn.Module):
     def fill(self, stored: StoredTensor, rows: slice, columns: slice) -> None:
         """Take a part of a stored weight, some rows at a time, so that little of it is held whole."""
         plain = stored.plain if isinstance(stored, RoundedTensor) else stored
-        for at in range(rows.start, rows.stop, ROWS):
-            stop = min(at + ROWS, rows.stop)
-            codes, scales = quantise(plain[(slice(at, stop), blocks_with(columns))])
+        blocks = blocks_with(columns)
+        step = max(1, AT_ONCE // (blocks.stop - blocks.start))
+        for at in range(rows.start, rows.stop, step):
+            stop = min(at + step, rows.stop)
+            codes, scales = quantise(plain[(slice(at, stop), blocks)])
             self.codes[at - rows.start : stop - rows.start].copy_(codes)
             self.scales[at - rows.start : stop - rows.start].copy_(scales)
 

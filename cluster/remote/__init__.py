@@ -1,0 +1,4 @@
+"""A cluster whose nodes are on other machines, which are reached over ssh.
+
+Imports workers and local.
+"""

@@ -1,0 +1,161 @@
+"""A cluster of which the head is on this machine, and each other node on one that ssh reaches.
+
+What is on a host is started, asked and ended by `cluster.remote.host_node` there, each time by an ssh command of its
+own: none stays open. Which hosts there are is written down before the first is asked, so that `down` ends them all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shlex
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.local import local_cluster
+from cluster.local.local_cluster import HOSTS, LocalCluster
+from cluster.local.node_processes import UP_TIMEOUT, ClusterError
+from cluster.remote.host_node import versions
+from cluster.remote.hosts_file import Host
+
+CONNECT = 15
+"""Seconds in which a host answers ssh."""
+TOGETHER = 32
+"""Hosts that are asked at a time."""
+LOOPBACK = "127.0.0.1"
+"""Where no other machine reaches this one."""
+SHOWN = 3
+"""Most hosts that a line names."""
+
+
+@dataclass(frozen=True)
+class Ssh:
+    """How a host is asked: the ssh command, with its options, and the Python there that has this program."""
+
+    command: str
+    python: str
+
+    def ask(self, host: str, what: str, given: dict[str, Any]) -> dict[str, Any]:
+        """The answer of `cluster.remote.host_node`. Raises ClusterError, with what the host says."""
+        line = f"exec {shlex.quote(self.python)} -P -m cluster.remote.host_node {what}"
+        return _answer(self._run(host, line, json.dumps(given)), host)
+
+    def own_address(self, host: str) -> str:
+        """The address of this machine that the host sees. Raises ClusterError if it tells none."""
+        words = self._run(host, "echo $SSH_CONNECTION", "").stdout.split()
+        if len(words) != 4:
+            raise ClusterError(
+                f"{host} does not say from where it is asked; give --address, this machine's own"
+            )
+        if words[0] == LOOPBACK:
+            raise ClusterError(
+                f"{host} sees this machine as {LOOPBACK}; give --address, another one of its own"
+            )
+        return words[0]
+
+    def _run(self, host: str, line: str, given: str) -> subprocess.CompletedProcess[str]:
+        options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT}", "-o", "ServerAliveInterval=10"]
+        try:
+            done = subprocess.run(
+                [*shlex.split(self.command), *options, host, line],
+                input=given, capture_output=True, text=True, timeout=CONNECT + UP_TIMEOUT,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise ClusterError(f"{host} did not answer within {CONNECT + UP_TIMEOUT:.0f} s") from None
+        except OSError as error:
+            raise ClusterError(f"{self.command}: {error.strerror or error}") from None
+        if done.returncode == 255:  # of ssh itself
+            raise ClusterError(f"{host}: {_last(done.stderr)}")
+        return done
+
+
+def up(name: str, hosts: Sequence[Host], ssh: Ssh, address: str = "") -> LocalCluster:
+    """Start a head here, at this machine's `address` that the hosts reach, and a node on every host.
+
+    Raises ClusterError that names the hosts which could not, with nothing left behind on any that answers.
+    """
+    address = address or ssh.own_address(hosts[0].name)
+    cluster = local_cluster.up(name, [], address=address)
+    token = Path(cluster.token_path).read_text() if cluster.token_path else _token_of_user()
+    told = {"head": cluster.address, "token": token, "versions": versions()}
+    key = secrets.token_hex(4)
+    known: list[dict[str, Any]] = [
+        {"host": host.name, "key": f"{key}-{number}", "ssh": ssh.command, "python": ssh.python}
+        for number, host in enumerate(hosts)
+    ]
+    _write(cluster, known)
+
+    def start(number: int) -> ClusterError | None:
+        host = hosts[number]
+        own = {"key": known[number]["key"], "cpus": host.cpus, "gpus": host.gpus, "address": host.address}
+        try:
+            known[number] |= ssh.ask(host.name, "up", told | own)
+        except ClusterError as error:
+            return error
+        return None
+
+    try:
+        with ThreadPoolExecutor(TOGETHER) as pool:
+            failed = [str(error) for error in pool.map(start, range(len(hosts))) if error]
+        if failed:
+            more = f"; and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""
+            raise ClusterError("; ".join(failed[:SHOWN]) + more)
+        _write(cluster, known)
+    except BaseException:
+        down(name)
+        raise
+    return local_cluster.find(name) or cluster
+
+
+def down(name: str) -> list[str]:
+    """End a cluster with its nodes on hosts, if it has any; returns a line for each host that did not answer. A node
+    there ends by itself once it misses the head."""
+    hosts = local_cluster.hosts_of(name)
+
+    def end(host: dict[str, Any]) -> str:
+        try:
+            Ssh(host["ssh"], host["python"]).ask(host["host"], "down", {"key": host["key"]})
+        except ClusterError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(TOGETHER) as pool:
+        silent = [line for line in pool.map(end, hosts) if line]
+    local_cluster.down(name)
+    return silent
+
+
+def _write(cluster: LocalCluster, hosts: list[dict[str, Any]]) -> None:
+    path = Path(cluster.folder) / HOSTS
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps(hosts))
+    draft.replace(path)
+
+
+def _token_of_user() -> str:
+    """That of the user's environment, with which the head was started."""
+    given = os.environ.get("RAY_AUTH_TOKEN")
+    return given or Path(os.environ["RAY_AUTH_TOKEN_PATH"]).read_text().strip()
+
+
+def _answer(done: subprocess.CompletedProcess[str], host: str) -> dict[str, Any]:
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    try:
+        found = json.loads(lines[-1])
+    except (ValueError, IndexError):
+        what = _last(done.stderr) or "no answer"
+        raise ClusterError(f"{host}: {what}; give --python, one there with this program") from None
+    if "error" in found:
+        raise ClusterError(f"{host}: {found['error']}")
+    return dict(found)
+
+
+def _last(text: str) -> str:
+    """The last line of what a program said, without the escapes of a terminal."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return "".join(c for c in lines[-1][:300] if c.isprintable()) if lines else ""
