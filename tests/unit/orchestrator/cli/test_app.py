@@ -117,7 +117,7 @@ def test_an_interruption_is_told(command, monkeypatch: pytest.MonkeyPatch) -> No
         (["status"], "Missing argument 'RUN'"),
         (["submit"], "Missing argument 'job'"),
         (["logs"], "Missing argument 'RUN'"),
-        (["cluster", "up"], "Missing option '--local'"),
+        (["cluster", "up"], "--local: how many nodes is missing"),
         (["plan", "a.yaml", "--workers", "0"], "Invalid value for '--workers'"),
         (["verify-resume", "a", "--steps", "0"], "Invalid value for '--steps'"),
         (["checkpoint", "prune", "a", "--keep", "0"], "Invalid value for '--keep'"),
