@@ -22,10 +22,23 @@ from cluster.workers.program import hidden_packages
 NAMESPACE = "orchestrator"
 ON_HEAD = {"node:__internal_head__": 0.001}
 """A resource of the head only, for small actors that must neither be lost with a worker's node nor keep it running."""
+LONG_PATH = "AF_UNIX path length"
+"""Part of what Ray says where the path of its folder leaves no room for the name of a socket."""
 OBJECT_STORE_BYTES = 300 * 2**20
 """A small object store is enough, since token shards go through files."""
 LOOPBACK = "127.0.0.2"
 """Ray replaces 127.0.0.1 by the machine's outward address; any other loopback address it keeps."""
+
+
+class NotStarted(RuntimeError):
+    """Ray did not start on this machine: `what` was wrong, and what may help (`hint`)."""
+
+    def __init__(self, reason: str) -> None:
+        self.what = f"Ray did not start on this machine: {reason}"
+        self.hint = "try again when this machine has less to do"
+        if LONG_PATH in reason:
+            self.hint = "its sockets are below TMPDIR, or RAY_TMPDIR: set it to a shorter path"
+        super().__init__(f"{self.what}; {self.hint}")
 
 
 @contextlib.contextmanager
@@ -40,7 +53,7 @@ def connected_ray(
 
     An embedded cluster has at least `cpus` and `gpus` to schedule on, and requires its token. `node` is the address of
     the node to connect through, if several are on this machine. What Ray prints goes to `output`, else to standard
-    error. Raises NoCluster.
+    error. Raises NoCluster, and NotStarted.
     """
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": NAMESPACE}
     options |= _environment()
@@ -113,8 +126,8 @@ def _connect(address: str | None, options: dict[str, Any]) -> None:
             raise KeyboardInterrupt from None
         except Exception as error:  # a bare one, if the machine was too busy to start a node in time
             reason = " ".join(str(error).split())[:200]
-            if last and address is None:
-                raise RuntimeError(f"Ray did not start on this machine: {reason}") from None
+            if address is None and (last or LONG_PATH in reason):
+                raise NotStarted(reason) from None
             if address is not None and "oken" in reason:
                 raise WrongToken(f"the Ray cluster at {address} refuses this token") from None
             if last:

@@ -30,6 +30,16 @@ COLUMNS: Mapping[str, Columns] = {
     "kto": Columns(("prompt", "completion", "label")),
 }
 """By the objective's name. Objectives that are not here read text."""
+WITHOUT_SENTINELS = frozenset(
+    {
+        *("causal_lm", "masked_lm", "whole_word_masking", "span_masking", "entity_masking", "next_sentence"),
+        *("sentence_order", "replaced_token_detection", "translation_lm", "permuted_lm", "unified_lm"),
+        *("denoising", "mass", "gap_sentences"),
+        *COLUMNS,
+    }
+)
+"""Objectives that need no special tokens beyond the standard set: known here, so that data that is prepared already is
+found without the seconds that the objectives take to import."""
 LABELLED = ("sequence_classification", "token_classification")
 """Objectives that predict one of some labels."""
 

@@ -61,7 +61,7 @@ def run(
     launched = launched or wall()
     show({"phase": "check", "note": "reading the job's sources and model"})
     preflight(spec, run_dir, until, address)
-    from cluster.local.ray_session import NoCluster, connected_ray
+    from cluster.local.ray_session import NoCluster, NotStarted, connected_ray
 
     queue = None if address is None else priority
     workers, worker = spec.resources.workers, spec.resources.per_worker
@@ -81,6 +81,8 @@ def run(
         return _closed(outcome, run_dir, embedded=address is None)
     except NoCluster as error:
         raise no_cluster(error, address) from None
+    except NotStarted as error:
+        return RunOutcome(Outcome.FAILED, None, str(error))
     finally:
         remove_empty(made)
 

@@ -135,7 +135,7 @@ def check_length(spec: JobSpec, step: int, source: str) -> None:
     """Raise InputError if the job has no step after that one of the `source`, or too few for its schedule."""
     train = spec.train
     if train.steps <= step:
-        what = f"train.steps is {train.steps}, and {source} has done {step} of them"
+        what = f"{train.steps} is no more than {source} has done"
         raise InputError(what, "train.steps", "steps count from the beginning of the run before: raise it")
     assert train.continue_from is not None
     left, optimizer = train.steps - step, train.optimizer

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from orchestrator.job.errors import InputError
-from orchestrator.job.records import COLUMNS
+from orchestrator.job.records import COLUMNS, WITHOUT_SENTINELS
 from orchestrator.job.spec import JobSpec
 from orchestrator.job.tokenizer_training import TrainedTokenizer
 from orchestrator.planning.layout import ModelShape
@@ -108,10 +108,10 @@ def wrong_input(where: str) -> Iterator[None]:
 
 def special_tokens_of(spec: JobSpec) -> tuple[str, ...]:
     """The special tokens that the job's objective needs. Raises InputError for an unknown objective."""
+    if spec.data.samples is not None or spec.workload.objective in WITHOUT_SENTINELS:
+        return ()
     from workloads.objectives import special_tokens
 
-    if spec.data.samples is not None:
-        return ()
     with wrong_input("workload.objective"):
         return special_tokens(spec.workload.objective)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import signal
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -76,3 +78,39 @@ def test_a_kill_of_all_in_the_middle_of_a_stop_loses_nothing(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     assert [row["step"] for row in rows(run)] == list(range(1, 13))
     assert not list(run.rglob("*.tmp"))
+
+
+@pytest.mark.slow
+def test_ctrl_c_at_any_moment_leaves_nothing(tmp_path: Path) -> None:
+    """Twenty moments from 0.1 s on, spread over what a whole run takes here: before there is a commit exit code 130 and
+    no run directory, or one that the same command goes on from; after it 3, and what has ended is done."""
+    document = job(write_text(tmp_path / "corpus", 40_000))
+    path = write_job(tmp_path, document)
+    began = time.monotonic()
+    assert orchestrator("run", path, "--run-dir", "runs/whole", cwd=tmp_path).returncode == 0
+    whole = time.monotonic() - began
+    codes = []
+    for moment in range(20):
+        name = f"moment-{moment}"
+        with started("run", path, "--run-dir", f"runs/{name}", cwd=tmp_path) as process:
+            members: list[psutil.Process] = []
+            end = time.monotonic() + 0.1 + whole * moment / 20
+            while time.monotonic() < end and process.poll() is None:
+                with suppress(psutil.Error):
+                    members = list({*members, *family(process.pid)})
+                time.sleep(0.05)
+            with suppress(psutil.Error):
+                members = list({*members, *family(process.pid)})
+            process.send_signal(signal.SIGINT)
+            codes.append(process.wait(timeout=120))
+            _, alive = psutil.wait_procs(members, timeout=30)
+            assert alive == [], f"{name}: {alive}"
+        run = tmp_path / "runs" / name
+        said = (tmp_path / "output.txt").read_text()
+        assert codes[-1] in (0, 3, 130), f"{name}: {codes[-1]}\n{said[-2000:]}"
+        commits = list(run.glob("checkpoints/*/manifest.json"))
+        assert bool(commits) or codes[-1] == 130, f"{name}: {codes[-1]} without a commit"
+        assert not list(run.rglob("*.tmp")), name
+        assert not run.exists() or (run / "job.yaml").exists(), f"{name}: {sorted(run.rglob('*'))}"
+    assert codes[0] == 130
+    assert "Traceback" not in said

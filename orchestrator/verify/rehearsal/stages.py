@@ -185,7 +185,7 @@ class Scene:
 
 def _data(scene: Scene) -> str:
     """Make the small job, start Ray, and prepare the data."""
-    from cluster.local.ray_session import connected_ray
+    from cluster.local.ray_session import NotStarted, connected_ray
     from orchestrator.data.progress import StageLine
     from orchestrator.data.tokens import Tokens
     from orchestrator.launch.preflight import preflight
@@ -199,8 +199,8 @@ def _data(scene: Scene) -> str:
     worker, world = small.spec.resources.per_worker, small.layout.world
     try:
         scene.stack.enter_context(connected_ray(None, world * worker.cpu, world * worker.gpu, output=news))
-    except RuntimeError as error:  # which the job cannot help
-        raise Failed(str(error), "try again when this machine has less to do") from None
+    except NotStarted as error:  # which the job cannot help
+        raise Failed(error.what, error.hint) from None
     data = prepared(small.spec, scene.run, PreparedData(), StageLine(lambda _: None))
     scene.sets = data.sets
     if small.spec.data.samples is not None:

@@ -9,7 +9,13 @@ import sys
 
 import pytest
 
-from cluster.local.ray_session import NoCluster, _require_token, kept_interruptions, processors_here
+from cluster.local.ray_session import (
+    NoCluster,
+    NotStarted,
+    _require_token,
+    kept_interruptions,
+    processors_here,
+)
 
 MODE, TOKEN, PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 
@@ -86,3 +92,11 @@ def test_an_interruption_that_was_swallowed_is_raised_at_the_end() -> None:
 
 def test_processors_are_those_that_this_process_may_use() -> None:
     assert processors_here() == len(os.sched_getaffinity(0))
+
+
+def test_why_ray_did_not_start_has_its_own_mend() -> None:
+    busy, long = NotStarted("timed out"), NotStarted("AF_UNIX path length cannot exceed 107 bytes: /tmp/x")
+    assert str(busy) == (
+        "Ray did not start on this machine: timed out; try again when this machine has less to do"
+    )
+    assert long.hint == "its sockets are below TMPDIR, or RAY_TMPDIR: set it to a shorter path"

@@ -64,7 +64,7 @@ REFUSED = [
     ({"seed": 4}, r"seed is 0 in .*continue_from\.position restart"),
     ({"data__sources": [{"uri": "b.txt"}]}, r"data\.sources is .*position restart"),
     ({"checkpoint": {"average": {"ema": 0.9}}}, r"a moving average cannot begin or end between phases"),
-    ({"train__steps": STEP}, r"train\.steps is 10, and .*first@10 has done 10 of them"),
+    ({"train__steps": STEP}, r"train\.steps: 10 is no more than .*first@10 has done"),
     ({"train__continue_from": "FIRST@7"}, r"first has no commit at 7.*name a step of \[10\]"),
     ({"train__continue_from": "nowhere"}, r"nowhere has no commit to go on from"),
     (

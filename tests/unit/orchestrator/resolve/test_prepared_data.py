@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import job, write_text
+from jobs import job, write_job, write_text
 from prepared import prepare_here, prepare_sets_here
 
 from orchestrator.data.tokens import Tokens
 from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec, parse
+from orchestrator.job.records import WITHOUT_SENTINELS
+from orchestrator.job.spec import JobSpec, load, parse
 from orchestrator.resolve.prepared_data import PreparedData, is_whole, prepared
 from orchestrator.storage.run_directory import RunDir
+from workloads.objectives import NAMES, special_tokens
 
 
 def spec_of(folder: Path, **evaluate: Any) -> JobSpec:
@@ -91,3 +95,25 @@ def test_text_of_a_set_that_is_not_there_is_told_by_its_key(tmp_path: Path) -> N
         InputError, match=r"evaluate.sets.wiki.sources.0.uri \S+/wiki.txt: there is no such file"
     ):
         prepared(spec, RunDir(str(tmp_path / "run")), PreparedData(), nothing)
+
+
+def test_data_that_is_there_is_found_without_torch(tmp_path: Path) -> None:
+    """Who looks for it is to start the workers next, which import it meanwhile."""
+    path = write_job(tmp_path, job(write_text(tmp_path / "text", 20_000)))
+    uri = prepare_here(load(path), str(tmp_path / "runs" / "_data"))
+    code = f"""
+import sys
+from orchestrator.data.progress import StageLine
+from orchestrator.job.spec import load
+from orchestrator.resolve.prepared_data import PreparedData, prepared
+from orchestrator.storage.run_directory import RunDir
+
+found = prepared(load({str(path)!r}), RunDir({str(tmp_path / "runs" / "small")!r}), PreparedData(), StageLine(print))
+print(found.uri, "torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == [uri, "False"], done.stderr
+
+
+def test_objectives_without_sentinels_are_known_without_them() -> None:
+    assert {name for name in NAMES if not special_tokens(name)} == WITHOUT_SENTINELS
