@@ -150,7 +150,7 @@ def _check_same_source(stage: StageRun, begun: Mapping[str, Any], is_done: bool,
     if source.stage not in done:
         raise InputError(f"{what}, and {source.stage} trains on", CONTINUE, AGAIN)
     try:
-        now = commit_at(*place_and_tag(asked.run), CONTINUE, "has no commit")
+        now = commit_at(*place_and_tag(asked.run), CONTINUE)
     except InputError:
         return
     if (now.step, now.receipt) != (begun["step"], begun["receipt"]):

@@ -47,17 +47,18 @@ def dry_run_of(
     from orchestrator.launch.run import done_already
     from orchestrator.planning.machines import machine_for
     from orchestrator.planning.plan import plan
+    from orchestrator.resolve.continued import begun_from
     from orchestrator.tracing.of_plan import traced_memory
 
     done = done_already(spec, directory) is not None
     job = preflight(spec, directory, until, address)
-    commit = check_same_run(spec, directory)
+    source, commit = begun_from(spec, directory, check_same_run(spec, directory))
     machine = machine_for(None, spec.resources.per_worker.bundle, spec.train.precision)
     found = plan(spec, job.shape, spec.resources.workers.max, machine)
     traced, on_cpu = traced_memory(job, found.chosen.layout), not spec.resources.per_worker.gpu
     begins = "does nothing: it is finished" if done else "begins anew"
     if commit is not None and not done:
-        begins = f"goes on from step {commit.step}"
+        begins = f"goes on from step {commit.step}" + (f" of {source.uri}" if source else "")
     if as_json:
         emit(
             {

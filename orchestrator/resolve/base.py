@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from workloads.transformer_workload import TransformerWorkload
 
 INIT, MODEL = "workload.init_from", "workload.model"
+PLACES = "give a run directory, or an export's folder"
 BACK = "put them back, or name their new place in the run's job.yaml"
 PUT_BACK = "put them back as they were, or start another run"
 
@@ -128,7 +129,7 @@ def _look(spec: JobSpec, step: int | None) -> Base | None:
                 f"{uri} has no weights", INIT, "give a folder with safetensors, or a run directory"
             )
         return Base(str(folder), None, _digest_of(str(folder)))
-    manifest = commit_at(uri, step if step is not None else tag, INIT, "has no commit, and is no export")
+    manifest = commit_at(uri, tag if step is None else step, INIT, "has no commit, and is no export", PLACES)
     return Base(uri, manifest.step, digest(manifest.to_bytes()))
 
 

@@ -41,6 +41,7 @@ SIZE = "workload.changes.vocab_size"
 OPTIMIZER = re.compile(r"train\.optimizer\.name\b")
 DATA = re.compile(r"seed$|data\.")
 """Keys that decide which sample is at which position."""
+BEGUN = "name the directory of a run that has one; an export has weights alone, for workload.init_from"
 AVERAGE = "checkpoint.average.ema"
 WEIGHTS_ALONE = "set it back; or begin with the weights alone, by workload.init_from"
 OTHER_DATA = "set it back; or read the data from their beginning, by train.continue_from.position restart"
@@ -103,7 +104,7 @@ def source_of(spec: JobSpec, run: RunDir) -> Source | None:
             "a run cannot go on from itself", WHERE, "give the job another name, or name another run"
         )
     begun = (run.read_json(ORIGIN) or {}).get("step")
-    commit = commit_at(uri, tag if begun is None else begun, WHERE, "has no commit to go on from")
+    commit = commit_at(uri, tag if begun is None else begun, WHERE, "has no commit to go on from", BEGUN)
     found = Source(uri, commit)
     _check(spec, found)
     return found

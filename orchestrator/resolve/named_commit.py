@@ -20,12 +20,14 @@ def place_and_tag(named: str) -> tuple[str, str]:
     return uri, tag
 
 
-def commit_at(uri: str, tag: int | str, where: str, none: str) -> CommitManifest:
+def commit_at(
+    uri: str, tag: int | str, where: str, none: str = "has no commit", hint: str = "name a run directory"
+) -> CommitManifest:
     """The commit of the run at `uri` that a step or a word names, the newest sound one for an empty word. Raises
-    InputError at the key `where` of the job file; `none` says what is wrong with a place without commits."""
+    InputError at the key `where` of the job file; `none` and `hint` are for a place without commits."""
     store = Store(RunDir(uri).at("checkpoints"))
     if not (steps := store.steps()):
-        raise InputError(f"{uri} {none}", where, "give a run directory, or an export's folder")
+        raise InputError(f"{uri} {none}", where, hint)
     if tag == BEST:
         job = read_job(RunDir(uri))  # a commit does not say what the run keeps
         metric = job.checkpoint.best_metric if job else None

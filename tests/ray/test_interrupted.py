@@ -81,6 +81,7 @@ def test_a_kill_of_all_in_the_middle_of_a_stop_loses_nothing(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2400)
 def test_ctrl_c_at_any_moment_leaves_nothing(tmp_path: Path) -> None:
     """Twenty moments from 0.1 s on, spread over what a whole run takes here: before there is a commit exit code 130 and
     no run directory, or one that the same command goes on from; after it 3, and what has ended is done."""
@@ -103,6 +104,7 @@ def test_ctrl_c_at_any_moment_leaves_nothing(tmp_path: Path) -> None:
                 members = list({*members, *family(process.pid)})
             process.send_signal(signal.SIGINT)
             codes.append(process.wait(timeout=120))
+            print(name, codes[-1])
             _, alive = psutil.wait_procs(members, timeout=30)
             assert alive == [], f"{name}: {alive}"
         run = tmp_path / "runs" / name
