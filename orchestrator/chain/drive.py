@@ -175,12 +175,10 @@ class Driver:
         if (found := done_already(stage.job, stage.run)) is not None:
             self._end(name, RunOutcome(Outcome.DONE, found))
             return
-        preflight(stage.job, stage.run, None, self._address)
+        job = preflight(stage.job, stage.run, None, self._address).spec
         stage.run.create()
         faults = self._faults.get(name, ())
-        self._working[name] = WatchedRun(
-            attach(stage.job, stage.run, None, faults, self._priority), stage.run
-        )
+        self._working[name] = WatchedRun(attach(job, stage.run, None, faults, self._priority), stage.run)
 
     def _look(self) -> None:
         for name, run in list(self._working.items()):

@@ -26,7 +26,7 @@ from orchestrator.planning.device import BOUNDLESS, Machine
 from orchestrator.planning.host_memory import check_host_memory
 from orchestrator.planning.machines import machine_for
 from orchestrator.planning.plan import plan
-from orchestrator.resolve.commit_model import check_implementation
+from orchestrator.resolve.commit_model import as_begun, check_implementation
 from orchestrator.resolve.prepared_data import kind_of
 from orchestrator.resolve.prompts import check_generates
 from orchestrator.resolve.resolved_job import ResolvedJob, resolve, wrong_input
@@ -39,20 +39,22 @@ from orchestrator.track.target import check_tracking
 
 
 def preflight(spec: JobSpec, run_dir: RunDir, until: int | None, address: str | None) -> ResolvedJob:
-    """Find all that can be found wrong of a run without starting anything. Returns the job, resolved."""
+    """Find all that can be found wrong of a run without starting anything. Returns the job, resolved, as the run has
+    begun it: see `as_begun`."""
     check_places(spec, run_dir)
     problems = Problems()
     with problems.noted():
         if run_dir.rows(TRIALS):
             raise InputError("is the folder of a search", run_dir.uri, "give another --run-dir, or use tune")
         commit = check_same_run(spec, run_dir)
+        check_implementation(spec, commit, run_dir.uri)
+        spec = as_begun(spec, commit)
     with problems.noted():
         job = check_here(spec, address)
     if until is not None and until > spec.train.steps:
         with problems.noted():
             raise InputError(f"step {until} is beyond train.steps {spec.train.steps}", "--until", "lower it")
     problems.raise_noted()
-    check_implementation(job.model, commit, run_dir.uri)
     check_begins(job, run_dir, commit)
     if address is None:
         check_memory(job, worker_here(spec))

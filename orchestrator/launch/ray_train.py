@@ -46,6 +46,7 @@ from orchestrator.launch.preflight import check_job
 from orchestrator.planning.machines import machine_for
 from orchestrator.planning.plan import Planner
 from orchestrator.resolve.base import base_json, bases_of
+from orchestrator.resolve.commit_model import as_begun
 from orchestrator.resolve.continued import begun_from, take_over
 from orchestrator.resolve.prepared_data import PreparedData, prepared
 from orchestrator.resolve.training_inputs import resolve_over
@@ -71,8 +72,8 @@ def loop_config(
         hint = "set it to gang, or use `orchestrator run`"
         raise InputError("Ray Train keeps no worker beside its own", "evaluate.where", hint)
     run = RunDir(absolute(run_dir or f"runs/{spec.name}", Path.cwd()))
+    spec = as_begun(spec, check_same_run(spec, run))
     check_job(spec)
-    check_same_run(spec, run)
     run.create()
     past = EventHistory(run.rows("events.jsonl"))
     data = prepared(spec, run, PreparedData(past.data, past.sets), StageLine(lambda _: None))

@@ -60,7 +60,7 @@ def run(
         return RunOutcome(Outcome.DONE, found, f"{run_dir.uri} is finished: nothing to do")
     launched = launched or wall()
     show({"phase": "check", "note": "reading the job's sources and model"})
-    preflight(spec, run_dir, until, address)
+    spec = preflight(spec, run_dir, until, address).spec
     from cluster.local.ray_session import NoCluster, NotStarted, connected_ray
 
     queue = None if address is None else priority

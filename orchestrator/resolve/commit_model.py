@@ -16,6 +16,7 @@ from orchestrator.resolve.prepared_data import data_of
 from orchestrator.resolve.training_inputs import workload_of
 from orchestrator.storage.retry import Retry, patient
 from orchestrator.storage.run_directory import RunDir
+from workloads.hf.hf_config import FOLDER
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,20 +63,30 @@ def model_of_run(run_uri: str, step: int, best: bool = False, raw: bool = False)
     return model_of_commit(run, spec, commit, raw, retry)
 
 
-def check_implementation(model: object, commit: CommitManifest | None, where: str) -> None:
-    """Raise InputError if the commit of a run at `where` has the weights of another implementation of its model in a
-    folder than `model`, as `describe` has it."""
-    from workloads.hf.hf_class import HuggingFaceModel
-    from workloads.hf.workload import NETWORK
-    from workloads.own.model import OwnModel
+def as_begun(spec: JobSpec, commit: CommitManifest | None) -> JobSpec:
+    """The job, with the class of transformers where a commit of its run has the weights of that: the class may have
+    got a table here since."""
+    asked = spec.workload
+    if commit is None or asked.implementation != "auto" or not asked.model.startswith(FOLDER):
+        return spec
+    if not _has_theirs(commit):
+        return spec
+    theirs = asked.model_copy(update={"implementation": "transformers"})
+    return spec.model_copy(update={"workload": theirs})
 
-    if commit is None or isinstance(model, OwnModel):
-        return
-    as_it_is = any(name.startswith(f"model.{NETWORK}") for name in commit.tensors)
-    if as_it_is != isinstance(model, HuggingFaceModel):
-        of, wanted = ("transformers", "transformers") if as_it_is else ("this project", "auto")
-        what = f"its model is the class of {of}, and the job file asks for the other one"
-        raise InputError(what, where, f"set workload.implementation to {wanted}, or begin another run")
+
+def _has_theirs(commit: CommitManifest) -> bool:
+    from workloads.hf.workload import NETWORK
+
+    return any(name.startswith(f"model.{NETWORK}") for name in commit.tensors)
+
+
+def check_implementation(spec: JobSpec, commit: CommitManifest | None, where: str) -> None:
+    """Raise InputError if the job asks for the class of transformers, and the commit of its run at `where` has the
+    weights of this project's."""
+    if commit is not None and spec.workload.implementation == "transformers" and not _has_theirs(commit):
+        what = "its model is the class of this project, and the job file asks for that of transformers"
+        raise InputError(what, where, "set workload.implementation to auto, or begin another run")
 
 
 def model_of_commit(
@@ -85,8 +96,9 @@ def model_of_commit(
     base."""
     from orchestrator.checkpoint.averaged import weights_of
 
+    check_implementation(spec, commit, run.uri)
+    spec = as_begun(spec, commit)
     tokens, store = data_of(run, commit.meta["data"], retry), Store(run.at("checkpoints"), retry=retry)
     reader = weights_of(store, commit, spec.checkpoint, raw)
     workload = workload_of(spec, tokens, base=base_of_commit(spec, commit))
-    check_implementation(workload.config, commit, run.uri)
     return CommitModel(spec, store, commit, tokens, workload, reader)

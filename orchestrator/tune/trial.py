@@ -26,6 +26,7 @@ from orchestrator.job.evaluate import without_tasks
 from orchestrator.job.overrides import set_key
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.job.tune import POPULATION
+from orchestrator.resolve.commit_model import as_begun
 from orchestrator.resolve.prepared_data import data_cache
 from orchestrator.storage.row_line import evaluations_in
 from orchestrator.storage.run_directory import RunDir
@@ -135,7 +136,8 @@ class Trial(ray_tune.Trainable):
         run.create()
         cluster = dataclasses.replace(on_ray(), gang=lambda: self._gang)
         with run.lock():
-            found = Controller(spec, run, rung, cluster).drive()
+            commit = Store(run.at("checkpoints")).latest(deep=False)
+            found = Controller(as_begun(spec, commit), run, rung, cluster).drive()
         if found["state"] == "failed":
             raise RunFailed(found["reason"] or "the run failed")
         return int(found["commit"] or 0)

@@ -31,8 +31,9 @@ from orchestrator.checkpoint.store import Store
 from orchestrator.control import decide
 from orchestrator.export.hugging_face import export
 from orchestrator.job.errors import InputError
-from orchestrator.job.spec import parse
+from orchestrator.job.spec import dump, parse
 from orchestrator.launch.preflight import preflight
+from orchestrator.resolve.commit_model import model_of_run
 from orchestrator.storage.run_directory import RunDir
 
 
@@ -124,7 +125,8 @@ def test_it_trains_leaves_and_is_run(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_of_a_class_goes_on_where_there_is_a_table_for_it_by_now(tmp_path: Path) -> None:
-    """As one that began before: its identity says nothing of the implementation, its weights have the class's names."""
+    """As one that began before: neither its identity nor job.yaml says anything of the implementation, and the job file
+    asks for none; its weights have the names of transformers' class. The bits are those of a run never interrupted."""
     folder = tmp_path / "model"
     folder.mkdir()
     made.with_bos(folder)
@@ -144,13 +146,13 @@ def test_a_run_of_a_class_goes_on_where_there_is_a_table_for_it_by_now(tmp_path:
     drive_here(theirs, str(tmp_path / "quiet"), cache)
     run = RunDir(str(tmp_path / "run"))
     controller_here(theirs, run.uri, cache, until=3).drive()
+    run.write_text("job.yaml", dump(parse(ours)))
     assert "implementation" not in Store(run.at("checkpoints")).manifest(3).meta["identity"]["workload"]
-    with pytest.raises(
-        InputError, match=r"is the class of transformers, .* set workload\.implementation to transfo"
-    ):
-        preflight(parse(ours), run, None, None)
-    assert preflight(parse(theirs), run, None, None).model.family == "transformers"
-    drive_here(theirs, run.uri, cache)
+    kept = model_of_run(run.uri, 3)  # job.yaml of the first version asks for nothing
+    assert kept.workload.config.family == "transformers"
+    found = preflight(parse(ours), run, None, None)
+    assert (found.model.family, found.spec.workload.implementation) == ("transformers", "transformers")
+    drive_here(found.spec.model_dump(mode="json"), run.uri, cache)
     assert curve(Path(run.uri)) == curve(tmp_path / "quiet")
     assert weights(Path(run.uri), 6) == weights(tmp_path / "quiet", 6)
     drive_here(ours, str(tmp_path / "own"), cache)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,7 +58,7 @@ def driven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
         begun.append(run.name)
         return run.name
 
-    monkeypatch.setattr(drive, "preflight", lambda *_: None)
+    monkeypatch.setattr(drive, "preflight", lambda spec, *_: SimpleNamespace(spec=spec))
     monkeypatch.setattr(drive, "attach", attach)
     monkeypatch.setattr(drive, "WatchedRun", lambda name, _: Scripted(name, scripts[name]))
 
@@ -112,9 +113,10 @@ def test_the_first_stage_that_fails_ends_all(driven: Any) -> None:
 def test_input_that_is_wrong_once_a_stage_begins_is_that_stages(
     driven: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def check(spec: Any, run: RunDir, *_: Any) -> None:
+    def check(spec: Any, run: RunDir, *_: Any) -> SimpleNamespace:
         if run.name == "right":
             raise InputError("is gone", "data.sources.0.uri a.txt", "put it back")
+        return SimpleNamespace(spec=spec)
 
     driver, begun = driven()
     monkeypatch.setattr(drive, "preflight", check)
