@@ -73,7 +73,10 @@ CASES: dict[str, tuple[Any, dict[str, Any], Any, Any]] = {
     "minilm": (minilm, {"objective": "masked_lm"}, "auto", AutoModelForMaskedLM),
     "t5": (t5, {"objective": "span_corruption"}, "auto", AutoModelForSeq2SeqLM),
     "gemma": (
-        gemma, {"objective": "causal_lm", "options": {"documents": "isolate"}}, FULL, AutoModelForCausalLM,
+        gemma,
+        {"implementation": "transformers", "objective": "causal_lm", "options": {"documents": "isolate"}},
+        FULL,
+        AutoModelForCausalLM,
     ),
 }  # fmt: skip
 

@@ -56,7 +56,9 @@ def check(family: Family, config: TransformerConfig, hf_config: Any) -> None:
             continue
         read, written = _plain(getattr(hf_config, name, None)), _plain(getattr(written_config, name, None))
         if name == "rope_parameters":
-            _compare_rope(family, hf_config, read, written)
+            kinds = [read, written] if "rope_type" in written else None
+            for one, other in [kinds] if kinds else [(read[kind], written[kind]) for kind in written]:
+                _compare_rope(family, hf_config, one, other)
         elif read != written and not (read is None and name in DERIVED):
             raise _unlike(family, name, read, written)
 

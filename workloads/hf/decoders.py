@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -66,7 +67,12 @@ GPT2 = Family(
 
 def read_rope(hf_config: Any) -> dict[str, Any]:
     """Our rope_theta and rope_scaling from the rope_parameters of transformers."""
-    rope = dict(hf_config.rope_parameters)
+    return read_rope_of(hf_config, hf_config.rope_parameters)
+
+
+def read_rope_of(hf_config: Any, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The same from these parameters, which may be of some layers alone."""
+    rope = dict(parameters)
     kind, theta = rope.get("rope_type", "default"), rope["rope_theta"]
     if kind == "default":
         return {"rope_theta": theta, "rope_scaling": None}

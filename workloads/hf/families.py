@@ -19,6 +19,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
     "phi3": windowed.PHI3,
     "olmo2": windowed.OLMO2,
     "gemma2": windowed.GEMMA2,
+    "gemma3": windowed.GEMMA3,
     "qwen2-moe": qwen_experts.QWEN2_MOE,
     "qwen3-moe": qwen_experts.QWEN3_MOE,
     "mixtral": experts.MIXTRAL,

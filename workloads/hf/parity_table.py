@@ -83,6 +83,8 @@ _SMALL = {"layers": 2, "kv_heads": 2, "head_dim": 8}
 _FEW = {"experts": 4, "top_k": 2, "intermediate": 32}
 _LONG = {"kind": "llama3", "factor": 8.0, "original_positions": 8}
 _YARN = {"kind": "yarn", "factor": 4.0, "original_positions": 8, "mscale": 1.0, "mscale_all": 0.8}
+_GEMMA3 = _SMALL | {"window": 6, "full_every": 2}
+_FAR = {"kind": "linear", "factor": 8.0}
 _YARN_AS_TOLD = {
     "kind": "yarn",
     "factor": 4.0,
@@ -111,6 +113,11 @@ CASES = (
         "Gemma 2, no caps",
         "gemma-2-2b",
         _SMALL | {"score_cap": 0.0, "logit_cap": 0.0, "attention_scale": 0.5},
+    ),
+    Case("Gemma 3", "gemma-3-1b", _GEMMA3 | {"layers": 3, "logit_cap": 2.0}),
+    Case("Gemma 3, stretched rotary", "gemma-3-1b", _GEMMA3 | {"window": 5, "rope_scaling": _FAR}),
+    Case(
+        "Gemma 3, sequence classes", "gemma-3-1b", _GEMMA3 | {"head": "sequence", "classes": 3}, ("padding",)
     ),
     Case("Qwen2-MoE", "qwen1.5-moe-a2.7b", _SMALL | {"moe": _FEW}),
     Case(

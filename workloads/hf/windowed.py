@@ -1,4 +1,4 @@
-"""Conversion tables of dense decoders with windows or other norms: Qwen 2, Mistral, Phi-3, Gemma 2, OLMo 2."""
+"""Conversion tables of dense decoders with windows or other norms: Qwen 2, Mistral, Phi-3, Gemma 2 and 3, OLMo 2."""
 
 from __future__ import annotations
 
@@ -6,8 +6,18 @@ from dataclasses import replace
 from typing import Any
 
 from workloads.errors import WorkloadError
-from workloads.hf.decoders import BODY, FIELDS, GATED, GROUPED, LLAMA, decoder_heads, read_rope, write_rope
-from workloads.hf.family import Family, both
+from workloads.hf.decoders import (
+    BODY,
+    FIELDS,
+    GATED,
+    GROUPED,
+    LLAMA,
+    decoder_heads,
+    read_rope,
+    read_rope_of,
+    write_rope,
+)
+from workloads.hf.family import Family, Head, both
 from workloads.model.config import TransformerConfig
 from workloads.model.presets import PRESETS
 
@@ -145,4 +155,60 @@ GEMMA2 = Family(
     ),
     heads=decoder_heads("Gemma2"),
     or_as_it_is=True,
+)
+
+
+def _read_gemma3(hf_config: Any) -> dict[str, Any]:
+    if hf_config.use_bidirectional_attention:
+        raise WorkloadError("this Gemma 3 sees later tokens, which is not supported here; remove the setting")
+    windows, rope = read_windows(hf_config), hf_config.rope_parameters
+    if not windows["full_every"]:
+        raise WorkloadError(
+            "layer_types of gemma3_text has no order of both kinds, which is not supported here"
+        )
+    near = dict(rope["sliding_attention"])
+    if near.get("rope_type", "default") != "default":
+        raise WorkloadError(
+            "rotary positions of windows are scaled, which is not supported here; remove that"
+        )
+    return {
+        **windows,
+        **read_rope_of(hf_config, rope["full_attention"]),
+        "window_theta": near["rope_theta"],
+        "attention_scale": hf_config.query_pre_attn_scalar**-0.5,
+        "logit_cap": hf_config.final_logit_softcapping or 0.0,
+        "output_bias": hf_config.attention_bias,
+    }
+
+
+def _write_gemma3(config: TransformerConfig) -> dict[str, Any]:
+    near = {"rope_theta": config.window_theta or config.rope_theta, "rope_type": "default"}
+    return write_windows(config) | {
+        "rope_parameters": {
+            "full_attention": write_rope(config)["rope_parameters"],
+            "sliding_attention": near,
+        },
+        "query_pre_attn_scalar": round(config.attention_scale**-2)
+        if config.attention_scale
+        else config.head_dim,
+        "final_logit_softcapping": config.logit_cap or None,
+    }
+
+
+GEMMA3 = replace(
+    GEMMA2,
+    model_type="gemma3_text",
+    base=PRESETS["gemma-3-1b"],
+    reads=_read_gemma3,
+    writes=_write_gemma3,
+    rows=(
+        *GEMMA2.rows,
+        *both("layers.{n}.attention.query_norm", "model.layers.{n}.self_attn.q_norm"),
+        *both("layers.{n}.attention.key_norm", "model.layers.{n}.self_attn.k_norm"),
+    ),
+    heads={
+        "language": decoder_heads("Gemma3")["language"],
+        "sequence": decoder_heads("Gemma3Text")["sequence"],
+        "none": Head("Gemma3TextModel"),
+    },
 )

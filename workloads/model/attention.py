@@ -25,9 +25,9 @@ ALL = Mask()
 class Context:
     """The inputs of every layer of a stack besides the hidden states, computed once per forward pass.
 
-    full_mask: that of layers without a window, None where all layers have the same. bias: additive scores
-    [1 or B, heads, L, L] that include the mask, used in place of `mask`. memory: encoder output [B, M, hidden] for
-    cross-attention under memory_mask. keys: int64 [B, L], the dropout keys, None without dropout.
+    full_mask and full_rotary: those of layers without a window, None where all layers have the same. bias: additive
+    scores [1 or B, heads, L, L] that include the mask, used in place of `mask`. memory: encoder output [B, M, hidden]
+    for cross-attention under memory_mask. keys: int64 [B, L], the dropout keys, None without dropout.
     samples: int64 [B], the keys of the samples that may skip layers, None if none does.
     real: bool [B, L], False at padding, None without padding; of the full sequence, even if the hidden states are a
     part of it. cache and kept: what a generating model has read, and the part of this layer, see `Cache`.
@@ -44,6 +44,7 @@ class Context:
     cache: Cache | None = None
     kept: LayerCache | None = None
     full_mask: Mask | None = None
+    full_rotary: Rotary | None = None
 
     def with_read(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """These keys and values of the tokens at hand; where there is a cache, of all that were read."""

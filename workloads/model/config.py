@@ -34,9 +34,10 @@ class TransformerConfig:
     (Gemma). norm_position: of a sub-layer's input (pre), of the residual after it (post), of its input and its output
     (both, Gemma 2), of its output alone (branch, OLMo 2). qk_norm_whole: that of queries and keys is over all heads
     together (OLMo 2). score_cap, logit_cap: c in c tanh(x / c) of scores and logits, 0 for none (Gemma 2). full_every:
-    every so many-th layer has no window, 0 for none. head_activation: of a masked head; the body's if empty. dropout:
-    the rate in training, layer_drop that of skipped layers, see `workloads.model.dropout`. base: the narrow model for
-    muP, None for none; see `workloads.model.mup`.
+    every so many-th layer has no window, 0 for none. window_theta: rope_theta of the layers with a window, whose rotary
+    positions are not scaled; 0 for that of all (Gemma 3). head_activation: of a masked head; the body's if empty.
+    dropout: the rate in training, layer_drop that of skipped layers, see `workloads.model.dropout`. base: the narrow
+    model for muP, None for none; see `workloads.model.mup`.
     """
 
     family: str
@@ -80,6 +81,7 @@ class TransformerConfig:
     logit_cap: float = 0.0
     window: int = 0
     full_every: int = 0
+    window_theta: float = 0.0
     global_tokens: int = 0
     shared_layers: bool = False
     latent: LatentAttention | None = None
@@ -136,6 +138,8 @@ class TransformerConfig:
             raise WorkloadError(
                 "full_every needs a window, and layers of one stack that are not shared; set it to 0"
             )
+        if self.window_theta and not (self.full_every and self.positions == "rotary"):
+            raise WorkloadError("window_theta needs rotary positions and full_every; set it to 0")
         if self.global_tokens and not self.window:
             raise WorkloadError("global_tokens does nothing without window; set window")
         if self.counted_positions and (self.positions != "learned" or not self.position_offset):

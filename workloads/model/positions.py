@@ -18,12 +18,14 @@ Rotary = tuple[Tensor, Tensor]
 """Cosine and sine of the rotary angles, fp32, [1 or B, 1, L, rotary_dim]."""
 
 
-def rotary(config: TransformerConfig, positions: Tensor) -> Rotary:
-    """Rotary tables (Su et al. 2021, eq. 34) of `positions` [1 or B, L], scaled as the config says."""
+def rotary(config: TransformerConfig, positions: Tensor, windowed: bool = False) -> Rotary:
+    """Rotary tables (Su et al. 2021, eq. 34) of `positions` [1 or B, L], scaled as the config says; those of layers
+    with a window, if it is `windowed`."""
     even = torch.arange(0, config.rotary_dim, 2, device=positions.device, dtype=torch.float32)
-    frequencies = config.rope_theta ** -(even / config.rotary_dim)
+    near = config.window_theta if windowed else 0.0
+    frequencies = (near or config.rope_theta) ** -(even / config.rotary_dim)
     gain = 1.0
-    if config.rope_scaling:
+    if config.rope_scaling and not near:
         frequencies, gain = _scaled(frequencies, config.rope_scaling, config)
     angles = positions[:, None, :, None].float() * frequencies
     angles = torch.cat((angles, angles), dim=-1)

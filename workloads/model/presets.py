@@ -46,6 +46,11 @@ _GEMMA2 = replace(
     norm_eps=1e-6, norm_position="both", scaled_embedding=True, activation="gelu_tanh", attention_scale=256**-0.5,
     score_cap=50.0, logit_cap=30.0, window=4096, full_every=2,
 )  # fmt: skip
+_GEMMA3 = replace(
+    _GEMMA2, family="gemma3", vocab_size=262144, hidden=1152, heads=4, kv_heads=1, intermediate=6912,
+    max_positions=32768, embedding_size=0, rope_theta=1000000.0, window_theta=10000.0, qk_norm=True, score_cap=0.0,
+    logit_cap=0.0, window=512, full_every=6,
+)  # fmt: skip
 _BERT = TransformerConfig(
     family="bert", architecture="encoder", vocab_size=30522, hidden=768, layers=12, heads=12,
     intermediate=3072, max_positions=512, token_types=2, norm_eps=1e-12, norm_position="post",
@@ -157,6 +162,7 @@ PRESETS: Mapping[str, TransformerConfig] = MappingProxyType({
     "olmo-2-7b": _OLMO2,
     "gemma-2-2b": _GEMMA2,
     "gemma-2-9b": _but(_GEMMA2, hidden=3584, layers=42, heads=16, kv_heads=8, intermediate=14336),
+    "gemma-3-1b": _GEMMA3,
     "bert-base": _BERT,
     "bert-large": _but(_BERT, hidden=1024, layers=24, heads=16, intermediate=4096),
     "roberta-base": _ROBERTA,

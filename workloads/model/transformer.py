@@ -85,7 +85,7 @@ class Layer(nn.Module):
 
     def _through(self, hidden: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
         if self.full and context.full_mask is not None:
-            context = replace(context, mask=context.full_mask)
+            context = replace(context, mask=context.full_mask, rotary=context.full_rotary or context.rotary)
         if not self.post:
             hidden = hidden + self._attend(_normed(self.attention_norm, hidden), context)
             if self.cross_attention is not None and self.cross_norm is not None:
@@ -232,8 +232,11 @@ class Transformer(nn.Module):
             mask = read_mask(self.config, positions, cache)
             full = Mask(cache.visible(self.config, windowed=False)) if self.config.full_every else None
         table: Rotary | None = None
+        far: Rotary | None = None
         if self.config.positions == "rotary":
-            table = rotary(self.config, positions + self.prefix_length)
+            table = rotary(self.config, positions + self.prefix_length, windowed=True)
+        if self.config.window_theta:
+            far = rotary(self.config, positions + self.prefix_length)
         bias = None
         if self.relative_bias is not None:
             bias = relative_scores(self.relative_bias, mask, length, cache)
@@ -242,7 +245,8 @@ class Transformer(nn.Module):
         keys, real = token_keys(self, batch, before + length), batch.get(REAL, batch.get("padding"))
         real = F.pad(real, (before, 0), value=True) if real is not None and before else real
         samples = sample_keys(self, batch)
-        return Context(mask, table, bias, keys=keys, samples=samples, real=real, cache=cache, full_mask=full)
+        masks = Context(mask, table, bias, full_mask=full, full_rotary=far)
+        return replace(masks, keys=keys, samples=samples, real=real, cache=cache)
 
     def _headed(self, output: Output, batch: Batch, in_chunks: ChunkedLoss | None) -> Output:
         hidden = output.hidden

@@ -37,7 +37,15 @@ MODELS: dict[str, dict[str, Any]] = {
     "moe": {"model": "mixtral-tiny", "changes": EXPERTS},
     "capped": {
         "model": "gemma-2-2b",
-        "changes": {**HEADS, **APART, "score_cap": 2.0, "logit_cap": 1.0, "window": 6},
+        "changes": {
+            **HEADS,
+            **APART,
+            "score_cap": 2.0,
+            "logit_cap": 1.0,
+            "window": 6,
+            "qk_norm": True,
+            "window_theta": 100.0,
+        },
     },
     "whole-norms": {"model": "olmo-2-7b", "changes": HEADS},
     "shared-gate": {

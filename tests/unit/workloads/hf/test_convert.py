@@ -24,7 +24,8 @@ DENSE = {"layers": 2, "kv_heads": 2, "head_dim": 8}
 ROUTED = DENSE | {"moe": {"experts": 4, "top_k": 2, "intermediate": 24}}
 FULL_SIZE: dict[str, dict[str, Any]] = {
     "qwen2-7b": DENSE, "mistral-7b": DENSE, "phi-3-mini": DENSE, "olmo-2-7b": DENSE,
-    "gemma-2-2b": DENSE | {"window": 5}, "qwen1.5-moe-a2.7b": ROUTED, "qwen3-30b-a3b": ROUTED,
+    "gemma-2-2b": DENSE | {"window": 5}, "gemma-3-1b": DENSE | {"window": 5, "full_every": 2},
+    "qwen1.5-moe-a2.7b": ROUTED, "qwen3-30b-a3b": ROUTED,
     "xlm-roberta-base": {"layers": 2}, "distilbert-base": {"layers": 2}, "ernie-1.0-base": {"layers": 2},
     "mt5-small": {"layers": 2, "kv_heads": 0},
     "mbart-large": {"layers": 2, "kv_heads": 0, "head_dim": 0},
@@ -41,7 +42,7 @@ CHANGES: dict[str, tuple[Any, ...]] = {
     "layers": (1, 3), "decoder_layers": (1, 3), "heads": (2, 8), "kv_heads": (1, 2, 4), "head_dim": (4, 16),
     "intermediate": (24, 40), "max_positions": (LENGTH, 40), "norm": ("layer", "rms", "rms_offset"),
     "norm_position": ("pre", "post", "both", "branch"), "scaled_embedding": (True, False), "score_cap": (0.0, 1.5),
-    "logit_cap": (0.0, 2.0), "qk_norm_whole": (True, False), "full_every": (0, 2),
+    "logit_cap": (0.0, 2.0), "qk_norm_whole": (True, False), "full_every": (0, 2), "window_theta": (0.0, 300.0),
     "final_norm": (True, False), "embedding_norm": (True, False), "position_offset": (0, 2, 4),
     "positions": ("learned", "sinusoidal", "rotary", "relative", "none"), "rope_theta": (500.0, 1e6),
     "rope_scaling": tuple(ROPE), "relative_buckets": (8, 16), "relative_distance": (10, 64), "token_types": (0, 1, 3),

@@ -25,6 +25,16 @@ UNKNOWN: dict[str, tuple[Any, str]] = {
         "layer_types"),
     "both directions": (
         transformers.Gemma2Config(**SIZES, head_dim=8, use_bidirectional_attention=True), "sees later tokens"),
+    "the soft cap of scores that transformers leaves out": (
+        transformers.Gemma3TextConfig(**SIZES, head_dim=8, layer_types=[NEAR, FULL, NEAR], attn_logit_softcapping=9.0),
+        "attn_logit_softcapping 9.0"),
+    "windows alone": (
+        transformers.Gemma3TextConfig(**SIZES, head_dim=8, layer_types=[NEAR] * 3), "has no order of both kinds"),
+    "windows with scaled rotary": (
+        transformers.Gemma3TextConfig(**SIZES, head_dim=8, layer_types=[NEAR, NEAR, FULL], rope_parameters={
+            FULL: {"rope_type": "default", "rope_theta": 1e6},
+            NEAR: {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
+        "positions of windows are scaled"),
     "rotary by length": (
         transformers.Phi3Config(**SIZES, pad_token_id=1, rope_parameters=LONG), "rope type 'longrope'"),
     "a part of the head is rotated": (
@@ -67,6 +77,7 @@ def test_windows_in_every_layer_and_in_some_are_read(tmp_path: Path) -> None:
     sliding = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0}
     assert read(transformers.Gemma2Config(**SIZES, head_dim=8)) == (4096, 2)
     assert read(transformers.Gemma2Config(**SIZES, head_dim=8, layer_types=[NEAR, NEAR, FULL])) == (4096, 3)
+    assert read(transformers.Gemma3TextConfig(**SIZES, head_dim=8, sliding_window_pattern=3)) == (4096, 3)
     assert read(transformers.Qwen2Config(**SIZES, **sliding)) == (5, 0)
     assert read(transformers.Qwen2Config(**SIZES)) == (0, 0)
     assert read(transformers.MistralConfig(**SIZES, sliding_window=None)) == (0, 0)
