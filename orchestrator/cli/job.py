@@ -216,7 +216,14 @@ def _plan(
 
     traced, on_cpu = traced_memory(job, found.chosen.layout), not spec.resources.per_worker.gpu
     if html:
-        write_page(html, spec, job.shape, found)
+        write_page(
+            html,
+            spec,
+            job.shape,
+            found,
+            traced.fits(found, on_cpu),
+            traced.needed(found.chosen.memory, on_cpu),
+        )
     told = forecast(spec, job.shape, found, cluster) if cluster else None
     if as_json:
         return traced.told(found, on_cpu) | ({"cluster": told} if told else {})

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from orchestrator.planning.plan import Plan
 
 
-def write_page(path: Path, spec: JobSpec, shape: ModelShape, plan: Plan) -> None:
-    """Write the page of a plan. Raises InputError."""
+def write_page(path: Path, spec: JobSpec, shape: ModelShape, plan: Plan, fits: bool, needed: float) -> None:
+    """Write the page of a plan, whose workers need so many bytes. Raises InputError."""
     from orchestrator.track.plan_page import plan_page
 
     try:
-        path.write_text(plan_page(spec, shape, plan))
+        path.write_text(plan_page(spec, shape, plan, fits, needed))
     except OSError as error:
         raise InputError(f"cannot be written ({error.strerror})", str(path), "give another --html") from None
 

@@ -74,8 +74,10 @@ def show_memory(plan: Plan, traced: TracedMemory, on_cpu: bool) -> None:
         print(
             f"A worker needs {size(needed)}{with_process}. The formula that orders layouts is off by {off:+.0%}."
         )
-        if not traced.fits(plan, on_cpu):
-            print(f"That is more than {size(offered(plan.machine, on_cpu))} that a worker offers.")
+    if traced.traces and not traced.fits(plan, on_cpu):
+        if largest is None:
+            print(f"A worker needs {size(traced.needed(plan.chosen.memory, on_cpu))} at least.")
+        print(f"That is more than {size(offered(plan.machine, on_cpu))} that a worker offers.")
     for line in sorted({line for each in traced.traces for line in each.assumed}):
         print(f"Assumed: {line}.")
 

@@ -36,7 +36,7 @@ class Held:
 
     state: float
     micro_batch: float
-    in_flight: int
+    in_flight: float
     head: float
 
     @property
@@ -79,8 +79,7 @@ def held(spec: JobSpec, shape: ModelShape, layout: Layout, index: int) -> Held:
         parameters = inner + table * (min(first + last, 1) if shape.tied else first + last)
     tokens = layout.micro_batch * shape.sequence_length / layout.cp
     accumulation = max(layout.accumulation(spec.train.global_batch), 1)
-    # a pipeline keeps the activations of the micro-batches in flight: at most one per stage
-    ahead = layout.pp - index if layout.schedule == "1f1b" else layout.pp
+    ahead = _ahead(layout, index)
     return Held(
         _states(spec, shape, layout, parameters)
         + _casts(spec, layout, parameters * (1.0 - shape.quantised_share)),
@@ -99,6 +98,20 @@ def peak_bytes(spec: JobSpec, shape: ModelShape, layout: Layout) -> float:
 def peak_by_stage(spec: JobSpec, shape: ModelShape, layout: Layout) -> list[float]:
     """The most bytes that the ranks at each index of the pipeline axis need in a step."""
     return [held(spec, shape, layout, index).peak for index in range(layout.pp)]
+
+
+def _ahead(layout: Layout, index: int) -> float:
+    """Micro-batches whose activations of a rank's layers a pipeline keeps at most, at that index of its axis.
+
+    Of an interleaved schedule those of the warm-up and one more, each of a part of the layers (Narayanan et al., 2021,
+    section 2.2).
+    """
+    if layout.schedule == "1f1b":
+        return layout.pp - index
+    if layout.schedule == "interleaved":
+        parts = layout.stages // layout.pp
+        return ((parts - 1) * layout.pp + 2 * (layout.pp - index - 1) + 1) / parts
+    return layout.pp
 
 
 @lru_cache(maxsize=4096)

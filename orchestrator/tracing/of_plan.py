@@ -82,7 +82,11 @@ class TracedMemory:
         and its `memory`, where the formula's error is told."""
         largest, memory = self.largest, self.to_json()
         if largest is None:
-            return {}, memory
+            most = self.needed(formula, on_cpu)
+            return {
+                "memory_bytes": round(most),
+                "fits": fits(most, machine, on_cpu),
+            } if self.traces else {}, memory
         needed = self.by_rank(
             by_stage, lambda each: needed_bytes(self.layout, each.memory.peak, each.saved, on_cpu)
         )
@@ -97,11 +101,14 @@ class TracedMemory:
 
     def fits(self, plan: Plan, on_cpu: bool) -> bool:
         """Whether the rank that needs most fits the plan's machine."""
-        largest = self.largest
-        if largest is None:
-            return plan.fits
-        needed = needed_bytes(self.layout, largest.memory.peak, largest.saved, on_cpu)
-        return fits(needed, plan.machine, on_cpu)
+        return fits(self.needed(plan.chosen.memory, on_cpu), plan.machine, on_cpu)
+
+    def needed(self, formula: float, on_cpu: bool) -> float:
+        """The bytes that the rank takes which needs most: where not all were traced, the most of what those take that
+        were, and of what the `formula` says of the tensors."""
+        found = [(float(each.memory.peak), each.saved) for each in self.traces]
+        found += [(formula, 0)] if self.reasons or not found else []
+        return max(needed_bytes(self.layout, tensors, saved, on_cpu) for tensors, saved in found)
 
     def to_json(self) -> dict[str, Any]:
         """For plan.json: `ranks`, each with its bytes by category, and why those that are missing are."""
@@ -176,9 +183,7 @@ def check_fits(job: ResolvedJob, machine: Machine) -> None:
     if fits(needed_bytes(layout, most, most, on_cpu), machine, on_cpu):
         return
     traced = traced_memory(job, layout)
-    largest = traced.largest
-    tensors, saved = (largest.memory.peak, largest.saved) if largest else (plan.chosen.memory, 0)
-    needed = needed_bytes(layout, tensors, saved, on_cpu)
+    needed = traced.needed(plan.chosen.memory, on_cpu)
     if not fits(needed, machine, on_cpu):
         there = offered(machine, on_cpu) / 2**30
         what = f"{layout} needs {needed / 2**30:.2f} GiB a worker, which offers {there:.2f} GiB"

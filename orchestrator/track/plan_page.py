@@ -22,8 +22,8 @@ CURVES = {"first": 0, "last": -1}
 SHOWN = 10
 
 
-def plan_page(spec: JobSpec, shape: ModelShape, plan: Plan) -> str:
-    """The page of a plan."""
+def plan_page(spec: JobSpec, shape: ModelShape, plan: Plan, fits: bool, needed: float) -> str:
+    """The page of a plan, whose workers need so many bytes, and have them or not."""
     layout, time = plan.chosen.layout, plan.chosen.time
     played = None
     parts = layout.accumulation(spec.train.global_batch)
@@ -38,8 +38,8 @@ def plan_page(spec: JobSpec, shape: ModelShape, plan: Plan) -> str:
         "workers": layout.world,
         "tokens": plan.tokens,
         "seconds": plan.chosen.seconds,
-        "memory": plan.chosen.memory,
-        "fits": plan.fits,
+        "memory": needed,
+        "fits": fits,
         "bar": charts.stacked([{k: v for k, v in time.to_json().items() if v > 0 and k != "commit"}], WIDTH),
         "lanes": lanes(played.actions(), played.seconds, LANE, least=0.0) if played else [],
         "drawn": (drawn, parts),

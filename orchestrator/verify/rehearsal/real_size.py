@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from orchestrator.job.errors import InputError
 from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout
-from orchestrator.planning.memory import fits, needed_bytes, offered
+from orchestrator.planning.memory import fits, offered
 from orchestrator.planning.plan import Plan
 from orchestrator.resolve.resolved_job import ResolvedJob
 
@@ -36,13 +36,12 @@ class Real:
 
         traced = traced_memory(job, self.layout, SECONDS)
         largest = traced.largest
-        tensors, saved = (largest.memory.peak, largest.saved) if largest else (self.plan.chosen.memory, 0)
-        needed, machine = needed_bytes(self.layout, tensors, saved, self.on_cpu), self.plan.machine
+        needed, machine = traced.needed(self.plan.chosen.memory, self.on_cpu), self.plan.machine
         if largest:
             ranks = ", ".join(str(each.rank) for each in traced.traces)
             how = f"rank {ranks} of {self.layout.world} traced, rank {largest.rank} needs {size(needed)}"
         else:
-            how = f"by the formula a rank needs {size(needed)} (not traced: {traced.reasons[0]})"
+            how = f"a rank needs {size(needed)} (not all were traced: {traced.reasons[0]})"
         if not self.known:
             return f"{how}; name the device by --machine to know whether it fits", "", ""
         there = size(offered(machine, self.on_cpu))

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from traced_cases import case_of, job_of, workload_of
 
+from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout
 from orchestrator.planning.model_shape import model_shape
 from orchestrator.planning.step_trace import CATEGORIES, Memory, NotTraced, StepTrace, Wait
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.tracing.depth import deepened, depths_of, further
-from orchestrator.tracing.of_plan import micro_batches_of
+from orchestrator.tracing.of_plan import TracedMemory, micro_batches_of
 from orchestrator.tracing.step import trace
 
 
@@ -87,6 +88,18 @@ def test_messages_name_their_group_and_what_waits_for_them() -> None:
     sent = [c for c in piped.collectives if c.message in ("send", "receive")]
     assert {c.peer for c in sent} == {1}
     assert {c.number for c in sent} == {e.number for e in piped.events if isinstance(e, Wait)}
+
+
+def test_a_rank_that_is_traced_counts_where_another_could_not_be() -> None:
+    one = traced({"pp": 2})
+    some = TracedMemory(Layout(pp=2), (one, NotTraced(1, "there is no time")), 0.0)
+    assert some.largest is None
+    assert some.needed(1.0, False) == one.memory.peak
+    assert some.needed(2.0 * one.memory.peak, False) == 2.0 * one.memory.peak
+    small = Machine(memory=float(one.memory.peak), flops=1e12)
+    predicted, _ = some.beside([1.0, 1.0], 1.0, small, False)
+    assert predicted == {"memory_bytes": one.memory.peak, "fits": False}
+    assert TracedMemory(Layout(), (NotTraced(0, "no"),), 0.0).beside([1.0], 1.0, small, False)[0] == {}
 
 
 def test_what_cannot_be_traced_says_why() -> None:

@@ -35,8 +35,10 @@ def test_the_page_shows_the_plan(parallel: object, bars: int) -> None:
     )
     shape = model_shape(describe("gpt-tiny"), 64)
     found = plan(spec, shape, 2, Machine(64e9, 1e12, name="mine"))
-    page = plan_page(spec, shape, found)
+    page = plan_page(spec, shape, found, False, 3 * 2**30)
     assert "<h1>paper</h1>" in page
     assert "mine" in page
+    assert "does not fit" in page
+    assert "3 GiB" in page
     assert len(re.findall('<rect class="a-[FBIW]"', page)) == bars
     assert page.count("memory over the step") == (2 if bars else 1)
