@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
 os.environ["RAY_AUTH_MODE"] = "token"
@@ -14,6 +15,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 if "PYTEST_XDIST_WORKER" not in os.environ:
     CACHE = tempfile.TemporaryDirectory(prefix="orchestrator-tests-")  # what a machine remembers is no test's
     os.environ["XDG_CACHE_HOME"] = CACHE.name
+
+settings.register_profile("any machine", deadline=None)  # an example's seconds are those of what else runs there
+settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,7 +30,7 @@ class ByFile(LoadFileScheduling):
     """A file is run by one process, and those that bring up clusters by the same one: two that come up at the same
     moment may choose the same port."""
 
-    CLUSTERS = ("test_chaos.py", "test_jobs.py", "test_local_cluster.py")
+    CLUSTERS = ("test_chaos.py", "test_jobs.py", "test_local_cluster.py", "test_ssh_cluster.py")
 
     def _split_scope(self, nodeid: str) -> str:
         file = str(super()._split_scope(nodeid))
