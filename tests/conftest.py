@@ -16,7 +16,9 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     CACHE = tempfile.TemporaryDirectory(prefix="orchestrator-tests-")  # what a machine remembers is no test's
     os.environ["XDG_CACHE_HOME"] = CACHE.name
 
-settings.register_profile("any machine", deadline=None)  # an example's seconds are those of what else runs there
+settings.register_profile(
+    "any machine", deadline=None
+)  # an example's seconds are those of what else runs there
 settings.load_profile("any machine")
 
 
