@@ -272,7 +272,7 @@ class RunHistory:
     def last_commit(self, bad: frozenset[int] = frozenset()) -> tuple[CommitManifest | None, list[str]]:
         """The newest commit but those in `bad`, those that have used samples which are to be left out and those of a
         decay before the run was extended, and a line for each bad one."""
-        notes = [f"step {step}: a rank found its bytes damaged" for step in sorted(bad)]
+        notes = [f"step {step}: a rank found it damaged or gone" for step in sorted(bad)]
         at_most: int | None = None
         while True:
             found = newest_commit(self._stores, at_most, deep=False)

@@ -17,12 +17,13 @@ from orchestrator.checkpoint.averaged import weights_of
 from orchestrator.checkpoint.committer import CommitOutcome
 from orchestrator.checkpoint.evaluations import TO_EVALUATE
 from orchestrator.checkpoint.identity import BASE, CODE, CONTINUED, IDENTITY, SHARDS
-from orchestrator.checkpoint.manifest import CommitManifest
+from orchestrator.checkpoint.manifest import CommitManifest, CorruptCommit
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.checkpoint.retention import retention_of
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.snapshots import peer_store
 from orchestrator.checkpoint.store import Store
+from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
 from orchestrator.storage.retry import patient
@@ -65,7 +66,8 @@ class Commits:
     def open(self, step: int) -> tuple[CommitManifest, Reader]:
         """The commit of that step and its reader: from the memory of peers if it is complete there, else the store.
 
-        For an evaluation alone the reader gives the weights that the job evaluates.
+        For an evaluation alone the reader gives the weights that the job evaluates. Raises CorruptCommit for one that
+        was in that memory alone, and is not given any more.
         """
         if self._peers is not None:
             with contextlib.suppress(OSError):  # lost nodes: the store has the commit too
@@ -74,7 +76,13 @@ class Commits:
                     return snapshot, self._peers.reader(snapshot)
         patience = patient(self._spec.limits.unsaved, self._context.stop_requested)
         store = Store(self._store.uri, retry=patience)
-        manifest = store.manifest(step)
+        try:
+            manifest = store.manifest(step)
+        except InputError:
+            if self._peers is None or step in store.steps():
+                raise
+            what = f"step {step} was in the memory of nodes alone, which do not give it"
+            raise CorruptCommit(what, step) from None
         raw = not self._task.evaluate_only
         return manifest, weights_of(store, manifest, self._spec.checkpoint, raw)
 

@@ -1,0 +1,51 @@
+"""Which store a rank restores a commit from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from orchestrator.checkpoint.manifest import CorruptCommit
+from orchestrator.checkpoint.pieces import full_piece
+from orchestrator.checkpoint.store import Store
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import parse
+from orchestrator.train.commits import Commits
+
+
+class Gone:
+    """The memory of nodes of which one is gone."""
+
+    def latest(self, step: int, deep: bool) -> Any:
+        raise ConnectionError("no node answers")
+
+
+def commits(folder: Path, peers: Any) -> Commits:
+    """Those of a run whose store has a commit at step 880."""
+    store = Store(str(folder))
+    store.publish(
+        880, store.write_shard(880, 0, [full_piece("model.a", torch.ones(3))]), {"position": 0, "receipt": ""}
+    )
+    found = object.__new__(Commits)
+    found._peers, found._store = peers, store  # type: ignore[attr-defined]
+    found._spec = parse({
+        "name": "small", "workload": {"model": "gpt-tiny"}, "train": {"steps": 900, "global_batch": 8},
+        "data": {"sources": [{"uri": "a"}], "tokenizer": {"train_bpe": 512}, "sequence_length": 32},
+    })  # fmt: skip
+    found._context = SimpleNamespace(stop_requested=lambda: False)  # type: ignore[assignment]
+    found._task = SimpleNamespace(evaluate_only=False)  # type: ignore[assignment]
+    return found
+
+
+def test_a_snapshot_that_nodes_took_along_is_passed_over_and_ends_no_run(tmp_path: Path) -> None:
+    found = commits(tmp_path, Gone())
+    with pytest.raises(CorruptCommit, match="step 881 was in the memory of nodes alone") as lost:
+        found.open(881)
+    assert (lost.value.step, lost.value.kind) == (881, "corrupt_commit")
+    assert found.open(880)[0].step == 880
+    with pytest.raises(InputError, match="there is no commit"):
+        commits(tmp_path / "other", None).open(881)
