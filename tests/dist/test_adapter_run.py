@@ -17,7 +17,8 @@ from orchestrator.control import decide
 from orchestrator.export.hugging_face import export
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import parse
-from orchestrator.launch.preflight import check_base, check_job
+from orchestrator.launch.beginning import check_base
+from orchestrator.launch.preflight import check_job
 from orchestrator.resolve.commit_model import model_of_run
 
 ADAPTER = {"kind": "dora", "rank": 4, "targets": ["*.attention.*", "*.down"]}
