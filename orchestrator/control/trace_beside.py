@@ -15,7 +15,7 @@ from orchestrator.job.spec import JobSpec, dump
 from orchestrator.planning.layout import Layout
 from orchestrator.planning.plan import Planner
 
-AFTER = 10.0
+AFTER = 120.0
 """Seconds that a layout has trained before it is traced, which takes some seconds of a processor: too many for a short
 run."""
 AT_END = 5.0
