@@ -182,7 +182,7 @@ def down(name: Name = "local", as_json: Json = False) -> None:
     for line in silent:
         print(f"not ended there, but by itself as it misses the head: {line}", file=sys.stderr)
     if as_json:
-        emit({"ended": ended, "silent": silent})
+        emit({"ended": ended} | ({"silent": silent} if silent else {}))
     else:
         print(f"the cluster {name!r} is gone" if ended else f"there is no cluster {name!r}: nothing to do")
 
