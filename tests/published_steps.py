@@ -196,7 +196,7 @@ def _report(gpus: int, dp: int, batch: int, cp: int, length: int, tflops: float)
     layout = Layout(pp=16, dp=dp, cp=cp, tp=8, micro_batch=1, schedule="interleaved", sequence=True, zero=1)
     work = 6.0 * 405.9e9 + 6.0 * 126 * 16384 * length
     seconds = work * batch * dp * length / (gpus * tflops * 1e12)
-    program = Program(2, False, 2, 4, 2, chunks=8, compiled=True)
+    program = Program(2, gather_width=2, gradient_width=4, carried_width=2, chunks=8, compiled=True)
     return Published(
         f"Llama 3 405B, {gpus} GPUs, {length} tokens", "Llama 3 report, table 4", "h100", shape, layout,
         batch * dp, seconds, program, "eight stages a rank, micro-batch 1, causal FLOPs",

@@ -77,6 +77,7 @@ def case_of(seed: int, world: int | None = None) -> dict[str, Any]:
             workload["adapter"] = draw.choice(ADAPTERS)
         if draw.random() < 0.2:
             workload["dropout"] = 0.1
+            workload["attention_dropout"] = 0.1 * (seed % 2)
         document = {
             "name": "traced",
             "workload": workload,
@@ -131,6 +132,7 @@ def workload_of(case: dict[str, Any]) -> Workload:
         vocabulary_of(case["vocabulary"]),
         changes=asked.changes,
         dropout=asked.dropout,
+        attention_dropout=asked.attention_dropout,
         sequence_length=spec.data.sequence_length,
         seed=spec.seed,
         labels=spec.data.labels,

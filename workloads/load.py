@@ -50,6 +50,7 @@ def load(
     options: Mapping[str, Any] | None = None,
     mup: Mapping[str, Any] | None = None,
     dropout: float = 0.0,
+    attention_dropout: float = 0.0,
     layer_drop: float = 0.0,
     sequence_length: int,
     seed: int = 0,
@@ -63,12 +64,11 @@ def load(
     """The workload of preset `model` (with `changes`), of `hf:<folder>` or of `module:name`, trained with `objective`.
 
     options are those of the objective; rule is the sampling rule of the run's data, see `workloads.objectives.sampled`;
-    mup gives the widths of the base model for muP, see `workloads.model.mup`; dropout and layer_drop are rates, see
-    `workloads.model.dropout`. described is what `describe` said of the model, if it was asked already; else it is asked
-    with this implementation. begin reads
-    other weights to begin with than those of the folder. With an adapter
-    only that is trained, and heads that begin anew. A model of a folder gets a row for each token that was added to its
-    tokenizer.
+    mup gives the widths of the base model for muP, see `workloads.model.mup`; dropout, attention_dropout and layer_drop
+    are rates, see `workloads.model.dropout`. described is what `describe` said of the model, if it was asked already;
+    else it is asked with this implementation. begin reads other weights to begin with than those of the folder. With an
+    adapter only that is trained, and heads that begin anew. A model of a folder gets a row for each token that was
+    added to its tokenizer.
 
     Raises WorkloadError for an unknown model, field or objective, an objective that the architecture cannot train, a
     sequence longer than the model's positions, a vocabulary larger than the model's, a checkpoint that does not fit,
@@ -112,6 +112,11 @@ def load(
                 f"layers are skipped in classes of this project's own, and {model} is run as a class of transformers; "
                 "set workload.layer_drop to 0"
             )
+        if attention_dropout:
+            raise WorkloadError(
+                f"attention has dropout in classes of this project's own, and {model} is run as a class of "
+                "transformers; set workload.attention_dropout to 0"
+            )
         has_weights(str(root(config.folder)))  # refuses weights that cannot be read
         workload = HuggingFaceWorkload(model, config, built, vocabulary, dropout)
         return workload if adapter is None else workload.with_adapter(adapter)
@@ -123,7 +128,7 @@ def load(
             "workload.layer_drop skips layers of single samples, and routers balance experts over all of them; "
             "set it to 0"
         )
-    config = replace(config, dropout=dropout, layer_drop=layer_drop)
+    config = replace(config, dropout=dropout, attention_dropout=attention_dropout, layer_drop=layer_drop)
     if mup is None:
         made = _workload(model, config, built, vocabulary, begin)
         return made if adapter is None else made.with_adapter(adapter)

@@ -300,7 +300,7 @@ class JobSpec(StrictModel):
                 },
                 "workload": {
                     "implementation",
-                    *self.workload.at_default("layer_drop", "grow", "adapter"),
+                    *self.workload.at_default("attention_dropout", "layer_drop", "grow", "adapter"),
                 },
                 "train": dict.fromkeys(("stability", *self.train.at_default(*NEWER_OF_TRAIN)), True)
                 | {"optimizer": self.train.optimizer.at_default(*NEWER)},

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from orchestrator.job.records import REFERENCED
 from orchestrator.job.strict import Positive, StrictModel
+from workloads.model.presets import published_dropout
 
 ELSEWHERE = {
     "qlora": "set kind to lora, and quantize to nf4",
@@ -102,7 +103,15 @@ class WorkloadSpec(StrictModel):
         ge=0.0,
         lt=1.0,
         description="probability with which features of embeddings and of every sub-layer's output are zeroed in "
-        "training; replaces the dropout of a configuration in hf:<folder>",
+        "training; without this and attention_dropout those with which the preset was published; replaces the dropout "
+        "of a configuration in hf:<folder>",
+    )
+    attention_dropout: float = Field(
+        default=0.0,
+        ge=0.0,
+        lt=1.0,
+        description="probability with which the share that a token has in another's attention is zeroed in training; "
+        "no fused kernel does that",
     )
     layer_drop: float = Field(
         default=0.0,
@@ -117,7 +126,15 @@ class WorkloadSpec(StrictModel):
     @property
     def draws(self) -> bool:
         """Whether training draws random numbers, for which batches carry keys."""
-        return bool(self.dropout or self.layer_drop)
+        return bool(self.dropout or self.attention_dropout or self.layer_drop)
+
+    @model_validator(mode="before")
+    @classmethod
+    def a_preset_has_its_published_dropout(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or given.keys() & {"dropout", "attention_dropout"}:
+            return given
+        rate = published_dropout(given.get("model"))
+        return {**given, "dropout": rate, "attention_dropout": rate} if rate else given
 
     @model_validator(mode="after")
     def only_a_folder_has_another_implementation(self) -> WorkloadSpec:

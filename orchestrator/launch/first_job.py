@@ -24,8 +24,11 @@ USUAL = ("text", "content", "document", "body", "article", "code")
 """Usual names of the column with the text; else it is that with the longest one."""
 TALKS = ("messages", "conversations")
 """Usual names of the column with a conversation."""
-DROPOUTS = ("hidden_dropout_prob", "resid_pdrop", "dropout_rate", "dropout")
-"""What configurations of transformers call the rate at which hidden states are dropped."""
+DROPOUTS = {
+    "dropout": ("hidden_dropout_prob", "resid_pdrop", "dropout_rate", "dropout"),
+    "attention_dropout": ("attention_probs_dropout_prob", "attn_pdrop", "dropout_rate", "attention_dropout"),
+}
+"""What configurations of transformers call the rates at which hidden states and shares of attention are dropped."""
 GPUS = "/dev/nvidia[0-9]*"
 
 TEMPLATE = """\
@@ -66,8 +69,8 @@ def job_text(name: str, data: Sequence[str], folder: str | None = None, tokenize
             described = describe(f"hf:{folder}")
         model, objective = f"hf:{folder}", objective_of(folder, described.architecture)
         length = min(described.max_positions, LONGEST)
-        if isinstance(described, TransformerConfig) and (rate := _published_dropout(folder)):
-            dropout = f", dropout: {rate:g}"
+        if isinstance(described, TransformerConfig):
+            dropout = "".join(f", {key}: {rate:g}" for key, rate in _published_dropout(folder).items())
     if any(isinstance(each, dict) for each in columns):
         objective = "conversation"
     sources = [
@@ -90,12 +93,16 @@ def job_text(name: str, data: Sequence[str], folder: str | None = None, tokenize
     )
 
 
-def _published_dropout(folder: str) -> float:
-    """The rate at which hidden states are dropped by the configuration of a folder, 0 if it says none."""
+def _published_dropout(folder: str) -> dict[str, float]:
+    """The rates of dropout in the configuration of a folder, by their keys in a job file; not those that are 0."""
     path = Path(folder)
     config = json.loads((path if path.is_file() else path / "config.json").read_text())
-    found = [config[name] for name in DROPOUTS if isinstance(config.get(name), float)]
-    return found[0] if found and 0.0 < found[0] < 1.0 else 0.0
+    found = {}
+    for key, names in DROPOUTS.items():
+        rates = [config[name] for name in names if isinstance(config.get(name), float)]
+        if rates and 0.0 < rates[0] < 1.0:
+            found[key] = rates[0]
+    return found
 
 
 def _columns(uri: str) -> str | dict[str, str] | None:

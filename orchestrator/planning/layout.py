@@ -31,6 +31,7 @@ class ModelShape:
         gated: whether a feed-forward block has two matrices up.
         causal: whether a token attends only to those before it.
         tied: whether embedding and output projection are one weight.
+        capped: whether scores of attention are capped, which no fused kernel does.
         expert_feedforward: columns of one expert.
         experts_per_token, shared_experts: experts that a token uses, of those it is routed to and of those all use.
         expert_layers: layers that have experts.
@@ -72,6 +73,7 @@ class ModelShape:
     gated: bool = False
     causal: bool = True
     tied: bool = False
+    capped: bool = False
     experts_per_token: int = 0
     shared_experts: int = 0
     expert_layers: int = 0

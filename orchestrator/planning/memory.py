@@ -24,6 +24,11 @@ SLACK = {0: 0.2, 1: 0.45, 2: 1.1, 3: 1.1}
 models of 26 M parameters on two ranks, where it was 0.05 to 0.2, 0.42 and 1.07 (docs/guides/planning.md)."""
 NF4 = 4.5 / 8
 """Bytes of a weight in 4 bits, with its share of a scale."""
+SCORE_BYTES = {"none": {4: 9.0, 2: 8.0}, "selective": {4: 5.0, 2: 3.0}, "full": {4: 0.0, 2: 0.0}}
+"""Bytes that a layer without a fused kernel keeps of each score for the backward pass, by what is computed again and by
+the width of a number; SCORE_BYTES_AT_ONCE while it computes: fitted to traces of GPT-2 with dropout of attention and of
+Llama with capped scores."""
+SCORE_BYTES_AT_ONCE = {"none": 8.0, "selective": 12.0, "full": 18.0}
 HEAD_TOKENS = {"cpu": 256, "cuda": 2048}
 """Tokens whose logits a head computes at once. Fewer make matrix products slower: on a CPU 256 are as fast as all
 (docs/benchmarks.md), on a GPU a guess by its ratio of FLOPs to bandwidth. The bits of a run depend on them."""
@@ -32,7 +37,8 @@ HEAD_TOKENS = {"cpu": 256, "cuda": 2048}
 @dataclass(frozen=True)
 class Held:
     """Bytes that a rank holds in a step: of weights, gradients and optimiser state; of each micro-batch that is between
-    its forward and backward pass, and how many of those there are at most; of the head while it computes."""
+    its forward and backward pass, and how many of those there are at most; of the head while it computes, or of a layer
+    that holds its scores."""
 
     state: float
     micro_batch: float
@@ -78,14 +84,20 @@ def held(spec: JobSpec, shape: ModelShape, layout: Layout, index: int) -> Held:
         inner = max(parameters * layout.pp - tables, 0.0) * layers / max(shape.layers, 1)
         parameters = inner + table * (min(first + last, 1) if shape.tied else first + last)
     tokens = layout.micro_batch * shape.sequence_length / layout.cp
+    width = 4 if spec.train.precision == "fp32" else 2
+    unfused = shape.capped or spec.workload.attention_dropout
+    scores = tokens * shape.sequence_length * shape.heads / layout.tp if unfused else 0.0
     accumulation = max(layout.accumulation(spec.train.global_batch), 1)
     ahead = _ahead(layout, index)
     return Held(
         _states(spec, shape, layout, parameters)
         + _casts(spec, layout, parameters * (1.0 - shape.quantised_share)),
-        layers * _layer(spec, shape, layout, tokens),
+        layers * (_layer(spec, shape, layout, tokens) + SCORE_BYTES[layout.recompute][width] * scores),
         accumulation if layout.schedule == "gpipe" else min(ahead, accumulation),
-        _head(spec, shape, tokens) / layout.tp if last else 0.0,
+        max(
+            _head(spec, shape, tokens) / layout.tp if last else 0.0,
+            SCORE_BYTES_AT_ONCE[layout.recompute] * scores,
+        ),
     )
 
 
@@ -125,7 +137,7 @@ def _part(layers: int, pp: int, schedule: str, index: int) -> tuple[int, bool, b
 
 def _layer(spec: JobSpec, shape: ModelShape, layout: Layout, tokens: float) -> float:
     """Bytes that the forward pass of a layer keeps for the backward pass, on a rank: fitted to traces of GPT-2, Llama
-    and Qwen3. Attention keeps no scores. In 16 bits norms and the residual stream stay in fp32."""
+    and Qwen3. Scores are not in it. In 16 bits norms and the residual stream stay in fp32."""
     full = spec.train.precision == "fp32"
     width = 4.0 if full else 2.0
     if layout.recompute == "full":

@@ -57,6 +57,7 @@ def _splits(config: TransformerConfig, shape: ModelShape) -> ModelShape:
         gated=config.gated,
         causal=config.causal,
         tied=config.tied,
+        capped=bool(config.score_cap),
         experts_per_token=moe.top_k if moe else 0,
         shared_experts=moe.shared if moe else 0,
         expert_layers=layers,

@@ -249,14 +249,15 @@ def program_of(spec: JobSpec) -> Program:
     return _program(
         4.0 if spec.train.precision == "fp32" else 2.0,
         spec.workload.dropout > 0,
+        spec.workload.attention_dropout > 0,
         spec.train.compile,
         spec.checkpoint.every,
     )
 
 
 @lru_cache
-def _program(width: float, dropout: bool, compiled: bool, commit_every: int) -> Program:
-    return Program(width, dropout, compiled=compiled, commit_every=commit_every)
+def _program(width: float, dropout: bool, attention: bool, compiled: bool, commit_every: int) -> Program:
+    return Program(width, dropout, attention, compiled=compiled, commit_every=commit_every)
 
 
 def _no_layout(

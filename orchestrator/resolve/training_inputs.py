@@ -248,6 +248,7 @@ def load_workload(
             options=spec.workload.options,
             mup=spec.workload.mup,
             dropout=spec.workload.dropout,
+            attention_dropout=spec.workload.attention_dropout,
             layer_drop=spec.workload.layer_drop,
             sequence_length=spec.data.sequence_length,
             seed=spec.seed,

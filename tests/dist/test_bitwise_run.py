@@ -17,7 +17,7 @@ from orchestrator.control import decide
 def bitwise(text: str) -> dict[str, Any]:
     """A job whose losses and weights have the same bits at every data-parallel width, masks of dropout included."""
     document = job(text, steps=16, determinism="bitwise", virtual_shards=4)
-    document["workload"]["dropout"] = 0.1
+    document["workload"] |= {"dropout": 0.1, "attention_dropout": 0.1}
     document["checkpoint"] = {"every": 2, "keep": 1, "keep_every": 6, "keep_best": True, "export": None}
     # Any rate under which the loss rises in the end, so that the best commit is not the last one.
     document["train"]["optimizer"] = {"lr": 2.0, "warmup": 0, "schedule": "constant"}

@@ -26,7 +26,7 @@ from workloads.model.mup import folded
 from workloads.workload import Vocabulary
 
 NO_STRUCTURE = ("family", "architecture", "head", "sentence_head", "classes", "generator", "initial",
-                "initial_std", "residual_scaling", "base", "dropout", "layer_drop")  # fmt: skip
+                "initial_std", "residual_scaling", "base", "dropout", "attention_dropout", "layer_drop")  # fmt: skip
 
 
 def export(

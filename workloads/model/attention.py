@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 
 from workloads.model.cache import Cache, LayerCache
 from workloads.model.config import TransformerConfig
+from workloads.model.dropout import CROSS_SCORES, SELF_SCORES, drop, keyed
 from workloads.model.layers import CutRMSNorm, capped, norm
 from workloads.model.masks import Mask
 from workloads.model.mup import latent_score_scale, score_scale
@@ -27,8 +30,9 @@ class Context:
 
     full_mask and full_rotary: those of layers without a window, None where all layers have the same. bias: additive
     scores [1 or B, heads, L, L] that include the mask, used in place of `mask`. memory: encoder output [B, M, hidden]
-    for cross-attention under memory_mask. keys: int64 [B, L], the dropout keys, None without dropout.
-    samples: int64 [B], the keys of the samples that may skip layers, None if none does.
+    for cross-attention under memory_mask. keys: int64 [B, L], the dropout keys, None without dropout; score_keys: the
+    same of all queries, where sequence parallelism leaves a part of `keys`. samples: int64 [B], the keys of the samples
+    that may skip layers, None if none does.
     real: bool [B, L], False at padding, None without padding; of the full sequence, even if the hidden states are a
     part of it. cache and kept: what a generating model has read, and the part of this layer, see `Cache`.
     """
@@ -45,6 +49,7 @@ class Context:
     kept: LayerCache | None = None
     full_mask: Mask | None = None
     full_rotary: Rotary | None = None
+    score_keys: Tensor | None = None
 
     def with_read(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """These keys and values of the tokens at hand; where there is a cache, of all that were read."""
@@ -54,20 +59,49 @@ class Context:
 
 
 class AttentionCore(nn.Module):
-    """softmax(cap(q k^T * scale) + mask) v, see `layers.capped`. It has no weights; context parallelism replaces this
-    module.
+    """dropout(softmax(cap(q k^T * scale) + mask)) v, see `layers.capped`. It has no weights; context parallelism
+    replaces this module.
 
-    Queries are [B, heads, L, D], keys and values [B, kv_heads, M, D] with heads a multiple of kv_heads.
+    Queries are [B, heads, L, D], keys and values [B, kv_heads, M, D] with heads a multiple of kv_heads. `site` tells
+    the dropout of cross-attention from that of self-attention, and `part` is the number of the part of the heads that a
+    tensor-parallel rank has.
     """
 
-    def __init__(self, scale: float, cap: float = 0.0) -> None:
+    def __init__(self, scale: float, cap: float = 0.0, dropout: float = 0.0, site: int = SELF_SCORES) -> None:
         super().__init__()
-        self.scale, self.cap = scale, cap
+        self.scale, self.cap, self.dropout, self.site, self.part = scale, cap, dropout, site, 0
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, bias: Tensor | None) -> Tensor:
-        """The mixed values [B, heads, L, D]. `bias`, if given, includes the mask."""
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Mask,
+        bias: Tensor | None,
+        keys: Tensor | None = None,
+    ) -> Tensor:
+        """The mixed values [B, heads, L, D]. `bias`, if given, includes the mask; keys int64 [B, L] are the queries'
+        for dropout, None outside training."""
         allowed = mask.allowed if bias is None else bias.to(query.dtype)
-        return attend(query, key, value, allowed, mask.causal and allowed is None, self.scale, self.cap)
+        return self.attend(query, key, value, allowed, mask.causal and allowed is None, keys)
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        allowed: Tensor | None,
+        causal: bool,
+        keys: Tensor | None,
+    ) -> Tensor:
+        """As `forward`, of keys whose first is that of position 0, under a mask [1 or B, 1 or heads, L, M] or none."""
+        if keys is None or not self.dropout:
+            return attend(query, key, value, allowed, causal, self.scale, self.cap)
+        heads = query.shape[1]
+        numbers = torch.arange(self.part * heads, (self.part + 1) * heads, device=keys.device)
+        of_heads = keyed(keys.unsqueeze(1), numbers.unsqueeze(-1))
+        dropped = partial(drop, rate=self.dropout, keys=of_heads, site=self.site)
+        return _attend_unfused(query, key, value, allowed, causal, self.scale, self.cap, dropped)
 
 
 def attend(
@@ -86,7 +120,7 @@ def attend(
     has a cap: all scores are held.
     """
     if cap:
-        return _attend_capped(query, key, value, allowed, causal, scale, cap)
+        return _attend_unfused(query, key, value, allowed, causal, scale, cap)
     grouped = query.shape[1] != key.shape[1]
     if grouped and allowed is not None and query.is_cuda:
         times = query.shape[1] // key.shape[1]
@@ -101,7 +135,7 @@ def attend(
     )
 
 
-def _attend_capped(
+def _attend_unfused(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -109,16 +143,19 @@ def _attend_capped(
     causal: bool,
     scale: float,
     cap: float,
+    dropped: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     if times := query.shape[1] // key.shape[1] - 1:
         key, value = key.repeat_interleave(times + 1, 1), value.repeat_interleave(times + 1, 1)
-    scores = capped(query @ key.transpose(-2, -1) * scale, cap)
+    scores = query @ key.transpose(-2, -1) * scale
+    scores = capped(scores, cap) if cap else scores
     if causal:
         allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if allowed is not None:
         scores = scores.masked_fill(~allowed, -torch.inf) if allowed.dtype is torch.bool else scores + allowed
     wide = torch.float32 if scores.dtype in (torch.bfloat16, torch.float16) else scores.dtype
-    return scores.softmax(-1, dtype=wide).to(value.dtype) @ value
+    shares = scores.softmax(-1, dtype=wide)
+    return (shares if dropped is None else dropped(shares)).to(value.dtype) @ value
 
 
 def _is_causal_bias(allowed: Tensor | None) -> bool:
@@ -147,7 +184,12 @@ class Attention(nn.Module):
         self.key_norm: nn.Module | None = None
         if config.qk_norm:
             self.query_norm, self.key_norm = _qk_norms(config, width, keys)
-        self.core = AttentionCore(score_scale(config), config.score_cap)
+        self.core = AttentionCore(
+            score_scale(config),
+            config.score_cap,
+            config.attention_dropout,
+            CROSS_SCORES if cross else SELF_SCORES,
+        )
         self.prefix: nn.Module | None = None  # of an adapter, see `workloads.adapters.prefix`
 
     def forward(self, hidden: Tensor, context: Context) -> Tensor:
@@ -166,7 +208,7 @@ class Attention(nn.Module):
         if self.prefix is not None:
             key, value = self.prefix(key, value)
         mask, bias = (context.memory_mask, None) if self.cross else (context.mask, context.bias)
-        mixed = self.core(query, key, value, mask, bias)
+        mixed = self.core(query, key, value, mask, bias, context.score_keys)
         return self.output(mixed.transpose(1, 2).flatten(2))
 
     def _of(self, source: Tensor) -> tuple[Tensor, Tensor]:
@@ -219,7 +261,8 @@ class LatentMultiHeadAttention(nn.Module):
             latent.key_value_rank, config.heads * (latent.nope_dim + latent.value_dim), bias=False
         )
         self.output = nn.Linear(config.heads * latent.value_dim, config.hidden, bias=config.output_bias)
-        self.core = AttentionCore(latent_score_scale(config) * _temperature(config))
+        scale = latent_score_scale(config) * _temperature(config)
+        self.core = AttentionCore(scale, dropout=config.attention_dropout)
 
     def forward(self, hidden: Tensor, context: Context) -> Tensor:
         """[B, L, hidden] to the same."""
@@ -238,7 +281,7 @@ class LatentMultiHeadAttention(nn.Module):
         )  # fmt: skip
         shared = rotate(shared.unsqueeze(1), context.rotary).expand(-1, self.heads, -1, -1)
         key, value = context.with_read(torch.cat((key, shared), dim=-1), value)
-        mixed = self.core(query, key, value, context.mask, context.bias)
+        mixed = self.core(query, key, value, context.mask, context.bias, context.score_keys)
         return self.output(mixed.transpose(1, 2).flatten(2))
 
     def _heads(self, x: Tensor) -> Tensor:

@@ -36,8 +36,8 @@ class TransformerConfig:
     together (OLMo 2). score_cap, logit_cap: c in c tanh(x / c) of scores and logits, 0 for none (Gemma 2). full_every:
     every so many-th layer has no window, 0 for none. window_theta: rope_theta of the layers with a window, whose rotary
     positions are not scaled; 0 for that of all (Gemma 3). head_activation: of a masked head; the body's if empty.
-    dropout: the rate in training, layer_drop that of skipped layers, see `workloads.model.dropout`. base: the narrow
-    model for muP, None for none; see `workloads.model.mup`.
+    dropout, attention_dropout: the rates in training, layer_drop that of skipped layers, see `workloads.model.dropout`.
+    base: the narrow model for muP, None for none; see `workloads.model.mup`.
     """
 
     family: str
@@ -96,6 +96,7 @@ class TransformerConfig:
     initial_std: float = 0.02
     residual_scaling: bool = False
     dropout: float = 0.0
+    attention_dropout: float = 0.0
     layer_drop: float = 0.0
     base: TransformerConfig | None = None
 
@@ -209,7 +210,7 @@ class TransformerConfig:
 
         Raises WorkloadError for an unknown field.
         """
-        known = {f.name for f in fields(self)} - {"base", "dropout", "layer_drop"}
+        known = {f.name for f in fields(self)} - {"base", "dropout", "attention_dropout", "layer_drop"}
         nested = {"moe": MoE, "latent": LatentAttention, "rope_scaling": RopeScaling}
         values: dict[str, Any] = {}
         for name, value in changes.items():

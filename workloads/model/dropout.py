@@ -1,14 +1,16 @@
 """Dropout and skipped layers that do not depend on how batch, sequence and model are split.
 
 It zeroes features of the sum of the embeddings and of the output that every sub-layer adds to the residual (Srivastava
-et al. 2014; Vaswani et al. 2017, section 5.4). Attention scores have no dropout, so that fused kernels can be used.
+et al. 2014; Vaswani et al. 2017, section 5.4), and at a rate of its own probabilities of attention (Devlin et al. 2018,
+appendix A.2), for which no fused kernel serves.
 
 LayerDrop (Fan et al. 2020, section 3; stochastic depth with one rate, Huang et al. 2016) skips layers, here each for
 every sample alone: outside of training all layers are there, and nothing is scaled.
 
 Which features are zeroed is a function of (seed, position in the order of samples, position in the sequence, stack,
-layer, sub-layer, feature), and which layers are skipped one of (seed, position in the order, stack, layer): there is
-no state, and the bits are the same on every device, at every width and when recomputed. The generator is counter-based
+layer, sub-layer, feature), of probabilities one of head and key's position in place of the feature, and which layers
+are skipped one of (seed, position in the order, stack, layer): there is no state, and the bits are the same on every
+device, at every width and when recomputed. The generator is counter-based
 (Salmon et al. 2011): number i of key k is SplitMix64's (Steele, Lea and Flood 2014, figure 13).
 """
 
@@ -28,6 +30,8 @@ GAMMA = 0x9E3779B97F4A7C15 - 2**64
 FIRST, SECOND = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
 SKIPS = -2
 """In place of a position in the sequence, which is never negative: the key of a sample's skipped layers."""
+SELF_SCORES, CROSS_SCORES = 3, 4
+"""Sites of the probabilities of attention, after those of a layer's three sub-layers."""
 NUMBERS = 2**16
 """Number of values that a feature's random number has: rates are rounded to 2**-16, and 64 random bits serve four
 features."""
@@ -46,7 +50,8 @@ def token_keys(model: nn.Module, batch: Batch, length: int, stack: int = 0) -> T
 
     Raises KeyError for a training batch without keys.
     """
-    if not (model.training and model.config.dropout):  # type: ignore[union-attr]
+    config = model.config
+    if not (model.training and (config.dropout or config.attention_dropout)):  # type: ignore[union-attr]
         return None
     rows = batch[KEYS].unsqueeze(1)
     places = batch.get(PLACES)
@@ -73,6 +78,7 @@ def drop(x: Tensor, rate: float, keys: Tensor | None, site: int) -> Tensor:
     """x [B, L, features] with a share `rate` of its features zeroed and the others divided by 1 - rate.
 
     keys int64 [B, L] are the keys of its tokens in this layer, None outside training; site is the sub-layer's number.
+    Probabilities [B, heads, L, keys] have keys of [B, heads, L].
     """
     zeroed = round(rate * NUMBERS)
     if keys is None or not zeroed:
@@ -100,11 +106,11 @@ def _numbers(keys: Tensor, count: int) -> Tensor:
 
 def _mixed(x: Tensor) -> Tensor:
     """SplitMix64's output function, modulo 2**64, which is how int64 products wrap around."""
-    x = (x ^ _shifted(x, 30)) * FIRST
-    x = (x ^ _shifted(x, 27)) * SECOND
-    return x ^ _shifted(x, 31)
+    x = _shifted(x, 30).bitwise_xor_(x).mul_(FIRST)
+    x = _shifted(x, 27).bitwise_xor_(x).mul_(SECOND)
+    return _shifted(x, 31).bitwise_xor_(x)
 
 
 def _shifted(x: Tensor, by: int) -> Tensor:
     """Logical shift to the right."""
-    return (x >> by) & (2 ** (64 - by) - 1)
+    return (x >> by).bitwise_and_(2 ** (64 - by) - 1)

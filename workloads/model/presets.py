@@ -206,6 +206,25 @@ PRESETS: Mapping[str, TransformerConfig] = MappingProxyType({
 })  # fmt: skip
 
 
+PUBLISHED_DROPOUT: Mapping[str, float] = MappingProxyType(
+    dict.fromkeys(
+        (
+            *("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "bert-base", "bert-large", "roberta-base"),
+            *("xlm-roberta-base", "distilbert-base", "ernie-1.0-base", "electra-base", "electra-small"),
+            *("unilm-base", "t5-small", "t5-base", "bart-base", "switch-base-8"),
+        ),
+        0.1,
+    )
+)
+"""Rate of dropout with which a preset was pre-trained, of hidden states and of attention alike (Devlin et al. 2018,
+appendix A.2; Liu et al. 2019, table 9; Raffel et al. 2020, section 3.1.2; of the others as in the released folders)."""
+
+
+def published_dropout(model: object) -> float:
+    """The rate with which the preset `model` was pre-trained; 0 for one without, and for anything else."""
+    return PUBLISHED_DROPOUT.get(model, 0.0) if isinstance(model, str) else 0.0
+
+
 def preset(name: str) -> TransformerConfig:
     """The configuration `name`; raises WorkloadError that names the nearest ones."""
     if name in PRESETS:

@@ -141,7 +141,9 @@ def run_layers(
             kept = (
                 None if context.cache is None else context.cache.layers.setdefault((turn, name), LayerCache())
             )
-            hidden, more = layer(hidden, replace(context, keys=keys, samples=samples, kept=kept))
+            hidden, more = layer(
+                hidden, replace(context, keys=keys, score_keys=keys, samples=samples, kept=kept)
+            )
             if more is not None:
                 extra = more if extra is None else extra + more
     return hidden, extra

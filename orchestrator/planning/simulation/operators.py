@@ -8,7 +8,7 @@ sequence parallelism divides the norms and residuals (Korthikanti et al., 2022, 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from orchestrator.planning.device import Machine
@@ -17,6 +17,11 @@ from orchestrator.planning.simulation.collectives import Group
 
 RESIDUAL_PASSES = 10.0
 """Numbers of the residual stream that a layer reads and writes forward: two norms (4) and two additions (6)."""
+UNFUSED_SCORE_BYTES = 12.2
+"""Bytes that pass for each score where a device's kernel would keep them inside, but none does what is asked for: those
+of the A100 before there were fused kernels."""
+DRAWN_SCORE_BYTES = 48.0
+"""Bytes that pass for each random number of a score: twelve operations on 64 bits, which serve four."""
 LOGIT_BYTES = 24.0
 """Bytes that pass for each logit in fp32: maximum, exponential and sum forward, the softmax's gradient backward."""
 OPERATIONS = 20.0
@@ -30,6 +35,7 @@ class Program:
     Attributes:
         width: bytes of a number in matrix products.
         dropout: whether activations are dropped.
+        attention_dropout: whether the shares of attention are dropped, which no fused kernel does.
         gather_width: bytes of a weight that ZeRO gathers.
         gradient_width: bytes of a gradient that is summed over ranks.
         carried_width: bytes of a hidden state between pipeline stages.
@@ -41,6 +47,7 @@ class Program:
 
     width: float = 2.0
     dropout: bool = False
+    attention_dropout: bool = False
     gather_width: float = 4.0
     gradient_width: float = 4.0
     carried_width: float = 4.0
@@ -94,6 +101,9 @@ def layer(
         p.count * machine.matrix(p.inner, p.columns, p.rows, program.width) for p in products
     )
     heads = shape.heads / (tp if shape.heads_split else 1)
+    if (shape.capped or program.attention_dropout) and not machine.score_bytes:
+        drawn = DRAWN_SCORE_BYTES if program.attention_dropout else 0.0
+        machine = replace(machine, score_bytes=UNFUSED_SCORE_BYTES + drawn)
     seen = 0.5 if shape.causal and not machine.score_bytes else 1.0
     ahead, back = machine.scores(seen * tokens * length * heads, shape.head_size, program.width)
     element = machine.elements(_moved(shape, tokens, tp, bool(sliced), program))

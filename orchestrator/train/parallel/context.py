@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from orchestrator.train.parallel.collectives import gather
 from orchestrator.train.parallel.mesh import ProcessGroup
-from workloads.model.attention import AttentionCore, attend
+from workloads.model.attention import AttentionCore
 from workloads.model.config import TransformerConfig
 from workloads.model.dropout import PLACES
 from workloads.model.embeddings import batch_positions
@@ -67,7 +67,7 @@ def apply_context(model: nn.Module, cp: ProcessGroup) -> None:
     for module in list(model.modules()):
         for leaf, child in list(module.named_children()):
             if isinstance(child, AttentionCore):
-                setattr(module, leaf, ContextCore(child.scale, child.cap, cp))
+                setattr(module, leaf, ContextCore(child, cp))
             elif isinstance(child, Router):
                 child.forward = GlobalRouter(child, cp).forward  # type: ignore[method-assign]
 
@@ -75,37 +75,42 @@ def apply_context(model: nn.Module, cp: ProcessGroup) -> None:
 class ContextCore(nn.Module):
     """`AttentionCore` whose queries are of this rank's positions and whose keys are gathered."""
 
-    def __init__(self, scale: float, cap: float, cp: ProcessGroup) -> None:
+    def __init__(self, whole: AttentionCore, cp: ProcessGroup) -> None:
         super().__init__()
-        self.scale, self.cap, self._cp = scale, cap, cp
+        self._whole, self._cp = whole, cp
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, bias: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Mask,
+        bias: Tensor | None,
+        keys: Tensor | None = None,
+    ) -> Tensor:
         """[B, heads, L / ranks, D of the values]."""
         assert bias is None
         key, value = (in_order(gather(t, 2, self._cp), 2, self._cp) for t in (key, value))
         if not mask.causal or mask.allowed is not None:
-            return self._attend(query, key, value, mask.allowed)
+            return self._whole.attend(query, key, value, mask.allowed, False, keys)
         # Two chunks of queries, each with the keys up to its own end.
         chunk = query.shape[2] // 2
         parts = []
-        for rows, number in zip(query.split(chunk, 2), self._chunks(), strict=True):
-            end = (number + 1) * chunk
-            parts.append(
-                self._attend(rows, key[:, :, :end], value[:, :, :end], self._until_own_end(rows, end))
-            )
+        for half, number in enumerate(self._chunks()):
+            mine, end = slice(half * chunk, (half + 1) * chunk), (number + 1) * chunk
+            rows, drawn = query[:, :, mine], None if keys is None else keys[:, mine]
+            before = self._until_own_end(rows, end, drawn is not None)
+            parts.append(self._whole.attend(rows, key[:, :, :end], value[:, :, :end], before, False, drawn))
         return torch.cat(parts, dim=2)
 
     def _chunks(self) -> tuple[int, int]:
         return self._cp.index, 2 * self._cp.size - 1 - self._cp.index
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None) -> Tensor:
-        return attend(query, key, value, allowed, False, self.scale, self.cap)
-
-    def _until_own_end(self, queries: Tensor, end: int) -> Tensor:
+    def _until_own_end(self, queries: Tensor, end: int, dropped: bool) -> Tensor:
         """The mask of the last positions of `end`, each of which sees what is not after it: causal, aligned at the
-        lower right. On CUDA that has a fused kernel and needs no tensor, unless scores are capped."""
+        lower right. On CUDA that has a fused kernel and needs no tensor, unless scores are capped or dropped."""
         rows = queries.shape[2]
-        if queries.is_cuda and not self.cap:
+        if queries.is_cuda and not (self._whole.cap or dropped):
             from torch.nn.attention.bias import (
                 causal_lower_right,
             )  # imports torch's compiler: a second of every start

@@ -21,7 +21,7 @@ from orchestrator.train.parallel.mesh import ProcessGroup
 from orchestrator.train.parallel.partition import is_sliced, span, style_of
 from workloads.adapters.lora import LoraLinear
 from workloads.adapters.nf4 import QuantisedWeight
-from workloads.model.attention import Context
+from workloads.model.attention import AttentionCore, Context
 from workloads.model.layers import CutRMSNorm
 from workloads.model.transformer import IGNORED, Layer
 from workloads.workload import Loss
@@ -48,6 +48,7 @@ def apply_tensor(model: nn.Module, styles: Mapping[str, str], tp: ProcessGroup, 
                 module.register_forward_hook(lambda _, __, out: join(out, -1, tp))
         elif style == "column" and isinstance(module, nn.Linear | LoraLinear) and parent not in entered:
             entered.add(parent)
+            _number_heads(model.get_submodule(parent), tp)
             model.get_submodule(parent).register_forward_pre_hook(_enter(tp, sliced))
         elif style == "column" and isinstance(module, CutRMSNorm):
             # Every rank's part has a share in the gradient of the sum, as it has in the sum.
@@ -165,6 +166,13 @@ class VocabularyLoss:
         outside = (local < 0) | (local >= logits.shape[-1])
         found = logits.gather(-1, local.masked_fill(outside, 0).unsqueeze(-1)).squeeze(-1)
         return log_z - reduce(found.masked_fill(outside, 0.0), self._tp), log_z
+
+
+def _number_heads(block: nn.Module, tp: ProcessGroup) -> None:
+    """Dropout of a part of the heads draws what it draws of all."""
+    core = getattr(block, "core", None)
+    if isinstance(core, AttentionCore):
+        core.part = tp.index
 
 
 def _copy_first(tp: ProcessGroup) -> Any:

@@ -235,6 +235,20 @@ def test_defaults() -> None:
     assert job.train.optimizer.betas == (0.9, 0.95)
 
 
+def test_a_published_preset_has_its_dropout_unless_the_job_says() -> None:
+    def rates(**fields: Any) -> tuple[float, float]:
+        asked = spec.parse({**SMALLEST, "workload": fields}).workload
+        return asked.dropout, asked.attention_dropout
+
+    assert rates(model="bert-base", objective="masked_lm") == (0.1, 0.1)
+    assert rates(model="gpt2") == (0.1, 0.1)
+    assert rates(model="gpt2", dropout=0.0) == (0.0, 0.0)  # as runs of earlier versions have it on record
+    assert rates(model="gpt2", dropout=0.2) == (0.2, 0.0)
+    assert rates(model="gpt-tiny") == rates(model="llama-3-8b") == (0.0, 0.0)
+    assert "workload.model" in refusal({**SMALLEST, "workload": {"objective": "causal_lm"}})
+    assert "workload.model" in refusal({**SMALLEST, "workload": {"model": ["gpt2"]}})
+
+
 def test_one_number_of_workers_is_both() -> None:
     assert spec.parse(changed("resources.workers", 3)).resources.workers == Workers(min=3, max=3)
 
@@ -362,7 +376,7 @@ def test_newer_keys_count_only_where_they_are_set() -> None:
     assert not {"momentum", "layer_decay"} & found["train"]["optimizer"].keys()
     assert not {"freeze", "thaw", "sequence_warmup", "reference"} & found["train"].keys()
     assert "train.reference is for dpo" in refusal(changed("train.reference", "held"))
-    assert "adapter" not in found["workload"]
+    assert not {"adapter", "attention_dropout"} & found["workload"].keys()
     assert found["data"] == {
         "sources": [{"uri": "a.txt", "weight": 1.0, "field": "text"}],
         "tokenizer": {"train_bpe": 512},
@@ -387,7 +401,7 @@ def test_newer_keys_count_only_where_they_are_set() -> None:
         ("data.sources.0.weight", 2.0), ("data.tokenizer", "tokenizer.json"), ("workload.mup", {"hidden": 64}),
         ("checkpoint.average", {"ema": 0.9}), ("data.packing", "best_fit"),
         ("train.sequence_warmup", {"length": 8, "steps": 50}), ("data.mixture", {"alpha": 0.5}),
-        ("data.sources.0.share", 1.0),
+        ("data.sources.0.share", 1.0), ("workload.attention_dropout", 0.1),
     ],
 )  # fmt: skip
 def test_what_decides_the_weights_is_the_identity(key: str, value: Any) -> None:

@@ -6,6 +6,7 @@ import itertools
 import random
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,19 @@ from torch.utils.checkpoint import checkpoint
 
 from workloads.errors import WorkloadError
 from workloads.load import load
-from workloads.model.dropout import KEYS, PLACES, SKIPS, drop, keyed, row_keys, sample_keys, skip
+from workloads.model.attention import AttentionCore
+from workloads.model.dropout import (
+    KEYS,
+    PLACES,
+    SELF_SCORES,
+    SKIPS,
+    drop,
+    keyed,
+    row_keys,
+    sample_keys,
+    skip,
+)
+from workloads.model.masks import Mask
 from workloads.model.presets import preset
 from workloads.objectives.samples import Samples
 from workloads.transformer_workload import TransformerWorkload, build_model
@@ -122,6 +135,7 @@ def made(model: str, dropout: float) -> tuple[TransformerWorkload, torch.nn.Modu
         VOCABULARY,
         changes=changes,
         dropout=dropout,
+        attention_dropout=dropout,
         sequence_length=LENGTH,
     )
     assert isinstance(workload, TransformerWorkload)
@@ -181,6 +195,88 @@ def test_a_part_of_the_sequence_draws_for_the_places_that_it_holds() -> None:
     assert whole is not None
     assert part is not None
     assert torch.equal(part, whole[:, places])
+
+
+# -- attention
+
+
+def test_shares_of_attention_are_dropped_by_head_query_and_key() -> None:
+    """The published generator in whole numbers, one share after the other."""
+    rate, (rows, heads, queries, keys) = 0.25, (2, 3, 4, 6)
+    core = AttentionCore(1.0, dropout=rate)
+    q, k = (torch.randn(rows, heads, length, 8, dtype=torch.float64) for length in (queries, keys))
+    tokens = keyed(row_keys(5, 0, rows).unsqueeze(1), torch.arange(queries))
+    found = core(q, k, torch.eye(keys, dtype=torch.float64).expand(rows, heads, -1, -1), Mask(), None, tokens)
+    shares = (q @ k.transpose(-2, -1)).softmax(-1)
+    zeroed = round(rate * 2**16)
+    for row, head, query, key in itertools.product(*map(range, (rows, heads, queries, keys))):
+        drawn = int(tokens[row, query])
+        for number in (head, SELF_SCORES, key // 4):
+            drawn = splitmix64(drawn % 2**64, number)
+        number = drawn >> 16 * (key % 4) & 0xFFFF
+        kept = (number - 2**16 if number >= 2**15 else number) >= zeroed - 2**15
+        wanted = shares[row, head, query, key] / (1 - rate) if kept else 0.0
+        assert abs(float(found[row, head, query, key] - wanted)) < 1e-12
+    core.part = 1  # the second of two ranks has heads 3 to 5
+    other = core(q, k, torch.eye(keys, dtype=torch.float64).expand(rows, heads, -1, -1), Mask(), None, tokens)
+    assert not torch.equal(found == 0, other == 0)
+
+
+@pytest.mark.parametrize("model", ["gpt-tiny", "t5-tiny", "deepseek-v3-tiny"])
+def test_only_training_with_a_rate_leaves_the_fused_kernel(model: str) -> None:
+    """A rate that is rounded to nothing computes what the fused kernel does."""
+    config = preset(model)
+    rare = build_model(replace(config, attention_dropout=2.0**-18)).double().train()
+    plain = build_model(config).double()
+    for tensor in itertools.chain(rare.state_dict().values(), plain.state_dict().values()):
+        torch.nn.init.normal_(tensor, std=0.1, generator=torch.Generator().manual_seed(tensor.numel()))
+    tokens = torch.randint(0, 100, (2, 9), generator=torch.Generator().manual_seed(0))
+    batch = {"tokens": tokens, "decoder_tokens": tokens, KEYS: row_keys(3, 40, 2)}
+    torch.testing.assert_close(rare(batch).logits, plain(batch).logits, rtol=0, atol=1e-8)
+    assert torch.equal(rare.eval()(batch).logits, plain(batch).logits)
+
+
+@pytest.mark.parametrize(
+    ("kind", "objective", "fields"),
+    [
+        ("BertForMaskedLM", "masked_lm", {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+                                          "intermediate_size": 48, "max_position_embeddings": 32}),
+        ("GPT2LMHeadModel", "causal_lm", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32}),
+    ],
+)  # fmt: skip
+def test_dropout_is_where_the_published_class_has_it(
+    kind: str, objective: str, fields: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers' class in training, its dropout replaced by ours in the order in which it calls it."""
+    import transformers
+
+    made_by = getattr(transformers, kind)
+    theirs = made_by(made_by.config_class(vocab_size=160, **fields, attn_implementation="eager"))
+    theirs.save_pretrained(tmp_path)
+    workload = load(
+        f"hf:{tmp_path}", objective, VOCABULARY, dropout=0.1, attention_dropout=0.2, sequence_length=LENGTH
+    )
+    ours = workload.build()
+    ours.load_state_dict({name: workload.initial(name, 0) for name in workload.shapes})
+    tokens = torch.randint(6, 50, (3, LENGTH), generator=torch.Generator().manual_seed(0))
+    rows = row_keys(5, 0, 3)
+    found = ours.train()({"tokens": tokens, KEYS: rows}).logits
+    keys = keyed(keyed(rows.unsqueeze(1), 0), torch.arange(LENGTH))
+    places = iter([(0, 0), *((layer, site) for layer in (1, 2) for site in (SELF_SCORES, 0, 2))])
+
+    def counted(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        if not training or p == 0.0:
+            return x
+        layer, site = next(places)
+        of = keyed(keys, layer) if layer else keys
+        if site != SELF_SCORES:
+            return drop(x, 0.1, of, site)
+        return drop(x, 0.2, keyed(of.unsqueeze(1), torch.arange(4).unsqueeze(-1)), site)
+
+    monkeypatch.setattr(torch.nn.functional, "dropout", counted)
+    wanted = theirs.train()(tokens).logits
+    assert next(places, None) is None
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
 
 
 # -- skipped layers
