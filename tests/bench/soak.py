@@ -154,7 +154,7 @@ def _round(
         shutil.rmtree(run.replace(folder / "removed"))
     seconds = time.monotonic() - began
     lost = sum(event.get("lost_steps") or 0 for event in events)
-    again = sorted(stage.ended_badly)
+    again = sorted([*stage.ended_badly, *["a node that Ray ended was replaced"] * stage.nodes_added])
     return {"round": number, "seconds": seconds, "strikes": strikes, "lost_steps": lost, "ended_badly": again,
             "finding": finding, "time": time.time()}  # fmt: skip
 

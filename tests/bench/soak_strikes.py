@@ -37,6 +37,7 @@ class Stage:
     def __init__(self, run: Path, words: list[str], local: LocalCluster, hang: float) -> None:
         self.run, self.local, self.hang = run, local, hang
         self.ended_badly: list[str] = []
+        self.nodes_added, self._workers, self._looked = 0, _workers_of(local), 0.0
         self._words, self._process = words, self._start(words)
 
     def _start(self, words: list[str]) -> subprocess.Popen[bytes]:
@@ -82,8 +83,20 @@ class Stage:
                 return True
             if time.monotonic() > end:
                 raise TimeoutError(f"no step beyond {step} within {self.hang:.0f} s")
+            self._replace_lost_nodes()
             time.sleep(0.01)
         return False
+
+    def _replace_lost_nodes(self) -> None:
+        """Ray ends a node that does not answer, as one of a busy machine may not: another comes in its place."""
+        if time.monotonic() < self._looked + 5.0:
+            return
+        self._looked = time.monotonic()
+        local = find(self.local.name)
+        if local is not None and (missing := self._workers - _workers_of(local)) > 0:
+            with contextlib.suppress(ClusterError):
+                add(local, [NodeSpec("", "")] * missing)
+                self.nodes_added += missing
 
     def wait_for_end(self) -> None:
         """Raises TimeoutError if no step comes for too long."""
@@ -225,6 +238,10 @@ class Striker:
                 kill(pid)
             return True
         return False
+
+
+def _workers_of(local: LocalCluster) -> int:
+    return sum(bool(node["head_address"]) for node in local.nodes)
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> bool:
