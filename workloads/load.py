@@ -18,7 +18,7 @@ from workloads.hf.hf_class import HuggingFaceModel
 from workloads.hf.hf_class import build as build_class
 from workloads.hf.hf_config import root
 from workloads.hf.network import HuggingFaceNetwork
-from workloads.hf.weights import has_weights, weights_of_model
+from workloads.hf.weights import check_of_class, weights_of_model
 from workloads.hf.workload import HuggingFaceWorkload, adaptable
 from workloads.model.config import TransformerConfig
 from workloads.model.mup import beside
@@ -117,7 +117,7 @@ def load(
                 f"attention has dropout in classes of this project's own, and {model} is run as a class of "
                 "transformers; set workload.attention_dropout to 0"
             )
-        has_weights(str(root(config.folder)))  # refuses weights that cannot be read
+        check_of_class(str(root(config.folder)))
         workload = HuggingFaceWorkload(model, config, built, vocabulary, dropout)
         return workload if adapter is None else workload.with_adapter(adapter)
     config = for_objective(config, objective, len(labels) or None)

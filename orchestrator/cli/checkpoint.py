@@ -77,12 +77,19 @@ def export(
     to: Annotated[str | None, typer.Option(help="folder or URI [default: <run>/export]")] = None,
     raw_weights: RawWeights = False,
     form: Annotated[
-        Literal["hf", "adapter"] | None,
-        typer.Option(help="a model for transformers, or the adapter alone for peft [default: the job's]"),
+        Literal["hf", "adapter", "dcp"] | None,
+        typer.Option(
+            help="a model for transformers, the adapter alone for peft, or a folder of torch.distributed.checkpoint "
+            "[default: the job's]"
+        ),
     ] = None,
+    names: Annotated[
+        Literal["hf", "torchtitan", "olmo"], typer.Option(help="the names of the tensors, with --form dcp")
+    ] = "hf",
     as_json: Json = False,
 ) -> None:
-    """Export a commit to a folder that transformers or peft loads, and compare the outputs."""
+    """Export a commit to a folder that transformers, peft or another framework loads, and compare the outputs."""
+    from orchestrator.export.converted import asked_form
     from orchestrator.export.hugging_face import export as write
     from orchestrator.job.paths import absolute
     from orchestrator.storage.uri import check_uri
@@ -92,7 +99,7 @@ def export(
     if to is not None:
         check_uri(to, "--to")
     target = run.at("export") if to is None else absolute(to, Path.cwd())
-    found = write(run.uri, manifest.step, target, raw=raw_weights, form=form)
+    found = write(run.uri, manifest.step, target, raw=raw_weights, form=asked_form(form, names))
     if as_json:
         emit(found)
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
 
+from orchestrator.export.converted import FORM, Conversion, convert
 from orchestrator.export.peft_adapter import check_adapter_export, write_adapter
 from orchestrator.export.target import MARK, check_target, draft, publish
 from orchestrator.export.tokenizer import write_tokenizer
+from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
 from orchestrator.resolve.resolved_job import wrong_input
 from orchestrator.storage.retry import patient
@@ -39,10 +42,11 @@ def export(
     target: str,
     best: bool = False,
     raw: bool = False,
-    form: Form | None = None,
+    form: Form | Conversion | None = None,
 ) -> dict[str, Any]:
     """Export the commit at `step` of a run to the folder `target`: complete and checked, or not at all. Its `form` is
-    that of the job, or a model for transformers, if none is given; an own model has its own.
+    that of the job, or a model for transformers, if none is given; an own model has its own. Another format is made of
+    a model for transformers, which needs the space of both.
 
     With `best` that commit is exported, if there is one, which is best by the metric of checkpoint.keep_best. The
     weights are averaged, if the job has an average of them, unless `raw`.
@@ -61,17 +65,25 @@ def export(
     found = model_of_run(run_uri, step, best, raw)
     spec, tokens, commit = found.spec, found.tokens, found.commit
     weights, step = facts_of(found.reader), commit.step
+    own = is_reference(spec.workload.model)
+    if own and isinstance(form, Conversion):
+        raise InputError("an own model is exported under its own names alone", FORM, "leave it out")
     with draft(target) as folder:
-        own = is_reference(spec.workload.model)
         form = "safetensors" if own else form or spec.checkpoint.export or "hf"
-        difference = write(spec, tokens, found.workload, found.read, folder, form)
+        if isinstance(form, Conversion):
+            with tempfile.TemporaryDirectory(prefix="hf-", dir=folder) as plain:
+                difference = write(spec, tokens, found.workload, found.read, plain)
+                convert(form, plain, folder)
+        else:
+            difference = write(spec, tokens, found.workload, found.read, folder, form)
         facts = {"step": step, "receipt": commit.receipt, "run": spec.name, "logits_difference": difference}
         if not own:
             facts["evaluation"] = _evaluation_facts(spec, commit.meta["layout"]["micro_batch"])
         facts |= weights
         sample = _sample(tokens, folder) if form == "hf" else None
         evaluation = metrics_of(found.store, commit)
-        (Path(folder) / NAME).write_text(model_card(found, form, evaluation, weights, difference))
+        named = form.form if isinstance(form, Conversion) else form
+        (Path(folder) / NAME).write_text(model_card(found, named, evaluation, weights, difference))
         facts["files"] = [*sorted(os.listdir(folder)), MARK]
         (Path(folder) / MARK).write_text(json.dumps(facts, indent=2) + "\n")
         publish(folder, target, patient(spec.limits.unsaved))

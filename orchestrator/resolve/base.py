@@ -113,6 +113,7 @@ def same_base(spec: JobSpec, base: Base | None) -> Base | None:
 
 
 def _look(spec: JobSpec, step: int | None) -> Base | None:
+    from workloads.hf.dcp import METADATA
     from workloads.hf.hf_config import root
     from workloads.hf.weights import has_weights, weights_of_model
 
@@ -121,7 +122,11 @@ def _look(spec: JobSpec, step: int | None) -> Base | None:
         named = weights_of_model(spec.workload.model)
         return Base(named, None, _digest_of(named)) if named is not None else None
     uri, tag = place_and_tag(asked)
-    if is_local(uri) and (folder := root(uri)).joinpath("config.json").exists():
+    folder = root(uri)
+    if is_local(uri) and not (folder / "config.json").exists() and (folder / METADATA).exists():
+        what = f"{uri} has weights of torch.distributed.checkpoint and no config.json"
+        raise InputError(what, INIT, "put the config.json of the model beside them")
+    if is_local(uri) and (folder / "config.json").exists():
         if tag:
             raise InputError(f"{uri} is an export, which has no step", INIT, "leave out what follows the @")
         if not has_weights(str(folder)):
@@ -135,8 +140,9 @@ def _look(spec: JobSpec, step: int | None) -> Base | None:
 
 def _digest_of(folder: str) -> str:
     """A checksum of the configuration and all weights in a folder; files that were not touched are not read again."""
-    names = ("config.json", "model.safetensors.index.json")
-    paths = [p for p in sorted(Path(folder).rglob("*")) if p.suffix == ".safetensors" or p.name in names]
+    names = ("config.json", "model.safetensors.index.json", ".metadata")
+    kinds = (".safetensors", ".distcp")
+    paths = [p for p in sorted(Path(folder).rglob("*")) if p.suffix in kinds or p.name in names]
     found = [(p.stat(), str(p.relative_to(folder))) for p in paths]
     return _digest_of_files(folder, tuple((name, s.st_size, s.st_mtime_ns, s.st_ino) for s, name in found))
 

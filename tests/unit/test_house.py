@@ -76,6 +76,7 @@ UNSAFE_CALLS = {
     ("yaml", "unsafe_load"),
 }
 UNPICKLES = "orchestrator/export/deepspeed_unpickle.py"
+PLAIN = "workloads/hf/plain_pickle.py"
 OBJECT_COLLECTIVES = {
     ("all_gather_object",),
     ("broadcast_object_list",),
@@ -220,7 +221,16 @@ def test_nothing_is_unpickled() -> None:
             if words[-2:] in UNSAFE_CALLS or words[-1:] in OBJECT_COLLECTIVES:
                 wrong.append(f"{name_of(path)}:{node.lineno} calls {'.'.join(words)}")
     # The one command that reads another project's pickles does so in a process of its own, which runs this file.
-    assert [line for line in wrong if not line.startswith(f"{UNPICKLES}:")] == []
+    # One module reads metadata that torch pickles, and makes nothing of it but plain records: tests try it.
+    assert [line for line in wrong if not line.startswith((f"{UNPICKLES}:", f"{PLAIN} imports pickle"))] == []
+    unpicklers = [
+        node for node in ast.walk(parsed(ROOT / PLAIN)) if isinstance(node, ast.ClassDef) and node.bases
+    ]
+    assert len(unpicklers) == 2
+    assert all(
+        "find_class" in {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
+        for node in unpicklers
+    )
     module = UNPICKLES.removesuffix(".py").replace("/", ".")
     assert [name_of(path) for path in SOURCES if module in imported(parsed(path))] == []
 

@@ -23,7 +23,9 @@ def read_hf_config(folder: str, changes: Mapping[str, Any] | None = None) -> Any
 
     path = root(folder)
     if not (path / "config.json").exists():
-        raise WorkloadError(f"{folder} has no config.json; give a folder that save_pretrained wrote")
+        raise WorkloadError(
+            f"{folder} has no config.json; give a folder that save_pretrained wrote, or put it there"
+        )
     try:
         hf_config = AutoConfig.from_pretrained(
             path, local_files_only=True, trust_remote_code=False, **(changes or {})

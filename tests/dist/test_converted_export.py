@@ -1,0 +1,70 @@
+"""A commit in the formats of others; and what has such a format as the beginning of another run."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed.checkpoint as dcp
+from jobs import job, weights, write_text
+from local_run import LocalGang, drive_here
+
+from orchestrator.export.converted import Conversion
+from orchestrator.export.hugging_face import export
+from orchestrator.job.errors import InputError
+
+STEPS = 2
+SMALL = {"hidden": 32, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 48}
+
+
+def document(text: str) -> dict[str, Any]:
+    found = job(text, steps=STEPS, optimizer={"lr": 3e-3, "warmup": 0})
+    found["workload"] = {"model": "llama-tiny", "changes": SMALL}
+    return found
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_text(tmp_path_factory.mktemp("text"), 20_000)
+
+
+@pytest.fixture(scope="module")
+def llama(text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a Llama class on one worker, and the data cache beside it."""
+    folder = tmp_path_factory.mktemp("runs")
+    drive_here(document(text), str(folder / "llama"), folder / "cache", gang=lambda: LocalGang([1]))
+    return folder / "llama"
+
+
+def test_a_run_goes_to_torchtitan_and_another_begins_with_that_by_two_tensor_parallel_ranks(
+    llama: Path, text: str, tmp_path: Path
+) -> None:
+    target = tmp_path / "titan"
+    told = export(str(llama), STEPS, str(target), form=Conversion("dcp", "torchtitan"))
+    assert told["logits_difference"] < 1e-5
+    about = dcp.FileSystemReader(target).read_metadata().state_dict_metadata
+    assert "layers.1.attention.qkv_linear.wk.weight" in about
+    assert set(json.loads((target / "export.json").read_text())["files"]) == set(os.listdir(target))
+    assert {"config.json", "tokenizer.json", "README.md"} <= set(os.listdir(target))
+    assert not list(target.glob("*.safetensors"))
+    begins = document(text)
+    begins["workload"]["init_from"] = str(target)
+    begins["train"] |= {"steps": 1, "optimizer": {"lr": 1e-30, "weight_decay": 0.0, "warmup": 0}}
+    begins["parallel"] = {"tp": 2}
+    drive_here(begins, str(tmp_path / "begun"), llama.parent / "cache", gang=lambda: LocalGang([2]))
+    before, after = weights(llama, STEPS), weights(tmp_path / "begun", 1)
+    assert {n: before[n] for n in before if n.startswith("model.")} == {
+        n: after[n] for n in after if n.startswith("model.")
+    }
+
+
+def test_a_target_stays_as_it_is_where_the_format_has_no_such_names(text: str, tmp_path: Path) -> None:
+    gpt = job(text, steps=1, optimizer={"lr": 1e-3})
+    drive_here(gpt, str(tmp_path / "gpt"), tmp_path / "cache", gang=lambda: LocalGang([1]))
+    with pytest.raises(InputError, match="names of olmo are known for"):
+        export(str(tmp_path / "gpt"), 1, str(tmp_path / "out"), form=Conversion("dcp", "olmo"))
+    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.glob(".out*"))

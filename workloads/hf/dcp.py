@@ -1,0 +1,217 @@
+"""Folders of torch.distributed.checkpoint (DCP): tensors read part by part, and written one at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import struct
+import sys
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from workloads.errors import WorkloadError
+from workloads.hf.plain_pickle import Strided, dcp_metadata, strided
+from workloads.model.stored import Part
+
+METADATA, SUFFIX = ".metadata", ".distcp"
+_LOCAL_HEADER = struct.Struct("<26xHH")
+"""Of a file in a zip archive: the lengths of its name and of what stands between that and its bytes."""
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    file: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True)
+class _Entry:
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    chunks: tuple[_Chunk, ...]
+
+
+class DcpTensors:
+    """The tensors in `folder` by their names there. Nothing is unpickled: see `plain_pickle`.
+
+    Raises WorkloadError if the folder cannot be read. What is no tensor (counters, generators, loaders) is passed over.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._entries = _entries(folder)
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shape of each tensor."""
+        return {name: entry.shape for name, entry in self._entries.items()}
+
+    def part(self, name: str, part: Part) -> Tensor:
+        """A part of a tensor, on the CPU in its own dtype; of the rest no bytes are read."""
+        entry = self._entries[name]
+        out = torch.empty([one.stop - one.start for one in part], dtype=entry.dtype)
+        filled = 0
+        for chunk in entry.chunks:
+            low = [max(one.start, at) for one, at in zip(part, chunk.start, strict=True)]
+            high = [min(one.stop, at + n) for one, at, n in zip(part, chunk.start, chunk.shape, strict=True)]
+            if any(a >= b for a, b in zip(low, high, strict=True)):
+                continue
+            there = tuple(slice(a - at, b - at) for a, b, at in zip(low, high, chunk.start, strict=True))
+            here = tuple(
+                slice(a - one.start, b - one.start) for a, b, one in zip(low, high, part, strict=True)
+            )
+            out[here] = _piece(self._folder / chunk.file, chunk, there)
+            filled += math.prod(b - a for a, b in zip(low, high, strict=True))
+        if filled != out.numel():
+            raise WorkloadError(f"{self._folder} lacks a part of {name}; copy the files of all ranks there")
+        return out
+
+
+def _entries(folder: Path) -> dict[str, _Entry]:
+    where = f"{folder / METADATA}"
+    try:
+        data = (folder / METADATA).read_bytes()
+    except OSError as error:
+        raise WorkloadError(f"{where} cannot be read ({error.strerror})") from None
+    found = dcp_metadata(data, where)
+    try:
+        offsets = {index: getattr(index, "offset", None) for index in found.storage_data}
+        places = {(i.fqn, tuple(at)): found.storage_data[i] for i, at in offsets.items() if at is not None}
+        tensors = {name: t for name, t in found.state_dict_metadata.items() if hasattr(t, "chunks")}
+        return {name: _entry(name, tensor, places) for name, tensor in tensors.items()}
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
+        raise WorkloadError(
+            f"{where} is not as torch.distributed.checkpoint writes it ({type(error).__name__}: {error}); "
+            "save it with torch's own file system writer"
+        ) from None
+
+
+def _entry(name: str, tensor: Any, places: Mapping[tuple[str, tuple[int, ...]], Any]) -> _Entry:
+    chunks = []
+    for chunk in tensor.chunks:
+        info = places[name, tuple(chunk.offsets)]
+        file = info.relative_path
+        if Path(file).is_absolute() or ".." in Path(file).parts:
+            raise WorkloadError(f"the metadata has {name} outside its folder, at {file}; do not use it")
+        if getattr(info, "transform_descriptors", None):
+            raise WorkloadError(f"{name} is stored in compressed form; save it without extensions")
+        chunks.append(_Chunk(tuple(chunk.offsets), tuple(chunk.sizes), file, info.offset, info.length))
+    return _Entry(tuple(tensor.size), tensor.properties.values[0], tuple(chunks))
+
+
+def _piece(path: Path, chunk: _Chunk, part: Part) -> Tensor:
+    """A part of one chunk: only the pages that it lies in are read."""
+    try:
+        with path.open("rb") as file, _mapped(file.fileno(), chunk) as memory:
+            about, begin = _opened(str(path), chunk.offset, chunk.length)
+            first = about.offset + sum(
+                one.start * stride for one, stride in zip(part, about.stride, strict=True)
+            )
+            extent = tuple(one.stop - one.start for one in part)
+            last = first + sum((n - 1) * stride for n, stride in zip(extent, about.stride, strict=True))
+            if about.size != chunk.shape or last >= about.count:
+                raise WorkloadError(f"{path} holds another tensor than its metadata says; copy it again")
+            item = about.dtype.itemsize
+            at = (
+                begin + first * item - chunk.offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+            )
+            data = bytearray(memory[at : at + (last - first + 1) * item])
+            return torch.frombuffer(data, dtype=about.dtype).as_strided(extent, about.stride)
+    except (OSError, ValueError, KeyError, struct.error, zipfile.BadZipFile) as error:
+        raise WorkloadError(f"{path} cannot be read ({error}); copy it again") from None
+
+
+@contextlib.contextmanager
+def _mapped(fd: int, chunk: _Chunk) -> Iterator[mmap.mmap]:
+    base = chunk.offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+    with mmap.mmap(fd, chunk.offset - base + chunk.length, access=mmap.ACCESS_READ, offset=base) as memory:
+        yield memory
+
+
+@lru_cache(maxsize=4096)
+def _opened(path: str, offset: int, length: int) -> tuple[Strided, int]:
+    """How the tensor that torch.save wrote there lies, and the byte of the file where its storage begins."""
+    with open(path, "rb") as file:
+        view = _View(file, offset, length)
+        with zipfile.ZipFile(view) as archive:
+            entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}
+            if "byteorder" in entries and archive.read(entries["byteorder"]).decode() != sys.byteorder:
+                raise WorkloadError(f"{path} is of a machine with another byte order; convert it there")
+            about = strided(archive.read(entries["data.pkl"]), path)
+            data = entries["data/0"]
+            if (
+                data.compress_type != zipfile.ZIP_STORED
+                or data.file_size != about.count * about.dtype.itemsize
+            ):
+                raise WorkloadError(
+                    f"{path} holds a tensor that is not stored plainly; save it with torch.save"
+                )
+        view.seek(data.header_offset)
+        name, extra = _LOCAL_HEADER.unpack(view.read(_LOCAL_HEADER.size))
+        return about, offset + data.header_offset + _LOCAL_HEADER.size + name + extra
+
+
+class _View:
+    """A stretch of a file, as a file."""
+
+    def __init__(self, file: IO[bytes], offset: int, length: int) -> None:
+        self._file, self._offset, self._length, self._at = file, offset, length, 0
+
+    def seek(self, at: int, whence: int = 0) -> int:
+        """Go to a byte of the stretch."""
+        self._at = at + (0, self._at, self._length)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        """The byte of the stretch that is read next."""
+        return self._at
+
+    def seekable(self) -> bool:
+        """True."""
+        return True
+
+    def read(self, count: int = -1) -> bytes:
+        """At most so many bytes, all by default."""
+        left = max(0, self._length - self._at)
+        count = left if count is None or count < 0 else min(count, left)
+        self._file.seek(self._offset + self._at)
+        data = self._file.read(count)
+        self._at += len(data)
+        return data
+
+
+def write_dcp(shapes: Mapping[str, torch.Size], read: Callable[[str], Tensor], folder: str) -> None:
+    """Write tensors as `torch.distributed.checkpoint.save` does, which `load` of the same module reads into a state
+    dict with these names. `read(name)` gives an fp32 tensor; one is in memory at a time."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.metadata import MetadataIndex, StorageMeta
+
+    class Planner(dcp.DefaultSavePlanner):
+        """Reads a tensor when it is written."""
+
+        def lookup_object(self, index: MetadataIndex) -> Tensor:
+            """The tensor that is written next."""
+            return read(index.fqn)
+
+    class Writer(dcp.FileSystemWriter):
+        """Keeps where it was written out of the metadata: that is a draft's folder."""
+
+        def storage_meta(self) -> StorageMeta:
+            """Nothing."""
+            return StorageMeta()
+
+    blank = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    # Nothing is copied ahead: the order is that of the plan, and one tensor is held.
+    writer = Writer(folder, thread_count=1, per_thread_copy_ahead=0)
+    dcp.save(blank, storage_writer=writer, planner=Planner(), no_dist=True)

@@ -1,0 +1,52 @@
+"""An export for transformers as a folder of torch.distributed.checkpoint, with its own or another project's names."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from workloads.errors import WorkloadError
+from workloads.hf.dcp import write_dcp
+from workloads.hf.folder import GENERATOR
+from workloads.hf.name_maps import to_pairs, written
+from workloads.hf.weights import Weights
+
+Names: TypeAlias = Literal["hf", "torchtitan", "olmo"]
+
+
+def export_dcp(plain: str, folder: str, names: Names) -> None:
+    """Write what `plain` holds to `folder`, which torch's `load` reads and which a run may begin with: the
+    configuration and the tokenizer are beside the weights.
+
+    Raises WorkloadError if `names` has none for a tensor, RuntimeError if one reads back as something else.
+    """
+    if (Path(plain) / GENERATOR).exists():
+        raise WorkloadError("a pair of two networks has no common names; export it for transformers")
+    source = Weights(plain)
+    config = json.loads((Path(plain) / "config.json").read_text())
+    stored = {name: (name, 0) for name in source.names}
+    if names != "hf":
+        stored = written(names, source.names, config)
+
+    def read(name: str) -> Tensor:
+        theirs, head = stored[name]
+        return to_pairs(source.read(theirs), head)
+
+    write_dcp({name: source.shape(theirs) for name, (theirs, _) in stored.items()}, read, folder)
+    copy_others(plain, folder)
+    found = Weights(folder)
+    for name in source.names:
+        if name not in found or not torch.equal(found.read(name), source.read(name)):
+            raise RuntimeError(f"{name} reads back as something else; nothing was published")
+
+
+def copy_others(plain: str, folder: str) -> None:
+    """Copy the files beside the weights."""
+    for path in Path(plain).iterdir():
+        if path.is_file() and ".safetensors" not in path.name:
+            shutil.copyfile(path, Path(folder) / path.name)

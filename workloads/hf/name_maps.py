@@ -1,0 +1,201 @@
+"""The names and the row order that other projects give the tensors of a class of transformers.
+
+torchtitan: the `from_hf_map` of its state dict adapters (github.com/pytorch/torchtitan, torchtitan/models/llama3 and
+qwen3, state_dict_adapter.py, August 2026); names of before April 2026 (`attention.wq`, `output`) are read too. Its
+Llama turns neighbouring pairs of a head (Meta's order), so rows of queries and keys stand in another order; its Qwen 3
+does as transformers. OLMo: OLMo-core's `HF_TO_OLMO_CORE_WEIGHT_MAPPINGS` (github.com/allenai/OLMo-core,
+src/olmo_core/nn/hf/convert.py, June 2026), under `model.`, where its trainer has them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workloads.errors import WorkloadError
+
+_LAYER, _TITAN = "model.layers.{n}.", "layers.{n}."
+_TORCHTITAN = {
+    "model.embed_tokens.weight": ("tok_embeddings.weight",),
+    "model.norm.weight": ("norm.weight",),
+    "lm_head.weight": ("lm_head.weight", "output.weight"),
+    _LAYER + "self_attn.q_proj.weight": (_TITAN + "attention.qkv_linear.wq.weight", _TITAN + "attention.wq.weight"),
+    _LAYER + "self_attn.k_proj.weight": (_TITAN + "attention.qkv_linear.wk.weight", _TITAN + "attention.wk.weight"),
+    _LAYER + "self_attn.v_proj.weight": (_TITAN + "attention.qkv_linear.wv.weight", _TITAN + "attention.wv.weight"),
+    _LAYER + "self_attn.o_proj.weight": (_TITAN + "attention.wo.weight",),
+    _LAYER + "mlp.gate_proj.weight": (_TITAN + "feed_forward.w1.weight",),
+    _LAYER + "mlp.up_proj.weight": (_TITAN + "feed_forward.w3.weight",),
+    _LAYER + "mlp.down_proj.weight": (_TITAN + "feed_forward.w2.weight",),
+    _LAYER + "input_layernorm.weight": (_TITAN + "attention_norm.weight",),
+    _LAYER + "post_attention_layernorm.weight": (_TITAN + "ffn_norm.weight",),
+}  # fmt: skip
+_TITAN_NORMS = {
+    _LAYER + "self_attn.q_norm.weight": (_TITAN + "attention.q_norm.weight",),
+    _LAYER + "self_attn.k_norm.weight": (_TITAN + "attention.k_norm.weight",),
+}
+_BLOCK = "blocks.{n}."
+_OLMO = {
+    "model.embed_tokens.weight": ("embeddings.weight",),
+    "model.norm.weight": ("lm_head.norm.weight",),
+    "lm_head.weight": ("lm_head.w_out.weight",),
+    _LAYER + "self_attn.q_proj.weight": (_BLOCK + "attention.w_q.weight",),
+    _LAYER + "self_attn.k_proj.weight": (_BLOCK + "attention.w_k.weight",),
+    _LAYER + "self_attn.v_proj.weight": (_BLOCK + "attention.w_v.weight",),
+    _LAYER + "self_attn.o_proj.weight": (_BLOCK + "attention.w_out.weight",),
+    _LAYER + "mlp.gate_proj.weight": (_BLOCK + "feed_forward.w1.weight",),
+    _LAYER + "mlp.down_proj.weight": (_BLOCK + "feed_forward.w2.weight",),
+    _LAYER + "mlp.up_proj.weight": (_BLOCK + "feed_forward.w3.weight",),
+}
+_OLMO_NORMS = {
+    _LAYER + "self_attn.q_norm.weight": (_BLOCK + "attention.q_norm.weight",),
+    _LAYER + "self_attn.k_norm.weight": (_BLOCK + "attention.k_norm.weight",),
+}
+_BEFORE = {
+    _LAYER + "input_layernorm.weight": (_BLOCK + "attention_norm.weight",),
+    _LAYER + "post_attention_layernorm.weight": (_BLOCK + "feed_forward_norm.weight",),
+}
+_AFTER = {
+    _LAYER + "post_attention_layernorm.weight": (_BLOCK + "attention_norm.weight",),
+    _LAYER + "post_feedforward_layernorm.weight": (_BLOCK + "feed_forward_norm.weight",),
+}
+
+Table = Mapping[str, tuple[str, ...]]
+"""The names that another project has or had for a tensor of transformers, the present one first."""
+
+
+@dataclass(frozen=True)
+class NameMap:
+    """The names of one project. marker: that of its word embeddings, by which it is known. tables: by model_type.
+    prefix: what it writes before all of them. paired: the model types of which the rows of queries and keys stand in
+    Meta's order. unties: it stores the output projection also where that is the embeddings."""
+
+    marker: str
+    tables: Mapping[str, Table]
+    prefix: str = ""
+    paired: frozenset[str] = field(default_factory=frozenset)
+    unties: bool = False
+
+
+MAPS: Mapping[str, NameMap] = MappingProxyType({
+    "torchtitan": NameMap(
+        "tok_embeddings.weight",
+        {"llama": _TORCHTITAN, "qwen3": _TORCHTITAN | _TITAN_NORMS},
+        paired=frozenset(("llama",)),
+        unties=True,
+    ),
+    "olmo": NameMap(
+        "embeddings.weight",
+        {"olmo2": _OLMO | _OLMO_NORMS | _AFTER, "llama": _OLMO | _BEFORE, "qwen3": _OLMO | _OLMO_NORMS | _BEFORE},
+        prefix="model.",
+    ),
+})  # fmt: skip
+PREFIXES = ("", "model.", "module.", "model.module.", "state_dict.")
+"""What stands before the names of weights in a checkpoint that holds more than those."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the tensor of a class of transformers is stored; head: rows of a head whose rows stand in Meta's order, 0
+    if all do as in transformers."""
+
+    name: str
+    head: int = 0
+
+    def rows(self, wanted: range) -> tuple[range, Tensor | None]:
+        """The stored rows among which the `wanted` ones are, and which of those they are, None for all of them."""
+        if not self.head:
+            return wanted, None
+        low = wanted.start // self.head * self.head
+        high = -(-wanted.stop // self.head) * self.head
+        numbers = torch.arange(wanted.start, wanted.stop)
+        inside, half = numbers % self.head, self.head // 2
+        return range(low, high), numbers - inside + 2 * (inside % half) + inside // half - low
+
+
+def places(stored: Collection[str], config: Mapping[str, Any], word_embeddings: str) -> dict[str, Place]:
+    """Where in a checkpoint with these names those of transformers are: of a project in `MAPS`, or of transformers.
+
+    config: the model's config.json. word_embeddings: their name in transformers, '' if that is not known. What else a
+    checkpoint has (optimiser state) is left out. Raises WorkloadError if a project's names for this class are not
+    known.
+    """
+    for project, known in MAPS.items():
+        for prefix in PREFIXES:
+            if f"{prefix}{known.marker}" in stored:
+                table = _table(project, str(config.get("model_type")))
+                return dict(_found(table, known, prefix, stored, config))
+    bare = word_embeddings.split(".", 1)[-1]
+    prefix = next((p for p in PREFIXES for n in (word_embeddings, bare) if f"{p}{n}" in stored), "")
+    names = [n for n in stored if n.startswith(prefix)]
+    return {n.removeprefix(prefix): Place(n) for n in names if prefix or not _is_state(n)}
+
+
+def written(project: str, names: Collection[str], config: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
+    """The tensors that a project stores: by its names, that of transformers and the rows of a head as in `Place`.
+
+    `names` are those of an export for transformers. Raises WorkloadError if a tensor has none in the project.
+    """
+    known, table = MAPS[project], _table(project, str(config.get("model_type")))
+    found = {}
+    for name in names:
+        pattern, number = _pattern(name)
+        if pattern not in table:
+            raise WorkloadError(f"{project} has no name for {name}; use the names of transformers")
+        found[known.prefix + table[pattern][0].replace("{n}", number)] = name, _head(known, pattern, config)
+    if known.unties and "lm_head.weight" not in names:
+        found[known.prefix + table["lm_head.weight"][0]] = "model.embed_tokens.weight", 0
+    return found
+
+
+def to_pairs(tensor: Tensor, head: int) -> Tensor:
+    """The rows of a tensor of transformers in Meta's order, for heads of so many rows."""
+    return tensor.unflatten(0, (-1, 2, head // 2)).transpose(1, 2).flatten(0, 2) if head else tensor
+
+
+def _table(project: str, model_type: str) -> Table:
+    tables = MAPS[project].tables
+    if model_type not in tables:
+        raise WorkloadError(
+            f"the names of {project} are known for {', '.join(tables)}, and this model is {model_type}; "
+            "use the names of transformers"
+        )
+    return tables[model_type]
+
+
+def _found(
+    table: Table, known: NameMap, prefix: str, stored: Collection[str], config: Mapping[str, Any]
+) -> Iterator[tuple[str, Place]]:
+    mine = {theirs: name for name, all_ in table.items() for theirs in all_}
+    for name in stored:
+        inside = name.removeprefix(prefix)
+        if not name.startswith(prefix) or (not prefix and _is_state(name)) or inside.endswith("freqs_cis"):
+            continue
+        pattern, number = _pattern(inside)
+        if pattern in mine:
+            hf_name = mine[pattern]
+            yield hf_name.replace("{n}", number), Place(name, _head(known, hf_name, config))
+        else:
+            yield inside, Place(name)  # refused by this name: the model has no place for it
+
+
+def _head(known: NameMap, pattern: str, config: Mapping[str, Any]) -> int:
+    if config.get("model_type") not in known.paired or not re.search(r"self_attn\.[qk]_proj", pattern):
+        return 0
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
+def _pattern(name: str) -> tuple[str, str]:
+    """A name with {n} in place of its layer's number, and the number."""
+    found = re.search(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", name)
+    return (name[: found.start()] + "{n}" + name[found.end() :], found.group()) if found else (name, "")
+
+
+def _is_state(name: str) -> bool:
+    """Whether a tensor is of the state of an optimiser, a schedule or a loader."""
+    return name.startswith(("optim", "lr_scheduler", "scheduler", "dataloader", "train_state", "rng", "ema"))

@@ -1,0 +1,126 @@
+"""Pickles read as plain data: no code of theirs runs, and whatever is not expected in them is refused."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from workloads.errors import WorkloadError
+
+_DCP_MODULES = {
+    "torch.distributed.checkpoint.metadata",
+    "torch.distributed.checkpoint.filesystem",
+    "torch.distributed._shard.sharded_tensor.metadata",
+    "olmo_core.distributed.checkpoint.filesystem",
+}
+_DCP_CLASSES = {
+    "Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties",
+    "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING", "MEM_FORMAT_ENCODING", "_StorageInfo", "_StoragePrefix",
+}  # fmt: skip
+_OTHERS = {
+    ("torch.serialization", "_get_layout"), ("pathlib", "PosixPath"), ("pathlib._local", "PosixPath"),
+    ("pathlib", "WindowsPath"), ("pathlib._local", "WindowsPath"), ("pathlib", "PurePosixPath"),
+}  # fmt: skip
+_PLAIN = {("torch", "Size"): tuple, ("collections", "OrderedDict"): dict}
+_DTYPES = {str(v).removeprefix("torch."): v for v in vars(torch).values() if isinstance(v, torch.dtype)}
+_STORAGES = {
+    "DoubleStorage": torch.float64, "FloatStorage": torch.float32, "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16, "LongStorage": torch.int64, "IntStorage": torch.int32,
+    "ShortStorage": torch.int16, "CharStorage": torch.int8, "ByteStorage": torch.uint8, "BoolStorage": torch.bool,
+}  # fmt: skip
+
+
+class Record:
+    """An object of a pickle: the values of its attributes, without its class."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        """Take the attributes; `values` are those of a class that keeps them without names."""
+        self.__dict__.update(state if isinstance(state, dict) else {"values": state})
+
+
+@dataclass(frozen=True)
+class Strided:
+    """How a stored tensor lies in its storage: elements, not bytes."""
+
+    dtype: torch.dtype
+    count: int
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+def dcp_metadata(data: bytes, where: str) -> Any:
+    """The `.metadata` of a folder of torch.distributed.checkpoint, as records. Raises WorkloadError if it is no such
+    thing, or asks for anything but the classes of that module."""
+    found = _loaded(_Metadata(io.BytesIO(data)), where)
+    if not isinstance(found, Record) or not hasattr(found, "state_dict_metadata"):
+        raise WorkloadError(
+            f"{where} is no metadata of torch.distributed.checkpoint; give a folder that it wrote"
+        )
+    return found
+
+
+def strided(data: bytes, where: str) -> Strided:
+    """What `torch.save` noted of one tensor. Raises WorkloadError if it noted anything else."""
+    found = _loaded(_Tensor(io.BytesIO(data)), where)
+    if not isinstance(found, Strided):
+        raise WorkloadError(
+            f"{where} holds something else than a plain tensor; save it again with torch's own writer"
+        )
+    return found
+
+
+def _loaded(unpickler: pickle.Unpickler, where: str) -> Any:
+    try:
+        return unpickler.load()
+    except WorkloadError as error:
+        raise WorkloadError(f"{where} {error}") from None
+    except Exception as error:  # damaged pickles end in any error
+        raise WorkloadError(
+            f"{where} cannot be read ({type(error).__name__}: {error}); copy it again"
+        ) from None
+
+
+class _Metadata(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """The stand-in of a class of DCP's metadata."""
+        if module == "torch" and name in _DTYPES:
+            return _DTYPES[name]
+        if (module, name) in _PLAIN:
+            return _PLAIN[module, name]
+        if (module in _DCP_MODULES and name in _DCP_CLASSES) or (module, name) in _OTHERS:
+            return Record
+        raise WorkloadError(
+            f"asks for {module}.{name}, which no metadata of torch.distributed.checkpoint needs, and nothing was run; "
+            "do not use what is from there"
+        )
+
+
+class _Tensor(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """The stand-in of what a saved tensor is made of."""
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return _noted
+        if module == "torch" and name in _STORAGES:
+            return _STORAGES[name]
+        if (module, name) in _PLAIN:
+            return _PLAIN[module, name]
+        raise WorkloadError(
+            f"asks for {module}.{name}, which no plain tensor needs, and nothing was run; save it as plain tensors"
+        )
+
+    def persistent_load(self, pid: Any) -> Any:
+        """The dtype of a storage, and how many elements it has."""
+        _, dtype, _, _, count = pid
+        return dtype, count
+
+
+def _noted(storage: tuple[torch.dtype, int], offset: int, size: Any, stride: Any, *_: Any) -> Strided:
+    return Strided(storage[0], storage[1], offset, tuple(size), tuple(stride))
