@@ -273,6 +273,8 @@ def _sharding(config: TransformerConfig) -> dict[str, str]:
     if config.qk_norm:
         style = "column" if config.qk_norm_whole else "heads"
         styles |= {f"{layer}attention.query_norm": style, f"{layer}attention.key_norm": style}
+    if config.sinks:
+        styles[f"{layer}attention.sinks"] = "column"
     styles |= _feedforward_sharding(config, layer)
     norms = [] if config.norm_position == "branch" else ["attention_norm", "feedforward_norm"]
     norms += ["cross_norm"] if seq2seq else []

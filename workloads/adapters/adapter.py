@@ -82,7 +82,10 @@ class Adapter:
             raise WorkloadError("dora has no lengths of the rows of stacked experts; use lora")
         stacks = {name: module for name, module in model.named_modules() if isinstance(module, Experts)}
         names = [
-            f"{stack}.{part}" for stack, module in stacks.items() for part, _ in module.named_parameters()
+            f"{stack}.{part}"
+            for stack, module in stacks.items()
+            for part, parameter in module.named_parameters()
+            if parameter.dim() > 2
         ]
         for name in sorted(matching(patterns, names, "stacked weight of experts")):
             stack, _, part = name.rpartition(".")

@@ -41,7 +41,9 @@ def from_hf(
     tensor = next((t for name in used(family, config, row, number) if (t := read(name)) is not None), None)
     if tensor is None:
         return None
-    tensor = tensor.t() if row.transposed else tensor
+    tensor = _swapped(tensor) if row.transposed else tensor
+    if row.in_turn:
+        return tensor[:, index :: len(row.names)]
     if row.order:
         tensor = tensor[torch.tensor(row.order(config), device=tensor.device)]
     if len(row.names) == 1:
@@ -66,6 +68,12 @@ def part_from_hf(
             row.hf_name.replace("{n}", number).replace("{e}", str(e)) for e in range(rows.start, rows.stop)
         ]
         return torch.stack([_of(read(hf_name, tuple(rest)), hf_name) for hf_name in names])
+    if row.in_turn:
+        ways = len(row.names)
+        theirs = (rows, slice(rest[0].start * ways, rest[0].stop * ways), *rest[1:])
+        hf_name = row.hf_name.replace("{n}", number)
+        tensor = _of(read(hf_name, _swapped_part(theirs) if row.transposed else theirs), name)
+        return (_swapped(tensor) if row.transposed else tensor)[:, index::ways]
     before = sum(shapes[n.replace("{n}", number)][0] for n in row.names[:index])
     wanted = range(before + rows.start, before + rows.stop)
     order: list[int] | None = None
@@ -73,12 +81,30 @@ def part_from_hf(
         chosen = [row.order(config)[i] for i in wanted]
         wanted = range(min(chosen, default=0), max(chosen, default=-1) + 1)
         order = [i - wanted.start for i in chosen]
-    theirs: Part = (slice(wanted.start, wanted.stop), *rest)
-    theirs = theirs[::-1] if row.transposed else theirs
+    theirs = (slice(wanted.start, wanted.stop), *rest)
+    theirs = _swapped_part(theirs) if row.transposed else theirs
     names = used(family, config, row, number)
     found = _of(next((t for n in names if (t := read(n, theirs)) is not None), None), name)
-    found = found.t() if row.transposed else found
+    found = _swapped(found) if row.transposed else found
     return found if order is None else found[torch.tensor(order, dtype=torch.int64)]
+
+
+def _swapped(tensor: Tensor) -> Tensor:
+    """With the last two dimensions exchanged; a vector as it is."""
+    return tensor.transpose(-2, -1) if tensor.dim() > 1 else tensor
+
+
+def _swapped_part(part: Part) -> Part:
+    return (*part[:-2], *part[:-3:-1])
+
+
+def _in_turn(tensors: list[Tensor]) -> Tensor:
+    """One tensor [experts, out, ..] in which these take turns along `out`."""
+    experts, out, *rest = tensors[0].shape
+    found = tensors[0].new_empty((experts, out * len(tensors), *rest))
+    for index, tensor in enumerate(tensors):
+        found[:, index :: len(tensors)].copy_(tensor)
+    return found
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:
@@ -116,12 +142,12 @@ def to_hf(
         if index:
             continue
         target = row.hf_name.replace("{n}", number)
-        tensor = _joined([read(n.replace("{n}", number)) for n in row.names])
+        tensor = (_in_turn if row.in_turn else _joined)([read(n.replace("{n}", number)) for n in row.names])
         if row.order:
             tensor = tensor[torch.tensor(row.order(config)).argsort()]
         if "{e}" in target:
             yield from ((target.replace("{e}", str(e)), part) for e, part in enumerate(tensor))
         else:
-            yield target, tensor.t() if row.transposed else tensor
+            yield target, _swapped(tensor) if row.transposed else tensor
             if not ties(family, config):
                 yield from ((name, tensor.clone()) for name in row.untied)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from workloads.errors import WorkloadError
-from workloads.hf import decoders, encoders, experts, qwen_experts, seq2seq, windowed
+from workloads.hf import decoders, encoders, experts, gpt_oss, qwen_experts, seq2seq, windowed
 from workloads.hf.family import Family
 from workloads.model.config import TransformerConfig
 
@@ -23,6 +23,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
     "qwen2-moe": qwen_experts.QWEN2_MOE,
     "qwen3-moe": qwen_experts.QWEN3_MOE,
     "mixtral": experts.MIXTRAL,
+    "gpt-oss": gpt_oss.GPT_OSS,
     "deepseek-v3": experts.DEEPSEEK_V3,
     "bert": encoders.BERT,
     "roberta": encoders.ROBERTA,

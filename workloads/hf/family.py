@@ -22,14 +22,16 @@ class Row:
     """One tensor of the Hugging Face class and the tensors of our model that make it.
 
     names: our tensors, which concatenated along dimension 0 are the tensor `hf_name`. {n} stands for a layer's number.
-    {e} in hf_name stands for an expert's number: our tensor is the stack of theirs. transposed: theirs is [in, out].
-    order(config): the order of their dimension 0 in ours. untied: the names of the tensors that transformers uses in
-    its place where the word embeddings are not tied.
+    {e} in hf_name stands for an expert's number: our tensor is the stack of theirs. transposed: theirs is [.., in,
+    out]. in_turn: ours are stacks [experts, out, ..], and take turns along `out`. order(config): the order of their
+    dimension 0 in ours. untied: the names of the tensors that transformers uses in its place where the word embeddings
+    are not tied.
     """
 
     names: tuple[str, ...]
     hf_name: str
     transposed: bool = False
+    in_turn: bool = False
     order: Callable[[TransformerConfig], Sequence[int]] | None = None
     untied: tuple[str, ...] = ()
 
@@ -73,7 +75,8 @@ class Family:
     constants: their fields with fixed values; reads and writes: functions for what is no plain pair. heads: by our
     `head`, with '+sentence' where the model has a sentence head. prefix: the module name that a checkpoint of the bare
     model leaves out. unsaid: fields of ours that only the weights tell, not the configuration. or_as_it_is: a
-    configuration that the table cannot express is run as the class of transformers instead of refused.
+    configuration that the table cannot express is run as the class of transformers instead of refused. in_4_bits: its
+    experts may be stored in MXFP4.
     """
 
     model_type: str
@@ -83,6 +86,7 @@ class Family:
     heads: Mapping[str, Head]
     prefix: str = ""
     or_as_it_is: bool = False
+    in_4_bits: bool = False
     unsaid: tuple[str, ...] = ()
     constants: Mapping[str, Any] = field(default_factory=dict)
     reads: Callable[[Any], dict[str, Any]] = lambda hf_config: {}

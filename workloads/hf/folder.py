@@ -13,19 +13,21 @@ from workloads.hf.convert import ties, used
 from workloads.hf.families import by_model_type
 from workloads.hf.family import Family
 from workloads.hf.hf_class import HuggingFaceModel, describe_hf_class
-from workloads.hf.hf_config import read_hf_config, root
+from workloads.hf.hf_config import method_of, read_hf_config, root
 from workloads.hf.weights import Weights, has_weights
 from workloads.model.config import TransformerConfig
 
 GENERATOR = "generator"
 """Folder of ELECTRA's generator, inside that of its discriminator."""
+MXFP4 = "mxfp4"
+"""How transformers calls what `workloads.hf.mxfp4` reads."""
 
 
 def describe_folder(folder: str) -> TransformerConfig | HuggingFaceModel:
     """The configuration of the model in `folder`; a `HuggingFaceModel` if its class has no conversion table here."""
-    hf_config = read_hf_config(folder)
+    hf_config = read_hf_config(folder, quantised=(MXFP4,))
     family = by_model_type(hf_config.model_type)
-    if family is None:
+    if family is None or (method_of(hf_config) and not family.in_4_bits):
         return describe_hf_class(folder)
     try:
         config = _read(family, hf_config, str(root(folder)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,13 @@ RANDOM = ("drop", "jitter")
 """Parts of the names of attributes with which a network draws random numbers in training."""
 
 
-def read_hf_config(folder: str, changes: Mapping[str, Any] | None = None) -> Any:
+def read_hf_config(
+    folder: str, changes: Mapping[str, Any] | None = None, quantised: Container[str] = ()
+) -> Any:
     """The configuration object of transformers for a folder (or its config.json), with `changes` of its attributes.
 
-    Raises WorkloadError if transformers cannot read it, or if the weights are quantised.
+    Raises WorkloadError if transformers cannot read it, or if the weights are quantised by a method that is not among
+    `quantised`.
     """
     from transformers import AutoConfig
 
@@ -33,9 +36,18 @@ def read_hf_config(folder: str, changes: Mapping[str, Any] | None = None) -> Any
     except Exception as error:  # each class checks its configuration in its own way
         line = " ".join(str(error).split())[:200]
         raise WorkloadError(f"transformers cannot read {folder}: {line}; fix its config.json") from error
-    if getattr(hf_config, "quantization_config", None) is not None:
+    if method_of(hf_config) and method_of(hf_config) not in quantised:
         raise WorkloadError(f"the weights in {folder} are quantised; give a folder with the full ones")
     return hf_config
+
+
+def method_of(hf_config: Any) -> str:
+    """By which method the weights are quantised; empty if they are not."""
+    given = getattr(hf_config, "quantization_config", None)
+    if given is None:
+        return ""
+    given = given if isinstance(given, Mapping) else vars(given)
+    return str(given.get("quant_method") or "unknown")
 
 
 def nested_configs(hf_config: Any) -> Iterator[Any]:

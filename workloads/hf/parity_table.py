@@ -84,6 +84,13 @@ _FEW = {"experts": 4, "top_k": 2, "intermediate": 32}
 _LONG = {"kind": "llama3", "factor": 8.0, "original_positions": 8}
 _YARN = {"kind": "yarn", "factor": 4.0, "original_positions": 8, "mscale": 1.0, "mscale_all": 0.8}
 _GEMMA3 = _SMALL | {"window": 6, "full_every": 2}
+_OSS = _SMALL | {
+    "window": 6,
+    "intermediate": 32,
+    "moe": _FEW,
+    "swiglu_limit": 0.25,
+    "rope_scaling": {"kind": "yarn", "factor": 4.0, "original_positions": 8, "truncate": False},
+}
 _FAR = {"kind": "linear", "factor": 8.0}
 _YARN_AS_TOLD = {
     "kind": "yarn",
@@ -126,6 +133,13 @@ CASES = (
         _SMALL | {"moe": _FEW | {"every": 2, "first": 1}},
     ),
     Case("Qwen3-MoE", "qwen3-30b-a3b", _SMALL | {"moe": _FEW, "head_dim": 16}),
+    Case("gpt-oss", "gpt-oss-20b", _OSS | {"layers": 3}),
+    Case(
+        "gpt-oss, no windows, no clamp that acts",
+        "gpt-oss-20b",
+        _OSS | {"window": 0, "full_every": 0, "swiglu_limit": 50.0},
+    ),
+    Case("gpt-oss, sequence classes", "gpt-oss-20b", _OSS | {"head": "sequence", "classes": 3}, ("padding",)),
     Case("DeepSeek-V3", "deepseek-v3-tiny"),
     Case("DeepSeek-V3, YaRN", "deepseek-v3-tiny", {"rope_scaling": _YARN}),
     Case("DeepSeek-V3, full-rank queries", "deepseek-v3-tiny", {"latent": {"query_rank": 0}}),

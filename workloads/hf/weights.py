@@ -18,6 +18,7 @@ from workloads.errors import WorkloadError
 from workloads.hf.dcp import METADATA, DcpTensors
 from workloads.hf.families import by_model_type
 from workloads.hf.hf_config import FOLDER, root
+from workloads.hf.mxfp4 import Unpacked
 from workloads.hf.name_maps import places
 from workloads.model.stored import Part
 
@@ -28,17 +29,17 @@ SHARD_BYTES = 5_000_000_000
 
 
 class Weights:
-    """The checkpoint in `folder`: safetensors, or of torch.distributed.checkpoint by the names of transformers. No
-    pickle runs anything.
+    """The checkpoint in `folder`: safetensors, MXFP4 read as bf16, or of torch.distributed.checkpoint by the names of
+    transformers. No pickle runs anything.
 
     Raises WorkloadError if the folder has neither, or if its files cannot be read.
     """
 
     def __init__(self, folder: str) -> None:
         place = Path(folder)
-        self._source: _Safetensors | _Dcp
+        self._source: Unpacked | _Dcp
         if any((place / name).exists() for name in (SINGLE, INDEX)):
-            self._source = _Safetensors(place)
+            self._source = Unpacked(_Safetensors(place))
         elif (place / METADATA).exists():
             self._source = _Dcp(place)
         else:

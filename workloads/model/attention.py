@@ -22,6 +22,8 @@ from workloads.model.positions import Rotary, rotate, yarn_mscale
 
 ALL = Mask()
 """The mask that hides nothing."""
+SINK_WIDTH = 8
+"""By how much sinks widen queries, keys and values."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ class Context:
 
 class AttentionCore(nn.Module):
     """dropout(softmax(cap(q k^T * scale) + mask)) v, see `layers.capped`. It has no weights; context parallelism
-    replaces this module.
+    replaces this module. `sinks` [heads] are further scores in the denominator of the softmax (gpt-oss; Xiao et al.,
+    2024, section 3.3).
 
     Queries are [B, heads, L, D], keys and values [B, kv_heads, M, D] with heads a multiple of kv_heads. `site` tells
     the dropout of cross-attention from that of self-attention, and `part` is the number of the part of the heads that a
@@ -79,11 +82,12 @@ class AttentionCore(nn.Module):
         mask: Mask,
         bias: Tensor | None,
         keys: Tensor | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """The mixed values [B, heads, L, D]. `bias`, if given, includes the mask; keys int64 [B, L] are the queries'
         for dropout, None outside training."""
         allowed = mask.allowed if bias is None else bias.to(query.dtype)
-        return self.attend(query, key, value, allowed, mask.causal and allowed is None, keys)
+        return self.attend(query, key, value, allowed, mask.causal and allowed is None, keys, sinks)
 
     def attend(
         self,
@@ -93,15 +97,16 @@ class AttentionCore(nn.Module):
         allowed: Tensor | None,
         causal: bool,
         keys: Tensor | None,
+        sinks: Tensor | None,
     ) -> Tensor:
         """As `forward`, of keys whose first is that of position 0, under a mask [1 or B, 1 or heads, L, M] or none."""
         if keys is None or not self.dropout:
-            return attend(query, key, value, allowed, causal, self.scale, self.cap)
+            return attend(query, key, value, allowed, causal, self.scale, self.cap, sinks)
         heads = query.shape[1]
         numbers = torch.arange(self.part * heads, (self.part + 1) * heads, device=keys.device)
         of_heads = keyed(keys.unsqueeze(1), numbers.unsqueeze(-1))
         dropped = partial(drop, rate=self.dropout, keys=of_heads, site=self.site)
-        return _attend_unfused(query, key, value, allowed, causal, self.scale, self.cap, dropped)
+        return _attend_unfused(query, key, value, allowed, causal, self.scale, self.cap, sinks, dropped)
 
 
 def attend(
@@ -112,6 +117,7 @@ def attend(
     causal: bool,
     scale: float,
     cap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Scaled dot-product attention by the best kernel that serves, see `AttentionCore`.
 
@@ -120,7 +126,9 @@ def attend(
     has a cap: all scores are held.
     """
     if cap:
-        return _attend_unfused(query, key, value, allowed, causal, scale, cap)
+        return _attend_unfused(query, key, value, allowed, causal, scale, cap, sinks)
+    if sinks is not None:
+        return _attend_with_sinks(query, key, value, allowed, causal, scale, sinks)
     grouped = query.shape[1] != key.shape[1]
     if grouped and allowed is not None and query.is_cuda:
         times = query.shape[1] // key.shape[1]
@@ -143,6 +151,7 @@ def _attend_unfused(
     causal: bool,
     scale: float,
     cap: float,
+    sinks: Tensor | None = None,
     dropped: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     if times := query.shape[1] // key.shape[1] - 1:
@@ -154,8 +163,42 @@ def _attend_unfused(
     if allowed is not None:
         scores = scores.masked_fill(~allowed, -torch.inf) if allowed.dtype is torch.bool else scores + allowed
     wide = torch.float32 if scores.dtype in (torch.bfloat16, torch.float16) else scores.dtype
-    shares = scores.softmax(-1, dtype=wide)
+    if sinks is not None:
+        column = sinks.to(scores.dtype).view(-1, 1, 1).expand(*scores.shape[:3], 1)
+        scores = torch.cat((scores, column), -1)
+    shares = scores.softmax(-1, dtype=wide)[..., : key.shape[2]]
     return (shares if dropped is None else dropped(shares)).to(value.dtype) @ value
+
+
+def _attend_with_sinks(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    allowed: Tensor | None,
+    causal: bool,
+    scale: float,
+    sinks: Tensor,
+) -> Tensor:
+    """A sink is the score of a key that every query sees and whose value is zero, so that any kernel serves.
+
+    Queries have a further number, which is their sink, by which all keys are multiplied with zero and that one with
+    one; it is eight, for the kernels' alignment.
+    """
+    size, length = value.shape[-1], query.shape[2]
+    scores = F.pad((sinks / scale).to(query.dtype)[:, None, None], (0, SINK_WIDTH - 1))
+    query = torch.cat((query, scores.expand(*query.shape[:3], -1)), -1)
+    first = F.pad(key.new_ones(1), (key.shape[-1], SINK_WIDTH - 1)).expand(*key.shape[:2], 1, -1)
+    key = torch.cat((first, F.pad(key, (0, SINK_WIDTH))), 2)
+    value = F.pad(value, (0, SINK_WIDTH, 1, 0))
+    if causal:  # one more query keeps the diagonal where it is
+        query = F.pad(query, (0, 0, 1, 0))
+    elif _is_causal_bias(allowed):
+        from torch.nn.attention.bias import causal_lower_right
+
+        allowed = causal_lower_right(length, key.shape[2])
+    elif allowed is not None:
+        allowed = F.pad(allowed, (1, 0), value=1 if allowed.dtype is torch.bool else 0)
+    return attend(query, key, value, allowed, causal, scale)[:, :, -length:, :size]
 
 
 def _is_causal_bias(allowed: Tensor | None) -> bool:
@@ -163,6 +206,14 @@ def _is_causal_bias(allowed: Tensor | None) -> bool:
     torch's compiler."""
     made_by = sys.modules.get("torch.nn.attention.bias")
     return made_by is not None and isinstance(allowed, made_by.CausalBias)
+
+
+class Sinks(nn.Module):
+    """The sinks of the heads of a layer, see `AttentionCore`."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(heads))
 
 
 class Attention(nn.Module):
@@ -184,6 +235,7 @@ class Attention(nn.Module):
         self.key_norm: nn.Module | None = None
         if config.qk_norm:
             self.query_norm, self.key_norm = _qk_norms(config, width, keys)
+        self.sinks = Sinks(config.heads) if config.sinks else None
         self.core = AttentionCore(
             score_scale(config),
             config.score_cap,
@@ -208,7 +260,8 @@ class Attention(nn.Module):
         if self.prefix is not None:
             key, value = self.prefix(key, value)
         mask, bias = (context.memory_mask, None) if self.cross else (context.mask, context.bias)
-        mixed = self.core(query, key, value, mask, bias, context.score_keys)
+        sinks = None if self.sinks is None else self.sinks.weight
+        mixed = self.core(query, key, value, mask, bias, context.score_keys, sinks)
         return self.output(mixed.transpose(1, 2).flatten(2))
 
     def _of(self, source: Tensor) -> tuple[Tensor, Tensor]:

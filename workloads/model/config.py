@@ -30,12 +30,14 @@ class TransformerConfig:
 
     family: the published class; it selects the Hugging Face conversion table. max_positions: the longest sequence that
     learned positions allow (and that rotary models declare). counted_positions: positions count only real tokens; the
-    padding's id is position_offset - 1 (RoBERTa). norm: rms_offset is RMSNorm whose weight is kept minus one
-    (Gemma). norm_position: of a sub-layer's input (pre), of the residual after it (post), of its input and its output
-    (both, Gemma 2), of its output alone (branch, OLMo 2). qk_norm_whole: that of queries and keys is over all heads
-    together (OLMo 2). score_cap, logit_cap: c in c tanh(x / c) of scores and logits, 0 for none (Gemma 2). full_every:
-    every so many-th layer has no window, 0 for none. window_theta: rope_theta of the layers with a window, whose rotary
-    positions are not scaled; 0 for that of all (Gemma 3). head_activation: of a masked head; the body's if empty.
+    padding's id is position_offset - 1 (RoBERTa). norm: rms_offset is RMSNorm whose weight is kept minus one (Gemma).
+    norm_position: of a sub-layer's input (pre), of the residual after it (post), of its input and its output (both,
+    Gemma 2), of its output alone (branch, OLMo 2). qk_norm_whole: that of queries and keys is over all heads together
+    (OLMo 2). score_cap, logit_cap: c in c tanh(x / c) of scores and logits, 0 for none (Gemma 2). full_every: every so
+    many-th layer has no window, 0 for none. window_theta: rope_theta of the layers with a window, whose rotary
+    positions are not scaled; 0 for that of all (Gemma 3). sinks: each head has a learned score in the denominator of
+    its softmax, which takes no value (gpt-oss). swiglu_limit: gate and up are clamped to it, and joined as in gpt-oss
+    with swiglu_alpha, see `layers.joined`; 0 for plain gates. head_activation: of a masked head; the body's if empty.
     dropout, attention_dropout: the rates in training, layer_drop that of skipped layers, see `workloads.model.dropout`.
     base: the narrow model for muP, None for none; see `workloads.model.mup`.
     """
@@ -71,12 +73,15 @@ class TransformerConfig:
     scaled_head: bool = False
     activation: str = "gelu"
     gated: bool = False
+    swiglu_limit: float = 0.0
+    swiglu_alpha: float = 1.0
     attention_bias: bool = True
     output_bias: bool = True
     feedforward_bias: bool = True
     attention_scale: float = 0.0
     qk_norm: bool = False
     qk_norm_whole: bool = False
+    sinks: bool = False
     score_cap: float = 0.0
     logit_cap: float = 0.0
     window: int = 0
@@ -129,8 +134,12 @@ class TransformerConfig:
             raise WorkloadError(f"rope_scaling does nothing with {self.positions} positions; remove it")
         if self.latent and self.positions != "rotary":
             raise WorkloadError("latent attention needs rotary positions; set positions: rotary")
-        if self.latent and (self.qk_norm or self.window or self.score_cap):
-            raise WorkloadError("latent attention has no qk_norm, window or score_cap; remove them")
+        if self.latent and (self.qk_norm or self.window or self.score_cap or self.sinks):
+            raise WorkloadError("latent attention has no qk_norm, window, score_cap or sinks; remove them")
+        if self.sinks and self.architecture == "encoder-decoder":
+            raise WorkloadError("an encoder-decoder has no sinks; set sinks to false")
+        if self.swiglu_limit and not (self.gated and self.activation == "silu"):
+            raise WorkloadError("swiglu_limit needs gated: true and activation: silu; set it to 0")
         if self.qk_norm_whole and not (self.qk_norm and self.norm == "rms"):
             raise WorkloadError("qk_norm_whole needs qk_norm and norm: rms; give both")
         if self.full_every and (

@@ -115,6 +115,7 @@ def _attention(config: TransformerConfig) -> int:
     width, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
     total = _linear(hidden, width, bias) + 2 * _linear(hidden, keys, bias)
     total += _linear(width, hidden, config.output_bias)
+    total += config.heads if config.sinks else 0
     normed = width + keys if config.qk_norm_whole else 2 * config.head_dim
     return total + (_norm(config, normed) if config.qk_norm else 0)
 
@@ -138,10 +139,12 @@ def _feedforward(config: TransformerConfig, size: int) -> int:
 
 
 def _experts(config: TransformerConfig, moe: MoE, active: bool) -> int:
-    one = (3 if config.gated else 2) * config.hidden * moe.intermediate
+    ways = 2 if config.gated else 1
+    one = (ways + 1) * config.hidden * moe.intermediate
+    one += ways * moe.intermediate + config.hidden if moe.bias else 0
     shared = _feedforward(config, moe.shared * moe.intermediate) if moe.shared else 0
     shared += config.hidden if moe.shared_gate else 0
-    return (moe.top_k if active else moe.experts) * one + shared + moe.experts * config.hidden
+    return (moe.top_k if active else moe.experts) * one + shared + moe.experts * (config.hidden + moe.bias)
 
 
 def _layers(config: TransformerConfig, count: int, cross: bool, active: bool) -> int:

@@ -51,6 +51,20 @@ def embedding(count: int, size: int) -> nn.Embedding:
     return nn.Embedding.from_pretrained(torch.empty(count, size), freeze=False)
 
 
+def joined(config: TransformerConfig) -> Callable[[Tensor, Tensor], Tensor]:
+    """What a gated feed-forward makes of gate and up [.., n]: act(gate) * up (Shazeer 2020); with a swiglu_limit
+    (up + 1) * gate * sigmoid(alpha * gate), gate clamped from above and up on both sides (gpt-oss release)."""
+    limit, alpha, act = config.swiglu_limit, config.swiglu_alpha, activation(config.activation)
+    if not limit:
+        return lambda gate, up: act(gate) * up
+
+    def clamped(gate: Tensor, up: Tensor) -> Tensor:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        return (up + 1) * (gate * torch.sigmoid(alpha * gate))
+
+    return clamped
+
+
 def activation(name: str) -> Callable[[Tensor], Tensor]:
     """gelu (exact), gelu_tanh (Hendrycks and Gimpel, eq. 2), relu or silu."""
     if name == "gelu_tanh":

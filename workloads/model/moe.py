@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from workloads.model.config import TransformerConfig
 from workloads.model.feedforward import FeedForward
-from workloads.model.layers import activation
+from workloads.model.layers import activation, joined
 from workloads.model.parts import MoE
 
 KERNEL = (torch.float32, torch.bfloat16, torch.float16)
@@ -37,13 +38,15 @@ class Router(nn.Module):
     """Scores every expert for every token and keeps top_k, in fp32.
 
     Gate, groups and bias as in Switch (section 2.1), Mixtral (section 2.1) or DeepSeek-V3 (section 2.1.2).
-    `bias` steers the choice of experts but not their weights; `MixtureOfExperts.update` moves it.
+    `bias` steers the choice of experts but not their weights; `MixtureOfExperts.update` moves it. `logit_bias` is
+    learned.
     """
 
     def __init__(self, config: TransformerConfig, moe: MoE) -> None:
         super().__init__()
         self.moe = moe
         self.weight = nn.Parameter(torch.empty(moe.experts, config.hidden))
+        self.logit_bias = nn.Parameter(torch.empty(moe.experts)) if moe.bias else None
         bias = None if moe.bias_rate is None else torch.empty(moe.experts, dtype=torch.float32)
         self.register_buffer("bias", bias)
         self.bias: Tensor | None
@@ -51,7 +54,8 @@ class Router(nn.Module):
     def forward(self, hidden: Tensor, real: Tensor | None = None) -> Routes:
         """Routes of hidden [B, L, hidden]; real bool [B, L] is False at padding, None where there is none."""
         with torch.autocast(hidden.device.type, enabled=False):
-            logits = F.linear(hidden.float(), self.weight.float())
+            bias = None if self.logit_bias is None else self.logit_bias.float()
+            logits = F.linear(hidden.float(), self.weight.float(), bias)
         scores = logits.sigmoid() if self.moe.gate == "sigmoid" else logits.softmax(-1)
         choice = scores if self.bias is None else scores + self.bias
         experts = self._among_groups(choice.detach()).topk(self.moe.top_k, dim=-1, sorted=False).indices
@@ -131,7 +135,8 @@ class Experts(nn.Module):
     """All experts' feed-forward as stacked weights [experts, out, in].
 
     Expert parallelism cuts the first dimension and replaces the exchange around `forward`, which takes rows
-    sorted by expert and how many rows each expert has. Beside each weight an adapter may put a low-rank pair, see
+    sorted by expert and how many rows each expert has. `total` sums the products of tensor-parallel ranks, before the
+    last bias is added. Beside each weight an adapter may put a low-rank pair, see
     `workloads.adapters.lora.add_to_experts`.
     """
 
@@ -143,16 +148,29 @@ class Experts(nn.Module):
         self.gate = nn.Parameter(torch.empty(up)) if config.gated else None
         self.up = nn.Parameter(torch.empty(up))
         self.down = nn.Parameter(torch.empty(moe.experts, config.hidden, moe.intermediate))
-        self.activation = activation(config.activation)
+        if moe.bias:
+            for name in ("gate", "up", "down") if config.gated else ("up", "down"):
+                self.register_parameter(
+                    f"{name}_bias", nn.Parameter(torch.empty(getattr(self, name).shape[:2]))
+                )
+        self.activation, self.joined = activation(config.activation), joined(config)
+        self.total: Callable[[Tensor], Tensor] = lambda rows: rows
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
         """rows [R, hidden] sorted by expert, counts int64 [experts] with sum R, to [R, hidden]."""
+        up = self._biased("up", self._product("up", rows, counts), counts)
         if self.gate is None:
-            inner = self.activation(self._product("up", rows, counts))
+            inner = self.activation(up)
         else:
-            inner = self.activation(self._product("gate", rows, counts))
-            inner = inner * self._product("up", rows, counts)
-        return self._product("down", inner, counts)
+            inner = self.joined(self._biased("gate", self._product("gate", rows, counts), counts), up)
+        return self._biased("down", self.total(self._product("down", inner, counts)), counts)
+
+    def _biased(self, name: str, rows: Tensor, counts: Tensor) -> Tensor:
+        """The rows of each expert with its bias of the weight `name`, if there is one."""
+        bias: Tensor | None = getattr(self, f"{name}_bias", None)
+        if bias is None:
+            return rows
+        return rows + bias.to(rows.dtype).repeat_interleave(counts, 0, output_size=len(rows))
 
     def _product(self, name: str, rows: Tensor, counts: Tensor) -> Tensor:
         """The rows of each expert by its weight `name`, and by the pair beside it."""

@@ -66,7 +66,8 @@ def beside(config: TransformerConfig, widths: Mapping[str, Any]) -> TransformerC
 def lr_scale(name: str, shape: Sequence[int], base: Sequence[int]) -> float:
     """Factor of the learning rate of tensor `name` [.., outputs, inputs]; `base` is its shape in the base model."""
     is_embedding = name == "tokens.weight" or "embeddings." in name
-    return 1.0 if len(shape) < 2 or is_embedding else base[-1] / shape[-1]
+    is_vector = len(shape) < 2 or name.endswith("_bias")  # of experts, a vector for each
+    return 1.0 if is_vector or is_embedding else base[-1] / shape[-1]
 
 
 def std_scale(name: str, shape: Sequence[int], base: Sequence[int]) -> float:

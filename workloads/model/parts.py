@@ -61,6 +61,7 @@ class MoE:
     each sequence; capacity_factor: at most ceil(factor * length * top_k / experts) (Switch, eq. 3); without either, it
     takes all that choose it.
     shared: that many experts, as one, take every token; shared_gate: weighed by the sigmoid of a map of it (Qwen2-MoE).
+    bias: router and experts have biases (gpt-oss).
     groups, top_groups: the router first keeps the best groups of experts (DeepSeek-V3, section 2.1.2).
     auxiliary and z_loss are weights of the balancing loss and of the router z-loss; bias_rate is the step of
     the auxiliary-loss-free bias, None for no bias.
@@ -73,6 +74,7 @@ class MoE:
     first: int = 0
     shared: int = 0
     shared_gate: bool = False
+    bias: bool = False
     gate: str = "softmax"
     normalise: bool = False
     scale: float = 1.0

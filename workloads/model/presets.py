@@ -118,6 +118,13 @@ _QWEN3_MOE = replace(
     _QWEN3, family="qwen3-moe", hidden=2048, layers=48, heads=32, kv_heads=4, embedding_size=0, intermediate=6144,
     moe=MoE(experts=128, top_k=8, intermediate=768, normalise=True, auxiliary=0.001),
 )  # fmt: skip
+_GPT_OSS = replace(
+    _LLAMA3, family="gpt-oss", vocab_size=201088, hidden=2880, layers=24, heads=64, kv_heads=8, head_dim=64,
+    intermediate=2880, embedding_size=0, max_positions=131072, rope_theta=150000.0,
+    rope_scaling=RopeScaling("yarn", 32.0, 4096, truncate=False), attention_bias=True, output_bias=True, sinks=True,
+    window=128, full_every=2, swiglu_limit=7.0, swiglu_alpha=1.702,
+    moe=MoE(experts=32, top_k=4, intermediate=2880, bias=True, normalise=True, auxiliary=0.001),
+)  # fmt: skip
 _DEEPSEEK_V3 = TransformerConfig(
     family="deepseek-v3", architecture="decoder", vocab_size=129280, hidden=7168, layers=61, heads=128,
     head_dim=192, intermediate=18432, max_positions=163840, positions="rotary", rope_theta=10000.0,
@@ -184,6 +191,8 @@ PRESETS: Mapping[str, TransformerConfig] = MappingProxyType({
     "qwen1.5-moe-a2.7b": _QWEN2_MOE,
     "qwen3-30b-a3b": _QWEN3_MOE,
     "mixtral-8x7b": _MIXTRAL,
+    "gpt-oss-20b": _GPT_OSS,
+    "gpt-oss-120b": _but(_GPT_OSS, layers=36, moe={"experts": 128}),
     "deepseek-v3": _DEEPSEEK_V3,
     "gpt-tiny": _tiny(_GPT2, hidden=128, layers=4, intermediate=512),
     "llama-tiny": _tiny(_LLAMA3, kv_heads=2),

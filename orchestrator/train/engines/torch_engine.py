@@ -291,6 +291,7 @@ class TorchEngine:
             name: cut
             for name, cut in self.parallel.cuts.items()
             if name not in self._workload.frozen
+            and cut.matrix
             and (len(cut.shape) == 2 or cut.expert)
             and 0 < self._workload.depth(name) < top
         }

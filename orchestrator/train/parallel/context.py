@@ -87,12 +87,13 @@ class ContextCore(nn.Module):
         mask: Mask,
         bias: Tensor | None,
         keys: Tensor | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """[B, heads, L / ranks, D of the values]."""
         assert bias is None
         key, value = (in_order(gather(t, 2, self._cp), 2, self._cp) for t in (key, value))
         if not mask.causal or mask.allowed is not None:
-            return self._whole.attend(query, key, value, mask.allowed, False, keys)
+            return self._whole.attend(query, key, value, mask.allowed, False, keys, sinks)
         # Two chunks of queries, each with the keys up to its own end.
         chunk = query.shape[2] // 2
         parts = []
@@ -100,7 +101,8 @@ class ContextCore(nn.Module):
             mine, end = slice(half * chunk, (half + 1) * chunk), (number + 1) * chunk
             rows, drawn = query[:, :, mine], None if keys is None else keys[:, mine]
             before = self._until_own_end(rows, end, drawn is not None)
-            parts.append(self._whole.attend(rows, key[:, :, :end], value[:, :, :end], before, False, drawn))
+            read = key[:, :, :end], value[:, :, :end]
+            parts.append(self._whole.attend(rows, *read, before, False, drawn, sinks))
         return torch.cat(parts, dim=2)
 
     def _chunks(self) -> tuple[int, int]:

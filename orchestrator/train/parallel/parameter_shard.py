@@ -57,7 +57,7 @@ class ParameterShard:
     @property
     def matrix(self) -> bool:
         """Whether weight decay and trust ratios apply: not to vectors such as norms and biases."""
-        return len(self.cut.shape) > 1
+        return self.cut.matrix
 
     def views(self, tensor: Tensor) -> Iterator[tuple[Box, Tensor]]:
         """The boxes with their views of `tensor`, which has the shard's size (weights or optimiser state)."""

@@ -28,6 +28,11 @@ class Cut:
     partial: bool = False
     expert: bool = False
 
+    @property
+    def matrix(self) -> bool:
+        """Whether the tensor is one or a stack of them: no vector such as a norm or a bias, nor experts' biases."""
+        return len(self.shape) > 1 + self.expert
+
     def slices(self) -> tuple[slice, ...]:
         """The part as an index into the whole tensor."""
         return tuple(slice(at, at + n) for at, n in zip(self.start, self.extent, strict=True))
@@ -66,12 +71,12 @@ def cut_of(name: str, shape: Sequence[int], styles: Mapping[str, str], mesh: Mes
     if style == "expert":
         take(0, mesh.expert.index, mesh.expert.size)
         # Inside an expert the inner dimension is cut: out of gate and up, in of down. So is, of the pair of an adapter
-        # beside such a weight, the one that has this dimension.
+        # beside such a weight, the one that has this dimension. The bias of down is added to the sum of all ranks.
         dim, narrow = (2, EXPERTS_B) if leaf.startswith("down") else (1, EXPERTS_A)
-        if tp.size > 1 and not leaf.endswith(narrow):
+        if tp.size > 1 and not leaf.endswith(narrow) and dim < len(shape):
             take(dim, tp.index, tp.size)
             over = True
-        whole_in_parts = not over
+        whole_in_parts = leaf.endswith(narrow)
     elif tp.size > 1 and (style in ("column", "vocab") or (style == "row" and leaf == "weight")):
         take(1 if style == "row" else 0, tp.index, tp.size)
         over = True

@@ -23,6 +23,7 @@ from workloads.adapters.lora import LoraLinear
 from workloads.adapters.nf4 import QuantisedWeight
 from workloads.model.attention import AttentionCore, Context
 from workloads.model.layers import CutRMSNorm
+from workloads.model.moe import Experts
 from workloads.model.transformer import IGNORED, Layer
 from workloads.workload import Loss
 
@@ -195,8 +196,10 @@ def _enter(tp: ProcessGroup, sequence: bool) -> Any:
 
 def _inside_experts(experts: nn.Module, tp: ProcessGroup) -> None:
     """Each expert is cut inside like a feed-forward: gate and up by column, down by row."""
-    whole = experts.forward
-    experts.forward = lambda rows, counts: reduce(whole(copy(rows, tp), counts), tp)
+    assert isinstance(experts, Experts)
+    forward = experts.forward
+    experts.total = lambda rows: reduce(rows, tp)
+    experts.forward = lambda rows, counts: forward(copy(rows, tp), counts)  # type: ignore[method-assign]
 
 
 def _slice_sequence(model: nn.Module, entered: set[str], tp: ProcessGroup) -> None:

@@ -52,6 +52,17 @@ MODELS: dict[str, dict[str, Any]] = {
         "model": "qwen1.5-moe-a2.7b",
         "changes": {**HEADS, **EXPERTS, "moe": {"experts": 4, "top_k": 2, "intermediate": 32, "shared": 2}},
     },
+    "sinks": {
+        "model": "gpt-oss-20b",
+        "changes": {
+            **HEADS,
+            **APART,
+            "window": 6,
+            "swiglu_limit": 0.5,
+            "rope_scaling": {"factor": 4.0, "original_positions": 8},
+            "moe": {"experts": 4, "top_k": 2, "intermediate": 32},
+        },
+    },
     "latent": {"model": "deepseek-v3-tiny", "changes": {**LAYERS, **APART}},
     "encoder": {"model": "bert-tiny", "objective": "masked_lm", "changes": LAYERS},
     "pair": {"model": "t5-tiny", "objective": "span_corruption"},

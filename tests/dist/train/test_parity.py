@@ -60,6 +60,8 @@ QUICK = {
         *some("capped", Layout(tp=2, sequence=True, micro_batch=2)),
         *some("whole-norms", Layout(tp=2, micro_batch=2), Layout(tp=2, sequence=True, micro_batch=2)),
         *some("shared-gate", Layout(**EXPERT, zero=1), Layout(tp=2, sequence=True, micro_batch=2)),
+        *some("sinks", Layout(**EXPERT, zero=3), Layout(tp=2, sequence=True, micro_batch=2)),
+        *some("sinks", Layout(cp=2, micro_batch=2), Layout(**PIPED, schedule="zbv")),
         *some("encoder", Layout(dp=2, zero=3, micro_batch=2), Layout(cp=2, zero=1, micro_batch=2)),
         *some("encoder", Layout(tp=2, sequence=True, micro_batch=2), Layout(**PIPED, schedule="zbv")),
         *some("pair", Layout(dp=2, zero=2, micro_batch=2), Layout(tp=2, micro_batch=2)),
@@ -75,6 +77,7 @@ QUICK = {
         ),
         *some("decoder", Layout(cp=2, dp=2, zero=3, shard=2, micro_batch=1)),
         *some("moe", Layout(dp=4, ep=2, zero=3, shard=2, micro_batch=1)),
+        *some("sinks", Layout(**EXPERT, tp=2)),
         *some("moe", Layout(**EXPERT, tp=2), Layout(dp=2, tp=2, zero=3, sequence=True, micro_batch=2)),
     ],
 }

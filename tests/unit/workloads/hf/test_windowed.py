@@ -49,6 +49,16 @@ UNKNOWN: dict[str, tuple[Any, str]] = {
         transformers.Qwen2MoeConfig(
             **SIZES, moe_intermediate_size=16, shared_expert_intermediate_size=24, num_experts=4),
         "no multiple of moe_intermediate_size 16"),
+    "gpt-oss with windows in no order": (
+        transformers.GptOssConfig(**SIZES, head_dim=8, layer_types=[FULL, NEAR, NEAR]), "layer_types of gpt_oss"),
+    "gpt-oss with another activation": (
+        transformers.GptOssConfig(**SIZES, head_dim=8, hidden_act="gelu"), "hidden_act 'gelu' of gpt_oss"),
+    "gpt-oss with rotary by length": (
+        transformers.GptOssConfig(**SIZES, head_dim=8, rope_parameters=LONG), "rope type 'longrope'"),
+    "gpt-oss that rotates a part of the head": (
+        transformers.GptOssConfig(**SIZES, head_dim=8, rope_parameters={"rope_type": "default", "rope_theta": 1e4,
+                                                                        "partial_rotary_factor": 0.5}),
+        "partial_rotary_factor 0.5"),
     "types of tasks": (
         transformers.ErnieConfig(**{k: v for k, v in SIZES.items() if k != "num_key_value_heads"}, use_task_id=True),
         "types of tasks"),

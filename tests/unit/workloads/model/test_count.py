@@ -65,6 +65,12 @@ def test_active_parameters_are_those_one_token_meets() -> None:
     # Mixtral of Experts, section 2.1: 13 B of 47 B; DeepSeek-V3, section 2.1: 37 B of 671 B.
     assert round(parameters(preset("mixtral-8x7b"), active=True) / 1e9, 1) == 12.9
     assert round(parameters(preset("deepseek-v3"), active=True) / 1e9, 1) == 37.6
+    # gpt-oss model card, table 1: active ones without the embedding table, which is not multiplied.
+    for name, total, active in (("gpt-oss-20b", 20.91, 3.61), ("gpt-oss-120b", 116.83, 5.13)):
+        config = preset(name)
+        table = config.vocab_size * config.hidden
+        assert round(parameters(config) / 1e9, 2) == total
+        assert round((parameters(config, active=True) - table) / 1e9, 2) == active
     assert parameters(preset("gpt2"), active=True) == parameters(preset("gpt2"))
 
 

@@ -222,10 +222,13 @@ def test_shares_of_attention_are_dropped_by_head_query_and_key() -> None:
     assert not torch.equal(found == 0, other == 0)
 
 
-@pytest.mark.parametrize("model", ["gpt-tiny", "t5-tiny", "deepseek-v3-tiny"])
-def test_only_training_with_a_rate_leaves_the_fused_kernel(model: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [("gpt-tiny", {}), ("gpt-tiny", {"sinks": True}), ("t5-tiny", {}), ("deepseek-v3-tiny", {})],
+)
+def test_only_training_with_a_rate_leaves_the_fused_kernel(model: str, changes: dict[str, Any]) -> None:
     """A rate that is rounded to nothing computes what the fused kernel does."""
-    config = preset(model)
+    config = preset(model).changed(changes)
     rare = build_model(replace(config, attention_dropout=2.0**-18)).double().train()
     plain = build_model(config).double()
     for tensor in itertools.chain(rare.state_dict().values(), plain.state_dict().values()):

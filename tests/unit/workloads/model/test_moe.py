@@ -40,8 +40,11 @@ def slowly(module: MixtureOfExperts, hidden: Tensor) -> Tensor:
         e = routes.experts[b, i, k]
         if e >= 0:
             x = hidden[b, i]
-            inner = F.silu(experts.gate[e] @ x) * (experts.up[e] @ x)
-            out[b, i] += routes.weights[b, i, k] * (experts.down[e] @ inner)
+            gate, up, down = (
+                getattr(experts, f"{name}_bias", [0.0] * 4)[e] for name in ("gate", "up", "down")
+            )
+            inner = F.silu(experts.gate[e] @ x + gate) * (experts.up[e] @ x + up)
+            out[b, i] += routes.weights[b, i, k] * (experts.down[e] @ inner + down)
     return out if module.shared is None else out + module.shared(hidden)
 
 
@@ -53,6 +56,7 @@ def slowly(module: MixtureOfExperts, hidden: Tensor) -> Tensor:
         {"normalise": True},
         {"capacity_factor": 0.6},
         {"shared": 2},
+        {"bias": True, "normalise": True},
         {"gate": "sigmoid", "normalise": True, "scale": 2.5, "bias_rate": 0.1, "groups": 2, "top_groups": 1},
     ],
 )
@@ -61,8 +65,9 @@ def test_dispatch_is_the_sum_over_chosen_experts(options: dict) -> None:
     assert torch.allclose(module(hidden)[0], slowly(module, hidden), atol=1e-5)
 
 
-def test_gradients_are_those_of_the_definition() -> None:
-    module, hidden = mixture(normalise=True), random(2, 9, 16, seed=7)
+@pytest.mark.parametrize("bias", [False, True])
+def test_gradients_are_those_of_the_definition(bias: bool) -> None:
+    module, hidden = mixture(normalise=True, bias=bias), random(2, 9, 16, seed=7)
     module(hidden)[0].square().sum().backward()
     found = [p.grad.clone() for p in module.parameters()]
     module.zero_grad()

@@ -154,6 +154,17 @@ def test_four_times_the_width(tensor: str, spread: float | None, lr: float) -> N
         assert ratio == pytest.approx(spread, rel=0.05)
 
 
+def test_biases_of_experts_learn_as_vectors_do() -> None:
+    moe = {"moe": {"bias": True}}
+    config = preset("mixtral-tiny").changed(moe)
+    wide = TransformerWorkload("wide", beside(config, {"hidden": 16, "heads": 4}), None, VOCABULARY)  # type: ignore[arg-type]
+    rates = {name.rpartition(".")[2]: wide.lr_scale(name) for name in wide.shapes if ".feedforward." in name}
+    assert rates == {
+        "weight": 0.25, "logit_bias": 1.0, "gate": 0.25, "up": 0.25, "down": 1.0, "gate_bias": 1.0, "up_bias": 1.0,
+        "down_bias": 1.0,
+    }  # fmt: skip
+
+
 def test_scores_follow_the_width_of_a_head_not_their_number() -> None:
     base = preset("gpt-tiny").changed({"hidden": 64, "heads": 4})
     more, wider = base.changed({"hidden": 256, "heads": 16}), base.changed({"hidden": 256, "heads": 4})

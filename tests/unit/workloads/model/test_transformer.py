@@ -93,6 +93,20 @@ def test_a_window_with_global_tokens() -> None:
     assert torch.equal(both, near | everywhere)
 
 
+def test_windows_in_some_layers_and_a_sink_that_all_see() -> None:
+    sizes = {"kv_heads": 2, "head_dim": 8, "intermediate": 32, "window": 4, "rope_scaling": None,
+             "moe": {"experts": 4, "top_k": 2, "intermediate": 32}}  # fmt: skip
+    batch = {"tokens": tokens(), "segments": (torch.arange(LENGTH) >= 9).long().expand(2, -1)}
+    near, steps = model_of("gpt-oss-20b", layers=1, **sizes), torch.arange(LENGTH)
+    windowed = lower() & (steps[:, None] - steps < 4)
+    assert torch.equal(seen(near, {"tokens": tokens()}), windowed)
+    apart = batch["segments"][0][:, None] == batch["segments"][0]
+    assert torch.equal(seen(near, batch), windowed & apart)
+    far = model_of("gpt-oss-20b", layers=2, **sizes)
+    assert torch.equal(seen(far, {"tokens": tokens()}), lower())
+    assert torch.equal(seen(far, batch), lower() & apart)
+
+
 def test_a_pair_reads_its_source_and_writes_left_to_right() -> None:
     for name in ("t5-tiny", "bart-tiny", "switch-tiny"):
         model = model_of(name, layers=1, decoder_layers=1)
@@ -173,7 +187,7 @@ def _check_style(module: nn.Module, style: str, config: TransformerConfig) -> No
     shapes = {n: p.shape for n, p in module.named_parameters()}
     if style == "expert":
         assert all(s[0] == config.moe.experts for s in shapes.values())
-        assert len(shapes) == 2 + config.gated
+        assert len(shapes) == (2 + config.gated) * (1 + config.moe.bias)
     elif style == "vocab":
         assert all(s[0] == config.vocab_size for s in shapes.values())
     elif style in ("sequence", "heads"):

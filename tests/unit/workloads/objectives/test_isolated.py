@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -12,10 +14,15 @@ from workloads.workload import Vocabulary
 LENGTH, SIZE = 24, 60
 
 
-@pytest.mark.parametrize("model", ["gpt-tiny", "llama-tiny"])
-def test_a_packed_row_has_the_loss_of_its_documents_one_by_one(model: str) -> None:
+SINKS = {"vocab_size": SIZE, "max_positions": 64, "hidden": 32, "heads": 4, "kv_heads": 2, "head_dim": 8, "layers": 2,
+         "window": 4, "intermediate": 32, "moe": {"experts": 4, "top_k": 2, "intermediate": 32, "auxiliary": 0.0},
+         "rope_scaling": {"factor": 4.0, "original_positions": 8}}  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "changes"), [("gpt-tiny", {}), ("llama-tiny", {}), ("gpt-oss-20b", SINKS)])
+def test_a_packed_row_has_the_loss_of_its_documents_one_by_one(model: str, changes: dict[str, Any]) -> None:
     vocabulary = Vocabulary(SIZE, eos=0)
-    options = {"options": {"documents": "isolate"}, "sequence_length": LENGTH, "seed": 0}
+    options = {"options": {"documents": "isolate"}, "sequence_length": LENGTH, "seed": 0, "changes": changes}
     workload = load.load(model, "causal_lm", vocabulary, **options)
     torch.manual_seed(0)
     network = workload.build()

@@ -71,6 +71,22 @@ def test_experts_are_cut_over_both_groups() -> None:
     assert cuts["down"] == (whole[0] // 2, whole[2], whole[1] // 2)
 
 
+def test_biases_of_experts_are_no_matrices_and_that_of_the_sum_is_whole() -> None:
+    plain = workload("mixtral-tiny", kv_heads=2, moe={"bias": True})
+    found = {}
+    for leaf in ("up", "up_bias", "down", "down_bias"):
+        name = f"layers.0.feedforward.experts.{leaf}"
+        cut, _ = parts(plain.shapes, plain.sharding(), Layout(tp=2, dp=2, ep=2), name)[0]
+        found[leaf] = (cut.matrix, cut.partial, cut.over_tp, cut.extent)
+    experts, inner, hidden = plain.shapes["layers.0.feedforward.experts.up"]
+    assert found == {
+        "up": (True, False, True, (experts // 2, inner // 2, hidden)),
+        "up_bias": (False, False, True, (experts // 2, inner // 2)),
+        "down": (True, False, True, (experts // 2, hidden, inner // 2)),
+        "down_bias": (False, False, False, (experts // 2, hidden)),
+    }
+
+
 @pytest.mark.parametrize(("sequence", "partial"), [(False, False), (True, True)])
 def test_norms_on_slices_of_the_sequence_see_part_of_the_gradient(sequence: bool, partial: bool) -> None:
     plain = workload("gpt-tiny")

@@ -1,0 +1,77 @@
+"""Weights in MXFP4: numbers of 4 bits, 32 of which share a power of two (OCP Microscaling Formats 1.0, section 5.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from workloads.model.stored import Part
+
+GROUP = 32
+"""Numbers that share a scale."""
+BIAS = 127
+"""A scale of that value is one."""
+POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""The numbers by their low three bits; the fourth is the sign."""
+BLOCKS, SCALES = "_blocks", "_scales"
+"""How the names of the two tensors end as which transformers stores one: uint8 [experts, out, groups, 16] and [experts,
+out, groups]."""
+
+
+def values(blocks: Tensor, scales: Tensor) -> Tensor:
+    """The numbers, bf16 [.., groups * 32], which that type has exactly: blocks uint8 [.., groups, 16], two numbers a
+    byte and the first in its low bits; scales uint8 [.., groups]."""
+    table = torch.tensor((*POSITIVE, *(-x for x in POSITIVE)), dtype=torch.bfloat16)
+    pairs = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)
+    return torch.ldexp(table[pairs.int()], scales.int().unsqueeze(-1) - BIAS).flatten(-2)
+
+
+class Source(Protocol):
+    """Tensors of a checkpoint by name."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of all."""
+
+    @property
+    def shapes(self) -> Mapping[str, Sequence[int]]:
+        """The shape of each."""
+
+    def part(self, name: str, part: Part) -> Tensor:
+        """A part of one."""
+
+
+class Unpacked:
+    """The tensors of a source, of which those in MXFP4 are what they stand for: bf16 [experts, in, out]."""
+
+    def __init__(self, source: Source) -> None:
+        self._source, known = source, frozenset(source.names)
+        bases = {name.removesuffix(BLOCKS) for name in known if name.endswith(BLOCKS)}
+        self._packed = frozenset(base for base in bases if base + SCALES in known)
+        stored = {base + end for base in self._packed for end in (BLOCKS, SCALES)}
+        self.names = [*(name for name in source.names if name not in stored), *sorted(self._packed)]
+
+    @cached_property
+    def shapes(self) -> Mapping[str, Sequence[int]]:
+        """The shape of each."""
+        found = dict(self._source.shapes)
+        for base in self._packed:
+            experts, out, groups = found[base + SCALES]
+            found[base] = (experts, groups * GROUP, out)
+        return found
+
+    def part(self, name: str, part: Part) -> Tensor:
+        """A part of one; of what is packed, the groups that it touches are read."""
+        if name not in self._packed:
+            return self._source.part(name, part)
+        experts, inputs, out = part
+        first = inputs.start // GROUP
+        groups = slice(first, -(-inputs.stop // GROUP))
+        blocks = self._source.part(name + BLOCKS, (experts, out, groups, slice(0, GROUP // 2)))
+        found = values(blocks, self._source.part(name + SCALES, (experts, out, groups)))
+        start = inputs.start - first * GROUP
+        return found[..., start : start + inputs.stop - inputs.start].transpose(-2, -1)
