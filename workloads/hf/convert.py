@@ -151,3 +151,4 @@ def to_hf(
             yield target, _swapped(tensor) if row.transposed else tensor
             if not ties(family, config):
                 yield from ((name, tensor.clone()) for name in row.untied)
+    yield from ((name, tensor.clone()) for name, tensor in family.computed(config).items())

@@ -36,6 +36,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
     "mt5": seq2seq.MT5,
     "bart": seq2seq.BART,
     "mbart": seq2seq.MBART,
+    "pegasus": seq2seq.PEGASUS,
     "switch": seq2seq.SWITCH,
 })  # fmt: skip
 

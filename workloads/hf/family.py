@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workloads.errors import WorkloadError
 from workloads.model.config import TransformerConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"}
 HF_ACTIVATIONS = {hf_name: name for name, hf_name in ACTIVATIONS.items()} | {
@@ -76,7 +79,8 @@ class Family:
     `head`, with '+sentence' where the model has a sentence head. prefix: the module name that a checkpoint of the bare
     model leaves out. unsaid: fields of ours that only the weights tell, not the configuration. or_as_it_is: a
     configuration that the table cannot express is run as the class of transformers instead of refused. in_4_bits: its
-    experts may be stored in MXFP4.
+    experts may be stored in MXFP4. computed: tensors of theirs that follow from the configuration, and are none of
+    ours.
     """
 
     model_type: str
@@ -89,6 +93,7 @@ class Family:
     in_4_bits: bool = False
     unsaid: tuple[str, ...] = ()
     constants: Mapping[str, Any] = field(default_factory=dict)
+    computed: Callable[[TransformerConfig], Mapping[str, Tensor]] = lambda config: {}
     reads: Callable[[Any], dict[str, Any]] = lambda hf_config: {}
     writes: Callable[[TransformerConfig], dict[str, Any]] = lambda config: {}
 

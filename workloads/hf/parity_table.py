@@ -78,6 +78,7 @@ def _untied(models: str) -> tuple[Case, ...]:
     )
 
 
+_PAIR = {"layers": 2, "kv_heads": 0, "head_dim": 0}
 SWITCH = {"intermediate": 64, "moe": {"intermediate": 64, "capacity_factor": None, "capacity": 7}}
 _SMALL = {"layers": 2, "kv_heads": 2, "head_dim": 8}
 _FEW = {"experts": 4, "top_k": 2, "intermediate": 32}
@@ -160,7 +161,14 @@ CASES = (
     Case("mT5, tied", "mt5-small", {"layers": 2, "kv_heads": 0, "tied": True}, ("padding",)),
     Case("BART", "bart-tiny", {}, ("padding",)),
     Case("BART, scaled embeddings", "bart-tiny", {"scaled_embedding": True}, ("padding",)),
-    Case("mBART", "mbart-large", {"layers": 2, "kv_heads": 0, "head_dim": 0}, ("padding",)),
+    Case("mBART", "mbart-large", _PAIR, ("padding",)),
+    Case("PEGASUS", "pegasus-large", _PAIR, ("padding",)),
+    Case(
+        "PEGASUS, plain embeddings",
+        "pegasus-large",
+        _PAIR | {"scaled_embedding": False, "activation": "gelu"},
+        ("padding",),
+    ),
     Case("Switch", "switch-tiny", SWITCH, ("padding",)),
     *_untied("gpt bert roberta albert electra t5 bart switch"),
     *_heads("bert roberta albert electra gpt llama qwen3", "sequence"),

@@ -135,7 +135,8 @@ class HuggingFaceWeights:
 
     def _left_out(self) -> tuple[list[str], list[str]]:
         """The tensors of other heads, and those that have no place at all."""
-        family, taken = self._family, set[str]()
+        family = self._family
+        taken = set(family.computed(self._config))
         for name in self._shapes:
             row, _, number = row_of(family, self._config, name)
             for hf_name in used(family, self._config, row, number):
@@ -189,9 +190,22 @@ def _check_values(
                     f"the checkpoint in {folder} has a {name} unlike {first}, and here they are one; "
                     "give a checkpoint where they are alike"
                 )
+    for name, wanted in family.computed(config).items():
+        kept = read(name)
+        if kept is not None and not _alike(kept, wanted):
+            raise WorkloadError(
+                f"the checkpoint in {folder} has a {name} of its own, and here it follows from the configuration; give "
+                "a checkpoint where it does"
+            )
     extra = read(FINAL_BIAS)
     if extra is not None and extra.any():
         raise WorkloadError(
             f"the checkpoint in {folder} has a {FINAL_BIAS} that is not zero, which is not supported here; "
             "give a checkpoint without"
         )
+
+
+def _alike(kept: Tensor, wanted: Tensor) -> bool:
+    """Whether a table between -1 and 1 is the one that is wanted, but for rounding to its type."""
+    apart = torch.finfo(kept.dtype).eps * 16 if kept.dtype == torch.float32 else torch.finfo(kept.dtype).eps
+    return kept.shape == wanted.shape and float((kept.float() - wanted).abs().max()) <= apart

@@ -1,14 +1,17 @@
-"""Conversion tables of the encoder-decoders: T5, mT5, BART, mBART, Switch."""
+"""Conversion tables of the encoder-decoders: T5, mT5, BART, mBART, PEGASUS, Switch."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workloads.errors import WorkloadError
 from workloads.hf.family import ACTIVATIONS, Family, Head, Row, both, one
 from workloads.model.config import TransformerConfig
 from workloads.model.presets import PRESETS
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def _t5_attention(module: str, hf_module: str) -> tuple[Row, ...]:
@@ -290,4 +293,23 @@ MBART = replace(
     ),
     heads={"language": Head("MBartForConditionalGeneration", _LM_HEAD), "none": Head("MBartModel")},
     or_as_it_is=True,
+)
+
+
+def _sinusoids(config: TransformerConfig) -> dict[str, Tensor]:
+    import torch
+
+    from workloads.model.positions import sinusoids
+
+    table = sinusoids(torch.arange(config.max_positions), config.hidden)
+    return {f"model.{side}.embed_positions.weight": table for side in ("encoder", "decoder")}
+
+
+PEGASUS = replace(
+    MBART,
+    model_type="pegasus",
+    base=PRESETS["pegasus-large"],
+    rows=tuple(row for row in MBART.rows if "embeddings" not in row.names[0]),
+    heads={"language": Head("PegasusForConditionalGeneration", _LM_HEAD), "none": Head("PegasusModel")},
+    computed=_sinusoids,
 )

@@ -86,10 +86,13 @@ def _yarn_gain(scaling: RopeScaling) -> float:
 
 
 def sinusoids(positions: Tensor, size: int) -> Tensor:
-    """Fixed position vectors (Vaswani et al. 2017, section 3.5), sines first: fp32 [.., L, size]."""
-    half = torch.arange(size // 2, device=positions.device, dtype=torch.float32)
-    angles = positions[..., None].float() * 10000.0 ** -(half / (size // 2))
-    return torch.cat((angles.sin(), angles.cos()), dim=-1)
+    """Fixed position vectors (Vaswani et al. 2017, section 3.5), sines first: fp32 [.., L, size].
+
+    Angles are fp64: in fp32 those of position 1000 are off by 3e-5.
+    """
+    half = torch.arange(size // 2, device=positions.device, dtype=torch.float64)
+    angles = positions[..., None].double() * 10000.0 ** -(half / (size // 2))
+    return torch.cat((angles.sin(), angles.cos()), dim=-1).float()
 
 
 class RelativeBias(nn.Module):

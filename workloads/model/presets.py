@@ -99,6 +99,10 @@ _MBART = replace(
     _BART, family="mbart", vocab_size=250027, hidden=1024, embedding_size=0, layers=12, decoder_layers=12, heads=16,
     kv_heads=16, head_dim=64, intermediate=4096, norm_position="pre", final_norm=True, scaled_embedding=True,
 )  # fmt: skip
+_PEGASUS = replace(
+    _MBART, family="pegasus", vocab_size=96103, layers=16, decoder_layers=16, positions="sinusoidal", position_offset=0,
+    embedding_norm=False, activation="relu",
+)  # fmt: skip
 # Switch scales the variance of every weight by 0.1 (section 2.4), hence the root.
 _SWITCH = replace(
     _T5, family="switch", initial_std=sqrt(0.1),
@@ -187,6 +191,7 @@ PRESETS: Mapping[str, TransformerConfig] = MappingProxyType({
     "mt5-small": _MT5,
     "bart-base": _BART,
     "mbart-large": _MBART,
+    "pegasus-large": _PEGASUS,
     "switch-base-8": _SWITCH,
     "qwen1.5-moe-a2.7b": _QWEN2_MOE,
     "qwen3-30b-a3b": _QWEN3_MOE,

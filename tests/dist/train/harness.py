@@ -66,6 +66,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "latent": {"model": "deepseek-v3-tiny", "changes": {**LAYERS, **APART}},
     "encoder": {"model": "bert-tiny", "objective": "masked_lm", "changes": LAYERS},
     "pair": {"model": "t5-tiny", "objective": "span_corruption"},
+    "summary": {
+        "model": "pegasus-large",
+        "objective": "gap_sentences",
+        "changes": {"decoder_layers": 2, "kv_heads": 4, "head_dim": 8},
+    },
     "pair-moe": {
         "model": "switch-tiny",
         "objective": "span_corruption",

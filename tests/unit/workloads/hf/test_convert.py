@@ -31,6 +31,7 @@ FULL_SIZE: dict[str, dict[str, Any]] = {
     "xlm-roberta-base": {"layers": 2}, "distilbert-base": {"layers": 2}, "ernie-1.0-base": {"layers": 2},
     "mt5-small": {"layers": 2, "kv_heads": 0},
     "mbart-large": {"layers": 2, "kv_heads": 0, "head_dim": 0},
+    "pegasus-large": {"layers": 2, "kv_heads": 0, "head_dim": 0},
 }  # fmt: skip
 """Presets that have no tiny one."""
 SMALL = {"vocab_size": SIZE, "max_positions": LENGTH, "hidden": 32, "heads": 4, "intermediate": 48}

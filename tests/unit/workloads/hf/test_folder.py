@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -14,14 +15,18 @@ from safetensors.torch import load_file, save_file
 from workloads.errors import WorkloadError
 from workloads.hf.checkpoint import structure
 from workloads.hf.compare import TOLERANCE, difference, probes
-from workloads.hf.config_roundtrip import HARMLESS
+from workloads.hf.config_roundtrip import HARMLESS, check
+from workloads.hf.families import by_model_type
 from workloads.hf.folder import describe_folder
+from workloads.hf.hf_class import HuggingFaceModel
+from workloads.hf.hf_config import read_hf_config
 from workloads.load import load
 from workloads.model.presets import preset
 from workloads.workload import Vocabulary
 
 SIZE, LENGTH, ROUNDS = 97, 24, 12
 KNOWN = Vocabulary(SIZE, eos=2, pad=1, bos=0, cls=3, sep=4, mask=5, sentinels=tuple(range(60, 97)))
+SENTENCES = dataclasses.replace(KNOWN, sentence_end=np.arange(SIZE) % 7 == 0)
 ENCODER = {
     "vocab_size": SIZE, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
     "max_position_embeddings": 32, "pad_token_id": 1,
@@ -39,6 +44,8 @@ T5 = {
 DEEPSEEK = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 2,
             "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8,
             "qk_rope_head_dim": 8, "v_head_dim": 8, "num_key_value_heads": 4}  # fmt: skip
+GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6, "rope_parameters": {
+    "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8, "truncate": False}}  # fmt: skip
 SIDES = {f"{side}_{k}": v for side in ("encoder", "decoder") for k, v in
          {"layers": 2, "attention_heads": 4, "ffn_dim": 48}.items()}  # fmt: skip
 CLASSES: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -55,6 +62,9 @@ CLASSES: dict[str, tuple[str, dict[str, Any], str]] = {
     "t5": ("T5ForConditionalGeneration", T5, "mass"),
     "bart": ("BartForConditionalGeneration",
              {"vocab_size": SIZE, "d_model": 32, "max_position_embeddings": 32, "pad_token_id": 1} | SIDES, "mass"),
+    "gpt_oss": ("GptOssForCausalLM", DECODER | GPT_OSS, "causal_lm"),
+    "pegasus": ("PegasusForConditionalGeneration",
+                {"vocab_size": SIZE, "d_model": 32, "max_position_embeddings": 32, "pad_token_id": 1} | SIDES, "mass"),
     "switch_transformers": ("SwitchTransformersForConditionalGeneration",
                             T5 | {"num_experts": 4, "expert_capacity": 5, "num_sparse_encoder_layers": 1,
                                   "num_decoder_layers": 2, "num_sparse_decoder_layers": 1}, "mass"),
@@ -124,14 +134,19 @@ def random_config(
 def randomised(model: torch.nn.Module) -> torch.nn.Module:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in filter(lambda p: p.requires_grad, model.parameters()):
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.copy_(0.1 * noise + (1.0 if parameter.dim() == 1 and parameter.mean() == 1 else 0.0))
     return model
 
 
 def read_as_it_computes(folder: Path, objective: str) -> float:
-    """Largest difference between transformers and our model of the folder; raises WorkloadError if it is refused."""
+    """Largest difference between transformers and our model of the folder; raises WorkloadError if it is refused, by
+    its table or at all."""
+    family = by_model_type(json.loads((folder / "config.json").read_text())["model_type"])
+    if family is not None and isinstance(describe_folder(str(folder)), HuggingFaceModel):
+        family.read_config(hf_config := read_hf_config(str(folder)))
+        check(family, family.read_config(hf_config), hf_config)
     workload = load(f"hf:{folder}", objective, KNOWN, sequence_length=LENGTH)
     ours = workload.build().eval()
     ours.load_state_dict({name: workload.initial(name, 0) for name in workload.shapes})
@@ -201,12 +216,29 @@ def test_what_our_classes_cannot_compute_is_named(
         read_as_it_computes(folder, CLASSES[model_type][2])
 
 
-def test_a_bias_of_the_logits_that_we_lack_is_named(tmp_path: Path) -> None:
-    model = transformers.BartForConditionalGeneration(transformers.BartConfig(**CLASSES["bart"][1]))
+@pytest.mark.parametrize("model_type", ["bart", "pegasus"])
+def test_a_bias_of_the_logits_that_we_lack_is_named(model_type: str, tmp_path: Path) -> None:
+    kind, sizes, _ = CLASSES[model_type]
+    model = getattr(transformers, kind)(getattr(transformers, kind).config_class(**sizes))
     model.final_logits_bias[0, 3] = 0.5
     model.save_pretrained(tmp_path)
     with pytest.raises(WorkloadError, match="final_logits_bias that is not zero"):
         read_as_it_computes(tmp_path, "mass")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_positions_of_pegasus_are_sinusoids_or_refused(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = transformers.PegasusForConditionalGeneration(transformers.PegasusConfig(**CLASSES["pegasus"][1]))
+    model.to(dtype).save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert "model.encoder.embed_positions.weight" in stored
+    exact = dtype == torch.float32
+    assert not exact or read_as_it_computes(tmp_path, "mass") <= TOLERANCE
+    load(f"hf:{tmp_path}", "gap_sentences", SENTENCES, sequence_length=LENGTH)
+    stored["model.decoder.embed_positions.weight"][3, 1] += 1e-5 if exact else 0.02
+    save_file(stored, tmp_path / "model.safetensors")
+    with pytest.raises(WorkloadError, match=r"has a model\.decoder\.embed_positions\.weight of its own"):
+        load(f"hf:{tmp_path}", "gap_sentences", SENTENCES, sequence_length=LENGTH)
 
 
 @pytest.mark.parametrize("tables", [1, 2])

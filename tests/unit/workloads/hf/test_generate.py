@@ -35,7 +35,7 @@ PROMPTS = [[7, 8, 9, 10], [11], [12, 13]]
 
 def made(folder: Path, theirs: Any, objective: str) -> tuple[HuggingFaceWorkload, nn.Module]:
     theirs.save_pretrained(folder)
-    workload = load(f"hf:{folder}", objective, VOCABULARY, sequence_length=16)
+    workload = load(f"hf:{folder}", objective, VOCABULARY, sequence_length=16, implementation="transformers")
     assert isinstance(workload, HuggingFaceWorkload)
     return workload, with_weights(workload, lambda name: workload.initial(name, 0) * 5)
 

@@ -20,7 +20,8 @@ from workloads.workload import Sampling
 
 TITLES = (
     "GPT-2", "Llama 3", "Llama 3.1, stretched rotary", "Qwen 3", "Mixtral", "Mixtral, window", "OLMo 2", "Gemma 2",
-    "Gemma 3", "Qwen2-MoE", "gpt-oss", "DeepSeek-V3", "DeepSeek-V3, YaRN", "T5", "T5 1.1", "BART", "Switch",
+    "Gemma 3", "Qwen2-MoE", "gpt-oss", "DeepSeek-V3", "DeepSeek-V3, YaRN", "T5", "T5 1.1", "BART", "PEGASUS",
+    "Switch",
 )  # fmt: skip
 GENERATING = [case for case in CASES if case.title in TITLES]
 LENGTHS = (1, 5, 11, 7)

@@ -108,8 +108,9 @@ def test_windows_in_some_layers_and_a_sink_that_all_see() -> None:
 
 
 def test_a_pair_reads_its_source_and_writes_left_to_right() -> None:
-    for name in ("t5-tiny", "bart-tiny", "switch-tiny"):
-        model = model_of(name, layers=1, decoder_layers=1)
+    pegasus = {"kv_heads": 4, "head_dim": 8}
+    for name, more in (("t5-tiny", {}), ("bart-tiny", {}), ("switch-tiny", {}), ("pegasus-large", pegasus)):
+        model = model_of(name, layers=1, decoder_layers=1, **more)
         batch = {"tokens": tokens(), "decoder_tokens": tokens(length=8)}
         with torch.no_grad():
             before = model(batch).logits
