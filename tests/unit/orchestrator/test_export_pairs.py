@@ -144,7 +144,11 @@ def test_a_class_that_runs_as_it_is_leaves_too(objective: str, tokens_of: Any, t
     THEIRS[objective].save_pretrained(tmp_path / "in")
     text, tokens = tokens_of(objective)
     document = spec_of("gpt-tiny", "causal_lm", text, {}).model_dump(mode="json")
-    document["workload"] = {"model": f"hf:{tmp_path / 'in'}", "objective": objective}
+    document["workload"] = {
+        "model": f"hf:{tmp_path / 'in'}",
+        "objective": objective,
+        "implementation": "transformers",
+    }
     spec = parse(document)
     workload = workload_of(spec, tokens)
     state = {name: workload.initial(name, 3) for name in workload.shapes}

@@ -168,12 +168,13 @@ HF_CLASSES = {
     ),
 }  # fmt: skip
 TRAINED = {"decoder": "causal_lm", "encoder": "masked_lm", "encoder-decoder": "denoising"}
+AS_IT_IS: dict[str, Any] = {"sequence_length": LENGTH, "implementation": "transformers"}
 SMALL = Vocabulary(97, eos=0, pad=1, bos=2, cls=3, sep=4, mask=5, sentence_end=np.arange(97) % 9 == 8)
 
 
 def hf_class(tmp_path: Path, architecture: str) -> HuggingFaceWorkload:
     HF_CLASSES[architecture].save_pretrained(tmp_path)
-    workload = load(f"hf:{tmp_path}", TRAINED[architecture], SMALL, sequence_length=LENGTH)
+    workload = load(f"hf:{tmp_path}", TRAINED[architecture], SMALL, **AS_IT_IS)
     assert isinstance(workload, HuggingFaceWorkload)
     return workload
 
@@ -208,7 +209,7 @@ def test_another_class_of_transformers_runs_as_it_is(architecture: str, tmp_path
     # What was exported is what transformers computes, and training can go on from it.
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     workload.to_hf(state.__getitem__, str(tmp_path / "export"))
-    again = load(f"hf:{tmp_path / 'export'}", TRAINED[architecture], SMALL, sequence_length=LENGTH)
+    again = load(f"hf:{tmp_path / 'export'}", TRAINED[architecture], SMALL, **AS_IT_IS)
     assert torch.equal(workload.loss(filled(again, seed=9), batch).total, result.total)
     assert again.config.parameters() == sum(p.numel() for p in model.parameters())
     assert again.flops(LENGTH) == 6 * again.config.parameters()
