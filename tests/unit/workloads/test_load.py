@@ -1,6 +1,7 @@
 """From a job file's words to a workload: every objective with the models it trains."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
