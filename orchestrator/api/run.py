@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from cluster.jobs.ray_jobs import Jobs, Submission
+    from orchestrator.export.converted import Names, Numbers
 
 EVERY = 0.5
 """Seconds between looks at a run that is waited for."""
@@ -110,16 +111,26 @@ class Run:
         ]
         return pandas.DataFrame(rows).set_index("step") if rows else pandas.DataFrame()
 
-    def export(self, to: str | Path | None = None, step: int | None = None, raw: bool = False) -> str:
+    def export(
+        self,
+        to: str | Path | None = None,
+        step: int | None = None,
+        raw: bool = False,
+        form: str | None = None,
+        names: Names | None = None,
+        numbers: Numbers | None = None,
+    ) -> str:
         """Export a commit, the newest by default, and return where: a folder that transformers loads, or of an own
-        model its weights under its own names. raw: the weights of training where the job has an average of them.
+        model its weights under its own names. raw: the weights of training where the job has an average of them. form,
+        names and numbers: another format, as the options of `checkpoint export`.
 
-        Raises InputError if there is no such commit, or `to` holds something else.
+        Raises InputError if there is no such commit or format, or `to` holds something else.
         """
+        from orchestrator.export.converted import asked_form
         from orchestrator.export.hugging_face import export
 
         target = self._directory.at("export") if to is None else run_directory("", to).uri
-        export(self.uri, self._step(step), target, raw=raw)
+        export(self.uri, self._step(step), target, raw=raw, form=asked_form(form, names, numbers))
         return target
 
     def model(self, step: int | None = None, raw: bool = False) -> nn.Module:

@@ -77,15 +77,20 @@ def export(
     to: Annotated[str | None, typer.Option(help="folder or URI [default: <run>/export]")] = None,
     raw_weights: RawWeights = False,
     form: Annotated[
-        Literal["hf", "adapter", "dcp"] | None,
+        Literal["hf", "adapter", "dcp", "gguf"] | None,
         typer.Option(
-            help="a model for transformers, the adapter alone for peft, or a folder of torch.distributed.checkpoint "
-            "[default: the job's]"
+            help="a model for transformers, the adapter alone for peft, a folder of torch.distributed.checkpoint, "
+            "a file for llama.cpp [default: the job's]"
         ),
     ] = None,
     names: Annotated[
-        Literal["hf", "torchtitan", "olmo"], typer.Option(help="the names of the tensors, with --form dcp")
-    ] = "hf",
+        Literal["hf", "torchtitan", "olmo"] | None,
+        typer.Option(help="with --form dcp, the names of the tensors [default: hf]"),
+    ] = None,
+    numbers: Annotated[
+        Literal["f32", "f16", "bf16", "q8_0"] | None,
+        typer.Option(help="with --form gguf, the format of the matrices [default: f16]"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Export a commit to a folder that transformers, peft or another framework loads, and compare the outputs."""
@@ -99,14 +104,15 @@ def export(
     if to is not None:
         check_uri(to, "--to")
     target = run.at("export") if to is None else absolute(to, Path.cwd())
-    found = write(run.uri, manifest.step, target, raw=raw_weights, form=asked_form(form, names))
+    found = write(run.uri, manifest.step, target, raw=raw_weights, form=asked_form(form, names, numbers))
     if as_json:
         emit(found)
     else:
         averaged = ", averaged weights" if "weights" in found else ""
         apart = found["logits_difference"]
         same = "" if apart is None else f", logits within {apart:.1e} of transformers'"
-        print(f"{target}: step {manifest.step}{averaged}{same}")
+        rounded = f", {found['rounding']:.1e} by rounding" if "rounding" in found else ""
+        print(f"{target}: step {manifest.step}{averaged}{same}{rounded}")
 
 
 def prune(run_dir: Run, keep: Annotated[int, typer.Option(min=1, help="commits that stay")] = 1) -> None:

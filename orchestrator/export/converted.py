@@ -3,37 +3,66 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from importlib.util import find_spec
+from typing import Any, Literal, TypeAlias, get_args
 
 from orchestrator.job.errors import InputError
 from orchestrator.resolve.resolved_job import wrong_input
 
-Converted: TypeAlias = Literal["dcp"]
+Converted: TypeAlias = Literal["dcp", "gguf"]
 Names: TypeAlias = Literal["hf", "torchtitan", "olmo"]
-FORM, NAMES = "--form", "--names"
+Numbers: TypeAlias = Literal["f32", "f16", "bf16", "q8_0"]
+FORM, NAMES, NUMBERS = "--form", "--names", "--numbers"
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """A format that is no folder for transformers. names: those of the tensors in a DCP folder."""
+    """A format that is no folder for transformers. names: those of the tensors in a DCP folder. numbers: the format of
+    the matrices in a GGUF file."""
 
     form: Converted
     names: Names = "hf"
+    numbers: Numbers = "f16"
 
 
-def asked_form(form: str | None, names: Names) -> Any:
-    """What `export` takes for these options of the command. Raises InputError if they do not go together."""
-    if names != "hf" and form != "dcp":
-        raise InputError(f"names of {names} are for --form dcp", NAMES, "leave it out, or add --form dcp")
-    return Conversion("dcp", names) if form == "dcp" else form
+def asked_form(form: str | None, names: Names | None, numbers: Numbers | None) -> Any:
+    """What `export` takes for these options of the command. Raises InputError if they do not go together, or if a
+    package is not installed."""
+    for value, option, of in ((names, NAMES, "dcp"), (numbers, NUMBERS, "gguf")):
+        if value is not None and form != of:
+            raise InputError(f"{value} is for {FORM} {of}", option, f"leave it out, or add {FORM} {of}")
+    if form in (None, "hf", "adapter"):
+        return form
+    if form not in get_args(Converted):
+        raise InputError(
+            f"there is no form {form!r}", FORM, f"use hf, adapter, {', '.join(get_args(Converted))}"
+        )
+    if form == "gguf":
+        check_extra(("gguf", "accelerate"), "gguf")
+    return Conversion(form, names or "hf", numbers or "f16")  # type: ignore[arg-type]
 
 
-def convert(asked: Conversion, plain: str, folder: str) -> None:
+def convert(asked: Conversion, plain: str, folder: str) -> float | None:
     """Write what is in `plain`, an export for transformers, to `folder` in another format, and check it.
+
+    Returns the largest difference of its outputs where it has rounded numbers, as a share of the largest number.
 
     Raises InputError if the format has no such model, RuntimeError if what was written is not what was to be written.
     """
-    from workloads.hf.dcp_export import export_dcp
-
     with wrong_input(FORM):
+        if asked.form == "gguf":
+            from workloads.hf.gguf_export import export_gguf
+
+            return export_gguf(plain, folder, asked.numbers)
+        from workloads.hf.dcp_export import export_dcp
+
         export_dcp(plain, folder, asked.names)
+        return None
+
+
+def check_extra(modules: tuple[str, ...], extra: str) -> None:
+    """Raise InputError if a package that a form needs is not installed."""
+    for module in modules:
+        if find_spec(module) is None:
+            hint = f"pip install 'training-orchestrator[{extra}]'"
+            raise InputError(f"needs {module}, which is not installed", FORM, hint)

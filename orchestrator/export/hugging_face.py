@@ -53,7 +53,8 @@ def export(
 
     Returns {"uri", "step", "logits_difference" "sample"}, and what `facts_of` says of the weights; the difference
     is None if there is nothing to compare with, `sample` is
-    generated text, None if the model generates none. Raises InputError if there is no such commit, and RuntimeError if
+    generated text, None if the model generates none; "rounding" is what rounded numbers make of its outputs, where a
+    format has such. Raises InputError if there is no such commit, and RuntimeError if
     transformers disagrees.
     """
     from orchestrator.checkpoint.averaged import facts_of
@@ -65,7 +66,7 @@ def export(
     found = model_of_run(run_uri, step, best, raw)
     spec, tokens, commit = found.spec, found.tokens, found.commit
     weights, step = facts_of(found.reader), commit.step
-    own = is_reference(spec.workload.model)
+    own, rounded = is_reference(spec.workload.model), None
     if own and isinstance(form, Conversion):
         raise InputError("an own model is exported under its own names alone", FORM, "leave it out")
     with draft(target) as folder:
@@ -73,13 +74,13 @@ def export(
         if isinstance(form, Conversion):
             with tempfile.TemporaryDirectory(prefix="hf-", dir=folder) as plain:
                 difference = write(spec, tokens, found.workload, found.read, plain)
-                convert(form, plain, folder)
+                rounded = convert(form, plain, folder)
         else:
             difference = write(spec, tokens, found.workload, found.read, folder, form)
         facts = {"step": step, "receipt": commit.receipt, "run": spec.name, "logits_difference": difference}
         if not own:
             facts["evaluation"] = _evaluation_facts(spec, commit.meta["layout"]["micro_batch"])
-        facts |= weights
+        facts |= weights | ({} if rounded is None else {"rounding": rounded})
         sample = _sample(tokens, folder) if form == "hf" else None
         evaluation = metrics_of(found.store, commit)
         named = form.form if isinstance(form, Conversion) else form
@@ -87,7 +88,8 @@ def export(
         facts["files"] = [*sorted(os.listdir(folder)), MARK]
         (Path(folder) / MARK).write_text(json.dumps(facts, indent=2) + "\n")
         publish(folder, target, patient(spec.limits.unsaved))
-    return {"uri": target, "step": step, **weights, "logits_difference": difference, "sample": sample}
+    found_facts = {"uri": target, "step": step, **weights, "logits_difference": difference, "sample": sample}
+    return found_facts if rounded is None else found_facts | {"rounding": rounded}
 
 
 def _evaluation_facts(spec: JobSpec, micro_batch: int) -> dict[str, Any]:

@@ -61,6 +61,14 @@ def test_a_run_goes_to_torchtitan_and_another_begins_with_that_by_two_tensor_par
     }
 
 
+def test_a_run_goes_to_llama_cpp(llama: Path, tmp_path: Path) -> None:
+    told = export(str(llama), STEPS, str(tmp_path / "gguf"), form=Conversion("gguf", numbers="q8_0"))
+    assert 0 < told["rounding"] < 0.1
+    assert set(os.listdir(tmp_path / "gguf")) == {"model.gguf", "README.md", "export.json"}
+    facts = json.loads((tmp_path / "gguf" / "export.json").read_text())
+    assert (facts["rounding"], facts["step"]) == (told["rounding"], STEPS)
+
+
 def test_a_target_stays_as_it_is_where_the_format_has_no_such_names(text: str, tmp_path: Path) -> None:
     gpt = job(text, steps=1, optimizer={"lr": 1e-3})
     drive_here(gpt, str(tmp_path / "gpt"), tmp_path / "cache", gang=lambda: LocalGang([1]))

@@ -86,6 +86,32 @@ def test_a_damaged_commit_is_not_exported(command: Any, run: Path) -> None:
     assert not (run / "export").exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (("--names", "olmo"), "--names: olmo is for --form dcp"),
+        (("--form", "gguf", "--names", "torchtitan"), "--names: torchtitan is for --form dcp"),
+        (("--form", "dcp", "--numbers", "q8_0"), "--numbers: q8_0 is for --form gguf"),
+    ],
+)
+def test_options_of_another_form_are_refused(
+    command: Any, run: Path, options: tuple[str, ...], what: str
+) -> None:
+    said = command("checkpoint", "export", run, *options)
+    assert (said.code, said.err.count("\n")) == (2, 1)
+    assert what in said.err
+    assert not (run / "export").exists()
+
+
+def test_a_form_whose_package_is_not_there_says_which(
+    command: Any, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.export.converted.find_spec", lambda name: None)
+    said = command("checkpoint", "export", run, "--form", "gguf")
+    assert (said.code, said.err.count("\n")) == (2, 1)
+    assert "pip install 'training-orchestrator[gguf]'" in said.err
+
+
 def test_pruning_keeps_what_the_job_wants_kept(command: Any, run: Path) -> None:
     text = (run / "job.yaml").read_text()
     (run / "job.yaml").write_text(text.replace("keep_every: null", "keep_every: 8"))

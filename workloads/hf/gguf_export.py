@@ -1,0 +1,208 @@
+"""An export for transformers as one GGUF file for llama.cpp: tensors, configuration and tokenizer.
+
+Names of tensors are those of the gguf package, metadata keys those of the format (github.com/ggml-org/ggml,
+docs/gguf.md), choices those of llama.cpp's own converter (its folder conversion/).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from workloads.errors import WorkloadError
+from workloads.hf.compare import TOLERANCE
+from workloads.hf.gguf_tokenizer import add_tokenizer, check_tokenizer
+from workloads.hf.name_maps import to_pairs
+from workloads.hf.weights import Weights
+
+Numbers: TypeAlias = Literal["f32", "f16", "bf16", "q8_0"]
+FILE = "model.gguf"
+ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+"""llama.cpp's architecture by transformers' model_type."""
+TRIED = 24
+"""Tokens on which the outputs are compared."""
+
+
+def export_gguf(plain: str, folder: str, numbers: Numbers) -> float:
+    """Write what `plain` holds to `folder`/model.gguf, with matrices in the format `numbers` and vectors in fp32; where
+    rows do not divide into the blocks of q8_0, in fp16.
+
+    Returns the largest difference of its outputs to those of `plain`, as a share of the largest number; it is what the
+    rounding makes. Raises WorkloadError if llama.cpp has no such model or tokenizer, RuntimeError if transformers reads
+    another model from the file than one with the rounded weights.
+    """
+    import gguf
+
+    config = json.loads((Path(plain) / "config.json").read_text())
+    check_gguf(config)
+    writer = gguf.GGUFWriter(str(Path(folder) / FILE), ARCHITECTURES[config["model_type"]])
+    file_types = gguf.LlamaFileType
+    writer.add_file_type(
+        {
+            "f32": file_types.ALL_F32, "f16": file_types.MOSTLY_F16, "bf16": file_types.MOSTLY_BF16,
+            "q8_0": file_types.MOSTLY_Q8_0,
+        }[numbers]
+    )  # fmt: skip
+    if numbers == "q8_0":
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    _add_config(writer, config)
+    add_tokenizer(writer, plain, config)
+    tensors = {name: (_kind(shape, numbers), shape, read) for name, shape, read in _tensors(plain, config)}
+    for name, (kind, shape, _) in tensors.items():
+        block, size = gguf.GGML_QUANT_SIZES[kind]
+        writer.add_tensor_info(
+            name, shape, np.dtype(np.float32), math.prod(shape) // block * size, raw_dtype=kind
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for kind, _, read in tensors.values():
+        writer.write_tensor_data(gguf.quants.quantize(read(), kind))
+    writer.close()
+    check_tokenizer(plain, folder, FILE)
+    return _difference(plain, folder, numbers)
+
+
+def check_gguf(config: Mapping[str, Any]) -> None:
+    """Raise WorkloadError if llama.cpp has no model for this config.json, or computes another one."""
+    kind = config.get("model_type")
+    if kind not in ARCHITECTURES or not str(config["architectures"][0]).endswith("ForCausalLM"):
+        named = config["architectures"][0]
+        raise WorkloadError(
+            f"GGUF files are written of language models of {', '.join(ARCHITECTURES)}, and this is {named}; "
+            "export it for transformers"
+        )
+    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    if window is not None and window < config["max_position_embeddings"]:
+        raise WorkloadError(
+            f"llama.cpp attends to all positions in a {kind}, and this one to a window of {window}; "
+            "export it for transformers"
+        )
+    if config["hidden_act"] != "silu" or config.get("attention_bias") or config.get("mlp_bias"):
+        raise WorkloadError(
+            f"llama.cpp has no {kind} with other activations than silu or further biases; export it for transformers"
+        )
+    scaling = config["rope_parameters"].get("rope_type", "default")
+    if scaling not in ("default", "linear") and (kind, scaling) != ("llama", "llama3"):
+        raise WorkloadError(
+            f"rotary positions of type {scaling} are not written for a {kind}; export it for transformers"
+        )
+
+
+def _add_config(writer: Any, config: Mapping[str, Any]) -> None:
+    """The metadata of the model: see docs/gguf.md of ggml."""
+    rope = config["rope_parameters"]
+    head = _head(config)
+    writer.add_name(config["architectures"][0])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(head)
+    writer.add_value_length(head)
+    writer.add_rope_dimension_count(head)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    if rope.get("rope_type") == "linear":
+        import gguf
+
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+
+
+def _tensors(
+    plain: str, config: Mapping[str, Any]
+) -> Iterator[tuple[str, torch.Size, Callable[[], np.ndarray]]]:
+    """Each tensor: its name in the file, its shape, and what reads it."""
+    import gguf
+
+    weights, kind = Weights(plain), config["model_type"]
+    architecture = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == ARCHITECTURES[kind])
+    names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
+    for hf_name in weights.names:
+        name = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
+        if name is None:
+            raise WorkloadError(f"llama.cpp has no tensor for {hf_name}; export it for transformers")
+        paired = ARCHITECTURES[kind] == "llama" and re.search(r"self_attn\.[qk]_proj", hf_name)
+        head = _head(config) if paired else 0
+        yield name, weights.shape(hf_name), partial(_read, weights, hf_name, head)
+    if config["rope_parameters"].get("rope_type") == "llama3":
+        factors = _stretched(plain)
+        yield "rope_freqs.weight", factors.shape, factors.numpy
+
+
+def _read(weights: Weights, name: str, head: int) -> np.ndarray:
+    return to_pairs(weights.read(name), head).contiguous().float().numpy()
+
+
+def _stretched(plain: str) -> Tensor:
+    """By how much each rotary frequency of Llama 3.1 is divided."""
+    from transformers import AutoConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    config = AutoConfig.from_pretrained(plain, local_files_only=True)
+    slow, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    head, theta = 2 * len(slow), config.rope_parameters["rope_theta"]
+    return (1 / theta ** (torch.arange(0, head, 2, dtype=torch.float32) / head)) / slow
+
+
+def _head(config: Mapping[str, Any]) -> int:
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
+def _kind(shape: torch.Size, numbers: Numbers) -> Any:
+    """The format of a tensor, an enumeration of gguf."""
+    import gguf
+
+    kinds = gguf.GGMLQuantizationType
+    if len(shape) < 2 or numbers == "f32":
+        return kinds.F32
+    if numbers == "q8_0" and shape[-1] % gguf.GGML_QUANT_SIZES[kinds.Q8_0][0]:
+        return kinds.F16
+    return {"f16": kinds.F16, "bf16": kinds.BF16, "q8_0": kinds.Q8_0}[numbers]
+
+
+def _difference(plain: str, folder: str, numbers: Numbers) -> float:
+    """What `export_gguf` returns; the file is read by transformers."""
+    import gguf
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    wanted = AutoModelForCausalLM.from_pretrained(plain, local_files_only=True, dtype=torch.float32).eval()
+    config = AutoConfig.from_pretrained(folder, gguf_file=FILE, local_files_only=True)
+    if wanted.config.rope_parameters.get("rope_type") != "default":
+        config.rope_parameters = (
+            wanted.config.rope_parameters
+        )  # transformers does not read these from a file,
+    config.head_dim = _head(wanted.config.to_dict())  # nor that of a Qwen
+    found = AutoModelForCausalLM.from_pretrained(
+        folder, gguf_file=FILE, config=config, local_files_only=True, dtype=torch.float32
+    ).eval()
+    tokens = torch.arange(TRIED)[None] % wanted.config.vocab_size
+    with torch.no_grad():
+        exact, logits = wanted(tokens).logits, found(tokens).logits
+        for tensor in {id(t): t for t in wanted.parameters()}.values():
+            kind = _kind(tensor.shape, numbers)
+            rounded = gguf.quants.dequantize(gguf.quants.quantize(tensor.numpy(), kind), kind)
+            tensor.copy_(torch.from_numpy(rounded.reshape(tensor.shape)))
+        apart = _apart(wanted(tokens).logits, logits)
+    if not apart <= TOLERANCE:
+        raise RuntimeError(
+            f"transformers reads a model from {FILE} that differs by {apart:.2e}; nothing was published"
+        )
+    return _apart(exact, logits)
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().max() / one.abs().max().clamp(min=1))
