@@ -1,6 +1,7 @@
-"""One Ray node of a Slurm allocation: `python -m cluster.local.allocation ADDRESS PORT CPUS GPUS`, one task a node.
+"""One Ray node of an allocation: `python -m cluster.local.allocation ADDRESS PORT CPUS GPUS`, one task a node.
 
-The node of task 0 is the head, at that address. Each ends on SIGTERM, with all of Ray.
+Which task it is, Slurm or SkyPilot has said in the environment. The node of task 0 is the head, at that address. Each
+ends on SIGTERM, with all of Ray.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ PATIENCE = 120.0
 def main() -> None:
     """Run the node of this task. Exits with a line if the head is not there in time."""
     address, port, cpus, gpus = sys.argv[1:5]
-    number = int(os.environ.get("SLURM_PROCID", "0"))
+    number = int(os.environ.get("SKYPILOT_NODE_RANK") or os.environ.get("SLURM_PROCID", "0"))
     if number and not reached(address, int(port), PATIENCE):
         sys.exit(f"{address}:{port}: no head has answered in {PATIENCE:.0f} s")
     # Sockets have short paths only, and are of one machine.
@@ -40,8 +41,15 @@ def spec_of(folder: str, address: str, port: int, cpus: float, gpus: float, numb
         return NodeSpec(
             folder, address, port=port, dashboard=free_port(), cpus=cpus, gpus=gpus, owns_machine=True
         )
-    own = socket.gethostbyname(os.environ.get("SLURMD_NODENAME") or socket.gethostname())
+    own = _address(number)
     return NodeSpec(folder, own, head_address=f"{address}:{port}", cpus=cpus, gpus=gpus, owns_machine=True)
+
+
+def _address(number: int) -> str:
+    """Where the others reach the node of a task."""
+    if "SKYPILOT_NODE_RANK" in os.environ:
+        return os.environ["SKYPILOT_NODE_IPS"].split()[number]
+    return socket.gethostbyname(os.environ.get("SLURMD_NODENAME") or socket.gethostname())
 
 
 def free_port() -> int:

@@ -13,6 +13,7 @@ import typer
 
 from orchestrator.cli import cluster_nodes as nodes
 from orchestrator.cli.options import Job, Set, finite, on_this_machine, word, words
+from orchestrator.cli.render_skypilot import skypilot
 from orchestrator.cli.render_slurm import slurm
 from orchestrator.job.errors import InputError
 
@@ -61,7 +62,7 @@ def register(app: typer.Typer) -> None:
     for verb in (nodes.up, nodes.show, nodes.add, nodes.remove, nodes.down):
         cluster.command()(verb)
     render = typer.Typer(help="Write a job's machines as files.", no_args_is_help=True)
-    for command in (kuberay, aws, gcp, azure, local, slurm):
+    for command in (kuberay, aws, gcp, azure, local, slurm, skypilot):
         render.command()(command)
     cluster.add_typer(render, name="render")
     app.add_typer(cluster, name="cluster")

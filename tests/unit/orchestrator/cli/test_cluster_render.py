@@ -16,6 +16,7 @@ TARGETS = {
     "gcp": ["--project", "p"],
     "azure": [],
     "local": ["--head-ip", "10.0.0.1", "--worker-ip", "10.0.0.2"],
+    "skypilot": ["--runs", "s3://bucket/runs"],
 }
 JOB: dict[str, Any] = {
     "name": "Big.Run",
@@ -115,6 +116,13 @@ def test_a_job_that_carries_a_credential_is_refused(
         (["kuberay", *TARGETS["kuberay"], "--redis", f"redis://:{PLANTED}@redis:6379"], "--redis"),
         (["kuberay", *TARGETS["kuberay"], "--endpoint", f"http://me:{PLANTED}@store"], "--endpoint"),
         (["kuberay", "--runs", "runs"], "would be lost with the pod"),
+        (["skypilot", "--runs", f"s3://me:{PLANTED}@bucket/runs"], "--runs"),
+        (["skypilot", "--runs", "/shared/runs"], "would be lost with the machine"),
+        (["skypilot", *TARGETS["skypilot"], "--set", "resources.per_worker.gpu=1"], "name one, such as H100"),
+        (
+            ["skypilot", *TARGETS["skypilot"], "--set", "resources.per_worker.labels={team: blue}"],
+            "started without labels",
+        ),
         (["kuberay", *TARGETS["kuberay"], "--queue", "slurm"], "write kueue:NAME or volcano:NAME"),
         (["kuberay", *TARGETS["kuberay"], "--platform", "moon"], "choose one of eks, karpenter, gke, aks"),
         (["kuberay", *TARGETS["kuberay"], "--accelerator", "H100"], "the job asks for no GPU"),

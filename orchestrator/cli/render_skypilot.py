@@ -1,0 +1,80 @@
+"""The command cluster render skypilot: a managed job of SkyPilot that starts Ray on its nodes and runs a job there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.options import Job, Set, finite, on_this_machine, word, words
+from orchestrator.job.errors import InputError
+
+
+def skypilot(
+    job: Job,
+    runs: Annotated[str, typer.Option(callback=word, help="where runs are kept: a URI")],
+    overrides: Set = None,
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", metavar="DIR", parser=on_this_machine, help="write it there [default: print]"),
+    ] = None,
+    infra: Annotated[
+        str | None, typer.Option(callback=word, help="cloud/region/zone or k8s/context [default: any]")
+    ] = None,
+    image: Annotated[str | None, typer.Option(callback=word, help="container image with the program")] = None,
+    setup: Annotated[
+        str, typer.Option(help="what installs the program where there is no --image")
+    ] = "pip install training-orchestrator",
+    python: Annotated[str, typer.Option(callback=word, help="its Python on the nodes")] = "python",
+    spot: Annotated[
+        bool, typer.Option("--spot/--on-demand", help="spot machines, which may be preempted")
+    ] = True,
+    memory: Annotated[
+        float,
+        typer.Option("--memory-gib", min=0.5, max=65536, callback=finite, help="memory of one worker, GiB"),
+    ] = 4.0,
+    per_node: Annotated[
+        int | None, typer.Option(min=1, max=4096, help="workers on one node [default: parallel.tp]")
+    ] = None,
+    accelerator: Annotated[
+        list[str] | None,
+        typer.Option(callback=words, help="device type, such as H100; repeat for alternatives"),
+    ] = None,
+    notice: Annotated[
+        int, typer.Option(min=10, max=3600, help="seconds before a machine goes in which the run commits")
+    ] = 100,
+) -> None:
+    """A task file for SkyPilot, for `sky jobs launch`: it is started again after a preemption, and the run goes on."""
+    from cluster.render.skypilot import TOKEN, SkyPilotOptions, task_file
+    from orchestrator.job.spec import load
+    from orchestrator.launch import rendering
+    from orchestrator.launch.rendering_needs import needs_of
+    from orchestrator.storage.uri import check_uri, is_local
+
+    spec = load(job, overrides or ())
+    rendering.refuse_secrets(spec, job)
+    rendering.no_password(runs, "--runs")
+    check_uri(runs, "--runs")
+    if is_local(runs) or runs.split("://")[0] in ("memory", "http", "https"):
+        raise InputError(
+            f"{runs!r} would be lost with the machine", "--runs", "give a URI, such as s3://bucket/runs"
+        )
+    if spec.resources.per_worker.labels:
+        where, hint = "resources.per_worker.labels", "leave it out: all nodes of the task are the job's"
+        raise InputError("nodes of SkyPilot are started without labels", where, hint)
+    needs = needs_of(spec, image, spot, memory, per_node, tuple(accelerator or ()))
+    if needs.gpu and not needs.accelerators:
+        raise InputError(
+            "the job needs GPUs, and SkyPilot asks which", "--accelerator", "name one, such as H100"
+        )
+    place, path = f"{runs.rstrip('/')}/{spec.name}", Path(job).absolute()
+    command = [python, "-m", "orchestrator", "run", path.name, "--run-dir", place]
+    command += [part for text in overrides or () for part in ("--set", text)]
+    options = SkyPilotOptions(str(path.parent), infra or "", image or "", "" if image else setup, notice)
+    text = f"{rendering.MARK}\n{task_file(needs, options, command, python)}"
+    rendering.write_text(f"{needs.name}.sky.yaml", text, to)
+    rendering.warn_of_local_paths(spec)
+    if to is not None:
+        secret = f"--secret {TOKEN}=$(openssl rand -hex 32)"
+        rendering.note(f"start it by: sky jobs launch {secret} {needs.name}.sky.yaml")
