@@ -77,10 +77,10 @@ def export(
     to: Annotated[str | None, typer.Option(help="folder or URI [default: <run>/export]")] = None,
     raw_weights: RawWeights = False,
     form: Annotated[
-        Literal["hf", "adapter", "dcp", "gguf"] | None,
+        Literal["hf", "adapter", "dcp", "gguf", "onnx"] | None,
         typer.Option(
             help="a model for transformers, the adapter alone for peft, a folder of torch.distributed.checkpoint, "
-            "a file for llama.cpp [default: the job's]"
+            "a file for llama.cpp, an encoder for onnxruntime [default: the job's]"
         ),
     ] = None,
     names: Annotated[

@@ -9,9 +9,11 @@ from typing import Any, Literal, TypeAlias, get_args
 from orchestrator.job.errors import InputError
 from orchestrator.resolve.resolved_job import wrong_input
 
-Converted: TypeAlias = Literal["dcp", "gguf"]
+Converted: TypeAlias = Literal["dcp", "gguf", "onnx"]
 Names: TypeAlias = Literal["hf", "torchtitan", "olmo"]
 Numbers: TypeAlias = Literal["f32", "f16", "bf16", "q8_0"]
+EXTRAS = {"gguf": ("gguf", "accelerate"), "onnx": ("onnx", "onnxruntime")}
+"""What must be installed for a form, by the extra of its name."""
 FORM, NAMES, NUMBERS = "--form", "--names", "--numbers"
 
 
@@ -37,8 +39,8 @@ def asked_form(form: str | None, names: Names | None, numbers: Numbers | None) -
         raise InputError(
             f"there is no form {form!r}", FORM, f"use hf, adapter, {', '.join(get_args(Converted))}"
         )
-    if form == "gguf":
-        check_extra(("gguf", "accelerate"), "gguf")
+    if form in EXTRAS:
+        check_extra(EXTRAS[form], form)
     return Conversion(form, names or "hf", numbers or "f16")  # type: ignore[arg-type]
 
 
@@ -54,6 +56,11 @@ def convert(asked: Conversion, plain: str, folder: str) -> float | None:
             from workloads.hf.gguf_export import export_gguf
 
             return export_gguf(plain, folder, asked.numbers)
+        if asked.form == "onnx":
+            from workloads.hf.onnx_export import export_onnx
+
+            export_onnx(plain, folder)
+            return None
         from workloads.hf.dcp_export import export_dcp
 
         export_dcp(plain, folder, asked.names)

@@ -69,6 +69,24 @@ def test_a_run_goes_to_llama_cpp(llama: Path, tmp_path: Path) -> None:
     assert (facts["rounding"], facts["step"]) == (told["rounding"], STEPS)
 
 
+@pytest.mark.slow
+def test_an_encoder_goes_to_onnxruntime(text: str, tmp_path: Path) -> None:
+    bert = job(text, steps=STEPS, optimizer={"lr": 3e-3, "warmup": 0})
+    bert["workload"] = {
+        "model": "bert-tiny", "changes": {"hidden": 32, "layers": 2, "heads": 4, "intermediate": 48},
+        "objective": "masked_lm",
+    }  # fmt: skip
+    drive_here(bert, str(tmp_path / "bert"), tmp_path / "cache", gang=lambda: LocalGang([1]))
+    told = export(str(tmp_path / "bert"), STEPS, str(tmp_path / "onnx"), form=Conversion("onnx"))
+    assert told["logits_difference"] < 1e-5
+    assert {"model.onnx", "tokenizer.json", "config.json", "export.json"} <= set(
+        os.listdir(tmp_path / "onnx")
+    )
+    with pytest.raises(InputError, match="GGUF files are written of language models"):
+        export(str(tmp_path / "bert"), STEPS, str(tmp_path / "gguf"), form=Conversion("gguf"))
+    assert not (tmp_path / "gguf").exists()
+
+
 def test_a_target_stays_as_it_is_where_the_format_has_no_such_names(text: str, tmp_path: Path) -> None:
     gpt = job(text, steps=1, optimizer={"lr": 1e-3})
     drive_here(gpt, str(tmp_path / "gpt"), tmp_path / "cache", gang=lambda: LocalGang([1]))

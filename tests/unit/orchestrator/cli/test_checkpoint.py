@@ -103,13 +103,14 @@ def test_options_of_another_form_are_refused(
     assert not (run / "export").exists()
 
 
+@pytest.mark.parametrize("form", ["gguf", "onnx"])
 def test_a_form_whose_package_is_not_there_says_which(
-    command: Any, run: Path, monkeypatch: pytest.MonkeyPatch
+    command: Any, run: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.export.converted.find_spec", lambda name: None)
-    said = command("checkpoint", "export", run, "--form", "gguf")
+    said = command("checkpoint", "export", run, "--form", form)
     assert (said.code, said.err.count("\n")) == (2, 1)
-    assert "pip install 'training-orchestrator[gguf]'" in said.err
+    assert f"pip install 'training-orchestrator[{form}]'" in said.err
 
 
 def test_pruning_keeps_what_the_job_wants_kept(command: Any, run: Path) -> None:
