@@ -27,6 +27,7 @@ from orchestrator.planning.host_memory import check_host_memory
 from orchestrator.planning.machines import machine_for
 from orchestrator.planning.plan import plan
 from orchestrator.resolve.commit_model import as_begun, check_implementation
+from orchestrator.resolve.continued import begun_from
 from orchestrator.resolve.prepared_data import kind_of
 from orchestrator.resolve.prompts import check_generates
 from orchestrator.resolve.resolved_job import ResolvedJob, resolve, wrong_input
@@ -48,7 +49,7 @@ def preflight(spec: JobSpec, run_dir: RunDir, until: int | None, address: str | 
             raise InputError("is the folder of a search", run_dir.uri, "give another --run-dir, or use tune")
         commit = check_same_run(spec, run_dir)
         check_implementation(spec, commit, run_dir.uri)
-        spec = as_begun(spec, commit)
+        spec = as_begun(spec, begun_from(spec, run_dir, commit)[1])
     with problems.noted():
         job = check_here(spec, address)
     if until is not None and until > spec.train.steps:

@@ -72,7 +72,7 @@ def loop_config(
         hint = "set it to gang, or use `orchestrator run`"
         raise InputError("Ray Train keeps no worker beside its own", "evaluate.where", hint)
     run = RunDir(absolute(run_dir or f"runs/{spec.name}", Path.cwd()))
-    spec = as_begun(spec, check_same_run(spec, run))
+    spec = as_begun(spec, begun_from(spec, run, check_same_run(spec, run))[1])
     check_job(spec)
     run.create()
     past = EventHistory(run.rows("events.jsonl"))

@@ -14,7 +14,7 @@ from orchestrator.checkpoint.store import Store
 from orchestrator.job.checkpoint import CheckpointSpec
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
-from orchestrator.resolve.commit_weights import CommitWeights
+from orchestrator.resolve.commit_weights import CommitWeights, TheirTensors, of_their_class
 from orchestrator.resolve.named_commit import commit_at, place_and_tag
 from orchestrator.resolve.prepared_data import EXCERPT
 from orchestrator.storage.retry import Retry
@@ -188,7 +188,7 @@ def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None) -> Begin:
     ) -> StoredWeights:
         from orchestrator.checkpoint import averaged
         from workloads.describe import describe
-        from workloads.hf.pretrained import pretrained
+        from workloads.hf.pretrained import HuggingFaceWeights, pretrained
 
         if base.step is None:
             if spec.workload.grow:
@@ -199,14 +199,21 @@ def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None) -> Begin:
         manifest = store.manifest(base.step)
         if digest(manifest.to_bytes()) != base.digest:
             raise InputError(f"the commit at step {base.step} is another one", base.uri, PUT_BACK)
+        theirs = of_their_class(manifest)
         if job := job_of_commit(manifest):
-            _refuse_other_make(job, spec, config, base.uri)
+            _refuse_other_make(job, spec, config, base.uri, theirs)
         average = job.checkpoint if job else CheckpointSpec()
         lacks, below = manifest.meta.get(BASE), None
         if job and job.reads_base and lacks:
-            theirs = same_base(job, Base(**lacks))
-            below = weights_of(theirs, job, retry)(config, shapes, tables, added) if theirs else None
+            under = same_base(job, Base(**lacks))
+            below = weights_of(under, job, retry)(config, shapes, tables, added) if under else None
         reader = averaged.weights_of(store, manifest, average)
+        if theirs:
+            where = f"{base.uri}@{base.step}"
+            if spec.workload.grow or below:
+                what = "was trained as a class of transformers; export it, and begin with the export"
+                raise WorkloadError(f"{where} {what}")
+            return HuggingFaceWeights(config, shapes, where, tables, added, TheirTensors(reader))
         there = {name: tensor.shape for name, tensor in reader.manifest.tensors.items()}
         grown = shapes if spec.workload.grow else ()
         found = CommitWeights(there, f"{base.uri}@{base.step}", reader, below, grown)
@@ -227,8 +234,11 @@ def check_base_to_come(
     found.check(ours.config, ours.shapes, ours.tables, ours.vocabulary.added)
 
 
-def _refuse_other_make(theirs: JobSpec, spec: JobSpec, config: TransformerConfig, where: str) -> None:
-    """Raise WorkloadError if the weights of a run of `theirs` mean something else in a run of `spec`."""
+def _refuse_other_make(
+    theirs: JobSpec, spec: JobSpec, config: TransformerConfig, where: str, converted: bool = False
+) -> None:
+    """Raise WorkloadError if the weights of a run of `theirs` mean something else in a run of `spec`; if they are
+    `converted`, those of transformers' class are taken as those of this project's."""
     from workloads.describe import describe
 
     asked = theirs.workload
@@ -237,7 +247,8 @@ def _refuse_other_make(theirs: JobSpec, spec: JobSpec, config: TransformerConfig
     if asked.mup != spec.workload.mup:
         raise WorkloadError(f"{where} was trained with mup {asked.mup}; set workload.mup to the same")
     free = (*FREE, *DEPTH) if spec.workload.grow else FREE
-    there = describe(asked.model, asked.changes, 1, asked.objective, None, asked.implementation)
+    implementation = "auto" if converted else asked.implementation
+    there = describe(asked.model, asked.changes, 1, asked.objective, None, implementation)
     _refuse_unlike(there, config, where, free)
 
 

@@ -12,6 +12,7 @@ from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
 from orchestrator.resolve.base import base_of_commit
+from orchestrator.resolve.commit_weights import of_their_class
 from orchestrator.resolve.prepared_data import data_of
 from orchestrator.resolve.training_inputs import workload_of
 from orchestrator.storage.retry import Retry, patient
@@ -69,22 +70,16 @@ def as_begun(spec: JobSpec, commit: CommitManifest | None) -> JobSpec:
     asked = spec.workload
     if commit is None or asked.implementation != "auto" or not asked.model.startswith(FOLDER):
         return spec
-    if not _has_theirs(commit):
+    if not of_their_class(commit):
         return spec
     theirs = asked.model_copy(update={"implementation": "transformers"})
     return spec.model_copy(update={"workload": theirs})
 
 
-def _has_theirs(commit: CommitManifest) -> bool:
-    from workloads.hf.workload import NETWORK
-
-    return any(name.startswith(f"model.{NETWORK}") for name in commit.tensors)
-
-
 def check_implementation(spec: JobSpec, commit: CommitManifest | None, where: str) -> None:
     """Raise InputError if the job asks for the class of transformers, and the commit of its run at `where` has the
     weights of this project's."""
-    if commit is not None and spec.workload.implementation == "transformers" and not _has_theirs(commit):
+    if commit is not None and spec.workload.implementation == "transformers" and not of_their_class(commit):
         what = "its model is the class of this project, and the job file asks for that of transformers"
         raise InputError(what, where, "set workload.implementation to auto, or begin another run")
 

@@ -12,6 +12,7 @@ from workloads.model.grown import stacked
 if TYPE_CHECKING:
     import torch
 
+    from orchestrator.checkpoint.manifest import CommitManifest
     from orchestrator.checkpoint.reader import Reader
     from workloads.model.config import TransformerConfig
     from workloads.model.stored import Part, StoredTensor, StoredWeights
@@ -86,6 +87,48 @@ class CommitWeights:
             return torch.Size(self._shapes[self._names[name]])
         found = self._below.find(name) if self._below else None
         return None if found is None else found.shape
+
+
+def of_their_class(commit: CommitManifest) -> bool:
+    """Whether a commit has the weights of a class of transformers that was run as it is."""
+    prefix = _theirs()
+    return any(name.startswith(prefix) for name in commit.tensors)
+
+
+def _theirs() -> str:
+    from workloads.hf.workload import NETWORK
+
+    return f"model.{NETWORK}"
+
+
+class TheirTensors:
+    """The tensors of such a commit by the names of transformers, as `Weights` of a folder."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader, prefix = reader, _theirs()
+        self._tensors = {n.removeprefix(prefix): n for n in reader.manifest.tensors if n.startswith(prefix)}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all tensors."""
+        return list(self._tensors)
+
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor `name`."""
+        return self._reader.read(self._tensors[name])
+
+    def part(self, name: str, part: Part) -> torch.Tensor:
+        """A part of the tensor `name`; the rest of it is not read."""
+        return _Tensor(self._reader, self._tensors[name], self.blank(name).shape)[part]
+
+    def blank(self, name: str) -> torch.Tensor:
+        """A tensor of the same shape on the meta device."""
+        import torch
+
+        return torch.empty(self._reader.manifest.tensors[self._tensors[name]].shape, device="meta")
 
 
 @dataclass(frozen=True)

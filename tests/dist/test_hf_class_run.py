@@ -164,6 +164,26 @@ def test_a_run_of_a_class_goes_on_where_there_is_a_table_for_it_by_now(tmp_path:
         InputError, match=r"is the class of this project, .* set workload\.implementation to auto"
     ):
         preflight(parse(theirs), RunDir(str(tmp_path / "own")), None, None)
+    # a second phase goes on as that class too, and the weights alone begin a run of this project's class
+    phase = ours | {"train": ours["train"] | {"steps": 8, "continue_from": f"{run.uri}@6"}}
+    found = preflight(parse(phase), RunDir(str(tmp_path / "phase")), None, None)
+    assert found.spec.workload.implementation == "transformers"
+    drive_here(found.spec.model_dump(mode="json"), str(tmp_path / "phase"), cache)
+    assert [step for step, *_ in curve(tmp_path / "phase")] == [7, 8]
+    begins = ours | {
+        "workload": {"model": f"hf:{folder}", "init_from": f"{run.uri}@6"},
+        "parallel": {"tp": 1, "pp": 2},
+    }
+    begins["train"] = {"steps": 1, "global_batch": 8, "optimizer": {"lr": 1e-30, "weight_decay": 0.0}}
+    drive_here(begins, str(tmp_path / "begun"), cache)
+    before, after = weights(Path(run.uri), 6), weights(tmp_path / "begun", 1)
+    for name, hf_name in (
+        ("tokens.weight", "model.embed_tokens.weight"),
+        ("layers.1.attention.key.bias", "model.layers.1.self_attn.k_proj.bias"),
+        ("layers.1.feedforward.down.weight", "model.layers.1.mlp.down_proj.weight"),
+        ("head.weight", "lm_head.weight"),
+    ):
+        assert after[f"model.{name}"] == before[f"model.network.{hf_name}"], name
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -62,6 +63,25 @@ def pretrained(
     return _Pair(parts)
 
 
+class NamedTensors(Protocol):
+    """Tensors by the names of a class of transformers: see `Weights`."""
+
+    @property
+    def names(self) -> list[str]:
+        """See `Weights`."""
+
+    def __contains__(self, name: str, /) -> bool: ...
+
+    def read(self, name: str, /) -> Tensor:
+        """See `Weights`."""
+
+    def part(self, name: str, part: Part, /) -> Tensor:
+        """See `Weights`."""
+
+    def blank(self, name: str, /) -> Tensor:
+        """See `Weights`."""
+
+
 @dataclass(frozen=True)
 class _Pair:
     """ELECTRA's two networks, by the prefix of their tensors' names."""
@@ -81,13 +101,19 @@ class _Pair:
 
 class HuggingFaceWeights:
     """See `StoredWeights`. The folder was looked through when this was made; tensors are read when they are asked
-    for."""
+    for. `weights` are those of the class of transformers that are elsewhere than in a folder of its."""
 
     def __init__(
-        self, config: TransformerConfig, shapes: Shapes, folder: str, tables: Collection[str], added: int
+        self,
+        config: TransformerConfig,
+        shapes: Shapes,
+        folder: str,
+        tables: Collection[str],
+        added: int,
+        weights: NamedTensors | None = None,
     ) -> None:
         self._config, self._shapes, self._folder = config, shapes, folder
-        self._family, self._weights = family_of(config), Weights(folder)
+        self._family, self._weights = family_of(config), weights or Weights(folder)
         find = self._finder(self._weights.blank)
         self._there = {name: self._shape_of(name, find) for name in shapes}
         _check_values(self._family, config, self._finder(self._weights.read), folder)
