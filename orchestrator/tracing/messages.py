@@ -39,10 +39,12 @@ AXES: tuple[Axis, ...] = ("tp", "cp", "pp", "data", "expert", "expert_data", "wo
 
 
 class Messages:
-    """Numbers the messages of a step, and names the axis of each group of `mesh`."""
+    """Numbers the messages of a step, and names the axis of each group of `mesh`. Of gloo, `on_cpu`, a message is known
+    to have arrived only once it was waited for."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_cpu: bool) -> None:
         self.mesh: Mesh | None = None
+        self._on_cpu = on_cpu
         self.made = 0
         self._sent: list[list[Tensor]] | None = None  # within a call that returns work
         self._sizes: dict[str, tuple[Axis, int]] = {}
@@ -102,10 +104,12 @@ class Messages:
                 sent, self._sent = self._sent, None
                 if isinstance(found, list):
                     return [
-                        _Told(work, before + number, tell, phase, sent[number : number + 1])
+                        _Told(work, before + number, tell, phase, sent[number : number + 1], not self._on_cpu)
                         for number, work in enumerate(found)
                     ]
-                return found if found is None else _Told(found, self.made - 1, tell, phase, sent)
+                if found is None:
+                    return None
+                return _Told(found, self.made - 1, tell, phase, sent, not self._on_cpu)
 
             return call
 
@@ -126,8 +130,9 @@ class _Told:
         tell: Callable[[Event], None],
         phase: Callable[[], Phase],
         sent: list[list[Tensor]],
+        has_arrived: bool,
     ) -> None:
-        self._sent = sent
+        self._sent, self._has_arrived = sent, has_arrived
         self._work, self._number, self._tell, self._phase = work, number, tell, phase
         self._waited = False
 
@@ -137,6 +142,10 @@ class _Told:
             self._waited = True
             self._tell(Wait(self._number, self._phase()))
         return self._work.wait(*given)
+
+    def is_completed(self) -> bool:
+        """Whether it is known to have arrived."""
+        return self._waited or self._has_arrived
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._work, name)

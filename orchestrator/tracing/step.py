@@ -70,7 +70,7 @@ def trace(
         if line not in assumed:
             assumed.append(line)
 
-    messages = Messages()
+    messages = Messages(on_cpu=not spec.resources.per_worker.gpu)
     recorder = Recorder(CPU, stand_in(predicted_share(batch)), messages)
     try:
         with (

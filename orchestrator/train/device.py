@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import os
 import resource
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +50,20 @@ class Device:
         if self.compute is torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.compute, cache_enabled=self.keeps_casts)
+
+    @contextlib.contextmanager
+    def casting_once(self) -> Iterator[None]:
+        """Context manager for several forward passes with the same weights: what one of them has cast the others use,
+        in place of a copy of all weights for each that waits for its backward pass."""
+        if self.compute is torch.float32 or not self.keeps_casts:
+            yield
+            return
+        torch.autocast_increment_nesting()  # the copies are forgotten where the outermost context ends
+        try:
+            yield
+        finally:
+            if torch.autocast_decrement_nesting() == 0:
+                torch.clear_autocast_cache()
 
     def pinned(self, batch: Batch) -> Batch:
         """The batch where the device can fetch it while it computes; itself on a CPU.

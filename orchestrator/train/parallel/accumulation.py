@@ -24,15 +24,16 @@ class Accumulation:
 
     def train(self, micro_batches: Sequence[Batch]) -> None:
         """Compute this rank's gradients of the step."""
-        for number, batch in enumerate(micro_batches, start=1):
-            self._clock.switch(FORWARD)
-            self._data.micro_batch(number == len(micro_batches))
-            batch = self._losses.prepare(batch)
-            with self._device.autocast():
-                output = self._model(batch, in_chunks=self._losses.in_chunks)
-                loss = self._losses.of(output, batch, len(micro_batches))
-            self._clock.switch(BACKWARD)
-            loss.backward()
+        with self._device.casting_once():
+            for number, batch in enumerate(micro_batches, start=1):
+                self._clock.switch(FORWARD)
+                self._data.micro_batch(number == len(micro_batches))
+                batch = self._losses.prepare(batch)
+                with self._device.autocast():
+                    output = self._model(batch, in_chunks=self._losses.in_chunks)
+                    loss = self._losses.of(output, batch, len(micro_batches))
+                self._clock.switch(BACKWARD)
+                loss.backward()
 
     def evaluate(self, micro_batches: Sequence[Batch]) -> None:
         """Compute the losses only."""

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import (
-    PipelineStage,
     Schedule1F1B,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
@@ -28,6 +27,7 @@ from orchestrator.train.device import Device
 from orchestrator.train.parallel.losses import StepLosses
 from orchestrator.train.parallel.mesh import Mesh
 from orchestrator.train.parallel.parallelize import layers_of
+from orchestrator.train.parallel.pipeline_stage import Stage
 from orchestrator.train.parallel.zero_bubble import DeferredGradients
 from orchestrator.train.step_clock import BACKWARD, FORWARD, PIPELINE, StepClock
 from workloads.workload import Batch, Workload
@@ -62,7 +62,7 @@ class Pipeline:
         self._numbers = layout.stages_of(mesh.coordinate["pp"])
         self._batches: list[Batch] = []
         self._turns: dict[int, Iterator[Batch]] = {}
-        self._schedules: dict[tuple[Any, ...], Any] = {}
+        self._schedules: dict[tuple[Any, ...], tuple[Any, list[Stage]]] = {}
         splits = layout.schedule in SPLIT
         self._deferred = {
             n: DeferredGradients(s) for n, s in zip(self._numbers, stages, strict=True) if splits
@@ -76,7 +76,11 @@ class Pipeline:
         self._begin(micro_batches)
         self._clock.switch(PIPELINE)
         # The schedules cut a target into micro-batches; the losses read what they need of the batch.
-        self._schedule(self._batches[0]).step(target=torch.empty(len(self._batches)), return_outputs=False)
+        schedule, stages = self._schedule(self._batches[0])
+        with self._device.casting_once():
+            schedule.step(target=torch.empty(len(self._batches)), return_outputs=False)
+        for stage in stages:
+            stage.wait_for_sends()
         self._end()
 
     def evaluate(self, micro_batches: Sequence[Batch]) -> None:
@@ -171,8 +175,9 @@ class Pipeline:
             found["extra"] = parts.pop(0).reshape(())
         return found | ({"memory": parts.pop()} if parts else {})
 
-    def _schedule(self, batch: Batch) -> Any:
-        """The schedule for batches of this shape; made once, since stages exchange what they send at the start."""
+    def _schedule(self, batch: Batch) -> tuple[Any, list[Stage]]:
+        """The schedule for batches of this shape, and its stages; made once, since stages exchange what they send at
+        the start."""
         shapes = tuple(batch[name].shape for name in ("tokens", "decoder_tokens") if name in batch)
         key = (len(self._batches), shapes)
         if key not in self._schedules:
@@ -181,19 +186,22 @@ class Pipeline:
                 for stage, number in zip(self._stages, self._numbers, strict=True)
             ]
             several = self._layout.schedule in TWO_STAGES
-            self._schedules[key] = SCHEDULES[self._layout.schedule](
+            for stage in stages:
+                stage.sends_alone = several
+            schedule = SCHEDULES[self._layout.schedule](
                 stages if several else stages[0],
                 n_microbatches=len(self._batches),
                 loss_fn=lambda loss, _: loss,
                 scale_grads=False,
             )
+            self._schedules[key] = schedule, stages
         return self._schedules[key]
 
-    def _pipeline_stage(self, stage: nn.Module, number: int, batch: Batch) -> PipelineStage:
+    def _pipeline_stage(self, stage: nn.Module, number: int, batch: Batch) -> Stage:
         """Shapes are given, so that nothing is run, or pickled between ranks, to find them out."""
         last = number == self._layout.stages - 1
         leaving = (torch.empty((), device="meta"),) if last else self._carried(number + 1, batch)
-        made = PipelineStage(
+        made = Stage(
             stage,
             number,
             self._layout.stages,
