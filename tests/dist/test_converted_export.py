@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed.checkpoint as dcp
+import transformers
 from jobs import job, weights, write_text
 from local_run import LocalGang, drive_here
 
 from orchestrator.export.converted import Conversion
 from orchestrator.export.hugging_face import export
 from orchestrator.job.errors import InputError
+from workloads.hf.weights import Weights
 
 STEPS = 2
 SMALL = {"hidden": 32, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 48}
@@ -67,6 +73,63 @@ def test_a_run_goes_to_llama_cpp(llama: Path, tmp_path: Path) -> None:
     assert set(os.listdir(tmp_path / "gguf")) == {"model.gguf", "README.md", "export.json"}
     facts = json.loads((tmp_path / "gguf" / "export.json").read_text())
     assert (facts["rounding"], facts["step"]) == (told["rounding"], STEPS)
+
+
+SAVE = """
+import os, sys, torch, transformers
+import torch.distributed as dist, torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
+for layer in model.model.layers:
+    plan = {"mlp.gate_proj": ColwiseParallel(), "mlp.up_proj": ColwiseParallel(), "mlp.down_proj": RowwiseParallel()}
+    parallelize_module(layer, mesh["tp"], plan)
+    fully_shard(layer, mesh=mesh["dp"])
+fully_shard(model, mesh=mesh["dp"])
+optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+state, moments = get_state_dict(model, optimizer)
+dcp.save({"model": state, "optim": moments, "step": 7}, checkpoint_id=sys.argv[2])
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+def test_what_four_ranks_saved_in_two_dimensions_is_read(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=97, hidden_size=32, num_hidden_layers=2, intermediate_size=48, num_attention_heads=4
+    )
+    model = transformers.LlamaForCausalLM(config)
+    model.save_pretrained(tmp_path / "hf")
+    target = tmp_path / "dcp"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    place = {
+        **os.environ,
+        "WORLD_SIZE": "4",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "OMP_NUM_THREADS": "1",
+    }
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", SAVE, str(tmp_path / "hf"), str(target)], env=place | {"RANK": str(n)}
+        )
+        for n in range(4)
+    ]
+    assert [rank.wait(120) for rank in ranks] == [0] * 4
+    config.save_pretrained(target)
+    assert len(list(target.glob("*.distcp"))) == 4
+    found, wanted = Weights(str(target)), model.state_dict()
+    assert set(found.names) == set(wanted)
+    assert all(torch.equal(found.read(name), wanted[name]) for name in wanted)
+    name, part = "model.layers.1.mlp.down_proj.weight", (slice(5, 30), slice(20, 41))
+    assert torch.equal(found.part(name, part), wanted[name][part])
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -107,7 +108,10 @@ def _entry(name: str, tensor: Any, places: Mapping[tuple[str, tuple[int, ...]], 
         if getattr(info, "transform_descriptors", None):
             raise WorkloadError(f"{name} is stored in compressed form; save it without extensions")
         chunks.append(_Chunk(tuple(chunk.offsets), tuple(chunk.sizes), file, info.offset, info.length))
-    return _Entry(tuple(tensor.size), tensor.properties.values[0], tuple(chunks))
+    dtype = tensor.properties.values[0]
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{name} has the type {dtype!r}")
+    return _Entry(tuple(tensor.size), dtype, tuple(chunks))
 
 
 def _piece(path: Path, chunk: _Chunk, part: Part) -> Tensor:
@@ -122,21 +126,32 @@ def _piece(path: Path, chunk: _Chunk, part: Part) -> Tensor:
             last = first + sum((n - 1) * stride for n, stride in zip(extent, about.stride, strict=True))
             if about.size != chunk.shape or last >= about.count:
                 raise WorkloadError(f"{path} holds another tensor than its metadata says; copy it again")
-            item = about.dtype.itemsize
-            at = (
-                begin + first * item - chunk.offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-            )
-            data = bytearray(memory[at : at + (last - first + 1) * item])
-            return torch.frombuffer(data, dtype=about.dtype).as_strided(extent, about.stride)
-    except (OSError, ValueError, KeyError, struct.error, zipfile.BadZipFile) as error:
+            item, base = about.dtype.itemsize, _base(chunk.offset)
+            strides = [stride * item for stride in about.stride]
+            there = np.ndarray(extent, f"u{item}", memory, begin + first * item - base, strides)
+            return torch.from_numpy(there.copy()).view(about.dtype)
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        OverflowError,
+        KeyError,
+        struct.error,
+        zipfile.BadZipFile,
+    ) as error:
         raise WorkloadError(f"{path} cannot be read ({error}); copy it again") from None
 
 
 @contextlib.contextmanager
 def _mapped(fd: int, chunk: _Chunk) -> Iterator[mmap.mmap]:
-    base = chunk.offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+    base = _base(chunk.offset)
     with mmap.mmap(fd, chunk.offset - base + chunk.length, access=mmap.ACCESS_READ, offset=base) as memory:
         yield memory
+
+
+def _base(offset: int) -> int:
+    """The byte of a file, at or before that one, from which on it can be mapped."""
+    return offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
 
 
 @lru_cache(maxsize=4096)

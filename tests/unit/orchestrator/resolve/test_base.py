@@ -183,3 +183,31 @@ def test_a_deeper_model_does_not_begin_with_fewer_layers_by_itself(run: str) -> 
         begun(deeper(run, 4, changes={**SMALL, "layers": 4, "hidden": 64}))
     with pytest.raises(InputError, match="give init_from"):
         job(grow="stack")
+
+
+def test_a_distributed_checkpoint_without_its_configuration_says_so(tmp_path: Path) -> None:
+    (tmp_path / ".metadata").write_bytes(b"")
+    with pytest.raises(
+        InputError, match=r"has weights of torch\.distributed\.checkpoint and no config\.json"
+    ) as told:
+        base_of(job(init_from=str(tmp_path)), {}, False)
+    assert "put the config.json of the model beside them" in str(told.value)
+
+
+def test_a_distributed_checkpoint_that_changed_is_noticed(tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    config = transformers.BertConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64
+    )
+    config.save_pretrained(tmp_path)
+    spec = job(init_from=str(tmp_path))
+    dcp.save(
+        {"bert.embeddings.word_embeddings.weight": torch.ones(4, 32)}, checkpoint_id=tmp_path, no_dist=True
+    )
+    begun_with = base_of(spec, {}, False)
+    dcp.save(
+        {"bert.embeddings.word_embeddings.weight": torch.zeros(4, 32)}, checkpoint_id=tmp_path, no_dist=True
+    )
+    with pytest.raises(InputError, match="not the same any more"):
+        base_of(spec, base_json(begun_with) or {}, False)
