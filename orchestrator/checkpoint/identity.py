@@ -156,7 +156,8 @@ def differences(spec: JobSpec, before: JobSpec) -> list[tuple[str, Any, Any]]:
 
 
 def _differs(key: str, theirs: Any, ours: Any, where: str) -> InputError:
-    what = f"{key} is {theirs!r} in this run and {ours!r} in the job file"
+    before, now = ("not set" if value is None else repr(value) for value in (theirs, ours))
+    what = f"{key} is {before} in this run and {now} in the job file"
     hint = "a run stays the same run: set it back, or give another name or --run-dir"
     return InputError(what, where, hint)
 
