@@ -27,7 +27,7 @@ def model_card(
     weights: Mapping[str, Any],
     difference: float | None,
 ) -> str:
-    """The card of a commit's model in the `form` of checkpoint.export as Markdown, with a header that model hubs read.
+    """The card of a commit's model in a `form` of `checkpoint export` as Markdown, with a header that model hubs read.
 
     `evaluation` are the commit's metrics by name, `weights` says of an average of them, `difference` is the largest one
     between its outputs and those of the library that loads it. Credentials in addresses are hidden.
@@ -36,7 +36,7 @@ def model_card(
     base = redact((commit.meta.get(BASE) or {}).get("uri", ""))
     library = {"adapter": "peft", "safetensors": "pytorch"}.get(form, "transformers")
     head = {
-        "library_name": library,
+        "library_name": {"dcp": "pytorch", "gguf": "llama.cpp", "onnx": "onnx"}.get(form, library),
         **({"base_model": base} if base else {}),
         "tags": ["training-orchestrator", spec.workload.objective],
     }

@@ -7,6 +7,7 @@ import math
 import mmap
 import struct
 import sys
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -229,4 +230,6 @@ def write_dcp(shapes: Mapping[str, torch.Size], read: Callable[[str], Tensor], f
     blank = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     # Nothing is copied ahead: the order is that of the plan, and one tensor is held.
     writer = Writer(folder, thread_count=1, per_thread_copy_ahead=0)
-    dcp.save(blank, storage_writer=writer, planner=Planner(), no_dist=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process writes
+        dcp.save(blank, storage_writer=writer, planner=Planner(), no_dist=True)

@@ -6,6 +6,8 @@ docs/gguf.md), choices those of llama.cpp's own converter (its folder conversion
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import math
 import re
@@ -177,8 +179,9 @@ def _kind(shape: torch.Size, numbers: Numbers) -> Any:
 def _difference(plain: str, folder: str, numbers: Numbers) -> float:
     """What `export_gguf` returns; the file is read by transformers."""
     import gguf
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, logging
 
+    logging.disable_progress_bar()  # in commands, among their own lines
     wanted = AutoModelForCausalLM.from_pretrained(plain, local_files_only=True, dtype=torch.float32).eval()
     config = AutoConfig.from_pretrained(folder, gguf_file=FILE, local_files_only=True)
     if wanted.config.rope_parameters.get("rope_type") != "default":
@@ -186,9 +189,10 @@ def _difference(plain: str, folder: str, numbers: Numbers) -> float:
             wanted.config.rope_parameters
         )  # transformers does not read these from a file,
     config.head_dim = _head(wanted.config.to_dict())  # nor that of a Qwen
-    found = AutoModelForCausalLM.from_pretrained(
-        folder, gguf_file=FILE, config=config, local_files_only=True, dtype=torch.float32
-    ).eval()
+    with contextlib.redirect_stderr(io.StringIO()):  # a bar of its own
+        found = AutoModelForCausalLM.from_pretrained(
+            folder, gguf_file=FILE, config=config, local_files_only=True, dtype=torch.float32
+        ).eval()
     tokens = torch.arange(TRIED)[None] % wanted.config.vocab_size
     with torch.no_grad():
         exact, logits = wanted(tokens).logits, found(tokens).logits
