@@ -114,7 +114,7 @@ def test_where_and_how_it_runs_may_change(
         ({"seed": 4}, "seed is 3 in this run and 4 in the job file"),
         ({"train": {"global_batch": 16}}, "train.global_batch is 8 in this run and 16 in the job file"),
         ({"data": {"sequence_length": 64}, "seed": 4}, "data.sequence_length is 32 in this run and 64"),
-        ({"workload": {"changes": {"hidden": 32}}}, "workload.changes.heads is 4 in this run and None"),
+        ({"workload": {"changes": {"hidden": 32}}}, "workload.changes.heads is 4 in this run and not set"),
         ({"data": {"tokenizer": "a.json"}}, "data.tokenizer is not set in this run and 'a.json'"),
     ],
 )
