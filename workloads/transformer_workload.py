@@ -263,7 +263,7 @@ def _sharding(config: TransformerConfig) -> dict[str, str]:
         styles["head.output"] = "vocab"
     elif config.generator:
         styles["generator.head.output"] = "vocab"
-    if config.positions == "relative":
+    if config.biased_by_distance:
         styles["*relative_bias"] = "column"
     layer = "*layers.*."
     names = ["attention", "cross_attention"] if seq2seq else ["attention"]

@@ -20,8 +20,8 @@ from workloads.workload import Batch, Vocabulary
 
 TOLERANCE = 1e-5
 """Largest difference between two correct fp32 computations of one model, as a share of the largest number above one."""
-_ARGUMENTS = {"tokens": "input_ids", "token_types": "token_type_ids", "positions": "position_ids",
-              "decoder_tokens": "decoder_input_ids"}  # fmt: skip
+_ARGUMENTS = {"tokens": "input_ids", "token_types": "token_type_ids", "task_types": "task_type_ids",
+              "positions": "position_ids", "decoder_tokens": "decoder_input_ids"}  # fmt: skip
 _OUTPUTS = {
     "logits": ("logits", "prediction_logits"),
     "sentence": ("seq_relationship_logits", "sop_logits", "logits"),

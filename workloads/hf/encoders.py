@@ -1,4 +1,4 @@
-"""Conversion tables of the encoders: BERT (and UniLM), ERNIE, RoBERTa, XLM-R, DistilBERT, ALBERT, ELECTRA."""
+"""Conversion tables of the encoders: BERT (and UniLM), ERNIE, RoBERTa, XLM-R, MPNet, DistilBERT, ALBERT, ELECTRA."""
 
 from __future__ import annotations
 
@@ -94,12 +94,13 @@ BERT = Family(
 )
 
 
-def _check_ernie(hf_config: Any) -> dict[str, Any]:
-    if hf_config.use_task_id:
-        raise WorkloadError(
-            "this ERNIE has types of tasks, which are not supported here; use another checkpoint"
-        )
-    return {}
+def _read_ernie(hf_config: Any) -> dict[str, Any]:
+    return {"task_types": hf_config.task_type_vocab_size if hf_config.use_task_id else 0}
+
+
+def _write_ernie(config: TransformerConfig) -> dict[str, Any]:
+    kinds = {"task_type_vocab_size": config.task_types} if config.task_types else {}
+    return _typed(config) | {"use_task_id": bool(config.task_types)} | kinds
 
 
 ERNIE = replace(
@@ -107,9 +108,13 @@ ERNIE = replace(
     model_type="ernie",
     base=PRESETS["ernie-1.0-base"],
     prefix="ernie.",
-    constants=_NO_DROPOUT | {"use_task_id": False},
-    reads=_check_ernie,
-    rows=_embeddings("ernie") + _layers("ernie"),
+    reads=_read_ernie,
+    writes=_write_ernie,
+    rows=(
+        *_embeddings("ernie"),
+        *one("embeddings.task_types.weight", "ernie.embeddings.task_type_embeddings.weight"),
+        *_layers("ernie"),
+    ),
     heads=_bert_heads("Ernie", "ernie"),
     or_as_it_is=True,
 )
@@ -194,6 +199,44 @@ XLM_ROBERTA = replace(
     model_type="xlm-roberta",
     base=PRESETS["xlm-roberta-base"],
     heads={key: replace(head, kind=f"XLM{head.kind}") for key, head in ROBERTA.heads.items()},
+    or_as_it_is=True,
+)
+
+
+def _write_mpnet(config: TransformerConfig) -> dict[str, Any]:
+    if config.position_offset != 2:
+        raise WorkloadError(
+            "MPNet of transformers counts positions from padding id 1; give a tokenizer with it"
+        )
+    if not (config.relative_bias and config.relative_buckets == 32 and config.relative_distance == 128):
+        raise WorkloadError("MPNet of transformers has 32 relative_buckets up to distance 128; set these")
+    return {"max_position_embeddings": config.max_positions + 2, "relative_attention_num_buckets": 32}
+
+
+_MPNET_LAYER = "mpnet.encoder.layer.{n}."
+MPNET = Family(
+    model_type="mpnet",
+    base=PRESETS["mpnet-base"],
+    prefix="mpnet.",
+    fields={k: v for k, v in _FIELDS.items() if k != "token_types"},
+    constants=_NO_DROPOUT,
+    reads=lambda hf_config: {"max_positions": hf_config.max_position_embeddings - 2},
+    writes=_write_mpnet,
+    rows=(
+        *_embeddings("mpnet"),
+        Row(("relative_bias.weight",), "mpnet.encoder.relative_attention_bias.weight", transposed=True),
+        *both("layers.{n}.attention.query", _MPNET_LAYER + "attention.attn.q"),
+        *both("layers.{n}.attention.key", _MPNET_LAYER + "attention.attn.k"),
+        *both("layers.{n}.attention.value", _MPNET_LAYER + "attention.attn.v"),
+        *both("layers.{n}.attention.output", _MPNET_LAYER + "attention.attn.o"),
+        *both("layers.{n}.attention_norm", _MPNET_LAYER + "attention.LayerNorm"),
+        *both("layers.{n}.feedforward.up", _MPNET_LAYER + "intermediate.dense"),
+        *both("layers.{n}.feedforward.down", _MPNET_LAYER + "output.dense"),
+        *both("layers.{n}.feedforward_norm", _MPNET_LAYER + "output.LayerNorm"),
+    ),
+    heads={
+        key: replace(head, kind=head.kind.replace("Roberta", "MPNet")) for key, head in ROBERTA.heads.items()
+    },
     or_as_it_is=True,
 )
 

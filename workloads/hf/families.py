@@ -30,6 +30,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
     "xlm-roberta": encoders.XLM_ROBERTA,
     "distilbert": encoders.DISTILBERT,
     "ernie": encoders.ERNIE,
+    "mpnet": encoders.MPNET,
     "albert": encoders.ALBERT,
     "electra": encoders.ELECTRA,
     "t5": seq2seq.T5,

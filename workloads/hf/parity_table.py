@@ -150,6 +150,17 @@ CASES = (
     Case("XLM-R", "xlm-roberta-base", {"layers": 2}, ("padding",)),
     Case("DistilBERT", "distilbert-base", {"layers": 2}, ("padding",)),
     Case("ERNIE", "ernie-1.0-base", {"layers": 2}, ("padding", "token_types", "sentence")),
+    Case(
+        "ERNIE, types of tasks",
+        "ernie-1.0-base",
+        {"layers": 2, "task_types": 3, "sentence_head": False},
+        ("padding", "token_types", "task_types"),
+    ),
+    Case("MPNet", "mpnet-base", {"layers": 2}, ("padding",)),
+    *(
+        Case(f"MPNet, {head} classes", "mpnet-base", {"layers": 2, "head": head, "classes": 3}, ("padding",))
+        for head in ("sequence", "token")
+    ),
     Case("ALBERT", "albert-tiny", {"embedding_size": 16}, ("padding", "token_types", "sentence")),
     Case("ELECTRA, discriminator", "electra-tiny", {"generator": 0, "embedding_size": 16}, ("padding",)),
     Case("ELECTRA, generator", "electra-tiny", {"generator": 0, "head": "masked"}, ("padding",)),
@@ -238,8 +249,9 @@ def batch_for(case: Case) -> Batch:
     if "padding" in case.inputs:
         real[1, LENGTH - 5 :] = False
         batch = {"tokens": batch["tokens"].masked_fill(~real, 1), "padding": real}
-    if "token_types" in case.inputs:
-        batch["token_types"] = ids(2, LENGTH, high=2)
+    for kinds in ("token_types", "task_types"):
+        if kinds in case.inputs:
+            batch[kinds] = ids(2, LENGTH, high=getattr(config, kinds))
     if "attention" in case.inputs:
         order = torch.arange(LENGTH)
         batch["attention"] = ((order < 8)[None] | (order[None] <= order[:, None])).expand(2, -1, -1)

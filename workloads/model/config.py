@@ -30,16 +30,18 @@ class TransformerConfig:
 
     family: the published class; it selects the Hugging Face conversion table. max_positions: the longest sequence that
     learned positions allow (and that rotary models declare). counted_positions: positions count only real tokens; the
-    padding's id is position_offset - 1 (RoBERTa). norm: rms_offset is RMSNorm whose weight is kept minus one (Gemma).
-    norm_position: of a sub-layer's input (pre), of the residual after it (post), of its input and its output (both,
-    Gemma 2), of its output alone (branch, OLMo 2). qk_norm_whole: that of queries and keys is over all heads together
-    (OLMo 2). score_cap, logit_cap: c in c tanh(x / c) of scores and logits, 0 for none (Gemma 2). full_every: every so
-    many-th layer has no window, 0 for none. window_theta: rope_theta of the layers with a window, whose rotary
-    positions are not scaled; 0 for that of all (Gemma 3). sinks: each head has a learned score in the denominator of
-    its softmax, which takes no value (gpt-oss). swiglu_limit: gate and up are clamped to it, and joined as in gpt-oss
-    with swiglu_alpha, see `layers.joined`; 0 for plain gates. head_activation: of a masked head; the body's if empty.
-    dropout, attention_dropout: the rates in training, layer_drop that of skipped layers, see `workloads.model.dropout`.
-    base: the narrow model for muP, None for none; see `workloads.model.mup`.
+    padding's id is position_offset - 1 (RoBERTa). relative_bias: beside other positions, scores have T5's bias by
+    distance (MPNet). task_types: kinds of tasks, each with a vector that is added to a text's tokens (ERNIE 2.0). norm:
+    rms_offset is RMSNorm whose weight is kept minus one (Gemma). norm_position: of a sub-layer's input (pre), of the
+    residual after it (post), of its input and its output (both, Gemma 2), of its output alone (branch, OLMo 2).
+    qk_norm_whole: that of queries and keys is over all heads together (OLMo 2). score_cap, logit_cap: c in c tanh(x /
+    c) of scores and logits, 0 for none (Gemma 2). full_every: every so many-th layer has no window, 0 for none.
+    window_theta: rope_theta of the layers with a window, whose rotary positions are not scaled; 0 for that of all
+    (Gemma 3). sinks: each head has a learned score in the denominator of its softmax, which takes no value (gpt-oss).
+    swiglu_limit: gate and up are clamped to it, and joined as in gpt-oss with swiglu_alpha, see `layers.joined`; 0 for
+    plain gates. head_activation: of a masked head; the body's if empty. dropout, attention_dropout: the rates in
+    training, layer_drop that of skipped layers, see `workloads.model.dropout`. base: the narrow model for muP, None for
+    none; see `workloads.model.mup`.
     """
 
     family: str
@@ -65,9 +67,11 @@ class TransformerConfig:
     block_positions: bool = False
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
+    relative_bias: bool = False
     relative_buckets: int = 32
     relative_distance: int = 128
     token_types: int = 0
+    task_types: int = 0
     embedding_size: int = 0
     tied: bool = True
     scaled_head: bool = False
@@ -152,6 +156,14 @@ class TransformerConfig:
             raise WorkloadError("window_theta needs rotary positions and full_every; set it to 0")
         if self.global_tokens and not self.window:
             raise WorkloadError("global_tokens does nothing without window; set window")
+        if self.relative_bias and self.positions == "relative":
+            raise WorkloadError("relative positions have their bias already; set relative_bias to false")
+        if self.biased_by_distance and (self.latent or self.full_every):
+            raise WorkloadError(
+                "a bias by distance needs plain attention, alike in all layers; set latent to null and full_every to 0"
+            )
+        if self.task_types and self.architecture == "encoder-decoder":
+            raise WorkloadError("an encoder-decoder has no task_types; set it to 0")
         if self.counted_positions and (self.positions != "learned" or not self.position_offset):
             raise WorkloadError("counted_positions needs learned positions and a position_offset; give both")
         if self.block_positions and self.positions != "learned":
@@ -186,6 +198,11 @@ class TransformerConfig:
     def rotary_dim(self) -> int:
         """Dimensions of a head to which rotary positions apply."""
         return self.latent.rope_dim if self.latent else self.head_dim
+
+    @property
+    def biased_by_distance(self) -> bool:
+        """Whether scores have T5's bias by distance."""
+        return self.relative_bias or self.positions == "relative"
 
     @property
     def causal(self) -> bool:

@@ -14,7 +14,7 @@ def parameters(config: TransformerConfig, active: bool = False) -> int:
     stacks = _layers(config, config.layers, False, active)
     stacks += _layers(config, config.decoder_layers, True, active) if config.decoder_layers else 0
     sides = 2 if config.architecture == "encoder-decoder" else 1
-    relative = config.heads * config.relative_buckets if config.positions == "relative" else 0
+    relative = config.heads * config.relative_buckets if config.biased_by_distance else 0
     stacks += sides * (
         _embeddings(config) + relative + (_norm(config, config.hidden) if config.final_norm else 0)
     )
@@ -73,7 +73,8 @@ def _linear(inputs: int, outputs: int, bias: bool) -> int:
 
 def _embeddings(config: TransformerConfig) -> int:
     size, count = config.embedding_size, config.max_positions + config.position_offset
-    tables = (config.positions == "learned") * count + config.block_positions * count + config.token_types
+    tables = (config.positions == "learned") * count + config.block_positions * count
+    tables += config.token_types + config.task_types
     return tables * size + (_norm(config, size) if config.embedding_norm else 0)
 
 

@@ -14,8 +14,8 @@ from workloads.model.positions import sinusoids
 
 
 class Embeddings(nn.Module):
-    """Adds positions and token types to token vectors [B, L, embedding_size], which may be multiplied by the root of
-    that size (Vaswani et al. 2017, section 3.4); then the norm, if any, and dropout."""
+    """Adds positions, token types and types of tasks to token vectors [B, L, embedding_size], which may be multiplied
+    by the root of that size (Vaswani et al. 2017, section 3.4); then the norm, if any, and dropout."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -27,10 +27,16 @@ class Embeddings(nn.Module):
         self.positions = embedding(count, size) if learned else None
         self.blocks = embedding(count, size) if config.block_positions else None
         self.token_types = embedding(config.token_types, size) if config.token_types else None
+        self.task_types = embedding(config.task_types, size) if config.task_types else None
         self.norm = norm(config, size) if config.embedding_norm else None
 
     def forward(
-        self, vectors: Tensor, positions: Tensor, token_types: Tensor | None, keys: Tensor | None
+        self,
+        vectors: Tensor,
+        positions: Tensor,
+        token_types: Tensor | None,
+        keys: Tensor | None,
+        task_types: Tensor | None = None,
     ) -> Tensor:
         """positions int64 [1 or B, L], or [B, 2, L] with block positions (GLM, section 2.1); keys as in `Context`."""
         vectors = vectors if self.scale == 1.0 else vectors * self.scale
@@ -43,11 +49,11 @@ class Embeddings(nn.Module):
             vectors = vectors + self.positions(positions + self.offset)
         if self.sinusoidal:
             vectors = vectors + sinusoids(positions, vectors.shape[-1]).to(vectors.dtype)
+        none = torch.zeros_like(vectors[..., 0], dtype=torch.long)
         if self.token_types is not None:
-            types = (
-                torch.zeros_like(vectors[..., 0], dtype=torch.long) if token_types is None else token_types
-            )
-            vectors = vectors + self.token_types(types)
+            vectors = vectors + self.token_types(none if token_types is None else token_types)
+        if self.task_types is not None:
+            vectors = vectors + self.task_types(none if task_types is None else task_types)
         return drop(vectors if self.norm is None else self.norm(vectors), self.dropout, keys, 0)
 
 

@@ -61,6 +61,9 @@ _ROBERTA = replace(
     sentence_head=False, initial="normal", counted_positions=True, head_activation="gelu",
 )  # fmt: skip
 _XLM_ROBERTA = replace(_ROBERTA, family="xlm-roberta", vocab_size=250002)
+_MPNET = replace(
+    _ROBERTA, family="mpnet", vocab_size=30527, token_types=0, relative_bias=True,
+)  # fmt: skip
 _DISTILBERT = replace(
     _BERT, family="distilbert", layers=6, token_types=0, sentence_head=False, pooler="relu", initial="normal",
 )  # fmt: skip
@@ -180,6 +183,7 @@ PRESETS: Mapping[str, TransformerConfig] = MappingProxyType({
     "xlm-roberta-base": _XLM_ROBERTA,
     "distilbert-base": _DISTILBERT,
     "ernie-1.0-base": _ERNIE,
+    "mpnet-base": _MPNET,
     "albert-base": _ALBERT,
     "electra-base": _ELECTRA,
     "electra-small": _but(_ELECTRA, hidden=256, heads=4, embedding_size=128, intermediate=1024, generator=64),

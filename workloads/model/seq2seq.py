@@ -27,7 +27,7 @@ class Stack(nn.Module):
         self.config, self.causal = config, causal
         self.embeddings: nn.Module | None = Embeddings(config)
         self.relative_bias = (
-            RelativeBias(config, bidirectional=not causal) if config.positions == "relative" else None
+            RelativeBias(config, bidirectional=not causal) if config.biased_by_distance else None
         )
         self.layers = make_layers(config, count, cross=causal)
         self.norm = norm(config) if config.final_norm else None

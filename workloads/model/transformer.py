@@ -162,7 +162,7 @@ class Transformer(nn.Module):
         self.embeddings: nn.Module | None = Embeddings(config)
         self.projection = projection(config)
         self.relative_bias = (
-            RelativeBias(config, bidirectional=not config.causal) if config.positions == "relative" else None
+            RelativeBias(config, bidirectional=not config.causal) if config.biased_by_distance else None
         )
         self.layers = make_layers(config, config.layers)
         self.norm = norm(config) if config.final_norm else None
@@ -193,12 +193,14 @@ class Transformer(nn.Module):
         if hidden is None:
             assert self.tokens is not None
             assert self.embeddings is not None
-            vectors, types = self.tokens(batch["tokens"]), batch.get("token_types")
+            vectors, types, tasks = (
+                self.tokens(batch["tokens"]), batch.get("token_types"), batch.get("task_types"),
+            )  # fmt: skip
             if before:
                 assert self.prompt is not None
                 vectors = self.prompt(vectors)
-                types = None if types is None else F.pad(types, (before, 0))
-            hidden = self.embeddings(vectors, positions + self.prefix_length, types, context.keys)
+                types, tasks = (None if kind is None else F.pad(kind, (before, 0)) for kind in (types, tasks))
+            hidden = self.embeddings(vectors, positions + self.prefix_length, types, context.keys, tasks)
             hidden = hidden if self.projection is None else self.projection(hidden)
         repeat = self.config.layers if self.config.shared_layers else 1
         hidden, extra = run_layers(self.layers, hidden, context, extra, repeat)

@@ -22,7 +22,7 @@ from workloads.model.masks import REAL, Mask, self_mask
 from workloads.model.moe import Router, Routes
 from workloads.workload import Batch
 
-ALONG_LENGTH = ("tokens", "labels", "token_types", "padding", "segments")
+ALONG_LENGTH = ("tokens", "labels", "token_types", "task_types", "padding", "segments")
 
 
 def positions_of(length: int, cp: ProcessGroup, device: torch.device) -> Tensor:

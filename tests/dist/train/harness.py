@@ -65,6 +65,11 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "latent": {"model": "deepseek-v3-tiny", "changes": {**LAYERS, **APART}},
     "encoder": {"model": "bert-tiny", "objective": "masked_lm", "changes": LAYERS},
+    "distances": {
+        "model": "mpnet-base",
+        "objective": "masked_lm",
+        "changes": {**LAYERS, "task_types": 3, "kv_heads": 4, "head_dim": 8},
+    },
     "pair": {"model": "t5-tiny", "objective": "span_corruption"},
     "summary": {
         "model": "pegasus-large",

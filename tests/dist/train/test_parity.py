@@ -65,6 +65,7 @@ QUICK = {
         *some("encoder", Layout(dp=2, zero=3, micro_batch=2), Layout(cp=2, zero=1, micro_batch=2)),
         *some("encoder", Layout(tp=2, sequence=True, micro_batch=2), Layout(**PIPED, schedule="zbv")),
         *some("pair", Layout(dp=2, zero=2, micro_batch=2), Layout(tp=2, micro_batch=2)),
+        *some("distances", Layout(tp=2, sequence=True, micro_batch=2), Layout(**PIPED, schedule="zbv")),
         *some("summary", Layout(tp=2, micro_batch=2), Layout(**PIPED, schedule="zbv")),
         *some("pair", Layout(**PIPED, schedule="gpipe"), Layout(**PIPED, schedule="zbv")),
     ],

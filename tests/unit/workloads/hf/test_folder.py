@@ -57,6 +57,8 @@ CLASSES: dict[str, tuple[str, dict[str, Any], str]] = {
     "deepseek_v3": ("DeepseekV3ForCausalLM", ENCODER | DEEPSEEK, "causal_lm"),
     "bert": ("BertForMaskedLM", ENCODER, "masked_lm"),
     "roberta": ("RobertaForMaskedLM", ENCODER, "masked_lm"),
+    "ernie": ("ErnieForMaskedLM", ENCODER | {"use_task_id": True}, "masked_lm"),
+    "mpnet": ("MPNetForMaskedLM", ENCODER, "masked_lm"),
     "albert": ("AlbertForMaskedLM", ENCODER | {"embedding_size": 16}, "masked_lm"),
     "electra": ("ElectraForMaskedLM", ENCODER | {"embedding_size": 16}, "masked_lm"),
     "t5": ("T5ForConditionalGeneration", T5, "mass"),

@@ -1,4 +1,4 @@
-"""What a table of a decoder cannot express is refused by it in one line, and run as the class of transformers."""
+"""What a table cannot express is refused by it in one line, and run as the class of transformers."""
 
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from workloads.model.config import TransformerConfig
 
 SIZES = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
          "num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 64}  # fmt: skip
+ENCODER = {k: v for k, v in SIZES.items() if k != "num_key_value_heads"}
 FULL, NEAR = "full_attention", "sliding_attention"
 LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 UNKNOWN: dict[str, tuple[Any, str]] = {
@@ -59,9 +60,9 @@ UNKNOWN: dict[str, tuple[Any, str]] = {
         transformers.GptOssConfig(**SIZES, head_dim=8, rope_parameters={"rope_type": "default", "rope_theta": 1e4,
                                                                         "partial_rotary_factor": 0.5}),
         "partial_rotary_factor 0.5"),
-    "types of tasks": (
-        transformers.ErnieConfig(**{k: v for k, v in SIZES.items() if k != "num_key_value_heads"}, use_task_id=True),
-        "types of tasks"),
+    "other buckets of distances than the class computes": (
+        transformers.MPNetConfig(**ENCODER, relative_attention_num_buckets=64), "relative_attention_num_buckets 64"),
+    "an unknown activation": (transformers.MPNetConfig(**ENCODER, hidden_act="tanh"), "activation 'tanh' of mpnet"),
 }  # fmt: skip
 
 

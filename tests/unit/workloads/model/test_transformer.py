@@ -59,9 +59,33 @@ def test_a_decoder_sees_what_is_before_it() -> None:
 def test_an_encoder_sees_all_but_padding() -> None:
     padding = torch.ones(2, LENGTH, dtype=torch.bool)
     padding[0, 20:] = False
-    reached = seen(model_of("bert-tiny", layers=1), {"tokens": tokens(), "padding": padding})
-    assert reached[:20, :20].all()
-    assert not reached[:20, 20:].any()
+    for model in (model_of("bert-tiny", layers=1), model_of("mpnet-base", layers=1)):
+        reached = seen(model, {"tokens": tokens(), "padding": padding})
+        assert reached[:20, :20].all()
+        assert not reached[:20, 20:].any()
+
+
+def test_distances_tell_texts_apart_that_are_alike_but_for_their_order() -> None:
+    model = model_of("mpnet-base", layers=1)
+    with torch.no_grad():
+        model.embeddings.positions.weight.zero_()
+        found = model({"tokens": tokens()}).logits
+        turned = model({"tokens": tokens().flip(1)}).logits.flip(1)
+        assert not torch.allclose(found, turned)
+        model.relative_bias.weight.zero_()
+        found, turned = model({"tokens": tokens()}).logits, model({"tokens": tokens().flip(1)}).logits.flip(1)
+        assert torch.allclose(found, turned, atol=1e-5)
+
+
+def test_a_type_of_task_moves_every_token() -> None:
+    model, batch = model_of("ernie-1.0-base", layers=1, task_types=3), {"tokens": tokens()}
+    kinds = torch.zeros(2, LENGTH, dtype=torch.long)
+    with torch.no_grad():
+        assert torch.equal(model(batch).logits, model({**batch, "task_types": kinds}).logits)
+        kinds[0, 5] = 2
+        moved = (model({**batch, "task_types": kinds}).logits - model(batch).logits).abs().amax(-1)
+    assert moved[0].all()
+    assert not moved[1].any()
 
 
 def test_a_prefix_model_sees_what_the_batch_allows() -> None:
