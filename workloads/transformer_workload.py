@@ -265,6 +265,8 @@ def _sharding(config: TransformerConfig) -> dict[str, str]:
         styles["generator.head.output"] = "vocab"
     if config.biased_by_distance:
         styles["*relative_bias"] = "column"
+    if config.disentangled:  # every rank has its heads' part of their gradients
+        styles |= {"distances": "heads", "distances.norm": "heads"}
     layer = "*layers.*."
     names = ["attention", "cross_attention"] if seq2seq else ["attention"]
     for name in names if not config.latent else []:

@@ -40,6 +40,7 @@ def add_prefixes(model: nn.Module, config: TransformerConfig, count: int) -> Non
         ("its attention is latent", config.latent is not None),
         ("its attention has a window", bool(config.window)),
         ("its positions are not absolute", config.positions not in ("learned", "rotary")),
+        ("its scores depend on distances", config.biased_by_distance or bool(config.disentangled)),
         ("it has block positions", config.block_positions),
     ):
         if wrong:

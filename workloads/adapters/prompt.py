@@ -45,6 +45,7 @@ def add_prompt(model: nn.Module, config: TransformerConfig, count: int, network:
         ("it has two stacks", config.architecture == "encoder-decoder" or bool(config.generator)),
         ("its attention has a window", bool(config.window)),
         ("its positions are not absolute", config.positions not in ("learned", "rotary", "sinusoidal")),
+        ("its scores depend on distances", config.biased_by_distance or bool(config.disentangled)),
         ("it has block positions", config.block_positions),
     ):
         if wrong:

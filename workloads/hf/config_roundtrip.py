@@ -15,7 +15,7 @@ HARMLESS = frozenset((
     "initializer_range", "initializer_factor", "init_std", "resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout",
     "attention_dropout", "activation_dropout", "dropout_rate", "hidden_dropout_prob", "classifier_dropout",
     "attention_probs_dropout_prob", "classifier_dropout_prob", "encoder_layerdrop", "decoder_layerdrop",
-    "qa_dropout", "seq_classif_dropout",
+    "qa_dropout", "seq_classif_dropout", "pooler_dropout",
     "router_jitter_noise", "router_aux_loss_coef", "router_z_loss_coef",
     # roles of tokens, which the tokenizer knows; RoBERTa's padding is read as its position offset
     "pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "decoder_start_token_id", "forced_bos_token_id",
@@ -32,7 +32,7 @@ HARMLESS = frozenset((
     "sinusoidal_pos_embds", "task_type_vocab_size",
     # what is read from other fields: the step between layers with experts, activation and gate, windows
     "num_sparse_encoder_layers", "num_sparse_decoder_layers", "feed_forward_proj", "max_window_layers",
-    "use_sliding_window", "original_max_position_embeddings",
+    "use_sliding_window", "original_max_position_embeddings", "pos_att_type", "max_relative_positions",
 ))  # fmt: skip
 """Fields of a transformers configuration that do not change what a loaded model computes."""
 DERIVED = ("head_dim", "n_inner", "num_key_value_heads")

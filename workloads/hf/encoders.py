@@ -34,12 +34,16 @@ def _typed(config: TransformerConfig) -> dict[str, Any]:
     return {}
 
 
-def _layers(prefix: str, ours: str = "") -> tuple[Row, ...]:
+def encoder_layers(
+    prefix: str, query: str = "query", key: str = "key", value: str = "value", ours: str = ""
+) -> tuple[Row, ...]:
+    """The layers of the encoder in the module `prefix`, whose projections have these names; `ours` stands before our
+    names."""
     mine, layer = f"{ours}layers.{{n}}.", f"{prefix}.encoder.layer.{{n}}."
     return (
-        *both(mine + "attention.query", layer + "attention.self.query"),
-        *both(mine + "attention.key", layer + "attention.self.key"),
-        *both(mine + "attention.value", layer + "attention.self.value"),
+        *both(mine + "attention.query", layer + f"attention.self.{query}"),
+        *both(mine + "attention.key", layer + f"attention.self.{key}"),
+        *both(mine + "attention.value", layer + f"attention.self.{value}"),
         *both(mine + "attention.output", layer + "attention.output.dense"),
         *both(mine + "attention_norm", layer + "attention.output.LayerNorm"),
         *both(mine + "feedforward.up", layer + "intermediate.dense"),
@@ -48,7 +52,8 @@ def _layers(prefix: str, ours: str = "") -> tuple[Row, ...]:
     )
 
 
-def _masked(dense: str, norm: str, decoder: str, bias: str) -> tuple[Row, ...]:
+def masked_head(dense: str, norm: str, decoder: str, bias: str) -> tuple[Row, ...]:
+    """A head of masked language modelling, whose bias may stand under a second name."""
     own = f"{decoder}.bias"
     return (
         *both("head.dense", dense),
@@ -58,11 +63,12 @@ def _masked(dense: str, norm: str, decoder: str, bias: str) -> tuple[Row, ...]:
     )
 
 
-def _sentence(ours: str, pooler: str, classifier: str) -> tuple[Row, ...]:
+def sentence_rows(ours: str, pooler: str, classifier: str) -> tuple[Row, ...]:
+    """A head that reads the first token through a pooler."""
     return both(f"{ours}.dense", pooler) + both(f"{ours}.output", classifier)
 
 
-_BERT_MASKED = _masked(
+_BERT_MASKED = masked_head(
     "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.decoder",
     "cls.predictions.bias",
 )  # fmt: skip
@@ -71,11 +77,11 @@ _BERT_MASKED = _masked(
 def _bert_heads(kind: str, body: str) -> dict[str, Head]:
     """The heads of classes whose names begin with `kind` and whose body is the module `body`."""
     pooler = f"{body}.pooler.dense"
-    both_losses = _BERT_MASKED + _sentence("sentence_head", pooler, "cls.seq_relationship")
+    both_losses = _BERT_MASKED + sentence_rows("sentence_head", pooler, "cls.seq_relationship")
     return {
         "masked+sentence": Head(f"{kind}ForPreTraining", both_losses),
         "masked": Head(f"{kind}ForMaskedLM", _BERT_MASKED),
-        "sequence": Head(f"{kind}ForSequenceClassification", _sentence("head", pooler, "classifier")),
+        "sequence": Head(f"{kind}ForSequenceClassification", sentence_rows("head", pooler, "classifier")),
         "token": Head(f"{kind}ForTokenClassification", both("head.output", "classifier")),
         "span": Head(f"{kind}ForQuestionAnswering", both("head.output", "qa_outputs")),
         "none": Head(f"{kind}Model"),
@@ -89,7 +95,7 @@ BERT = Family(
     fields=_FIELDS,
     constants=_NO_DROPOUT,
     writes=_typed,
-    rows=_embeddings("bert") + _layers("bert"),
+    rows=_embeddings("bert") + encoder_layers("bert"),
     heads=_bert_heads("Bert", "bert"),
 )
 
@@ -113,7 +119,7 @@ ERNIE = replace(
     rows=(
         *_embeddings("ernie"),
         *one("embeddings.task_types.weight", "ernie.embeddings.task_type_embeddings.weight"),
-        *_layers("ernie"),
+        *encoder_layers("ernie"),
     ),
     heads=_bert_heads("Ernie", "ernie"),
     or_as_it_is=True,
@@ -143,10 +149,10 @@ DISTILBERT = Family(
     heads={
         "masked": Head(
             "DistilBertForMaskedLM",
-            _masked("vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias"),
+            masked_head("vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias"),
         ),
         "sequence": Head(
-            "DistilBertForSequenceClassification", _sentence("head", "pre_classifier", "classifier")
+            "DistilBertForSequenceClassification", sentence_rows("head", "pre_classifier", "classifier")
         ),
         "token": Head("DistilBertForTokenClassification", both("head.output", "classifier")),
         "span": Head("DistilBertForQuestionAnswering", both("head.output", "qa_outputs")),
@@ -180,14 +186,15 @@ ROBERTA = Family(
     constants=_NO_DROPOUT,
     reads=_read_roberta,
     writes=_write_roberta,
-    rows=_embeddings("roberta") + _layers("roberta"),
+    rows=_embeddings("roberta") + encoder_layers("roberta"),
     heads={
         "masked": Head(
             "RobertaForMaskedLM",
-            _masked("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias"),
+            masked_head("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias"),
         ),
         "sequence": Head(
-            "RobertaForSequenceClassification", _sentence("head", "classifier.dense", "classifier.out_proj")
+            "RobertaForSequenceClassification",
+            sentence_rows("head", "classifier.dense", "classifier.out_proj"),
         ),
         "token": Head("RobertaForTokenClassification", both("head.output", "classifier")),
         "span": Head("RobertaForQuestionAnswering", both("head.output", "qa_outputs")),
@@ -241,7 +248,7 @@ MPNET = Family(
 )
 
 _ALBERT_LAYER = "albert.encoder.albert_layer_groups.{n}.albert_layers.0."
-_ALBERT_MASKED = _masked(
+_ALBERT_MASKED = masked_head(
     "predictions.dense", "predictions.LayerNorm", "predictions.decoder", "predictions.bias"
 )
 
@@ -288,10 +295,10 @@ ALBERT = Family(
     heads={
         "masked+sentence": Head(
             "AlbertForPreTraining",
-            _ALBERT_MASKED + _sentence("sentence_head", "albert.pooler", "sop_classifier.classifier"),
+            _ALBERT_MASKED + sentence_rows("sentence_head", "albert.pooler", "sop_classifier.classifier"),
         ),
         "masked": Head("AlbertForMaskedLM", _ALBERT_MASKED),
-        "sequence": Head("AlbertForSequenceClassification", _sentence("head", "albert.pooler", "classifier")),
+        "sequence": Head("AlbertForSequenceClassification", sentence_rows("head", "albert.pooler", "classifier")),
         "token": Head("AlbertForTokenClassification", both("head.output", "classifier")),
         "span": Head("AlbertForQuestionAnswering", both("head.output", "qa_outputs")),
         "none": Head("AlbertModel"),
@@ -300,7 +307,7 @@ ALBERT = Family(
 
 
 def _electra(ours: str) -> tuple[Row, ...]:
-    trunk = both(f"{ours}projection", "electra.embeddings_project") + _layers("electra", ours)
+    trunk = both(f"{ours}projection", "electra.embeddings_project") + encoder_layers("electra", ours=ours)
     return _embeddings("electra") + trunk
 
 
@@ -309,7 +316,7 @@ _DISCRIMINATOR = (
     *both("head.dense", "discriminator_predictions.dense"),
     *both("head.output", "discriminator_predictions.dense_prediction"),
 )
-_GENERATOR = _masked(
+_GENERATOR = masked_head(
     "generator_predictions.dense",
     "generator_predictions.LayerNorm",
     "generator_lm_head",
@@ -327,7 +334,8 @@ ELECTRA = Family(
         "discriminator": Head("ElectraForPreTraining", _DISCRIMINATOR),
         "masked": Head("ElectraForMaskedLM", _GENERATOR),
         "sequence": Head(
-            "ElectraForSequenceClassification", _sentence("head", "classifier.dense", "classifier.out_proj")
+            "ElectraForSequenceClassification",
+            sentence_rows("head", "classifier.dense", "classifier.out_proj"),
         ),
         "token": Head("ElectraForTokenClassification", both("head.output", "classifier")),
         "span": Head("ElectraForQuestionAnswering", both("head.output", "qa_outputs")),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from workloads.errors import WorkloadError
-from workloads.hf import decoders, encoders, experts, gpt_oss, qwen_experts, seq2seq, windowed
+from workloads.hf import deberta, decoders, encoders, experts, gpt_oss, qwen_experts, seq2seq, windowed
 from workloads.hf.family import Family
 from workloads.model.config import TransformerConfig
 
@@ -31,6 +31,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
     "distilbert": encoders.DISTILBERT,
     "ernie": encoders.ERNIE,
     "mpnet": encoders.MPNET,
+    "deberta-v2": deberta.DEBERTA_V2,
     "albert": encoders.ALBERT,
     "electra": encoders.ELECTRA,
     "t5": seq2seq.T5,

@@ -79,8 +79,8 @@ class Family:
     `head`, with '+sentence' where the model has a sentence head. prefix: the module name that a checkpoint of the bare
     model leaves out. unsaid: fields of ours that only the weights tell, not the configuration. or_as_it_is: a
     configuration that the table cannot express is run as the class of transformers instead of refused. in_4_bits: its
-    experts may be stored in MXFP4. computed: tensors of theirs that follow from the configuration, and are none of
-    ours.
+    experts may be stored in MXFP4. unused: a pattern of names of tensors that transformers leaves out as well.
+    computed: tensors of theirs that follow from the configuration, and are none of ours.
     """
 
     model_type: str
@@ -91,6 +91,7 @@ class Family:
     prefix: str = ""
     or_as_it_is: bool = False
     in_4_bits: bool = False
+    unused: str = ""
     unsaid: tuple[str, ...] = ()
     constants: Mapping[str, Any] = field(default_factory=dict)
     computed: Callable[[TransformerConfig], Mapping[str, Tensor]] = lambda config: {}

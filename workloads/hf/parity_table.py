@@ -78,6 +78,7 @@ def _untied(models: str) -> tuple[Case, ...]:
     )
 
 
+_DEBERTA = {"layers": 2, "disentangled": 6, "relative_distance": 16}
 _PAIR = {"layers": 2, "kv_heads": 0, "head_dim": 0}
 SWITCH = {"intermediate": 64, "moe": {"intermediate": 64, "capacity_factor": None, "capacity": 7}}
 _SMALL = {"layers": 2, "kv_heads": 2, "head_dim": 8}
@@ -160,6 +161,25 @@ CASES = (
     *(
         Case(f"MPNet, {head} classes", "mpnet-base", {"layers": 2, "head": head, "classes": 3}, ("padding",))
         for head in ("sequence", "token")
+    ),
+    Case("DeBERTa V3", "deberta-v3-base", _DEBERTA, ("padding",)),
+    Case(
+        "DeBERTa V2, positions and token types",
+        "deberta-v3-base",
+        _DEBERTA | {"positions": "learned", "token_types": 2, "disentangled": 8, "relative_distance": 20},
+        ("padding", "token_types"),
+    ),
+    Case(
+        "DeBERTa V3, sequence classes",
+        "deberta-v3-base",
+        _DEBERTA | {"head": "sequence", "classes": 3},
+        ("padding",),
+    ),
+    Case(
+        "DeBERTa V3, token classes",
+        "deberta-v3-base",
+        _DEBERTA | {"head": "token", "classes": 3},
+        ("padding",),
     ),
     Case("ALBERT", "albert-tiny", {"embedding_size": 16}, ("padding", "token_types", "sentence")),
     Case("ELECTRA, discriminator", "electra-tiny", {"generator": 0, "embedding_size": 16}, ("padding",)),

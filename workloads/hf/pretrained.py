@@ -178,7 +178,7 @@ class HuggingFaceWeights:
             full = {name, f"{family.prefix}{name}"}
             if full & (taken | mine) or NOT_NEEDED.fullmatch(name) or self._is_spare(name):
                 continue
-            (left if full & others else strange).append(name)
+            (left if full & others or re.fullmatch(family.unused, name) else strange).append(name)
         return sorted(left), strange
 
     def _is_spare(self, name: str) -> bool:

@@ -11,8 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from workloads.model import disentangled
 from workloads.model.cache import Cache, LayerCache
 from workloads.model.config import TransformerConfig
+from workloads.model.disentangled import Between
 from workloads.model.dropout import CROSS_SCORES, SELF_SCORES, drop, keyed
 from workloads.model.layers import CutRMSNorm, capped, norm
 from workloads.model.masks import Mask
@@ -34,7 +36,7 @@ class Context:
     scores [1 or B, heads, L, L] that include the mask, used in place of `mask`. memory: encoder output [B, M, hidden]
     for cross-attention under memory_mask. keys: int64 [B, L], the dropout keys, None without dropout; score_keys: the
     same of all queries, where sequence parallelism leaves a part of `keys`. samples: int64 [B], the keys of the samples
-    that may skip layers, None if none does.
+    that may skip layers, None if none does. between: the distances of disentangled attention.
     real: bool [B, L], False at padding, None without padding; of the full sequence, even if the hidden states are a
     part of it. cache and kept: what a generating model has read, and the part of this layer, see `Cache`.
     """
@@ -52,6 +54,7 @@ class Context:
     full_mask: Mask | None = None
     full_rotary: Rotary | None = None
     score_keys: Tensor | None = None
+    between: Between | None = None
 
     def with_read(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """These keys and values of the tokens at hand; where there is a cache, of all that were read."""
@@ -235,9 +238,10 @@ class Attention(nn.Module):
         self.key_norm: nn.Module | None = None
         if config.qk_norm:
             self.query_norm, self.key_norm = _qk_norms(config, width, keys)
+        self.scale = score_scale(config)
         self.sinks = Sinks(config.heads) if config.sinks else None
         self.core = AttentionCore(
-            score_scale(config),
+            self.scale,
             config.score_cap,
             config.attention_dropout,
             CROSS_SCORES if cross else SELF_SCORES,
@@ -260,6 +264,8 @@ class Attention(nn.Module):
         if self.prefix is not None:
             key, value = self.prefix(key, value)
         mask, bias = (context.memory_mask, None) if self.cross else (context.mask, context.bias)
+        if context.between is not None:
+            bias = self._disentangled(query, key, context.between, mask)
         sinks = None if self.sinks is None else self.sinks.weight
         mixed = self.core(query, key, value, mask, bias, context.score_keys, sinks)
         return self.output(mixed.transpose(1, 2).flatten(2))
@@ -269,6 +275,13 @@ class Attention(nn.Module):
         if self.norms_whole and self.key_norm is not None:
             key = self.key_norm(key)
         return self._heads(key), self._heads(value)
+
+    def _disentangled(self, query: Tensor, key: Tensor, between: Between, mask: Mask) -> Tensor:
+        vectors = between.vectors.unsqueeze(0).to(query.dtype)
+        of_queries, of_keys = self._heads(self.query(vectors)), self._heads(self.key(vectors))
+        bias = disentangled.scores(query, key, of_queries, of_keys, between.numbers) * self.scale
+        allowed = mask.dense(query.shape[2], query.device)
+        return bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
 
     def _of_memory(self, context: Context) -> tuple[Tensor, Tensor]:
         assert context.memory is not None

@@ -31,17 +31,18 @@ class TransformerConfig:
     family: the published class; it selects the Hugging Face conversion table. max_positions: the longest sequence that
     learned positions allow (and that rotary models declare). counted_positions: positions count only real tokens; the
     padding's id is position_offset - 1 (RoBERTa). relative_bias: beside other positions, scores have T5's bias by
-    distance (MPNet). task_types: kinds of tasks, each with a vector that is added to a text's tokens (ERNIE 2.0). norm:
-    rms_offset is RMSNorm whose weight is kept minus one (Gemma). norm_position: of a sub-layer's input (pre), of the
-    residual after it (post), of its input and its output (both, Gemma 2), of its output alone (branch, OLMo 2).
-    qk_norm_whole: that of queries and keys is over all heads together (OLMo 2). score_cap, logit_cap: c in c tanh(x /
-    c) of scores and logits, 0 for none (Gemma 2). full_every: every so many-th layer has no window, 0 for none.
-    window_theta: rope_theta of the layers with a window, whose rotary positions are not scaled; 0 for that of all
-    (Gemma 3). sinks: each head has a learned score in the denominator of its softmax, which takes no value (gpt-oss).
-    swiglu_limit: gate and up are clamped to it, and joined as in gpt-oss with swiglu_alpha, see `layers.joined`; 0 for
-    plain gates. head_activation: of a masked head; the body's if empty. dropout, attention_dropout: the rates in
-    training, layer_drop that of skipped layers, see `workloads.model.dropout`. base: the narrow model for muP, None for
-    none; see `workloads.model.mup`.
+    distance (MPNet). disentangled: content attends to the vectors of so many buckets of distances to either side, and
+    they to it, up to relative_distance (DeBERTa V2); 0 for none. task_types: kinds of tasks, each with a vector that is
+    added to a text's tokens (ERNIE 2.0). norm: rms_offset is RMSNorm whose weight is kept minus one (Gemma).
+    norm_position: of a sub-layer's input (pre), of the residual after it (post), of its input and its output (both,
+    Gemma 2), of its output alone (branch, OLMo 2). qk_norm_whole: that of queries and keys is over all heads together
+    (OLMo 2). score_cap, logit_cap: c in c tanh(x / c) of scores and logits, 0 for none (Gemma 2). full_every: every so
+    many-th layer has no window, 0 for none. window_theta: rope_theta of the layers with a window, whose rotary
+    positions are not scaled; 0 for that of all (Gemma 3). sinks: each head has a learned score in the denominator of
+    its softmax, which takes no value (gpt-oss). swiglu_limit: gate and up are clamped to it, and joined as in gpt-oss
+    with swiglu_alpha, see `layers.joined`; 0 for plain gates. head_activation: of a masked head; the body's if empty.
+    dropout, attention_dropout: the rates in training, layer_drop that of skipped layers, see `workloads.model.dropout`.
+    base: the narrow model for muP, None for none; see `workloads.model.mup`.
     """
 
     family: str
@@ -68,6 +69,7 @@ class TransformerConfig:
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
     relative_bias: bool = False
+    disentangled: int = 0
     relative_buckets: int = 32
     relative_distance: int = 128
     token_types: int = 0
@@ -158,7 +160,26 @@ class TransformerConfig:
             raise WorkloadError("global_tokens does nothing without window; set window")
         if self.relative_bias and self.positions == "relative":
             raise WorkloadError("relative positions have their bias already; set relative_bias to false")
-        if self.biased_by_distance and (self.latent or self.full_every):
+        if self.disentangled and (
+            self.architecture not in ("encoder", "prefix")
+            or self.biased_by_distance
+            or self.qk_norm
+            or self.positions == "rotary"
+            or self.kv_heads != self.heads
+        ):
+            raise WorkloadError(
+                "disentangled attention needs an encoder with as many key as query heads, positions learned or none, "
+                "and no other bias or qk_norm; set disentangled to 0"
+            )
+        if self.disentangled and not 4 <= self.disentangled < self.relative_distance:
+            raise WorkloadError(
+                f"disentangled is {self.disentangled}; give at least 4 buckets, and fewer than relative_distance"
+            )
+        if self.generator and (self.biased_by_distance or self.disentangled or self.task_types):
+            raise WorkloadError(
+                "a generator and its discriminator have learned positions alone, and no task_types"
+            )
+        if (self.biased_by_distance or self.disentangled) and (self.latent or self.full_every):
             raise WorkloadError(
                 "a bias by distance needs plain attention, alike in all layers; set latent to null and full_every to 0"
             )

@@ -13,6 +13,8 @@ def parameters(config: TransformerConfig, active: bool = False) -> int:
     """
     stacks = _layers(config, config.layers, False, active)
     stacks += _layers(config, config.decoder_layers, True, active) if config.decoder_layers else 0
+    if config.disentangled:
+        stacks += 2 * config.disentangled * config.hidden + _norm(config, config.hidden)
     sides = 2 if config.architecture == "encoder-decoder" else 1
     relative = config.heads * config.relative_buckets if config.biased_by_distance else 0
     stacks += sides * (

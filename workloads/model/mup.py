@@ -65,7 +65,7 @@ def beside(config: TransformerConfig, widths: Mapping[str, Any]) -> TransformerC
 
 def lr_scale(name: str, shape: Sequence[int], base: Sequence[int]) -> float:
     """Factor of the learning rate of tensor `name` [.., outputs, inputs]; `base` is its shape in the base model."""
-    is_embedding = name == "tokens.weight" or "embeddings." in name
+    is_embedding = name in ("tokens.weight", "distances.weight") or "embeddings." in name
     is_vector = len(shape) < 2 or name.endswith("_bias")  # of experts, a vector for each
     return 1.0 if is_vector or is_embedding else base[-1] / shape[-1]
 
@@ -79,7 +79,9 @@ def std_scale(name: str, shape: Sequence[int], base: Sequence[int]) -> float:
 def score_scale(config: TransformerConfig) -> float:
     """Factor of the scores of multi-head attention."""
     base = config.base or config
-    return (base.attention_scale or base.head_dim**-0.5) * (base.head_dim / config.head_dim)
+    products = 3 if config.disentangled else 1
+    own = base.attention_scale or (products * base.head_dim) ** -0.5
+    return own * (base.head_dim / config.head_dim)
 
 
 def latent_score_scale(config: TransformerConfig) -> float:

@@ -64,6 +64,10 @@ _XLM_ROBERTA = replace(_ROBERTA, family="xlm-roberta", vocab_size=250002)
 _MPNET = replace(
     _ROBERTA, family="mpnet", vocab_size=30527, token_types=0, relative_bias=True,
 )  # fmt: skip
+_DEBERTA_V3 = replace(
+    _BERT, family="deberta-v2", vocab_size=128100, token_types=0, norm_eps=1e-7, sentence_head=False, positions="none",
+    disentangled=256, relative_distance=512, pooler="gelu", initial="normal",
+)  # fmt: skip
 _DISTILBERT = replace(
     _BERT, family="distilbert", layers=6, token_types=0, sentence_head=False, pooler="relu", initial="normal",
 )  # fmt: skip
@@ -184,6 +188,7 @@ PRESETS: Mapping[str, TransformerConfig] = MappingProxyType({
     "distilbert-base": _DISTILBERT,
     "ernie-1.0-base": _ERNIE,
     "mpnet-base": _MPNET,
+    "deberta-v3-base": _DEBERTA_V3,
     "albert-base": _ALBERT,
     "electra-base": _ELECTRA,
     "electra-small": _but(_ELECTRA, hidden=256, heads=4, embedding_size=128, intermediate=1024, generator=64),

@@ -13,6 +13,7 @@ from workloads.model.attention import Attention, Context, LatentMultiHeadAttenti
 from workloads.model.cache import Cache, LayerCache
 from workloads.model.chunked_loss import ChunkedLoss
 from workloads.model.config import TransformerConfig
+from workloads.model.disentangled import Distances
 from workloads.model.dropout import drop, keyed, sample_keys, skip, token_keys
 from workloads.model.embeddings import Embeddings, batch_positions
 from workloads.model.feedforward import FeedForward
@@ -164,6 +165,7 @@ class Transformer(nn.Module):
         self.relative_bias = (
             RelativeBias(config, bidirectional=not config.causal) if config.biased_by_distance else None
         )
+        self.distances = Distances(config) if config.disentangled else None
         self.layers = make_layers(config, config.layers)
         self.norm = norm(config) if config.final_norm else None
         self.head = make_head(config)
@@ -250,6 +252,8 @@ class Transformer(nn.Module):
         real = F.pad(real, (before, 0), value=True) if real is not None and before else real
         samples = sample_keys(self, batch)
         masks = Context(mask, table, bias, full_mask=full, full_rotary=far)
+        if self.distances is not None:
+            masks = replace(masks, between=self.distances(length))
         return replace(masks, keys=keys, samples=samples, real=real, cache=cache)
 
     def _headed(self, output: Output, batch: Batch, in_chunks: ChunkedLoss | None) -> Output:

@@ -65,6 +65,11 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "latent": {"model": "deepseek-v3-tiny", "changes": {**LAYERS, **APART}},
     "encoder": {"model": "bert-tiny", "objective": "masked_lm", "changes": LAYERS},
+    "disentangled": {
+        "model": "deberta-v3-base",
+        "objective": "masked_lm",
+        "changes": {**LAYERS, "kv_heads": 4, "head_dim": 8, "disentangled": 6, "relative_distance": 14},
+    },
     "distances": {
         "model": "mpnet-base",
         "objective": "masked_lm",

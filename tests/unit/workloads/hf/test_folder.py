@@ -46,6 +46,8 @@ DEEPSEEK = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_s
             "qk_rope_head_dim": 8, "v_head_dim": 8, "num_key_value_heads": 4}  # fmt: skip
 GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6, "rope_parameters": {
     "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8, "truncate": False}}  # fmt: skip
+DEBERTA = {"relative_attention": True, "pos_att_type": "p2c|c2p", "share_att_key": True, "position_buckets": 6,
+           "norm_rel_ebd": "layer_norm", "max_relative_positions": 16}  # fmt: skip
 SIDES = {f"{side}_{k}": v for side in ("encoder", "decoder") for k, v in
          {"layers": 2, "attention_heads": 4, "ffn_dim": 48}.items()}  # fmt: skip
 CLASSES: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -59,6 +61,7 @@ CLASSES: dict[str, tuple[str, dict[str, Any], str]] = {
     "roberta": ("RobertaForMaskedLM", ENCODER, "masked_lm"),
     "ernie": ("ErnieForMaskedLM", ENCODER | {"use_task_id": True}, "masked_lm"),
     "mpnet": ("MPNetForMaskedLM", ENCODER, "masked_lm"),
+    "deberta-v2": ("DebertaV2ForMaskedLM", ENCODER | DEBERTA, "masked_lm"),
     "albert": ("AlbertForMaskedLM", ENCODER | {"embedding_size": 16}, "masked_lm"),
     "electra": ("ElectraForMaskedLM", ENCODER | {"embedding_size": 16}, "masked_lm"),
     "t5": ("T5ForConditionalGeneration", T5, "mass"),
@@ -216,6 +219,23 @@ def test_what_our_classes_cannot_compute_is_named(
     folder = saved(tmp_path, model_type, **changes)
     with pytest.raises(WorkloadError, match=says):
         read_as_it_computes(folder, CLASSES[model_type][2])
+
+
+def test_heads_that_transformers_leaves_out_are_named(tmp_path: Path) -> None:
+    folder = saved(tmp_path, "deberta-v2")
+    stored = {n: t for n, t in load_file(folder / "model.safetensors").items() if not n.startswith("cls.")}
+    stored |= {
+        "lm_predictions.lm_head.bias": torch.zeros(SIZE),
+        "mask_predictions.dense.weight": torch.zeros(32, 32),
+    }
+    save_file(stored, folder / "model.safetensors")
+    new, left = load(f"hf:{folder}", "masked_lm", KNOWN, sequence_length=LENGTH).notes
+    assert new.startswith("head.dense.weight, head.dense.bias, head.norm.weight, head.norm.bias begin anew")
+    assert left.startswith("lm_predictions.lm_head.bias, mask_predictions.dense.weight of ")
+    stored["deberta.encoder.conv.conv.weight"] = torch.zeros(32, 32, 3)
+    save_file(stored, folder / "model.safetensors")
+    with pytest.raises(WorkloadError, match=r"has deberta\.encoder\.conv\.conv\.weight, which this model"):
+        load(f"hf:{folder}", "masked_lm", KNOWN, sequence_length=LENGTH)
 
 
 @pytest.mark.parametrize("model_type", ["bart", "pegasus"])

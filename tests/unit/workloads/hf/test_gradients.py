@@ -12,7 +12,7 @@ from workloads.hf.families import family_of
 from workloads.hf.parity_table import CASES, LENGTH, SIZE, VOCABULARY, Case, random_state
 from workloads.transformer_workload import TransformerWorkload
 
-TITLES = ("gpt-oss", "ERNIE, types of tasks", "MPNet", "PEGASUS")
+TITLES = ("gpt-oss", "ERNIE, types of tasks", "MPNet", "DeBERTa V3", "PEGASUS")
 COMPARED = [case for case in CASES if case.title in TITLES]
 
 

@@ -16,6 +16,8 @@ from workloads.model.config import TransformerConfig
 SIZES = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
          "num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 64}  # fmt: skip
 ENCODER = {k: v for k, v in SIZES.items() if k != "num_key_value_heads"}
+DEBERTA = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "share_att_key": True, "position_buckets": 6,
+           "norm_rel_ebd": "layer_norm"}  # fmt: skip
 FULL, NEAR = "full_attention", "sliding_attention"
 LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 UNKNOWN: dict[str, tuple[Any, str]] = {
@@ -62,6 +64,14 @@ UNKNOWN: dict[str, tuple[Any, str]] = {
         "partial_rotary_factor 0.5"),
     "other buckets of distances than the class computes": (
         transformers.MPNetConfig(**ENCODER, relative_attention_num_buckets=64), "relative_attention_num_buckets 64"),
+    **{
+        f"deberta-v2 with {name} {value!r}": (
+            transformers.DebertaV2Config(**ENCODER | DEBERTA | {name: value}), f"{name}|no position_buckets")
+        for name, value in (
+            ("relative_attention", False), ("pos_att_type", ["c2p"]), ("share_att_key", False),
+            ("norm_rel_ebd", "none"), ("conv_kernel_size", 3), ("embedding_size", 16), ("attention_head_size", 4),
+            ("pooler_hidden_size", 16), ("position_buckets", -1), ("legacy", False))
+    },
     "an unknown activation": (transformers.MPNetConfig(**ENCODER, hidden_act="tanh"), "activation 'tanh' of mpnet"),
 }  # fmt: skip
 

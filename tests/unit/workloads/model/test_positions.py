@@ -2,10 +2,13 @@
 
 import math
 
+import pytest
 import torch
 from transformers import T5Config
+from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 from transformers.models.t5.modeling_t5 import T5Attention
 
+from workloads.model.disentangled import bucket
 from workloads.model.positions import RelativeBias, rotary, rotate, sinusoids
 from workloads.model.presets import preset
 
@@ -36,6 +39,13 @@ def test_sinusoids_are_those_of_the_paper() -> None:
     assert table.shape == (5, 8)
     assert math.isclose(table[3, 1].item(), math.sin(3 / 10000 ** (1 / 4)), rel_tol=1e-5)
     assert math.isclose(table[3, 5].item(), math.cos(3 / 10000 ** (1 / 4)), rel_tol=1e-5)
+
+
+@pytest.mark.parametrize(("buckets", "farthest"), [(256, 512), (6, 16), (32, 128), (7, 100)])
+def test_buckets_are_debertas_at_every_distance(buckets: int, farthest: int) -> None:
+    distance = torch.arange(-600, 601)
+    theirs = make_log_bucket_position(distance, buckets, farthest).long()
+    assert torch.equal(bucket(distance, buckets, farthest), theirs)
 
 
 def test_buckets_are_t5s_at_every_distance() -> None:

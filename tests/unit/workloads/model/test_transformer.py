@@ -59,7 +59,9 @@ def test_a_decoder_sees_what_is_before_it() -> None:
 def test_an_encoder_sees_all_but_padding() -> None:
     padding = torch.ones(2, LENGTH, dtype=torch.bool)
     padding[0, 20:] = False
-    for model in (model_of("bert-tiny", layers=1), model_of("mpnet-base", layers=1)):
+    near = {"disentangled": 6, "relative_distance": 16}
+    for name, more in (("bert-tiny", {}), ("mpnet-base", {}), ("deberta-v3-base", near)):
+        model = model_of(name, layers=1, **more)
         reached = seen(model, {"tokens": tokens(), "padding": padding})
         assert reached[:20, :20].all()
         assert not reached[:20, 20:].any()
@@ -75,6 +77,38 @@ def test_distances_tell_texts_apart_that_are_alike_but_for_their_order() -> None
         model.relative_bias.weight.zero_()
         found, turned = model({"tokens": tokens()}).logits, model({"tokens": tokens().flip(1)}).logits.flip(1)
         assert torch.allclose(found, turned, atol=1e-5)
+
+
+def test_disentangled_attention_knows_the_order_without_positions() -> None:
+    model = model_of("deberta-v3-base", layers=1, disentangled=6, relative_distance=16)
+    with torch.no_grad():
+        found, turned = model({"tokens": tokens()}).logits, model({"tokens": tokens().flip(1)}).logits.flip(1)
+        assert not torch.allclose(found, turned)
+        for weight in (model.distances.norm.weight, model.distances.norm.bias):
+            weight.zero_()
+        for projection in (model.layers["0"].attention.query, model.layers["0"].attention.key):
+            projection.bias.zero_()
+        found, turned = model({"tokens": tokens()}).logits, model({"tokens": tokens().flip(1)}).logits.flip(1)
+        assert torch.allclose(found, turned, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        ("gpt-tiny", {"disentangled": 8}),
+        ("bert-tiny", {"disentangled": 8, "positions": "rotary"}),
+        ("bert-tiny", {"disentangled": 8, "relative_bias": True}),
+        ("bert-tiny", {"disentangled": 200}),
+        ("t5-tiny", {"relative_bias": True}),
+        ("electra-tiny", {"relative_bias": True}),
+        ("electra-tiny", {"task_types": 2}),
+        ("t5-tiny", {"task_types": 2}),
+        ("gpt-oss-20b", {"relative_bias": True}),
+    ],
+)
+def test_distances_that_would_not_be_computed_are_refused(model: str, changes: dict[str, object]) -> None:
+    with pytest.raises(WorkloadError):
+        preset(model).changed(changes)
 
 
 def test_a_type_of_task_moves_every_token() -> None:
