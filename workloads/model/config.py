@@ -179,9 +179,12 @@ class TransformerConfig:
             raise WorkloadError(
                 "a generator and its discriminator have learned positions alone, and no task_types"
             )
-        if (self.biased_by_distance or self.disentangled) and (self.latent or self.full_every):
+        if (self.biased_by_distance or self.disentangled) and (
+            self.latent or self.full_every or self.block_positions
+        ):
             raise WorkloadError(
-                "a bias by distance needs plain attention, alike in all layers; set latent to null and full_every to 0"
+                "a bias by distance needs plain attention, alike in all layers, and one position a token; set latent "
+                "to null, full_every to 0 and block_positions to false"
             )
         if self.task_types and self.architecture == "encoder-decoder":
             raise WorkloadError("an encoder-decoder has no task_types; set it to 0")

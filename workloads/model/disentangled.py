@@ -14,7 +14,7 @@ from workloads.model.layers import norm
 
 class Between(NamedTuple):
     """What layers need to know of distances: their vectors [2 * buckets, hidden], and for a query and a key which of
-    them is theirs, int64 [L, L]."""
+    them is theirs, int64 [1 or B, L, L]."""
 
     vectors: Tensor
     numbers: Tensor
@@ -29,10 +29,10 @@ class Distances(nn.Module):
         self.weight = nn.Parameter(torch.empty(2 * self.buckets, config.hidden))
         self.norm = norm(config)
 
-    def forward(self, length: int) -> Between:
-        """Of a sequence of that length."""
-        steps = torch.arange(length, device=self.weight.device)
-        numbers = bucket(steps[:, None] - steps[None, :], self.buckets, self.farthest) + self.buckets
+    def forward(self, positions: Tensor) -> Between:
+        """Of tokens that stand at `positions` int64 [1 or B, L]."""
+        apart = positions[:, :, None] - positions[:, None, :]
+        numbers = bucket(apart, self.buckets, self.farthest) + self.buckets
         return Between(self.norm(self.weight), numbers.clamp(0, 2 * self.buckets - 1))
 
 
@@ -49,7 +49,7 @@ def bucket(distance: Tensor, buckets: int, farthest: int) -> Tensor:
 def scores(query: Tensor, key: Tensor, of_queries: Tensor, of_keys: Tensor, numbers: Tensor) -> Tensor:
     """q kr + k qr of every query and key, [B, heads, L, L]: queries and keys are [B, heads, L, D], those of distances
     [1, heads, 2 * buckets, D], and numbers as in `Between`."""
-    shape = (*query.shape[:2], *numbers.shape)
-    to_distance = (query @ of_keys.transpose(-2, -1)).gather(-1, numbers.expand(shape))
-    from_distance = (key @ of_queries.transpose(-2, -1)).gather(-1, numbers.t().expand(shape))
+    numbers = numbers.unsqueeze(1).expand(*query.shape[:2], -1, -1)
+    to_distance = (query @ of_keys.transpose(-2, -1)).gather(-1, numbers)
+    from_distance = (key @ of_queries.transpose(-2, -1)).gather(-1, numbers.transpose(-2, -1))
     return to_distance + from_distance.transpose(-2, -1)

@@ -112,6 +112,10 @@ class RelativeBias(nn.Module):
         steps = torch.arange(length, device=self.weight.device)
         return self.weight[:, self.bucket(steps[None, :] - steps[:, None])].unsqueeze(0)
 
+    def apart(self, positions: Tensor) -> Tensor:
+        """Bias [1 or B, heads, L, L] of tokens that stand at `positions` int64 [1 or B, L]."""
+        return self.weight[:, self.bucket(positions[:, None, :] - positions[:, :, None])].transpose(0, 1)
+
     def between(self, positions: Tensor, length: int) -> Tensor:
         """Bias [B, heads, L, length] of queries at `positions` int64 [B, L] and keys at 0, 1, ..."""
         steps = torch.arange(length, device=self.weight.device)

@@ -245,7 +245,7 @@ class Transformer(nn.Module):
             far = rotary(self.config, positions + self.prefix_length)
         bias = None
         if self.relative_bias is not None:
-            bias = relative_scores(self.relative_bias, mask, length, cache)
+            bias = relative_scores(self.relative_bias, mask, length, cache, batch.get("positions"))
         if self.prefix_length:
             mask = mask.behind(self.prefix_length, length, batch["tokens"].device)
         keys, real = token_keys(self, batch, before + length), batch.get(REAL, batch.get("padding"))
@@ -253,7 +253,9 @@ class Transformer(nn.Module):
         samples = sample_keys(self, batch)
         masks = Context(mask, table, bias, full_mask=full, full_rotary=far)
         if self.distances is not None:
-            masks = replace(masks, between=self.distances(length))
+            places = batch.get("positions")
+            places = torch.arange(length, device=device).unsqueeze(0) if places is None else places
+            masks = replace(masks, between=self.distances(places))
         return replace(masks, keys=keys, samples=samples, real=real, cache=cache)
 
     def _headed(self, output: Output, batch: Batch, in_chunks: ChunkedLoss | None) -> Output:
@@ -321,11 +323,15 @@ def read_mask(config: TransformerConfig, positions: Tensor, cache: Cache) -> Mas
     return Mask(cache.visible(config))
 
 
-def relative_scores(module: nn.Module, mask: Mask, length: int, cache: Cache | None) -> Tensor:
-    """Additive scores of `length` tokens by their distances, with -inf where attention is not allowed."""
+def relative_scores(
+    module: nn.Module, mask: Mask, length: int, cache: Cache | None, positions: Tensor | None = None
+) -> Tensor:
+    """Additive scores of `length` tokens by their distances, with -inf where attention is not allowed; of tokens that
+    do not stand in order, `positions` [1 or B, L] tells where they do."""
     assert isinstance(module, RelativeBias)
     if cache is not None:
         bias, allowed = module.between(cache.positions, cache.length), mask.allowed
     else:
-        bias, allowed = module(length), mask.dense(length, module.weight.device)
+        bias = module(length) if positions is None else module.apart(positions)
+        allowed = mask.dense(length, module.weight.device)
     return bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)

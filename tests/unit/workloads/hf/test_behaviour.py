@@ -91,7 +91,8 @@ ROUTED = {**MINISTRAL, **EXPERTS, "router_aux_loss_coef": 0.1}
 
 def loaded(folder: Path, theirs: Any, objective: str = "causal_lm", **options: Any) -> HuggingFaceWorkload:
     theirs.save_pretrained(folder)
-    workload = load(f"hf:{folder}", objective, VOCABULARY, options=options, sequence_length=24)
+    asked: dict[str, Any] = {"options": options, "sequence_length": 24, "implementation": "transformers"}
+    workload = load(f"hf:{folder}", objective, VOCABULARY, **asked)
     assert isinstance(workload, HuggingFaceWorkload)
     return workload
 

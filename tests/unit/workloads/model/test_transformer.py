@@ -79,6 +79,19 @@ def test_distances_tell_texts_apart_that_are_alike_but_for_their_order() -> None
         assert torch.allclose(found, turned, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["mpnet-base", "deberta-v3-base"])
+def test_distances_are_those_of_the_positions_that_a_batch_gives(name: str) -> None:
+    """Permuted rows, whose tokens say where they stand, come out as rows in order do."""
+    near = {"disentangled": 6, "relative_distance": 16} if "deberta" in name else {}
+    model, text = model_of(name, layers=2, **near), tokens()
+    order = torch.stack([torch.randperm(LENGTH, generator=torch.Generator().manual_seed(i)) for i in (3, 4)])
+    with torch.no_grad():
+        plain = model({"tokens": text}).logits
+        permuted = model({"tokens": text.gather(1, order), "positions": order}).logits
+    wanted = plain.gather(1, order.unsqueeze(-1).expand_as(plain))
+    torch.testing.assert_close(permuted, wanted, atol=1e-5, rtol=1e-5)
+
+
 def test_disentangled_attention_knows_the_order_without_positions() -> None:
     model = model_of("deberta-v3-base", layers=1, disentangled=6, relative_distance=16)
     with torch.no_grad():
