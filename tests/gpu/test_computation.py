@@ -18,7 +18,7 @@ from orchestrator.checkpoint.shared_memory import SharedBuffer
 from orchestrator.planning.layout import Layout
 from orchestrator.train.device import COMPUTE, Device, set_numerics
 from orchestrator.train.engines.torch_engine import TorchEngine
-from workloads.model.attention import attend
+from workloads.model.kernels import attend
 from workloads.model.moe import grouped_linear
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -230,7 +230,9 @@ def test_heads_that_transformers_leaves_out_are_named(tmp_path: Path) -> None:
     }
     save_file(stored, folder / "model.safetensors")
     new, left = load(f"hf:{folder}", "masked_lm", KNOWN, sequence_length=LENGTH).notes
-    assert new.startswith("head.dense.weight, head.dense.bias, head.norm.weight, head.norm.bias begin anew")
+    assert new.startswith(
+        "head.dense.weight, head.dense.bias, head.norm.weight, head.norm.bias and 1 more begin anew"
+    )
     assert left.startswith("lm_predictions.lm_head.bias, mask_predictions.dense.weight of ")
     stored["deberta.encoder.conv.conv.weight"] = torch.zeros(32, 32, 3)
     save_file(stored, folder / "model.safetensors")

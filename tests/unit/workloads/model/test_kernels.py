@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
 from workloads.errors import WorkloadError
-from workloads.model.attention import attend
+from workloads.model.kernels import attend
 from workloads.model.layers import capped
 from workloads.model.presets import preset
 

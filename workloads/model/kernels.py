@@ -1,0 +1,115 @@
+"""Scaled dot-product attention by the best kernel that serves."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from workloads.model.layers import capped
+
+SINK_WIDTH = 8
+"""By how much sinks widen queries, keys and values."""
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    allowed: Tensor | None,
+    causal: bool,
+    scale: float,
+    cap: float = 0.0,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Scaled dot-product attention by the best kernel that serves, see `attention.AttentionCore`.
+
+    On CUDA no fused kernel takes both a mask and grouped queries, and the one without fusion holds all scores: each key
+    and value is then repeated for its queries, which is less by far. Elsewhere the kernel does that itself. No kernel
+    has a cap: all scores are held.
+    """
+    if cap:
+        return attend_unfused(query, key, value, allowed, causal, scale, cap, sinks)
+    if sinks is not None:
+        return _attend_with_sinks(query, key, value, allowed, causal, scale, sinks)
+    grouped = query.shape[1] != key.shape[1]
+    if grouped and allowed is not None and query.is_cuda:
+        times = query.shape[1] // key.shape[1]
+        key, value, grouped = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1), False
+    if _is_causal_bias(allowed) and torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype(
+            query.device.type
+        )  # of what this kind of mask calls, autocast knows nothing
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=allowed, is_causal=causal, scale=scale, enable_gqa=grouped
+    )
+
+
+def attend_unfused(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    allowed: Tensor | None,
+    causal: bool,
+    scale: float,
+    cap: float,
+    sinks: Tensor | None = None,
+    dropped: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """As `attend`, holding all scores; `dropped` is what becomes of their shares."""
+    if times := query.shape[1] // key.shape[1] - 1:
+        key, value = key.repeat_interleave(times + 1, 1), value.repeat_interleave(times + 1, 1)
+    scores = query @ key.transpose(-2, -1) * scale
+    scores = capped(scores, cap) if cap else scores
+    if causal:
+        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, -torch.inf) if allowed.dtype is torch.bool else scores + allowed
+    wide = torch.float32 if scores.dtype in (torch.bfloat16, torch.float16) else scores.dtype
+    if sinks is not None:
+        column = sinks.to(scores.dtype).view(-1, 1, 1).expand(*scores.shape[:3], 1)
+        scores = torch.cat((scores, column), -1)
+    shares = scores.softmax(-1, dtype=wide)[..., : key.shape[2]]
+    return (shares if dropped is None else dropped(shares)).to(value.dtype) @ value
+
+
+def _attend_with_sinks(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    allowed: Tensor | None,
+    causal: bool,
+    scale: float,
+    sinks: Tensor,
+) -> Tensor:
+    """A sink is the score of a key that every query sees and whose value is zero, so that any kernel serves.
+
+    Queries have a further number, which is their sink, by which all keys are multiplied with zero and that one with
+    one; it is eight, for the kernels' alignment.
+    """
+    size, length = value.shape[-1], query.shape[2]
+    scores = F.pad((sinks / scale).to(query.dtype)[:, None, None], (0, SINK_WIDTH - 1))
+    query = torch.cat((query, scores.expand(*query.shape[:3], -1)), -1)
+    first = F.pad(key.new_ones(1), (key.shape[-1], SINK_WIDTH - 1)).expand(*key.shape[:2], 1, -1)
+    key = torch.cat((first, F.pad(key, (0, SINK_WIDTH))), 2)
+    value = F.pad(value, (0, SINK_WIDTH, 1, 0))
+    if causal:  # one more query keeps the diagonal where it is
+        query = F.pad(query, (0, 0, 1, 0))
+    elif _is_causal_bias(allowed):
+        from torch.nn.attention.bias import causal_lower_right
+
+        allowed = causal_lower_right(length, key.shape[2])
+    elif allowed is not None:
+        allowed = F.pad(allowed, (1, 0), value=1 if allowed.dtype is torch.bool else 0)
+    return attend(query, key, value, allowed, causal, scale)[:, :, -length:, :size]
+
+
+def _is_causal_bias(allowed: Tensor | None) -> bool:
+    """Whether a mask is `torch.nn.attention.bias.CausalBias`: there is none before that module is imported, and with it
+    torch's compiler."""
+    made_by = sys.modules.get("torch.nn.attention.bias")
+    return made_by is not None and isinstance(allowed, made_by.CausalBias)
