@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -113,6 +114,8 @@ def export(
         same = "" if apart is None else f", logits within {apart:.1e} of transformers'"
         rounded = f", {found['rounding']:.1e} by rounding" if "rounding" in found else ""
         print(f"{target}: step {manifest.step}{averaged}{same}{rounded}")
+        if reader := found.get("tokenizer_class"):
+            print(f"read its tokenizer with {reader}: AutoTokenizer makes another one of it", file=sys.stderr)
 
 
 def prune(run_dir: Run, keep: Annotated[int, typer.Option(min=1, help="commits that stay")] = 1) -> None:

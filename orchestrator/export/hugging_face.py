@@ -16,7 +16,7 @@ import numpy as np
 from orchestrator.export.converted import FORM, Conversion, convert
 from orchestrator.export.peft_adapter import check_adapter_export, write_adapter
 from orchestrator.export.target import MARK, check_target, draft, publish
-from orchestrator.export.tokenizer import write_tokenizer
+from orchestrator.export.tokenizer import class_to_read, write_tokenizer
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
 from orchestrator.resolve.resolved_job import wrong_input
@@ -54,8 +54,8 @@ def export(
     Returns {"uri", "step", "logits_difference" "sample"}, and what `facts_of` says of the weights; the difference
     is None if there is nothing to compare with, `sample` is
     generated text, None if the model generates none; "rounding" is what rounded numbers make of its outputs, where a
-    format has such. Raises InputError if there is no such commit, and RuntimeError if
-    transformers disagrees.
+    format has such, "tokenizer_class" what reads the tokenizer where AutoTokenizer does not. Raises InputError if there
+    is no such commit, and RuntimeError if transformers disagrees.
     """
     from orchestrator.checkpoint.averaged import facts_of
     from orchestrator.checkpoint.evaluations import metrics_of
@@ -84,11 +84,14 @@ def export(
         sample = _sample(tokens, folder) if form == "hf" else None
         evaluation = metrics_of(found.store, commit)
         named = form.form if isinstance(form, Conversion) else form
-        (Path(folder) / NAME).write_text(model_card(found, named, evaluation, weights, difference))
+        reader = class_to_read(folder) if form == "hf" else ""
+        facts |= {"tokenizer_class": reader} if reader else {}
+        (Path(folder) / NAME).write_text(model_card(found, named, evaluation, weights, difference, reader))
         facts["files"] = [*sorted(os.listdir(folder)), MARK]
         (Path(folder) / MARK).write_text(json.dumps(facts, indent=2) + "\n")
         publish(folder, target, patient(spec.limits.unsaved))
     found_facts = {"uri": target, "step": step, **weights, "logits_difference": difference, "sample": sample}
+    found_facts |= {"tokenizer_class": reader} if reader else {}
     return found_facts if rounded is None else found_facts | {"rounding": rounded}
 
 

@@ -26,11 +26,13 @@ def model_card(
     evaluation: Mapping[str, float],
     weights: Mapping[str, Any],
     difference: float | None,
+    reader: str = "",
 ) -> str:
     """The card of a commit's model in a `form` of `checkpoint export` as Markdown, with a header that model hubs read.
 
     `evaluation` are the commit's metrics by name, `weights` says of an average of them, `difference` is the largest one
-    between its outputs and those of the library that loads it. Credentials in addresses are hidden.
+    between its outputs and those of the library that loads it, `reader` the class of transformers that its tokenizer is
+    to be read with, where it is not AutoTokenizer. Credentials in addresses are hidden.
     """
     spec, commit, data = model.spec, model.commit, model.tokens.manifest
     base = redact((commit.meta.get(BASE) or {}).get("uri", ""))
@@ -67,6 +69,11 @@ def model_card(
             {}
             if difference is None
             else {"checked": f"outputs as those of {library} within {difference:.1e}"}
+        ),
+        **(
+            {"tokenizer": f"`{reader}.from_pretrained`: AutoTokenizer divides text otherwise"}
+            if reader
+            else {}
         ),
         "made with": ", ".join(
             f"{name} {metadata.version(name)}" for name in ("training-orchestrator", "torch", "transformers")

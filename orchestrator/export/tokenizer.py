@@ -22,6 +22,7 @@ ACCOMPANYING = (
 """Files that may accompany a tokenizer.json in the folder that a tokenizer was loaded from."""
 GENERATION = "generation_config.json"
 PROBE = "Tell me, in 3 words: what is a token?\n"
+PROBES = (PROBE, "don't  stop\n\n  it's 1234567 (x_1 + 2.5)...", "Ünïcödé 東京 and\tmore!?")
 
 
 def write_tokenizer(tokens: Tokens, workload: Workload, spec: JobSpec, folder: str) -> None:
@@ -41,6 +42,20 @@ def write_tokenizer(tokens: Tokens, workload: Workload, spec: JobSpec, folder: s
     _wrapped(tokens, tokenizer, workload).save_pretrained(folder)
     if template:
         (Path(folder) / "chat_template.jinja").write_text(template)
+
+
+def class_to_read(folder: str) -> str:
+    """The class of transformers that reads the tokenizer in an exported folder where AutoTokenizer makes another one of
+    it, empty where it does not: for some kinds of model it takes their class, which has its own way to divide text."""
+    from transformers import AutoTokenizer
+
+    whole = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
+    try:
+        loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        same = all(loaded(text)["input_ids"] == whole.encode(text).ids for text in PROBES)
+    except Exception:  # of any class of transformers
+        same = False
+    return "" if same else "PreTrainedTokenizerFast"
 
 
 def longest(workload: Workload) -> int:

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 from orchestrator.data import tokenizer as made
 from orchestrator.export.target import publish
-from orchestrator.export.tokenizer import write_tokenizer
+from orchestrator.export.tokenizer import class_to_read, write_tokenizer
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.storage.retry import Retry
 from workloads.model.presets import preset
@@ -130,3 +130,16 @@ def test_a_pair_of_folders_reaches_an_object_store_whole(tmp_path: Path) -> None
         (tmp_path / name).write_text("{}")
     publish(str(tmp_path), "memory://exports/pair", Retry())
     assert fsspec.filesystem("memory").exists("/exports/pair/generator/config.json")
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"), [("qwen2", "PreTrainedTokenizerFast"), ("qwen3", ""), ("llama", "")]
+)
+def test_a_tokenizer_that_transformers_would_make_anew_is_told(
+    kind: str, wanted: str, tmp_path: Path
+) -> None:
+    """For a Qwen 2 AutoTokenizer takes a class with a way of its own to divide text, whatever the folder says."""
+    text = made.train([Path(__file__).read_text(), "1234567 " * 50], 400, ())
+    write_tokenizer(known(text), workload("llama-tiny", "", ""), spec("llama-tiny"), str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    assert class_to_read(str(tmp_path)) == wanted
