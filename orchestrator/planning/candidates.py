@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -37,7 +36,7 @@ def candidates(
             wide = Layout(**{**asked.pins, "micro_batch": micro})
             # a layout that does not fit is yielded too, so that the error names the reason
             width = max(workers // (asked.pp * asked.cp * asked.tp), 1)
-            yield fit(wide, workers, batch, virtual) or dataclasses.replace(wide, dp=width)
+            yield fit(wide, workers, batch, virtual) or wide.but(dp=width)
         return
     pins = asked.pins if isinstance(asked, ParallelSpec) else {}
     micros = [pins["micro_batch"]] if "micro_batch" in pins else micros
@@ -77,15 +76,15 @@ def _searched(
         shards = _choices(pins, "shard", _shards(widest, per_node) if gpu else (0,))
         too_large: set[tuple[str, int, int]] = set()
         for micro, schedule in itertools.product(_divisors_up_to(micros, batch // widest.dp), schedules):
-            layout = dataclasses.replace(widest, micro_batch=micro, schedule=schedule)
+            layout = widest.but(micro_batch=micro, schedule=schedule)
             if layout.problems(shape, batch):  # and so with any sharding
-                yield dataclasses.replace(layout, zero=zeros[0], recompute=recomputes[0])
+                yield layout.but(zero=zeros[0], recompute=recomputes[0])
                 continue
             for zero, shard in [(z, s) for z in zeros for s in (shards if z > 1 else (0,))]:
                 if (schedule, zero, shard) in too_large:  # with a smaller micro-batch already
                     continue
-                kept = dataclasses.replace(layout, zero=zero, shard=shard, recompute=recomputes[0])
-                least = dataclasses.replace(kept, recompute=recomputes[-1])
+                kept = layout.but(zero=zero, shard=shard, recompute=recomputes[0])
+                least = kept.but(recompute=recomputes[-1])
                 tight = is_tight(kept)
                 if tight and is_tight(least) and not (gpu and _offloads(least, is_tight)):
                     too_large.add((schedule, zero, shard))
@@ -94,7 +93,7 @@ def _searched(
                     continue
                 # what fits need not be recomputed, which only takes longer
                 for recompute in recomputes if tight else recomputes[:1]:
-                    sharded = dataclasses.replace(kept, recompute=recompute)
+                    sharded = kept.but(recompute=recompute)
                     if not alone or zero == zeros[0]:
                         yield sharded
                     elif not is_tight(sharded):
@@ -110,8 +109,8 @@ def _divisors_up_to(micros: Sequence[int], share: int) -> list[int]:
 def _offloads(layout: Layout, is_tight: Callable[[Layout], bool]) -> bool:
     """Whether it would fit if all were in the host's memory that can be."""
     if layout.dp < layout.world:
-        return not is_tight(dataclasses.replace(layout, offload="optimizer"))
-    return not is_tight(dataclasses.replace(layout, engine="deepspeed", offload="parameters"))
+        return not is_tight(layout.but(offload="optimizer"))
+    return not is_tight(layout.but(engine="deepspeed", offload="parameters"))
 
 
 def _choices(pins: Mapping[str, Any], key: str, otherwise: Sequence[Any]) -> Sequence[Any]:
@@ -166,6 +165,6 @@ def _variants(
     for engine, offload in itertools.product(engines, offloads):
         if engine == "torch" and offload in ("none", "parameters"):
             continue
-        other = dataclasses.replace(layout, engine=engine, offload=offload)
+        other = layout.but(engine=engine, offload=offload)
         if not other.problems(shape, spec.train.global_batch) and not engine_problems(spec, other):
             yield other

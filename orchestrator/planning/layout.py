@@ -175,6 +175,13 @@ class Layout:
             *_batches(self, global_batch),
         ]
 
+    def but(self, **changes: Any) -> Layout:
+        """A copy with these changes. A search makes hundreds of thousands: `dataclasses.replace` takes ten times as
+        long."""
+        made = object.__new__(Layout)
+        made.__dict__.update(self.__dict__, **changes)
+        return made
+
     def to_json(self) -> dict[str, Any]:
         """The layout as plain data."""
         return dataclasses.asdict(self)

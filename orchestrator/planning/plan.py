@@ -7,6 +7,7 @@ cannot lose the best. Torch-free and ray-free.
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import math
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,7 +29,13 @@ from orchestrator.planning.memory import (
     saved_bytes,
 )
 from orchestrator.planning.simulation.operators import Program
-from orchestrator.planning.simulation.step import StepTime, least_time, pipeline, step_time
+from orchestrator.planning.simulation.step import (
+    StepTime,
+    least_time,
+    passes_time,
+    pipeline,
+    step_time,
+)
 
 MOST_ACTIONS = 5000
 """Forward passes of a pipeline's step beyond which plan.json has no timeline."""
@@ -114,7 +121,7 @@ def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine, must_
     Raises InputError if a layout given by hand is illegal, or if none is legal and fits, with the reason.
     """
     offered = machine.memory * MEMORY_SHARE
-    legal: list[tuple[float, Layout, float]] = []
+    legal: list[tuple[Layout, float]] = []
     rejected: list[tuple[Layout, str]] = []
     batch, program = spec.train.global_batch, program_of(spec)
     sizes: dict[Layout, float] = {}
@@ -140,7 +147,7 @@ def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine, must_
         if problems:
             rejected.append((layout, problems[0]))
         else:
-            legal.append((least_time(shape, layout, batch, machine, program), layout, memory))
+            legal.append((layout, memory))
     if not legal and must_fit and not spec.resources.must_fit:
         return plan(spec, shape, workers, machine, must_fit=False)
     if not legal:
@@ -162,17 +169,29 @@ def _best(
     batch: int,
     machine: Machine,
     program: Program,
-    legal: list[tuple[float, Layout, float]],
+    legal: list[tuple[Layout, float]],
 ) -> list[Candidate]:
     """The fastest layouts in order, but first, of those that are equally fast as the first, that with least sharding.
 
-    In the order of their bounds: when a bound is above the times of the BEST so far, so are all that follow.
+    In the order of their bounds, the rough one first and only then the close one: when a bound is above the times of
+    the BEST so far, so are all that follow.
     """
     found: list[Candidate] = []
     times: list[float] = []
-    for bound, layout, memory in sorted(legal, key=lambda entry: entry[0]):
+    queue = [
+        (passes_time(shape, layout, batch, machine, program), number, False)
+        for number, (layout, _) in enumerate(legal)
+    ]
+    heapq.heapify(queue)
+    while queue:
+        bound, number, is_close = heapq.heappop(queue)
         if len(times) >= BEST and bound > max(times[BEST - 1], times[0] * (1.0 + TIE)):
             break
+        layout, memory = legal[number]
+        if not is_close:
+            close = least_time(shape, layout, batch, machine, program)
+            heapq.heappush(queue, (max(close, bound), number, True))
+            continue
         found.append(Candidate(layout, memory, step_time(shape, layout, batch, machine, program)))
         times = sorted([*times, found[-1].seconds])[:BEST]
     found.sort(key=lambda c: (c.seconds, c.layout.zero, c.memory))

@@ -84,6 +84,15 @@ def step_time(
     return _with_update(shape, layout, parts, machine, program, (busy - sent, sent, played.seconds - busy))
 
 
+def passes_time(
+    shape: ModelShape, layout: Layout, global_batch: int, machine: Machine, program: Program
+) -> float:
+    """A rough bound from below, cheaper still than `least_time`: the layers of the rank that has most."""
+    inner = layer(shape, machine, program, parts_of(layout), layout.recompute)
+    parts = max(layout.accumulation(global_batch), 1)
+    return parts * _slowest(shape, layout, program) * (inner.compute + inner.sent)
+
+
 def least_time(
     shape: ModelShape, layout: Layout, global_batch: int, machine: Machine, program: Program
 ) -> float:

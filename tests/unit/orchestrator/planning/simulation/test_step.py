@@ -12,7 +12,14 @@ from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout
 from orchestrator.planning.profile import load
 from orchestrator.planning.simulation.operators import Program
-from orchestrator.planning.simulation.step import CONTENTION, layers_of, least_time, pipeline, step_time
+from orchestrator.planning.simulation.step import (
+    CONTENTION,
+    layers_of,
+    least_time,
+    passes_time,
+    pipeline,
+    step_time,
+)
 
 MACHINES = {name: load(name).machine("bf16") for name in sorted({row.machine for row in ROWS})}
 
@@ -49,6 +56,8 @@ def test_a_bound_is_no_more_than_the_step(row) -> None:
         bound = least_time(row.shape, layout, row.batch, machine, MEGATRON)
         real = step_time(row.shape, layout, row.batch, machine, MEGATRON).seconds
         assert 0.6 * real < bound <= real * (1 + 1e-9)
+        rough = passes_time(row.shape, layout, row.batch, machine, MEGATRON)
+        assert 0.4 * real < rough <= bound * (1 + 1e-9)
 
 
 def test_long_steps_of_a_pipeline_are_as_if_played_to_the_end() -> None:
