@@ -37,13 +37,15 @@ class Device:
     """A rank's device, its compute dtype, and the process group of all ranks.
 
     With `keeps_casts` a weight is cast once, and the copy is kept to the end of the forward pass: of weights that are
-    gathered only for as long as they are needed (ZeRO 3) that would keep them all.
+    gathered only for as long as they are needed (ZeRO 3) that would keep them all. With `keeps_weights` all
+    micro-batches of a step have the same tensors; under ZeRO 2 and 3 FSDP makes others, whose gradients it sums.
     """
 
     device: torch.device
     compute: torch.dtype
     group: dist.ProcessGroup
     keeps_casts: bool = True
+    keeps_weights: bool = True
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Context manager for the forward pass: weights stay fp32, matrices are multiplied in the compute dtype."""
@@ -55,7 +57,7 @@ class Device:
     def casting_once(self) -> Iterator[None]:
         """Context manager for several forward passes with the same weights: what one of them has cast the others use,
         in place of a copy of all weights for each that waits for its backward pass."""
-        if self.compute is torch.float32 or not self.keeps_casts:
+        if self.compute is torch.float32 or not (self.keeps_casts and self.keeps_weights):
             yield
             return
         torch.autocast_increment_nesting()  # the copies are forgotten where the outermost context ends

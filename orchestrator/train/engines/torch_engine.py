@@ -54,7 +54,7 @@ class TorchEngine:
         """`base` is a checksum of the weights that the run began with, if they are read at every start: what of them
         is not trained is then held once on a machine."""
         keeps_casts = layout.zero < 3 or getattr(workload.config, "shared_layers", False)
-        device = dataclasses.replace(device, keeps_casts=keeps_casts)
+        device = dataclasses.replace(device, keeps_casts=keeps_casts, keeps_weights=layout.zero < 2)
         self._spec, self._workload, self._layout, self._device = spec.train, workload, layout, device
         self._seed, self._base = spec.seed, base
         self._shared: SharedBase | None = None

@@ -37,6 +37,12 @@ WIDER: dict[str, dict[str, Any]] = {
     }
 }
 """The same on four ranks."""
+HALVES = [TP, FULL, SPLIT, {"dp": 2, "zero": 1}, {"dp": 2, "zero": 2}]
+HALVES_OF_FOUR = [
+    {"pp": 2, "dp": 2, "zero": 1, "micro_batch": 1},
+    {"pp": 2, "dp": 2, "zero": 2, "micro_batch": 1},
+]
+"""Layouts in 16 bits, each with several micro-batches a step."""
 BITWISE = {"steps": 16, "train": {"determinism": "bitwise", "virtual_shards": 4}}
 
 
@@ -69,13 +75,15 @@ def results(tmp_path_factory: pytest.TempPathFactory, gang: ProcessGang) -> Resu
     references = {r["id"]: r for r in (alone(name, fields) for name, fields in EXACT.items())}
     precise = [precision_case("bf16", {}), precision_case("fp16", {})]
     found.run(1, [*references.values(), *precise, bitwise(1), hf_class(-1, folder)])
-    halves = [precision_case(p, layout) for p in ("bf16", "fp16") for layout in (TP, FULL, SPLIT)]
+    halves = [precision_case(p, layout) for p in ("bf16", "fp16") for layout in HALVES]
     tree = [bitwise(2), bitwise(2, steps=8, commit=True)]
     found.run(2, [case_of(n, f) for n, f in EXACT.items()] + halves + tree)
     found.run(2, [hf_class(zero, folder) for zero in range(4)])
     found.run(
         4,
-        [case_of(n, f) for n, f in WIDER.items()] + [bitwise(4), bitwise(4, steps=8, restore=tree[1]["id"])],
+        [case_of(n, f) for n, f in WIDER.items()]
+        + [bitwise(4), bitwise(4, steps=8, restore=tree[1]["id"])]
+        + [precision_case(p, layout) for p in ("bf16", "fp16") for layout in HALVES_OF_FOUR],
     )
     return found
 
@@ -97,7 +105,7 @@ def test_a_model_run_as_it_is_trains_under_every_zero_stage(results: Results, ze
     check_equal(results.of(hf_class(zero)), results.of(hf_class(-1)))
 
 
-@pytest.mark.parametrize("layout", [TP, FULL, SPLIT], ids=str)
+@pytest.mark.parametrize("layout", [*HALVES, *HALVES_OF_FOUR], ids=str)
 @pytest.mark.parametrize(("precision", "unit"), [("bf16", 2**-8), ("fp16", 2**-11)])
 def test_half_precision_agrees_to_its_rounding(
     results: Results, precision: str, unit: float, layout: dict[str, Any]
