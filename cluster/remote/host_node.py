@@ -51,8 +51,8 @@ def _up(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
     folder.parent.mkdir(mode=0o700, exist_ok=True)
     if folder.parent.stat().st_uid != os.getuid():
         raise ClusterError(f"{folder.parent} belongs to someone else")
+    folder.mkdir(mode=0o700)  # what is there already is another's, and stays
     try:
-        folder.mkdir(mode=0o700)
         (folder / "nodes").mkdir()
         token = folder / "token"
         token.touch(mode=0o600)
