@@ -88,6 +88,10 @@ class AttentionCore(nn.Module):
         allowed = mask.allowed if bias is None else bias.to(query.dtype)
         return self.attend(query, key, value, allowed, mask.causal and allowed is None, keys, sinks)
 
+    def drops(self, keys: Tensor | None) -> bool:
+        """Whether shares are dropped, so that no fused kernel serves."""
+        return keys is not None and self.dropout > 0.0
+
     def attend(
         self,
         query: Tensor,
@@ -99,7 +103,7 @@ class AttentionCore(nn.Module):
         sinks: Tensor | None,
     ) -> Tensor:
         """As `forward`, of keys whose first is that of position 0, under a mask [1 or B, 1 or heads, L, M] or none."""
-        if keys is None or not self.dropout:
+        if keys is None or not self.drops(keys):
             return attend(query, key, value, allowed, causal, self.scale, self.cap, sinks)
         heads = query.shape[1]
         numbers = torch.arange(self.part * heads, (self.part + 1) * heads, device=keys.device)

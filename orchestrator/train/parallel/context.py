@@ -100,7 +100,7 @@ class ContextCore(nn.Module):
         for half, number in enumerate(self._chunks()):
             mine, end = slice(half * chunk, (half + 1) * chunk), (number + 1) * chunk
             rows, drawn = query[:, :, mine], None if keys is None else keys[:, mine]
-            before = self._until_own_end(rows, end, drawn is not None)
+            before = self._until_own_end(rows, end, self._whole.drops(keys))
             read = key[:, :, :end], value[:, :, :end]
             parts.append(self._whole.attend(rows, *read, before, False, drawn, sinks))
         return torch.cat(parts, dim=2)
